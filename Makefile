@@ -1,0 +1,52 @@
+# Serval: `make demo` shows it, `make test` proves it. Both install what they need.
+# Quiet by default: one line per step; a step that fails prints its whole output.
+
+SHELL := /bin/bash
+CARGO ?= cargo
+CACHE ?= .cache
+SERVAL := target/release/serval
+
+.PHONY: help demo demo-faces test bench ci setup setup-test build clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo        build Serval and watch clients being answered by an accelerator (2 minutes)"
+	@echo "make demo-faces  the same with a real memcached behind the kernel"
+	@echo "make test        every test of the repository (about 12 minutes on 2 cores)"
+	@echo "make bench       the measurements behind docs/benchmarks.md"
+	@echo "make ci          what the continuous integration runs"
+
+demo: build
+	@$(SERVAL) demo
+
+demo-faces: build setup-test
+	@$(SERVAL) demo faces
+
+build: setup
+	@echo "building (the first time takes a few minutes)"
+	@$(CARGO) build --release --quiet --package serval
+
+test: setup setup-test
+	@$(CARGO) xtask ci all
+
+ci: test
+
+bench: build
+	@tools/measure idle
+	@tools/measure memory 240
+	@$(CARGO) run --quiet --release --package serval-mqueue --example ring_rate
+	@$(CARGO) run --quiet --release --package serval-accel --example hop
+	@$(MAKE) --no-print-directory -C device/models bench
+
+# What must be there before anything else, in one sentence each.
+setup:
+	@command -v $(CARGO) >/dev/null || { echo "Serval needs Rust 1.88 or later: install it from https://rustup.rs, then run make again."; exit 1; }
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || tools/install-packages g++ || { echo "Serval needs a C++ compiler for its kernels: install g++ (apt-get install g++), then run make again."; exit 1; }
+
+# Real peers for the tests: stock clients and servers from Debian's packages.
+setup-test:
+	@tools/install-packages memcached sockperf python3-venv
+
+clean:
+	@$(CARGO) clean --quiet
+	@rm -rf $(CACHE)

@@ -1,0 +1,130 @@
+//! The `cpu` accelerator: blocks as stackful coroutines on host threads.
+//!
+//! A block is a C++ function that never returns while it serves. Each has a stack of its own
+//! (`stack.rs`) and gives the thread back by calling `wait`, which says what it waits for:
+//!
+//! | waits for | is resumed |
+//! |---|---|
+//! | `RX`, `BACKEND` | when its server, its client mqueue rang, or at the deadline |
+//! | `TIME` | at the deadline |
+//! | `TX` | in every run: credit comes back without a sign |
+//! | `BUDGET` | in the next run: it only let others go first |
+//!
+//! and all of them when the stop word changes. A *run* of the scheduler (`scheduler.rs`) resumes every
+//! block that is due once, so a run costs what there is to do, however many blocks wait. A block stays
+//! on the thread that first ran it after its start.
+//!
+//! Two placements share the scheduler: [`WorkerBlocks`] run on the engine worker's own thread inside
+//! `drive`; [`ThreadBlocks`] reach threads of the accelerator.
+//!
+//! Kernels are trusted code, but mistakes are told: a write past the staging memory (a canary behind
+//! each block's), an early return, a thread that hangs. A block whose frames cannot be ended by its own
+//! code is never resumed again and its memory is leaked: C++ frames without exceptions cannot be
+//! unwound from outside.
+
+mod doorbell;
+mod scheduler;
+mod stack;
+mod staging;
+mod threads;
+mod timers;
+mod worker;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use threads::{CpuAccelerator, ThreadBlocks};
+pub use worker::WorkerBlocks;
+
+use crate::AccelError;
+
+/// What tells kernels the time: monotonic nanoseconds. It must be the engine's clock.
+#[derive(Clone, Default)]
+pub enum Clock {
+    /// The host kernel's `CLOCK_MONOTONIC`.
+    #[default]
+    Monotonic,
+    /// Any other, such as a simulator's. A kernel that computes until a time is reached ends only if
+    /// calling this moves the time on.
+    Custom(Arc<dyn Fn() -> u64 + Send + Sync>),
+}
+
+impl Clock {
+    /// The time now.
+    pub fn now(&self) -> u64 {
+        match self {
+            Self::Custom(now) => now(),
+            Self::Monotonic => {
+                let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+                // SAFETY: writes the time to `t`; this clock always exists.
+                unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+                t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+            }
+        }
+    }
+}
+
+/// How blocks are run.
+#[derive(Clone)]
+pub struct Options {
+    /// Stack of each block in bytes, in [16 KiB, 64 MiB]; only what is used becomes resident.
+    pub stack_bytes: usize,
+    /// Messages a block may handle before the next block has its turn; 0 for no limit.
+    pub budget: u64,
+    /// What kernels see as time.
+    pub clock: Clock,
+    /// Threads only: a block that did not come back for this long is reported hung. Must be longer
+    /// than any message takes.
+    pub hung_after: Duration,
+    /// Threads only: how long a thread looks for work before it sleeps. A thread without a core of its
+    /// own should sleep at once (zero).
+    pub spin: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            stack_bytes: 64 << 10,
+            budget: 64,
+            clock: Clock::default(),
+            hung_after: Duration::from_secs(2),
+            spin: Duration::from_micros(50),
+        }
+    }
+}
+
+impl Options {
+    fn check(&self) -> Result<(), AccelError> {
+        let range = |what, value: u64, min, max| {
+            if (min..=max).contains(&value) {
+                Ok(())
+            } else {
+                Err(AccelError::Range { what, value, min, max })
+            }
+        };
+        range("stack_bytes", self.stack_bytes as u64, 16 << 10, 64 << 20)?;
+        range("hung_after (ms)", self.hung_after.as_millis() as u64, 1, 3_600_000)
+    }
+}
+
+/// Binds the calling thread to a core.
+fn pin(core: usize) -> Result<(), AccelError> {
+    if core >= libc::CPU_SETSIZE as usize {
+        let max = libc::CPU_SETSIZE as u64 - 1;
+        return Err(AccelError::Range { what: "core", value: core as u64, min: 0, max });
+    }
+    // SAFETY: all zeros is the empty set, and `core` is inside it.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(core, &mut set);
+        set
+    };
+    // SAFETY: the set is of the size given; 0 names the calling thread.
+    match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } {
+        0 => Ok(()),
+        _ => Err(AccelError::Os {
+            what: "bind an accelerator thread to its core",
+            error: std::io::Error::last_os_error(),
+        }),
+    }
+}

@@ -1,0 +1,559 @@
+//! The scheduler: the coroutines of one thread, and which of them is due. See [`super`].
+
+use std::cell::{Cell, UnsafeCell};
+use std::ffi::c_void;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+use mqueue::abi::{
+    ABI_VERSION, BlockArgs, NO_DEADLINE, Param, RingEntry, reason, state, stop, wait,
+};
+use mqueue::{MappedMemory, Region, Words};
+
+use super::stack::{BlockStack, Stacks};
+use super::staging::Staging;
+use super::timers::Timers;
+use super::{Clock, Options};
+use crate::kernel::Entry;
+use crate::{AccelError, Kernel, params, reason_name};
+
+/// What whoever runs a scheduler wants to know while it runs.
+pub(super) trait Observer {
+    /// A block is about to be resumed.
+    #[inline]
+    fn resuming(&mut self, _block: u32) {}
+    /// The mqueue's TX ring has got messages.
+    fn touched(&mut self, mqueue: u32);
+}
+
+impl Observer for Vec<u32> {
+    #[inline]
+    fn touched(&mut self, mqueue: u32) {
+        self.push(mqueue);
+    }
+}
+
+/// [`Block::why`] of a block that is not to be resumed any more.
+const OVER: u32 = u32::MAX;
+/// Lines of a suspended block's stack that are fetched ahead.
+const FRAME_LINES: usize = 10;
+/// Not one of this scheduler's mqueues.
+const FOREIGN: u32 = u32::MAX;
+/// How often a block that ignores the stop word is resumed before it is given up.
+const LAST_RESUMES: u32 = 256;
+
+/// A block: what a resume reads and writes, on lines of its own.
+#[repr(C, align(128))]
+struct Block {
+    /// Resumed only by the scheduler, never from inside. Never dropped: what a kernel left on the
+    /// stack cannot be unwound from outside.
+    coroutine: UnsafeCell<ManuallyDrop<Coroutine<(), (), (), BlockStack>>>,
+    /// Lies on the block's own stack; valid while the coroutine runs.
+    yielder: Cell<*const Yielder<(), ()>>,
+    /// The lowest of the block's frames while it is suspended: only an address.
+    frames: Cell<*const u8>,
+    deadline: Cell<u64>,
+    /// One of [`wait`], or [`OVER`].
+    why: Cell<u32>,
+    /// In one of the scheduler's lists.
+    queued: Cell<bool>,
+    /// TX head of the server mqueue as last told.
+    tx_head: Cell<u64>,
+    /// Index in the region.
+    number: u32,
+    /// Its server mqueue.
+    mqueue: u32,
+    clock: *const Clock,
+}
+
+impl Block {
+    /// Asks for the lines that the block's frames in `wait` and the device library lie on, while the
+    /// block before it runs (measured on echo with 240 blocks: 61 to 53 ns a drive and message, 73 to 58
+    /// when other work has used the second cache in between).
+    #[inline]
+    fn prefetch(&self) {
+        #[cfg(target_arch = "x86_64")]
+        for line in 0..FRAME_LINES {
+            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let at = self.frames.get().wrapping_add(64 * line).cast();
+            // SAFETY: a prefetch has no effect that a program could see and never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at) };
+        }
+    }
+}
+
+/// The coroutines of one thread.
+///
+/// Dropping it stops them; those that do not come to an end are leaked with all they may refer to.
+pub(super) struct Scheduler {
+    body: ManuallyDrop<Body>,
+}
+
+struct Body {
+    words: Words<MappedMemory>,
+    blocks: Box<[Block]>,
+    /// Block of this scheduler by mqueue of the region.
+    block_of: Box<[u32]>,
+    per_block: u32,
+    /// To be resumed in this run, in order.
+    ready: Vec<u32>,
+    /// To be resumed in the next run, whatever happens.
+    next: Vec<u32>,
+    timers: Timers,
+    /// The stop word as last seen.
+    stop: u64,
+    /// Blocks that have not ended.
+    running: usize,
+    /// Blocks that ended but stay suspended for ever: they broke their contract.
+    abandoned: usize,
+    /// Mqueues whose TX ring got messages during the start: told in the first run.
+    early: Vec<u32>,
+    /// TX heads of client mqueues as last told, `per_block - 1` for each block.
+    client_tx_heads: Box<[u64]>,
+    /// Blocks that ended since the owner asked, and why.
+    ended: Vec<(u32, u64)>,
+    staging: Staging,
+    // Not touched after the start, but referred to by the blocks.
+    _args: Box<[BlockArgs]>,
+    _stacks: Stacks,
+    _params: Box<[Param]>,
+    _clock: Box<Clock>,
+    _kernel: Arc<Kernel>,
+    _memory: MappedMemory,
+}
+
+// SAFETY: the raw pointers lead into memory that Body owns. What must not change threads are the suspended
+// kernels: the owners of a scheduler resume it only on the thread that started it, which WorkerBlocks
+// checks and ThreadBlocks' threads ensure by never giving theirs away.
+unsafe impl Send for Scheduler {}
+
+/// Suspends the block that calls it: [`BlockArgs::wait`].
+unsafe extern "C" fn wait_function(wait_self: *mut c_void, why: u32, deadline_ns: u64) {
+    // SAFETY: the block's own args carry the address of its Block, which lives as long as its
+    // coroutine; only Cells of it are used while the coroutine runs.
+    let block = unsafe { &*wait_self.cast::<Block>() };
+    let here = 0u8;
+    block.frames.set(std::hint::black_box(&raw const here));
+    block.why.set(why);
+    block.deadline.set(deadline_ns);
+    // SAFETY: set by the coroutine that is running now: a block waits on its own stack.
+    unsafe { &*block.yielder.get() }.suspend(());
+}
+
+/// Tells a block the time of a custom clock: [`BlockArgs::now`].
+unsafe extern "C" fn now_function(wait_self: *mut c_void) -> u64 {
+    // SAFETY: as in wait_function; the clock lives as long as the block.
+    match unsafe { &*(*wait_self.cast::<Block>()).clock } {
+        Clock::Custom(now) => now(),
+        Clock::Monotonic => unreachable!("kernels read this clock themselves"),
+    }
+}
+
+/// What a coroutine is started with.
+struct Start {
+    entry: Entry,
+    args: *const BlockArgs,
+    block: *const Block,
+}
+
+impl Start {
+    fn coroutine(self, stack: BlockStack) -> Coroutine<(), (), (), BlockStack> {
+        Coroutine::with_stack(stack, move |yielder, ()| {
+            // SAFETY: the Block lives as long as its coroutine.
+            unsafe { &*self.block }.yielder.set(yielder);
+            // SAFETY: the entry of a kernel library of our ABI, with arguments that hold what
+            // BlockArgs promises and live as long as the coroutine.
+            unsafe { (self.entry)(self.args) };
+        })
+    }
+}
+
+impl Scheduler {
+    /// Starts `blocks` of the region and runs each until it waits for the first time.
+    pub(super) fn start(
+        memory: MappedMemory,
+        kernel: Arc<Kernel>,
+        params: &[(String, f64)],
+        blocks: &[u32],
+        options: &Options,
+    ) -> Result<Self, AccelError> {
+        options.check()?;
+        let params = params::encode(params)?.into_boxed_slice();
+        let region = Region::join(memory.clone())?;
+        check_blocks(blocks, region.block_count())?;
+        let per_block = region.mqueues_per_block();
+        let stride = staging_stride(region.entries());
+        let staging_bytes = 2 * per_block as usize * stride as usize;
+        let staging = Staging::new(blocks.len(), staging_bytes);
+        let os = |error| AccelError::Os { what: "map the blocks' stacks", error };
+        let stacks = Stacks::new(blocks.len(), options.stack_bytes).map_err(os)?;
+        let clock = Box::new(options.clock.clone());
+        let mut args = block_args(blocks, &region, &params, &staging, stride, options);
+        let words = region.words();
+        let mut block_of = vec![FOREIGN; (region.block_count() * per_block) as usize];
+        for (i, &block) in blocks.iter().enumerate() {
+            let first = (block * per_block) as usize;
+            block_of[first..first + per_block as usize].fill(i as u32);
+        }
+        let client_tx_heads = blocks
+            .iter()
+            .flat_map(|&block| (1..per_block).map(move |i| block * per_block + i))
+            .map(|mqueue| words.tx_head(mqueue))
+            .collect();
+        let places = place_blocks(&mut args, per_block, &words, &kernel, &stacks, &clock);
+        let mut scheduler = Self {
+            body: ManuallyDrop::new(Body {
+                stop: words.stop(),
+                words,
+                block_of: block_of.into_boxed_slice(),
+                per_block,
+                ready: Vec::with_capacity(blocks.len()),
+                next: Vec::with_capacity(blocks.len()),
+                timers: Timers::new(blocks.len()),
+                running: blocks.len(),
+                abandoned: 0,
+                early: Vec::new(),
+                client_tx_heads,
+                ended: Vec::with_capacity(blocks.len()),
+                blocks: places,
+                staging,
+                _args: args,
+                _stacks: stacks,
+                _params: params,
+                _clock: clock,
+                _kernel: kernel,
+                _memory: memory,
+            }),
+        };
+        scheduler.body.start()?;
+        Ok(scheduler)
+    }
+
+    /// Resumes once every block that is due: its mqueue is one of `rang`, its deadline has passed,
+    /// it did not want to stop in the last run, or the stop word has changed.
+    #[inline]
+    pub(super) fn run(&mut self, now_ns: u64, rang: &[u32], observer: &mut impl Observer) {
+        self.body.run(now_ns, rang, observer);
+    }
+
+    /// When the next run is due if nothing rings: 0 at once, [`NO_DEADLINE`] never.
+    #[inline]
+    pub(super) fn due_at(&self) -> u64 {
+        if !self.body.next.is_empty() || !self.body.early.is_empty() {
+            return 0;
+        }
+        self.body.timers.earliest().unwrap_or(NO_DEADLINE)
+    }
+
+    /// Whether the next run will find another stop word.
+    #[inline]
+    pub(super) fn stop_changed(&self) -> bool {
+        self.body.words.stop() != self.body.stop
+    }
+
+    /// Lets every block look around in the next run.
+    pub(super) fn resume_all(&mut self) {
+        self.body.resume_all();
+    }
+
+    /// The region's words.
+    pub(super) fn words(&self) -> Words<MappedMemory> {
+        self.body.words.clone()
+    }
+
+    /// Blocks that have not ended.
+    pub(super) fn running(&self) -> usize {
+        self.body.running
+    }
+
+    /// Blocks that ended since the last call, with their reasons.
+    #[inline]
+    pub(super) fn ended(&mut self) -> &mut Vec<(u32, u64)> {
+        &mut self.body.ended
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        if self.body.running > 0 {
+            self.body.shut_down();
+        }
+        if self.body.running + self.body.abandoned == 0 {
+            // SAFETY: not used afterwards. Every coroutine has returned, so nothing refers to stacks,
+            // staging or arguments any more.
+            unsafe { ManuallyDrop::drop(&mut self.body) };
+        } else {
+            tracing::warn!(
+                blocks = self.body.running + self.body.abandoned,
+                kernel = self.body._kernel.name(),
+                "blocks did not end by themselves: their memory is leaked"
+            );
+        }
+    }
+}
+
+impl Body {
+    /// The first resume of every block, and whether it got to its first wait.
+    fn start(&mut self) -> Result<(), AccelError> {
+        let mut touched = Vec::new();
+        for i in 0..self.blocks.len() {
+            let block = self.blocks[i].number;
+            self.resume(i, &mut touched);
+            if self.blocks[i].why.get() == OVER || self.words.block_state(block) != state::READY {
+                let kernel = self._kernel.name().to_owned();
+                return Err(match self.words.block(block).reason {
+                    reason::REFUSED => AccelError::Refused { kernel, block },
+                    reason => AccelError::Returned { kernel, block, reason: reason_name(reason) },
+                });
+            }
+        }
+        self.early = touched;
+        Ok(())
+    }
+
+    #[inline]
+    fn run(&mut self, now_ns: u64, rang: &[u32], observer: &mut impl Observer) {
+        std::mem::swap(&mut self.ready, &mut self.next);
+        let stop = self.words.stop();
+        if stop != self.stop {
+            self.stop = stop;
+            // What `next` held is in `ready` already, so both fit.
+            self.resume_all();
+            self.ready.append(&mut self.next);
+        }
+        for mqueue in self.early.drain(..) {
+            observer.touched(mqueue);
+        }
+        while let Some(i) = self.timers.expired(now_ns) {
+            self.deadline_came(i, now_ns);
+        }
+        for &mqueue in rang {
+            self.queue_rung(mqueue);
+        }
+        for at in 0..self.ready.len() {
+            let i = self.ready[at] as usize;
+            if let Some(&next) = self.ready.get(at + 1) {
+                self.blocks[next as usize].prefetch();
+            }
+            self.resume(i, observer);
+        }
+        self.ready.clear();
+    }
+
+    #[inline]
+    fn queue(&mut self, i: u32) {
+        let block = &self.blocks[i as usize];
+        if !block.queued.replace(true) {
+            self.ready.push(i);
+        }
+    }
+
+    #[inline]
+    fn queue_rung(&mut self, mqueue: u32) {
+        let Some(&i) = self.block_of.get(mqueue as usize) else { return };
+        if i == FOREIGN {
+            return;
+        }
+        let server = self.per_block == 1 || mqueue % self.per_block == 0;
+        let waits_for = if server { wait::RX } else { wait::BACKEND };
+        // A block that waits for something else looks at this ring before it waits for it.
+        if self.blocks[i as usize].why.get() == waits_for {
+            self.queue(i);
+        }
+    }
+
+    #[cold]
+    fn resume_all(&mut self) {
+        for (i, block) in self.blocks.iter().enumerate() {
+            if block.why.get() != OVER && !block.queued.replace(true) {
+                self.next.push(i as u32);
+            }
+        }
+    }
+
+    fn deadline_came(&mut self, i: u32, now_ns: u64) {
+        let block = &self.blocks[i as usize];
+        if matches!(block.why.get(), wait::RX | wait::BACKEND | wait::TIME) {
+            match block.deadline.get() {
+                NO_DEADLINE => {}
+                later if later > now_ns => self.timers.arm(i, later),
+                _ => self.queue(i),
+            }
+        }
+    }
+
+    #[inline]
+    fn resume(&mut self, i: usize, observer: &mut impl Observer) {
+        let block = &self.blocks[i];
+        observer.resuming(block.number);
+        block.queued.set(false);
+        // SAFETY: the only reference: a block's own code knows only the Cells.
+        let coroutine = unsafe { &mut *block.coroutine.get() };
+        let result = coroutine.resume(());
+        let head = self.words.tx_head(block.mqueue);
+        if block.tx_head.replace(head) != head {
+            observer.touched(block.mqueue);
+        }
+        if self.per_block > 1 {
+            self.tell_clients(i, observer);
+        }
+        if matches!(result, CoroutineResult::Return(())) {
+            self.end(i, reason::RETURNED);
+        } else if !self.staging.intact(i) {
+            self.end(i, reason::CONTRACT);
+        } else {
+            self.wait(i);
+        }
+    }
+
+    /// Files a suspended block under what it waits for.
+    #[inline]
+    fn wait(&mut self, i: usize) {
+        let block = &self.blocks[i];
+        match block.why.get() {
+            wait::RX | wait::BACKEND | wait::TIME => {
+                if block.deadline.get() != NO_DEADLINE {
+                    self.timers.arm(i as u32, block.deadline.get());
+                }
+            }
+            _ => {
+                block.queued.set(true);
+                self.next.push(i as u32);
+            }
+        }
+    }
+
+    fn tell_clients(&mut self, i: usize, observer: &mut impl Observer) {
+        let first = self.blocks[i].mqueue + 1;
+        let clients = self.per_block as usize - 1;
+        for (client, seen) in
+            self.client_tx_heads[i * clients..(i + 1) * clients].iter_mut().enumerate()
+        {
+            let mqueue = first + client as u32;
+            let head = self.words.tx_head(mqueue);
+            if std::mem::replace(seen, head) != head {
+                observer.touched(mqueue);
+            }
+        }
+    }
+
+    /// The block is not resumed any more. The reason is the one it gave; `otherwise` when it gave none.
+    #[cold]
+    fn end(&mut self, i: usize, otherwise: u64) {
+        let block = self.blocks[i].number;
+        self.blocks[i].why.set(OVER);
+        let told = self.words.block(block);
+        let mut why = told.reason;
+        if told.state != state::ENDED || otherwise == reason::CONTRACT {
+            why = otherwise;
+            self.words.set_block(block, state::ENDED, why);
+        }
+        self.running -= 1;
+        if otherwise == reason::CONTRACT {
+            self.abandoned += 1;
+            tracing::error!(
+                block,
+                kernel = self._kernel.name(),
+                "the block wrote past its staging memory"
+            );
+        }
+        self.ended.push((block, why));
+    }
+
+    /// Asks every block to end at once.
+    fn shut_down(&mut self) {
+        self.words.set_stop(stop::NOW);
+        let mut ignored = Vec::new();
+        for i in 0..self.blocks.len() {
+            for _ in 0..LAST_RESUMES {
+                if self.blocks[i].why.get() == OVER {
+                    break;
+                }
+                self.resume(i, &mut ignored);
+                ignored.clear();
+            }
+        }
+    }
+}
+
+/// What each block is started with, but for its own address.
+fn block_args(
+    blocks: &[u32],
+    region: &Region<MappedMemory>,
+    params: &[Param],
+    staging: &Staging,
+    staging_stride: u32,
+    options: &Options,
+) -> Box<[BlockArgs]> {
+    let args = |(i, &block): (usize, &u32)| BlockArgs {
+        abi_version: ABI_VERSION,
+        block,
+        param_count: params.len() as u32,
+        staging_stride,
+        region: region.memory().base().expose_provenance() as u64,
+        region_bytes: region.bytes(),
+        params: params.as_ptr().expose_provenance() as u64,
+        staging: staging.address(i),
+        staging_bytes: staging.block_bytes(),
+        wait: wait_function as *const () as u64,
+        wait_self: 0,
+        now: match options.clock {
+            Clock::Monotonic => 0,
+            Clock::Custom(_) => now_function as *const () as u64,
+        },
+        budget: options.budget,
+    };
+    blocks.iter().enumerate().map(args).collect()
+}
+
+/// Builds the blocks and completes their arguments, which they refer to.
+fn place_blocks(
+    args: &mut [BlockArgs],
+    per_block: u32,
+    words: &Words<MappedMemory>,
+    kernel: &Kernel,
+    stacks: &Stacks,
+    clock: &Clock,
+) -> Box<[Block]> {
+    let mut places = Box::new_uninit_slice(args.len());
+    for (i, (place, args)) in places.iter_mut().zip(args).enumerate() {
+        let block: *mut Block = place.as_mut_ptr();
+        args.wait_self = block.expose_provenance() as u64;
+        let start = Start { entry: kernel.entry(), args, block };
+        // SAFETY: stack `i` is given to this coroutine only, and the stacks outlive it in Body.
+        let coroutine = start.coroutine(unsafe { stacks.get(i) });
+        place.write(Block {
+            coroutine: UnsafeCell::new(ManuallyDrop::new(coroutine)),
+            yielder: Cell::new(std::ptr::null()),
+            frames: Cell::new(std::ptr::null()),
+            deadline: Cell::new(NO_DEADLINE),
+            why: Cell::new(wait::BUDGET),
+            queued: Cell::new(false),
+            tx_head: Cell::new(words.tx_head(args.block * per_block)),
+            number: args.block,
+            mqueue: args.block * per_block,
+            clock,
+        });
+    }
+    // SAFETY: every element was written.
+    unsafe { places.assume_init() }
+}
+
+pub(super) fn check_blocks(blocks: &[u32], count: u32) -> Result<(), AccelError> {
+    let mut given = vec![false; count as usize];
+    for &block in blocks {
+        match given.get_mut(block as usize) {
+            None => return Err(AccelError::Block { block, what: "is not in the region", count }),
+            Some(true) => return Err(AccelError::Block { block, what: "is given twice", count }),
+            Some(seen) => *seen = true,
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of one staging buffer: the longest message of any ring, in whole lines.
+fn staging_stride(entries: &[RingEntry]) -> u32 {
+    let longest = entries.iter().map(|entry| entry.message_bytes_max).max().unwrap_or(1);
+    longest.next_multiple_of(64)
+}

@@ -1,0 +1,573 @@
+//! Placement `threads`: blocks run on threads of the accelerator, each with a scheduler of its own.
+//!
+//! Worker and thread meet in the region's rings; beside them they share a [`Link`]: doorbells for both
+//! directions and the list of blocks that ended. A thread without work spins for a while, then sleeps;
+//! `drive` wakes it.
+//!
+//! EDGE PARK: the thread says that it sleeps, then looks at its doorbells once more; the worker rings,
+//! then looks whether the thread sleeps. A full fence between the two on both sides: at least one of them
+//! sees the other.
+//!
+//! A thread that does not come back from a block is found by the workers ([`Watch`]). All blocks of it are
+//! reported hung; the thread is left alone, because what it holds cannot be known, and retires if it ever
+//! comes back.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use engine::accelerator::Blocks;
+use mqueue::abi::{reason, stop};
+use mqueue::{MappedMemory, Region, Words};
+
+use super::doorbell::{Doorbells, Listener};
+use super::scheduler::{Observer, Scheduler, check_blocks};
+use super::{Options, pin};
+use crate::{AccelError, Kernel};
+
+/// Longest sleep: after it the thread looks at the stop word by itself.
+const SLEEP_MAX: Duration = Duration::from_millis(250);
+/// A deadline nearer than this is waited for awake: the host kernel's timers are coarser.
+const AWAKE_NS: u64 = 60_000;
+/// An idle thread whose engine did not beat for this long lets its blocks look.
+const HEARTBEAT_NS: u64 = 1_000_000_000;
+/// Longest time until every block has got to its first wait.
+const START_MAX: Duration = Duration::from_secs(30);
+
+/// What a thread tells everybody.
+#[derive(Default)]
+struct ThreadState {
+    handle: OnceLock<Thread>,
+    /// It sleeps, or is about to.
+    parked: AtomicBool,
+    /// Inside a run of its scheduler.
+    busy: AtomicBool,
+    /// Counts resumes.
+    progress: AtomicU64,
+    /// Reported hung: it must not serve any more.
+    condemned: AtomicBool,
+}
+
+impl ThreadState {
+    fn wake(&self) {
+        if let Some(thread) = self.handle.get() {
+            thread.unpark();
+        }
+    }
+}
+
+/// What a worker and a thread share.
+struct Link {
+    thread: Arc<ThreadState>,
+    /// The worker's blocks that live on the thread.
+    blocks: Box<[u32]>,
+    /// Their mqueues; doorbells go by the place in this list.
+    mqueues: Box<[u32]>,
+    /// Written by the worker: messages in RX rings.
+    rang: Doorbells,
+    /// Written by the thread: messages in TX rings.
+    touched: Doorbells,
+    ended: Mutex<Vec<(u32, u64)>>,
+    /// Set after something was put into `ended`.
+    has_ended: AtomicBool,
+}
+
+/// The threads of a `cpu` accelerator.
+pub struct CpuAccelerator {
+    words: Words<MappedMemory>,
+    threads: Vec<RunningThread>,
+}
+
+struct RunningThread {
+    state: Arc<ThreadState>,
+    blocks: Vec<u32>,
+    join: JoinHandle<()>,
+}
+
+/// One worker's share of the blocks that live on accelerator threads.
+pub struct ThreadBlocks {
+    words: Words<MappedMemory>,
+    links: Vec<WorkerLink>,
+    /// By mqueue of the region: link and place in its list.
+    places: Box<[(u16, u32)]>,
+    stop: u64,
+    hung_after_ns: u64,
+}
+
+struct WorkerLink {
+    link: Arc<Link>,
+    touched: Listener,
+    watch: Watch,
+    /// Rang in this drive.
+    rang: bool,
+    /// Its thread hangs.
+    dead: bool,
+    /// To be reported.
+    hung: bool,
+}
+
+const NOWHERE: (u16, u32) = (u16::MAX, 0);
+
+impl ThreadBlocks {
+    /// Starts `threads` threads that share all blocks of `blocks_by_worker` evenly, each on one of
+    /// `cores` if given. Every block has run up to its first wait when this returns. The result has one
+    /// [`ThreadBlocks`] for every worker.
+    pub fn start(
+        region: MappedMemory,
+        kernel: &Arc<Kernel>,
+        params: &[(String, f64)],
+        blocks_by_worker: &[Vec<u32>],
+        threads: usize,
+        cores: Option<&[usize]>,
+        options: &Options,
+    ) -> Result<(CpuAccelerator, Vec<Self>), AccelError> {
+        let joined = Region::join(region.clone())?;
+        let owned: Vec<(usize, u32)> = blocks_by_worker
+            .iter()
+            .enumerate()
+            .flat_map(|(worker, blocks)| blocks.iter().map(move |&block| (worker, block)))
+            .collect();
+        let all: Vec<u32> = owned.iter().map(|(_, block)| *block).collect();
+        check_blocks(&all, joined.block_count())?;
+        let max = joined.block_count() as u64;
+        if threads == 0 || threads as u64 > max {
+            let value = threads as u64;
+            return Err(AccelError::Range { what: "threads", value, min: 1, max });
+        }
+        let words = joined.words();
+        let per_block = joined.mqueues_per_block();
+        let mut workers: Vec<Self> =
+            blocks_by_worker.iter().map(|_| Self::without_links(&joined, options)).collect();
+        let (report, reports) = mpsc::channel();
+        let mut accelerator = CpuAccelerator { words: words.clone(), threads: Vec::new() };
+        for number in 0..threads {
+            // Neighbours in the list belong to the same worker: a thread meets few workers.
+            let share = number * owned.len() / threads..(number + 1) * owned.len() / threads;
+            let state = Arc::new(ThreadState::default());
+            let links = link(&mut workers, &owned[share.clone()], per_block, &state);
+            let runner = Runner {
+                region: region.clone(),
+                kernel: Arc::clone(kernel),
+                params: params.to_vec(),
+                blocks: all[share.clone()].to_vec(),
+                core: cores
+                    .filter(|cores| !cores.is_empty())
+                    .map(|cores| cores[number % cores.len()]),
+                options: options.clone(),
+                state: Arc::clone(&state),
+                links,
+                report: report.clone(),
+            };
+            let join = thread::Builder::new()
+                .name(format!("cpu-{number}"))
+                .spawn(move || runner.run())
+                .map_err(|error| AccelError::Os { what: "start an accelerator thread", error })?;
+            let blocks = all[share].to_vec();
+            accelerator.threads.push(RunningThread { state, blocks, join });
+        }
+        drop(report);
+        for _ in 0..threads {
+            reports.recv_timeout(START_MAX).unwrap_or_else(|_| {
+                Err(AccelError::Silent {
+                    kernel: kernel.name().to_owned(),
+                    seconds: START_MAX.as_secs(),
+                })
+            })?;
+        }
+        Ok((accelerator, workers))
+    }
+
+    fn without_links(region: &Region<MappedMemory>, options: &Options) -> Self {
+        let mqueues = region.block_count() * region.mqueues_per_block();
+        let words = region.words();
+        Self {
+            links: Vec::new(),
+            places: vec![NOWHERE; mqueues as usize].into_boxed_slice(),
+            stop: words.stop(),
+            words,
+            hung_after_ns: options.hung_after.as_nanos() as u64,
+        }
+    }
+}
+
+/// Makes the links of one thread with the workers whose blocks it gets.
+fn link(
+    workers: &mut [ThreadBlocks],
+    owned: &[(usize, u32)],
+    per_block: u32,
+    state: &Arc<ThreadState>,
+) -> Vec<Arc<Link>> {
+    let mut links = Vec::new();
+    for run in owned.chunk_by(|a, b| a.0 == b.0) {
+        let worker = &mut workers[run[0].0];
+        let blocks: Box<[u32]> = run.iter().map(|(_, block)| *block).collect();
+        let mqueues: Box<[u32]> = blocks
+            .iter()
+            .flat_map(|&block| (0..per_block).map(move |i| block * per_block + i))
+            .collect();
+        for (place, &mqueue) in mqueues.iter().enumerate() {
+            worker.places[mqueue as usize] = (worker.links.len() as u16, place as u32);
+        }
+        let touched = Listener::new(&mqueues, |mqueue| worker.words.tx_head(mqueue));
+        let link = Arc::new(Link {
+            thread: Arc::clone(state),
+            rang: Doorbells::new(mqueues.len()),
+            touched: Doorbells::new(mqueues.len()),
+            blocks,
+            mqueues,
+            ended: Mutex::default(),
+            has_ended: AtomicBool::new(false),
+        });
+        worker.links.push(WorkerLink {
+            link: Arc::clone(&link),
+            touched,
+            watch: Watch::default(),
+            rang: false,
+            dead: false,
+            hung: false,
+        });
+        links.push(link);
+    }
+    links
+}
+
+impl Blocks for ThreadBlocks {
+    fn elsewhere(&self) -> bool {
+        true
+    }
+
+    #[inline]
+    fn drive(&mut self, now_ns: u64, rang: &[u32], touched: &mut Vec<u32>) {
+        for &mqueue in rang {
+            let (link, place) = self.places.get(mqueue as usize).copied().unwrap_or(NOWHERE);
+            if let Some(worker_link) = self.links.get_mut(usize::from(link)) {
+                worker_link.link.rang.ring(place);
+                worker_link.rang = true;
+            }
+        }
+        let stop = self.words.stop();
+        let stopping = std::mem::replace(&mut self.stop, stop) != stop;
+        if !rang.is_empty() || stopping {
+            // EDGE PARK (waker half)
+            fence(Ordering::SeqCst);
+            for link in &mut self.links {
+                let rang = std::mem::replace(&mut link.rang, false);
+                let thread = &link.link.thread;
+                if (rang || stopping) && thread.parked.load(Ordering::Relaxed) {
+                    thread.wake();
+                }
+            }
+        }
+        for link in &mut self.links {
+            if !link.dead {
+                let head = |mqueue| self.words.tx_head(mqueue);
+                link.touched.collect(&link.link.touched, head, touched);
+                link.watch(now_ns, self.hung_after_ns);
+            }
+        }
+    }
+
+    #[inline]
+    fn wake_at(&self) -> u64 {
+        // The threads know their deadlines themselves.
+        u64::MAX
+    }
+
+    #[inline]
+    fn ended(&mut self, into: &mut Vec<(u32, u64)>) {
+        for link in &mut self.links {
+            if link.link.has_ended.load(Ordering::Acquire) {
+                link.take_ended(into);
+            }
+            if std::mem::replace(&mut link.hung, false) {
+                link.report_hung(&self.words, into);
+            }
+        }
+    }
+}
+
+impl WorkerLink {
+    #[inline]
+    fn watch(&mut self, now_ns: u64, hung_after_ns: u64) {
+        if now_ns >= self.watch.next && self.watch.look(now_ns, hung_after_ns, &self.link.thread) {
+            self.link.thread.condemned.store(true, Ordering::Release);
+            self.dead = true;
+            self.hung = true;
+        }
+    }
+
+    #[cold]
+    fn take_ended(&mut self, into: &mut Vec<(u32, u64)>) {
+        // The flag first: what is put in after it was taken down raises it again.
+        self.link.has_ended.store(false, Ordering::Relaxed);
+        let mut ended = lock(&self.link.ended);
+        // The blocks of a dead thread were reported already.
+        if !self.dead || self.hung {
+            into.append(&mut ended);
+        }
+    }
+
+    #[cold]
+    fn report_hung(&self, words: &Words<MappedMemory>, into: &mut Vec<(u32, u64)>) {
+        for &block in &self.link.blocks {
+            if words.block_state(block) != mqueue::abi::state::ENDED {
+                into.push((block, reason::HUNG));
+            }
+        }
+    }
+}
+
+/// Finds a thread that does not come back from a block.
+///
+/// Silence is added up in steps of limited length, so that a worker that was itself held up (a debugger, a
+/// suspended machine) does not take its own absence for the thread's.
+#[derive(Default)]
+struct Watch {
+    /// Time of the next look.
+    next: u64,
+    last: u64,
+    progress: u64,
+    silent_ns: u64,
+}
+
+impl Watch {
+    /// Looks; whether the thread hangs.
+    #[cold]
+    fn look(&mut self, now_ns: u64, hung_after_ns: u64, thread: &ThreadState) -> bool {
+        let interval = hung_after_ns / 8;
+        let progress = thread.progress.load(Ordering::Relaxed);
+        if !thread.busy.load(Ordering::Relaxed) || progress != self.progress {
+            self.silent_ns = 0;
+        } else {
+            self.silent_ns += (now_ns - self.last.min(now_ns)).min(2 * interval);
+        }
+        self.progress = progress;
+        self.last = now_ns;
+        self.next = now_ns + interval;
+        self.silent_ns >= hung_after_ns
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Everything a thread starts with.
+struct Runner {
+    region: MappedMemory,
+    kernel: Arc<Kernel>,
+    params: Vec<(String, f64)>,
+    blocks: Vec<u32>,
+    core: Option<usize>,
+    options: Options,
+    state: Arc<ThreadState>,
+    links: Vec<Arc<Link>>,
+    report: mpsc::Sender<Result<(), AccelError>>,
+}
+
+impl Runner {
+    fn run(self) {
+        let _ = self.state.handle.set(thread::current());
+        let started = match self.core {
+            Some(core) => pin(core),
+            None => Ok(()),
+        };
+        let started = started.and_then(|()| {
+            let region = self.region.clone();
+            let kernel = Arc::clone(&self.kernel);
+            Scheduler::start(region, kernel, &self.params, &self.blocks, &self.options)
+        });
+        match started {
+            Ok(scheduler) => {
+                if self.report.send(Ok(())).is_ok() {
+                    Server::new(self, scheduler).serve();
+                }
+            }
+            Err(error) => {
+                let _ = self.report.send(Err(error));
+            }
+        }
+    }
+}
+
+/// The loop of a thread.
+struct Server {
+    words: Words<MappedMemory>,
+    options: Options,
+    observer: ThreadObserver,
+    rang: Box<[Listener]>,
+    scheduler: Scheduler,
+    heartbeat: u64,
+    heartbeat_at: u64,
+}
+
+struct ThreadObserver {
+    state: Arc<ThreadState>,
+    links: Vec<Arc<Link>>,
+    /// By mqueue of the region: link and place in its list.
+    places: Box<[(u16, u32)]>,
+    progress: u64,
+}
+
+impl Observer for ThreadObserver {
+    #[inline]
+    fn resuming(&mut self, _block: u32) {
+        self.progress += 1;
+        self.state.progress.store(self.progress, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn touched(&mut self, mqueue: u32) {
+        let (link, place) = self.places[mqueue as usize];
+        self.links[usize::from(link)].touched.ring(place);
+    }
+}
+
+impl Server {
+    fn new(runner: Runner, scheduler: Scheduler) -> Self {
+        let words = scheduler.words();
+        let mut places = Vec::new();
+        for (number, link) in runner.links.iter().enumerate() {
+            for (place, &mqueue) in link.mqueues.iter().enumerate() {
+                places.resize(places.len().max(mqueue as usize + 1), NOWHERE);
+                places[mqueue as usize] = (number as u16, place as u32);
+            }
+        }
+        // Head 0 and count 0 of the doorbells: what the engine published before is found.
+        let rang = runner.links.iter().map(|link| Listener::new(&link.mqueues, |_| 0)).collect();
+        let observer = ThreadObserver {
+            state: runner.state,
+            links: runner.links,
+            places: places.into_boxed_slice(),
+            progress: 0,
+        };
+        let (heartbeat, heartbeat_at) = (words.engine_heartbeat(), runner.options.clock.now());
+        Self { words, options: runner.options, observer, rang, scheduler, heartbeat, heartbeat_at }
+    }
+
+    fn serve(mut self) {
+        let mut rang = Vec::new();
+        let mut idle_since = None;
+        while self.scheduler.running() > 0 {
+            let now = self.options.clock.now();
+            rang.clear();
+            for (listener, link) in self.rang.iter_mut().zip(&self.observer.links) {
+                listener.collect(&link.rang, |mqueue| self.words.rx_head(mqueue), &mut rang);
+            }
+            if rang.is_empty() && self.scheduler.due_at() > now && !self.scheduler.stop_changed() {
+                self.idle(now, *idle_since.get_or_insert(now));
+                continue;
+            }
+            idle_since = None;
+            self.observer.state.busy.store(true, Ordering::Relaxed);
+            self.scheduler.run(now, &rang, &mut self.observer);
+            self.observer.state.busy.store(false, Ordering::Relaxed);
+            if !self.scheduler.ended().is_empty() {
+                self.tell_ended();
+            }
+            if self.observer.state.condemned.load(Ordering::Acquire) {
+                // Its mqueues are dead. Stopping the blocks would stop those of other threads.
+                std::mem::forget(self.scheduler);
+                return;
+            }
+        }
+    }
+
+    /// Nothing to do: spin for a while, then sleep.
+    fn idle(&mut self, now: u64, since: u64) {
+        if now - since < self.options.spin.as_nanos() as u64 {
+            std::hint::spin_loop();
+            return;
+        }
+        self.check_heartbeat(now);
+        let left = self.scheduler.due_at().saturating_sub(now);
+        if left <= AWAKE_NS {
+            std::hint::spin_loop();
+            return;
+        }
+        let parked = &self.observer.state.parked;
+        parked.store(true, Ordering::Relaxed);
+        // EDGE PARK (sleeper half)
+        fence(Ordering::SeqCst);
+        let links = self.observer.links.iter();
+        let rung = self.rang.iter().zip(links).any(|(listener, link)| listener.rung(&link.rang));
+        if !rung && !self.scheduler.stop_changed() {
+            thread::park_timeout(SLEEP_MAX.min(Duration::from_nanos(left - AWAKE_NS)));
+        }
+        parked.store(false, Ordering::Relaxed);
+    }
+
+    /// Blocks that wait cannot see that the engine is gone: they are resumed to look.
+    fn check_heartbeat(&mut self, now: u64) {
+        if now - self.heartbeat_at < HEARTBEAT_NS {
+            return;
+        }
+        self.heartbeat_at = now;
+        let heartbeat = self.words.engine_heartbeat();
+        if std::mem::replace(&mut self.heartbeat, heartbeat) == heartbeat {
+            self.scheduler.resume_all();
+        }
+    }
+
+    #[cold]
+    fn tell_ended(&mut self) {
+        for &(block, reason) in self.scheduler.ended().iter() {
+            let link = self.observer.links.iter().find(|link| link.blocks.contains(&block));
+            let link = link.expect("each block belongs to a worker");
+            lock(&link.ended).push((block, reason));
+            link.has_ended.store(true, Ordering::Release);
+        }
+        self.scheduler.ended().clear();
+    }
+}
+
+impl CpuAccelerator {
+    /// Asks every block to end: `how` is [`DRAIN`](stop::DRAIN) or [`NOW`](stop::NOW).
+    pub fn stop(&self, how: u64) {
+        self.words.set_stop(how);
+        for thread in &self.threads {
+            thread.state.wake();
+        }
+    }
+
+    /// Threads that have not ended.
+    pub fn running(&self) -> usize {
+        self.threads.iter().filter(|thread| !thread.join.is_finished()).count()
+    }
+
+    /// Waits for the threads to end, after [`Self::stop`]. The blocks of those that did not end within
+    /// `limit` are returned; their threads are left to themselves, with all memory they may use.
+    pub fn join(mut self, limit: Duration) -> Vec<u32> {
+        self.wait(limit)
+    }
+
+    fn wait(&mut self, limit: Duration) -> Vec<u32> {
+        let deadline = Instant::now() + limit;
+        while self.running() > 0 && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let mut hung = Vec::new();
+        for thread in self.threads.drain(..) {
+            if !thread.join.is_finished() {
+                hung.extend(thread.blocks);
+            } else if thread.join.join().is_err() {
+                tracing::error!("an accelerator thread panicked");
+            }
+        }
+        hung
+    }
+}
+
+impl Drop for CpuAccelerator {
+    /// Stops the blocks at once and waits a second for their threads.
+    fn drop(&mut self) {
+        if !self.threads.is_empty() {
+            self.stop(stop::NOW);
+            let hung = self.wait(Duration::from_secs(1));
+            if !hung.is_empty() {
+                tracing::warn!(blocks = ?hung, "accelerator threads did not end: they are left to themselves");
+            }
+        }
+    }
+}

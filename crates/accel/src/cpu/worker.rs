@@ -1,0 +1,82 @@
+//! Placement `worker`: blocks run on the engine worker's own thread, inside `drive`.
+//!
+//! The hop costs two coroutine switches and no cache line ever crosses a core; a kernel that computes
+//! for long keeps its worker from the network meanwhile.
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use engine::accelerator::Blocks;
+use mqueue::MappedMemory;
+
+use super::Options;
+use super::scheduler::Scheduler;
+use crate::{AccelError, Kernel};
+
+/// Blocks of a `cpu` accelerator on a worker's thread: the one that started them.
+pub struct WorkerBlocks {
+    scheduler: ManuallyDrop<Scheduler>,
+    thread: usize,
+}
+
+/// A name for the calling thread, cheaper than its id.
+#[inline]
+fn this_thread() -> usize {
+    thread_local!(static MARK: u8 = const { 0 });
+    MARK.with(|mark| std::ptr::from_ref(mark).addr())
+}
+
+impl WorkerBlocks {
+    /// Starts `blocks` of the region on the calling thread, which must be the one that drives them.
+    /// Each has run up to its first wait when this returns.
+    ///
+    /// Dropping it stops the blocks at once: the region's stop word becomes
+    /// [`NOW`](mqueue::abi::stop::NOW).
+    pub fn start(
+        region: MappedMemory,
+        kernel: Arc<Kernel>,
+        params: &[(String, f64)],
+        blocks: &[u32],
+        options: &Options,
+    ) -> Result<Self, AccelError> {
+        let scheduler = Scheduler::start(region, kernel, params, blocks, options)?;
+        Ok(Self { scheduler: ManuallyDrop::new(scheduler), thread: this_thread() })
+    }
+
+    /// Blocks that have not ended.
+    pub fn running(&self) -> usize {
+        self.scheduler.running()
+    }
+}
+
+impl Blocks for WorkerBlocks {
+    #[inline]
+    fn drive(&mut self, now_ns: u64, rang: &[u32], touched: &mut Vec<u32>) {
+        assert_eq!(self.thread, this_thread(), "blocks never change threads");
+        self.scheduler.run(now_ns, rang, touched);
+    }
+
+    #[inline]
+    fn wake_at(&self) -> u64 {
+        self.scheduler.due_at()
+    }
+
+    #[inline]
+    fn ended(&mut self, into: &mut Vec<(u32, u64)>) {
+        into.append(self.scheduler.ended());
+    }
+}
+
+impl Drop for WorkerBlocks {
+    fn drop(&mut self) {
+        if self.thread == this_thread() || self.running() == 0 {
+            // SAFETY: not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.scheduler) };
+        } else {
+            tracing::warn!(
+                blocks = self.running(),
+                "blocks were dropped on another thread: leaked"
+            );
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Building kernel libraries and loading them.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use accel::compile::{BuildError, BuildOptions, HEADERS, build_kernel};
+use accel::{Kernel, KernelError};
+use common::kernel_source;
+
+/// Builds a shared library without any of the checks.
+fn compile_unchecked(source: &str, folder: &Path) -> PathBuf {
+    let output = folder.join(source).with_extension("so");
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../device/include");
+    let status = Command::new("c++")
+        .args(["-shared", "-fPIC", "-I"])
+        .arg(include)
+        .arg("-o")
+        .arg(&output)
+        .arg(kernel_source(source))
+        .status()
+        .expect("a C++ compiler");
+    assert!(status.success());
+    output
+}
+
+fn open(path: &Path, name: &str) -> Result<String, KernelError> {
+    Kernel::open(&format!("{}{name}", path.display())).map(|kernel| kernel.name().to_owned())
+}
+
+#[test]
+fn a_built_library_has_its_kernels() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("faulty.so");
+    let built =
+        build_kernel(&kernel_source("faulty.cpp"), &output, &BuildOptions::default()).unwrap();
+    assert_eq!(built.kernels, ["ask_first", "deep_stack", "early", "overrun", "stubborn"]);
+    assert_eq!(built.warnings, "");
+    assert_eq!(open(&output, ":early").unwrap(), "early");
+    let error = open(&output, "").unwrap_err().to_string();
+    assert!(error.contains("has 5 kernels") && error.contains("ask_first, deep_stack"), "{error}");
+    let error = open(&output, ":nonsense").unwrap_err();
+    assert!(matches!(&error, KernelError::NoKernel { what, .. } if what.contains("nonsense")));
+    let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(files.len(), 1, "nothing temporary is left behind");
+}
+
+#[test]
+fn the_only_kernel_of_a_library_needs_no_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("one.cpp");
+    let text = "#include <serval/kernel.h>\nSERVAL_KERNEL(one) (serval::Block& b, serval::Mqueue& q) { while (q.recv(b)) {} }\n";
+    std::fs::write(&source, text).unwrap();
+    let output = folder.path().join("one.so");
+    let options = BuildOptions { native: true, ..BuildOptions::default() };
+    build_kernel(&source, &output, &options).unwrap();
+    assert_eq!(open(&output, "").unwrap(), "one");
+    assert!(HEADERS.iter().any(|(name, _)| *name == "kernel.h"));
+}
+
+#[test]
+fn compiler_errors_come_back_verbatim_and_leave_no_library() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, output) = (folder.path().join("wrong.cpp"), folder.path().join("wrong.so"));
+    std::fs::write(&source, "int main( { return this_is_wrong; }\n").unwrap();
+    let error = build_kernel(&source, &output, &BuildOptions::default()).unwrap_err();
+    assert!(matches!(&error, BuildError::Refused { .. }));
+    let text = error.to_string();
+    assert!(
+        text.lines().next().unwrap().contains("wrong.cpp") && text.contains("error:"),
+        "{text}"
+    );
+    std::fs::write(&source, "int nothing;\n").unwrap();
+    let error = build_kernel(&source, &output, &BuildOptions::default()).unwrap_err();
+    assert!(matches!(error, BuildError::Unusable { .. }), "{error}");
+    assert!(!output.exists());
+    let missing = build_kernel(Path::new("no/such.cpp"), &output, &BuildOptions::default());
+    assert!(matches!(missing.unwrap_err(), BuildError::Source { .. }));
+    let options =
+        BuildOptions { compiler: Some("no-such-compiler -x".into()), ..Default::default() };
+    let none = build_kernel(&source, &output, &options).unwrap_err().to_string();
+    assert!(none.contains("no-such-compiler") && none.contains("install"), "{none}");
+}
+
+#[test]
+fn libraries_that_do_not_fit_are_refused_with_the_fix() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = compile_unchecked("other_abi.cpp", folder.path());
+    let error = open(&old, ":echo").unwrap_err();
+    assert!(matches!(error, KernelError::Version { found: 99, .. }));
+    let text = error.to_string();
+    assert!(
+        text.contains("was built for ABI 99") && text.contains("serval kernel build"),
+        "{text}"
+    );
+    let half = compile_unchecked("no_list.cpp", folder.path());
+    let error = open(&half, "").unwrap_err();
+    assert!(matches!(error, KernelError::NoSymbol { symbol: "serval_kernel_list", .. }), "{error}");
+}

@@ -1,0 +1,27 @@
+//! What the engine sees of an accelerator besides its region: something to drive once a turn.
+
+/// One worker's share of an accelerator's blocks.
+///
+/// The worker publishes requests into RX rings, then calls [`Self::drive`]. Blocks that live on the
+/// worker's own core run inside that call; blocks that live elsewhere (accelerator threads, a GPU)
+/// are woken if they sleep. Either way the call reports which mqueues may hold messages from the
+/// accelerator. Mqueue and block indices are those of the region.
+pub trait Blocks: Send {
+    /// `rang` lists the mqueues whose RX ring got messages since the last call. Appends to `touched`
+    /// the mqueues whose TX ring may hold messages (each at most once; spurious ones are harmless,
+    /// missed ones are not).
+    fn drive(&mut self, now_ns: u64, rang: &[u32], touched: &mut Vec<u32>);
+
+    /// When [`Self::drive`] must be called again even if nothing rings: monotonic nanoseconds;
+    /// 0: at once (a block used up its budget), `u64::MAX`: no need.
+    fn wake_at(&self) -> u64;
+
+    /// Whether the blocks run on other threads or processes: they may have something to say although
+    /// nobody rang.
+    fn elsewhere(&self) -> bool {
+        false
+    }
+
+    /// Blocks that ended or hang since the last call, with their [`mqueue::abi::reason`].
+    fn ended(&mut self, into: &mut Vec<(u32, u64)>);
+}

@@ -1,0 +1,624 @@
+//! Backends: client mqueues and the connections behind them.
+//!
+//! A block sends requests through a client mqueue's TX ring and gets exactly one answer for each in
+//! its RX ring, with the request's tag and a status: ok, or why not. The engine takes a request only
+//! when the RX ring has a slot for its answer. An answer that finds no room in the ring's arena is lost,
+//! and the block is told so in its slot.
+//!
+//! *TCP*: the mqueues of one worker share `connections` connections. Answers are matched to requests in
+//! order. A request that times out is answered with `TIMEOUT` at once but keeps its place: when its
+//! late answer comes it is consumed and counted, so the stream never desynchronises. A connection that
+//! has owed answers for long and gave none in time is closed and opened anew, with exponential back-off
+//! while the backend refuses: a backend that left one request unanswered would otherwise be one answer
+//! behind for ever.
+//!
+//! *UDP*: every client mqueue has a socket of its own and one request in flight (datagrams carry no
+//! order to match by). A time-out closes the socket: a late answer finds nobody.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use mqueue::abi::{self, status};
+use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, RingError};
+use wire::DropReason;
+use wire::framing::{Framing, FramingError, ParseState, Parsed};
+use wire::nic::{Close, Nic, Read, StreamKey, Transport, Written};
+
+use crate::connection::forget_written;
+use crate::lane::Lane;
+use crate::topology::Backend;
+
+/// Datagrams read from one backend socket at a time.
+const DATAGRAMS_MAX: usize = 32;
+const BACK_OFF_NS_MIN: u64 = 10_000_000;
+const BACK_OFF_NS_MAX: u64 = 1_000_000_000;
+/// A connection attempt, or a given-up place at the head of a stream, lasts at least this long.
+const PATIENCE_NS_MIN: u64 = 1_000_000_000;
+
+/// One client mqueue of this worker.
+pub(crate) struct ClientMqueue {
+    /// Lane number of the block's server mqueue.
+    pub(crate) server: u32,
+    pub(crate) backend: u16,
+    rx: Producer<MappedMemory>,
+    tx: Consumer<MappedMemory>,
+    rang: bool,
+    alive: bool,
+    /// Requests taken whose answer is not in the RX ring yet.
+    in_flight: u32,
+    /// Since when the request at the head of the TX ring cannot be taken; 0 when it can.
+    blocked_since_ns: u64,
+    pub(crate) key: StreamKey,
+    datagram: DatagramState,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum DatagramState {
+    Closed,
+    Idle,
+    Waiting { tag: u64, deadline_ns: u64 },
+}
+
+impl ClientMqueue {
+    pub(crate) fn new(
+        server: u32,
+        backend: u16,
+        rx: Producer<MappedMemory>,
+        tx: Consumer<MappedMemory>,
+        stream_key: &mut impl FnMut() -> u32,
+    ) -> Self {
+        Self {
+            server,
+            backend,
+            rx,
+            tx,
+            rang: false,
+            alive: true,
+            in_flight: 0,
+            blocked_since_ns: 0,
+            key: stream_key(),
+            datagram: DatagramState::Closed,
+        }
+    }
+
+    /// Marks the RX ring as rung; whether it already was.
+    pub(crate) fn rang(&mut self) -> bool {
+        std::mem::replace(&mut self.rang, true)
+    }
+
+    pub(crate) fn publish(&mut self) {
+        self.rx.publish();
+        self.rang = false;
+    }
+}
+
+/// The connections of one backend on this worker.
+pub(crate) struct BackendPool {
+    address: SocketAddr,
+    transport: Transport,
+    framing: Framing,
+    timeout_ns: u64,
+    in_flight_max: usize,
+    max_message_bytes: usize,
+    pub(crate) connections: Vec<BackendConnection>,
+    dirty: Vec<u16>,
+}
+
+/// One TCP connection to a backend.
+pub(crate) struct BackendConnection {
+    pub(crate) key: StreamKey,
+    state: ConnectionState,
+    back_off_ns: u64,
+    output: Vec<u8>,
+    written: usize,
+    input: Vec<u8>,
+    parser: ParseState,
+    places: VecDeque<Place>,
+    /// When the first place was given up since an answer came in time or nothing was owed; 0: none.
+    behind_since_ns: u64,
+    dirty: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ConnectionState {
+    Down { retry_ns: u64 },
+    Connecting { deadline_ns: u64 },
+    Up,
+}
+
+/// A request in flight: its place in the order of answers.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    client: u32,
+    tag: u64,
+    deadline_ns: u64,
+    given_up: bool,
+}
+
+impl BackendPool {
+    pub(crate) fn new(backend: &Backend, stream_key: &mut impl FnMut() -> u32) -> Self {
+        let tcp = backend.transport == Transport::Tcp;
+        let count = if tcp { backend.connections } else { 0 };
+        let connection = |_| BackendConnection {
+            key: stream_key(),
+            state: ConnectionState::Down { retry_ns: 0 },
+            back_off_ns: BACK_OFF_NS_MIN,
+            output: Vec::new(),
+            written: 0,
+            input: Vec::new(),
+            parser: ParseState::default(),
+            places: VecDeque::with_capacity(backend.in_flight as usize),
+            behind_since_ns: 0,
+            dirty: false,
+        };
+        Self {
+            address: backend.address,
+            transport: backend.transport,
+            framing: backend.framing,
+            timeout_ns: backend.timeout_ms * 1_000_000,
+            in_flight_max: backend.in_flight as usize,
+            max_message_bytes: backend.max_message_bytes as usize,
+            connections: (0..count).map(connection).collect(),
+            dirty: Vec::with_capacity(count as usize),
+        }
+    }
+
+    fn patience_ns(&self) -> u64 {
+        (10 * self.timeout_ns).max(PATIENCE_NS_MIN)
+    }
+
+    /// The connection for the next request: the least busy one that is up or on its way; `Err(true)`
+    /// when all are full, `Err(false)` when all are down.
+    fn choose<N: Nic>(&mut self, nic: &mut N, now_ns: u64) -> Result<usize, bool> {
+        let patience_ns = self.patience_ns();
+        for connection in &mut self.connections {
+            let ConnectionState::Down { retry_ns } = connection.state else { continue };
+            if retry_ns > now_ns {
+                continue;
+            }
+            match nic.connect(self.address, Transport::Tcp, connection.key) {
+                Ok(()) => {
+                    let deadline_ns = now_ns + patience_ns;
+                    connection.state = ConnectionState::Connecting { deadline_ns };
+                }
+                Err(_) => connection.back_off(now_ns),
+            }
+        }
+        let standing = |c: &&BackendConnection| !matches!(c.state, ConnectionState::Down { .. });
+        if !self.connections.iter().any(|c| standing(&c)) {
+            return Err(false);
+        }
+        let open = self.connections.iter().enumerate().filter(|(_, c)| standing(c));
+        let free = open.filter(|(_, c)| c.places.len() < self.in_flight_max);
+        free.min_by_key(|(_, c)| c.places.len()).map(|(i, _)| i).ok_or(true)
+    }
+}
+
+impl BackendConnection {
+    fn back_off(&mut self, now_ns: u64) {
+        self.state = ConnectionState::Down { retry_ns: now_ns + self.back_off_ns };
+        self.back_off_ns = (2 * self.back_off_ns).min(BACK_OFF_NS_MAX);
+    }
+
+    fn reset_buffers(&mut self) {
+        self.output.clear();
+        self.written = 0;
+        self.input.clear();
+        self.parser = ParseState::default();
+        self.behind_since_ns = 0;
+    }
+}
+
+impl Lane {
+    /// Takes the requests that a block wrote into a client mqueue's TX ring.
+    pub(crate) fn take_backend_requests<N: Nic>(
+        &mut self,
+        nic: &mut N,
+        client: u32,
+        now_ns: u64,
+        scratch: &mut [u8],
+    ) {
+        loop {
+            let entry = &mut self.clients[client as usize];
+            if !entry.alive {
+                return;
+            }
+            let header = match entry.tx.peek() {
+                Ok(Some(header)) => header,
+                Ok(None) => break,
+                Err(RingError::BadHeader) => {
+                    self.counters.drop_one(DropReason::BadMessage);
+                    entry.tx.advance();
+                    continue;
+                }
+                Err(RingError::Corrupt) => return self.corrupt_client(client),
+            };
+            if header.kind != abi::kind::MESSAGE {
+                self.counters.drop_one(DropReason::BadMessage);
+                entry.tx.advance();
+                continue;
+            }
+            let Ok(room) = entry.rx.credit() else { return self.corrupt_client(client) };
+            let payload = &mut scratch[..header.len as usize];
+            if room <= entry.in_flight || !entry.tx.copy_out(&header, payload) {
+                return self.block_client(client, now_ns);
+            }
+            match self.send_to_backend(nic, client, header.tag, payload, now_ns) {
+                Sending::Sent => self.counters.backend_sent.one(),
+                Sending::Failed(status) => {
+                    self.clients[client as usize].in_flight += 1;
+                    self.answer(client, header.tag, status, &[]);
+                }
+                Sending::Busy => {
+                    let since_ns = self.clients[client as usize].blocked_since_ns;
+                    let backend = self.clients[client as usize].backend as usize;
+                    let overdue = since_ns != 0
+                        && now_ns.saturating_sub(since_ns) > self.backends[backend].timeout_ns;
+                    if !overdue {
+                        return self.block_client(client, now_ns);
+                    }
+                    self.clients[client as usize].in_flight += 1;
+                    self.counters.backend_timeouts.one();
+                    self.answer(client, header.tag, status::TIMEOUT, &[]);
+                }
+            }
+            let entry = &mut self.clients[client as usize];
+            entry.blocked_since_ns = 0;
+            entry.tx.advance();
+        }
+        self.clients[client as usize].tx.release();
+    }
+
+    /// The block wrote impossible ring words. Its server mqueue shares its fate: worker housekeeping
+    /// ends the requests there.
+    fn corrupt_client(&mut self, client: u32) {
+        let entry = &mut self.clients[client as usize];
+        entry.alive = false;
+        self.mqueues[entry.server as usize].tx_corrupt = true;
+    }
+
+    fn block_client(&mut self, client: u32, now_ns: u64) {
+        let entry = &mut self.clients[client as usize];
+        if entry.blocked_since_ns == 0 {
+            entry.blocked_since_ns = now_ns.max(1);
+        }
+        entry.tx.release();
+        if !self.blocked_clients.contains(&client) {
+            self.blocked_clients.push(client);
+        }
+    }
+
+    fn send_to_backend<N: Nic>(
+        &mut self,
+        nic: &mut N,
+        client: u32,
+        tag: u64,
+        payload: &[u8],
+        now_ns: u64,
+    ) -> Sending {
+        let entry = &mut self.clients[client as usize];
+        let pool = &mut self.backends[entry.backend as usize];
+        let deadline_ns = now_ns + pool.timeout_ns;
+        if pool.transport == Transport::Udp {
+            return send_datagram(nic, entry, pool.address, tag, payload, deadline_ns);
+        }
+        let number = match pool.choose(nic, now_ns) {
+            Ok(number) => number,
+            Err(true) => return Sending::Busy,
+            Err(false) => return Sending::Failed(status::REFUSED),
+        };
+        let connection = &mut pool.connections[number];
+        match pool.framing.encode_request(payload, &mut connection.output) {
+            Ok(()) => {}
+            Err(FramingError::TooLong) => return Sending::Failed(status::TOO_LONG),
+            Err(_) => return Sending::Failed(status::PROTOCOL),
+        }
+        connection.places.push_back(Place { client, tag, deadline_ns, given_up: false });
+        entry.in_flight += 1;
+        if !connection.dirty {
+            connection.dirty = true;
+            pool.dirty.push(number as u16);
+        }
+        Sending::Sent
+    }
+
+    /// Puts the answer to a request into its client mqueue's RX ring.
+    fn answer(&mut self, client: u32, tag: u64, status: u8, payload: &[u8]) {
+        let entry = &mut self.clients[client as usize];
+        entry.in_flight -= 1;
+        if !entry.alive {
+            return;
+        }
+        let head = Head { token: 0, tag, kind: abi::kind::MESSAGE, status };
+        let reason = match entry.rx.push(head, payload) {
+            Ok(()) => None,
+            Err(LoanError::TooLong) => Some(DropReason::BackendTooLong),
+            // There is a slot for every answer; what can be missing is room in the arena.
+            Err(LoanError::Full | LoanError::Corrupt) => Some(DropReason::BackendNoCredit),
+        };
+        if let Some(reason) = reason {
+            self.counters.drop_one(reason);
+            // The block is told all the same: it waits for exactly one answer.
+            let told = entry.rx.push(Head { status: status::TOO_LONG, ..head }, &[]);
+            if told.is_err() {
+                return self.corrupt_client(client);
+            }
+        }
+        self.counters.backend_answered.one();
+        self.ring_client(client);
+    }
+
+    /// A backend connection can be read.
+    pub(crate) fn read_backend<N: Nic>(
+        &mut self,
+        nic: &mut N,
+        pool: usize,
+        number: usize,
+        now_ns: u64,
+        scratch: &mut [u8],
+    ) {
+        loop {
+            let connection = &mut self.backends[pool].connections[number];
+            match nic.read(connection.key, scratch) {
+                Read::Bytes(count) => {
+                    connection.input.extend_from_slice(&scratch[..count]);
+                    if let Err((status, reason)) = self.take_backend_answers(pool, number) {
+                        self.counters.drop_one(reason);
+                        return self.fail_backend(nic, pool, number, status, now_ns);
+                    }
+                    if count < scratch.len() {
+                        return;
+                    }
+                }
+                Read::Empty => return,
+                Read::Closed | Read::Broken => {
+                    return self.fail_backend(nic, pool, number, status::CLOSED, now_ns);
+                }
+            }
+        }
+    }
+
+    /// Parses what has been read and answers the blocks. `Err`: the connection cannot go on.
+    fn take_backend_answers(&mut self, pool: usize, number: usize) -> Result<(), (u8, DropReason)> {
+        let mut taken = 0;
+        let mut input = std::mem::take(&mut self.backends[pool].connections[number].input);
+        let result = loop {
+            let (framing, max) =
+                (self.backends[pool].framing, self.backends[pool].max_message_bytes);
+            let connection = &mut self.backends[pool].connections[number];
+            let rest = &input[taken..];
+            if rest.is_empty() {
+                break Ok(());
+            }
+            let (consumed, payload) =
+                match framing.parse_response(&mut connection.parser, rest, max) {
+                    Ok(Parsed::Incomplete { .. }) => break Ok(()),
+                    Ok(Parsed::Message { consumed, start, end, .. }) => {
+                        (consumed, &rest[start..end])
+                    }
+                    Ok(_) => break Err((status::PROTOCOL, DropReason::BackendProtocol)),
+                    Err(error) => {
+                        let reason = error.backend_drop_reason();
+                        let too_long = reason == DropReason::BackendTooLong;
+                        let status = if too_long { status::TOO_LONG } else { status::PROTOCOL };
+                        break Err((status, reason));
+                    }
+                };
+            taken += consumed;
+            let place = connection.places.pop_front();
+            if connection.places.is_empty() || place.is_some_and(|p| !p.given_up) {
+                connection.behind_since_ns = 0;
+            }
+            match place {
+                None => break Err((status::PROTOCOL, DropReason::BackendUnasked)),
+                Some(place) if place.given_up => self.counters.drop_one(DropReason::BackendLate),
+                Some(place) => self.answer(place.client, place.tag, status::OK, payload),
+            }
+        };
+        input.drain(..taken);
+        self.backends[pool].connections[number].input = input;
+        result
+    }
+
+    /// A backend connection ended: everybody who waits on it is told. The first request in line gets
+    /// `first`, those behind it `CLOSED` (or all of them `REFUSED` when it never was up).
+    pub(crate) fn fail_backend<N: Nic>(
+        &mut self,
+        nic: &mut N,
+        pool: usize,
+        number: usize,
+        first: u8,
+        now_ns: u64,
+    ) {
+        let connection = &mut self.backends[pool].connections[number];
+        if let ConnectionState::Down { .. } = connection.state {
+            return;
+        }
+        let was_up = connection.state == ConnectionState::Up;
+        nic.close(connection.key, Close::Reset);
+        connection.reset_buffers();
+        connection.back_off(now_ns);
+        self.counters.backend_failures.one();
+        let mut status = if was_up { first } else { status::REFUSED };
+        while let Some(place) = self.backends[pool].connections[number].places.pop_front() {
+            if !place.given_up {
+                self.answer(place.client, place.tag, status, &[]);
+            }
+            status = if was_up { status::CLOSED } else { status::REFUSED };
+        }
+    }
+
+    /// A backend connection can be written: an attempt succeeded, or there is room again.
+    pub(crate) fn backend_writable(&mut self, pool: usize, number: usize) {
+        let entry = &mut self.backends[pool];
+        let connection = &mut entry.connections[number];
+        if matches!(connection.state, ConnectionState::Connecting { .. }) {
+            connection.state = ConnectionState::Up;
+            connection.back_off_ns = BACK_OFF_NS_MIN;
+        }
+        if !connection.dirty && connection.written < connection.output.len() {
+            connection.dirty = true;
+            entry.dirty.push(number as u16);
+        }
+    }
+
+    /// Writes what requests left in the output of each connection: one write each.
+    pub(crate) fn flush_backends<N: Nic>(&mut self, nic: &mut N, now_ns: u64) {
+        for pool in 0..self.backends.len() {
+            while let Some(number) = self.backends[pool].dirty.pop() {
+                let connection = &mut self.backends[pool].connections[number as usize];
+                connection.dirty = false;
+                if connection.state != ConnectionState::Up {
+                    // Written when the attempt succeeds; dropped with its requests when it fails.
+                    continue;
+                }
+                match nic.write(connection.key, &connection.output[connection.written..]) {
+                    Written::Bytes(count) => {
+                        connection.written += count;
+                        if connection.written == connection.output.len() {
+                            connection.output.clear();
+                            connection.written = 0;
+                        } else {
+                            forget_written(&mut connection.output, &mut connection.written);
+                        }
+                    }
+                    Written::Full => {}
+                    Written::Broken => {
+                        self.fail_backend(nic, pool, number.into(), status::CLOSED, now_ns);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A client mqueue's own datagram socket can be read, or failed.
+    pub(crate) fn read_datagram_backend<N: Nic>(
+        &mut self,
+        nic: &mut N,
+        client: u32,
+        scratch: &mut [u8],
+    ) {
+        for _ in 0..DATAGRAMS_MAX {
+            let entry = &mut self.clients[client as usize];
+            match nic.read(entry.key, scratch) {
+                Read::Bytes(count) => match entry.datagram {
+                    DatagramState::Waiting { tag, .. } => {
+                        entry.datagram = DatagramState::Idle;
+                        self.answer(client, tag, status::OK, &scratch[..count]);
+                    }
+                    _ => self.counters.drop_one(DropReason::BackendUnasked),
+                },
+                Read::Empty => return,
+                Read::Closed | Read::Broken => return self.fail_datagram_backend(nic, client),
+            }
+        }
+        // It says more than it was asked, without end: what else it says finds nobody.
+        self.fail_datagram_backend(nic, client);
+    }
+
+    /// A client mqueue's own datagram socket failed (the backend's host says: refused).
+    pub(crate) fn fail_datagram_backend<N: Nic>(&mut self, nic: &mut N, client: u32) {
+        let entry = &mut self.clients[client as usize];
+        nic.close(entry.key, Close::Reset);
+        let state = std::mem::replace(&mut entry.datagram, DatagramState::Closed);
+        self.counters.backend_failures.one();
+        if let DatagramState::Waiting { tag, .. } = state {
+            self.answer(client, tag, status::REFUSED, &[]);
+        }
+    }
+
+    /// Gives up what takes too long.
+    pub(crate) fn expire_backends<N: Nic>(&mut self, nic: &mut N, now_ns: u64) {
+        for pool in 0..self.backends.len() {
+            let patience_ns = self.backends[pool].patience_ns();
+            for number in 0..self.backends[pool].connections.len() {
+                let connection = &self.backends[pool].connections[number];
+                let overdue = match connection.state {
+                    ConnectionState::Down { .. } => continue,
+                    ConnectionState::Connecting { deadline_ns } => deadline_ns <= now_ns,
+                    ConnectionState::Up => {
+                        let since_ns = connection.behind_since_ns;
+                        since_ns != 0 && since_ns + patience_ns <= now_ns
+                    }
+                };
+                if overdue {
+                    self.fail_backend(nic, pool, number, status::CLOSED, now_ns);
+                    continue;
+                }
+                // Deadlines grow along the line, so the first one in time ends the search.
+                for index in 0..self.backends[pool].connections[number].places.len() {
+                    let connection = &mut self.backends[pool].connections[number];
+                    let place = &mut connection.places[index];
+                    if place.deadline_ns > now_ns {
+                        break;
+                    }
+                    if connection.behind_since_ns == 0 {
+                        connection.behind_since_ns = now_ns.max(1);
+                    }
+                    if !std::mem::replace(&mut place.given_up, true) {
+                        let (client, tag) = (place.client, place.tag);
+                        self.counters.backend_timeouts.one();
+                        self.answer(client, tag, status::TIMEOUT, &[]);
+                    }
+                }
+            }
+        }
+        for client in 0..self.clients.len() {
+            let entry = &mut self.clients[client];
+            let DatagramState::Waiting { tag, deadline_ns } = entry.datagram else { continue };
+            if deadline_ns <= now_ns {
+                nic.close(entry.key, Close::Reset);
+                entry.datagram = DatagramState::Closed;
+                self.counters.backend_timeouts.one();
+                self.answer(client as u32, tag, status::TIMEOUT, &[]);
+            }
+        }
+    }
+
+    /// Requests to backends without an answer.
+    pub(crate) fn backend_in_flight(&self) -> bool {
+        self.clients.iter().any(|c| c.in_flight > 0)
+    }
+}
+
+/// What became of a request to a backend.
+enum Sending {
+    Sent,
+    /// Answer with this status.
+    Failed(u8),
+    /// Later: everything is full.
+    Busy,
+}
+
+fn send_datagram<N: Nic>(
+    nic: &mut N,
+    entry: &mut ClientMqueue,
+    address: SocketAddr,
+    tag: u64,
+    payload: &[u8],
+    deadline_ns: u64,
+) -> Sending {
+    match entry.datagram {
+        DatagramState::Waiting { .. } => return Sending::Busy,
+        DatagramState::Idle => {}
+        DatagramState::Closed => {
+            if nic.connect(address, Transport::Udp, entry.key).is_err() {
+                return Sending::Failed(status::REFUSED);
+            }
+            entry.datagram = DatagramState::Idle;
+        }
+    }
+    match nic.write(entry.key, payload) {
+        Written::Bytes(_) => {
+            entry.datagram = DatagramState::Waiting { tag, deadline_ns };
+            entry.in_flight += 1;
+            Sending::Sent
+        }
+        Written::Full => Sending::Busy,
+        Written::Broken => {
+            nic.close(entry.key, Close::Reset);
+            entry.datagram = DatagramState::Closed;
+            Sending::Failed(status::REFUSED)
+        }
+    }
+}

@@ -1,0 +1,559 @@
+//! TCP connections of one worker: their bytes, and the order of their replies.
+//!
+//! A connection owns memory only while it needs some: bytes of a message that is not complete yet,
+//! and replies that the host kernel has not taken. Both come from a [`Pool`] of the worker.
+//!
+//! Requests of a connection are numbered from 0. With `ordered` replies, an outcome that comes before
+//! its turn waits in a window of `pipelined` places; the engine copies it there, so that the ring
+//! slot it came in is free at once. Reading stops while `pipelined` requests are open or unsent, so
+//! a client that sends and never reads costs at most that many replies.
+
+use std::collections::VecDeque;
+
+use wire::framing::ParseState;
+use wire::nic::StreamKey;
+
+/// What becomes of one request, in the place its reply would take.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// Bytes as they go on the wire, and how many of them are payload; counted as replied when sent.
+    Reply { encoded: Vec<u8>, payload: u32 },
+    /// Bytes that report an error; the request was counted when it was dropped.
+    Error(&'static [u8]),
+    /// No bytes.
+    Nothing,
+    /// The connection ends here, after these bytes, which may be none: the last thing the framing can
+    /// tell the client. One outcome, so that the end never needs a place the window does not have.
+    Close(&'static [u8]),
+}
+
+/// Whether a connection's bytes are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// Yes.
+    Open,
+    /// A whole message waits for credit or for a place in the window.
+    Stalled,
+    /// No more: the peer closed its side, asked to quit, broke the framing, or the engine drains.
+    Ended,
+}
+
+/// A reply in the output that the host kernel has not taken entirely.
+#[derive(Clone, Copy, Debug)]
+struct Owed {
+    /// Position in the connection's output, counted from its first byte, where the reply ends.
+    end: u64,
+    /// Payload bytes; `None` for bytes that are no reply.
+    payload: Option<u32>,
+}
+
+/// One TCP connection. See the module's text.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// Life of this table entry; odd while the connection is open.
+    pub(crate) generation: u32,
+    pub(crate) service: u16,
+    /// Hash of the flow (client address and port).
+    pub(crate) flow: u64,
+    pub(crate) parser: ParseState,
+    /// Bytes read that no message has taken.
+    pub(crate) input: Vec<u8>,
+    pub(crate) reading: Reading,
+    /// The host kernel may have bytes for us.
+    pub(crate) readable: bool,
+    /// In the worker's list of connections to read.
+    pub(crate) listed: bool,
+    /// In the worker's list of connections to write.
+    pub(crate) dirty: bool,
+    /// Close once the output is flushed.
+    pub(crate) closing: bool,
+    pub(crate) last_message_ns: u64,
+    /// Since when the host kernel refuses bytes; 0 when it does not.
+    pub(crate) blocked_since_ns: u64,
+    output: Vec<u8>,
+    written: usize,
+    /// Output bytes ever written to the host kernel.
+    written_total: u64,
+    owed: VecDeque<Owed>,
+    ordered: bool,
+    window: u32,
+    /// Number of the next request.
+    next: u64,
+    /// Number of the request whose outcome goes out next (ordered).
+    turn: u64,
+    /// Requests without an outcome.
+    open: u32,
+    early: VecDeque<Option<Outcome>>,
+    early_bytes: usize,
+    early_replies: usize,
+    owed_replies: usize,
+    lost: u64,
+}
+
+/// Replies that left, as counted by [`Connection::sent`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sent {
+    pub(crate) replies: u64,
+    pub(crate) payload: u64,
+}
+
+impl Connection {
+    fn closed() -> Self {
+        Self {
+            generation: 0,
+            service: 0,
+            flow: 0,
+            parser: ParseState::default(),
+            input: Vec::new(),
+            reading: Reading::Ended,
+            readable: false,
+            listed: false,
+            dirty: false,
+            closing: false,
+            last_message_ns: 0,
+            blocked_since_ns: 0,
+            output: Vec::new(),
+            written: 0,
+            written_total: 0,
+            owed: VecDeque::new(),
+            ordered: true,
+            window: 1,
+            next: 0,
+            turn: 0,
+            open: 0,
+            early: VecDeque::new(),
+            early_bytes: 0,
+            early_replies: 0,
+            owed_replies: 0,
+            lost: 0,
+        }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.generation % 2 == 1
+    }
+
+    /// Whether another request may be taken from the input.
+    pub(crate) fn may_take(&self) -> bool {
+        let open = if self.ordered { self.next - self.turn } else { u64::from(self.open) };
+        open + (self.owed.len() as u64) < u64::from(self.window)
+    }
+
+    /// Numbers a request that was just accepted.
+    pub(crate) fn take(&mut self) -> u64 {
+        self.open += 1;
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// The number [`Self::take`] would give.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Requests without an outcome, outcomes not yet in the output, replies not yet sent.
+    pub(crate) fn unsettled(&self) -> usize {
+        self.open as usize + self.early_replies() + self.owed_replies()
+    }
+
+    /// Replies that wait for their turn.
+    pub(crate) fn early_replies(&self) -> usize {
+        self.early_replies
+    }
+
+    /// Replies in the output that the host kernel has not taken.
+    pub(crate) fn owed_replies(&self) -> usize {
+        self.owed_replies
+    }
+
+    /// Replies that are ready and not sent.
+    fn waiting(&self) -> u64 {
+        (self.early_replies + self.owed_replies) as u64
+    }
+
+    /// Whether the outcome of request `sequence` can go to the output at once.
+    pub(crate) fn is_due(&self, sequence: u64) -> bool {
+        !self.ordered || sequence == self.turn
+    }
+
+    /// Appends one due reply: `encode` writes its bytes and says whether it could.
+    pub(crate) fn reply_now<E>(
+        &mut self,
+        payload: u32,
+        pool: &mut Pool,
+        encode: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.output.capacity() == 0 {
+            self.output = pool.take();
+        }
+        encode(&mut self.output)?;
+        self.owe(Some(payload));
+        self.open -= 1;
+        if self.ordered {
+            self.turn += 1;
+            self.early.pop_front();
+            self.advance(pool);
+        }
+        Ok(())
+    }
+
+    /// Records the outcome of a request; those whose turn has come move to the output.
+    pub(crate) fn settle(&mut self, sequence: u64, outcome: Outcome, pool: &mut Pool) {
+        self.open -= 1;
+        if !self.ordered {
+            return self.emit(outcome, pool);
+        }
+        let ahead = (sequence - self.turn) as usize;
+        debug_assert!(ahead < self.window as usize);
+        if ahead == 0 {
+            self.emit(outcome, pool);
+            self.turn += 1;
+            self.early.pop_front();
+            return self.advance(pool);
+        }
+        if let Outcome::Reply { encoded, .. } = &outcome {
+            self.early_bytes += encoded.len();
+            self.early_replies += 1;
+        }
+        while self.early.len() <= ahead {
+            self.early.push_back(None);
+        }
+        self.early[ahead] = Some(outcome);
+    }
+
+    /// Moves early outcomes whose turn has come to the output.
+    fn advance(&mut self, pool: &mut Pool) {
+        while let Some(Some(_)) = self.early.front() {
+            let outcome = self.early.pop_front().flatten().expect("just seen");
+            if let Outcome::Reply { encoded, .. } = &outcome {
+                self.early_bytes -= encoded.len();
+                self.early_replies -= 1;
+            }
+            self.emit(outcome, pool);
+            self.turn += 1;
+        }
+    }
+
+    fn emit(&mut self, outcome: Outcome, pool: &mut Pool) {
+        if self.closing {
+            if let Outcome::Reply { encoded, .. } = outcome {
+                self.lost += 1;
+                pool.give(encoded);
+            }
+            return;
+        }
+        match outcome {
+            Outcome::Reply { encoded, payload } => {
+                self.append(&encoded, pool);
+                self.owe(Some(payload));
+                pool.give(encoded);
+            }
+            Outcome::Error(bytes) => {
+                self.append(bytes, pool);
+                self.owe(None);
+            }
+            Outcome::Nothing => {}
+            Outcome::Close(bytes) => {
+                if !bytes.is_empty() {
+                    self.append(bytes, pool);
+                    self.owe(None);
+                }
+                self.closing = true;
+                self.reading = Reading::Ended;
+            }
+        }
+    }
+
+    fn append(&mut self, bytes: &[u8], pool: &mut Pool) {
+        if self.output.capacity() == 0 {
+            self.output = pool.take();
+        }
+        self.output.extend_from_slice(bytes);
+    }
+
+    fn owe(&mut self, payload: Option<u32>) {
+        let end = self.written_total + (self.output.len() - self.written) as u64;
+        self.owed.push_back(Owed { end, payload });
+        self.owed_replies += usize::from(payload.is_some());
+    }
+
+    /// Early replies that a [`Outcome::Close`] before them made undeliverable, since the last call.
+    pub(crate) fn take_lost(&mut self) -> u64 {
+        std::mem::take(&mut self.lost)
+    }
+
+    /// Bytes the host kernel has not taken.
+    pub(crate) fn unsent(&self) -> &[u8] {
+        &self.output[self.written..]
+    }
+
+    /// The host kernel took `count` bytes: which replies are complete?
+    pub(crate) fn sent(&mut self, count: usize, pool: &mut Pool) -> Sent {
+        self.written += count;
+        self.written_total += count as u64;
+        let mut sent = Sent::default();
+        while let Some(owed) = self.owed.front().filter(|o| o.end <= self.written_total) {
+            if let Some(payload) = owed.payload {
+                sent.replies += 1;
+                sent.payload += u64::from(payload);
+                self.owed_replies -= 1;
+            }
+            self.owed.pop_front();
+        }
+        if self.written == self.output.len() {
+            pool.give(std::mem::take(&mut self.output));
+            self.written = 0;
+        } else {
+            forget_written(&mut self.output, &mut self.written);
+        }
+        sent
+    }
+
+    /// Gives back the input's memory when nothing is in it.
+    pub(crate) fn trim_input(&mut self, pool: &mut Pool) {
+        if self.input.is_empty() && self.input.capacity() > 0 {
+            pool.give(std::mem::take(&mut self.input));
+        }
+    }
+}
+
+/// The worker's table of connections; the index is the stream key.
+#[derive(Debug, Default)]
+pub(crate) struct Connections {
+    entries: Vec<Connection>,
+    free: Vec<StreamKey>,
+    open: usize,
+    /// Replies that are ready and not sent, by service.
+    waiting: Vec<u64>,
+    /// Bytes of early replies of all connections.
+    pub(crate) early_bytes: usize,
+}
+
+impl Connections {
+    pub(crate) fn new(services: usize) -> Self {
+        Self { waiting: vec![0; services], ..Self::default() }
+    }
+
+    /// Lets `change` work on an open connection and keeps the sums over all of them.
+    #[inline]
+    pub(crate) fn change<R>(
+        &mut self,
+        key: StreamKey,
+        change: impl FnOnce(&mut Connection) -> R,
+    ) -> Option<R> {
+        let connection = self.entries.get_mut(key as usize).filter(|c| c.is_open())?;
+        let before = (connection.waiting(), connection.early_bytes);
+        let result = change(connection);
+        let waiting = &mut self.waiting[connection.service as usize];
+        *waiting = *waiting + connection.waiting() - before.0;
+        self.early_bytes = self.early_bytes + connection.early_bytes - before.1;
+        Some(result)
+    }
+
+    pub(crate) fn open_count(&self) -> usize {
+        self.open
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Opens an entry.
+    pub(crate) fn open(
+        &mut self,
+        service: u16,
+        ordered: bool,
+        window: u32,
+        now_ns: u64,
+    ) -> StreamKey {
+        let key = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(Connection::closed());
+            self.entries.len() as StreamKey - 1
+        });
+        let entry = &mut self.entries[key as usize];
+        *entry = Connection {
+            generation: entry.generation.wrapping_add(1),
+            service,
+            reading: Reading::Open,
+            last_message_ns: now_ns,
+            ordered,
+            window,
+            ..Connection::closed()
+        };
+        self.open += 1;
+        key
+    }
+
+    /// Closes an entry, returns its memory and the number of replies that are lost with it.
+    pub(crate) fn close(&mut self, key: StreamKey, pool: &mut Pool) -> u64 {
+        let entry = &mut self.entries[key as usize];
+        assert!(entry.is_open());
+        let lost = entry.waiting();
+        self.waiting[entry.service as usize] -= lost;
+        self.early_bytes -= entry.early_bytes;
+        pool.give(std::mem::take(&mut entry.input));
+        pool.give(std::mem::take(&mut entry.output));
+        for outcome in entry.early.drain(..).flatten() {
+            if let Outcome::Reply { encoded, .. } = outcome {
+                pool.give(encoded);
+            }
+        }
+        *entry =
+            Connection { generation: entry.generation.wrapping_add(1), ..Connection::closed() };
+        self.free.push(key);
+        self.open -= 1;
+        lost
+    }
+
+    /// The open connection under a key.
+    #[inline]
+    pub(crate) fn at(&mut self, key: StreamKey) -> Option<&mut Connection> {
+        self.entries.get_mut(key as usize).filter(|c| c.is_open())
+    }
+
+    /// The open connection under a key, if it is still in that life.
+    #[inline]
+    pub(crate) fn in_life(&mut self, key: StreamKey, generation: u32) -> Option<&mut Connection> {
+        self.at(key).filter(|c| c.generation == generation)
+    }
+
+    /// Replies that are ready and not sent, for the accounting identity.
+    pub(crate) fn replies_waiting(&self, service: u16) -> u64 {
+        self.waiting[service as usize]
+    }
+}
+
+/// Written bytes that may stand in front of unwritten ones.
+const WRITTEN_KEPT_MAX: usize = 64 << 10;
+
+/// Takes written bytes off the front of an output that still holds others, once they are many: a peer
+/// that reads steadily but never catches up must not keep all it ever read in memory. Moves no more
+/// bytes than were written since the last time.
+pub(crate) fn forget_written(output: &mut Vec<u8>, written: &mut usize) {
+    if *written >= WRITTEN_KEPT_MAX && *written >= output.len() - *written {
+        output.drain(..*written);
+        *written = 0;
+    }
+}
+
+/// Buffers that connections borrow. Large ones are not kept.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    free: Vec<Vec<u8>>,
+}
+
+/// Buffers of more capacity are returned to the allocator.
+const KEEP_CAPACITY_MAX: usize = 64 << 10;
+/// Buffers kept.
+const KEEP_MAX: usize = 1024;
+
+impl Pool {
+    pub(crate) fn take(&mut self) -> Vec<u8> {
+        self.free.pop().unwrap_or_else(|| Vec::with_capacity(4096))
+    }
+
+    pub(crate) fn give(&mut self, mut buffer: Vec<u8>) {
+        let keep = 1..=KEEP_CAPACITY_MAX;
+        if keep.contains(&buffer.capacity()) && self.free.len() < KEEP_MAX {
+            buffer.clear();
+            self.free.push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(ordered: bool, window: u32) -> (Connections, Pool, StreamKey) {
+        let mut connections = Connections::new(1);
+        let key = connections.open(0, ordered, window, 0);
+        (connections, Pool::default(), key)
+    }
+
+    fn reply(byte: u8) -> Outcome {
+        Outcome::Reply { encoded: vec![byte; 3], payload: 3 }
+    }
+
+    #[test]
+    fn ordered_replies_leave_in_request_order() {
+        let (mut connections, mut pool, key) = open(true, 4);
+        let c = connections.at(key).unwrap();
+        for expected in 0..4 {
+            assert!(c.may_take());
+            assert_eq!(c.take(), expected);
+        }
+        assert!(!c.may_take(), "the window is full");
+        for (sequence, outcome) in [(2, reply(2)), (1, Outcome::Nothing), (3, reply(3))] {
+            c.settle(sequence, outcome, &mut pool);
+            assert!(c.unsent().is_empty());
+        }
+        assert_eq!((c.early_replies(), c.early_bytes, c.unsettled()), (2, 6, 3));
+        assert!(c.is_due(0));
+        let encode = |out: &mut Vec<u8>| -> Result<(), ()> {
+            out.extend([0; 3]);
+            Ok(())
+        };
+        c.reply_now(3, &mut pool, encode).unwrap();
+        assert_eq!(c.unsent(), [0, 0, 0, 2, 2, 2, 3, 3, 3]);
+        assert_eq!(c.early_bytes, 0);
+        assert_eq!(c.sent(5, &mut pool), Sent { replies: 1, payload: 3 });
+        assert_eq!(c.owed_replies(), 2);
+        assert_eq!(c.sent(4, &mut pool), Sent { replies: 2, payload: 6 });
+        assert_eq!(c.unsettled(), 0);
+    }
+
+    #[test]
+    fn a_close_in_the_order_stops_what_follows() {
+        let (mut connections, mut pool, key) = open(true, 8);
+        let c = connections.at(key).unwrap();
+        (0..3).for_each(|_| assert!(c.take() < 3));
+        c.settle(2, reply(2), &mut pool);
+        c.settle(1, Outcome::Close(b"bye"), &mut pool);
+        c.settle(0, reply(0), &mut pool);
+        assert_eq!(c.take_lost(), 1);
+        assert_eq!(c.unsent(), b"\0\0\0bye");
+        assert!(c.closing);
+        // This test went past the table's count of waiting replies.
+        connections.waiting[0] = 1;
+        assert_eq!(connections.close(key, &mut pool), 1, "the unsent reply");
+        assert!(connections.at(key).is_none());
+        let again = connections.open(0, true, 8, 0);
+        assert_eq!((again, connections.at(again).unwrap().generation), (key, 3));
+    }
+
+    #[test]
+    fn output_that_is_never_quite_empty_does_not_pile_up() {
+        let (mut connections, mut pool, key) = open(true, 8);
+        let c = connections.at(key).unwrap();
+        let reply = || Outcome::Reply { encoded: vec![7; 4096], payload: 4096 };
+        let sequence = c.take();
+        c.settle(sequence, reply(), &mut pool);
+        let mut replied = 0;
+        for _ in 0..4096 {
+            let sequence = c.take();
+            c.settle(sequence, reply(), &mut pool);
+            // The client reads all but a byte of what there is, so the output never runs empty.
+            let most = c.unsent().len() - 1;
+            assert!(c.unsent()[..most].iter().all(|byte| *byte == 7));
+            replied += c.sent(most, &mut pool).replies;
+            assert!(c.output.capacity() <= 256 << 10, "{} bytes are kept", c.output.capacity());
+        }
+        replied += c.sent(1, &mut pool).replies;
+        assert_eq!((replied, c.unsettled(), c.unsent().len()), (4097, 0, 0));
+    }
+
+    #[test]
+    fn unordered_replies_leave_as_they_come() {
+        let (mut connections, mut pool, key) = open(false, 2);
+        let c = connections.at(key).unwrap();
+        c.take();
+        c.take();
+        assert!(!c.may_take());
+        c.settle(1, reply(1), &mut pool);
+        assert_eq!(c.unsent(), [1; 3]);
+        assert!(!c.may_take(), "an unsent reply holds its place");
+        c.sent(3, &mut pool);
+        assert!(c.may_take());
+    }
+}

@@ -1,0 +1,301 @@
+//! The dispatcher: which mqueue a request goes to. Pure: it looks at credits, it moves nothing.
+//!
+//! Every mqueue of a service has a *global* number, the same on every worker: those of its first
+//! accelerator in block order, then those of the second, and so on. Worker `block % workers` owns a
+//! block's mqueue; within one worker a service's mqueues are numbered again, densely, in global order
+//! ([`Owner`]).
+//!
+//! A worker prefers its own mqueues. The hash policies name one mqueue, whoever owns it: a key always
+//! meets the same one. The others hand a request over only when every mqueue of their own is out of
+//! credit.
+
+use wire::DropReason;
+use wire::admission::{bucket, key_hash};
+
+use crate::topology::Dispatch;
+
+/// Longest run of messages of one burst that go to one mqueue before the next gets its share.
+const RUN_MAX: u32 = 32;
+
+/// Who owns the mqueues of a service.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owner {
+    pub(crate) workers: u32,
+    /// Mqueues (blocks) per accelerator.
+    pub(crate) blocks: u32,
+    pub(crate) accelerators: u32,
+}
+
+impl Owner {
+    /// Mqueues of the service, over all accelerators and workers.
+    pub(crate) fn total(&self) -> u32 {
+        self.blocks * self.accelerators
+    }
+
+    /// Blocks of one accelerator that `worker` owns.
+    pub(crate) fn blocks_of(&self, worker: u32) -> u32 {
+        (self.blocks + self.workers - 1 - worker) / self.workers
+    }
+
+    /// Owner and local number of a global mqueue.
+    pub(crate) fn locate(&self, global: u32) -> (u32, u32) {
+        let (accelerator, block) = (global / self.blocks, global % self.blocks);
+        let worker = block % self.workers;
+        (worker, accelerator * self.blocks_of(worker) + block / self.workers)
+    }
+}
+
+/// Where a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// A mqueue of this worker (local number).
+    Local(u32),
+    /// Another worker, which may choose the mqueue.
+    AnyOf { worker: u32 },
+    /// A certain mqueue (local number there) of another worker.
+    Remote { worker: u32, mqueue: u32 },
+    /// Nowhere: no credit, or no mqueue that lives.
+    Shed(DropReason),
+}
+
+/// What the dispatcher knows of one mqueue.
+pub(crate) trait Credit {
+    /// Mqueues of this worker.
+    fn count(&self) -> u32;
+    /// Requests that the mqueue still takes; `None` when it is dead.
+    fn credit(&self, mqueue: u32) -> Option<u32>;
+    /// Requests under way on it.
+    fn outstanding(&self, mqueue: u32) -> u32;
+    /// The other worker that last told of the most credit for this service, if any.
+    fn richest_other(&self) -> Option<u32>;
+}
+
+/// Chooses mqueues for one service on one worker.
+#[derive(Debug)]
+pub(crate) struct Dispatcher {
+    policy: Dispatch,
+    owner: Owner,
+    worker: u32,
+    /// Round robin: the mqueue of the current run, and what is left of the run.
+    cursor: u32,
+    run_left: u32,
+    run: u32,
+}
+
+impl Dispatcher {
+    pub(crate) fn new(policy: Dispatch, owner: Owner, worker: u32) -> Self {
+        Self { policy, owner, worker, cursor: 0, run_left: 1, run: 1 }
+    }
+
+    /// A burst of this many messages is about to be routed: sets the length of runs. Small bursts are
+    /// spread for latency, large ones go in runs, which keeps a resumed block busy for longer.
+    pub(crate) fn burst(&mut self, messages: usize) {
+        self.run = (messages as u32 / 8).clamp(1, RUN_MAX);
+    }
+
+    /// Whether [`Self::route`] looks at its `flow` argument.
+    pub(crate) fn needs_flow(&self) -> bool {
+        self.policy == Dispatch::FlowHash
+    }
+
+    /// Where this message goes. `flow` is the hash of its flow.
+    #[inline]
+    pub(crate) fn route(&mut self, message: &[u8], flow: u64, mqueues: &impl Credit) -> Route {
+        let hash = match self.policy {
+            Dispatch::RoundRobin => return self.round_robin(mqueues),
+            Dispatch::LeastLoaded => return self.least_loaded(mqueues),
+            Dispatch::FlowHash => flow,
+            Dispatch::KeyHash(range) => match range.of(message) {
+                Ok(key) => key_hash(key),
+                Err(reason) => return Route::Shed(reason),
+            },
+        };
+        let global = bucket(hash, self.owner.total());
+        let (worker, mqueue) = self.owner.locate(global);
+        if worker != self.worker {
+            return Route::Remote { worker, mqueue };
+        }
+        self.check(mqueue, mqueues)
+    }
+
+    /// Any mqueue of this worker, for a message that another worker handed over.
+    pub(crate) fn route_here(&mut self, mqueues: &impl Credit) -> Route {
+        match self.policy {
+            Dispatch::LeastLoaded => self.least_loaded(mqueues),
+            _ => self.round_robin(mqueues),
+        }
+    }
+
+    /// A certain mqueue of this worker.
+    #[inline]
+    pub(crate) fn check(&self, mqueue: u32, mqueues: &impl Credit) -> Route {
+        match mqueues.credit(mqueue) {
+            None => Route::Shed(DropReason::MqueueDead),
+            Some(0) => Route::Shed(DropReason::NoCredit),
+            Some(_) => Route::Local(mqueue),
+        }
+    }
+
+    fn round_robin(&mut self, mqueues: &impl Credit) -> Route {
+        let count = mqueues.count();
+        if self.run_left > 0
+            && self.cursor < count
+            && mqueues.credit(self.cursor).is_some_and(|c| c > 0)
+        {
+            self.run_left -= 1;
+            return Route::Local(self.cursor);
+        }
+        for step in 1..=count {
+            let mqueue = (self.cursor + step) % count;
+            if mqueues.credit(mqueue).is_some_and(|c| c > 0) {
+                self.cursor = mqueue;
+                self.run_left = self.run - 1;
+                return Route::Local(mqueue);
+            }
+        }
+        self.elsewhere(mqueues)
+    }
+
+    fn least_loaded(&self, mqueues: &impl Credit) -> Route {
+        let has_credit = |m: &u32| mqueues.credit(*m).is_some_and(|c| c > 0);
+        let least = (0..mqueues.count()).filter(has_credit).min_by_key(|m| mqueues.outstanding(*m));
+        least.map_or_else(|| self.elsewhere(mqueues), Route::Local)
+    }
+
+    fn elsewhere(&self, mqueues: &impl Credit) -> Route {
+        if let Some(worker) = mqueues.richest_other() {
+            return Route::AnyOf { worker };
+        }
+        let alive = (0..mqueues.count()).any(|m| mqueues.credit(m).is_some());
+        if alive || self.owner.workers > 1 && mqueues.count() == 0 {
+            Route::Shed(DropReason::NoCredit)
+        } else {
+            Route::Shed(DropReason::NoAccelerator)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Table(Vec<Option<u32>>, Option<u32>);
+
+    impl Credit for Table {
+        fn count(&self) -> u32 {
+            self.0.len() as u32
+        }
+        fn credit(&self, mqueue: u32) -> Option<u32> {
+            self.0[mqueue as usize]
+        }
+        fn outstanding(&self, mqueue: u32) -> u32 {
+            10 - self.0[mqueue as usize].unwrap_or(0)
+        }
+        fn richest_other(&self) -> Option<u32> {
+            self.1
+        }
+    }
+
+    fn flow(port: u16) -> u64 {
+        wire::admission::flow_hash(([127, 0, 0, 1], port).into(), 9000)
+    }
+
+    fn dispatcher(policy: Dispatch, workers: u32, blocks: u32) -> Dispatcher {
+        Dispatcher::new(policy, Owner { workers, blocks, accelerators: 1 }, 0)
+    }
+
+    #[test]
+    fn every_mqueue_has_one_owner_and_one_dense_number() {
+        for workers in 1..6 {
+            for blocks in 1..12 {
+                let owner = Owner { workers, blocks, accelerators: 3 };
+                let mut seen: Vec<Vec<u32>> = vec![Vec::new(); workers as usize];
+                for global in 0..owner.total() {
+                    let (worker, local) = owner.locate(global);
+                    seen[worker as usize].push(local);
+                }
+                for (worker, locals) in seen.iter().enumerate() {
+                    let count = 3 * owner.blocks_of(worker as u32);
+                    assert_eq!(*locals, (0..count).collect::<Vec<_>>(), "{workers} {blocks}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn round_robin_visits_all_and_skips_the_empty_and_the_dead() {
+        let mut d = dispatcher(Dispatch::RoundRobin, 1, 4);
+        let table = Table(vec![Some(5), Some(0), None, Some(5)], None);
+        let mut hits = [0; 4];
+        for _ in 0..100 {
+            match d.route(b"", flow(1), &table) {
+                Route::Local(m) => hits[m as usize] += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(hits, [50, 0, 0, 50]);
+        let empty = Table(vec![Some(0); 4], None);
+        assert_eq!(d.route(b"", flow(1), &empty), Route::Shed(DropReason::NoCredit));
+        let dead = Table(vec![None; 4], None);
+        assert_eq!(d.route(b"", flow(1), &dead), Route::Shed(DropReason::NoAccelerator));
+        let other = Table(vec![Some(0); 4], Some(2));
+        assert_eq!(d.route(b"", flow(1), &other), Route::AnyOf { worker: 2 });
+    }
+
+    #[test]
+    fn a_large_burst_goes_in_runs() {
+        let mut d = dispatcher(Dispatch::RoundRobin, 1, 4);
+        d.burst(64);
+        let table = Table(vec![Some(99); 4], None);
+        let route = |d: &mut Dispatcher| d.route(b"", flow(1), &table);
+        let routes: Vec<_> = (0..32).map(|_| route(&mut d)).collect();
+        let changes = routes.windows(2).filter(|w| w[0] != w[1]).count();
+        assert!((3..=5).contains(&changes), "{routes:?}");
+    }
+
+    #[test]
+    fn least_loaded_takes_the_least() {
+        let mut d = dispatcher(Dispatch::LeastLoaded, 1, 3);
+        let table = Table(vec![Some(1), Some(9), Some(3)], None);
+        assert_eq!(d.route(b"", flow(1), &table), Route::Local(1));
+    }
+
+    #[test]
+    fn a_key_meets_the_same_mqueue_from_any_client_and_worker() {
+        let policy = Dispatch::KeyHash("2:4".parse().unwrap());
+        let owner = Owner { workers: 4, blocks: 6, accelerators: 1 };
+        let mut used = std::collections::BTreeSet::new();
+        for key in 0..200_u32 {
+            let message = [&[0, 0][..], &key.to_le_bytes()].concat();
+            let mut places = std::collections::BTreeSet::new();
+            for worker in 0..4 {
+                let table = Table(vec![Some(1); owner.blocks_of(worker) as usize], None);
+                let mut d = Dispatcher::new(policy, owner, worker);
+                places.insert(match d.route(&message, flow(worker as u16), &table) {
+                    Route::Local(mqueue) => (worker, mqueue),
+                    Route::Remote { worker, mqueue } => (worker, mqueue),
+                    other => panic!("{other:?}"),
+                });
+            }
+            assert_eq!(places.len(), 1);
+            used.extend(places);
+        }
+        assert_eq!(used.len(), 6, "every mqueue gets keys");
+        let mut d = Dispatcher::new(policy, owner, 0);
+        let table = Table(vec![Some(1); 2], None);
+        assert_eq!(d.route(&[1, 2, 3], flow(1), &table), Route::Shed(DropReason::TooShort));
+    }
+
+    #[test]
+    fn a_flow_stays_where_it_is() {
+        let table = Table(vec![Some(1); 8], None);
+        let mut d = dispatcher(Dispatch::FlowHash, 1, 8);
+        let mut used = std::collections::BTreeSet::new();
+        for port in 1..100 {
+            let first = d.route(b"a", flow(port), &table);
+            assert_eq!(d.route(b"b", flow(port), &table), first);
+            used.insert(format!("{first:?}"));
+        }
+        assert_eq!(used.len(), 8);
+    }
+}

@@ -1,0 +1,403 @@
+//! Exhale: from TX rings to clients, in bounded steps. What finds no room stays in its ring.
+
+use mqueue::abi::{self, SlotHeader, status};
+use mqueue::{LoanError, RingError};
+use wire::DropReason;
+use wire::admission::reply_allowed;
+use wire::framing::Expects;
+use wire::nic::{Close, Nic, StreamKey, Transport, UDP_PAYLOAD_MAX, Written};
+use wire::session::{Origin, Request, Token};
+
+use crate::connection::{Outcome, Reading};
+use crate::handover::{ANY, Envelope};
+use crate::topology::Replies;
+use crate::worker::Worker;
+
+/// A UDP port whose socket takes nothing for this long loses what waits.
+const SEND_PATIENCE_NS: u64 = 100_000_000;
+
+/// What became of one TX message.
+enum Forwarded {
+    /// It is done with.
+    Done,
+    /// There is no room where it goes: it stays in the ring.
+    Blocked,
+}
+
+impl<N: Nic> Worker<N> {
+    /// Empties the TX ring of a server mqueue, or blocks at the first reply without room.
+    pub(crate) fn gather_replies(&mut self, lane: usize, mqueue: u32) {
+        loop {
+            let entry = &mut self.lanes[lane].mqueues[mqueue as usize];
+            if !entry.alive {
+                return;
+            }
+            match entry.tx.peek() {
+                Ok(Some(header)) => match self.forward(lane, mqueue, &header) {
+                    Forwarded::Done => {
+                        self.busy();
+                        self.lanes[lane].mqueues[mqueue as usize].tx.advance();
+                    }
+                    Forwarded::Blocked => {
+                        let lane = &mut self.lanes[lane];
+                        if !lane.blocked.contains(&mqueue) {
+                            lane.blocked.push(mqueue);
+                        }
+                        break;
+                    }
+                },
+                Ok(None) => break,
+                Err(RingError::BadHeader) => {
+                    entry.tx.advance();
+                    self.lanes[lane].counters.drop_one(DropReason::BadMessage);
+                }
+                Err(RingError::Corrupt) => {
+                    entry.tx_corrupt = true;
+                    return;
+                }
+            }
+        }
+        self.lanes[lane].mqueues[mqueue as usize].tx.release();
+    }
+
+    /// The forwarder: what a TX message is and where it goes.
+    fn forward(&mut self, lane: usize, mqueue: u32, header: &SlotHeader) -> Forwarded {
+        let entry = &mut self.lanes[lane];
+        let token = Token(header.token);
+        if header.kind != abi::kind::MESSAGE && header.kind != abi::kind::DROP {
+            entry.counters.drop_one(DropReason::BadMessage);
+            return Forwarded::Done;
+        }
+        if entry.replies == Replies::None {
+            let dropped = header.kind == abi::kind::DROP;
+            let reason = if dropped { DropReason::ConsumedDrop } else { DropReason::UnwantedReply };
+            entry.counters.drop_one(reason);
+            return Forwarded::Done;
+        }
+        let Some(request) = entry.sessions.find(token, mqueue).copied() else {
+            entry.counters.drop_one(DropReason::StaleToken);
+            return Forwarded::Done;
+        };
+        if header.kind == abi::kind::DROP {
+            let reason = match header.status {
+                status::BAD_LENGTH => DropReason::BadLength,
+                status::TOO_LONG => DropReason::ReplyTooLong,
+                _ => DropReason::KernelDrop,
+            };
+            return self.end_lost(lane, token, &request, reason);
+        }
+        if request.expects == Expects::Nothing {
+            self.end(lane, token, &request);
+            self.lanes[lane].counters.consumed.one();
+            return Forwarded::Done;
+        }
+        let len = header.len as usize;
+        if len > entry.max_reply_bytes {
+            return self.end_lost(lane, token, &request, DropReason::ReplyTooLong);
+        }
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let payload = &mut scratch[..len];
+        let arrived = self.lanes[lane].mqueues[mqueue as usize].tx.copy_out(header, payload);
+        let forwarded =
+            if arrived { self.reply(lane, token, &request, payload) } else { Forwarded::Blocked };
+        self.scratch = scratch;
+        forwarded
+    }
+
+    fn end(&mut self, lane: usize, token: Token, request: &Request) {
+        let ended = self.lanes[lane].sessions.end(token, request.mqueue);
+        debug_assert!(ended.is_some());
+        self.lanes[lane].ended(request.mqueue);
+    }
+
+    fn end_lost(
+        &mut self,
+        lane: usize,
+        token: Token,
+        request: &Request,
+        reason: DropReason,
+    ) -> Forwarded {
+        self.end(lane, token, request);
+        self.drop_request(lane, &request.origin, request.expects, reason);
+        Forwarded::Done
+    }
+
+    fn reply(&mut self, lane: usize, token: Token, request: &Request, payload: &[u8]) -> Forwarded {
+        match request.origin {
+            Origin::Datagram { port, peer, local } => {
+                if payload.len() > UDP_PAYLOAD_MAX {
+                    return self.end_lost(lane, token, request, DropReason::ReplyTooLong);
+                }
+                let ratio = self.ports[port as usize].reply_ratio;
+                if !reply_allowed(request.len as usize, payload.len(), ratio) {
+                    return self.end_lost(lane, token, request, DropReason::ReplyRatio);
+                }
+                if !self.ports[port as usize].tx.room_for(payload.len()) {
+                    self.send_datagrams(port);
+                    if !self.ports[port as usize].tx.room_for(payload.len()) {
+                        return Forwarded::Blocked;
+                    }
+                }
+                let tx = &mut self.port_of(port).tx;
+                tx.push(peer, local, payload.len(), |bytes| bytes.copy_from_slice(payload));
+                self.end(lane, token, request);
+                self.lanes[lane].counters.replied_bytes.add(payload.len() as u64);
+            }
+            Origin::Stream { worker, .. } if worker == self.index => {
+                self.end(lane, token, request);
+                self.deliver_to_stream(lane, &request.origin, request.expects, payload);
+            }
+            Origin::Stream { worker, .. } => {
+                let envelope = Envelope {
+                    service: lane as u16,
+                    mqueue: ANY,
+                    expects: request.expects,
+                    origin: request.origin,
+                };
+                let link = &mut self.links[worker as usize][lane];
+                match link.reply(&envelope, Ok(payload), &mut self.envelope) {
+                    Ok(()) => {
+                        self.end(lane, token, request);
+                        self.lanes[lane].counters.replies_handed_out.one();
+                    }
+                    Err(LoanError::Full) => return Forwarded::Blocked,
+                    Err(_) => return self.end_lost(lane, token, request, DropReason::ReplyTooLong),
+                }
+            }
+        }
+        Forwarded::Done
+    }
+
+    /// A reply for a connection of this worker; its request's token is gone.
+    pub(crate) fn deliver_to_stream(
+        &mut self,
+        lane: usize,
+        origin: &Origin,
+        expects: Expects,
+        payload: &[u8],
+    ) {
+        let Origin::Stream { key, generation, sequence, .. } = *origin else { return };
+        let framing = self.lanes[lane].framing;
+        let Some(connection) = self.connections.in_life(key, generation).filter(|c| !c.closing)
+        else {
+            return self.lanes[lane].counters.drop_one(DropReason::ClientGone);
+        };
+        if expects == Expects::ReplyOrNothing && payload.is_empty() {
+            // The kernel chose silence: nothing goes on the wire, the place in the order is done.
+            self.lanes[lane].counters.consumed.one();
+            return self.settle(key, sequence, Outcome::Nothing);
+        }
+        if connection.is_due(sequence) {
+            let len = payload.len() as u32;
+            let encode = |out: &mut Vec<u8>| framing.encode_reply(payload, out);
+            let Self { connections, pool, .. } = self;
+            let replied = connections.change(key, |c| c.reply_now(len, pool, encode));
+            if replied.is_some_and(|r| r.is_err()) {
+                self.lanes[lane].counters.drop_one(DropReason::ReplyUnframable);
+                return self.settle_lost(lane, origin, expects, DropReason::ReplyUnframable);
+            }
+            return self.settled(key, lane);
+        }
+        if self.connections.early_bytes + payload.len() > self.early_bytes_max {
+            self.lanes[lane].counters.drop_one(DropReason::ReplyMemory);
+            return self.settle_lost(lane, origin, expects, DropReason::ReplyMemory);
+        }
+        let mut encoded = self.pool.take();
+        if framing.encode_reply(payload, &mut encoded).is_err() {
+            self.pool.give(encoded);
+            self.lanes[lane].counters.drop_one(DropReason::ReplyUnframable);
+            return self.settle_lost(lane, origin, expects, DropReason::ReplyUnframable);
+        }
+        self.settle(key, sequence, Outcome::Reply { encoded, payload: payload.len() as u32 });
+    }
+
+    /// Counts a request that ends without a reply, and tells its connection.
+    pub(crate) fn drop_request(
+        &mut self,
+        lane: usize,
+        origin: &Origin,
+        expects: Expects,
+        reason: DropReason,
+    ) {
+        self.lanes[lane].counters.drop_one(reason);
+        if expects == Expects::Nothing || self.lanes[lane].replies == Replies::None {
+            return;
+        }
+        match *origin {
+            Origin::Datagram { .. } => {}
+            Origin::Stream { worker, .. } if worker == self.index => {
+                self.settle_lost(lane, origin, expects, reason);
+            }
+            Origin::Stream { worker, .. } => {
+                let envelope =
+                    Envelope { service: lane as u16, mqueue: ANY, expects, origin: *origin };
+                let link = &mut self.links[worker as usize][lane];
+                if link.reply(&envelope, Err(reason), &mut self.envelope).is_err() {
+                    self.notices.push((worker, envelope, reason));
+                }
+            }
+        }
+    }
+
+    /// Sends the news of lost requests to the workers that own their connections, as far as there
+    /// is room.
+    pub(crate) fn nudge_notices(&mut self) {
+        let Self { notices, links, envelope: scratch, .. } = self;
+        notices.retain(|(worker, envelope, reason)| {
+            let link = &mut links[*worker as usize][envelope.service as usize];
+            link.reply(envelope, Err(*reason), scratch).is_err()
+        });
+    }
+
+    /// Tells a connection of this worker that a request of it was lost (and counted).
+    pub(crate) fn settle_lost(
+        &mut self,
+        lane: usize,
+        origin: &Origin,
+        expects: Expects,
+        reason: DropReason,
+    ) {
+        let Origin::Stream { key, generation, sequence, .. } = *origin else { return };
+        let kernel_choice = matches!(reason, DropReason::KernelDrop | DropReason::BadLength);
+        let outcome = if expects == Expects::ReplyOrNothing && kernel_choice {
+            Outcome::Nothing
+        } else {
+            self.outcome_of_loss(lane, reason)
+        };
+        if self.connections.in_life(key, generation).is_some_and(|c| !c.closing) {
+            self.settle(key, sequence, outcome);
+        }
+    }
+
+    /// Records an outcome on a connection of this worker.
+    pub(crate) fn settle(&mut self, key: StreamKey, sequence: u64, outcome: Outcome) {
+        let Some(connection) = self.connections.at(key) else { return };
+        let service = connection.service as usize;
+        let Self { connections, pool, .. } = self;
+        connections.change(key, |c| c.settle(sequence, outcome, pool));
+        self.settled(key, service);
+    }
+
+    /// After an outcome: the connection may have bytes to write, a free place, or an end.
+    fn settled(&mut self, key: StreamKey, lane: usize) {
+        let connection = self.connections.at(key).expect("the caller looked");
+        let lost = connection.take_lost();
+        self.lanes[lane].counters.drop_many(DropReason::ClientGone, lost);
+        self.list_to_write(key);
+    }
+
+    /// Sends what the turn produced: datagrams, stream bytes, backend requests, handed-over messages.
+    pub(crate) fn flush(&mut self) {
+        for port in 0..self.ports.len() {
+            if self.ports[port].transport == Transport::Udp && !self.ports[port].tx.is_empty() {
+                self.send_datagrams(port as u16);
+            }
+        }
+        let mut dirty = std::mem::take(&mut self.to_write);
+        for key in dirty.drain(..) {
+            self.write_stream(key);
+        }
+        dirty.append(&mut self.to_write);
+        self.to_write = dirty;
+        for lane in 0..self.lanes.len() {
+            let Self { lanes, nic, now_ns, .. } = self;
+            lanes[lane].flush_backends(nic, *now_ns);
+        }
+        for worker in 0..self.links.len() {
+            let mut published = false;
+            for link in &mut self.links[worker] {
+                published |= link.publish();
+            }
+            if published {
+                self.fabric.wake(worker as u16);
+            }
+        }
+    }
+
+    fn send_datagrams(&mut self, port: u16) {
+        let now_ns = self.now_ns;
+        let Self { nic, ports, lanes, .. } = self;
+        let entry = &mut ports[port as usize];
+        let outcome = nic.send(port, &mut entry.tx);
+        let counters = &lanes[entry.service as usize].counters;
+        counters.replied.add(outcome.sent as u64);
+        counters.drop_many(DropReason::SendFailed, outcome.refused as u64);
+        if entry.tx.is_empty() || outcome.sent > 0 {
+            entry.full_since_ns = 0;
+        } else if entry.full_since_ns == 0 {
+            entry.full_since_ns = now_ns.max(1);
+        } else if now_ns - entry.full_since_ns > SEND_PATIENCE_NS {
+            let waiting = entry.tx.waiting().len();
+            counters.drop_many(DropReason::SendFailed, waiting as u64);
+            entry.tx.advance(waiting);
+            entry.full_since_ns = 0;
+        }
+    }
+
+    fn write_stream(&mut self, key: StreamKey) {
+        let Some(connection) = self.connections.at(key) else { return };
+        connection.dirty = false;
+        let service = connection.service as usize;
+        let unsent = connection.unsent();
+        if !unsent.is_empty() || connection.owed_replies() > 0 {
+            // A reply may have no bytes at all (`raw`, `fixed`): it is sent by coming to its turn.
+            let nothing = unsent.is_empty();
+            match if nothing { Written::Bytes(0) } else { self.nic.write(key, unsent) } {
+                Written::Bytes(count) => {
+                    let partial = count < unsent.len();
+                    connection.blocked_since_ns = if partial { self.now_ns.max(1) } else { 0 };
+                    connection.last_message_ns = self.now_ns;
+                    let Self { connections, pool, .. } = self;
+                    let sent = connections.change(key, |c| c.sent(count, pool)).unwrap_or_default();
+                    let counters = &self.lanes[service].counters;
+                    counters.replied.add(sent.replies);
+                    counters.replied_bytes.add(sent.payload);
+                    if count > 0 && partial {
+                        // The host kernel may take the rest at once; a Full next turn ends this.
+                        self.list_to_write(key);
+                    }
+                }
+                Written::Full => {
+                    if connection.blocked_since_ns == 0 {
+                        connection.blocked_since_ns = self.now_ns.max(1);
+                    }
+                }
+                Written::Broken => return self.close_connection(key, Close::Reset),
+            }
+        }
+        self.close_if_done(key);
+        // A place may have become free for a message that waits.
+        if self.connections.at(key).is_some_and(|c| c.reading == Reading::Stalled) {
+            self.list_to_read(key);
+        }
+    }
+
+    /// Closes a connection whose client has nothing more to say and is owed nothing.
+    pub(crate) fn close_if_done(&mut self, key: StreamKey) {
+        let Some(connection) = self.connections.at(key) else { return };
+        let flushed = connection.unsent().is_empty();
+        let ended = connection.reading == Reading::Ended && connection.unsettled() == 0;
+        if flushed && (connection.closing || ended) {
+            self.close_connection(key, Close::Graceful);
+        }
+    }
+
+    /// Closes a connection; replies that were ready are lost as `client_gone`. Requests still under
+    /// way end when their replies come and find nobody.
+    pub(crate) fn close_connection(&mut self, key: StreamKey, how: Close) {
+        self.end_connection(key, how, DropReason::ClientGone);
+    }
+
+    /// Closes a connection whose waiting replies are lost for `reason`.
+    pub(crate) fn end_connection(&mut self, key: StreamKey, how: Close, reason: DropReason) {
+        let Some(connection) = self.connections.at(key) else { return };
+        let service = connection.service as usize;
+        let how = if connection.unsent().is_empty() { how } else { Close::Reset };
+        let lost = self.connections.close(key, &mut self.pool);
+        self.nic.close(key, how);
+        self.fabric.unseat_connection(self.index);
+        let counters = &self.lanes[service].counters;
+        counters.connections_closed.one();
+        counters.drop_many(reason, lost);
+    }
+}

@@ -1,0 +1,602 @@
+//! Inhale: from the network and the other workers into RX rings.
+
+use mqueue::{LoanError, abi};
+use wire::DropReason;
+use wire::framing::{ErrorReply, Expects, Parsed};
+use wire::nic::{Close, Nic, Read, StreamKey, Transport};
+use wire::session::{Origin, Request};
+
+use crate::connection::{Outcome, Reading};
+use crate::dispatch::Route;
+use crate::handover::{ANY, Accepted, ENVELOPE_BYTES, Envelope};
+use crate::worker::Worker;
+
+/// Connections accepted from one listener in a turn.
+const ACCEPT_MAX: usize = 32;
+
+/// A message on its way in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) origin: Origin,
+    pub(crate) expects: Expects,
+    pub(crate) received_ns: u64,
+    pub(crate) flow: u64,
+    /// `Some`: handed over by another worker, for this mqueue or [`ANY`].
+    pub(crate) target: Option<u32>,
+}
+
+impl Arrival {
+    fn request(&self, mqueue: u32, len: usize) -> Request {
+        Request {
+            origin: self.origin,
+            mqueue,
+            len: len as u32,
+            received_ns: self.received_ns,
+            expects: self.expects,
+        }
+    }
+}
+
+/// Why a message did not get into an mqueue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// For good.
+    Drop(DropReason),
+    /// For now: a stream keeps it, a datagram is dropped for this reason.
+    Hold(DropReason),
+}
+
+impl<N: Nic> Worker<N> {
+    /// One batch from every UDP port that may have datagrams, connections from every TCP port.
+    pub(crate) fn receive_datagrams(&mut self) {
+        for port in 0..self.ports.len() {
+            if !std::mem::take(&mut self.ports[port].ready) {
+                continue;
+            }
+            match self.ports[port].transport {
+                Transport::Udp => self.receive_batch(port as u16),
+                Transport::Tcp => self.accept_connections(port as u16),
+            }
+        }
+    }
+
+    fn receive_batch(&mut self, port: u16) {
+        if self.draining {
+            return;
+        }
+        let mut batch = std::mem::replace(&mut self.rx, wire::nic::RxBatch::new(0, 0));
+        let more = self.nic.recv(port, &mut batch);
+        let service = self.ports[port as usize].service as usize;
+        self.ports[port as usize].ready = more;
+        let counters = self.lanes[service].counters.clone();
+        counters.drop_many(DropReason::SocketOverflow, batch.overflowed.into());
+        if !batch.items.is_empty() {
+            self.busy();
+            self.lanes[service].dispatcher.burst(batch.items.len());
+        }
+        for datagram in &batch.items {
+            if datagram.truncated {
+                counters.drop_one(DropReason::Truncated);
+                continue;
+            }
+            let origin = Origin::Datagram { port, peer: datagram.peer, local: datagram.local };
+            let arrival = Arrival {
+                origin,
+                expects: Expects::Reply,
+                received_ns: self.now_ns,
+                flow: self.flow_of(service, &origin),
+                target: None,
+            };
+            let payload = batch.payload(datagram);
+            counters.received.one();
+            counters.received_bytes.add(payload.len() as u64);
+            if let Err(Refusal::Drop(reason) | Refusal::Hold(reason)) =
+                self.submit(service, arrival, payload)
+            {
+                counters.drop_one(reason);
+            }
+        }
+        self.rx = batch;
+    }
+
+    /// Finds an mqueue for a message and writes it there, or hands it to the worker that owns it.
+    pub(crate) fn submit(
+        &mut self,
+        service: usize,
+        arrival: Arrival,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        let lane = &mut self.lanes[service];
+        if payload.len() > lane.max_message_bytes {
+            return Err(Refusal::Drop(DropReason::TooLong));
+        }
+        let (worker, target) = loop {
+            let (dispatcher, mut credits) = lane.dispatch();
+            let route = match arrival.target {
+                None => dispatcher.route(payload, arrival.flow, &credits),
+                Some(ANY) => {
+                    credits.other_credit = &[];
+                    dispatcher.route_here(&credits)
+                }
+                Some(mqueue) => dispatcher.check(mqueue, &credits),
+            };
+            match route {
+                Route::Local(mqueue) => {
+                    match lane.accept(arrival.request(mqueue, payload.len()), payload) {
+                        Ok(()) => return Ok(()),
+                        // It has no room after all, and now says so; another one may have.
+                        Err(DropReason::NoCredit) if lane.mqueues[mqueue as usize].full => {}
+                        Err(DropReason::NoCredit) => {
+                            return Err(Refusal::Hold(DropReason::NoCredit));
+                        }
+                        Err(reason) => {
+                            let corrupt = reason == DropReason::MqueueDead;
+                            lane.mqueues[mqueue as usize].tx_corrupt |= corrupt;
+                            return Err(Refusal::Drop(reason));
+                        }
+                    }
+                }
+                Route::AnyOf { worker } => break (worker, ANY),
+                Route::Remote { worker, mqueue } => break (worker, mqueue),
+                Route::Shed(reason) => {
+                    return Err(match lane.shed_reason(reason) {
+                        DropReason::NoCredit => Refusal::Hold(DropReason::NoCredit),
+                        reason => Refusal::Drop(reason),
+                    });
+                }
+            }
+        };
+        let envelope = Envelope {
+            service: service as u16,
+            mqueue: target,
+            expects: arrival.expects,
+            origin: arrival.origin,
+        };
+        let link = &mut self.links[worker as usize][service];
+        match link.request(&envelope, arrival.received_ns, payload, &mut self.envelope) {
+            Ok(()) => {
+                let lane = &mut self.lanes[service];
+                lane.counters.handed_out.one();
+                let credit = &mut lane.other_credit[worker as usize];
+                *credit = credit.saturating_sub(1);
+                Ok(())
+            }
+            Err(LoanError::Full) => Err(Refusal::Hold(DropReason::HandoverFull)),
+            Err(_) => Err(Refusal::Drop(DropReason::TooLong)),
+        }
+    }
+
+    /// Takes what other workers handed over: replies first, they only need room on a connection.
+    pub(crate) fn take_handed_over(&mut self) {
+        for worker in 0..self.links.len() {
+            for service in 0..self.links[worker].len() {
+                let mut took = false;
+                while self.take_reply(worker, service) {
+                    took = true;
+                }
+                while self.take_request(worker, service) {
+                    took = true;
+                }
+                if took {
+                    self.busy();
+                    self.set_settled(false);
+                    let link = &mut self.links[worker][service];
+                    link.replies_in.release();
+                    link.requests_in.release();
+                }
+            }
+        }
+    }
+
+    fn take_reply(&mut self, worker: usize, service: usize) -> bool {
+        let link = &mut self.links[worker][service];
+        let Ok(Some(header)) = link.replies_in.peek() else { return false };
+        let mut message = std::mem::take(&mut self.scratch);
+        let bytes = &mut message[..header.len as usize];
+        let arrived = link.replies_in.copy_out(&header, bytes);
+        debug_assert!(arrived, "doorbell rings hold whole messages");
+        link.replies_in.advance();
+        let (envelope, payload) = bytes.split_at(ENVELOPE_BYTES);
+        let envelope = Envelope::decode(envelope.try_into().expect("split there"));
+        if header.kind == abi::kind::DROP {
+            let reason = DropReason::ALL[header.status as usize % DropReason::COUNT];
+            self.settle_lost(service, &envelope.origin, envelope.expects, reason);
+        } else {
+            self.lanes[service].counters.replies_handed_in.one();
+            self.deliver_to_stream(service, &envelope.origin, envelope.expects, payload);
+        }
+        self.scratch = message;
+        true
+    }
+
+    fn take_request(&mut self, worker: usize, service: usize) -> bool {
+        let link = &mut self.links[worker][service];
+        let Ok(Some(header)) = link.requests_in.peek() else { return false };
+        let mut message = std::mem::take(&mut self.scratch);
+        let bytes = &mut message[..header.len as usize];
+        let arrived = link.requests_in.copy_out(&header, bytes);
+        debug_assert!(arrived, "doorbell rings hold whole messages");
+        let (envelope, payload) = bytes.split_at(ENVELOPE_BYTES);
+        let envelope = Envelope::decode(envelope.try_into().expect("split there"));
+        let arrival = Arrival {
+            origin: envelope.origin,
+            expects: envelope.expects,
+            received_ns: header.tag,
+            flow: 0,
+            target: Some(envelope.mqueue),
+        };
+        let waited_ns = self.now_ns.saturating_sub(header.tag);
+        let overdue = waited_ns > self.lanes[service].timeout_ns;
+        let outcome = match self.submit(service, arrival, payload) {
+            // A stream's request waits at the head of this ring until there is credit or no time.
+            Err(Refusal::Hold(_)) if overdue => Err(Some(DropReason::RequestTimeout)),
+            Err(Refusal::Hold(reason)) => match envelope.origin {
+                Origin::Stream { .. } => Err(None),
+                Origin::Datagram { .. } => Err(Some(reason)),
+            },
+            Err(Refusal::Drop(reason)) => Err(Some(reason)),
+            Ok(()) => Ok(()),
+        };
+        self.scratch = message;
+        if outcome == Err(None) {
+            return false;
+        }
+        self.links[worker][service].requests_in.advance();
+        self.lanes[service].counters.handed_in.one();
+        if let Err(Some(reason)) = outcome {
+            self.drop_request(service, &envelope.origin, envelope.expects, reason);
+        }
+        true
+    }
+
+    /// The end of a drain: what other workers handed over and nobody took is dropped.
+    pub(crate) fn discard_handed_over(&mut self) {
+        for link in self.links.iter_mut().flatten() {
+            for (ring, replies) in [(&mut link.replies_in, true), (&mut link.requests_in, false)] {
+                while let Ok(Some(header)) = ring.peek() {
+                    let mut envelope = [0; ENVELOPE_BYTES];
+                    let bytes = &mut self.scratch[..header.len as usize];
+                    let arrived = ring.copy_out(&header, bytes);
+                    debug_assert!(arrived, "doorbell rings hold whole messages");
+                    envelope.copy_from_slice(&bytes[..ENVELOPE_BYTES]);
+                    ring.advance();
+                    let service = Envelope::decode(&envelope).service as usize;
+                    let counters = &self.lanes[service].counters;
+                    match (replies, header.kind) {
+                        (true, abi::kind::DROP) => continue,
+                        (true, _) => counters.replies_handed_in.one(),
+                        (false, _) => counters.handed_in.one(),
+                    }
+                    counters.drop_one(DropReason::DrainTimeout);
+                }
+                ring.release();
+            }
+        }
+    }
+
+    fn accept_connections(&mut self, port: u16) {
+        for _ in 0..ACCEPT_MAX {
+            if self.draining {
+                return;
+            }
+            let Some((socket, peer)) = self.nic.accept(port) else { return };
+            self.busy();
+            let service = self.ports[port as usize].service as usize;
+            if self.fabric.connections() >= self.connections_max as usize {
+                // Dropping the socket closes it.
+                self.lanes[service].counters.drop_one(DropReason::ConnectionLimit);
+                continue;
+            }
+            let worker = self.fabric.seat_connection(self.index);
+            let accepted = Accepted { port, socket, peer };
+            if worker == self.index {
+                self.adopt_connection(accepted);
+            } else {
+                self.fabric.post(worker, accepted);
+            }
+        }
+        self.ports[port as usize].ready = true;
+    }
+
+    /// Adopts the connections that other workers accepted for this one.
+    pub(crate) fn collect_connections(&mut self) {
+        if !self.fabric.has_mail(self.index) {
+            return;
+        }
+        for accepted in self.fabric.collect(self.index) {
+            self.adopt_connection(accepted);
+        }
+    }
+
+    fn adopt_connection(&mut self, accepted: Accepted<N::Socket>) {
+        let Accepted { port, socket, peer } = accepted;
+        let service = self.ports[port as usize].service;
+        let lane = &self.lanes[service as usize];
+        let (ordered, now_ns) = (lane.ordered, self.now_ns);
+        // Workers that accept at the same moment may pass the engine's limit by a few; no worker may,
+        // for the keys behind its connections belong to its backends.
+        if self.draining || self.connections.open_count() >= self.connections_max as usize {
+            // Dropping the socket closes it.
+            return self.refuse_connection(service);
+        }
+        let key = self.connections.open(service, ordered, self.pipelined, now_ns);
+        if self.nic.adopt(socket, key).is_err() {
+            self.connections.close(key, &mut self.pool);
+            return self.refuse_connection(service);
+        }
+        let number = self.ports[port as usize].number;
+        let connection = self.connections.at(key).expect("just opened");
+        connection.flow = wire::admission::flow_hash(peer, number);
+        connection.readable = true;
+        self.lanes[service as usize].counters.connections_accepted.one();
+        self.list_to_read(key);
+    }
+
+    /// A connection that was seated here is not adopted.
+    fn refuse_connection(&mut self, service: u16) {
+        self.fabric.unseat_connection(self.index);
+        self.lanes[service as usize].counters.drop_one(DropReason::ConnectionLimit);
+    }
+
+    /// One read from every connection that may have bytes; one more try for those that wait.
+    pub(crate) fn read_streams(&mut self) {
+        let mut listed = std::mem::take(&mut self.to_read);
+        let mut kept = 0;
+        for index in 0..listed.len() {
+            let key = listed[index];
+            if self.read_stream(key) {
+                listed[kept] = key;
+                kept += 1;
+            } else if let Some(connection) = self.connections.at(key) {
+                connection.listed = false;
+            }
+        }
+        listed.truncate(kept);
+        // Connections listed meanwhile (none today) follow.
+        listed.append(&mut self.to_read);
+        self.to_read = listed;
+    }
+
+    /// Whether the connection stays listed.
+    fn read_stream(&mut self, key: StreamKey) -> bool {
+        let Some(connection) = self.connections.at(key) else { return false };
+        let service = connection.service as usize;
+        if connection.reading == Reading::Stalled {
+            connection.reading = Reading::Open;
+            let input = std::mem::take(&mut connection.input);
+            let taken = self.take_messages(key, &input);
+            self.keep_input(key, input, taken);
+        }
+        let Some(connection) = self.connections.at(key) else { return false };
+        match connection.reading {
+            // Waiting for credit: looked at every turn. Waiting for a place in its window: write_stream
+            // lists it again when one becomes free, and the worker may sleep meanwhile.
+            Reading::Stalled => return connection.may_take(),
+            Reading::Ended => {
+                self.close_if_done(key);
+                return false;
+            }
+            Reading::Open if !connection.readable => return false,
+            Reading::Open => {}
+        }
+        let bytes_max = self.read_bytes(service);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let read = self.nic.read(key, &mut scratch[..bytes_max]);
+        let stays = self.take_read(key, read, &scratch, bytes_max);
+        self.scratch = scratch;
+        stays
+    }
+
+    fn take_read(&mut self, key: StreamKey, read: Read, bytes: &[u8], bytes_max: usize) -> bool {
+        let Some(connection) = self.connections.at(key) else { return false };
+        match read {
+            Read::Bytes(count) => {
+                self.work_on(key, &bytes[..count]);
+                let Some(connection) = self.connections.at(key) else { return false };
+                // A short read has emptied the socket: an event will tell when there is more.
+                connection.readable = count == bytes_max;
+                match connection.reading {
+                    Reading::Open => connection.readable,
+                    Reading::Stalled => {
+                        connection.readable = true;
+                        true
+                    }
+                    Reading::Ended => {
+                        self.close_if_done(key);
+                        false
+                    }
+                }
+            }
+            Read::Empty => {
+                connection.readable = false;
+                false
+            }
+            Read::Closed => {
+                connection.reading = Reading::Ended;
+                self.close_if_done(key);
+                false
+            }
+            Read::Broken => {
+                self.close_connection(key, Close::Reset);
+                false
+            }
+        }
+    }
+
+    /// Parses fresh bytes, behind those that are kept from earlier reads.
+    fn work_on(&mut self, key: StreamKey, fresh: &[u8]) {
+        self.busy();
+        let connection = self.connections.at(key).expect("the caller looked");
+        if connection.input.is_empty() {
+            let taken = self.take_messages(key, fresh);
+            let Some(connection) = self.connections.at(key) else { return };
+            if taken < fresh.len() && connection.reading != Reading::Ended {
+                connection.input = self.pool.take();
+                connection.input.extend_from_slice(&fresh[taken..]);
+            }
+        } else {
+            let mut input = std::mem::take(&mut connection.input);
+            input.extend_from_slice(fresh);
+            let taken = self.take_messages(key, &input);
+            self.keep_input(key, input, taken);
+        }
+    }
+
+    fn keep_input(&mut self, key: StreamKey, mut input: Vec<u8>, taken: usize) {
+        input.drain(..taken);
+        match self.connections.at(key) {
+            Some(connection) if connection.reading != Reading::Ended => {
+                connection.input = input;
+                connection.trim_input(&mut self.pool);
+            }
+            _ => self.pool.give(input),
+        }
+    }
+
+    /// Takes messages off the front of `bytes` until they are used up, incomplete, or have to wait.
+    /// Returns how many bytes are done with.
+    fn take_messages(&mut self, key: StreamKey, bytes: &[u8]) -> usize {
+        let mut taken = 0;
+        loop {
+            let Some(connection) = self.connections.at(key) else { return taken };
+            if connection.reading != Reading::Open || taken == bytes.len() {
+                return taken;
+            }
+            if !connection.may_take() {
+                connection.reading = Reading::Stalled;
+                return taken;
+            }
+            let service = connection.service as usize;
+            let lane = &self.lanes[service];
+            let rest = &bytes[taken..];
+            let before = connection.parser;
+            match lane.framing.parse_request(&mut connection.parser, rest, lane.max_message_bytes) {
+                Ok(Parsed::Incomplete { .. }) => return taken,
+                Ok(Parsed::Message { consumed, start, end, expects }) => {
+                    if !self.take_message(key, &rest[start..end], expects) {
+                        // Held: parsed again when its turn comes.
+                        if let Some(connection) = self.connections.at(key) {
+                            connection.parser = before;
+                            connection.reading = Reading::Stalled;
+                        }
+                        return taken;
+                    }
+                    taken += consumed;
+                }
+                Ok(Parsed::Refused { consumed, error }) => {
+                    taken += consumed;
+                    lane.counters.drop_one(DropReason::BadFraming);
+                    let sequence = connection.take();
+                    let outcome = match lane.framing.error_reply(error.into()) {
+                        Some(bytes) => Outcome::Error(bytes),
+                        None => Outcome::Close(b""),
+                    };
+                    self.settle(key, sequence, outcome);
+                }
+                Ok(Parsed::Quit { consumed }) => {
+                    taken += consumed;
+                    connection.reading = Reading::Ended;
+                }
+                Err(error) => {
+                    self.refuse_stream(key, error);
+                    return taken;
+                }
+            }
+        }
+    }
+
+    /// A stream that cannot be understood any further: the protocol's error reply, in its turn, then
+    /// the end.
+    fn refuse_stream(&mut self, key: StreamKey, error: wire::framing::FramingError) {
+        let connection = self.connections.at(key).expect("the caller looked");
+        let lane = &self.lanes[connection.service as usize];
+        match error.drop_reason() {
+            // The message was recognised, and it is one: it counts as received.
+            DropReason::TooLong => {
+                lane.counters.received.one();
+                lane.counters.drop_one(DropReason::TooLong);
+            }
+            _ => lane.counters.drop_one(DropReason::BadFraming),
+        }
+        connection.reading = Reading::Ended;
+        let last = lane.framing.error_reply(error.into()).unwrap_or_default();
+        let sequence = connection.take();
+        self.settle(key, sequence, Outcome::Close(last));
+    }
+
+    /// Submits one message of a connection. False: it has to wait.
+    fn take_message(&mut self, key: StreamKey, payload: &[u8], expects: Expects) -> bool {
+        let connection = self.connections.at(key).expect("the caller looked");
+        let service = connection.service as usize;
+        let origin = Origin::Stream {
+            worker: self.index,
+            key,
+            generation: connection.generation,
+            sequence: connection.next(),
+        };
+        let arrival = Arrival {
+            origin,
+            expects,
+            received_ns: self.now_ns,
+            flow: connection.flow,
+            target: None,
+        };
+        let refusal = match self.submit(service, arrival, payload) {
+            Err(Refusal::Hold(_)) => return false,
+            Err(Refusal::Drop(reason)) => Some(reason),
+            Ok(()) => None,
+        };
+        let now_ns = self.now_ns;
+        let replies = self.lanes[service].replies;
+        let counters = &self.lanes[service].counters;
+        counters.received.one();
+        counters.received_bytes.add(payload.len() as u64);
+        let connection = self.connections.at(key).expect("submit does not close");
+        connection.last_message_ns = now_ns;
+        let sequence = connection.take();
+        let silent = expects == Expects::Nothing || replies == crate::topology::Replies::None;
+        if silent {
+            // Its place in the order of replies is already empty, whatever becomes of it.
+            self.settle(key, sequence, Outcome::Nothing);
+        }
+        if let Some(reason) = refusal {
+            self.lanes[service].counters.drop_one(reason);
+            if !silent {
+                self.settle_lost(service, &origin, expects, reason);
+            }
+        }
+        true
+    }
+
+    /// Draining: whole messages that wait for credit are dropped, everything else is not read.
+    pub(crate) fn stop_reading(&mut self) {
+        for key in 0..self.connections.len() as StreamKey {
+            let Some(connection) = self.connections.at(key) else { continue };
+            let lane = &self.lanes[connection.service as usize];
+            connection.reading = Reading::Ended;
+            let input = std::mem::take(&mut connection.input);
+            let (parser, max) = (&mut connection.parser, lane.max_message_bytes);
+            let mut rest = &input[..];
+            while let Ok(Parsed::Message { consumed, .. }) =
+                lane.framing.parse_request(parser, rest, max)
+            {
+                rest = &rest[consumed.max(1).min(rest.len())..];
+                lane.counters.received.one();
+                lane.counters.drop_one(DropReason::Draining);
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            self.pool.give(input);
+            self.close_if_done(key);
+        }
+    }
+
+    /// The protocol's error reply to a lost request, or the end of the connection.
+    pub(crate) fn outcome_of_loss(&self, service: usize, reason: DropReason) -> Outcome {
+        match self.lanes[service].framing.error_reply(ErrorReply::from(reason)) {
+            Some(bytes) => Outcome::Error(bytes),
+            None => Outcome::Close(b""),
+        }
+    }
+}

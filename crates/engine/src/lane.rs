@@ -1,0 +1,403 @@
+//! A lane: one worker's share of one service. Its mqueues, tokens, dispatcher and counters.
+
+use std::sync::Arc;
+
+use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, abi};
+use wire::DropReason;
+use wire::framing::Framing;
+use wire::session::{Request, Sessions};
+
+use crate::accelerator::Blocks;
+use crate::backend::{BackendPool, ClientMqueue};
+use crate::dispatch::{Credit, Dispatcher, Owner};
+use crate::metrics::ServiceCounters;
+use crate::topology::{Replies, Service};
+
+/// The engine's ends of the mqueues of one block: producer of RX, consumer of TX.
+pub struct BlockEnds {
+    /// Index of the block in its region.
+    pub block: u32,
+    /// The server mqueue.
+    pub server: (Producer<MappedMemory>, Consumer<MappedMemory>),
+    /// The client mqueues, in the order of the service's backends.
+    pub clients: Vec<(Producer<MappedMemory>, Consumer<MappedMemory>)>,
+}
+
+/// One worker's share of one accelerator that serves one service.
+pub struct Attachment {
+    /// The blocks this worker owns, running.
+    pub blocks: Box<dyn Blocks>,
+    /// The ends of their mqueues, in block order.
+    pub ends: Vec<BlockEnds>,
+}
+
+/// A server mqueue of this worker.
+pub(crate) struct ServerMqueue {
+    pub(crate) attachment: u16,
+    pub(crate) block: u32,
+    pub(crate) alive: bool,
+    /// The accelerator wrote impossible ring words; housekeeping buries the mqueue.
+    pub(crate) tx_corrupt: bool,
+    pub(crate) rx: Producer<MappedMemory>,
+    pub(crate) tx: Consumer<MappedMemory>,
+    /// In the attachment's list of mqueues whose RX ring got messages.
+    rang: bool,
+    /// The oldest message in the RX ring waits longer than the service allows.
+    late: bool,
+    /// Its RX ring refused a message this turn although it has credit: unread messages whose requests
+    /// have timed out fill the slots, or long ones the arena.
+    pub(crate) full: bool,
+    /// When the message in each RX slot was received; kept only where waits are limited.
+    arrivals: Box<[u64]>,
+    /// Messages released by the kernel, as counted (services without replies).
+    consumed: u64,
+}
+
+/// What drives the blocks of one accelerator, and what they told.
+pub(crate) struct Drive {
+    pub(crate) blocks: Box<dyn Blocks>,
+    /// Region mqueues whose RX ring got messages since the last drive.
+    pub(crate) rang: Vec<u32>,
+    /// Region mqueues whose TX ring may hold messages.
+    pub(crate) touched: Vec<u32>,
+    /// Lane number of the attachment's first server mqueue.
+    pub(crate) first: u32,
+}
+
+/// See the module's text.
+pub(crate) struct Lane {
+    pub(crate) framing: Framing,
+    pub(crate) replies: Replies,
+    pub(crate) ordered: bool,
+    pub(crate) max_message_bytes: usize,
+    pub(crate) max_reply_bytes: usize,
+    pub(crate) timeout_ns: u64,
+    queue_ns_max: u64,
+    slots: u32,
+    workers: u32,
+    per_block: u32,
+    pub(crate) counters: Arc<ServiceCounters>,
+    pub(crate) sessions: Sessions,
+    pub(crate) dispatcher: Dispatcher,
+    pub(crate) mqueues: Vec<ServerMqueue>,
+    /// Requests under way on each mqueue.
+    outstanding: Vec<u32>,
+    pub(crate) drives: Vec<Drive>,
+    pub(crate) clients: Vec<ClientMqueue>,
+    pub(crate) backends: Vec<BackendPool>,
+    /// Server mqueues that are full this turn.
+    full: Vec<u32>,
+    /// Server mqueues whose TX ring could not be emptied: no room where its messages go.
+    pub(crate) blocked: Vec<u32>,
+    /// Client mqueues whose TX ring could not be emptied.
+    pub(crate) blocked_clients: Vec<u32>,
+    /// Credit that the other workers told of, less what was handed to them since; hints.
+    pub(crate) other_credit: Vec<u32>,
+}
+
+impl Lane {
+    /// `stream_key` gives out names for backend connections.
+    pub(crate) fn new(
+        service: &Service,
+        worker: u32,
+        workers: u32,
+        attachments: Vec<Attachment>,
+        counters: Arc<ServiceCounters>,
+        mut stream_key: impl FnMut() -> u32,
+    ) -> Self {
+        let queue_ns_max = service.queue_us_max * 1000;
+        let mut mqueues = Vec::new();
+        let mut clients = Vec::new();
+        let mut drives = Vec::new();
+        for (number, attachment) in attachments.into_iter().enumerate() {
+            drives.push(Drive {
+                blocks: attachment.blocks,
+                rang: Vec::with_capacity(attachment.ends.len() * (1 + service.backends.len())),
+                touched: Vec::with_capacity(attachment.ends.len() * (1 + service.backends.len())),
+                first: mqueues.len() as u32,
+            });
+            for ends in attachment.ends {
+                let server = mqueues.len() as u32;
+                for (backend, (rx, tx)) in ends.clients.into_iter().enumerate() {
+                    clients.push(ClientMqueue::new(
+                        server,
+                        backend as u16,
+                        rx,
+                        tx,
+                        &mut stream_key,
+                    ));
+                }
+                let waits = if queue_ns_max > 0 { service.slots as usize } else { 0 };
+                mqueues.push(ServerMqueue {
+                    attachment: number as u16,
+                    block: ends.block,
+                    alive: true,
+                    tx_corrupt: false,
+                    consumed: ends.server.0.released(),
+                    rx: ends.server.0,
+                    tx: ends.server.1,
+                    rang: false,
+                    late: false,
+                    full: false,
+                    arrivals: vec![0; waits].into_boxed_slice(),
+                });
+            }
+        }
+        let owner = Owner {
+            workers,
+            blocks: service.mqueues,
+            accelerators: service.accelerators.len() as u32,
+        };
+        let capacity = mqueues.len() as u32 * service.slots;
+        let pool = |backend| BackendPool::new(backend, &mut stream_key);
+        let backends = service.backends.iter().map(pool).collect();
+        Self {
+            framing: service.framing,
+            replies: service.replies,
+            ordered: service.ordered,
+            max_message_bytes: service.max_message_bytes as usize,
+            max_reply_bytes: service.max_reply_bytes as usize,
+            timeout_ns: service.request_timeout_ms * 1_000_000,
+            queue_ns_max,
+            slots: service.slots,
+            workers,
+            per_block: 1 + service.backends.len() as u32,
+            counters,
+            sessions: Sessions::new(capacity, 1),
+            dispatcher: Dispatcher::new(service.dispatch, owner, worker),
+            outstanding: vec![0; mqueues.len()],
+            full: Vec::with_capacity(mqueues.len()),
+            blocked: Vec::with_capacity(mqueues.len()),
+            blocked_clients: Vec::with_capacity(clients.len()),
+            mqueues,
+            drives,
+            clients,
+            backends,
+            other_credit: vec![0; workers as usize],
+        }
+    }
+
+    /// Writes a request into an mqueue's RX ring. The caller counts what becomes of it.
+    #[inline]
+    pub(crate) fn accept(&mut self, request: Request, payload: &[u8]) -> Result<(), DropReason> {
+        let number = request.mqueue;
+        let received_ns = request.received_ns;
+        let mqueue = &mut self.mqueues[number as usize];
+        let token = match self.replies {
+            Replies::None => None,
+            Replies::One => Some(self.sessions.issue(request).ok_or(DropReason::NoCredit)?),
+        };
+        let head = Head {
+            token: token.map_or(0, |t| t.0),
+            tag: 0,
+            kind: abi::kind::MESSAGE,
+            status: abi::status::OK,
+        };
+        if let Err(error) = mqueue.rx.push(head, payload) {
+            if let Some(token) = token {
+                self.sessions.end(token, number);
+            }
+            if error == LoanError::Full && !std::mem::replace(&mut mqueue.full, true) {
+                self.full.push(number);
+            }
+            return Err(match error {
+                LoanError::Full => DropReason::NoCredit,
+                LoanError::TooLong => DropReason::TooLong,
+                LoanError::Corrupt => DropReason::MqueueDead,
+            });
+        }
+        if !mqueue.arrivals.is_empty() {
+            let slot = (mqueue.rx.committed() - 1) % mqueue.arrivals.len() as u64;
+            mqueue.arrivals[slot as usize] = received_ns;
+        }
+        if !mqueue.rang {
+            mqueue.rang = true;
+            let drive = &mut self.drives[mqueue.attachment as usize];
+            drive.rang.push(mqueue.block * self.per_block);
+        }
+        self.outstanding[number as usize] += 1;
+        self.counters.accepted.one();
+        Ok(())
+    }
+
+    /// A request of `mqueue` has ended.
+    #[inline]
+    pub(crate) fn ended(&mut self, mqueue: u32) {
+        self.outstanding[mqueue as usize] -= 1;
+    }
+
+    /// Publishes every RX ring that got messages and runs or wakes the blocks.
+    pub(crate) fn drive(&mut self, now_ns: u64) {
+        for mqueue in self.full.drain(..) {
+            self.mqueues[mqueue as usize].full = false;
+        }
+        for drive in &mut self.drives {
+            for region_mqueue in &drive.rang {
+                let local = (region_mqueue / self.per_block / self.workers + drive.first) as usize;
+                if region_mqueue % self.per_block == 0 {
+                    let mqueue = &mut self.mqueues[local];
+                    mqueue.rx.publish();
+                    mqueue.rang = false;
+                } else {
+                    let backends = (self.per_block - 1) as usize;
+                    let client = local * backends + (region_mqueue % self.per_block) as usize - 1;
+                    self.clients[client].publish();
+                }
+            }
+            drive.touched.clear();
+            drive.blocks.drive(now_ns, &drive.rang, &mut drive.touched);
+            drive.rang.clear();
+        }
+    }
+
+    /// An answer was committed to a client mqueue's RX ring: its block must hear of it.
+    pub(crate) fn ring_client(&mut self, client: u32) {
+        let entry = &mut self.clients[client as usize];
+        if entry.rang() {
+            return;
+        }
+        let mqueue = &self.mqueues[entry.server as usize];
+        let region_mqueue = mqueue.block * self.per_block + 1 + u32::from(entry.backend);
+        self.drives[mqueue.attachment as usize].rang.push(region_mqueue);
+    }
+
+    /// Lane numbers of what [`Self::drive`] found touched: (server mqueue, or client mqueue).
+    pub(crate) fn touched(&self, drive: usize, index: usize) -> Touched {
+        let drive = &self.drives[drive];
+        let region_mqueue = drive.touched[index];
+        let server = region_mqueue / self.per_block / self.workers + drive.first;
+        match region_mqueue % self.per_block {
+            0 => Touched::Server(server),
+            client => Touched::Client(server * (self.per_block - 1) + client - 1),
+        }
+    }
+
+    /// Services without replies: counts what kernels released since the last call.
+    pub(crate) fn count_consumed(&mut self) {
+        for (number, mqueue) in self.mqueues.iter_mut().enumerate() {
+            if self.outstanding[number] == 0 || !mqueue.alive {
+                continue;
+            }
+            if mqueue.rx.credit().is_err() {
+                // Nothing else looks at this word: a full ring takes no more requests.
+                mqueue.tx_corrupt = true;
+                continue;
+            }
+            let released = mqueue.rx.released();
+            let new = released - mqueue.consumed;
+            mqueue.consumed = released;
+            self.outstanding[number] -= new as u32;
+            self.counters.consumed.add(new);
+        }
+    }
+
+    /// Finds the mqueues whose oldest unread message waits longer than the service allows.
+    pub(crate) fn look_for_late(&mut self, now_ns: u64) {
+        if self.queue_ns_max == 0 {
+            return;
+        }
+        for mqueue in self.mqueues.iter_mut().filter(|m| m.alive) {
+            let waits = mqueue.rx.credit().is_ok() && mqueue.rx.released() < mqueue.rx.committed();
+            let slot = (mqueue.rx.released() % mqueue.arrivals.len() as u64) as usize;
+            let oldest = mqueue.arrivals[slot];
+            mqueue.late = waits && now_ns.saturating_sub(oldest) > self.queue_ns_max;
+        }
+    }
+
+    /// The reason to give when no mqueue took a request.
+    pub(crate) fn shed_reason(&self, reason: DropReason) -> DropReason {
+        let late = self.queue_ns_max > 0 && self.mqueues.iter().any(|m| m.late);
+        if reason == DropReason::NoCredit && late { DropReason::QueueTime } else { reason }
+    }
+
+    /// An mqueue can no longer be used. The caller ends its requests.
+    pub(crate) fn kill(&mut self, mqueue: u32) -> bool {
+        std::mem::replace(&mut self.mqueues[mqueue as usize].alive, false)
+    }
+
+    /// Requests that a dead mqueue of a reply-less service will never consume.
+    pub(crate) fn abandon_unread(&mut self, mqueue: u32) -> u64 {
+        u64::from(std::mem::take(&mut self.outstanding[mqueue as usize]))
+    }
+
+    /// Requests under way on this lane's mqueues.
+    pub(crate) fn under_way(&self) -> u64 {
+        match self.replies {
+            Replies::One => self.sessions.live().into(),
+            Replies::None => self.outstanding.iter().map(|n| u64::from(*n)).sum(),
+        }
+    }
+
+    /// Requests under way on each mqueue.
+    pub(crate) fn outstanding_by_mqueue(&self) -> impl Iterator<Item = u32> + '_ {
+        self.outstanding.iter().copied()
+    }
+
+    /// Requests that this lane's mqueues still take together.
+    pub(crate) fn free_credit(&self) -> u32 {
+        let alive = self.mqueues.iter().zip(&self.outstanding).filter(|(m, _)| m.alive);
+        alive.map(|(_, outstanding)| self.slots.saturating_sub(*outstanding)).sum()
+    }
+}
+
+/// See [`Lane::touched`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Touched {
+    /// A server mqueue.
+    Server(u32),
+    /// A client mqueue.
+    Client(u32),
+}
+
+/// The dispatcher's view of a lane, without the dispatcher itself.
+pub(crate) struct Credits<'a> {
+    pub(crate) mqueues: &'a [ServerMqueue],
+    pub(crate) outstanding: &'a [u32],
+    pub(crate) slots: u32,
+    /// What the other workers still take; empty when a request may not be handed over again.
+    pub(crate) other_credit: &'a [u32],
+}
+
+impl Credit for Credits<'_> {
+    #[inline]
+    fn count(&self) -> u32 {
+        self.mqueues.len() as u32
+    }
+
+    #[inline]
+    fn credit(&self, mqueue: u32) -> Option<u32> {
+        let entry = &self.mqueues[mqueue as usize];
+        if !entry.alive {
+            return None;
+        }
+        if entry.late || entry.full {
+            return Some(0);
+        }
+        Some(self.slots.saturating_sub(self.outstanding[mqueue as usize]))
+    }
+
+    #[inline]
+    fn outstanding(&self, mqueue: u32) -> u32 {
+        self.outstanding[mqueue as usize]
+    }
+
+    #[inline]
+    fn richest_other(&self) -> Option<u32> {
+        let others = self.other_credit.iter().enumerate().filter(|(_, credit)| **credit > 0);
+        others.max_by_key(|(_, credit)| **credit).map(|(worker, _)| worker as u32)
+    }
+}
+
+impl Lane {
+    /// Splits the lane into its dispatcher and what that looks at.
+    #[inline]
+    pub(crate) fn dispatch(&mut self) -> (&mut Dispatcher, Credits<'_>) {
+        let credits = Credits {
+            mqueues: &self.mqueues,
+            outstanding: &self.outstanding,
+            slots: self.slots,
+            other_credit: &self.other_credit,
+        };
+        (&mut self.dispatcher, credits)
+    }
+}

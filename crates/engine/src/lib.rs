@@ -1,0 +1,18 @@
+//! Serval's engine: the worker's turn and everything a message meets on it.
+#![forbid(unsafe_code)]
+
+pub mod accelerator;
+mod backend;
+mod connection;
+mod dispatch;
+mod egress;
+mod handover;
+mod ingress;
+mod lane;
+pub mod metrics;
+pub mod topology;
+mod worker;
+
+pub use handover::Fabric;
+pub use lane::{Attachment, BlockEnds};
+pub use worker::{Worker, WorkerLinks, WorkerParts, worker_links};

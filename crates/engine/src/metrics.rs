@@ -1,0 +1,222 @@
+//! Counters: one writer each (a worker), read by whoever exports them.
+//!
+//! A counter is a relaxed atomic that its worker loads, adds to and stores: no read-modify-write, no
+//! shared line on the data path. A snapshot sums the workers; while they run it is not one instant,
+//! but each counter only grows.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use wire::DropReason;
+
+/// A single-writer counter.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds; only the owning worker may.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+    }
+
+    /// Adds one; only the owning worker may.
+    #[inline]
+    pub fn one(&self) {
+        self.add(1);
+    }
+
+    /// Overwrites (for gauges); only the owning worker may.
+    #[inline]
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    /// Reads.
+    pub fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($(#[doc = $sdoc:literal])+ $name:ident, $snapshot:ident {
+        $( $(#[doc = $doc:literal])+ $field:ident, )+
+    }) => {
+        $(#[doc = $sdoc])+
+        #[derive(Debug)]
+        #[repr(align(128))]
+        pub struct $name {
+            $( $(#[doc = $doc])+ pub $field: Counter, )+
+            /// Lost messages by [`DropReason`].
+            pub drops: [Counter; DropReason::COUNT],
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $( $field: Counter::default(), )+ drops: std::array::from_fn(|_| Counter::default()) }
+            }
+        }
+
+        /// Values of the counters of the same names, summed over workers.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct $snapshot {
+            $( $(#[doc = $doc])+ pub $field: u64, )+
+            /// Lost messages by [`DropReason`].
+            pub drops: [u64; DropReason::COUNT],
+        }
+
+        impl Default for $snapshot {
+            fn default() -> Self {
+                Self { $( $field: 0, )+ drops: [0; DropReason::COUNT] }
+            }
+        }
+
+        impl $snapshot {
+            /// Adds one worker's values.
+            pub fn add(&mut self, counters: &$name) {
+                $( self.$field += counters.$field.value(); )+
+                for (sum, counter) in self.drops.iter_mut().zip(&counters.drops) {
+                    *sum += counter.value();
+                }
+            }
+
+            /// Every plain counter with its name and its documentation.
+            pub fn named(&self) -> Vec<(&'static str, &'static str, u64)> {
+                vec![ $( (stringify!($field), concat!($($doc),+).trim_ascii(), self.$field), )+ ]
+            }
+        }
+    };
+}
+
+counters! {
+    /// What one worker counts for one service.
+    ServiceCounters, ServiceSnapshot {
+        /// Requests that entered the service.
+        received,
+        /// Replies that the host kernel took.
+        replied,
+        /// Requests consumed without a reply, as the service or the client wanted.
+        consumed,
+        /// Requests written to RX rings.
+        accepted,
+        /// Requests handed to another worker's mqueue.
+        handed_out,
+        /// Requests taken over from another worker.
+        handed_in,
+        /// Replies handed back to the worker that owns the connection.
+        replies_handed_out,
+        /// Replies taken over from the worker that owns the mqueue.
+        replies_handed_in,
+        /// Payload bytes of requests.
+        received_bytes,
+        /// Payload bytes of replies.
+        replied_bytes,
+        /// Requests sent to backends.
+        backend_sent,
+        /// Answers delivered to client mqueues (every status).
+        backend_answered,
+        /// Backend answers with status timeout.
+        backend_timeouts,
+        /// Backend connections lost or refused.
+        backend_failures,
+        /// Connections accepted.
+        connections_accepted,
+        /// Connections that ended, however.
+        connections_closed,
+    }
+}
+
+impl ServiceSnapshot {
+    /// Lost messages of one reason.
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.drops[reason as usize]
+    }
+
+    /// Requests that ended without a reply: the drops of scope Request.
+    pub fn dropped_requests(&self) -> u64 {
+        let of_requests = |r: &&DropReason| r.scope() == wire::DropScope::Request;
+        DropReason::ALL.iter().filter(of_requests).map(|r| self.dropped(*r)).sum()
+    }
+
+    /// Requests that are under way by the accounting identity.
+    pub fn outstanding(&self) -> u64 {
+        // While workers run, a snapshot may see an end before its beginning: never below zero.
+        self.received.saturating_sub(self.replied + self.consumed + self.dropped_requests())
+    }
+}
+
+impl ServiceCounters {
+    /// Counts lost messages.
+    #[inline]
+    pub fn drop_many(&self, reason: DropReason, n: u64) {
+        self.drops[reason as usize].add(n);
+    }
+
+    /// Counts one lost message.
+    #[inline]
+    pub fn drop_one(&self, reason: DropReason) {
+        self.drop_many(reason, 1);
+    }
+}
+
+/// What one worker counts about itself.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct WorkerCounters {
+    /// Turns made.
+    pub turns: Counter,
+    /// Turns that found something to do.
+    pub busy_turns: Counter,
+    /// Times the worker went to sleep.
+    pub sleeps: Counter,
+    /// Open TCP connections (gauge).
+    pub connections: Counter,
+    /// Requests under way on this worker: tokens, unsent replies, RX rings of reply-less services (gauge).
+    pub outstanding: Counter,
+}
+
+/// All counters of an engine; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    /// Names of the services, in topology order.
+    pub services: Arc<[String]>,
+    workers: Arc<[PerWorker]>,
+}
+
+#[derive(Debug)]
+struct PerWorker {
+    own: Arc<WorkerCounters>,
+    services: Vec<Arc<ServiceCounters>>,
+}
+
+impl Metrics {
+    /// Zeroed counters for `workers` workers and these services.
+    pub fn new(workers: usize, services: impl IntoIterator<Item = String>) -> Self {
+        let services: Arc<[String]> = services.into_iter().collect();
+        let worker = |_| PerWorker {
+            own: Arc::default(),
+            services: services.iter().map(|_| Arc::default()).collect(),
+        };
+        Self { workers: (0..workers).map(worker).collect(), services }
+    }
+
+    /// The counters that worker `worker` writes: its own, and one set per service.
+    pub fn of_worker(&self, worker: usize) -> (Arc<WorkerCounters>, Vec<Arc<ServiceCounters>>) {
+        let per = &self.workers[worker];
+        (per.own.clone(), per.services.clone())
+    }
+
+    /// The workers' own counters.
+    pub fn workers(&self) -> impl ExactSizeIterator<Item = &WorkerCounters> {
+        self.workers.iter().map(|w| &*w.own)
+    }
+
+    /// Sums a service's counters over all workers.
+    pub fn service(&self, service: usize) -> ServiceSnapshot {
+        let mut sum = ServiceSnapshot::default();
+        for worker in self.workers.iter() {
+            sum.add(&worker.services[service]);
+        }
+        sum
+    }
+}

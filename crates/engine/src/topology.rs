@@ -1,0 +1,483 @@
+//! What is to run: services, their ports, accelerators and backends, as typed values.
+//!
+//! The `serval` crate makes a [`Topology`] from a configuration file; tests and the simulator write
+//! one directly. [`Topology::check`] refuses what cannot work, naming the field, so that whoever has
+//! a file can point at the line. Everything later (regions, workers, ports) follows from it.
+
+use std::net::SocketAddr;
+
+use mqueue::abi::{
+    BACKENDS_MAX, BLOCKS_MAX, DEPTH_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, protocol,
+};
+use mqueue::{MqueuePlan, RegionPlan, RingPlan};
+use wire::admission::KeyRange;
+use wire::framing::Framing;
+use wire::nic::{Transport, UDP_PAYLOAD_MAX};
+
+/// Most workers of an engine.
+pub const WORKERS_MAX: usize = 64;
+
+/// Everything an engine runs.
+#[derive(Clone, Debug)]
+pub struct Topology {
+    /// Workers and polling.
+    pub engine: EngineSettings,
+    /// Admission limits.
+    pub limits: Limits,
+    /// The accelerators that services name.
+    pub accelerators: Vec<Accelerator>,
+    /// The services.
+    pub services: Vec<Service>,
+}
+
+/// `[engine]`: the workers.
+#[derive(Clone, Debug)]
+pub struct EngineSettings {
+    /// Workers, in [1, [`WORKERS_MAX`]].
+    pub workers: usize,
+    /// Cores to pin the workers to, one each; empty: not pinned.
+    pub cores: Vec<usize>,
+    /// What a worker without work does.
+    pub polling: Polling,
+    /// How long draining may take, in milliseconds.
+    pub drain_ms: u64,
+}
+
+impl Default for EngineSettings {
+    fn default() -> Self {
+        Self { workers: 1, cores: Vec::new(), polling: Polling::Adaptive, drain_ms: 3000 }
+    }
+}
+
+/// What a worker without work does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Polling {
+    /// Looks again at once, for ever.
+    Spin,
+    /// Looks again for a while, then sleeps until something happens. Never sleeps while a request is
+    /// outstanding.
+    Adaptive,
+    /// Sleeps as soon as there is nothing to do and no request is outstanding.
+    Block,
+}
+
+/// `[limits]`: what clients may cost.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Open TCP connections of the whole engine.
+    pub connections: u32,
+    /// Requests in flight per TCP connection.
+    pub pipelined: u32,
+    /// A connection without a complete message for this long is closed, in milliseconds.
+    pub idle_ms: u64,
+    /// A connection that accepts no byte of a waiting reply for this long is closed, in milliseconds.
+    pub slow_client_ms: u64,
+    /// Largest region, in MiB.
+    pub region_mib: u64,
+    /// Largest reply / request ratio to a UDP source; 0 unlimited. `None`: 3 off loopback, else 0.
+    pub udp_reply_ratio: Option<u32>,
+    /// Early replies of ordered connections kept per worker, in bytes.
+    pub early_reply_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 16_384,
+            pipelined: 64,
+            idle_ms: 60_000,
+            slow_client_ms: 5_000,
+            region_mib: 2_048,
+            udp_reply_ratio: None,
+            early_reply_bytes: 64 << 20,
+        }
+    }
+}
+
+/// `[[accelerator]]`.
+#[derive(Clone, Debug)]
+pub struct Accelerator {
+    /// Name that services use.
+    pub name: String,
+    /// What it is.
+    pub kind: AcceleratorKind,
+}
+
+/// Kinds of accelerators this engine can drive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AcceleratorKind {
+    /// Kernels on host cores, as coroutines in the engine's process.
+    Cpu {
+        /// Where they run.
+        placement: CpuPlacement,
+    },
+}
+
+/// Where `cpu` blocks run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CpuPlacement {
+    /// On the engine's workers, inside the turn.
+    Worker,
+    /// On accelerator threads of their own.
+    Threads {
+        /// How many.
+        threads: usize,
+        /// Cores to pin them to; empty: not pinned.
+        cores: Vec<usize>,
+    },
+}
+
+/// `[[service]]`.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// Name in metrics and messages.
+    pub name: String,
+    /// Where clients connect.
+    pub listen: Vec<Listen>,
+    /// How TCP messages are delimited.
+    pub framing: Framing,
+    /// Indices into [`Topology::accelerators`]; the service's mqueues exist on each.
+    pub accelerators: Vec<usize>,
+    /// Kernel: a built-in name or a path to a kernel library.
+    pub kernel: String,
+    /// Parameters given to the kernel.
+    pub params: Vec<(String, f64)>,
+    /// Server mqueues (blocks) per accelerator, in [1, BLOCKS_MAX].
+    pub mqueues: u32,
+    /// Slots of each ring; a power of two in [1, DEPTH_MAX].
+    pub slots: u32,
+    /// Arena of each ring with messages over 1 KiB; 0: four longest messages.
+    pub arena_bytes: u64,
+    /// Longest request.
+    pub max_message_bytes: u32,
+    /// Longest reply.
+    pub max_reply_bytes: u32,
+    /// Whether the kernel answers.
+    pub replies: Replies,
+    /// Whether replies on one TCP connection keep request order.
+    pub ordered: bool,
+    /// Which mqueue a request goes to.
+    pub dispatch: Dispatch,
+    /// Requests without a reply for this long are dropped, in milliseconds.
+    pub request_timeout_ms: u64,
+    /// New requests are shed while the oldest waits longer than this, in microseconds; 0 never.
+    pub queue_us_max: u64,
+    /// Tenant that owns the service.
+    pub tenant: String,
+    /// Client mqueues of every block.
+    pub backends: Vec<Backend>,
+    /// Ring protocol of the server mqueues.
+    pub rings: Rings,
+}
+
+impl Service {
+    /// A service with every optional field at its default.
+    pub fn new(name: &str, listen: Vec<Listen>, kernel: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            listen,
+            framing: Framing::Raw,
+            accelerators: vec![0],
+            kernel: kernel.to_owned(),
+            params: Vec::new(),
+            mqueues: 4,
+            slots: 64,
+            arena_bytes: 0,
+            max_message_bytes: 1024,
+            max_reply_bytes: 1024,
+            replies: Replies::One,
+            ordered: true,
+            dispatch: Dispatch::RoundRobin,
+            request_timeout_ms: 1000,
+            queue_us_max: 0,
+            tenant: "default".to_owned(),
+            backends: Vec::new(),
+            rings: Rings::Auto,
+        }
+    }
+}
+
+/// One listening address of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// UDP or TCP.
+    pub transport: Transport,
+    /// Address; port 0 lets the host kernel choose.
+    pub address: SocketAddr,
+}
+
+/// How many replies a request gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replies {
+    /// One; a missing one is dropped with a reason.
+    One,
+    /// None: requests are consumed.
+    None,
+}
+
+/// How a request finds its mqueue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dispatch {
+    /// Each mqueue in turn, in runs when a burst is large.
+    RoundRobin,
+    /// The mqueue with the fewest requests outstanding.
+    LeastLoaded,
+    /// By the client's address: one flow always meets the same mqueue.
+    FlowHash,
+    /// By bytes of the message: one key always meets the same mqueue, from any client.
+    KeyHash(KeyRange),
+}
+
+/// Ring protocol of the server mqueues. Client mqueues and rings with arenas use `doorbell`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rings {
+    /// The best known for the accelerator: `doorbell` for cpu.
+    Auto,
+    /// `doorbell`.
+    Doorbell,
+    /// `granule` with 16-byte units where the processor has them, else 8-byte units.
+    Granule,
+    /// `granule` with 8-byte units.
+    Granule8,
+}
+
+/// `[[service.backend]]`: a client mqueue for every server mqueue.
+#[derive(Clone, Debug)]
+pub struct Backend {
+    /// Name in metrics and messages.
+    pub name: String,
+    /// UDP or TCP.
+    pub transport: Transport,
+    /// Where it is.
+    pub address: SocketAddr,
+    /// How messages are delimited (TCP).
+    pub framing: Framing,
+    /// TCP connections per worker.
+    pub connections: u32,
+    /// An answer that takes longer is given up, in milliseconds.
+    pub timeout_ms: u64,
+    /// Requests in flight per TCP connection. (UDP: one per client mqueue.)
+    pub in_flight: u32,
+    /// Longest request and answer in bytes.
+    pub max_message_bytes: u32,
+}
+
+impl Backend {
+    /// A backend with every optional field at its default.
+    pub fn new(name: &str, transport: Transport, address: SocketAddr, framing: Framing) -> Self {
+        Self {
+            name: name.to_owned(),
+            transport,
+            address,
+            framing,
+            connections: 1,
+            timeout_ms: 100,
+            in_flight: 64,
+            max_message_bytes: 2048,
+        }
+    }
+}
+
+/// A topology that cannot work: which field, and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{place}.{field}: {message}")]
+pub struct TopologyError {
+    /// The part, for people: `service "digits"`.
+    pub place: String,
+    /// Index path for whoever has a file: (table, index, sub-index).
+    pub path: (&'static str, usize, Option<usize>),
+    /// The field's name in the configuration.
+    pub field: &'static str,
+    /// What is wrong and what would be right.
+    pub message: String,
+}
+
+impl Topology {
+    /// Refuses what cannot work. The first problem found is returned.
+    pub fn check(&self) -> Result<(), TopologyError> {
+        self.check_engine()?;
+        for (index, service) in self.services.iter().enumerate() {
+            self.check_service(index, service)?;
+        }
+        self.check_ports()
+    }
+
+    fn check_engine(&self) -> Result<(), TopologyError> {
+        let wrong = |field, message: String| TopologyError {
+            place: "engine".into(),
+            path: ("engine", 0, None),
+            field,
+            message,
+        };
+        let engine = &self.engine;
+        if engine.workers == 0 || engine.workers > WORKERS_MAX {
+            return Err(wrong("workers", format!("must be in [1, {WORKERS_MAX}]")));
+        }
+        if !engine.cores.is_empty() && engine.cores.len() < engine.workers {
+            let (cores, workers) = (engine.cores.len(), engine.workers);
+            let message = format!("lists {cores} cores for {workers} workers; name one core each");
+            return Err(wrong("cores", message));
+        }
+        Ok(())
+    }
+
+    fn check_service(&self, index: usize, service: &Service) -> Result<(), TopologyError> {
+        let wrong = |field: &'static str, message: String| TopologyError {
+            place: format!("service {:?}", service.name),
+            path: ("service", index, None),
+            field,
+            message,
+        };
+        let within = |field, value: u64, min: u64, max: u64| {
+            if (min..=max).contains(&value) {
+                Ok(())
+            } else {
+                Err(wrong(field, format!("is {value}, must be in [{min}, {max}]")))
+            }
+        };
+        if service.listen.is_empty() {
+            return Err(wrong("listen", "names no address; give at least one".into()));
+        }
+        if service.accelerators.is_empty() {
+            return Err(wrong("accelerator", "names none; give at least one".into()));
+        }
+        if service.accelerators.iter().any(|a| *a >= self.accelerators.len()) {
+            return Err(wrong("accelerator", "names an accelerator that is not defined".into()));
+        }
+        within("mqueues", service.mqueues.into(), 1, BLOCKS_MAX.into())?;
+        within("slots", service.slots.into(), 1, DEPTH_MAX.into())?;
+        if !service.slots.is_power_of_two() {
+            let next = service.slots.next_power_of_two();
+            return Err(wrong(
+                "slots",
+                format!("is {}, must be a power of two: {next}", service.slots),
+            ));
+        }
+        let udp = service.listen.iter().any(|l| l.transport == Transport::Udp);
+        let most = u64::from(MESSAGE_BYTES_MAX);
+        within("max_message_bytes", service.max_message_bytes.into(), 1, most)?;
+        within("max_reply_bytes", service.max_reply_bytes.into(), 1, most)?;
+        if udp && service.max_reply_bytes as usize > UDP_PAYLOAD_MAX {
+            let message = format!(
+                "is {}, but a UDP datagram carries at most {UDP_PAYLOAD_MAX} bytes",
+                service.max_reply_bytes
+            );
+            return Err(wrong("max_reply_bytes", message));
+        }
+        service
+            .framing
+            .check(service.max_message_bytes as usize, service.max_reply_bytes as usize)
+            .map_err(|e| wrong("framing", e.to_string()))?;
+        within("request_timeout_ms", service.request_timeout_ms, 1, 3_600_000)?;
+        within("backend", service.backends.len() as u64, 0, BACKENDS_MAX.into())?;
+        for (sub, backend) in service.backends.iter().enumerate() {
+            let wrong = |field: &'static str, message: String| TopologyError {
+                place: format!("service {:?}, backend {:?}", service.name, backend.name),
+                path: ("backend", index, Some(sub)),
+                field,
+                message,
+            };
+            let within = |field, value: u64, min: u64, max: u64| {
+                if (min..=max).contains(&value) {
+                    Ok(())
+                } else {
+                    Err(wrong(field, format!("is {value}, must be in [{min}, {max}]")))
+                }
+            };
+            within("connections", backend.connections.into(), 1, 64)?;
+            within("timeout_ms", backend.timeout_ms, 1, 3_600_000)?;
+            within("in_flight", backend.in_flight.into(), 1, 65_536)?;
+            within("max_message_bytes", backend.max_message_bytes.into(), 1, most)?;
+            let max = backend.max_message_bytes as usize;
+            backend.framing.check_backend(max, max).map_err(|e| wrong("framing", e.to_string()))?;
+        }
+        let bytes = service.region_plan(1).bytes().map_err(|e| wrong("slots", e.to_string()))?;
+        if bytes > self.limits.region_mib << 20 {
+            return Err(wrong("mqueues", service.region_arithmetic(bytes, self.limits.region_mib)));
+        }
+        Ok(())
+    }
+
+    /// No two listens may claim the same address (port 0 never collides).
+    fn check_ports(&self) -> Result<(), TopologyError> {
+        let mut seen: Vec<(&str, Listen)> = Vec::new();
+        for (index, service) in self.services.iter().enumerate() {
+            for listen in &service.listen {
+                let taken = seen.iter().find(|(_, other)| other == listen);
+                if let (Some((by, _)), true) = (taken, listen.address.port() != 0) {
+                    return Err(TopologyError {
+                        place: format!("service {:?}", service.name),
+                        path: ("service", index, None),
+                        field: "listen",
+                        message: format!("{} is taken by service {by:?}", listen.address),
+                    });
+                }
+                seen.push((&service.name, *listen));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every listening address with the index of its service, in port order.
+    pub fn ports(&self) -> impl Iterator<Item = (usize, Listen)> + '_ {
+        let of = |(index, service): (usize, &'_ Service)| {
+            service.listen.clone().into_iter().map(move |listen| (index, listen))
+        };
+        self.services.iter().enumerate().flat_map(of)
+    }
+}
+
+impl Service {
+    fn server_ring(&self, max: u32) -> RingPlan {
+        let ring = RingPlan::doorbell(max, self.arena_bytes);
+        let granule = match self.rings {
+            Rings::Auto | Rings::Doorbell => return ring,
+            Rings::Granule if mqueue::memory::unit16_is_atomic() => protocol::GRANULE16,
+            Rings::Granule | Rings::Granule8 => protocol::GRANULE8,
+        };
+        if ring.arena_bytes > 0 { ring } else { RingPlan { protocol: granule, ..ring } }
+    }
+
+    /// The region of one (service, accelerator) in its `generation`-th life.
+    pub fn region_plan(&self, generation: u64) -> RegionPlan {
+        let server = MqueuePlan {
+            depth: self.slots,
+            rx: self.server_ring(self.max_message_bytes),
+            tx: self.server_ring(self.max_reply_bytes),
+        };
+        let client = |backend: &Backend| {
+            let ring = RingPlan::doorbell(backend.max_message_bytes, self.arena_bytes);
+            MqueuePlan { depth: self.slots, rx: ring, tx: ring }
+        };
+        let mut mqueues = vec![server];
+        mqueues.extend(self.backends.iter().map(client));
+        RegionPlan { block_count: self.mqueues, mqueues, generation, start: 0 }
+    }
+
+    /// Why a region is too large, as a sum a person can check.
+    fn region_arithmetic(&self, bytes: u64, region_mib: u64) -> String {
+        let ring = |max: u32, ring: RingPlan| {
+            let slot = 32 + u64::from(max.min(INLINE_BYTES_MAX));
+            if ring.arena_bytes > 0 {
+                format!("{} slots x about {slot} B + arena {} B", self.slots, ring.arena_bytes)
+            } else {
+                format!("{} slots x about {slot} B", self.slots)
+            }
+        };
+        let mut parts = vec![
+            ring(self.max_message_bytes, self.server_ring(self.max_message_bytes)),
+            ring(self.max_reply_bytes, self.server_ring(self.max_reply_bytes)),
+        ];
+        for backend in &self.backends {
+            let plan = RingPlan::doorbell(backend.max_message_bytes, self.arena_bytes);
+            parts.push(format!("2 x ({})", ring(backend.max_message_bytes, plan)));
+        }
+        format!(
+            "{} mqueues x ({}) need {} MiB, more than limits.region_mib = {region_mib}; \
+             use fewer mqueues or slots, smaller messages or arena_bytes, or raise region_mib",
+            self.mqueues,
+            parts.join(" + "),
+            bytes.div_ceil(1 << 20)
+        )
+    }
+}

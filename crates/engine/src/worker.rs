@@ -1,0 +1,709 @@
+//! The worker: one thread, one [`Worker::turn`] after the other.
+//!
+//! A message goes down the turn once: inhale (the network and the other workers), route, drive (the
+//! blocks), exhale (replies, housekeeping, backends, the network). There are no callbacks and no
+//! locks; what cannot go on now (no credit, no room) stays where it is and is met again next turn.
+//!
+//! | step | where |
+//! |---|---|
+//! | readiness, one call | [`Worker::wait`] → [`Nic::poll`] |
+//! | datagrams and streams in | `ingress.rs` |
+//! | which mqueue | `dispatch.rs`, into the RX ring by `lane.rs` |
+//! | blocks | [`crate::accelerator::Blocks::drive`] |
+//! | TX rings out, replies, order | `egress.rs`, `connection.rs` |
+//! | backends | `backend.rs` |
+//! | other workers | `handover.rs` |
+
+use std::sync::Arc;
+
+use wire::DropReason;
+use wire::admission::flow_hash;
+use wire::nic::{
+    Close, Event, Nic, PortIndex, RxBatch, StreamKey, Transport, TxBatch, UDP_PAYLOAD_MAX,
+};
+use wire::session::Origin;
+
+use crate::connection::{Connections, Pool, Reading};
+use crate::handover::{ENVELOPE_BYTES, Fabric, Link, links};
+use crate::lane::{Attachment, Lane, Touched};
+use crate::metrics::{Metrics, WorkerCounters};
+use crate::topology::{Polling, Replies, Topology};
+
+/// How long an adaptive worker looks for work before it sleeps: about what two wake-ups cost, so that
+/// spinning never costs a waiting neighbour on the same core more than sleeping would cost the client.
+const SPIN_NS: u64 = 50_000;
+/// How long it looks before it offers its core to others between two looks.
+const YIELD_NS: u64 = 8_000;
+/// Who gets its core back later than this has a busy neighbour on it.
+const NEIGHBOUR_NS: u64 = 50_000;
+/// For how long a busy neighbour is remembered.
+const NEIGHBOUR_MEMORY_NS: u64 = 100_000_000;
+/// Housekeeping happens once in this time.
+const TICK_NS: u64 = 1_000_000;
+/// Longest sleep.
+const SLEEP_NS_MAX: u64 = 100_000_000;
+/// Receive buffers of a batch, and their size (a GRO buffer holds up to 64 KiB).
+const RX_SLOTS: usize = 64;
+const RX_SLOT_BYTES: usize = 65_536;
+/// Datagrams and bytes that wait for one `send`.
+const TX_ITEMS: usize = 1024;
+const TX_BYTES: usize = 1 << 20;
+/// Bytes of one read from a stream.
+const READ_BYTES_MIN: usize = 16 << 10;
+/// A share of the connections looked at by each housekeeping for time-outs.
+const SWEEP_PARTS: usize = 64;
+
+/// One listening address on this worker.
+pub(crate) struct Port {
+    pub(crate) service: u16,
+    pub(crate) transport: Transport,
+    pub(crate) number: u16,
+    /// Largest reply / request ratio; 0 unlimited.
+    pub(crate) reply_ratio: u32,
+    pub(crate) ready: bool,
+    pub(crate) tx: TxBatch,
+    /// Since when the host kernel takes no datagram; 0 when it does.
+    pub(crate) full_since_ns: u64,
+}
+
+/// What a stream key names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum StreamOwner {
+    Connection,
+    Backend { lane: u16, pool: u16, number: u16 },
+    Client { lane: u16, client: u32 },
+}
+
+/// What a worker is made of. See [`Worker::new`].
+pub struct WorkerParts<N: Nic> {
+    /// Number of this worker, from 0.
+    pub index: usize,
+    /// Its network; port indices follow [`Topology::ports`].
+    pub nic: N,
+    /// The real addresses of the ports (port 0 resolved), in the same order.
+    pub addresses: Vec<std::net::SocketAddr>,
+    /// For each service, its accelerators' attachments.
+    pub attachments: Vec<Vec<Attachment>>,
+    /// Its links to the other workers, from [`worker_links`].
+    pub links: WorkerLinks,
+}
+
+/// One worker's links to all others; opaque.
+pub struct WorkerLinks(Vec<Vec<Link>>);
+
+/// Joins `workers` workers to each other; one element per worker.
+pub fn worker_links(workers: usize, topology: &Topology) -> Vec<WorkerLinks> {
+    links(workers, topology).into_iter().map(WorkerLinks).collect()
+}
+
+/// See the module's text.
+pub struct Worker<N: Nic> {
+    pub(crate) index: u16,
+    pub(crate) nic: N,
+    pub(crate) now_ns: u64,
+    pub(crate) ports: Vec<Port>,
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) connections: Connections,
+    pub(crate) pool: Pool,
+    /// By worker and service; none to itself.
+    pub(crate) links: Vec<Vec<Link>>,
+    pub(crate) fabric: Arc<Fabric<N::Socket>>,
+    pub(crate) counters: Arc<WorkerCounters>,
+    pub(crate) connections_max: u32,
+    pub(crate) pipelined: u32,
+    pub(crate) idle_ns: u64,
+    pub(crate) slow_client_ns: u64,
+    pub(crate) early_bytes_max: usize,
+    /// Connections with something to read or parse, and those with something to write.
+    pub(crate) to_read: Vec<StreamKey>,
+    pub(crate) to_write: Vec<StreamKey>,
+    /// News for other workers that found no room: (worker, envelope, reason).
+    pub(crate) notices: Vec<(u16, crate::handover::Envelope, DropReason)>,
+    pub(crate) rx: RxBatch,
+    pub(crate) scratch: Vec<u8>,
+    pub(crate) envelope: Vec<u8>,
+    pub(crate) draining: bool,
+    owners: Vec<StreamOwner>,
+    events: Vec<Event>,
+    polling: Polling,
+    work: bool,
+    idle_since_ns: u64,
+    neighbour_until_ns: u64,
+    next_tick_ns: u64,
+    sweep_at: usize,
+    ended: Vec<(u32, u64)>,
+    hung: bool,
+    settled: bool,
+}
+
+impl<N: Nic> Worker<N> {
+    /// Puts a worker together. Nothing is allocated on the way of a message afterwards.
+    pub fn new(
+        parts: WorkerParts<N>,
+        topology: &Topology,
+        metrics: &Metrics,
+        fabric: Arc<Fabric<N::Socket>>,
+    ) -> Self {
+        let WorkerParts { index, nic, addresses, attachments, links } = parts;
+        let (counters, service_counters) = metrics.of_worker(index);
+        let limits = &topology.limits;
+        // Connections come first in the space of stream keys, backends behind them.
+        let first_backend = limits.connections;
+        let mut keys = 0;
+        let mut stream_key = || {
+            keys += 1;
+            first_backend + keys - 1
+        };
+        let workers = fabric.workers() as u32;
+        let mut lanes = Vec::new();
+        let parts = topology.services.iter().zip(attachments).zip(service_counters);
+        for ((service, attachments), counters) in parts {
+            let key = &mut stream_key;
+            let worker = index as u32;
+            lanes.push(Lane::new(service, worker, workers, attachments, counters, key));
+        }
+        let owners = stream_owners(&lanes, first_backend, keys);
+        let port = |((service, listen), address): ((usize, crate::topology::Listen), _)| {
+            let address: std::net::SocketAddr = address;
+            let udp = listen.transport == Transport::Udp;
+            let default_ratio = if address.ip().is_loopback() { 0 } else { 3 };
+            Port {
+                service: service as u16,
+                transport: listen.transport,
+                number: address.port(),
+                reply_ratio: limits.udp_reply_ratio.unwrap_or(default_ratio),
+                ready: false,
+                tx: TxBatch::new(if udp { TX_ITEMS } else { 0 }, if udp { TX_BYTES } else { 0 }),
+                full_since_ns: 0,
+            }
+        };
+        let ports: Vec<Port> = topology.ports().zip(addresses).map(port).collect();
+        Self {
+            index: index as u16,
+            now_ns: 0,
+            scratch: vec![0; scratch_bytes(topology)],
+            envelope: Vec::new(),
+            connections: Connections::new(topology.services.len()),
+            pool: Pool::default(),
+            links: links.0,
+            fabric,
+            counters,
+            connections_max: limits.connections,
+            pipelined: limits.pipelined,
+            idle_ns: limits.idle_ms * 1_000_000,
+            slow_client_ns: limits.slow_client_ms * 1_000_000,
+            early_bytes_max: limits.early_reply_bytes,
+            to_read: Vec::new(),
+            to_write: Vec::new(),
+            notices: Vec::new(),
+            rx: RxBatch::new(RX_SLOTS, RX_SLOT_BYTES),
+            draining: false,
+            owners,
+            events: Vec::with_capacity(1024),
+            polling: topology.engine.polling,
+            work: false,
+            idle_since_ns: 0,
+            neighbour_until_ns: 0,
+            next_tick_ns: 0,
+            sweep_at: 0,
+            ended: Vec::new(),
+            hung: false,
+            settled: false,
+            nic,
+            ports,
+            lanes,
+        }
+    }
+
+    /// The turn's one readiness call; sleeps at most `sleep_ns`.
+    pub fn wait(&mut self, sleep_ns: u64) {
+        if sleep_ns == 0 || self.fabric.workers() == 1 {
+            return self.nic.poll(sleep_ns, &mut self.events);
+        }
+        self.fabric.fall_asleep(self.index);
+        let mail = self.fabric.has_mail(self.index) || self.links_hinted();
+        self.nic.poll(if mail { 0 } else { sleep_ns }, &mut self.events);
+        self.fabric.awake(self.index);
+    }
+
+    fn links_hinted(&self) -> bool {
+        self.links.iter().flatten().any(|l| l.requests_in.hinted() || l.replies_in.hinted())
+    }
+
+    /// One pass: everything that [`Self::wait`] reported, everything that waited. `now_ns` never
+    /// runs backwards. Returns whether there was anything to do.
+    pub fn turn(&mut self, now_ns: u64) -> bool {
+        self.now_ns = now_ns;
+        self.work = false;
+        // Inhale.
+        self.sort_events();
+        self.collect_connections();
+        self.take_handed_over();
+        // Whoever comes first gets the credit there is: datagrams and streams take turns, so that a
+        // flood of the ones does not keep the others out.
+        if self.counters.turns.value() % 2 == 0 {
+            self.receive_datagrams();
+            self.read_streams();
+        } else {
+            self.read_streams();
+            self.receive_datagrams();
+        }
+        // Accelerate.
+        for lane in &mut self.lanes {
+            self.work |= lane.drives.iter().any(|d| !d.rang.is_empty());
+            lane.drive(now_ns);
+        }
+        // Exhale.
+        for lane in 0..self.lanes.len() {
+            self.gather(lane);
+        }
+        // Keep house, before the flush: what it has to tell leaves with this turn, for the worker may
+        // sleep after it.
+        if now_ns >= self.next_tick_ns {
+            self.next_tick_ns = now_ns + TICK_NS;
+            self.keep_house();
+        }
+        self.flush();
+        self.counters.turns.one();
+        if self.work {
+            self.idle_since_ns = now_ns;
+            self.counters.busy_turns.one();
+        }
+        self.work
+    }
+
+    /// Something happened this turn: the worker stays awake.
+    pub(crate) fn busy(&mut self) {
+        self.work = true;
+    }
+
+    fn sort_events(&mut self) {
+        for index in 0..self.events.len() {
+            match self.events[index] {
+                Event::Datagrams(port) | Event::Connections(port) => {
+                    self.ports[port as usize].ready = true;
+                }
+                Event::Readable(key) => self.stream_readable(key),
+                Event::Writable(key) => self.stream_writable(key),
+                Event::Failed(key) => self.stream_failed(key),
+            }
+        }
+    }
+
+    fn owner(&self, key: StreamKey) -> StreamOwner {
+        match key.checked_sub(self.connections_max) {
+            None => StreamOwner::Connection,
+            Some(backend) => self.owners[backend as usize],
+        }
+    }
+
+    fn stream_readable(&mut self, key: StreamKey) {
+        match self.owner(key) {
+            StreamOwner::Connection => {
+                if let Some(connection) = self.connections.at(key) {
+                    connection.readable = true;
+                    self.list_to_read(key);
+                }
+            }
+            StreamOwner::Backend { lane, pool, number } => {
+                let (pool, number) = (pool.into(), number.into());
+                let lane = &mut self.lanes[lane as usize];
+                lane.read_backend(&mut self.nic, pool, number, self.now_ns, &mut self.scratch);
+                self.work = true;
+            }
+            StreamOwner::Client { lane, client } => {
+                let lane = &mut self.lanes[lane as usize];
+                lane.read_datagram_backend(&mut self.nic, client, &mut self.scratch);
+                self.work = true;
+            }
+        }
+    }
+
+    fn stream_writable(&mut self, key: StreamKey) {
+        match self.owner(key) {
+            StreamOwner::Connection => self.list_to_write(key),
+            StreamOwner::Backend { lane, pool, number } => {
+                self.lanes[lane as usize].backend_writable(pool.into(), number.into());
+            }
+            StreamOwner::Client { .. } => {}
+        }
+    }
+
+    fn stream_failed(&mut self, key: StreamKey) {
+        match self.owner(key) {
+            StreamOwner::Connection => self.close_connection(key, Close::Reset),
+            StreamOwner::Backend { lane, pool, number } => {
+                let (pool, number) = (pool.into(), number.into());
+                let closed = mqueue::abi::status::CLOSED;
+                let lane = &mut self.lanes[lane as usize];
+                lane.fail_backend(&mut self.nic, pool, number, closed, self.now_ns);
+            }
+            StreamOwner::Client { lane, client } => {
+                self.lanes[lane as usize].fail_datagram_backend(&mut self.nic, client);
+            }
+        }
+    }
+
+    pub(crate) fn list_to_read(&mut self, key: StreamKey) {
+        let Some(connection) = self.connections.at(key) else { return };
+        if !std::mem::replace(&mut connection.listed, true) {
+            self.to_read.push(key);
+        }
+    }
+
+    pub(crate) fn list_to_write(&mut self, key: StreamKey) {
+        let Some(connection) = self.connections.at(key) else { return };
+        if !std::mem::replace(&mut connection.dirty, true) {
+            self.to_write.push(key);
+        }
+    }
+
+    /// Empties the TX rings that may hold something: those the blocks touched, those left over.
+    fn gather(&mut self, lane: usize) {
+        let mut blocked = std::mem::take(&mut self.lanes[lane].blocked);
+        for mqueue in blocked.drain(..) {
+            self.gather_replies(lane, mqueue);
+        }
+        // Keep the allocation; what blocked again was pushed to the lane's fresh list.
+        blocked.append(&mut self.lanes[lane].blocked);
+        self.lanes[lane].blocked = blocked;
+        let mut blocked = std::mem::take(&mut self.lanes[lane].blocked_clients);
+        for client in blocked.drain(..) {
+            self.take_backend_requests(lane, client);
+        }
+        blocked.append(&mut self.lanes[lane].blocked_clients);
+        self.lanes[lane].blocked_clients = blocked;
+        for drive in 0..self.lanes[lane].drives.len() {
+            for index in 0..self.lanes[lane].drives[drive].touched.len() {
+                match self.lanes[lane].touched(drive, index) {
+                    Touched::Server(mqueue) => self.gather_replies(lane, mqueue),
+                    Touched::Client(client) => self.take_backend_requests(lane, client),
+                }
+            }
+        }
+        if self.lanes[lane].replies == Replies::None {
+            self.lanes[lane].count_consumed();
+        }
+    }
+
+    fn take_backend_requests(&mut self, lane: usize, client: u32) {
+        let lane = &mut self.lanes[lane];
+        lane.take_backend_requests(&mut self.nic, client, self.now_ns, &mut self.scratch);
+    }
+
+    /// Once a millisecond: time-outs, deaths, heartbeats, hints.
+    fn keep_house(&mut self) {
+        self.nudge_notices();
+        for lane in 0..self.lanes.len() {
+            self.expire_requests(lane);
+            let Self { lanes, nic, now_ns, .. } = self;
+            lanes[lane].expire_backends(nic, *now_ns);
+            lanes[lane].look_for_late(*now_ns);
+            self.bury_the_dead(lane);
+            if self.fabric.workers() > 1 {
+                let credit = self.lanes[lane].free_credit();
+                self.fabric.tell_credit(self.index, lane as u16, credit);
+                for worker in (0..self.fabric.workers()).filter(|w| *w != self.index as usize) {
+                    let told = self.fabric.credit_of(worker, lane);
+                    self.lanes[lane].other_credit[worker] = told;
+                }
+            }
+        }
+        self.sweep_connections();
+        self.counters.connections.set(self.connections.open_count() as u64);
+        self.counters.outstanding.set(self.outstanding());
+        if self.draining {
+            self.report_settled();
+        }
+    }
+
+    fn expire_requests(&mut self, lane: usize) {
+        let before_ns = self.now_ns.saturating_sub(self.lanes[lane].timeout_ns);
+        while let Some(request) = self.lanes[lane].sessions.expire(before_ns) {
+            self.lanes[lane].ended(request.mqueue);
+            self.drop_request(lane, &request.origin, request.expects, DropReason::RequestTimeout);
+        }
+    }
+
+    /// Ends the requests of mqueues whose block ended, hangs, or wrote impossible words.
+    fn bury_the_dead(&mut self, lane: usize) {
+        for drive in 0..self.lanes[lane].drives.len() {
+            let mut ended = std::mem::take(&mut self.ended);
+            self.lanes[lane].drives[drive].blocks.ended(&mut ended);
+            for (block, reason) in ended.drain(..) {
+                let found = self.lanes[lane]
+                    .mqueues
+                    .iter()
+                    .position(|m| usize::from(m.attachment) == drive && m.block == block);
+                self.hung |= reason == mqueue::abi::reason::HUNG;
+                let orderly = self.draining && reason == mqueue::abi::reason::STOPPED;
+                if let (Some(mqueue), false) = (found, orderly) {
+                    tracing::error!(
+                        service = lane,
+                        block,
+                        reason,
+                        "a block ended; its mqueue is dead"
+                    );
+                    self.kill_mqueue(lane, mqueue as u32);
+                }
+            }
+            self.ended = ended;
+        }
+        for mqueue in 0..self.lanes[lane].mqueues.len() {
+            let entry = &self.lanes[lane].mqueues[mqueue];
+            if entry.alive && entry.tx_corrupt {
+                tracing::error!(
+                    service = lane,
+                    block = entry.block,
+                    "an accelerator wrote impossible ring words; the mqueue is dead"
+                );
+                self.kill_mqueue(lane, mqueue as u32);
+            }
+        }
+    }
+
+    fn kill_mqueue(&mut self, lane: usize, mqueue: u32) {
+        if !self.lanes[lane].kill(mqueue) {
+            return;
+        }
+        while let Some(request) = self.lanes[lane].sessions.end_any_of(mqueue) {
+            self.drop_request(lane, &request.origin, request.expects, DropReason::MqueueDead);
+        }
+        let lane = &mut self.lanes[lane];
+        let unread = lane.abandon_unread(mqueue);
+        if lane.replies == Replies::None {
+            lane.counters.drop_many(DropReason::MqueueDead, unread);
+        }
+    }
+
+    /// Looks at a part of the connections for clients that idle or do not read.
+    fn sweep_connections(&mut self) {
+        let part = self.connections.len().div_ceil(SWEEP_PARTS);
+        for _ in 0..part {
+            if self.sweep_at >= self.connections.len() {
+                self.sweep_at = 0;
+            }
+            let key = self.sweep_at as StreamKey;
+            self.sweep_at += 1;
+            let now_ns = self.now_ns;
+            let (idle_ns, slow_ns) = (self.idle_ns, self.slow_client_ns);
+            let Some(connection) = self.connections.at(key) else { continue };
+            let service = connection.service;
+            let blocked = connection.blocked_since_ns;
+            if blocked != 0 && now_ns.saturating_sub(blocked) > slow_ns {
+                self.end_connection(key, Close::Reset, DropReason::SlowClient);
+            } else if connection.unsettled() == 0
+                && connection.reading != Reading::Stalled
+                && now_ns.saturating_sub(connection.last_message_ns) > idle_ns
+            {
+                self.lanes[service as usize].counters.drop_one(DropReason::IdleTimeout);
+                self.close_connection(key, Close::Graceful);
+            }
+        }
+    }
+
+    /// Requests under way on this worker, and replies that have not left it.
+    pub fn outstanding(&self) -> u64 {
+        (0..self.lanes.len()).map(|lane| self.outstanding_of(lane)).sum()
+    }
+
+    /// Requests of one service under way on this worker: counted from the tables and queues that hold
+    /// them, not from the counters. Messages inside hand-over rings are on nobody's account; see
+    /// [`crate::metrics::ServiceCounters::handed_out`].
+    pub fn outstanding_of(&self, service: usize) -> u64 {
+        let ports = self.ports.iter().filter(|p| usize::from(p.service) == service);
+        let datagrams: usize = ports.map(|p| p.tx.waiting().len()).sum();
+        self.lanes[service].under_way()
+            + self.connections.replies_waiting(service as u16)
+            + datagrams as u64
+    }
+
+    /// Requests of one service under way on each of this worker's mqueues, in lane order; never more
+    /// than the service's `slots`.
+    pub fn outstanding_by_mqueue(&self, service: usize) -> impl Iterator<Item = u32> + '_ {
+        self.lanes[service].outstanding_by_mqueue()
+    }
+
+    /// How long the worker may sleep now; 0: not at all.
+    pub fn sleep_ns(&self, now_ns: u64) -> u64 {
+        let may = match self.polling {
+            Polling::Spin => false,
+            Polling::Block => !self.work,
+            Polling::Adaptive => {
+                let spun = now_ns.saturating_sub(self.idle_since_ns) > SPIN_NS;
+                !self.work && (spun || now_ns < self.neighbour_until_ns)
+            }
+        };
+        let leftover = self.draining
+            || !self.to_read.is_empty()
+            || !self.to_write.is_empty()
+            || !self.notices.is_empty()
+            || self.ports.iter().any(|p| p.ready || !p.tx.is_empty());
+        if !may || leftover {
+            return 0;
+        }
+        let mut sleep_ns = SLEEP_NS_MAX;
+        for lane in &self.lanes {
+            if lane.under_way() > 0 || !lane.blocked.is_empty() || !lane.blocked_clients.is_empty()
+            {
+                return 0;
+            }
+            if lane.backend_in_flight() {
+                sleep_ns = sleep_ns.min(TICK_NS);
+            }
+            for drive in &lane.drives {
+                if !drive.rang.is_empty() {
+                    return 0;
+                }
+                if drive.blocks.elsewhere() && !lane.backends.is_empty() {
+                    // A block may ask a backend when no request is under way.
+                    sleep_ns = sleep_ns.min(TICK_NS);
+                }
+                sleep_ns = sleep_ns.min(drive.blocks.wake_at().saturating_sub(now_ns));
+            }
+        }
+        if self.connections.open_count() > 0 {
+            sleep_ns = sleep_ns.min(SLEEP_NS_MAX / 4);
+        }
+        sleep_ns
+    }
+
+    /// Whether an adaptive worker should offer its core to whoever waits for it: it spins, has found
+    /// nothing for a while, and the client it waits for may be queued on this very core.
+    pub fn should_yield(&self, now_ns: u64) -> bool {
+        self.polling != Polling::Spin
+            && !self.work
+            && now_ns.saturating_sub(self.idle_since_ns) > YIELD_NS
+    }
+
+    /// Tells how long it took to get the core back after it was offered. With a busy neighbour on the
+    /// core a sleeping worker is served sooner than a spinning one: the host kernel lets whoever is
+    /// woken go first, and makes whoever spins wait for its slice. For a while the worker sleeps as
+    /// soon as it has nothing to do.
+    pub fn offered_core(&mut self, from_ns: u64, until_ns: u64) {
+        if until_ns.saturating_sub(from_ns) > NEIGHBOUR_NS {
+            self.neighbour_until_ns = until_ns + NEIGHBOUR_MEMORY_NS;
+        }
+    }
+
+    /// From now on nothing new is accepted; what was accepted is answered.
+    pub fn begin_drain(&mut self) {
+        if std::mem::replace(&mut self.draining, true) {
+            return;
+        }
+        self.nic.stop_listening();
+        self.stop_reading();
+    }
+
+    /// Tells the others when everything this worker accepted is answered, or no longer.
+    fn report_settled(&mut self) {
+        let settled = self.outstanding() == 0
+            && self.notices.is_empty()
+            && self.links.iter_mut().flatten().all(Link::is_empty);
+        self.set_settled(settled);
+    }
+
+    /// A worker that takes something over unsettles before it returns the ring's slot, and a worker
+    /// settles only when its slots have been returned: so whatever crosses between two workers, one of
+    /// them is unsettled at any time.
+    pub(crate) fn set_settled(&mut self, settled: bool) {
+        if std::mem::replace(&mut self.settled, settled) != settled {
+            self.fabric.settle(settled);
+        }
+    }
+
+    /// Ends everything: what was not answered is dropped as `drain_timeout`. The blocks are stopped
+    /// and the connections closed. Returns whether a block of this worker hangs.
+    pub fn finish(&mut self) -> bool {
+        self.begin_drain();
+        for lane in 0..self.lanes.len() {
+            for mqueue in 0..self.lanes[lane].mqueues.len() as u32 {
+                while let Some(request) = self.lanes[lane].sessions.end_any_of(mqueue) {
+                    let (origin, expects) = (&request.origin, request.expects);
+                    self.drop_request(lane, origin, expects, DropReason::DrainTimeout);
+                }
+                let unread = self.lanes[lane].abandon_unread(mqueue);
+                if self.lanes[lane].replies == Replies::None {
+                    let counters = &self.lanes[lane].counters;
+                    counters.drop_many(DropReason::DrainTimeout, unread);
+                }
+            }
+        }
+        self.discard_handed_over();
+        self.flush();
+        for key in 0..self.connections.len() as StreamKey {
+            if self.connections.at(key).is_some() {
+                self.end_connection(key, Close::Graceful, DropReason::DrainTimeout);
+            }
+        }
+        for port in &mut self.ports {
+            let waiting = port.tx.waiting().len();
+            let counters = &self.lanes[port.service as usize].counters;
+            counters.drop_many(DropReason::DrainTimeout, waiting as u64);
+            port.tx.advance(waiting);
+        }
+        self.counters.outstanding.set(self.outstanding());
+        self.hung
+    }
+
+    /// Whether a block of this worker hangs or has hung.
+    pub fn hung(&self) -> bool {
+        self.hung
+    }
+
+    /// The hash of a datagram's flow, where the service's dispatch wants it.
+    pub(crate) fn flow_of(&self, lane: usize, origin: &Origin) -> u64 {
+        match origin {
+            Origin::Datagram { peer, port, .. } if self.lanes[lane].dispatcher.needs_flow() => {
+                flow_hash(*peer, self.ports[*port as usize].number)
+            }
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn read_bytes(&self, lane: usize) -> usize {
+        let lane = &self.lanes[lane];
+        let longest = lane.framing.request_bytes_max(lane.max_message_bytes);
+        longest.clamp(READ_BYTES_MIN, self.scratch.len())
+    }
+
+    /// The network, for tests and the simulator.
+    pub fn nic(&mut self) -> &mut N {
+        &mut self.nic
+    }
+
+    pub(crate) fn port_of(&mut self, port: PortIndex) -> &mut Port {
+        &mut self.ports[port as usize]
+    }
+}
+
+/// Scratch space: one read, one datagram, one message of any ring.
+fn scratch_bytes(topology: &Topology) -> usize {
+    let of_service = |s: &crate::topology::Service| {
+        let backends = s.backends.iter().map(|b| b.max_message_bytes).max().unwrap_or(0);
+        s.max_message_bytes.max(s.max_reply_bytes).max(backends)
+    };
+    let longest = topology.services.iter().map(of_service).max().unwrap_or(0) as usize;
+    (longest + ENVELOPE_BYTES).max(UDP_PAYLOAD_MAX).max(256 << 10)
+}
+
+fn stream_owners(lanes: &[Lane], first: u32, count: u32) -> Vec<StreamOwner> {
+    let mut owners = vec![StreamOwner::Connection; count as usize];
+    for (number, lane) in lanes.iter().enumerate() {
+        let lane_index = number as u16;
+        for (client, entry) in lane.clients.iter().enumerate() {
+            let owner = StreamOwner::Client { lane: lane_index, client: client as u32 };
+            owners[(entry.key - first) as usize] = owner;
+        }
+        for (pool, entry) in lane.backends.iter().enumerate() {
+            for (connection, backend) in entry.connections.iter().enumerate() {
+                owners[(backend.key - first) as usize] = StreamOwner::Backend {
+                    lane: lane_index,
+                    pool: pool as u16,
+                    number: connection as u16,
+                };
+            }
+        }
+    }
+    owners
+}

@@ -1,0 +1,213 @@
+//! How fast the rings are on this machine: `cargo run --release -p serval-mqueue --example ring_rate`.
+//!
+//! Two threads pinned to two cores. One-way rates in million messages a second, by protocol and by how
+//! many messages share one `publish`, as best and median of several slices of time (on a machine that
+//! does other work the best slice is the one to look at); the cost of a message when one core does
+//! both sides, which is the instructions alone; and the round trip of one message. Every message is
+//! copied in and out and its number is checked.
+//!
+//! The depth matters: the lines of a shallow ring are still in the writer's nearest cache when the reader
+//! asks for them and the other way round, which has been several times slower than with deep rings on
+//! the processors tried so far.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use mqueue::abi::{kind, protocol};
+use mqueue::{
+    Consumer, Head, HeapMapping, LoanError, MappedMemory, MqueuePlan, Producer, Region, RegionPlan,
+    RingPlan,
+};
+
+const PAYLOAD_BYTES: usize = 64;
+const DEPTHS: [u32; 3] = [256, 4096, 16_384];
+const SLICES: usize = 11;
+
+type Ends<A, B> = (A, B);
+type Out = Producer<MappedMemory>;
+type In = Consumer<MappedMemory>;
+
+/// The engine's and the accelerator's ends of one mqueue.
+fn mqueue(protocol: u8, depth: u32) -> (Ends<Out, In>, Ends<In, Out>) {
+    let ring = RingPlan { protocol, message_bytes_max: PAYLOAD_BYTES as u32, arena_bytes: 0 };
+    let mqueues = vec![MqueuePlan { depth, rx: ring, tx: ring }];
+    let plan = RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 };
+    let memory = HeapMapping::memory(plan.bytes().expect("a good plan") as usize);
+    let mut engine = Region::format(memory.clone(), &plan).expect("enough memory");
+    let mut accelerator = Region::join(memory).expect("just formatted");
+    (engine.engine_ends(0), accelerator.accelerator_ends(0))
+}
+
+fn pin(core: usize) {
+    // SAFETY: cpu_set_t is a plain bit array, valid when zeroed; the calls read and write only it.
+    let rc = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(core, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
+    };
+    assert_eq!(rc, 0, "cannot pin to core {core}");
+}
+
+fn head(n: u64) -> Head {
+    Head { token: n, tag: 0, kind: kind::MESSAGE, status: 0 }
+}
+
+/// Copies the next message out, if there is one.
+#[inline]
+fn receive(rx: &mut In, payload: &mut [u8; PAYLOAD_BYTES]) -> Option<u64> {
+    let header = rx.peek().expect("an honest peer")?;
+    if header.len as usize != PAYLOAD_BYTES || !rx.copy_out(&header, payload) {
+        return None;
+    }
+    rx.advance();
+    Some(header.token)
+}
+
+/// Messages a second, one way.
+fn rate(protocol: u8, depth: u32, batch: u64, seconds: f64, cores: (usize, usize)) -> f64 {
+    let ((mut tx, _), (mut rx, _)) = mqueue(protocol, depth);
+    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(u64::MAX));
+    let start = Instant::now();
+    let messages = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            pin(cores.0);
+            let mut payload = [7; PAYLOAD_BYTES];
+            let mut n = 0;
+            while n % 1024 != 0 || !stop.load(Ordering::Relaxed) {
+                payload[..8].copy_from_slice(&u64::to_le_bytes(n));
+                match tx.push(head(n), &payload) {
+                    Ok(()) => n += 1,
+                    Err(LoanError::Full) => tx.publish(),
+                    Err(error) => panic!("{error}"),
+                }
+                if n % batch == 0 {
+                    tx.publish();
+                }
+            }
+            tx.publish();
+            sent.store(n, Ordering::Release);
+        });
+        let receiver = scope.spawn(|| {
+            pin(cores.1);
+            let mut payload = [0; PAYLOAD_BYTES];
+            let mut n = 0;
+            loop {
+                match receive(&mut rx, &mut payload) {
+                    Some(token) => {
+                        assert_eq!(token, n);
+                        assert_eq!(payload[..8], n.to_le_bytes());
+                        n += 1;
+                        if n % 64 == 0 {
+                            rx.release();
+                        }
+                    }
+                    None => {
+                        rx.release();
+                        if sent.load(Ordering::Acquire) == n {
+                            return n;
+                        }
+                        std::hint::spin_loop();
+                    }
+                }
+            }
+        });
+        std::thread::sleep(Duration::from_secs_f64(seconds));
+        stop.store(true, Ordering::Relaxed);
+        receiver.join().expect("the receiver")
+    });
+    messages as f64 / start.elapsed().as_secs_f64()
+}
+
+/// Nanoseconds a message when one thread writes and reads batches of `batch`.
+fn one_core(protocol: u8, batch: u64) -> f64 {
+    let ((mut tx, _), (mut rx, _)) = mqueue(protocol, 64);
+    let mut payload = [7; PAYLOAD_BYTES];
+    let mut received = [0; PAYLOAD_BYTES];
+    let rounds = 20_000;
+    let start = Instant::now();
+    for round in 0..rounds {
+        for i in 0..batch {
+            payload[..8].copy_from_slice(&u64::to_le_bytes(round * batch + i));
+            tx.push(head(round * batch + i), &payload).expect("room");
+        }
+        tx.publish();
+        for i in 0..batch {
+            assert_eq!(receive(&mut rx, &mut received), Some(round * batch + i));
+            assert_eq!(received[..8], (round * batch + i).to_le_bytes());
+        }
+        rx.release();
+    }
+    start.elapsed().as_nanos() as f64 / (rounds * batch) as f64
+}
+
+/// Median and best (the largest) of several measurements.
+fn slices(measure: impl FnMut() -> f64) -> (f64, f64) {
+    let mut all: Vec<f64> = std::iter::repeat_with(measure).take(SLICES).collect();
+    all.sort_unstable_by(f64::total_cmp);
+    (all[SLICES / 2], all[SLICES - 1])
+}
+
+/// Round trip times in nanoseconds, sorted.
+fn round_trips(protocol: u8, count: usize, cores: (usize, usize)) -> Vec<u64> {
+    let ((mut tx, mut back), (mut rx, mut reply)) = mqueue(protocol, 64);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            pin(cores.1);
+            let mut payload = [0; PAYLOAD_BYTES];
+            for n in 0..count as u64 {
+                while receive(&mut rx, &mut payload).is_none() {
+                    std::hint::spin_loop();
+                }
+                rx.release();
+                reply.push(head(n), &payload).expect("room");
+                reply.publish();
+            }
+        });
+        let client = scope.spawn(move || {
+            pin(cores.0);
+            let mut payload = [1; PAYLOAD_BYTES];
+            let mut times = Vec::with_capacity(count);
+            for n in 0..count as u64 {
+                let start = Instant::now();
+                tx.push(head(n), &payload).expect("room");
+                tx.publish();
+                while receive(&mut back, &mut payload).is_none() {
+                    std::hint::spin_loop();
+                }
+                back.release();
+                times.push(start.elapsed().as_nanos() as u64);
+            }
+            times.sort_unstable();
+            times
+        });
+        client.join().expect("the client")
+    })
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1).map(|a| a.parse::<f64>().expect("a number"));
+    let seconds = arguments.next().unwrap_or(0.1);
+    let mut core = |default: f64| arguments.next().unwrap_or(default) as usize;
+    let cores = (core(0.0), core(1.0));
+
+    println!("{PAYLOAD_BYTES} B payload, cores {cores:?}");
+    let mut protocols = vec![("doorbell", protocol::DOORBELL), ("granule8", protocol::GRANULE8)];
+    if mqueue::memory::unit16_is_atomic() {
+        protocols.push(("granule16", protocol::GRANULE16));
+    }
+    for (name, protocol) in protocols {
+        for depth in DEPTHS {
+            for batch in [1, 16, 64] {
+                let measure = || rate(protocol, depth, batch, seconds, cores) / 1e6;
+                let (median, best) = slices(measure);
+                print!("{name:9} depth {depth:5}, publish every {batch:2}: ");
+                println!("{median:6.1} M msg/s, best {best:6.1}");
+            }
+        }
+        let (median, best) = slices(|| -one_core(protocol, 16));
+        println!("{name:9} on one core: {:.1} ns a message, best {:.1}", -median, -best);
+        let times = round_trips(protocol, 200_000, cores);
+        let quantile = |q: f64| times[(times.len() as f64 * q) as usize];
+        println!("{name:9} round trip: p50 {} ns, p99 {} ns", quantile(0.5), quantile(0.99));
+    }
+}

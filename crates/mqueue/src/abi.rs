@@ -1,0 +1,553 @@
+//! The layout of a region: what the engine, every accelerator runtime and every kernel agree on.
+//!
+//! This file is the one source. The C header `device/include/serval/abi.h` is generated from it
+//! (`cargo xtask gen-abi`), both sides assert sizes and offsets at compile time, and
+//! `tests/layout.rs` compares the generated header and a table of the layout with the committed ones,
+//! so that a change is always a visible diff together with a new [`ABI_VERSION`].
+//!
+//! # Region
+//!
+//! ```text
+//! 0      RegionHeader        written once by format(), constant afterwards
+//! 128    EngineWords         written by the engine only
+//! 256    AcceleratorWords    written by the accelerator runtime only
+//! 384    (zero)
+//! 512    BlockWords × block_count        each written by its block only: the status page
+//!        RingEntry  × 2 × mqueue_count   the directory, constant; entry 2q = RX, 2q + 1 = TX of mqueue q
+//!        rx_heads, tx_tails              u64 × mqueue_count each, written by the engine
+//!        rx_tails, tx_heads              u64 × mqueue_count each, written by the accelerator
+//!        slots and arenas, each ring's aligned to 128
+//! ```
+//!
+//! A block serves `mqueues_per_block` mqueues: the first is its server mqueue, the others its client
+//! mqueues (backends) in the order of the configuration. Mqueue `q` belongs to block
+//! `q / mqueues_per_block`.
+//!
+//! Heads and tails are *counts*: of messages published and of slots released since the region was
+//! formatted. They never wrap (2⁶⁴ messages). Message `n` lies in slot `n % depth`; `depth` is a
+//! power of two. They stand densely, eight to a cache line, so that one look tells which of many
+//! mqueues hold work: a head word is its ring's doorbell. Every word has one writer, but words of
+//! different *blocks* share lines on purpose (measured: a dense array halves the cost of looking at
+//! 240 mqueues against one line each).
+//!
+//! # Slot
+//!
+//! `doorbell` protocol: a [`SlotHeader`], then the inline payload. The producer writes both, then
+//! stores the head with release order.
+//!
+//! `granule` protocol: header and payload form one byte string that is cut into units, each with its
+//! own sequence number in its last four bytes: 12 + 4 bytes, or 4 + 4 where 16-byte accesses are not
+//! single-copy atomic. A unit of message `n` carries the sequence `(n + 1) mod 2³²`. Units of one
+//! message are mutually unordered: the consumer checks each. The head word is a hint only.
+//! Sequences cannot alias on wrap: in every lap divisible by [`RESTAMP_LAPS`] the producer stamps all
+//! units of a slot, so no unit is older than 2³¹ messages.
+//!
+//! # Arena
+//!
+//! A payload longer than the ring's inline capacity lies contiguously in the ring's byte arena; the
+//! header has [`flags::ARENA`] and names its offset. The arena is a FIFO: the producer places
+//! payloads one after the other (8-byte aligned), skips the tail end when a payload does not fit
+//! before it, and takes space back as slots are released. Rings with an arena use `doorbell`.
+
+/// First eight bytes of a region: "SERVALRG", little endian.
+pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"SERVALRG");
+/// Version of this layout. A runtime or kernel library of another version is refused.
+pub const ABI_VERSION: u32 = 1;
+/// Distance that keeps words of different writers apart (two x86 lines: adjacent-line prefetch).
+pub const LINE_BYTES: u64 = 128;
+/// Largest inline payload of a slot in bytes.
+pub const INLINE_BYTES_MAX: u32 = 1024;
+/// Largest ring depth in slots.
+pub const DEPTH_MAX: u32 = 16_384;
+/// Granule rings stamp every unit of a slot in each lap divisible by this.
+pub const RESTAMP_LAPS: u64 = 65_536;
+/// Largest message over any transport in bytes.
+pub const MESSAGE_BYTES_MAX: u32 = 8 << 20;
+/// Largest arena of one ring in bytes.
+pub const ARENA_BYTES_MAX: u64 = 1 << 40;
+/// Largest count a ring may start from: what is left to 2⁶⁴ is never used up.
+pub const START_MAX: u64 = 1 << 62;
+/// Most blocks in one region.
+pub const BLOCKS_MAX: u32 = 4_096;
+/// Most backends (client mqueues) of one block.
+pub const BACKENDS_MAX: u32 = 15;
+/// Most parameters of a kernel.
+pub const PARAMS_MAX: u32 = 32;
+
+const _: () = assert!(DEPTH_MAX as u64 * RESTAMP_LAPS <= 1 << 31, "sequences would alias on wrap");
+const _: () = assert!(INLINE_BYTES_MAX % 8 == 0);
+
+/// What a slot holds: [`SlotHeader::kind`]. Zeroed memory is no message.
+pub mod kind {
+    /// A request, a reply, a backend request or a backend answer, depending on the ring.
+    pub const MESSAGE: u8 = 1;
+    /// TX of a server mqueue only: the kernel ends this request without a reply; `status` says why.
+    pub const DROP: u8 = 2;
+}
+
+/// Bits of [`SlotHeader::flags`].
+pub mod flags {
+    /// The payload is in the arena at `arena_offset`, not in the slot.
+    pub const ARENA: u16 = 1;
+}
+
+/// Values of [`SlotHeader::status`].
+pub mod status {
+    /// All is well.
+    pub const OK: u8 = 0;
+    /// RX of a client mqueue: no answer within `timeout_ms`.
+    pub const TIMEOUT: u8 = 1;
+    /// RX of a client mqueue: the backend could not be reached.
+    pub const REFUSED: u8 = 2;
+    /// RX of a client mqueue: the connection ended before the answer.
+    pub const CLOSED: u8 = 3;
+    /// RX of a client mqueue: the answer breaks the backend's framing.
+    pub const PROTOCOL: u8 = 4;
+    /// RX of a client mqueue: the answer, or the request, is longer than the mqueue carries.
+    pub const TOO_LONG: u8 = 5;
+    /// TX with kind DROP: the length is not one the kernel accepts.
+    pub const BAD_LENGTH: u8 = 16;
+    /// TX with kind DROP: any other reason of the kernel.
+    pub const REJECTED: u8 = 17;
+}
+
+/// Values of [`EngineWords::stop`].
+pub mod stop {
+    /// Serve.
+    pub const RUN: u64 = 0;
+    /// Answer what is in the RX ring, then end: `recv` returns false once the ring is empty.
+    pub const DRAIN: u64 = 1;
+    /// End now: `recv` returns false at once.
+    pub const NOW: u64 = 2;
+}
+
+/// Values of [`AcceleratorWords::state`] and [`BlockWords::state`].
+pub mod state {
+    /// Nobody is there yet.
+    pub const ABSENT: u64 = 0;
+    /// Running.
+    pub const READY: u64 = 1;
+    /// Ended; `reason` says why.
+    pub const ENDED: u64 = 2;
+}
+
+/// Why a block or an accelerator ended: `reason` in the status words.
+pub mod reason {
+    /// Not ended.
+    pub const NONE: u64 = 0;
+    /// The stop word asked for it.
+    pub const STOPPED: u64 = 1;
+    /// The engine's heartbeat stood still for 5 s.
+    pub const ENGINE_LOST: u64 = 2;
+    /// A ring word is impossible (a head beyond the depth, a length beyond the ring's maximum).
+    pub const RING_CORRUPT: u64 = 3;
+    /// The kernel returned although nobody asked it to.
+    pub const RETURNED: u64 = 4;
+    /// The kernel broke its contract (wrote past its staging, sent twice, wrong block).
+    pub const CONTRACT: u64 = 5;
+    /// The block did not come back for longer than it may.
+    pub const HUNG: u64 = 6;
+    /// The region or the parameters do not suit the kernel.
+    pub const REFUSED: u64 = 7;
+}
+
+/// Values of [`RingEntry::kind`].
+pub mod ring_kind {
+    /// Requests to a block.
+    pub const SERVER_RX: u8 = 1;
+    /// Replies of a block.
+    pub const SERVER_TX: u8 = 2;
+    /// Answers of a backend to a block.
+    pub const CLIENT_RX: u8 = 3;
+    /// Requests of a block to a backend.
+    pub const CLIENT_TX: u8 = 4;
+}
+
+/// Values of [`RingEntry::protocol`].
+pub mod protocol {
+    /// Payload, then a release store of the head.
+    pub const DOORBELL: u8 = 1;
+    /// Self-validating units of 4 data bytes and a u32 sequence.
+    pub const GRANULE8: u8 = 2;
+    /// Self-validating units of 12 data bytes and a u32 sequence.
+    pub const GRANULE16: u8 = 3;
+}
+
+/// Values of [`RingEntry::placement`].
+pub mod placement {
+    /// Host memory (shared, possibly registered with the accelerator).
+    pub const HOST: u8 = 1;
+}
+
+/// One field of a shared structure, for the C header and the layout snapshot.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// Name in C and Rust.
+    pub name: &'static str,
+    /// The Rust type.
+    pub ty: &'static str,
+    /// Offset in bytes.
+    pub offset: usize,
+    /// The field's documentation.
+    pub doc: &'static str,
+}
+
+/// One shared structure, for the C header and the layout snapshot.
+#[derive(Clone, Copy, Debug)]
+pub struct Struct {
+    /// Name in C.
+    pub c_name: &'static str,
+    /// Size in bytes.
+    pub size: usize,
+    /// The structure's documentation.
+    pub doc: &'static str,
+    /// Its fields in order.
+    pub fields: &'static [Field],
+}
+
+macro_rules! shared_structs {
+    ($( $(#[doc = $doc:literal])+ struct $name:ident as $c_name:literal, size $size:literal {
+        $( $(#[doc = $fdoc:literal])+ $field:ident : $ty:ty, )+
+    } )+) => {
+        $(
+            $(#[doc = $doc])+
+            #[repr(C)]
+            #[derive(Clone, Copy, Debug, PartialEq)]
+            pub struct $name { $( $(#[doc = $fdoc])+ pub $field: $ty, )+ }
+            const _: () = assert!(core::mem::size_of::<$name>() == $size);
+        )+
+        /// Every shared structure, in order.
+        pub const STRUCTS: &[Struct] = &[ $( Struct {
+            c_name: $c_name,
+            size: $size,
+            doc: concat!($($doc),+),
+            fields: &[ $( Field {
+                name: stringify!($field),
+                ty: stringify!($ty),
+                offset: core::mem::offset_of!($name, $field),
+                doc: concat!($($fdoc),+),
+            }, )+ ],
+        }, )+ ];
+    };
+}
+
+shared_structs! {
+    /// First bytes of a region. Written by format() before the region is given to anyone; magic last.
+    struct RegionHeader as "serval_region_header", size 128 {
+        /// REGION_MAGIC.
+        magic: u64,
+        /// ABI_VERSION.
+        abi_version: u32,
+        /// Size of this structure in bytes.
+        header_bytes: u32,
+        /// Size of the whole region in bytes.
+        region_bytes: u64,
+        /// The accelerator's life this region belongs to, from 1.
+        generation: u64,
+        /// Blocks, in [1, BLOCKS_MAX].
+        block_count: u32,
+        /// Mqueues of each block: 1 + backends, in [1, 1 + BACKENDS_MAX].
+        mqueues_per_block: u32,
+        /// Offset of the first BlockWords.
+        blocks_offset: u64,
+        /// Offset of the first RingEntry.
+        directory_offset: u64,
+        /// Offset of the array of RX heads (written by the engine).
+        rx_heads_offset: u64,
+        /// Offset of the array of TX tails (written by the engine).
+        tx_tails_offset: u64,
+        /// Offset of the array of RX tails (written by the accelerator).
+        rx_tails_offset: u64,
+        /// Offset of the array of TX heads (written by the accelerator).
+        tx_heads_offset: u64,
+        /// Zero.
+        reserved: [u64; 5],
+    }
+
+    /// Words the engine writes.
+    struct EngineWords as "serval_engine_words", size 128 {
+        /// RUN, DRAIN or NOW.
+        stop: u64,
+        /// Advances at least once a second while the engine lives.
+        heartbeat: u64,
+        /// 1 while a worker sleeps and wants to be woken when a message is published.
+        parked: u64,
+        /// Zero.
+        reserved: [u64; 13],
+    }
+
+    /// Words the accelerator runtime writes.
+    struct AcceleratorWords as "serval_accelerator_words", size 128 {
+        /// ABSENT, READY or ENDED.
+        state: u64,
+        /// Why it ended.
+        reason: u64,
+        /// Advances at least once a second while the runtime lives.
+        heartbeat: u64,
+        /// Zero.
+        reserved: [u64; 13],
+    }
+
+    /// A block's line of the status page, written by the block only.
+    struct BlockWords as "serval_block_words", size 128 {
+        /// ABSENT, READY or ENDED.
+        state: u64,
+        /// Why it ended.
+        reason: u64,
+        /// Messages received from the server mqueue.
+        received: u64,
+        /// Replies sent.
+        sent: u64,
+        /// Messages dropped by the kernel.
+        dropped: u64,
+        /// Zero.
+        reserved: [u64; 11],
+    }
+
+    /// The directory's description of one ring. Constant once formatted.
+    struct RingEntry as "serval_ring_entry", size 128 {
+        /// SERVER_RX, SERVER_TX, CLIENT_RX or CLIENT_TX.
+        kind: u8,
+        /// DOORBELL, GRANULE8 or GRANULE16.
+        protocol: u8,
+        /// HOST.
+        placement: u8,
+        /// Zero.
+        pad: u8,
+        /// Index of the mqueue.
+        mqueue: u32,
+        /// Slots; a power of two in [1, DEPTH_MAX].
+        depth: u32,
+        /// Distance between slots in bytes; a multiple of 64.
+        slot_stride: u32,
+        /// Payload bytes that fit into a slot; a multiple of 8 in [8, INLINE_BYTES_MAX].
+        inline_bytes: u32,
+        /// Longest payload of this ring, in [1, MESSAGE_BYTES_MAX].
+        message_bytes_max: u32,
+        /// Offset of the slots.
+        slots_offset: u64,
+        /// Offset of the head word: messages published.
+        head_offset: u64,
+        /// Offset of the tail word: slots released.
+        tail_offset: u64,
+        /// Offset of the arena; 0 without one.
+        arena_offset: u64,
+        /// Size of the arena; 0 without one, else a multiple of 8.
+        arena_bytes: u64,
+        /// Zero.
+        reserved: [u64; 8],
+    }
+
+    /// Head of every message in a ring.
+    struct SlotHeader as "serval_slot_header", size 32 {
+        /// The engine's name for the request; a reply carries it back unchanged.
+        token: u64,
+        /// Client mqueues: chosen by the kernel, echoed with the answer. Server mqueues: 0.
+        tag: u64,
+        /// Offset of the payload in the ring's arena when flags has ARENA, else 0.
+        arena_offset: u64,
+        /// Payload bytes.
+        len: u32,
+        /// MESSAGE or DROP.
+        kind: u8,
+        /// OK or the reason of a failure or drop.
+        status: u8,
+        /// ARENA or 0.
+        flags: u16,
+    }
+
+    /// One parameter of a kernel (`params` in the configuration).
+    struct Param as "serval_param", size 32 {
+        /// Name, zero padded and zero terminated.
+        name: [u8; 24],
+        /// Value.
+        value: f64,
+    }
+
+    /// What a block is started with.
+    struct BlockArgs as "serval_block_args", size 88 {
+        /// ABI_VERSION of whoever starts the block.
+        abi_version: u32,
+        /// This block, in [0, block_count).
+        block: u32,
+        /// Parameters, in [0, PARAMS_MAX].
+        param_count: u32,
+        /// Staging bytes of one message buffer; a multiple of 64. A block has 2 × mqueues_per_block of them.
+        staging_stride: u32,
+        /// Address of the region as the block sees it.
+        region: u64,
+        /// Bytes of the region that are mapped there.
+        region_bytes: u64,
+        /// Address of the parameters.
+        params: u64,
+        /// Address of the block's private staging memory.
+        staging: u64,
+        /// Bytes of staging memory.
+        staging_bytes: u64,
+        /// Host only: address of a function void(void* wait_self, u32 why, u64 deadline_ns) that suspends the block.
+        wait: u64,
+        /// Host only: first argument of wait.
+        wait_self: u64,
+        /// Host only: address of a function u64(void* wait_self) that tells monotonic nanoseconds; 0 to use the clock.
+        now: u64,
+        /// Messages a block may handle before it must call wait with BUDGET; 0 for no limit.
+        budget: u64,
+    }
+
+    /// One kernel of a kernel library (host).
+    struct KernelEntry as "serval_kernel_entry", size 32 {
+        /// Address of the zero terminated name.
+        name: u64,
+        /// Address of the function void(serval_block_args const*).
+        entry: u64,
+        /// Address of the next entry; 0 ends the list.
+        next: u64,
+        /// Zero.
+        reserved: u64,
+    }
+}
+
+/// Why a host block suspends itself: second argument of [`BlockArgs::wait`].
+pub mod wait {
+    /// Until a message arrives in the server mqueue's RX ring, or the deadline.
+    pub const RX: u32 = 0;
+    /// Until a TX ring has credit, or the deadline.
+    pub const TX: u32 = 1;
+    /// Until a message arrives in a client mqueue's RX ring, or the deadline.
+    pub const BACKEND: u32 = 2;
+    /// Until the deadline.
+    pub const TIME: u32 = 3;
+    /// The budget of this resume is used up; there is more to do.
+    pub const BUDGET: u32 = 4;
+}
+
+/// Deadline that never comes.
+pub const NO_DEADLINE: u64 = u64::MAX;
+
+/// Offset of [`EngineWords`].
+pub const ENGINE_WORDS_OFFSET: u64 = 128;
+/// Offset of [`AcceleratorWords`].
+pub const ACCELERATOR_WORDS_OFFSET: u64 = 256;
+/// Offset of the first [`BlockWords`].
+pub const BLOCKS_OFFSET: u64 = 512;
+
+/// The C header that describes this layout (`device/include/serval/abi.h`).
+pub fn c_header() -> String {
+    use std::fmt::Write;
+    let mut h = String::from(
+        "/* Generated from crates/mqueue/src/abi.rs by `cargo xtask gen-abi`. Do not edit.\n \
+         * The concepts are explained there. */\n#ifndef SERVAL_ABI_H\n#define SERVAL_ABI_H\n\n\
+         #include <stddef.h>\n#include <stdint.h>\n\n",
+    );
+    let mut define = |name: &str, value: u64| {
+        let suffix = if value > i32::MAX as u64 { "ull" } else { "u" };
+        let _ = writeln!(h, "#define SERVAL_{name} {value}{suffix}");
+    };
+    define("REGION_MAGIC", REGION_MAGIC);
+    define("ABI_VERSION", ABI_VERSION.into());
+    define("LINE_BYTES", LINE_BYTES);
+    define("INLINE_BYTES_MAX", INLINE_BYTES_MAX.into());
+    define("DEPTH_MAX", DEPTH_MAX.into());
+    define("RESTAMP_LAPS", RESTAMP_LAPS);
+    define("MESSAGE_BYTES_MAX", MESSAGE_BYTES_MAX.into());
+    define("BLOCKS_MAX", BLOCKS_MAX.into());
+    define("BACKENDS_MAX", BACKENDS_MAX.into());
+    define("PARAMS_MAX", PARAMS_MAX.into());
+    define("ENGINE_WORDS_OFFSET", ENGINE_WORDS_OFFSET);
+    define("ACCELERATOR_WORDS_OFFSET", ACCELERATOR_WORDS_OFFSET);
+    define("BLOCKS_OFFSET", BLOCKS_OFFSET);
+    define("NO_DEADLINE", NO_DEADLINE);
+    define("KIND_MESSAGE", kind::MESSAGE.into());
+    define("KIND_DROP", kind::DROP.into());
+    define("FLAG_ARENA", flags::ARENA.into());
+    define("STATUS_OK", status::OK.into());
+    define("STATUS_TIMEOUT", status::TIMEOUT.into());
+    define("STATUS_REFUSED", status::REFUSED.into());
+    define("STATUS_CLOSED", status::CLOSED.into());
+    define("STATUS_PROTOCOL", status::PROTOCOL.into());
+    define("STATUS_TOO_LONG", status::TOO_LONG.into());
+    define("STATUS_BAD_LENGTH", status::BAD_LENGTH.into());
+    define("STATUS_REJECTED", status::REJECTED.into());
+    define("STOP_RUN", stop::RUN);
+    define("STOP_DRAIN", stop::DRAIN);
+    define("STOP_NOW", stop::NOW);
+    define("STATE_ABSENT", state::ABSENT);
+    define("STATE_READY", state::READY);
+    define("STATE_ENDED", state::ENDED);
+    define("REASON_NONE", reason::NONE);
+    define("REASON_STOPPED", reason::STOPPED);
+    define("REASON_ENGINE_LOST", reason::ENGINE_LOST);
+    define("REASON_RING_CORRUPT", reason::RING_CORRUPT);
+    define("REASON_RETURNED", reason::RETURNED);
+    define("REASON_CONTRACT", reason::CONTRACT);
+    define("REASON_HUNG", reason::HUNG);
+    define("REASON_REFUSED", reason::REFUSED);
+    define("RING_SERVER_RX", ring_kind::SERVER_RX.into());
+    define("RING_SERVER_TX", ring_kind::SERVER_TX.into());
+    define("RING_CLIENT_RX", ring_kind::CLIENT_RX.into());
+    define("RING_CLIENT_TX", ring_kind::CLIENT_TX.into());
+    define("PROTOCOL_DOORBELL", protocol::DOORBELL.into());
+    define("PROTOCOL_GRANULE8", protocol::GRANULE8.into());
+    define("PROTOCOL_GRANULE16", protocol::GRANULE16.into());
+    define("PLACEMENT_HOST", placement::HOST.into());
+    define("WAIT_RX", wait::RX.into());
+    define("WAIT_TX", wait::TX.into());
+    define("WAIT_BACKEND", wait::BACKEND.into());
+    define("WAIT_TIME", wait::TIME.into());
+    define("WAIT_BUDGET", wait::BUDGET.into());
+    for s in STRUCTS {
+        let _ = writeln!(h, "\n/*{} */\nstruct {} {{", s.doc, s.c_name);
+        for f in s.fields {
+            let (ty, array) = c_type(f.ty);
+            let _ = writeln!(h, "  {ty} {}{array}; /* {}:{} */", f.name, f.offset, f.doc);
+        }
+        let _ = writeln!(h, "}};");
+    }
+    h.push_str(
+        "\n#if defined(__cplusplus)\n#define SERVAL_ASSERT_LAYOUT(what) static_assert(what, #what)\n\
+         #else\n#define SERVAL_ASSERT_LAYOUT(what) _Static_assert(what, #what)\n#endif\n",
+    );
+    for s in STRUCTS {
+        let _ = writeln!(h, "SERVAL_ASSERT_LAYOUT(sizeof(struct {}) == {});", s.c_name, s.size);
+        for f in s.fields {
+            let _ = writeln!(
+                h,
+                "SERVAL_ASSERT_LAYOUT(offsetof(struct {}, {}) == {});",
+                s.c_name, f.name, f.offset
+            );
+        }
+    }
+    h.push_str("\n#endif\n");
+    h
+}
+
+/// Every field of every shared structure with its offset and size: the table that `tests/layout.rs`
+/// compares with the committed one, `tests/layout.snapshot`.
+pub fn layout_table() -> String {
+    use std::fmt::Write;
+    let mut table = String::from(
+        "# Generated by `cargo xtask gen-abi`. Every shared structure: field, type, offset, bytes.\n\
+         # A change here needs a new ABI_VERSION.\n",
+    );
+    for s in STRUCTS {
+        let _ = writeln!(table, "\n{} ({} bytes)", s.c_name, s.size);
+        let ends = s.fields.iter().skip(1).map(|f| f.offset).chain([s.size]);
+        for (field, end) in s.fields.iter().zip(ends) {
+            let (name, ty, at) = (field.name, field.ty, field.offset);
+            let _ = writeln!(table, "  {name:18} {ty:9} {at:4} {:4}", end - at);
+        }
+    }
+    table
+}
+
+fn c_type(rust: &str) -> (String, String) {
+    let scalar = |t: &str| match t {
+        "f64" => "double".to_owned(),
+        t => format!("uint{}_t", &t[1..]),
+    };
+    match rust.strip_prefix('[').and_then(|t| t.strip_suffix(']')).and_then(|t| t.split_once("; "))
+    {
+        Some((element, count)) => (scalar(element), format!("[{count}]")),
+        None => (scalar(rust), String::new()),
+    }
+}

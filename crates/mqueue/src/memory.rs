@@ -1,0 +1,465 @@
+//! Shared memory as words: the only file that names core atomics or touches raw pointers.
+//!
+//! Memory that another process, an accelerator or a hostile tenant can write at any time must never
+//! become a Rust `&[u8]`. Here it is an array of 64-bit words reached through atomic loads and
+//! stores; payload is copied through relaxed ones, ordering is carried by the few words that
+//! [`crate::ring`] and [`crate::region`] mark as edges. The ring code is generic over [`Memory`], so
+//! that loom and Miri run the very code that production runs.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+pub use std::sync::atomic::Ordering;
+
+/// A range of mapped memory that stays mapped for as long as the value lives.
+///
+/// # Safety
+///
+/// For the whole life of the value, `base()` is the same non-null address, aligned to 128 bytes, and
+/// `len_bytes()` bytes from there stay mapped readable and writable (a shrinking file behind a
+/// mapping would turn an access into SIGBUS: implementations seal it). Everyone else, in this process
+/// or another, may access the range only through atomics.
+pub unsafe trait Mapping: Send + Sync + 'static {
+    /// First byte.
+    fn base(&self) -> *mut u8;
+    /// Length in bytes.
+    fn len_bytes(&self) -> usize;
+}
+
+/// Word access to a region's memory. Offsets are in bytes and multiples of 8 (16 for units of 16);
+/// an offset outside the memory panics.
+pub trait Memory: Clone {
+    /// Length in bytes.
+    fn len_bytes(&self) -> u64;
+    /// Loads the word at `at`.
+    fn load(&self, at: u64, order: Ordering) -> u64;
+    /// Stores the word at `at`.
+    fn store(&self, at: u64, value: u64, order: Ordering);
+
+    /// A full fence: this side's earlier stores come before its later loads (edge `PARK`).
+    #[inline]
+    fn fence(&self) {
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// Whether aligned 16-byte accesses are single-copy atomic here (the `granule16` protocol).
+    fn has_unit16(&self) -> bool {
+        false
+    }
+
+    /// Loads a unit of the `granule` protocols, relaxed and in one access: `WORDS` 32-bit words of
+    /// data (1, or 3 where [`Self::has_unit16`]) and a sequence.
+    #[inline]
+    fn load_unit<const WORDS: usize>(&self, at: u64) -> ([u32; WORDS], u32) {
+        assert!(WORDS == 1, "granule16 is refused where 16-byte accesses are not atomic");
+        let word = self.load(at, Ordering::Relaxed);
+        ([word as u32; WORDS], (word >> 32) as u32)
+    }
+
+    /// Stores a unit, relaxed and in one access.
+    #[inline]
+    fn store_unit<const WORDS: usize>(&self, at: u64, data: [u32; WORDS], sequence: u32) {
+        assert!(WORDS == 1, "granule16 is refused where 16-byte accesses are not atomic");
+        self.store(at, pair(data[0], sequence), Ordering::Relaxed);
+    }
+
+    /// Copies bytes out of consecutive units; false when one of them has another sequence.
+    #[inline]
+    fn load_units<const WORDS: usize>(&self, at: u64, bytes: &mut [u8], sequence: u32) -> bool {
+        let mut at = at;
+        let mut wrong = 0;
+        for chunk in bytes.chunks_mut(4 * WORDS) {
+            let (data, found) = self.load_unit::<WORDS>(at);
+            bytes_from(data, chunk);
+            wrong |= found ^ sequence;
+            at += unit_bytes(WORDS);
+        }
+        wrong == 0
+    }
+
+    /// Copies bytes into consecutive units; the last one is padded with zeros.
+    #[inline]
+    fn store_units<const WORDS: usize>(&self, at: u64, bytes: &[u8], sequence: u32) {
+        let mut at = at;
+        for chunk in bytes.chunks(4 * WORDS) {
+            self.store_unit::<WORDS>(at, words_from(chunk), sequence);
+            at += unit_bytes(WORDS);
+        }
+    }
+
+    /// Loads consecutive words, relaxed.
+    #[inline]
+    fn load_words<const N: usize>(&self, at: u64) -> [u64; N] {
+        std::array::from_fn(|i| self.load(at + 8 * i as u64, Ordering::Relaxed))
+    }
+
+    /// Stores consecutive words, relaxed.
+    #[inline]
+    fn store_words<const N: usize>(&self, at: u64, words: [u64; N]) {
+        for (i, word) in words.into_iter().enumerate() {
+            self.store(at + 8 * i as u64, word, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies bytes in, by relaxed words; the last word is padded with zeros.
+    #[inline]
+    fn copy_in(&self, at: u64, bytes: &[u8]) {
+        let mut at = at;
+        for chunk in bytes.chunks(8) {
+            self.store(at, word_of(chunk), Ordering::Relaxed);
+            at += 8;
+        }
+    }
+
+    /// Copies bytes out, by relaxed words.
+    #[inline]
+    fn copy_out(&self, at: u64, bytes: &mut [u8]) {
+        let mut at = at;
+        for chunk in bytes.chunks_mut(8) {
+            let word = self.load(at, Ordering::Relaxed).to_le_bytes();
+            chunk.copy_from_slice(&word[..chunk.len()]);
+            at += 8;
+        }
+    }
+}
+
+/// Up to eight bytes as a word, zero padded.
+#[inline]
+pub(crate) fn word_of(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(word)
+}
+
+/// Bytes of a unit with `words` 32-bit words of data.
+pub(crate) const fn unit_bytes(words: usize) -> u64 {
+    4 * words as u64 + 4
+}
+
+/// Two 32-bit words as one, the first in the low half.
+#[inline]
+pub(crate) fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+/// Up to `4 * WORDS` bytes as words, zero padded.
+#[inline]
+pub(crate) fn words_from<const WORDS: usize>(bytes: &[u8]) -> [u32; WORDS] {
+    debug_assert!(bytes.len() <= 4 * WORDS);
+    let (whole, rest) = bytes.as_chunks::<4>();
+    let mut words = [0; WORDS];
+    for (word, chunk) in words.iter_mut().zip(whole) {
+        *word = u32::from_le_bytes(*chunk);
+    }
+    if !rest.is_empty() {
+        words[whole.len()] = word_of(rest) as u32;
+    }
+    words
+}
+
+/// The first bytes of `words`, as many as there is room for.
+#[inline]
+pub(crate) fn bytes_from<const WORDS: usize>(words: [u32; WORDS], bytes: &mut [u8]) {
+    for (chunk, word) in bytes.chunks_mut(4).zip(words) {
+        chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
+    }
+}
+
+#[cfg(target_endian = "big")]
+compile_error!("the region layout is little endian");
+
+/// [`Memory`] over a [`Mapping`].
+#[derive(Clone)]
+pub struct MappedMemory {
+    base: *mut u8,
+    len_bytes: u64,
+    unit16: bool,
+    _mapping: Arc<dyn Mapping>,
+}
+
+// SAFETY: the pointer is only used for atomic accesses inside a mapping that `_mapping` keeps alive.
+unsafe impl Send for MappedMemory {}
+// SAFETY: as above; atomic accesses may happen from any number of threads.
+unsafe impl Sync for MappedMemory {}
+
+impl MappedMemory {
+    /// Wraps a mapping. Panics when it is not aligned to 128 bytes (a broken [`Mapping`]).
+    pub fn new(mapping: Arc<dyn Mapping>) -> Self {
+        let base = mapping.base();
+        assert!(base.addr() % 128 == 0, "a mapping must be aligned to 128 bytes");
+        let len_bytes = mapping.len_bytes() as u64 & !15;
+        Self { base, len_bytes, unit16: unit16_is_atomic(), _mapping: mapping }
+    }
+
+    /// Address of the first byte, for handing the region to a kernel.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    #[inline]
+    fn word(&self, at: u64) -> &AtomicU64 {
+        assert!(at & 7 == 0 && at < self.len_bytes, "offset outside the region");
+        // SAFETY: in bounds (len_bytes is a multiple of 16), aligned to 8 because the base is aligned
+        // to 128, alive while `self` holds the mapping, and only ever accessed atomically.
+        unsafe { AtomicU64::from_ptr(self.base.add(at as usize).cast()) }
+    }
+
+    /// The `count` words from `at`: one check instead of one for each word.
+    #[inline]
+    fn words(&self, at: u64, count: usize) -> &[AtomicU64] {
+        let inside = at <= self.len_bytes && count as u64 <= (self.len_bytes - at) / 8;
+        assert!(at & 7 == 0 && inside, "offset outside the region");
+        // SAFETY: as in word(), for every word of the range. A slice of atomics may be written by
+        // anyone at any time.
+        unsafe { std::slice::from_raw_parts(self.base.add(at as usize).cast(), count) }
+    }
+}
+
+impl Memory for MappedMemory {
+    #[inline]
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    #[inline]
+    fn load(&self, at: u64, order: Ordering) -> u64 {
+        self.word(at).load(order)
+    }
+
+    #[inline]
+    fn store(&self, at: u64, value: u64, order: Ordering) {
+        self.word(at).store(value, order);
+    }
+
+    #[inline]
+    fn load_words<const N: usize>(&self, at: u64) -> [u64; N] {
+        let words = self.words(at, N);
+        std::array::from_fn(|i| words[i].load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn store_words<const N: usize>(&self, at: u64, values: [u64; N]) {
+        for (word, value) in self.words(at, N).iter().zip(values) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn copy_in(&self, at: u64, bytes: &[u8]) {
+        let words = self.words(at, bytes.len().div_ceil(8));
+        let (whole, rest) = bytes.as_chunks::<8>();
+        for (word, chunk) in words.iter().zip(whole) {
+            word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
+        }
+        if let (false, Some(last)) = (rest.is_empty(), words.last()) {
+            last.store(word_of(rest), Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn copy_out(&self, at: u64, bytes: &mut [u8]) {
+        let words = self.words(at, bytes.len().div_ceil(8));
+        let (whole, rest) = bytes.as_chunks_mut::<8>();
+        for (word, chunk) in words.iter().zip(whole) {
+            *chunk = word.load(Ordering::Relaxed).to_le_bytes();
+        }
+        if let (false, Some(last)) = (rest.is_empty(), words.last()) {
+            let word = last.load(Ordering::Relaxed).to_le_bytes();
+            rest.copy_from_slice(&word[..rest.len()]);
+        }
+    }
+
+    #[inline]
+    fn has_unit16(&self) -> bool {
+        self.unit16
+    }
+
+    #[inline]
+    fn load_unit<const WORDS: usize>(&self, at: u64) -> ([u32; WORDS], u32) {
+        if WORDS == 1 {
+            let word = self.load(at, Ordering::Relaxed);
+            return ([word as u32; WORDS], (word >> 32) as u32);
+        }
+        self.unit16s(at, 1).load(0)
+    }
+
+    #[inline]
+    fn store_unit<const WORDS: usize>(&self, at: u64, data: [u32; WORDS], sequence: u32) {
+        if WORDS == 1 {
+            return self.store(at, pair(data[0], sequence), Ordering::Relaxed);
+        }
+        self.unit16s(at, 1).store(0, data, sequence);
+    }
+
+    #[inline]
+    fn load_units<const WORDS: usize>(&self, at: u64, bytes: &mut [u8], sequence: u32) -> bool {
+        let mut wrong = 0;
+        if WORDS == 1 {
+            let (whole, rest) = bytes.as_chunks_mut::<4>();
+            let words = self.words(at, whole.len() + usize::from(!rest.is_empty()));
+            for (chunk, word) in whole.iter_mut().zip(words) {
+                let word = word.load(Ordering::Relaxed);
+                *chunk = (word as u32).to_le_bytes();
+                wrong |= (word >> 32) as u32 ^ sequence;
+            }
+            if let (false, Some(word)) = (rest.is_empty(), words.last()) {
+                let word = word.load(Ordering::Relaxed);
+                bytes_from([word as u32], rest);
+                wrong |= (word >> 32) as u32 ^ sequence;
+            }
+        } else {
+            let (whole, rest) = bytes.as_chunks_mut::<12>();
+            let units = self.unit16s(at, whole.len() + usize::from(!rest.is_empty()));
+            for (i, chunk) in whole.iter_mut().enumerate() {
+                let (data, found) = units.load::<3>(i);
+                bytes_from(data, chunk);
+                wrong |= found ^ sequence;
+            }
+            if !rest.is_empty() {
+                let (data, found) = units.load::<3>(whole.len());
+                bytes_from(data, rest);
+                wrong |= found ^ sequence;
+            }
+        }
+        wrong == 0
+    }
+
+    #[inline]
+    fn store_units<const WORDS: usize>(&self, at: u64, bytes: &[u8], sequence: u32) {
+        if WORDS == 1 {
+            let (whole, rest) = bytes.as_chunks::<4>();
+            let words = self.words(at, whole.len() + usize::from(!rest.is_empty()));
+            for (word, data) in words.iter().zip(whole) {
+                word.store(pair(u32::from_le_bytes(*data), sequence), Ordering::Relaxed);
+            }
+            if let (false, Some(word)) = (rest.is_empty(), words.last()) {
+                word.store(pair(word_of(rest) as u32, sequence), Ordering::Relaxed);
+            }
+        } else {
+            let (whole, rest) = bytes.as_chunks::<12>();
+            let units = self.unit16s(at, whole.len() + usize::from(!rest.is_empty()));
+            for (i, data) in whole.iter().enumerate() {
+                units.store::<3>(i, words_from(data), sequence);
+            }
+            if !rest.is_empty() {
+                units.store::<3>(whole.len(), words_from(rest), sequence);
+            }
+        }
+    }
+}
+
+/// A checked range of 16-byte units.
+#[derive(Clone, Copy)]
+struct Unit16s<'a> {
+    base: *mut u8,
+    count: usize,
+    _memory: &'a MappedMemory,
+}
+
+impl MappedMemory {
+    /// The `count` 16-byte units from `at`: one check for all of them.
+    #[inline]
+    fn unit16s(&self, at: u64, count: usize) -> Unit16s<'_> {
+        assert!(self.unit16, "granule16 is refused where 16-byte accesses are not atomic");
+        let inside = at <= self.len_bytes && count as u64 <= (self.len_bytes - at) / 16;
+        assert!(at & 15 == 0 && inside, "offset outside the region");
+        Unit16s { base: self.base.wrapping_add(at as usize), count, _memory: self }
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Unit16s<'_> {
+    #[inline]
+    fn load<const WORDS: usize>(self, i: usize) -> ([u32; WORDS], u32) {
+        use core::arch::{asm, x86_64::__m128i};
+        debug_assert!(i < self.count);
+        let value: __m128i;
+        // SAFETY: in bounds and aligned to 16. Assembly, because the compiler must neither split nor
+        // repeat the access: aligned 16-byte SSE accesses are single-copy atomic on processors that
+        // enumerate AVX (Intel SDM vol. 3A §9.1.1, AMD APM vol. 2 §7.3.2), which has_unit16 tells.
+        let words: [u32; 4] = unsafe {
+            asm!("movdqa {v}, [{p}]", v = out(xmm_reg) value, p = in(reg) self.base.add(16 * i),
+                options(nostack, preserves_flags, readonly));
+            core::mem::transmute(value)
+        };
+        (std::array::from_fn(|k| words[k]), words[3])
+    }
+
+    #[inline]
+    fn store<const WORDS: usize>(self, i: usize, data: [u32; WORDS], sequence: u32) {
+        use core::arch::{asm, x86_64::__m128i};
+        debug_assert!(i < self.count);
+        let words = [data[0], data[1], data[2], sequence];
+        // SAFETY: as in load().
+        unsafe {
+            let value: __m128i = core::mem::transmute(words);
+            asm!("movdqa [{p}], {v}", v = in(xmm_reg) value, p = in(reg) self.base.add(16 * i),
+                options(nostack, preserves_flags));
+        }
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+impl Unit16s<'_> {
+    fn load<const WORDS: usize>(self, _i: usize) -> ([u32; WORDS], u32) {
+        unreachable!("unit16s() panics first")
+    }
+
+    fn store<const WORDS: usize>(self, _i: usize, _data: [u32; WORDS], _sequence: u32) {
+        unreachable!("unit16s() panics first")
+    }
+}
+
+/// Whether aligned 16-byte accesses are single-copy atomic on this processor: x86-64 with AVX.
+/// (Arm has the guarantee with LSE2; 16-byte units are not implemented there yet.)
+pub fn unit16_is_atomic() -> bool {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    return std::arch::is_x86_feature_detected!("avx");
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    return false;
+}
+
+/// Zeroed memory on the heap: for worker-to-worker rings, the simulator and tests.
+pub struct HeapMapping {
+    base: *mut u8,
+    layout: std::alloc::Layout,
+}
+
+impl HeapMapping {
+    /// Allocates at least `len_bytes` bytes (rounded up to 128), zeroed.
+    pub fn new(len_bytes: usize) -> Self {
+        let len_bytes = len_bytes.max(1).next_multiple_of(128);
+        let layout = std::alloc::Layout::from_size_align(len_bytes, 128).expect("a sane size");
+        // SAFETY: the layout has a size above zero.
+        let base = unsafe { std::alloc::alloc_zeroed(layout) };
+        if base.is_null() {
+            std::alloc::handle_alloc_error(layout);
+        }
+        Self { base, layout }
+    }
+
+    /// The same as a [`MappedMemory`].
+    pub fn memory(len_bytes: usize) -> MappedMemory {
+        MappedMemory::new(Arc::new(Self::new(len_bytes)))
+    }
+}
+
+impl Drop for HeapMapping {
+    fn drop(&mut self) {
+        // SAFETY: allocated in new() with the same layout.
+        unsafe { std::alloc::dealloc(self.base, self.layout) }
+    }
+}
+
+// SAFETY: owned memory without a Rust reference to it; accesses are atomic by the Mapping contract.
+unsafe impl Send for HeapMapping {}
+// SAFETY: as above.
+unsafe impl Sync for HeapMapping {}
+// SAFETY: allocated until drop, aligned to 128, never moved.
+unsafe impl Mapping for HeapMapping {
+    fn base(&self) -> *mut u8 {
+        self.base
+    }
+    fn len_bytes(&self) -> usize {
+        self.layout.size()
+    }
+}

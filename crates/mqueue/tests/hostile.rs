@@ -1,0 +1,610 @@
+//! A peer that writes anything anywhere: it hurts nobody but itself.
+//!
+//! Each end of a ring runs while the other side scribbles over the region. The end may report errors,
+//! but it must not panic and must touch only what is its own: a consumer reads its slots, arena and
+//! head word and writes its tail; a producer writes its slots, arena and head and reads its tail. The
+//! memory under test checks that on every access. (Debug builds also panic on every overflow.)
+
+mod support;
+
+use std::mem::offset_of;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use mqueue::abi::{RegionHeader, RingEntry, kind, protocol};
+use mqueue::memory::{Memory, Ordering};
+use mqueue::{
+    Consumer, HeapMapping, JoinError, LoanError, MappedMemory, MqueuePlan, Producer, Region,
+    RegionPlan, RingError, RingPlan, Words,
+};
+use support::{Numbers, Ring, Shape, head, payload, ring, shapes};
+
+/// What one end of a ring may touch.
+#[derive(Clone, Default)]
+struct Fence {
+    reads: Vec<Range<u64>>,
+    writes: Vec<Range<u64>>,
+}
+
+/// Memory that panics when an access leaves the fence, once there is one.
+#[derive(Clone)]
+struct Fenced {
+    memory: MappedMemory,
+    fence: Arc<Mutex<Option<Fence>>>,
+}
+
+impl Fenced {
+    fn new(memory: MappedMemory) -> Self {
+        Self { memory, fence: Arc::default() }
+    }
+
+    fn check(&self, at: u64, bytes: u64, write: bool) {
+        let fence = self.fence.lock().unwrap();
+        let Some(fence) = &*fence else { return };
+        let ranges = if write { &fence.writes } else { &fence.reads };
+        let inside = ranges.iter().any(|range| range.start <= at && at + bytes <= range.end);
+        assert!(inside, "{} of {bytes} bytes at {at}", if write { "store" } else { "load" });
+    }
+}
+
+impl Memory for Fenced {
+    fn len_bytes(&self) -> u64 {
+        self.memory.len_bytes()
+    }
+    fn load(&self, at: u64, order: Ordering) -> u64 {
+        self.check(at, 8, false);
+        self.memory.load(at, order)
+    }
+    fn store(&self, at: u64, value: u64, order: Ordering) {
+        self.check(at, 8, true);
+        self.memory.store(at, value, order);
+    }
+    fn has_unit16(&self) -> bool {
+        self.memory.has_unit16()
+    }
+    fn load_unit<const WORDS: usize>(&self, at: u64) -> ([u32; WORDS], u32) {
+        self.check(at, 4 * WORDS as u64 + 4, false);
+        self.memory.load_unit(at)
+    }
+    fn store_unit<const WORDS: usize>(&self, at: u64, data: [u32; WORDS], sequence: u32) {
+        self.check(at, 4 * WORDS as u64 + 4, true);
+        self.memory.store_unit(at, data, sequence);
+    }
+}
+
+/// One end of the RX ring on fenced memory, the other end in the hands of the attacker.
+struct Victims {
+    memory: MappedMemory,
+    producer: Producer<Fenced>,
+    consumer: Consumer<Fenced>,
+    /// Offsets that matter most: head, tail, the first words of every slot.
+    targets: Vec<u64>,
+    message_bytes_max: usize,
+}
+
+/// Fences both ends of the RX ring of a joined region.
+fn victims(memory: &MappedMemory) -> Result<Victims, JoinError> {
+    let (near, far) = (Fenced::new(memory.clone()), Fenced::new(memory.clone()));
+    let mut engine = Region::join(near.clone())?;
+    let mut accelerator = Region::join(far.clone())?;
+    let entry = engine.entries()[0];
+    let (producer, _) = engine.engine_ends(0);
+    let (consumer, _) = accelerator.accelerator_ends(0);
+
+    let word = |at: u64| at..at + 8;
+    let slot_bytes = u64::from(entry.depth) * u64::from(entry.slot_stride);
+    let slots = entry.slots_offset..entry.slots_offset + slot_bytes;
+    let mut body = vec![slots.clone()];
+    if entry.arena_bytes > 0 {
+        body.push(entry.arena_offset..entry.arena_offset + entry.arena_bytes);
+    }
+    let with = |at: u64| body.iter().cloned().chain([word(at)]).collect();
+    *near.fence.lock().unwrap() =
+        Some(Fence { reads: vec![word(entry.tail_offset)], writes: with(entry.head_offset) });
+    *far.fence.lock().unwrap() =
+        Some(Fence { reads: with(entry.head_offset), writes: vec![word(entry.tail_offset)] });
+
+    let first_words = slots.step_by(entry.slot_stride as usize).flat_map(|slot| {
+        [slot, slot + 8, slot + 16, slot + 24, slot + 32, slot + 40].map(|at| at & !7)
+    });
+    let ends = [entry.head_offset, entry.tail_offset];
+    Ok(Victims {
+        memory: memory.clone(),
+        producer,
+        consumer,
+        targets: ends.into_iter().cycle().take(8).chain(first_words).collect(),
+        message_bytes_max: entry.message_bytes_max as usize,
+    })
+}
+
+impl Victims {
+    /// The attacker writes one word: often one that matters, sometimes any.
+    fn scribble(&self, numbers: &mut Numbers) {
+        let at = if numbers.below(4) > 0 {
+            self.targets[numbers.below(self.targets.len() as u64) as usize]
+        } else {
+            8 * numbers.below(self.memory.len_bytes() / 8)
+        };
+        let near = self.memory.load(at, Ordering::Relaxed);
+        let mut value = numbers.hostile(near);
+        if numbers.below(3) == 0 {
+            // Only the low half: what shares a word with it, say a granule's sequence, stays right.
+            value = near & !0xffff_ffff | value & 0xffff_ffff;
+        }
+        self.memory.store(at, value, Ordering::Relaxed);
+    }
+
+    /// The attacker mends the counts, so that the ring is not dead for the rest of the test.
+    fn mend(&self) {
+        let tail = self.consumer.consumed().max(self.producer.released());
+        self.memory.store(self.targets[0], self.producer.committed().max(tail), Ordering::Relaxed);
+        self.memory.store(self.targets[1], tail, Ordering::Relaxed);
+    }
+
+    /// One operation of either end; every outcome but a panic is fine, and some are counted.
+    fn step(&mut self, numbers: &mut Numbers, seen: &mut Seen) {
+        match numbers.below(8) {
+            0..3 => {
+                let len = numbers.below(self.message_bytes_max as u64 + 2) as usize;
+                let n = numbers.next();
+                match self.producer.push(head(n), &payload(n, len)) {
+                    Ok(()) => seen.pushed += 1,
+                    Err(LoanError::Corrupt) => seen.corrupt += 1,
+                    Err(LoanError::TooLong) => assert!(len > self.message_bytes_max),
+                    Err(LoanError::Full) => {}
+                }
+            }
+            3 => self.producer.publish(),
+            4 => match self.producer.credit() {
+                Ok(_) => {}
+                Err(error) => assert_eq!(error, RingError::Corrupt),
+            },
+            5..7 => match self.consumer.peek() {
+                Ok(Some(header)) => {
+                    assert!(header.len as usize <= self.message_bytes_max);
+                    assert_ne!(header.kind, 0);
+                    // The header is a copy: whatever happens to the ring now, it holds.
+                    self.scribble(numbers);
+                    let mut received = vec![0; header.len as usize];
+                    let arrived = self.consumer.copy_out(&header, &mut received);
+                    if arrived || numbers.below(2) == 0 {
+                        self.consumer.advance();
+                        seen.read += 1;
+                    }
+                }
+                Ok(None) => {}
+                Err(RingError::BadHeader) => {
+                    seen.bad += 1;
+                    self.consumer.advance();
+                }
+                Err(RingError::Corrupt) => seen.corrupt += 1,
+            },
+            _ => {
+                self.consumer.release();
+                let _ = self.consumer.hinted();
+            }
+        }
+    }
+}
+
+/// What happened, so that a test that never got anywhere fails.
+#[derive(Debug, Default)]
+struct Seen {
+    pushed: u64,
+    read: u64,
+    bad: u64,
+    corrupt: u64,
+}
+
+#[test]
+fn random_words_anywhere_at_any_time() {
+    let rounds = if cfg!(miri) { 2 } else { 900 };
+    for shape in shapes() {
+        let mut seen = Seen::default();
+        for round in 0..rounds {
+            let start = [0, (1 << 32) - 5, 1 << 60][round % 3];
+            let ring = ring(shape, 1 << (round % 4), start);
+            let mut numbers = Numbers(round as u64 * 977 + 1);
+            let mut victims = victims(&ring.memory).unwrap();
+            for step in 0..if cfg!(miri) { 60 } else { 100 } {
+                if numbers.below(3) == 0 {
+                    victims.scribble(&mut numbers);
+                }
+                if step % 16 == 0 {
+                    victims.mend();
+                }
+                victims.step(&mut numbers, &mut seen);
+            }
+        }
+        assert!(seen.pushed > 0 && seen.read > 0 && seen.corrupt > 0, "{}: {seen:?}", shape.name);
+        if !cfg!(miri) {
+            assert!(seen.bad > 0, "{}: {seen:?}", shape.name);
+        }
+    }
+}
+
+/// Every way in which a header can be impossible is a `BadHeader`, costs one message and no more.
+#[test]
+fn a_bad_header_is_skipped() {
+    // Word of the header, and what to write there; `len` is in the low half of word 3.
+    let message = u64::from(kind::MESSAGE) << 32;
+    let arena = 1 << 48;
+    for shape in shapes() {
+        let inline = shape.arena_bytes == 0;
+        let max = u64::from(shape.message_bytes_max);
+        let mut bad = vec![
+            (3, message | (max + 1)),
+            (3, message | u64::from(u32::MAX)),
+            (3, 8),                               // no kind
+            (3, message | 2 << 48),               // unknown flag
+            (3, message | 0xffff_0000_0000_0008), // every flag
+        ];
+        if inline {
+            bad.extend([(3, message | arena | 8)]);
+        } else {
+            let place = shape.arena_bytes;
+            bad.extend([(3, message | 1025), (2, place), (2, place - 8), (2, 4), (2, !7), (2, !0)]);
+        }
+        for (word, value) in bad {
+            let mut ring = ring(shape, 8, 100);
+            let len = if inline { 40 } else { 1400 };
+            for n in 100..103 {
+                ring.producer.push(head(n), &payload(n, if n == 101 { len } else { 9 })).unwrap();
+            }
+            ring.producer.publish();
+            let entry = ring.engine.entries()[0];
+            let slot = entry.slots_offset + 101 % 8 * u64::from(entry.slot_stride);
+            overwrite_header(&ring.memory, shape, slot, word, value);
+
+            let mut outcomes = Vec::new();
+            loop {
+                match ring.consumer.peek() {
+                    Ok(None) => break,
+                    Ok(Some(header)) => {
+                        let mut received = vec![0; header.len as usize];
+                        assert!(ring.consumer.copy_out(&header, &mut received));
+                        outcomes.push(Ok(header.tag));
+                    }
+                    Err(error) => outcomes.push(Err(error)),
+                }
+                ring.consumer.advance();
+            }
+            let expected = [Ok(!100), Err(RingError::BadHeader), Ok(!102)];
+            assert_eq!(outcomes, expected, "{}: word {word} = {value:#x}", shape.name);
+            ring.consumer.release();
+            assert_eq!(ring.producer.credit(), Ok(8));
+        }
+    }
+}
+
+/// A producer that takes no notice of credit does not keep its consumer busy for ever: between two
+/// releases a consumer reads at most as many messages as there are slots.
+#[test]
+fn a_flood_without_credit_ends() {
+    for shape in shapes() {
+        for depth in [1, 4] {
+            let Ring { memory, engine, mut consumer, .. } = ring(shape, depth, 0);
+            let entry = engine.entries()[0];
+            let mut read = 0;
+            for n in 0..10 * u64::from(depth) {
+                // One more message, though nothing was released.
+                let slot = entry.slots_offset + n % u64::from(depth) * u64::from(entry.slot_stride);
+                let units =
+                    entry.slot_stride / if shape.protocol == protocol::GRANULE16 { 16 } else { 8 };
+                for i in 0..u64::from(units) {
+                    match shape.protocol {
+                        protocol::DOORBELL => {}
+                        protocol::GRANULE8 => memory.store_unit(slot + 8 * i, [0], n as u32 + 1),
+                        _ => memory.store_unit(slot + 16 * i, [0; 3], n as u32 + 1),
+                    }
+                }
+                overwrite_header(&memory, shape, slot, 3, u64::from(kind::MESSAGE) << 32 | 8);
+                memory.store(entry.head_offset, n + 1, Ordering::Relaxed);
+                match consumer.peek() {
+                    Ok(Some(_)) => {
+                        consumer.advance();
+                        read += 1;
+                    }
+                    Ok(None) => {}
+                    Err(error) => panic!("{}: {error}", shape.name),
+                }
+            }
+            assert_eq!(read, depth, "{}", shape.name);
+            consumer.release();
+            // A `doorbell` consumer finds out; a `granule` ring has words of a later lap in it.
+            let doorbell = shape.protocol == protocol::DOORBELL;
+            let found = if doorbell { Err(RingError::Corrupt) } else { Ok(None) };
+            assert_eq!(consumer.peek(), found, "{}", shape.name);
+        }
+    }
+}
+
+/// Overwrites a word of the header in a slot, keeping the sequences of granule units.
+fn overwrite_header(memory: &MappedMemory, shape: Shape, slot: u64, word: u64, value: u64) {
+    let halves = [2 * word, 2 * word + 1].into_iter().zip([value as u32, (value >> 32) as u32]);
+    match shape.protocol {
+        protocol::DOORBELL => memory.store(slot + 8 * word, value, Ordering::Relaxed),
+        protocol::GRANULE8 => {
+            for (i, half) in halves {
+                let ([_], sequence) = memory.load_unit::<1>(slot + 8 * i);
+                memory.store_unit(slot + 8 * i, [half], sequence);
+            }
+        }
+        _ => {
+            for (i, half) in halves {
+                let at = slot + i / 3 * 16;
+                let (mut data, sequence) = memory.load_unit::<3>(at);
+                data[(i % 3) as usize] = half;
+                memory.store_unit(at, data, sequence);
+            }
+        }
+    }
+}
+
+/// A region of two blocks with a client mqueue each, of every shape in turn.
+fn larger(shape: Shape) -> (RegionPlan, MappedMemory) {
+    let Shape { protocol, message_bytes_max, arena_bytes, .. } = shape;
+    let ring = RingPlan { protocol, message_bytes_max, arena_bytes };
+    let small = RingPlan::doorbell(16, 0);
+    let mqueues = vec![
+        MqueuePlan { depth: 4, rx: ring, tx: small },
+        MqueuePlan { depth: 2, rx: small, tx: ring },
+    ];
+    let plan = RegionPlan { block_count: 2, mqueues, generation: 3, start: 0 };
+    let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
+    Region::format(memory.clone(), &plan).unwrap();
+    (plan, memory)
+}
+
+/// Joins what the attacker made of a region. If that succeeds the rings must be safe to use: every
+/// access inside what their (checked) directory entries say.
+fn join_and_use(memory: &MappedMemory, numbers: &mut Numbers, seen: &mut Seen) -> bool {
+    let Ok(mut victims) = victims(memory) else { return false };
+    for _ in 0..if cfg!(miri) { 8 } else { 40 } {
+        victims.step(numbers, seen);
+    }
+    use_words(&Region::join(memory.clone()).map(|region| region.words()), numbers);
+    true
+}
+
+fn use_words(words: &Result<Words<MappedMemory>, JoinError>, numbers: &mut Numbers) {
+    let Ok(words) = words else { return };
+    words.set_stop(numbers.next());
+    words.set_engine_heartbeat(numbers.next());
+    words.set_parked(numbers.below(2) == 0);
+    let _ = (words.stop(), words.engine_heartbeat(), words.parked());
+    let _ = (words.accelerator_state(), words.accelerator_reason(), words.accelerator_heartbeat());
+    let _ = (words.block(0), words.block_state(0), words.rx_head(0), words.tx_head(0));
+    words.set_block(0, numbers.next(), numbers.next());
+}
+
+/// Every byte of the header and the directory, changed in every bit and to hostile values.
+#[test]
+fn a_mutated_directory_is_refused_or_safe() {
+    let (mut joined, mut refused, mut seen) = (0, 0, Seen::default());
+    // Without the large regions where every access is interpreted.
+    for shape in shapes().into_iter().filter(|shape| !cfg!(miri) || shape.arena_bytes == 0) {
+        let (_, memory) = larger(shape);
+        let pristine: Vec<u64> =
+            (0..memory.len_bytes() / 8).map(|i| memory.load(8 * i, Ordering::Relaxed)).collect();
+        let restore = || {
+            for (i, word) in pristine.iter().enumerate() {
+                memory.store(8 * i as u64, *word, Ordering::Relaxed);
+            }
+        };
+        let region = Region::join(memory.clone()).unwrap();
+        let directory = pristine[offset_of!(RegionHeader, directory_offset) / 8];
+        let constant =
+            (0..128_u64).chain(directory..directory + 128 * region.entries().len() as u64);
+        let mut numbers = Numbers(0x5eed);
+        for at in constant.step_by(8).step_by(if cfg!(miri) { 29 } else { 1 }) {
+            let word = pristine[at as usize / 8];
+            let flips =
+                (0..64).step_by(if cfg!(miri) { 23 } else { 1 }).map(|bit| word ^ (1 << bit));
+            let hostile: Vec<u64> = (0..12).map(|_| numbers.hostile(word)).collect();
+            // Each half of a word alone: most fields are 32 bits wide.
+            let halves = hostile.clone().into_iter().flat_map(|h| {
+                [word & !0xffff_ffff | h & 0xffff_ffff, word & 0xffff_ffff | h << 32]
+            });
+            let hostile = hostile.clone().into_iter().chain(halves);
+            for value in flips.chain(hostile.step_by(if cfg!(miri) { 11 } else { 1 })) {
+                memory.store(at, value, Ordering::Relaxed);
+                if join_and_use(&memory, &mut numbers, &mut seen) {
+                    joined += 1;
+                } else {
+                    refused += 1;
+                }
+                restore();
+            }
+        }
+    }
+    assert!(joined > 10 && refused > 10, "{joined} joined, {refused} refused");
+    assert!(seen.pushed > 0, "{seen:?}");
+}
+
+/// Several words at once, and regions of nothing but random words behind a good magic number.
+#[test]
+fn a_random_region_is_refused_or_safe() {
+    let mut seen = Seen::default();
+    let (mut joined, mut refused) = (0, 0);
+    for round in 0..if cfg!(miri) { 10 } else { 3000 } {
+        let shape = if cfg!(miri) { 3 * (round % 2) } else { round % shapes().len() };
+        let (_, memory) = larger(shapes()[shape]);
+        let mut numbers = Numbers(round as u64 + 1);
+        let constant = memory.len_bytes().min(4096) / 8;
+        for _ in 0..1 + numbers.below(4) {
+            let at = 8 * numbers.below(constant);
+            let near = memory.load(at, Ordering::Relaxed);
+            memory.store(at, numbers.hostile(near), Ordering::Relaxed);
+        }
+        if round % 5 == 0 {
+            for at in 2..constant {
+                memory.store(8 * at, numbers.next(), Ordering::Relaxed);
+            }
+        }
+        if join_and_use(&memory, &mut numbers, &mut seen) {
+            joined += 1;
+        } else {
+            refused += 1;
+        }
+    }
+    assert!(refused > 0 && (joined > 0 || cfg!(miri)), "{joined} joined, {refused} refused");
+}
+
+#[test]
+fn a_truncated_region_is_refused() {
+    let (plan, whole) = larger(shapes()[if cfg!(miri) { 0 } else { 1 }]);
+    let need = plan.bytes().unwrap();
+    for len in (0..need).step_by(128).step_by(if cfg!(miri) { 7 } else { 1 }) {
+        let memory = HeapMapping::memory(len as usize);
+        for at in (0..memory.len_bytes().min(need)).step_by(8) {
+            memory.store(at, whole.load(at, Ordering::Relaxed), Ordering::Relaxed);
+        }
+        if memory.len_bytes() < need {
+            let error = Region::join(memory).err().expect("a part of a region");
+            assert!(matches!(error, JoinError::Header(_)), "{len} of {need} bytes: {error}");
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let (_, memory) = larger(shapes()[0]);
+    let join = |at: u64, value: u64| {
+        let before = memory.load(at, Ordering::Relaxed);
+        memory.store(at, value, Ordering::Relaxed);
+        let error = Region::join(memory.clone()).err().expect("a broken region");
+        memory.store(at, before, Ordering::Relaxed);
+        error
+    };
+    assert_eq!(join(0, 0), JoinError::Magic(0));
+    assert_eq!(join(8, 2 | 128 << 32), JoinError::Version { found: 2 });
+    assert_eq!(join(8, 1 | 127 << 32), JoinError::Header("header size"));
+    assert_eq!(join(16, 1 << 40), JoinError::Header("larger than the memory"));
+    assert_eq!(join(32, 0), JoinError::Header("block count"));
+    assert_eq!(join(32, u64::MAX), JoinError::Header("block count"));
+    assert_eq!(join(32, 1 | 17 << 32), JoinError::Header("mqueues per block"));
+    assert_eq!(join(40, !127), JoinError::Header("status page"));
+    assert_eq!(join(48, 64), JoinError::Header("directory"));
+    for (at, what) in [(56, "RX heads"), (64, "TX tails"), (72, "RX tails"), (80, "TX heads")] {
+        for value in [0, 504, 520, memory.len_bytes(), !127] {
+            assert_eq!(join(at, value), JoinError::Header(what), "{value}");
+        }
+    }
+}
+
+/// Every check of a directory entry, on rings that are sound but for one field.
+#[test]
+fn what_is_wrong_with_a_ring_is_said() {
+    let granule = shapes().into_iter().find(|shape| shape.protocol == protocol::GRANULE8).unwrap();
+    for (shape, index) in [(shapes()[1], 0), (granule, 0)] {
+        let (_, memory) = larger(shape);
+        let region = Region::join(memory.clone()).unwrap();
+        let entry = region.entries()[index];
+        let directory =
+            memory.load(offset_of!(RegionHeader, directory_offset) as u64, Ordering::Relaxed);
+        let refused = |change: &dyn Fn(&mut RingEntry)| {
+            let mut changed = entry;
+            change(&mut changed);
+            let store = |entry: RingEntry| {
+                // SAFETY: a plain structure of integers without padding, of exactly 16 words.
+                let words: [u64; 16] = unsafe { std::mem::transmute(entry) };
+                memory.store_words(directory + 128 * index as u64, words);
+            };
+            store(changed);
+            let error = Region::join(memory.clone()).err();
+            store(entry);
+            match error {
+                Some(JoinError::Ring { ring, what }) if ring == index as u32 => what,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(refused(&|e| e.kind = 2), "kind");
+        assert_eq!(refused(&|e| e.protocol = 0), "protocol");
+        assert_eq!(refused(&|e| e.protocol = 4), "protocol");
+        assert_eq!(refused(&|e| e.placement = 2), "placement");
+        assert_eq!(refused(&|e| e.mqueue += 1), "mqueue index");
+        assert_eq!(refused(&|e| e.depth = 0), "depth");
+        assert_eq!(refused(&|e| e.depth = 3), "depth");
+        assert_eq!(refused(&|e| e.depth = 32_768), "depth");
+        assert_eq!(refused(&|e| e.inline_bytes = 0), "inline bytes");
+        assert_eq!(refused(&|e| e.inline_bytes -= 4), "inline bytes");
+        assert_eq!(refused(&|e| e.inline_bytes = 1032), "inline bytes");
+        assert_eq!(refused(&|e| e.message_bytes_max = e.inline_bytes - 8), "inline bytes");
+        assert_eq!(refused(&|e| e.message_bytes_max = 0), "longest message");
+        assert_eq!(refused(&|e| e.message_bytes_max = u32::MAX), "longest message");
+        assert_eq!(refused(&|e| e.slot_stride -= 64), "slot stride");
+        assert_eq!(refused(&|e| e.slot_stride += 8), "slot stride");
+        assert_eq!(refused(&|e| e.slots_offset += 64), "slots");
+        assert_eq!(refused(&|e| e.slots_offset = memory.len_bytes() - 128), "slots");
+        assert_eq!(refused(&|e| e.slots_offset = !127), "slots");
+        assert_eq!(refused(&|e| e.slots_offset = 384), "slots");
+        assert_eq!(refused(&|e| e.head_offset += 8), "head word");
+        assert_eq!(refused(&|e| e.tail_offset = e.head_offset), "tail word");
+        if shape.protocol == protocol::GRANULE8 {
+            let what = "arena of a granule ring";
+            assert_eq!(refused(&|e| e.arena_bytes = 128), what);
+            assert_eq!(refused(&|e| e.message_bytes_max = e.inline_bytes + 1), what);
+        } else {
+            assert_eq!(refused(&|e| e.arena_bytes = 1496), "arena size");
+            assert_eq!(refused(&|e| e.arena_bytes -= 1), "arena size");
+            assert_eq!(refused(&|e| e.arena_bytes = !7), "arena");
+            assert_eq!(refused(&|e| e.arena_offset += 8), "arena");
+            assert_eq!(refused(&|e| e.arena_offset = memory.len_bytes()), "arena");
+        }
+    }
+}
+
+/// Counts that contradict each other, and ones that would soon overflow.
+#[test]
+fn impossible_counts_are_refused_by_a_join() {
+    for (head, tail) in [(5, 0), (0, 1), (u64::MAX, u64::MAX), (1 << 63 | 1, 1 << 63), (!0, 0)] {
+        let (_, memory) = larger(shapes()[0]);
+        let entry = Region::join(memory.clone()).unwrap().entries()[2];
+        memory.store(entry.head_offset, head, Ordering::Relaxed);
+        memory.store(entry.tail_offset, tail, Ordering::Relaxed);
+        let error = Region::join(memory).err();
+        let expected = JoinError::Ring { ring: 2, what: "head and tail" };
+        assert_eq!(error, Some(expected), "head {head} tail {tail}");
+    }
+}
+
+/// The last line of defence: an access outside the memory panics, whatever asked for it.
+#[test]
+fn memory_refuses_what_lies_outside() {
+    let memory = HeapMapping::memory(256);
+    let end = memory.len_bytes();
+    type Access = fn(&MappedMemory, u64);
+    let accesses: &[(&str, u64, Access)] = &[
+        ("load", 8, |m, at| _ = m.load(at, Ordering::Relaxed)),
+        ("store", 8, |m, at| m.store(at, 1, Ordering::Relaxed)),
+        ("load_words", 32, |m, at| _ = m.load_words::<4>(at)),
+        ("store_words", 32, |m, at| m.store_words(at, [1; 4])),
+        ("copy_in", 24, |m, at| m.copy_in(at, &[1; 17])),
+        ("copy_out", 24, |m, at| m.copy_out(at, &mut [0; 17])),
+        ("load_unit", 8, |m, at| _ = m.load_unit::<1>(at)),
+        ("store_unit", 8, |m, at| m.store_unit(at, [1], 1)),
+        ("load_units", 16, |m, at| _ = m.load_units::<1>(at, &mut [0; 5], 1)),
+        ("store_units", 16, |m, at| m.store_units::<1>(at, &[1; 5], 1)),
+        ("load_unit, 16 bytes", 16, |m, at| _ = m.load_unit::<3>(at)),
+        ("store_unit, 16 bytes", 16, |m, at| m.store_unit(at, [1; 3], 1)),
+        ("load_units, 16 bytes", 32, |m, at| _ = m.load_units::<3>(at, &mut [0; 13], 1)),
+        ("store_units, 16 bytes", 32, |m, at| m.store_units::<3>(at, &[1; 13], 1)),
+    ];
+    for (name, bytes, access) in accesses {
+        let refused = |at: u64| {
+            let memory = memory.clone();
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| access(&memory, at))).is_err()
+        };
+        let sixteen = name.contains("16");
+        if !sixteen || memory.has_unit16() {
+            assert!(!refused(0) && !refused(end - bytes), "{name} inside");
+        }
+        let step = if sixteen { 16 } else { 8 };
+        let outside = [end - bytes + step, u64::MAX, 4, end, end + 128, 1 << 40, !15, 1];
+        // A panic is slow where every access is interpreted.
+        for at in outside.into_iter().take(if cfg!(miri) { 3 } else { 8 }) {
+            assert!(refused(at), "{name} at {at}");
+        }
+    }
+}

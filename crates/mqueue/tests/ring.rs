@@ -1,0 +1,167 @@
+//! Rings and plans, one rule at a time.
+
+mod support;
+
+use mqueue::abi::{ARENA_BYTES_MAX, kind, protocol};
+use mqueue::{
+    Head, HeapMapping, LoanError, MqueuePlan, PlanError, Region, RegionPlan, RingError, RingPlan,
+};
+use support::{payload, plan, ring, shapes};
+
+#[test]
+fn every_protocol_carries_every_size() {
+    for shape in shapes() {
+        let mut ring = ring(shape, 8, (1 << 32) - 20);
+        let mut received = vec![0; shape.message_bytes_max as usize];
+        for len in (0..=received.len()).step_by(if cfg!(miri) { received.len() / 5 } else { 1 }) {
+            let sent = payload(len as u64, len);
+            let head = Head { token: len as u64, tag: !0, kind: kind::MESSAGE, status: 3 };
+            ring.producer.push(head, &sent).unwrap();
+            ring.producer.publish();
+            let header = ring.consumer.peek().unwrap().expect("published");
+            assert_eq!((header.token, header.tag, header.status), (head.token, !0, 3));
+            assert_eq!(header.len as usize, len);
+            assert!(ring.consumer.copy_out(&header, &mut received[..len]));
+            assert_eq!(&received[..len], sent, "{} len {len}", shape.name);
+            ring.consumer.advance();
+            ring.consumer.release();
+            assert_eq!(ring.consumer.peek(), Ok(None));
+        }
+        let head = Head { kind: kind::MESSAGE, ..Head::default() };
+        for _ in 0..8 {
+            ring.producer.push(head, &[1]).unwrap();
+        }
+        assert_eq!(ring.producer.push(head, &[1]), Err(LoanError::Full));
+        assert_eq!(ring.producer.push(head, &received), Err(LoanError::Full));
+        received.push(0);
+        assert_eq!(ring.producer.push(head, &received), Err(LoanError::TooLong));
+    }
+}
+
+#[test]
+fn memory_that_was_never_written_is_no_message() {
+    for shape in shapes() {
+        let mut ring = ring(shape, 2, 0);
+        ring.producer.push(Head::default(), &[]).unwrap();
+        ring.producer.publish();
+        assert_eq!(ring.consumer.peek(), Err(RingError::BadHeader), "{}", shape.name);
+        ring.consumer.advance();
+        ring.consumer.release();
+        assert_eq!(ring.consumer.peek(), Ok(None), "{}", shape.name);
+    }
+}
+
+/// A granule message can be read before it is committed, so its slot is used up by writing it.
+#[test]
+fn a_loan_that_is_written_and_dropped() {
+    for shape in shapes() {
+        let mut ring = ring(shape, 4, 0);
+        ring.producer.loan(3).unwrap().write(support::head(1), b"one");
+        ring.producer.push(support::head(2), b"two").unwrap();
+        ring.producer.publish();
+        let mut messages = Vec::new();
+        while let Some(header) = ring.consumer.peek().unwrap() {
+            let mut received = [0; 3];
+            assert!(ring.consumer.copy_out(&header, &mut received));
+            messages.push(received);
+            ring.consumer.advance();
+        }
+        let granule = shape.protocol != protocol::DOORBELL;
+        let expected: &[[u8; 3]] = if granule { &[*b"one", *b"two"] } else { &[*b"two"] };
+        assert_eq!(messages, expected, "{}", shape.name);
+    }
+}
+
+#[test]
+#[should_panic(expected = "never written")]
+fn a_slot_that_was_not_written_cannot_be_committed() {
+    ring(shapes()[0], 4, 0).producer.loan(3).unwrap().commit();
+}
+
+#[test]
+#[should_panic(expected = "written once")]
+fn a_loan_is_written_once() {
+    let mut ring = ring(shapes()[0], 4, 0);
+    let mut loan = ring.producer.loan(1).unwrap();
+    loan.write(support::head(0), &[1]);
+    loan.write(support::head(0), &[2]);
+}
+
+#[test]
+#[should_panic(expected = "another length")]
+fn a_loan_is_for_one_length() {
+    let mut ring = ring(shapes()[0], 4, 0);
+    ring.producer.loan(1).unwrap().write(support::head(0), &[1, 2]);
+}
+
+#[test]
+#[should_panic(expected = "taken before")]
+fn an_end_is_taken_once() {
+    let mut ring = ring(shapes()[0], 4, 0);
+    let _ = ring.engine.accelerator_ends(0);
+}
+
+#[test]
+fn a_plan_outside_its_ranges_is_refused() {
+    let good = plan(shapes()[0], 8, 0);
+    assert!(good.bytes().is_ok());
+    let refused = |change: &dyn Fn(&mut RegionPlan)| {
+        let mut plan = good.clone();
+        change(&mut plan);
+        plan.bytes().expect_err("an impossible plan")
+    };
+    type Change = dyn Fn(&mut RegionPlan);
+    let ranges: &[(&str, &Change)] = &[
+        ("block_count", &|p| p.block_count = 0),
+        ("block_count", &|p| p.block_count = 4097),
+        ("block_count", &|p| p.block_count = u32::MAX),
+        ("mqueues per block", &|p| p.mqueues.clear()),
+        ("mqueues per block", &|p| p.mqueues = vec![p.mqueues[0]; 17]),
+        ("generation", &|p| p.generation = 0),
+        ("start", &|p| p.start = u64::MAX),
+        ("ring depth", &|p| p.mqueues[0].depth = 0),
+        ("ring depth", &|p| p.mqueues[0].depth = 32_768),
+        ("message_bytes_max", &|p| p.mqueues[0].rx.message_bytes_max = 0),
+        ("message_bytes_max", &|p| p.mqueues[0].tx.message_bytes_max = u32::MAX),
+        ("protocol", &|p| p.mqueues[0].rx.protocol = 0),
+        ("protocol", &|p| p.mqueues[0].rx.protocol = 4),
+        ("arena_bytes", &|p| p.mqueues[0].tx.arena_bytes = u64::MAX - 7),
+        ("arena_bytes", &|p| p.mqueues[0].tx = RingPlan::doorbell(2048, u64::MAX)),
+        ("arena_bytes", &|p| p.mqueues[0].rx.arena_bytes = ARENA_BYTES_MAX + 8),
+    ];
+    for (expected, change) in ranges {
+        match refused(change) {
+            PlanError::Range { what, .. } => assert_eq!(what, *expected),
+            other => panic!("{expected}: {other}"),
+        }
+    }
+    assert_eq!(refused(&|p| p.mqueues[0].depth = 12), PlanError::Depth(12));
+    let long = |protocol, arena_bytes| {
+        refused(&|p| {
+            p.mqueues[0].rx = RingPlan { protocol, message_bytes_max: 2048, arena_bytes };
+        })
+    };
+    assert_eq!(long(protocol::DOORBELL, 0), PlanError::Arena(2048));
+    assert_eq!(long(protocol::DOORBELL, 2040), PlanError::Arena(2048));
+    assert_eq!(long(protocol::DOORBELL, 4097), PlanError::Arena(2048));
+    assert_eq!(long(protocol::GRANULE8, 8192), PlanError::Arena(2048));
+}
+
+#[test]
+fn a_region_needs_all_of_its_memory() {
+    let plan = plan(shapes()[0], 8, 0);
+    let need = plan.bytes().unwrap();
+    let memory = HeapMapping::memory(need as usize - 128);
+    let have = need - 128;
+    assert_eq!(Region::format(memory, &plan).err(), Some(PlanError::Memory { need, have }));
+}
+
+#[test]
+fn granule16_needs_its_atomic_access() {
+    let ring = RingPlan { protocol: protocol::GRANULE16, message_bytes_max: 64, arena_bytes: 0 };
+    let mqueues = vec![MqueuePlan { depth: 4, rx: ring, tx: ring }];
+    let plan = RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 };
+    let formatted = Region::format(HeapMapping::memory(plan.bytes().unwrap() as usize), &plan);
+    let expected = (!mqueue::memory::unit16_is_atomic()).then_some(PlanError::Unit16);
+    assert_eq!(formatted.err(), expected);
+}

@@ -1,0 +1,228 @@
+//! The `serval` command: arguments, exit codes, and one module for each verb.
+
+mod check;
+mod demo;
+mod doctor;
+mod kernel;
+mod serve;
+mod tables;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde_json::json;
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::config::{Config, ConfigError, Overrides};
+use crate::screen::{Screen, colours_wanted, print};
+
+const EXAMPLES: &str = "\
+Examples:
+  serval demo                          see it work: a digit reader over UDP and TCP
+  serval check-config service.toml     what a file means, and what it costs
+  serval serve service.toml            serve until SIGTERM or Ctrl-C
+  serval doctor service.toml           what this machine can do, and how a service would run
+  serval kernel build mine.cpp         compile a kernel of your own
+
+Exit codes:
+  0  everything went well
+  1  something failed while running
+  2  the configuration or the command line is wrong
+  3  requests were left unanswered when the service ended, or a kernel hung
+
+Everything takes --json. Colours appear on terminals only; NO_COLOR turns them off.";
+
+/// A software SmartNIC for accelerators: kernels on a GPU or on host cores become network services.
+#[derive(Debug, Parser)]
+#[command(name = "serval", version, after_help = EXAMPLES, arg_required_else_help = true)]
+pub struct Arguments {
+    /// Write JSON instead of text to standard output
+    #[arg(long, global = true)]
+    json: bool,
+
+    /// What to log to standard error
+    #[arg(long, global = true, value_name = "LEVEL", env = "SERVAL_LOG", ignore_case = true)]
+    log: Option<LogLevel>,
+
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Run the services of a configuration file
+    #[command(after_help = serve::HELP)]
+    Serve(File),
+
+    /// See Serval work on this machine, in less than a minute
+    #[command(after_help = demo::HELP)]
+    Demo(demo::Options),
+
+    /// Check a configuration file and show what it means
+    #[command(name = "check-config", after_help = check::HELP)]
+    CheckConfig(File),
+
+    /// Show what this machine can do, why, and how to get more
+    #[command(after_help = doctor::HELP)]
+    Doctor(doctor::Options),
+
+    /// Compile kernels and list those there are
+    #[command(subcommand, arg_required_else_help = true)]
+    Kernel(kernel::Verb),
+
+    /// Explain every reason for which a message can be lost
+    #[command(name = "drop-reasons")]
+    DropReasons,
+
+    /// Show the version
+    Version,
+}
+
+/// A configuration file and what overrides it.
+#[derive(Args, Debug)]
+struct File {
+    /// The configuration file (TOML)
+    #[arg(value_name = "FILE")]
+    path: PathBuf,
+
+    #[command(flatten)]
+    overrides: Sets,
+}
+
+#[derive(Args, Debug)]
+struct Sets {
+    /// Set one key, such as engine.workers=2 or service.NAME.slots=128; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+}
+
+impl File {
+    fn load(&self) -> Result<Config, Failure> {
+        let overrides = Overrides::from_environment(self.overrides.sets.clone());
+        Config::load(&self.path, &overrides).map_err(Failure::Config)
+    }
+}
+
+/// How a verb ended when it did not end well.
+enum Failure {
+    /// The configuration cannot be used.
+    Config(ConfigError),
+    /// The command line asks for something that cannot be.
+    Usage(String),
+    /// Something failed; one sentence.
+    Run(String),
+    /// The service ended with work left over; it has been reported.
+    Unfinished,
+}
+
+impl Failure {
+    fn run(error: impl std::fmt::Display) -> Self {
+        Self::Run(error.to_string())
+    }
+
+    fn code(&self) -> u8 {
+        match self {
+            Self::Run(_) => 1,
+            Self::Config(_) | Self::Usage(_) => 2,
+            Self::Unfinished => 3,
+        }
+    }
+
+    fn report(&self, screen: &Screen) {
+        use std::io::IsTerminal as _;
+        let (text, value) = match self {
+            Self::Config(error) => {
+                let colour = std::io::stderr().is_terminal() && colours_wanted();
+                (error.render(colour), check::errors_json(error))
+            }
+            Self::Usage(message) | Self::Run(message) => {
+                (format!("error: {message}"), json!({ "error": message }))
+            }
+            Self::Unfinished => return,
+        };
+        if screen.json {
+            print(&format!("{value}\n"));
+        }
+        eprintln!("{text}");
+    }
+}
+
+/// Runs the command of this process.
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let screen = Screen::new(arguments.json);
+    start_log(arguments.log, matches!(arguments.verb, Verb::Serve(_)));
+    let result = match &arguments.verb {
+        Verb::Serve(file) => serve::run(&screen, file),
+        Verb::Demo(options) => demo::run(&screen, options),
+        Verb::CheckConfig(file) => check::run(&screen, file),
+        Verb::Doctor(options) => doctor::run(&screen, options),
+        Verb::Kernel(verb) => kernel::run(&screen, verb),
+        Verb::DropReasons => {
+            tables::drop_reasons(&screen);
+            Ok(())
+        }
+        Verb::Version => {
+            tables::version(&screen);
+            Ok(())
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.report(&screen);
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+fn start_log(level: Option<LogLevel>, serves: bool) {
+    use std::io::IsTerminal as _;
+    let filter = match level {
+        Some(LogLevel::Off) => LevelFilter::OFF,
+        Some(LogLevel::Error) => LevelFilter::ERROR,
+        Some(LogLevel::Warn) => LevelFilter::WARN,
+        Some(LogLevel::Info) => LevelFilter::INFO,
+        Some(LogLevel::Debug) => LevelFilter::DEBUG,
+        Some(LogLevel::Trace) => LevelFilter::TRACE,
+        None if serves => LevelFilter::INFO,
+        None => LevelFilter::WARN,
+    };
+    let colour = std::io::stderr().is_terminal() && colours_wanted();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(filter)
+        .with_ansi(colour)
+        .with_target(false)
+        .init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_verb_says_what_it_does() {
+        for verb in Arguments::command().get_subcommands() {
+            let about = verb.get_about().map(ToString::to_string).unwrap_or_default();
+            assert!(about.len() > 10, "{} has no text", verb.get_name());
+        }
+    }
+}

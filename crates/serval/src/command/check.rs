@@ -1,0 +1,102 @@
+//! `serval check-config FILE`.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value as Json, json};
+
+use super::{Failure, File};
+use crate::config::{Config, ConfigError, Origin, bytes_for_people};
+use crate::screen::{Screen, Table, Tone};
+
+pub(super) const HELP: &str = "\
+Prints the effective configuration: defaults < file < environment < --set, and who gave each value;
+then what the rings of every service cost. Exit code 2 when the file cannot be used; every problem is
+shown with its line.
+
+A file to start from:
+  schema = 1
+
+  [[service]]
+  name = \"echo\"
+  listen = [\"udp://127.0.0.1:9000\", \"tcp://127.0.0.1:9000\"]
+  framing = \"length:u16\"
+  accelerator = \"acc0\"
+  kernel = \"echo\"
+
+Examples:
+  serval check-config service.toml
+  serval check-config service.toml --set service.echo.mqueues=240
+  SERVAL_ENGINE_WORKERS=2 serval check-config service.toml --json";
+
+pub(super) fn run(screen: &Screen, file: &File) -> Result<(), Failure> {
+    let config = file.load()?;
+    screen.show(|| text(screen, &config), || config.json());
+    Ok(())
+}
+
+fn text(screen: &Screen, config: &Config) -> String {
+    let mut out = String::new();
+    let mut sections: Vec<&str> = Vec::new();
+    for setting in &config.settings {
+        if !sections.contains(&setting.section.as_str()) {
+            sections.push(&setting.section);
+        }
+    }
+    for section in sections {
+        let title = if section.is_empty() { "configuration" } else { section };
+        let _ = writeln!(out, "{}", screen.paint(Tone::Bold, title));
+        let mut table = Table::new(&["", "", ""]);
+        for setting in config.settings.iter().filter(|s| s.section == section) {
+            let given = setting.origin != Origin::Default;
+            let tone = if given { Tone::Plain } else { Tone::Dim };
+            let origin = if given { setting.origin.to_string() } else { String::new() };
+            table.toned([
+                (tone, setting.key.clone()),
+                (tone, plain(&setting.value)),
+                (Tone::Dim, origin),
+            ]);
+        }
+        let _ = writeln!(out, "{}", table.render(screen));
+    }
+    let _ = writeln!(out, "{}", screen.paint(Tone::Bold, "regions"));
+    let most = config.topology.limits.region_mib;
+    for region in config.regions() {
+        let _ = writeln!(
+            out,
+            "  {} on {}: {} and status words = {} of {most} MiB",
+            region.service,
+            region.accelerator,
+            region.arithmetic,
+            bytes_for_people(region.bytes)
+        );
+    }
+    for warning in &config.warnings {
+        let _ = writeln!(out, "\n{} {warning}", screen.paint(Tone::Yellow, "warning:"));
+    }
+    out
+}
+
+/// A value as it stands in a file, lists and all.
+fn plain(value: &Json) -> String {
+    match value {
+        Json::String(text) if text.is_empty() => "none".to_owned(),
+        Json::String(text) => text.clone(),
+        Json::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(", "),
+        Json::Object(entries) if entries.is_empty() => "none".to_owned(),
+        Json::Object(entries) => {
+            let entry = |(key, value): (&String, &Json)| format!("{key} = {}", plain(value));
+            entries.iter().map(entry).collect::<Vec<_>>().join(", ")
+        }
+        other => other.to_string(),
+    }
+}
+
+/// The problems of a configuration, for programs.
+pub(super) fn errors_json(error: &ConfigError) -> Json {
+    let problem = |p: crate::config::ProblemEntry| {
+        json!({
+            "source": p.source, "line": p.line, "column": p.column, "what": p.what, "right": p.right,
+        })
+    };
+    json!({ "problems": error.entries().into_iter().map(problem).collect::<Vec<_>>() })
+}

@@ -1,0 +1,160 @@
+//! `serval kernel build` and `serval kernel list`.
+
+use std::path::PathBuf;
+
+use accel::compile::{BuildOptions, build_kernel};
+use accel::kernel::KernelLibrary;
+use clap::{Args, Subcommand};
+use serde_json::{Value as Json, json};
+
+use super::Failure;
+use crate::config::BUILTINS;
+use crate::screen::{Screen, Table, Tone};
+
+const BUILD_HELP: &str = "\
+A kernel is a C++ function that answers messages:
+
+  #include <serval/kernel.h>
+  SERVAL_KERNEL(twice) (serval::Block& block, serval::Mqueue& q) {
+      while (auto msg = q.recv(block)) {
+          auto reply = q.reply(block, msg, 2 * msg.len());
+          for (unsigned i = block.rank(); i < 2 * msg.len(); i += block.size())
+              reply.as<char>()[i] = msg.as<const char>()[i % msg.len()];
+          q.send(block, reply);
+      }
+  }
+
+Examples:
+  serval kernel build twice.cpp                     makes twice.so
+  serval kernel build twice.cpp -o /opt/k/twice.so --native
+  then, in the configuration: kernel = \"./twice.so\"
+
+The headers are part of serval. A compiler is taken from --compiler, $CXX, or c++, g++, clang++.";
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Verb {
+    /// Compile a kernel for the cpu accelerator
+    #[command(after_help = BUILD_HELP)]
+    Build(Build),
+
+    /// List the built-in kernels, or those of a library
+    List {
+        /// A compiled kernel library; loading it runs its code
+        #[arg(value_name = "LIBRARY")]
+        library: Option<PathBuf>,
+    },
+}
+
+#[derive(Args, Debug)]
+pub(super) struct Build {
+    /// The kernel's source
+    #[arg(value_name = "FILE.cpp")]
+    source: PathBuf,
+
+    /// The library to write [default: the source's name with .so]
+    #[arg(short, long, value_name = "OUT")]
+    output: Option<PathBuf>,
+
+    /// The C++ compiler, with arguments
+    #[arg(long, value_name = "COMMAND")]
+    compiler: Option<String>,
+
+    /// A folder with further headers; may be repeated
+    #[arg(short = 'I', long = "include", value_name = "DIR")]
+    include: Vec<PathBuf>,
+
+    /// Compile for this machine's processor only
+    #[arg(long)]
+    native: bool,
+
+    /// Further arguments to the compiler, after --
+    #[arg(last = true, value_name = "ARGUMENTS")]
+    arguments: Vec<std::ffi::OsString>,
+}
+
+pub(super) fn run(screen: &Screen, verb: &Verb) -> Result<(), Failure> {
+    match verb {
+        Verb::Build(build) => run_build(screen, build),
+        Verb::List { library: Some(library) } => list_library(screen, library),
+        Verb::List { library: None } => {
+            list_builtins(screen);
+            Ok(())
+        }
+    }
+}
+
+fn run_build(screen: &Screen, build: &Build) -> Result<(), Failure> {
+    let output = build.output.clone().unwrap_or_else(|| build.source.with_extension("so"));
+    if output == build.source {
+        let what = format!("{} would be overwritten: give another --output", output.display());
+        return Err(Failure::Usage(what));
+    }
+    let options = BuildOptions {
+        compiler: build.compiler.clone(),
+        include: build.include.clone(),
+        native: build.native,
+        arguments: build.arguments.clone(),
+    };
+    let built = build_kernel(&build.source, &output, &options).map_err(Failure::run)?;
+    if !built.warnings.is_empty() {
+        eprintln!("{}", built.warnings.trim_end());
+    }
+    screen.show(
+        || {
+            let shown = output.display().to_string();
+            let path = if shown.contains('/') { shown } else { format!("./{shown}") };
+            let mut text = format!("built {path}\n");
+            for name in &built.kernels {
+                let key =
+                    if built.kernels.len() == 1 { path.clone() } else { format!("{path}:{name}") };
+                text.push_str(&format!("  kernel = \"{key}\"    # {name}\n"));
+            }
+            text
+        },
+        || json!({ "library": output, "kernels": built.kernels, "command": built.command }),
+    );
+    Ok(())
+}
+
+fn list_library(screen: &Screen, path: &std::path::Path) -> Result<(), Failure> {
+    let library = KernelLibrary::open(path).map_err(Failure::run)?;
+    let names = library.names();
+    screen.show(|| names.iter().map(|name| format!("{name}\n")).collect(), || json!(names));
+    Ok(())
+}
+
+fn list_builtins(screen: &Screen) {
+    screen.show(
+        || {
+            let mut table = Table::new(&["kernel", "what it does", "params"]);
+            for builtin in BUILTINS {
+                let params =
+                    builtin.params.iter().map(|(name, meaning)| format!("{name}: {meaning}"));
+                table.toned([
+                    (Tone::Bold, builtin.name.to_owned()),
+                    (Tone::Plain, builtin.summary.to_owned()),
+                    (Tone::Dim, params.collect::<Vec<_>>().join("; ")),
+                ]);
+            }
+            table.render(screen)
+        },
+        || {
+            let entry = |builtin: &crate::config::Builtin| {
+                let params: serde_json::Map<String, Json> = builtin
+                    .params
+                    .iter()
+                    .map(|(name, meaning)| ((*name).to_owned(), (*meaning).into()))
+                    .collect();
+                json!({
+                    "name": builtin.name,
+                    "summary": builtin.summary,
+                    "params": params,
+                    "request_bytes": builtin.request_bytes,
+                    "reply_bytes": builtin.reply_bytes,
+                    "backends": builtin.backends,
+                })
+            };
+            Json::Array(BUILTINS.iter().map(entry).collect())
+        },
+    );
+}

@@ -1,0 +1,147 @@
+//! `serval serve FILE`.
+
+use std::process;
+use std::sync::Arc;
+
+use serde_json::json;
+use sys::signal::{Signal, Signals};
+
+use super::{Failure, File};
+use crate::config::{Config, url};
+use crate::exporter::{Exporter, Health};
+use crate::screen::{Screen, print};
+use crate::server::Server;
+
+pub(super) const HELP: &str = "\
+Prints one line that starts with `ready` once every port is open and every kernel runs, and logs to
+standard error. SIGTERM or Ctrl-C drains: nothing new is accepted, what was accepted is answered for
+up to engine.drain_ms. A second signal ends at once.
+
+Examples:
+  serval serve service.toml
+  serval serve service.toml --set engine.workers=2 --set engine.metrics=127.0.0.1:9464
+  SERVAL_LIMITS_CONNECTIONS=1000 serval serve service.toml --log debug
+
+Exit codes: 0 drained, 1 could not start, 2 wrong configuration, 3 requests left unanswered or a
+kernel hung.";
+
+pub(super) fn run(screen: &Screen, file: &File) -> Result<(), Failure> {
+    let config = file.load()?;
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    // Before the first thread starts: a signal that comes early must not be lost.
+    let mut signals = Signals::install().map_err(Failure::run)?;
+    if let Err(error) = sys::process::raise_descriptor_limit() {
+        tracing::warn!(%error, "the limit of open descriptors stays as it is");
+    }
+    let server = Server::start(config.topology.clone()).map_err(Failure::run)?;
+    let health = Arc::new(Health::default());
+    let exporter = match config.metrics {
+        Some(address) => {
+            let started = Exporter::start(address, server.metrics(), health.clone());
+            Some(started.map_err(Failure::run)?)
+        }
+        None => None,
+    };
+    health.set_ready();
+    announce(screen, &config, &server, exporter.as_ref());
+    loop {
+        match signals.wait(None).map_err(Failure::run)? {
+            Some(Signal::Terminate | Signal::Interrupt) => break,
+            Some(Signal::Reload) => {
+                tracing::warn!("a configuration is read only at start: restart to apply a new one");
+            }
+            None => {}
+        }
+    }
+    health.set_draining();
+    tracing::info!(
+        drain_ms = config.topology.engine.drain_ms,
+        "draining; a second signal ends at once"
+    );
+    end_on_second_signal(signals);
+    finish(screen, server)
+}
+
+/// The line that scripts wait for.
+fn announce(screen: &Screen, config: &Config, server: &Server, exporter: Option<&Exporter>) {
+    let services = &config.topology.services;
+    let mut listens: Vec<Vec<String>> = vec![Vec::new(); services.len()];
+    for (service, listen) in server.addresses() {
+        listens[service].push(url(listen.transport, listen.address));
+    }
+    let metrics = exporter.map(|exporter| format!("http://{}/metrics", exporter.address()));
+    screen.show(
+        || {
+            let mut parts: Vec<String> = services
+                .iter()
+                .zip(&listens)
+                .map(|(service, at)| format!("{} {}", service.name, at.join(" ")))
+                .collect();
+            parts.extend(metrics.iter().map(|metrics| format!("metrics {metrics}")));
+            format!("ready: {}\n", parts.join("; "))
+        },
+        || {
+            let entry = |(service, at): (&engine::topology::Service, &Vec<String>)| {
+                json!({ "name": service.name, "listen": at })
+            };
+            let entries: Vec<_> = services.iter().zip(&listens).map(entry).collect();
+            json!({ "event": "ready", "services": entries, "metrics": metrics })
+        },
+    );
+}
+
+/// From now on a signal means that waiting is over.
+fn end_on_second_signal(mut signals: Signals) {
+    std::thread::spawn(move || {
+        loop {
+            match signals.wait(None) {
+                Ok(Some(Signal::Terminate | Signal::Interrupt)) => {
+                    tracing::warn!("ended before everything was answered");
+                    process::exit(3);
+                }
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+    });
+}
+
+fn finish(screen: &Screen, server: Server) -> Result<(), Failure> {
+    let metrics = server.metrics();
+    let report = server.shutdown();
+    let mut services = Vec::new();
+    for (index, name) in metrics.services.iter().enumerate() {
+        let s = metrics.service(index);
+        let dropped = s.dropped_requests();
+        tracing::info!(
+            received = s.received,
+            replied = s.replied,
+            consumed = s.consumed,
+            dropped,
+            "{name}"
+        );
+        services.push(json!({
+            "name": name, "received": s.received, "replied": s.replied,
+            "consumed": s.consumed, "dropped": dropped,
+        }));
+    }
+    if screen.json {
+        let value = json!({
+            "event": "stopped", "clean": report.is_clean(), "unanswered": report.unanswered,
+            "hung": report.hung, "services": services,
+        });
+        print(&format!("{value}\n"));
+    }
+    if report.hung {
+        tracing::error!("a kernel did not come back when it was told to stop");
+    }
+    if report.unanswered > 0 {
+        tracing::error!(
+            unanswered = report.unanswered,
+            "requests were not answered within engine.drain_ms"
+        );
+    }
+    if report.is_clean() { Ok(()) } else { Err(Failure::Unfinished) }
+}

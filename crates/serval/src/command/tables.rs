@@ -1,0 +1,48 @@
+//! `serval drop-reasons` and `serval version`.
+
+use serde_json::{Value as Json, json};
+use wire::DropReason;
+
+use crate::exporter::scope_name;
+use crate::screen::{Screen, Table, Tone};
+
+pub(super) fn drop_reasons(screen: &Screen) {
+    screen.show(
+        || {
+            let mut table = Table::new(&["reason", "scope", "meaning"]);
+            for reason in DropReason::ALL {
+                table.toned([
+                    (Tone::Plain, reason.name().to_owned()),
+                    (Tone::Dim, scope_name(reason.scope()).to_owned()),
+                    (Tone::Plain, reason.describe().to_owned()),
+                ]);
+            }
+            let legend = "\n  \
+                Every reason is a counter: serval_dropped_total{service, reason, scope}.\n  \
+                Scope request is part of the accounts that hold at any instant:\n  \
+                received = replied + consumed + dropped requests + outstanding. Scope intake was lost\n  \
+                before it was a request, reply and backend are messages that end no request.\n";
+            table.render(screen) + legend
+        },
+        || {
+            let entry = |reason: &DropReason| {
+                json!({
+                    "reason": reason.name(),
+                    "scope": scope_name(reason.scope()),
+                    "meaning": reason.describe(),
+                })
+            };
+            Json::Array(DropReason::ALL.iter().map(entry).collect())
+        },
+    );
+}
+
+pub(super) fn version(screen: &Screen) {
+    let version = env!("CARGO_PKG_VERSION");
+    let abi = mqueue::abi::ABI_VERSION;
+    let (system, processor) = (std::env::consts::OS, std::env::consts::ARCH);
+    screen.show(
+        || format!("serval {version} (region ABI {abi}, {system} {processor})\n"),
+        || json!({ "version": version, "abi": abi, "system": system, "processor": processor }),
+    );
+}

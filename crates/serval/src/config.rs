@@ -1,0 +1,354 @@
+//! The configuration: one TOML file, the environment and flags become a [`Topology`].
+//!
+//! Precedence: defaults < file < environment < flags. Variables are `SERVAL_ENGINE_KEY` and
+//! `SERVAL_LIMITS_KEY`, for the keys of `[engine]` and `[limits]`; a flag `--set PATH=VALUE` reaches
+//! every key, with accelerators, services and backends named by their names:
+//! `engine.workers=2`, `service.digits.slots=128`, `service.digits.backend.db.timeout_ms=50`.
+//! Values are written as in the file, strings without quotes too.
+//!
+//! Nothing is guessed and nothing is ignored: an unknown key, a wrong type, a value out of range and
+//! keys that contradict each other are all refused, every problem at once, each with the place in the
+//! text and what would be right there. (An unknown variable is only reported in
+//! [`Config::warnings`]: container platforms invent variables from service names.)
+//!
+//! The file is read with the `toml` crate into a tree whose values know their places. Values are then
+//! taken out by typed accessors instead of serde: serde ends at the first error, cannot name the
+//! nearest key, and loses who gave a value, which `serval check-config` shows.
+
+mod address;
+mod diagnostic;
+mod kernel;
+mod reader;
+mod sections;
+mod service;
+mod show;
+mod tree;
+
+use std::fs::File;
+use std::io::Read as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use engine::topology::Topology;
+
+use diagnostic::{Problem, Source};
+use reader::Report;
+
+pub(crate) use address::url;
+pub use diagnostic::{ConfigError, Origin, ProblemEntry};
+pub use kernel::{BUILTINS, Builtin};
+pub use reader::Setting;
+pub(crate) use reader::nearest;
+pub use show::RegionUse;
+pub(crate) use show::bytes_for_people;
+
+/// Largest configuration file, in bytes.
+pub const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What comes after the file: variables and flags.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    /// Environment variables; those that do not start with `SERVAL_ENGINE_` or `SERVAL_LIMITS_` are
+    /// left alone.
+    pub environment: Vec<(String, String)>,
+    /// `KEY=VALUE` of every `--set`.
+    pub sets: Vec<String>,
+}
+
+impl Overrides {
+    /// This process's environment, and flags. Variables that are not UTF-8 are left out.
+    pub fn from_environment(sets: Vec<String>) -> Self {
+        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        let mut environment: Vec<_> = std::env::vars_os().filter_map(text).collect();
+        environment.sort();
+        Self { environment, sets }
+    }
+}
+
+/// A configuration that can be served.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Services, accelerators, workers and limits; [`Topology::check`] has passed.
+    pub topology: Topology,
+    /// Where `/metrics` is served, if anywhere.
+    pub metrics: Option<SocketAddr>,
+    /// Path of the control socket, if any.
+    pub control: Option<PathBuf>,
+    /// The effective value of every key and who gave it, in the order of the file's documentation.
+    pub settings: Vec<Setting>,
+    /// What is allowed and yet deserves a word.
+    pub warnings: Vec<String>,
+}
+
+impl Config {
+    /// Reads a file.
+    pub fn load(path: &Path, overrides: &Overrides) -> Result<Self, ConfigError> {
+        let name = path.display().to_string();
+        let text = read_file(path).map_err(|what| unreadable(&name, what))?;
+        let base = path.parent().unwrap_or(Path::new(""));
+        Self::parse(&name, &text, base, overrides)
+    }
+
+    /// Reads a text. `name` stands for the file in errors; kernel paths are relative to `base`.
+    pub fn parse(
+        name: &str,
+        text: &str,
+        base: &Path,
+        overrides: &Overrides,
+    ) -> Result<Self, ConfigError> {
+        let file = Source { name: name.to_owned(), text: text.to_owned(), origin: Origin::File };
+        let mut sources = vec![file];
+        let mut problems = Vec::new();
+        let mut root = match tree::parse(&sources, 0) {
+            Ok(root) => root,
+            Err(problems) => return Err(ConfigError::new(sources, problems)),
+        };
+        let mut warnings = Vec::new();
+        for over in tree::overrides(overrides, &mut sources, &mut problems) {
+            if !keep(&over, &sources, &mut warnings) {
+                continue;
+            }
+            if let Err(problem) = tree::apply(&mut root, &sources, &over) {
+                problems.push(problem);
+            }
+        }
+        let mut report = Report { sources: &sources, problems, settings: Vec::new() };
+        let (topology, options, places) = sections::read(&mut report, &root, base);
+        let Report { mut problems, settings, .. } = report;
+        // What reading replaced by a default would only lead to second errors.
+        if problems.is_empty()
+            && let Err(error) = topology.check()
+        {
+            problems.push(sections::place_topology_error(&places, &error));
+        }
+        if !problems.is_empty() {
+            return Err(ConfigError::new(sources, problems));
+        }
+        let (metrics, control) = (options.metrics, options.control);
+        warnings.extend(exposed(&topology, metrics));
+        Ok(Self { topology, metrics, control, settings, warnings })
+    }
+}
+
+impl ConfigError {
+    fn new(sources: Vec<Source>, mut problems: Vec<Problem>) -> Self {
+        problems.sort_by_key(|p| p.span.map_or((0, 0), |span| (span.source, span.start)));
+        Self { sources, problems }
+    }
+}
+
+/// Whether a variable names a key; those that do not are none of ours, and worth a word.
+fn keep(over: &tree::Override, sources: &[Source], warnings: &mut Vec<String>) -> bool {
+    let source = &sources[over.path_span.source];
+    if source.origin != Origin::Environment {
+        return true;
+    }
+    let [section, key] = over.path.as_slice() else { return true };
+    let keys = sections::keys_of(section);
+    if keys.contains(&key.as_str()) {
+        return true;
+    }
+    let variable = &source.text[over.path_span.start..over.path_span.end];
+    let hint = match nearest(key, keys.iter().copied()) {
+        Some(near) => format!("; the nearest is {section}.{near}"),
+        None => String::new(),
+    };
+    warnings.push(format!("the variable {variable} names no key and is ignored{hint}"));
+    false
+}
+
+/// A word about listening beyond this machine.
+fn exposed(topology: &Topology, metrics: Option<SocketAddr>) -> Option<String> {
+    let mut beyond: Vec<String> = topology
+        .ports()
+        .filter(|(_, listen)| !listen.address.ip().is_loopback())
+        .map(|(_, listen)| url(listen.transport, listen.address))
+        .collect();
+    let metrics = metrics.filter(|address| !address.ip().is_loopback());
+    beyond.extend(metrics.map(|address| format!("http://{address}")));
+    (!beyond.is_empty()).then(|| {
+        let ports = beyond.join(", ");
+        format!("{ports} can be reached from other machines; nothing is encrypted or authenticated")
+    })
+}
+
+fn read_file(path: &Path) -> Result<String, String> {
+    let shown = path.display();
+    let cannot = |error: std::io::Error| format!("cannot read {shown}: {error}");
+    let file = File::open(path).map_err(cannot)?;
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(cannot)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(format!("{shown} is longer than 1 MiB: not a configuration file"));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let line =
+            error.as_bytes()[..error.utf8_error().valid_up_to()].split(|b| *b == b'\n').count();
+        format!("{shown} is not UTF-8 text: line {line}")
+    })
+}
+
+fn unreadable(name: &str, what: String) -> ConfigError {
+    let source = Source { name: name.to_owned(), text: String::new(), origin: Origin::File };
+    let label = "name a TOML file; `serval check-config --help` shows one".to_owned();
+    ConfigError::new(vec![source], vec![Problem { span: None, what, label, help: None }])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: &str = "schema = 1\n[[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:9000\"\nkernel = \"echo\"\n";
+
+    fn parse(
+        text: &str,
+        environment: &[(&str, &str)],
+        sets: &[&str],
+    ) -> Result<Config, ConfigError> {
+        let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let overrides = Overrides {
+            environment: environment.iter().map(pair).collect(),
+            sets: sets.iter().map(|s| (*s).to_owned()).collect(),
+        };
+        Config::parse("a.toml", text, Path::new(""), &overrides)
+    }
+
+    fn origin(config: &Config, section: &str, key: &str) -> Origin {
+        let found = config.settings.iter().find(|s| s.section == section && s.key == key);
+        found.unwrap_or_else(|| panic!("no {section}.{key}")).origin
+    }
+
+    #[test]
+    fn the_smallest_file_serves_on_an_implicit_accelerator() {
+        let config = parse(SMALL, &[], &[]).unwrap();
+        assert_eq!(config.topology.accelerators[0].name, "acc0");
+        assert_eq!(config.topology.services[0].mqueues, 4);
+        assert_eq!(origin(&config, "service.a", "mqueues"), Origin::Default);
+        assert_eq!(origin(&config, "service.a", "kernel"), Origin::File);
+        assert!(config.warnings.is_empty());
+    }
+
+    #[test]
+    fn later_layers_win() {
+        let text = format!("{SMALL}[engine]\nworkers = 2\n");
+        let workers = |environment: &[(&str, &str)], sets: &[&str]| {
+            let config = parse(&text, environment, sets).unwrap();
+            (config.topology.engine.workers, origin(&config, "engine", "workers"))
+        };
+        let variable = [("SERVAL_ENGINE_WORKERS", "3")];
+        assert_eq!(workers(&[], &[]), (2, Origin::File));
+        assert_eq!(workers(&variable, &[]), (3, Origin::Environment));
+        assert_eq!(workers(&variable, &["engine.workers=4"]), (4, Origin::Flag));
+        assert_eq!(
+            workers(&variable, &["engine.workers=4", "engine.workers = 5"]),
+            (5, Origin::Flag)
+        );
+    }
+
+    #[test]
+    fn every_table_can_be_overridden_by_name() {
+        let text = format!(
+            "{SMALL}[[service.backend]]\nname = \"db\"\nconnect = \"tcp://127.0.0.1:1\"\n[[accelerator]]\nname = \"acc0\"\n"
+        ) .replace("kernel", "accelerator = \"acc0\"\nkernel");
+        let sets = [
+            "limits.connections=7",
+            "accelerator.acc0.placement=threads",
+            "accelerator.acc0.threads=2",
+            "service.a.listen=[\"tcp://[::1]:1\"]",
+            "service.a.backend.db.timeout_ms=9",
+            "service.a.kernel=delay",
+            "service.a.params.microseconds=20",
+            "engine.metrics=127.0.0.1:9464",
+            "engine.cores=[1]",
+        ];
+        let config = parse(&text, &[("SERVAL_ENGINE_POLLING", "block")], &sets).unwrap();
+        let service = &config.topology.services[0];
+        assert_eq!(config.topology.limits.connections, 7);
+        assert_eq!(service.listen[0].address, "[::1]:1".parse().unwrap());
+        assert_eq!(service.backends[0].timeout_ms, 9);
+        assert_eq!(service.params, [("microseconds".to_owned(), 20.0)]);
+        assert_eq!(config.metrics, Some("127.0.0.1:9464".parse().unwrap()));
+        assert_eq!(config.topology.engine.cores, [1]);
+        assert_eq!(config.topology.engine.polling, engine::topology::Polling::Block);
+    }
+
+    #[test]
+    fn unknown_variables_are_only_reported() {
+        let variables = [
+            ("SERVAL_ENGINE_WORKRS", "2"),
+            ("SERVAL_LIMITS_SERVICE_HOST", "10.0.0.1"),
+            ("SERVAL_LOG", "debug"),
+            ("SERVAL_PORT", "tcp://10.0.0.1:80"),
+        ];
+        let config = parse(SMALL, &variables, &[]).unwrap();
+        assert_eq!(config.warnings.len(), 2);
+        assert!(
+            config.warnings[0].contains("the nearest is engine.workers"),
+            "{:?}",
+            config.warnings
+        );
+    }
+
+    #[test]
+    fn listening_beyond_the_machine_is_mentioned_and_the_ratio_left_to_the_engine() {
+        let text = SMALL.replace("127.0.0.1", "0.0.0.0");
+        let config = parse(&text, &[], &[]).unwrap();
+        assert_eq!(config.topology.limits.udp_reply_ratio, None);
+        assert!(config.warnings[0].contains("other machines"));
+        let metrics = parse(SMALL, &[], &["engine.metrics=0.0.0.0:9464"]).unwrap();
+        assert!(metrics.warnings[0].starts_with("http://0.0.0.0:9464 can be reached"));
+        let config = parse(&text, &[], &["limits.udp_reply_ratio=0"]).unwrap();
+        assert_eq!(config.topology.limits.udp_reply_ratio, Some(0));
+    }
+
+    #[test]
+    fn every_documented_key_is_read_and_no_other() {
+        let text =
+            format!("{SMALL}[[service.backend]]\nname = \"db\"\nconnect = \"tcp://127.0.0.1:1\"\n");
+        let config = parse(&text, &[], &[]).unwrap();
+        for (section, table) in [("engine", "[engine]"), ("limits", "[limits]")] {
+            let read: Vec<&str> = config
+                .settings
+                .iter()
+                .filter(|s| s.section == section)
+                .map(|s| s.key.as_str())
+                .collect();
+            let mut known = sections::keys_of(section).to_vec();
+            let mut sorted = read.clone();
+            known.sort_unstable();
+            sorted.sort_unstable();
+            assert_eq!(sorted, known, "{table}");
+        }
+    }
+
+    #[test]
+    fn a_reported_entry_has_numbers() {
+        let error = parse(&SMALL.replace("echo", "eco"), &[], &[]).unwrap_err();
+        let entries = error.entries();
+        assert_eq!((entries[0].line, entries[0].column), (5, 10));
+        assert_eq!(entries[0].right, "did you mean \"echo\"?");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_panics(text in "\\PC{0,200}|(\\[?\\[?(engine|service|limits|schema)\\]?\\]?[= \n]{0,3}[0-9\"\\[{]{0,4}){0,8}") {
+            if let Err(error) = parse(&text, &[("SERVAL_ENGINE_WORKERS", &text)], &[&text]) {
+                assert!(!error.to_string().is_empty());
+            }
+        }
+
+        #[test]
+        fn no_mutation_of_a_good_file_panics(at in 0usize..200, byte in 0u8..128, cut in 0usize..40) {
+            let mut bytes = format!("{SMALL}[engine]\nworkers = 2\ncores = [0, 1]\n").into_bytes();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            let end = (at + cut).min(bytes.len());
+            bytes.drain(at + 1..end.max(at + 1));
+            if let Err(error) = parse(&String::from_utf8(bytes).unwrap(), &[], &[]) {
+                assert!(error.to_string().starts_with("error: "));
+            }
+        }
+    }
+}

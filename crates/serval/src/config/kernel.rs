@@ -1,0 +1,128 @@
+//! The built-in kernels as a configuration sees them: names, parameters, and the messages they accept,
+//! so that a service that could only ever drop is refused before it starts.
+
+use std::path::{Path, PathBuf};
+
+use super::reader::nearest;
+
+/// A kernel that is part of Serval.
+#[derive(Clone, Copy, Debug)]
+pub struct Builtin {
+    /// Name in `kernel = "..."`.
+    pub name: &'static str,
+    /// What it does, one sentence.
+    pub summary: &'static str,
+    /// Parameters with their meaning.
+    pub params: &'static [(&'static str, &'static str)],
+    /// The only length of a request it answers, in bytes; `None`: any.
+    pub request_bytes: Option<u32>,
+    /// The length of its reply in bytes; `None`: that of the request.
+    pub reply_bytes: Option<u32>,
+    /// Backends it needs.
+    pub backends: u32,
+}
+
+const MICROSECONDS: &[(&str, &str)] = &[("microseconds", "how long each message takes")];
+
+/// Every built-in kernel.
+pub const BUILTINS: &[Builtin] = &[
+    Builtin {
+        name: "echo",
+        summary: "answers every message with itself",
+        params: &[],
+        request_bytes: None,
+        reply_bytes: None,
+        backends: 0,
+    },
+    Builtin {
+        name: "sockperf",
+        summary: "answers the sockperf benchmark (ping-pong and throughput)",
+        params: &[],
+        request_bytes: None,
+        reply_bytes: None,
+        backends: 0,
+    },
+    Builtin {
+        name: "spin",
+        summary: "echo that burns its core for a time: a busy kernel",
+        params: MICROSECONDS,
+        request_bytes: None,
+        reply_bytes: None,
+        backends: 0,
+    },
+    Builtin {
+        name: "delay",
+        summary: "echo after a time, without burning a core: a busy accelerator",
+        params: MICROSECONDS,
+        request_bytes: None,
+        reply_bytes: None,
+        backends: 0,
+    },
+    Builtin {
+        name: "scale",
+        summary: "multiplies float32 (little endian) by 3",
+        params: &[],
+        request_bytes: None,
+        reply_bytes: None,
+        backends: 0,
+    },
+    Builtin {
+        name: "lenet",
+        summary: "reads a digit: 28x28 grey bytes to u8 digit, 3 zero bytes, 10 float32 LE logits",
+        params: &[],
+        request_bytes: Some(784),
+        reply_bytes: Some(44),
+        backends: 0,
+    },
+    Builtin {
+        name: "faces",
+        summary: "verifies a face against memcached: 12-byte label, 32x32 grey bytes to u32 LE \
+                  verdict, float32 LE distance",
+        params: &[("threshold", "largest distance that is a match, 0 to 2048")],
+        request_bytes: Some(1036),
+        reply_bytes: Some(8),
+        backends: 1,
+    },
+];
+
+/// What `kernel = "..."` names.
+#[derive(Clone, Debug)]
+pub(super) enum Kernel {
+    Builtin(&'static Builtin),
+    /// A compiled kernel library that exists, and which of its kernels.
+    Library(PathBuf, Option<String>),
+}
+
+/// Finds a kernel. A path is relative to `base`, the configuration file's folder. The error is what
+/// is wrong and what would be right.
+pub(super) fn find(name: &str, base: &Path) -> Result<Kernel, (String, String)> {
+    if let Some(builtin) = BUILTINS.iter().find(|builtin| builtin.name == name) {
+        return Ok(Kernel::Builtin(builtin));
+    }
+    if !name.contains('/') && !name.contains(".so") {
+        let names: Vec<&str> = BUILTINS.iter().map(|builtin| builtin.name).collect();
+        let right = match nearest(name, names.iter().copied()) {
+            Some(near) => format!("did you mean \"{near}\"?"),
+            None => format!("one of {}, or a path to a compiled kernel", names.join(", ")),
+        };
+        return Err((format!("no built-in kernel is called \"{name}\""), right));
+    }
+    if [".cpp", ".cc", ".cu", ".cxx", ".c"].iter().any(|ending| name.ends_with(ending)) {
+        let what = format!("\"{name}\" is source code, not a compiled kernel");
+        return Err((what, format!("compile it first: serval kernel build {name}")));
+    }
+    // `PATH:NAME` is one kernel of a library that has several.
+    let (file, kernel) = match name.rsplit_once(':') {
+        Some((file, kernel)) if !kernel.contains('/') => (file, Some(kernel)),
+        _ => (name, None),
+    };
+    let path = base.join(file);
+    match std::fs::metadata(&path) {
+        Ok(found) if found.is_file() => Ok(Kernel::Library(path, kernel.map(str::to_owned))),
+        Ok(_) => Err((format!("\"{name}\" is not a file"), "name a compiled kernel".to_owned())),
+        Err(error) => Err((
+            format!("the kernel \"{name}\" cannot be read: {error}"),
+            "compile one with: serval kernel build FILE.cpp".to_owned(),
+        )),
+    }
+}

@@ -1,0 +1,492 @@
+//! The tables of the configuration file, read one after the other into a [`Topology`].
+//!
+//! Ranges and words are checked where they are read, relations between keys at the end of a table,
+//! and what only the whole shows in [`Topology::check`]; all of it points into the text.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use engine::topology::{
+    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Polling, Topology,
+    TopologyError, WORKERS_MAX,
+};
+use mqueue::abi::BACKENDS_MAX;
+
+use super::address;
+use super::diagnostic::{Problem, Span};
+use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong_type};
+use super::tree::{Entry, Table, Value};
+
+/// The keys of every table: for hints about keys in the wrong place.
+const KEYS: &[(&str, &[&str])] = &[
+    ("the top of the file", &["schema", "engine", "limits", "accelerator", "service"]),
+    ("[engine]", &["workers", "cores", "polling", "drain_ms", "metrics", "control"]),
+    (
+        "[limits]",
+        &["connections", "pipelined", "idle_s", "slow_client_ms", "region_mib", "udp_reply_ratio"],
+    ),
+    ("[[accelerator]]", &["name", "kind", "launch", "placement", "threads", "cores"]),
+    (
+        "[[service]]",
+        &[
+            "name",
+            "listen",
+            "framing",
+            "accelerator",
+            "kernel",
+            "params",
+            "mqueues",
+            "slots",
+            "arena_bytes",
+            "max_message_bytes",
+            "max_reply_bytes",
+            "replies",
+            "ordered",
+            "dispatch",
+            "key",
+            "request_timeout_ms",
+            "queue_us_max",
+            "tenant",
+            "rings",
+            "backend",
+        ],
+    ),
+    (
+        "[[service.backend]]",
+        &[
+            "name",
+            "connect",
+            "framing",
+            "connections",
+            "timeout_ms",
+            "in_flight",
+            "max_message_bytes",
+        ],
+    ),
+];
+
+/// The table that has a key of this name.
+pub(super) fn section_with(key: &str) -> Option<&'static str> {
+    KEYS.iter().find(|(_, keys)| keys.contains(&key)).map(|(section, _)| *section)
+}
+
+/// The keys of `engine` or `limits`, which the environment can set.
+pub(super) fn keys_of(section: &str) -> &'static [&'static str] {
+    let header = format!("[{section}]");
+    KEYS.iter().find(|(known, _)| *known == header).map_or(&[], |(_, keys)| keys)
+}
+
+/// What the file says besides the topology.
+#[derive(Clone, Debug, Default)]
+pub(super) struct EngineOptions {
+    pub(super) metrics: Option<SocketAddr>,
+    pub(super) control: Option<PathBuf>,
+}
+
+/// Places of everything a [`TopologyError`] can name.
+#[derive(Default)]
+pub(super) struct AllPlaces {
+    pub(super) engine: Option<Places>,
+    pub(super) services: Vec<(Places, Vec<Places>)>,
+}
+
+/// Reads the whole document.
+pub(super) fn read(
+    report: &mut Report<'_>,
+    root: &Table,
+    base: &Path,
+) -> (Topology, EngineOptions, AllPlaces) {
+    let whole = Span { source: 0, start: 0, end: 0 };
+    let mut top = Section::new("the file", "", Some(root), whole);
+    read_schema(report, &mut top);
+    let mut places = AllPlaces::default();
+    let engine = sub_table(report, top.entry("engine"), "[engine]");
+    let (engine, options) = read_engine(report, engine, whole, &mut places);
+    let limits = sub_table(report, top.entry("limits"), "[limits]");
+    let limits = read_limits(report, limits, whole);
+    let accelerator_tables = tables(report, top.entry("accelerator"), "[[accelerator]]");
+    let accelerators = read_accelerators(report, &accelerator_tables);
+    let service_tables = tables(report, top.entry("service"), "[[service]]");
+    let asked = root.entry("service").is_some();
+    top.finish(report);
+    if service_tables.is_empty() && !asked {
+        report.problem(Problem::new(
+            whole,
+            "the file has no [[service]]",
+            "add one with name, listen, accelerator and kernel",
+        ));
+    }
+    let names: Vec<String> = accelerators.iter().map(|a| a.name.clone()).collect();
+    let context = super::service::Context {
+        base,
+        accelerators: &names,
+        implicit: accelerator_tables.is_empty(),
+    };
+    let mut taken = Vec::new();
+    let mut services = Vec::new();
+    for (index, table) in service_tables.into_iter().enumerate() {
+        let (service, of_service) =
+            super::service::read(report, table, index, &context, &mut taken);
+        services.push(service);
+        places.services.push(of_service);
+    }
+    (Topology { engine, limits, accelerators, services }, options, places)
+}
+
+fn read_schema(report: &mut Report<'_>, top: &mut Section<'_>) {
+    let Some(entry) = top.entry("schema") else {
+        report.problem(Problem::new(
+            top.header(),
+            "the file has no `schema`",
+            "write schema = 1 at the top of the file",
+        ));
+        return;
+    };
+    match &entry.node.value {
+        Value::Integer(Some(1)) => {}
+        Value::Integer(found) => {
+            let found = found.map_or("this number".to_owned(), |n| n.to_string());
+            report.problem(Problem::new(
+                entry.node.span,
+                format!("schema {found} is not known to this version of serval"),
+                "must be 1",
+            ));
+        }
+        _ => wrong_type(report, "schema", &entry.node, "the integer 1"),
+    }
+    top.record(report, "schema", 1);
+}
+
+fn read_engine(
+    report: &mut Report<'_>,
+    table: Option<&Table>,
+    whole: Span,
+    places: &mut AllPlaces,
+) -> (EngineSettings, EngineOptions) {
+    let mut section = Section::new("[engine]", "engine", table, whole);
+    let default = EngineSettings::default();
+    let workers =
+        section.integer(report, "workers", 1..=WORKERS_MAX as u64, default.workers as u64);
+    let cores = read_cores(report, &mut section);
+    let pollings =
+        [("spin", Polling::Spin), ("adaptive", Polling::Adaptive), ("block", Polling::Block)];
+    let polling = section.choice(report, "polling", &pollings, "adaptive");
+    let drain_ms = section.integer(report, "drain_ms", 0..=600_000, default.drain_ms);
+    let metrics = section.text(report, "metrics", "\"127.0.0.1:9464\"");
+    let metrics = metrics.filter(|(text, _)| !text.is_empty()).and_then(|(text, span)| {
+        let found = address::plain(&text);
+        found.map_err(|e| report.problem(Problem::new(span, e.what, e.right))).ok()
+    });
+    section.record(report, "metrics", metrics.map(|m| m.to_string()).unwrap_or_default());
+    let control = section.text(report, "control", "\"\"").filter(|(text, _)| !text.is_empty());
+    if let Some((_, span)) = &control {
+        let what = "the control socket is not built yet";
+        report.problem(Problem::new(*span, what, "leave `control` out"));
+    }
+    let control = control.map(|(text, _)| text);
+    section.record(report, "control", control.clone().unwrap_or_default());
+    places.engine = Some(section.finish(report));
+    let settings = EngineSettings { workers: workers as usize, cores, polling, drain_ms };
+    (settings, EngineOptions { metrics, control: control.map(PathBuf::from) })
+}
+
+/// `cores = "auto" | [0, 1]`. Empty: not pinned.
+fn read_cores(report: &mut Report<'_>, section: &mut Section<'_>) -> Vec<usize> {
+    let mut cores: Vec<usize> = Vec::new();
+    if let Some(entry) = section.entry("cores") {
+        match &entry.node.value {
+            Value::Array(items) => {
+                for item in items {
+                    let Some(core) = integer_of(report, "cores", item, &(0..=4095)) else {
+                        continue;
+                    };
+                    if cores.contains(&(core as usize)) {
+                        let what = format!("`cores` names core {core} twice");
+                        report.problem(Problem::new(
+                            item.span,
+                            what,
+                            "one worker or thread a core",
+                        ));
+                        break;
+                    }
+                    cores.push(core as usize);
+                }
+            }
+            Value::String(word) if word == "auto" => {}
+            Value::String(word) => report.problem(Problem::new(
+                entry.node.span,
+                format!("`cores` cannot be \"{word}\""),
+                "must be \"auto\" or a list of cores such as [0, 1]",
+            )),
+            _ => wrong_type(report, "cores", &entry.node, "\"auto\" or a list such as [0, 1]"),
+        }
+    }
+    let value: serde_json::Value =
+        if cores.is_empty() { "auto".into() } else { cores.clone().into() };
+    section.record(report, "cores", value);
+    cores
+}
+
+fn read_limits(report: &mut Report<'_>, table: Option<&Table>, whole: Span) -> Limits {
+    let mut section = Section::new("[limits]", "limits", table, whole);
+    let default = Limits::default();
+    let connections =
+        section.integer(report, "connections", 1..=1_000_000, default.connections.into());
+    let pipelined = section.integer(report, "pipelined", 1..=65_536, default.pipelined.into());
+    let idle_s = section.integer(report, "idle_s", 1..=86_400, default.idle_ms / 1000);
+    let slow_client_ms =
+        section.integer(report, "slow_client_ms", 1..=3_600_000, default.slow_client_ms);
+    let region_mib = section.integer(report, "region_mib", 1..=1 << 20, default.region_mib);
+    let ratio = section
+        .entry("udp_reply_ratio")
+        .and_then(|entry| integer_of(report, "udp_reply_ratio", &entry.node, &(0..=65_507)));
+    let shown = ratio.map_or("auto (3 off loopback, else 0)".into(), serde_json::Value::from);
+    section.record(report, "udp_reply_ratio", shown);
+    section.finish(report);
+    Limits {
+        connections: connections as u32,
+        pipelined: pipelined as u32,
+        idle_ms: idle_s * 1000,
+        slow_client_ms,
+        region_mib,
+        udp_reply_ratio: ratio.map(|ratio| ratio as u32),
+        ..default
+    }
+}
+
+/// The accelerators; without any in the file there is one on host cores.
+fn read_accelerators(report: &mut Report<'_>, tables: &[&Table]) -> Vec<Accelerator> {
+    if tables.is_empty() {
+        let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker };
+        return vec![Accelerator { name: "acc0".to_owned(), kind }];
+    }
+    let mut taken = Vec::new();
+    let read = |(index, table): (usize, &&Table)| {
+        let (mut section, name) =
+            named_section(report, table, "accelerator", "accelerator", index, &mut taken);
+        read_kind(report, &mut section);
+        let kind = AcceleratorKind::Cpu { placement: read_placement(report, &mut section) };
+        section.finish(report);
+        Accelerator { name, kind }
+    };
+    tables.iter().enumerate().map(read).collect()
+}
+
+fn read_kind(report: &mut Report<'_>, section: &mut Section<'_>) {
+    let kinds = [("cpu", "cpu"), ("cuda", "cuda"), ("process", "process"), ("remote", "remote")];
+    let kind = section.choice(report, "kind", &kinds, "cpu");
+    if kind != "cpu" {
+        report.problem(Problem::new(
+            section.place("kind"),
+            format!("accelerators of kind \"{kind}\" are not built yet"),
+            "this version drives kind = \"cpu\"",
+        ));
+    }
+    let launches = [("engine", true), ("external", false)];
+    if !section.choice(report, "launch", &launches, "engine") && kind == "cpu" {
+        report.problem(Problem::new(
+            section.place("launch"),
+            "a cpu accelerator runs inside the engine and cannot attach by itself",
+            "must be \"engine\"",
+        ));
+    }
+}
+
+fn read_placement(report: &mut Report<'_>, section: &mut Section<'_>) -> CpuPlacement {
+    let threads_too =
+        section.choice(report, "placement", &[("worker", false), ("threads", true)], "worker");
+    let threads = section.integer(report, "threads", 1..=1024, 1);
+    let cores = read_cores(report, section);
+    if threads_too {
+        let threads = threads as usize;
+        if !cores.is_empty() && cores.len() < threads {
+            report.problem(Problem::new(
+                section.place("cores"),
+                format!("`cores` lists {} cores for {threads} threads", cores.len()),
+                "name one core each",
+            ));
+        }
+        return CpuPlacement::Threads { threads, cores };
+    }
+    for key in ["threads", "cores"] {
+        let place = section.place(key);
+        if place != section.header() {
+            let what = format!("`{key}` has no meaning with placement = \"worker\"");
+            let right = format!("remove it, or write placement = \"threads\" with {key}");
+            report.problem(Problem::new(place, what, right));
+        }
+    }
+    CpuPlacement::Worker
+}
+
+/// Starts reading one table of a list of named ones. Names are unique and short, since they become
+/// labels of metrics and parts of paths.
+pub(super) fn named_section<'t>(
+    report: &mut Report<'_>,
+    table: &'t Table,
+    list: &str,
+    path: &str,
+    index: usize,
+    taken: &mut Vec<String>,
+) -> (Section<'t>, String) {
+    let unnamed = format!("{list} number {}", index + 1);
+    let mut section = Section::new(&unnamed, &format!("{path}.{index}"), Some(table), table.span);
+    if table.entry("name").is_none() {
+        section.missing(report, "name", &format!("\"{list}{index}\""));
+    }
+    let Some((name, span)) = section.text(report, "name", &format!("\"{list}{index}\"")) else {
+        return (section, format!("{list}{index}"));
+    };
+    section.title = format!("{list} \"{name}\"");
+    section.path = format!("{path}.{name}");
+    let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    if name.is_empty() || name.len() > 64 || !name.chars().all(letter) {
+        let what = format!("\"{name}\" cannot be a name");
+        let right = "1 to 64 letters, digits, `_` and `-`";
+        report.problem(Problem::new(span, what, right));
+    } else if taken.contains(&name) {
+        let what = format!("two {list}s are called \"{name}\"");
+        report.problem(Problem::new(span, what, "give each its own name"));
+    }
+    taken.push(name.clone());
+    (section, name)
+}
+
+/// The tables of `[[key]]`.
+pub(super) fn tables<'t>(
+    report: &mut Report<'_>,
+    entry: Option<&'t Entry>,
+    header: &str,
+) -> Vec<&'t Table> {
+    let Some(entry) = entry else { return Vec::new() };
+    let mut found = Vec::new();
+    match &entry.node.value {
+        Value::Array(items) => {
+            for item in items {
+                match &item.value {
+                    Value::Table(table) => found.push(table),
+                    _ => wrong_type(report, &entry.key, item, &format!("a table: write {header}")),
+                }
+            }
+        }
+        _ => {
+            let wanted = format!("a list of tables: write {header} with two brackets");
+            wrong_type(report, &entry.key, &entry.node, &wanted);
+        }
+    }
+    found
+}
+
+fn sub_table<'t>(
+    report: &mut Report<'_>,
+    entry: Option<&'t Entry>,
+    header: &str,
+) -> Option<&'t Table> {
+    let entry = entry?;
+    match &entry.node.value {
+        Value::Table(table) => Some(table),
+        _ => {
+            wrong_type(report, &entry.key, &entry.node, &format!("a table: write {header}"));
+            None
+        }
+    }
+}
+
+/// Finds the accelerators a service names.
+pub(super) fn accelerator_indices(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    context: &super::service::Context<'_>,
+) -> Vec<usize> {
+    let names = context.accelerators;
+    let Some(entry) = section.entry("accelerator") else {
+        if !context.implicit {
+            section.missing(report, "accelerator", &format!("\"{}\"", names[0]));
+        }
+        section.record(report, "accelerator", names[0].clone());
+        return vec![0];
+    };
+    let items = match &entry.node.value {
+        Value::Array(items) => items.as_slice(),
+        _ => std::slice::from_ref(&entry.node),
+    };
+    let mut indices: Vec<usize> = Vec::new();
+    for item in items {
+        let Some((name, span)) = text_of(report, "accelerator", item, "\"acc0\" or a list") else {
+            continue;
+        };
+        match names.iter().position(|known| *known == name) {
+            Some(index) if indices.contains(&index) => {
+                let what = format!("`accelerator` names \"{name}\" twice");
+                report.problem(Problem::new(span, what, "name each once"));
+            }
+            Some(index) => indices.push(index),
+            None => {
+                let what = format!("no accelerator is called \"{name}\"");
+                let right = match nearest(&name, names.iter().map(String::as_str)) {
+                    Some(near) => format!("did you mean \"{near}\"?"),
+                    None => format!(
+                        "add [[accelerator]] name = \"{name}\", or use {}",
+                        names.join(", ")
+                    ),
+                };
+                report.problem(Problem::new(span, what, right));
+            }
+        }
+    }
+    if items.is_empty() {
+        let what = "`accelerator` names none";
+        report.problem(Problem::new(entry.node.span, what, "give at least one"));
+    }
+    let shown: Vec<&str> = indices.iter().map(|index| names[*index].as_str()).collect();
+    section.record(report, "accelerator", shown);
+    if indices.is_empty() { vec![0] } else { indices }
+}
+
+/// Shows a topology's problem at its place in the text.
+pub(super) fn place_topology_error(places: &AllPlaces, error: &TopologyError) -> Problem {
+    let (table, index, sub) = error.path;
+    let found = match (table, sub) {
+        ("engine", _) => places.engine.as_ref(),
+        ("backend", Some(sub)) => places.services.get(index).and_then(|(_, b)| b.get(sub)),
+        _ => places.services.get(index).map(|(service, _)| service),
+    };
+    let whole = Span { source: 0, start: 0, end: 0 };
+    let span = found.map_or(whole, |p| p.values.get(error.field).copied().unwrap_or(p.header));
+    // A backend has one maximum, which holds in both directions.
+    let message = match table {
+        "backend" => error.message.replace("max_reply_bytes", "max_message_bytes"),
+        _ => error.message.clone(),
+    };
+    let about_value =
+        ["is ", "must ", "lists ", "names "].iter().any(|verb| message.starts_with(verb));
+    let whole_text =
+        if about_value { format!("`{}` {message}", error.field) } else { message.clone() };
+    let separators = ["; ", ", must ", ", but ", ": "];
+    let cut = separators.iter().filter_map(|s| whole_text.find(s).map(|at| (at, s.len()))).min();
+    let (what, right) = match cut {
+        // "must" and "but" stay with what follows them.
+        Some((at, _)) if whole_text[at..].starts_with(", ") => {
+            (&whole_text[..at], &whole_text[at + 2..])
+        }
+        Some((at, len)) => (&whole_text[..at], &whole_text[at + len..]),
+        None if error.field == "listen" => (whole_text.as_str(), "choose another address or port"),
+        None => (whole_text.as_str(), "change this"),
+    };
+    Problem::new(span, format!("{}: {what}", error.place), right)
+}
+
+/// Most backends of a service, as a range for its list.
+pub(super) const BACKENDS: usize = BACKENDS_MAX as usize;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_know_their_table() {
+        assert_eq!(section_with("workers"), Some("[engine]"));
+        assert_eq!(section_with("connect"), Some("[[service.backend]]"));
+        assert_eq!(section_with("nothing"), None);
+    }
+}

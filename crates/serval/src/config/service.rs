@@ -1,0 +1,397 @@
+//! `[[service]]` and `[[service.backend]]`.
+
+use std::path::Path;
+
+use engine::topology::{Backend, Dispatch, Listen, Replies, Rings, Service};
+use mqueue::abi::{BLOCKS_MAX, DEPTH_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAMS_MAX};
+use wire::admission::KeyRange;
+use wire::framing::Framing;
+use wire::nic::Transport;
+
+use super::address;
+use super::diagnostic::Problem;
+use super::kernel::{self, Builtin, Kernel};
+use super::reader::{Places, Report, Section, nearest, text_of, wrong_type};
+use super::sections::{self, accelerator_indices, named_section, tables};
+use super::tree::{Entry, Table, Value};
+
+/// What a service refers to.
+pub(super) struct Context<'a> {
+    /// Folder that kernel paths are relative to.
+    pub(super) base: &'a Path,
+    /// Names of the accelerators.
+    pub(super) accelerators: &'a [String],
+    /// The file defines none: there is one anyway.
+    pub(super) implicit: bool,
+}
+
+/// Longest name of a parameter in bytes; its field in a region ends in a zero.
+const PARAM_NAME_BYTES_MAX: usize = 23;
+const TIMEOUT_MS_MAX: u64 = 3_600_000;
+
+/// Reads one service with its backends.
+pub(super) fn read(
+    report: &mut Report<'_>,
+    table: &Table,
+    index: usize,
+    context: &Context<'_>,
+    taken: &mut Vec<String>,
+) -> (Service, (Places, Vec<Places>)) {
+    let (mut section, name) = named_section(report, table, "service", "service", index, taken);
+    let at = &mut section;
+    let mut service = Service::new(&name, Vec::new(), "");
+    service.listen = read_listen(report, at);
+    service.framing = read_framing(report, at);
+    service.accelerators = accelerator_indices(report, at, context);
+    let kernel = read_kernel(report, at, context, &mut service);
+    service.params = read_params(report, at, kernel);
+    read_sizes(report, at, &mut service);
+    service.replies =
+        at.choice(report, "replies", &[("one", Replies::One), ("none", Replies::None)], "one");
+    service.ordered = at.boolean(report, "ordered", true);
+    service.dispatch = read_dispatch(report, at, &service);
+    service.request_timeout_ms = at.integer(report, "request_timeout_ms", 1..=TIMEOUT_MS_MAX, 1000);
+    service.queue_us_max = at.integer(report, "queue_us_max", 0..=1_000_000_000, 0);
+    service.tenant = read_tenant(report, at);
+    service.rings = read_rings(report, at, &service);
+    let backend_tables = tables(report, at.entry("backend"), "[[service.backend]]");
+    check_backend_count(report, at, &backend_tables, kernel);
+    let mut backend_names = Vec::new();
+    let mut backend_places = Vec::new();
+    for (sub, table) in backend_tables.into_iter().enumerate().take(sections::BACKENDS) {
+        let (backend, places) = read_backend(report, table, sub, &at.path, &mut backend_names);
+        service.backends.push(backend);
+        backend_places.push(places);
+    }
+    if let Some(builtin) = kernel {
+        check_messages(report, at, &service, builtin);
+    }
+    (service, (section.finish(report), backend_places))
+}
+
+fn read_listen(report: &mut Report<'_>, section: &mut Section<'_>) -> Vec<Listen> {
+    let Some(entry) = section.entry("listen") else {
+        section.missing(report, "listen", "[\"udp://127.0.0.1:9000\"]");
+        return Vec::new();
+    };
+    let items = match &entry.node.value {
+        Value::Array(items) => items.as_slice(),
+        _ => std::slice::from_ref(&entry.node),
+    };
+    let mut listens = Vec::new();
+    for item in items {
+        let example = "\"udp://127.0.0.1:9000\", or a list of such";
+        let Some((text, span)) = text_of(report, "listen", item, example) else { continue };
+        match address::listen(&text) {
+            Ok((transport, address)) => listens.push(Listen { transport, address }),
+            Err(wrong) => report.problem(Problem::new(span, wrong.what, wrong.right)),
+        }
+    }
+    if items.is_empty() {
+        let right = "give at least one, such as \"udp://127.0.0.1:9000\"";
+        report.problem(Problem::new(entry.node.span, "`listen` names no address", right));
+    }
+    let shown: Vec<String> = listens.iter().map(|l| address::url(l.transport, l.address)).collect();
+    section.record(report, "listen", shown);
+    listens
+}
+
+fn read_framing(report: &mut Report<'_>, section: &mut Section<'_>) -> Framing {
+    let given = section.text(report, "framing", "\"raw\", \"fixed:784\", \"length:u32\", ...");
+    let framing = given.and_then(|(text, span)| {
+        text.parse::<Framing>()
+            .map_err(|error| {
+                let message = error.to_string();
+                let (what, right) = message.split_once(": write ").unwrap_or((&message, "another"));
+                report.problem(Problem::new(span, what, format!("write {right}")));
+            })
+            .ok()
+    });
+    let framing = framing.unwrap_or(Framing::Raw);
+    section.record(report, "framing", framing.to_string());
+    framing
+}
+
+fn read_kernel(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    context: &Context<'_>,
+    service: &mut Service,
+) -> Option<&'static Builtin> {
+    let Some(entry) = section.entry("kernel") else {
+        section.missing(report, "kernel", "\"echo\"");
+        return None;
+    };
+    let (name, span) = text_of(report, "kernel", &entry.node, "\"echo\", or a path")?;
+    section.record(report, "kernel", name.clone());
+    match kernel::find(&name, context.base) {
+        Ok(Kernel::Builtin(builtin)) => {
+            name.clone_into(&mut service.kernel);
+            Some(builtin)
+        }
+        Ok(Kernel::Library(path, kernel)) => {
+            service.kernel = path.to_string_lossy().into_owned();
+            // A bare file name would be taken for a built-in kernel.
+            if !service.kernel.contains('/') {
+                service.kernel.insert_str(0, "./");
+            }
+            if let Some(kernel) = kernel {
+                service.kernel.push(':');
+                service.kernel.push_str(&kernel);
+            }
+            None
+        }
+        Err((what, right)) => {
+            report.problem(Problem::new(span, what, right));
+            None
+        }
+    }
+}
+
+fn read_params(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    kernel: Option<&Builtin>,
+) -> Vec<(String, f64)> {
+    let mut params = Vec::new();
+    let mut shown = serde_json::Map::new();
+    if let Some(entry) = section.entry("params") {
+        let Value::Table(table) = &entry.node.value else {
+            wrong_type(report, "params", &entry.node, "a table such as { microseconds = 20 }");
+            return params;
+        };
+        if table.entries.len() > PARAMS_MAX as usize {
+            let what = format!("`params` has {} parameters", table.entries.len());
+            report.problem(Problem::new(entry.key_span, what, format!("at most {PARAMS_MAX}")));
+        }
+        for param in &table.entries {
+            let Some(value) = read_param(report, param, kernel) else { continue };
+            shown.insert(param.key.clone(), value.into());
+            params.push((param.key.clone(), value));
+        }
+    }
+    section.record(report, "params", shown);
+    params
+}
+
+fn read_param(report: &mut Report<'_>, param: &Entry, kernel: Option<&Builtin>) -> Option<f64> {
+    let key = &param.key;
+    if key.is_empty() || key.len() > PARAM_NAME_BYTES_MAX || key.contains('\0') {
+        let right = format!("1 to {PARAM_NAME_BYTES_MAX} bytes");
+        report.problem(Problem::new(
+            param.key_span,
+            format!("`{key}` cannot be a parameter"),
+            right,
+        ));
+    }
+    if let Some(builtin) = kernel
+        && !builtin.params.iter().any(|(name, _)| name == key)
+    {
+        let names: Vec<&str> = builtin.params.iter().map(|(name, _)| *name).collect();
+        let right = match (nearest(key, names.iter().copied()), names.is_empty()) {
+            (Some(near), _) => format!("did you mean `{near}`?"),
+            (None, true) => "it has none".to_owned(),
+            (None, false) => format!("it has {}", names.join(", ")),
+        };
+        let what = format!("the kernel \"{}\" has no parameter `{key}`", builtin.name);
+        report.problem(Problem::new(param.key_span, what, right));
+    }
+    let value = match &param.node.value {
+        Value::Integer(Some(value)) => *value as f64,
+        Value::Float(value) if value.is_finite() => *value,
+        Value::Boolean(value) => f64::from(u8::from(*value)),
+        _ => {
+            wrong_type(report, key, &param.node, "a finite number, or true or false");
+            return None;
+        }
+    };
+    Some(value)
+}
+
+fn read_sizes(report: &mut Report<'_>, section: &mut Section<'_>, service: &mut Service) {
+    let most = u64::from(MESSAGE_BYTES_MAX);
+    service.mqueues = section.integer(report, "mqueues", 1..=BLOCKS_MAX.into(), 4) as u32;
+    service.slots = section.integer(report, "slots", 1..=DEPTH_MAX.into(), 64) as u32;
+    service.arena_bytes = section.integer(report, "arena_bytes", 0..=1 << 40, 0);
+    service.max_message_bytes = section.integer(report, "max_message_bytes", 1..=most, 1024) as u32;
+    service.max_reply_bytes = section.integer(report, "max_reply_bytes", 1..=most, 1024) as u32;
+}
+
+fn read_dispatch(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    service: &Service,
+) -> Dispatch {
+    let policies = [
+        ("round-robin", Some(Dispatch::RoundRobin)),
+        ("least-loaded", Some(Dispatch::LeastLoaded)),
+        ("flow-hash", Some(Dispatch::FlowHash)),
+        ("key-hash", None),
+    ];
+    let policy = section.choice(report, "dispatch", &policies, "round-robin");
+    let key = section.text(report, "key", "\"OFFSET:LENGTH\"");
+    match (policy, key) {
+        (Some(policy), None) => policy,
+        (Some(policy), Some((_, span))) => {
+            let what = "`key` has no meaning without dispatch = \"key-hash\"";
+            report.problem(Problem::new(span, what, "remove it, or write dispatch = \"key-hash\""));
+            policy
+        }
+        (None, None) => {
+            let what = "dispatch = \"key-hash\" needs to know where the key is";
+            let right = "add key = \"OFFSET:LENGTH\", in bytes, such as \"0:12\"";
+            report.problem(Problem::new(section.place("dispatch"), what, right));
+            Dispatch::RoundRobin
+        }
+        (None, Some((text, span))) => {
+            let max = service.max_message_bytes as usize;
+            let range = text.parse::<KeyRange>().and_then(|range| range.check(max).map(|()| range));
+            match range {
+                Ok(range) => {
+                    section.record(report, "key", text);
+                    Dispatch::KeyHash(range)
+                }
+                Err(error) => {
+                    let message = error.to_string();
+                    let (what, right) = message.split_once(": ").unwrap_or((&message, "another"));
+                    report.problem(Problem::new(span, what, right));
+                    Dispatch::RoundRobin
+                }
+            }
+        }
+    }
+}
+
+fn read_tenant(report: &mut Report<'_>, section: &mut Section<'_>) -> String {
+    let given = section.text(report, "tenant", "\"default\"");
+    let tenant = given.and_then(|(text, span)| {
+        let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        if text.is_empty() || text.len() > 64 || !text.chars().all(letter) {
+            let what = format!("\"{text}\" cannot be a tenant's name");
+            report.problem(Problem::new(span, what, "1 to 64 letters, digits, `_` and `-`"));
+            return None;
+        }
+        Some(text)
+    });
+    let tenant = tenant.unwrap_or_else(|| "default".to_owned());
+    section.record(report, "tenant", tenant.clone());
+    tenant
+}
+
+fn read_rings(report: &mut Report<'_>, section: &mut Section<'_>, service: &Service) -> Rings {
+    let protocols = [
+        ("auto", Rings::Auto),
+        ("doorbell", Rings::Doorbell),
+        ("granule", Rings::Granule),
+        ("granule8", Rings::Granule8),
+    ];
+    let rings = section.choice(report, "rings", &protocols, "auto");
+    let shortest = service.max_message_bytes.min(service.max_reply_bytes);
+    if matches!(rings, Rings::Granule | Rings::Granule8) && shortest > INLINE_BYTES_MAX {
+        let what = format!("granule rings carry messages of at most {INLINE_BYTES_MAX} bytes");
+        let right = "must be \"auto\" or \"doorbell\" with messages and replies this long";
+        report.problem(Problem::new(section.place("rings"), what, right));
+    }
+    rings
+}
+
+fn check_backend_count(
+    report: &mut Report<'_>,
+    section: &Section<'_>,
+    tables: &[&Table],
+    kernel: Option<&Builtin>,
+) {
+    if tables.len() > sections::BACKENDS {
+        let what = format!("{} has {} backends", section.title, tables.len());
+        let right = format!("at most {}", sections::BACKENDS);
+        report.problem(Problem::new(section.place("backend"), what, right));
+    }
+    if let Some(builtin) = kernel
+        && (tables.len() as u32) < builtin.backends
+    {
+        let what = format!("the kernel \"{}\" asks a backend, and there is none", builtin.name);
+        let right = "add [[service.backend]] with name and connect below this service";
+        report.problem(Problem::new(section.place("kernel"), what, right));
+    }
+}
+
+/// A service whose every message the kernel would drop is refused.
+fn check_messages(
+    report: &mut Report<'_>,
+    section: &Section<'_>,
+    service: &Service,
+    builtin: &Builtin,
+) {
+    let name = builtin.name;
+    if let Some(bytes) = builtin.request_bytes {
+        if service.max_message_bytes < bytes {
+            let what = format!(
+                "the kernel \"{name}\" takes messages of {bytes} bytes, max_message_bytes is {}",
+                service.max_message_bytes
+            );
+            let right = format!("write max_message_bytes = {bytes}");
+            report.problem(Problem::new(section.place("max_message_bytes"), what, right));
+        }
+        if let Framing::Fixed(size) = service.framing
+            && size != bytes
+        {
+            let what =
+                format!("the kernel \"{name}\" takes messages of {bytes} bytes, not of {size}");
+            let right = format!("write \"fixed:{bytes}\"");
+            report.problem(Problem::new(section.place("framing"), what, right));
+        }
+    }
+    if let Some(bytes) = builtin.reply_bytes
+        && service.max_reply_bytes < bytes
+    {
+        let what = format!(
+            "the kernel \"{name}\" replies with {bytes} bytes, max_reply_bytes is {}",
+            service.max_reply_bytes
+        );
+        let right = format!("write max_reply_bytes = {bytes}");
+        report.problem(Problem::new(section.place("max_reply_bytes"), what, right));
+    }
+}
+
+fn read_backend(
+    report: &mut Report<'_>,
+    table: &Table,
+    index: usize,
+    service_path: &str,
+    taken: &mut Vec<String>,
+) -> (Backend, Places) {
+    let path = format!("{service_path}.backend");
+    let (mut section, name) = named_section(report, table, "backend", &path, index, taken);
+    let connect = read_connect(report, &mut section);
+    let (transport, address) =
+        connect.unwrap_or((Transport::Tcp, (std::net::Ipv4Addr::LOCALHOST, 1).into()));
+    let framing = read_framing(report, &mut section);
+    let mut backend = Backend::new(&name, transport, address, framing);
+    let at = &mut section;
+    backend.connections = at.integer(report, "connections", 1..=64, 1) as u32;
+    backend.timeout_ms = at.integer(report, "timeout_ms", 1..=TIMEOUT_MS_MAX, 100);
+    backend.in_flight = at.integer(report, "in_flight", 1..=65_536, 64) as u32;
+    let (most, usual) = (u64::from(MESSAGE_BYTES_MAX), u64::from(backend.max_message_bytes));
+    backend.max_message_bytes = at.integer(report, "max_message_bytes", 1..=most, usual) as u32;
+    (backend, section.finish(report))
+}
+
+fn read_connect(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+) -> Option<(Transport, std::net::SocketAddr)> {
+    let example = "\"tcp://127.0.0.1:11211\"";
+    let Some(entry) = section.entry("connect") else {
+        section.missing(report, "connect", example);
+        return None;
+    };
+    let (text, span) = text_of(report, "connect", &entry.node, example)?;
+    section.record(report, "connect", text.clone());
+    match address::connect(&text) {
+        Ok(found) => Some(found),
+        Err(wrong) => {
+            report.problem(Problem::new(span, wrong.what, wrong.right));
+            None
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! What this machine can do, and which way a service's messages would really go.
+//!
+//! [`capabilities`] asks the machine: every capability with how much of it there is, what was found,
+//! and how to get more. [`service_paths`] asks a configuration: which ports, workers, rings,
+//! accelerators and backends a service ends up with, after all choices that Serval makes by itself. No
+//! choice is silent.
+
+use std::env;
+use std::path::PathBuf;
+
+use engine::topology::{AcceleratorKind, CpuPlacement, Dispatch, Polling, Service, Topology};
+use mqueue::abi::protocol;
+use sys::probe::{Capability, State, probe_all};
+use sys::{PortSpec, SocketNic, SocketOptions};
+use wire::nic::Transport;
+
+use crate::config::{Config, url};
+
+/// Every capability of this machine. Takes milliseconds and changes nothing.
+pub fn capabilities() -> Vec<Capability> {
+    let mut all = probe_all();
+    all.push(compiler());
+    let memcached = "optional, for `serval demo faces`: apt install memcached";
+    let sockperf = "optional, a load generator of others: apt install sockperf";
+    all.push(tool("memcached", memcached));
+    all.push(tool("sockperf", sockperf));
+    all
+}
+
+fn compiler() -> Capability {
+    let named = env::var("CXX").ok().filter(|name| !name.trim().is_empty());
+    let candidates = match &named {
+        Some(name) => vec![name.split_whitespace().next().unwrap_or_default()],
+        None => vec!["c++", "g++", "clang++"],
+    };
+    let remedy = "to build kernels of your own: apt install g++, or set CXX";
+    match candidates.iter().find_map(|name| find_program(name)) {
+        Some(path) => found("kernel-build", &path),
+        None => missing("kernel-build", format!("no {} on PATH", candidates.join(", ")), remedy),
+    }
+}
+
+fn tool(name: &'static str, remedy: &str) -> Capability {
+    match find_program(name) {
+        Some(path) => found(name, &path),
+        None => missing(name, "not on PATH".to_owned(), remedy),
+    }
+}
+
+fn found(name: &'static str, path: &std::path::Path) -> Capability {
+    let why = path.display().to_string();
+    Capability { name, state: State::Available, why, remedy: String::new() }
+}
+
+fn missing(name: &'static str, why: String, remedy: &str) -> Capability {
+    Capability { name, state: State::Off, why, remedy: remedy.to_owned() }
+}
+
+/// Where a program is, as a shell would find it.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let is_program = |path: &PathBuf| {
+        path.metadata()
+            .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    };
+    if name.contains('/') {
+        return Some(PathBuf::from(name)).filter(is_program);
+    }
+    let folders = env::var_os("PATH")?;
+    env::split_paths(&folders).map(|folder| folder.join(name)).find(is_program)
+}
+
+/// The way a service's messages go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePath {
+    /// Name of the service.
+    pub service: String,
+    /// Its ports, each with what keeps it from being opened now.
+    pub ports: Vec<(String, Option<String>)>,
+    /// Who receives and sends.
+    pub workers: String,
+    /// Mqueues, their rings and where they lie.
+    pub rings: String,
+    /// Kernel and accelerators.
+    pub accelerators: Vec<String>,
+    /// Backends.
+    pub backends: Vec<String>,
+}
+
+impl ServicePath {
+    /// All of it in one line.
+    pub fn line(&self) -> String {
+        let ports: Vec<&str> = self.ports.iter().map(|(port, _)| port.as_str()).collect();
+        let mut parts = vec![ports.join(" "), self.workers.clone(), self.rings.clone()];
+        parts.push(self.accelerators.join(" + "));
+        if !self.backends.is_empty() {
+            parts.push(self.backends.join(" + "));
+        }
+        parts.join(" -> ")
+    }
+}
+
+/// The paths of every service of a configuration. Each port is opened and closed again.
+pub fn service_paths(config: &Config) -> Vec<ServicePath> {
+    let topology = &config.topology;
+    topology.services.iter().map(|service| service_path(topology, service)).collect()
+}
+
+fn service_path(topology: &Topology, service: &Service) -> ServicePath {
+    let ports = service.listen.iter().map(|listen| {
+        let spec = PortSpec { transport: listen.transport, address: listen.address };
+        let obstacle = SocketNic::open(&[spec], SocketOptions::default()).err();
+        (url(listen.transport, listen.address), obstacle.map(|error| error.to_string()))
+    });
+    let accelerator = |index: &usize| {
+        let accelerator = &topology.accelerators[*index];
+        format!("{} on {} ({})", service.kernel, accelerator.name, placement(&accelerator.kind))
+    };
+    ServicePath {
+        service: service.name.clone(),
+        ports: ports.collect(),
+        workers: workers(topology),
+        rings: rings(service),
+        accelerators: service.accelerators.iter().map(accelerator).collect(),
+        backends: service.backends.iter().map(backend).collect(),
+    }
+}
+
+fn workers(topology: &Topology) -> String {
+    let engine = &topology.engine;
+    let polling = match engine.polling {
+        Polling::Spin => "spin",
+        Polling::Adaptive => "adaptive",
+        Polling::Block => "block",
+    };
+    let pinned = match engine.cores.as_slice() {
+        [] => "not pinned".to_owned(),
+        cores => format!("on cores {cores:?}"),
+    };
+    let plural = if engine.workers == 1 { "" } else { "s" };
+    format!("{} worker{plural} ({polling} polling, {pinned})", engine.workers)
+}
+
+fn placement(kind: &AcceleratorKind) -> String {
+    match kind {
+        AcceleratorKind::Cpu { placement: CpuPlacement::Worker } => {
+            "cpu, inside the workers".into()
+        }
+        AcceleratorKind::Cpu { placement: CpuPlacement::Threads { threads, cores } } => {
+            let plural = if *threads == 1 { "" } else { "s" };
+            let pinned =
+                if cores.is_empty() { String::new() } else { format!(" on cores {cores:?}") };
+            format!("cpu, {threads} thread{plural} of its own{pinned}")
+        }
+    }
+}
+
+fn rings(service: &Service) -> String {
+    let plan = service.region_plan(1);
+    let server = &plan.mqueues[0];
+    let name = |ring: &mqueue::RingPlan| {
+        let name = match ring.protocol {
+            protocol::GRANULE16 => "granule (16-byte units)",
+            protocol::GRANULE8 => "granule (8-byte units)",
+            _ => "doorbell",
+        };
+        if ring.arena_bytes > 0 { format!("{name} with arena") } else { name.to_owned() }
+    };
+    let (rx, tx) = (name(&server.rx), name(&server.tx));
+    let protocols = if rx == tx { rx } else { format!("RX {rx}, TX {tx}") };
+    let dispatch = match service.dispatch {
+        Dispatch::RoundRobin => "round-robin".to_owned(),
+        Dispatch::LeastLoaded => "least-loaded".to_owned(),
+        Dispatch::FlowHash => "flow-hash".to_owned(),
+        Dispatch::KeyHash(range) => format!("key-hash {range}"),
+    };
+    let (count, slots) = (service.mqueues, service.slots);
+    format!("{dispatch} over {count} mqueues of {slots} slots ({protocols}, host memory)")
+}
+
+fn backend(backend: &engine::topology::Backend) -> String {
+    let at = url(backend.transport, backend.address);
+    match backend.transport {
+        Transport::Udp => format!("{} {at} (a socket for each mqueue)", backend.name),
+        Transport::Tcp => {
+            let (framing, count) = (backend.framing, backend.connections);
+            let plural = if count == 1 { "" } else { "s" };
+            format!("{} {at} ({framing}, {count} connection{plural} a worker)", backend.name)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Overrides;
+
+    fn config(text: &str) -> Config {
+        Config::parse("a.toml", text, std::path::Path::new(""), &Overrides::default()).unwrap()
+    }
+
+    #[test]
+    fn what_is_not_there_comes_with_a_remedy() {
+        let all = capabilities();
+        for capability in &all {
+            assert!(!capability.why.is_empty(), "{capability:?}");
+            assert_eq!(
+                capability.state == State::Available,
+                capability.remedy.is_empty(),
+                "{capability:?}"
+            );
+        }
+        for name in ["cores", "kernel-build", "memcached", "sockperf", "cuda"] {
+            assert!(all.iter().any(|c| c.name == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn programs_are_found_as_a_shell_finds_them() {
+        assert!(find_program("sh").is_some());
+        assert!(find_program("/bin/sh").is_some());
+        assert!(find_program("no-such-program").is_none());
+        assert!(find_program("/etc/passwd").is_none());
+    }
+
+    #[test]
+    fn the_path_of_a_service_is_one_line() {
+        let config = config(
+            "schema = 1\n[engine]\nworkers = 2\n[[service]]\nname = \"a\"\nlisten = [\"udp://127.0.0.1:0\", \"tcp://[::1]:0\"]\n\
+             kernel = \"echo\"\nmax_message_bytes = 4000\nrings = \"granule8\"\ndispatch = \"key-hash\"\nkey = \"0:4\"\n\
+             [[service.backend]]\nname = \"db\"\nconnect = \"tcp://127.0.0.1:11211\"\nframing = \"memcached\"\n",
+        );
+        let path = &service_paths(&config)[0];
+        assert_eq!(
+            path.line(),
+            "udp://127.0.0.1:0 tcp://[::1]:0 -> 2 workers (adaptive polling, not pinned) -> \
+             key-hash 0:4 over 4 mqueues of 64 slots (RX doorbell with arena, TX granule (8-byte units), host memory) -> \
+             echo on acc0 (cpu, inside the workers) -> \
+             db tcp://127.0.0.1:11211 (memcached, 1 connection a worker)"
+        );
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_told() {
+        let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        let text = format!(
+            "schema = 1\n[[service]]\nname = \"a\"\nlisten = \"udp://{address}\"\nkernel = \"echo\"\n"
+        );
+        let obstacle = service_paths(&config(&text))[0].ports[0].1.clone();
+        assert!(obstacle.expect("the port is taken").contains(&address.to_string()));
+    }
+}

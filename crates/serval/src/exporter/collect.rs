@@ -1,0 +1,242 @@
+//! The engine's counters as metrics.
+//!
+//! Naming: `serval_`, what is counted, the unit last, `_total` on counters (the encoder adds it).
+//! Labels are bounded: `service` and `reason` come from the configuration and the program, never from
+//! clients. Every reason is there from the start, at 0, so that a rate over it is defined.
+
+use std::fmt::Error;
+use std::sync::Arc;
+
+use engine::metrics::{Metrics, WorkerCounters};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use wire::{DropReason, DropScope};
+
+use super::Health;
+
+/// Everything that `/metrics` shows.
+pub(super) fn registry(metrics: Metrics, health: Arc<Health>) -> Registry {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Engine { metrics, health }));
+    registry
+}
+
+#[derive(Debug)]
+struct Engine {
+    metrics: Metrics,
+    health: Arc<Health>,
+}
+
+/// A metric's name for a field of [`engine::metrics::ServiceSnapshot`]. Fields that are not listed keep
+/// their own names.
+fn service_metric(field: &str) -> &str {
+    match field {
+        "received" => "requests_received",
+        "accepted" => "requests_accepted",
+        "handed_out" => "requests_handed_out",
+        "handed_in" => "requests_handed_in",
+        "replied" => "replies",
+        "backend_sent" => "backend_requests",
+        "backend_answered" => "backend_answers",
+        other => other,
+    }
+}
+
+/// A counter of [`WorkerCounters`]: name, help, value.
+type WorkerMetric = (&'static str, &'static str, fn(&WorkerCounters) -> u64);
+
+const WORKER_COUNTERS: &[WorkerMetric] = &[
+    ("turns", "Turns made", |w| w.turns.value()),
+    ("busy_turns", "Turns that found something to do", |w| w.busy_turns.value()),
+    ("sleeps", "Times the worker went to sleep", |w| w.sleeps.value()),
+];
+const WORKER_GAUGES: &[WorkerMetric] = &[
+    ("connections", "Open TCP connections", |w| w.connections.value()),
+    ("outstanding_requests", "Requests under way on the worker", |w| w.outstanding.value()),
+];
+
+impl Collector for Engine {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+        let services = self.services();
+        self.encode_services(&mut encoder, &services)?;
+        encode_drops(&mut encoder, &services)?;
+        self.encode_workers(&mut encoder)?;
+        let ready = ConstGauge::new(i64::from(self.health.is_ready()));
+        let help = "1 while clients should come";
+        ready.encode(encoder.encode_descriptor(
+            "serval_ready",
+            help,
+            None,
+            MetricType::Gauge,
+        )?)?;
+        let help = "The version that runs";
+        let mut build =
+            encoder.encode_descriptor("serval_build_info", help, None, MetricType::Gauge)?;
+        let labels = [("version", env!("CARGO_PKG_VERSION"))];
+        ConstGauge::new(1i64).encode(build.encode_family(&labels)?)
+    }
+}
+
+type Snapshot = (String, engine::metrics::ServiceSnapshot);
+
+impl Engine {
+    /// One snapshot for the whole page, so that its numbers belong together.
+    fn services(&self) -> Vec<Snapshot> {
+        let names = self.metrics.services.iter().enumerate();
+        names.map(|(index, name)| (name.clone(), self.metrics.service(index))).collect()
+    }
+
+    fn encode_services(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        services: &[Snapshot],
+    ) -> Result<(), Error> {
+        let named: Vec<_> = services.iter().map(|(name, s)| (name.as_str(), s.named())).collect();
+        let fields = named.first().map_or(0, |(_, fields)| fields.len());
+        for field in 0..fields {
+            let (id, help, _) = named[0].1[field];
+            let name = format!("serval_{}", service_metric(id));
+            let mut family =
+                encoder.encode_descriptor(&name, plain(help), None, MetricType::Counter)?;
+            for (service, values) in &named {
+                let labels = [("service", *service)];
+                let value = family.encode_family(&labels)?;
+                ConstCounter::new(values[field].2).encode(value)?;
+            }
+        }
+        let help = "Requests that entered and have not ended yet";
+        let name = "serval_outstanding_requests";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (service, snapshot) in services {
+            let labels = [("service", service.as_str())];
+            let value = family.encode_family(&labels)?;
+            ConstGauge::new(snapshot.outstanding() as i64).encode(value)?;
+        }
+        Ok(())
+    }
+
+    fn encode_workers(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        let kinds = [(WORKER_COUNTERS, MetricType::Counter), (WORKER_GAUGES, MetricType::Gauge)];
+        for (table, kind) in kinds {
+            for (name, help, value_of) in table {
+                let name = format!("serval_worker_{name}");
+                let mut family = encoder.encode_descriptor(&name, help, None, kind)?;
+                for (index, worker) in self.metrics.workers().enumerate() {
+                    let labels = [("worker", index.to_string())];
+                    let value = family.encode_family(&labels)?;
+                    match kind {
+                        MetricType::Counter => ConstCounter::new(value_of(worker)).encode(value)?,
+                        _ => ConstGauge::new(value_of(worker) as i64).encode(value)?,
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn encode_drops(encoder: &mut DescriptorEncoder<'_>, services: &[Snapshot]) -> Result<(), Error> {
+    let help = "Messages lost, by reason; scope request is part of the accounts of requests";
+    let mut family =
+        encoder.encode_descriptor("serval_dropped", help, None, MetricType::Counter)?;
+    for (service, snapshot) in services {
+        for reason in DropReason::ALL {
+            let labels = [
+                ("service", service.as_str()),
+                ("reason", reason.name()),
+                ("scope", scope_name(reason.scope())),
+            ];
+            let value = family.encode_family(&labels)?;
+            ConstCounter::new(snapshot.dropped(*reason)).encode(value)?;
+        }
+    }
+    Ok(())
+}
+
+/// The encoder ends the help with a full stop itself.
+fn plain(help: &str) -> &str {
+    help.trim_end_matches('.')
+}
+
+/// The label of a scope.
+pub(crate) fn scope_name(scope: DropScope) -> &'static str {
+    match scope {
+        DropScope::Intake => "intake",
+        DropScope::Request => "request",
+        DropScope::Reply => "reply",
+        DropScope::Backend => "backend",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(services: &[&str]) -> String {
+        let metrics = Metrics::new(2, services.iter().map(|s| (*s).to_owned()));
+        let (worker, counters) = metrics.of_worker(1);
+        worker.turns.add(7);
+        if let Some(counters) = counters.first() {
+            counters.received.add(5);
+            counters.replied.add(2);
+            counters.drop_many(DropReason::NoCredit, 1);
+            counters.drop_many(DropReason::SocketOverflow, 3);
+        }
+        let mut text = String::new();
+        let registry = registry(metrics, Arc::default());
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn counters_have_their_names_labels_and_values() {
+        let text = page(&["digits", "echo"]);
+        for line in [
+            "serval_requests_received_total{service=\"digits\"} 5",
+            "serval_requests_received_total{service=\"echo\"} 0",
+            "serval_replies_total{service=\"digits\"} 2",
+            "serval_consumed_total{service=\"digits\"} 0",
+            "serval_dropped_total{service=\"digits\",reason=\"no_credit\",scope=\"request\"} 1",
+            "serval_dropped_total{service=\"digits\",reason=\"socket_overflow\",scope=\"intake\"} 3",
+            "serval_outstanding_requests{service=\"digits\"} 2",
+            "serval_worker_turns_total{worker=\"1\"} 7",
+            "serval_worker_connections{worker=\"0\"} 0",
+            "serval_ready 0",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn the_page_follows_the_naming_rules() {
+        let text = page(&["digits"]);
+        let mut counters = 0;
+        for line in text.lines().filter(|l| !l.starts_with('#')) {
+            let name = line.split(['{', ' ']).next().unwrap();
+            assert!(name.starts_with("serval_"), "{line}");
+            assert!(
+                name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+            );
+            counters += usize::from(name.ends_with("_total"));
+        }
+        assert!(counters > DropReason::COUNT);
+        for help in text.lines().filter(|l| l.starts_with("# HELP")) {
+            assert!(!help.contains("..") && !help.contains('`') && !help.contains('['), "{help}");
+        }
+        let types: Vec<&str> = text.lines().filter(|l| l.starts_with("# TYPE")).collect();
+        let mut unique = types.clone();
+        unique.sort_unstable();
+        unique.dedup();
+        assert_eq!(types.len(), unique.len());
+    }
+
+    #[test]
+    fn an_engine_without_services_has_a_page_too() {
+        assert!(page(&[]).contains("serval_worker_turns_total"));
+    }
+}

@@ -1,0 +1,409 @@
+//! The server: puts an engine together from a [`Topology`] and runs it.
+//!
+//! Everything that can fail happens in [`Server::start`], in this order: ports are bound, regions
+//! created and formatted, kernels found, accelerators started, workers put together. When it returns
+//! `Ok`, every port is open and every block has reached its first `recv`. From then on the worker
+//! threads alone handle messages; this side only counts, drains and stops.
+
+mod heart;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use accel::Kernel;
+use accel::cpu::{CpuAccelerator, Options as CpuOptions, ThreadBlocks, WorkerBlocks};
+use engine::metrics::Metrics;
+use engine::topology::{AcceleratorKind, CpuPlacement, Listen, Topology, TopologyError};
+use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerLinks, WorkerParts, worker_links};
+use mqueue::abi::stop;
+use mqueue::{MappedMemory, Region, Words};
+use sys::socket_nic::AcceptedSocket;
+use sys::{PortSpec, RegionOptions, SharedMemory, SocketNic, SocketOptions};
+use wire::DropReason;
+
+use heart::Heart;
+
+/// Why a server did not start. The message is one sentence for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The topology cannot work.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// A port cannot be opened.
+    #[error(transparent)]
+    Open(#[from] sys::OpenError),
+    /// A region cannot be created.
+    #[error("service {service:?}: {source}")]
+    Memory {
+        /// The service whose region it is.
+        service: String,
+        /// Why.
+        source: sys::MemoryError,
+    },
+    /// A kernel cannot be used, or an accelerator did not start.
+    #[error("service {service:?}: {source}")]
+    Accelerator {
+        /// The service.
+        service: String,
+        /// Why.
+        source: accel::AccelError,
+    },
+    /// A thread could not be started or ended before it was ready.
+    #[error("a worker thread did not start: {0}")]
+    Thread(String),
+}
+
+/// What [`Server::shutdown`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShutdownReport {
+    /// Requests that were accepted and not answered within `drain_ms`.
+    pub unanswered: u64,
+    /// A block did not come back, or ended badly and could not be stopped.
+    pub hung: bool,
+}
+
+impl ShutdownReport {
+    /// Whether everything that was accepted was answered and everything stopped.
+    pub fn is_clean(&self) -> bool {
+        self.unanswered == 0 && !self.hung
+    }
+}
+
+const RUN: u32 = 0;
+const DRAIN: u32 = 1;
+const STOP: u32 = 2;
+
+/// A running engine. Dropping it stops it without draining.
+pub struct Server {
+    topology: Arc<Topology>,
+    addresses: Vec<SocketAddr>,
+    metrics: Metrics,
+    phase: Arc<AtomicU32>,
+    fabric: Arc<Fabric<AcceptedSocket>>,
+    workers: Vec<JoinHandle<bool>>,
+    accelerators: Vec<CpuAccelerator>,
+    /// (service, words) of every region.
+    regions: Vec<(usize, Words<MappedMemory>)>,
+    heart: Heart,
+}
+
+/// One region and who serves it.
+struct PreparedRegion {
+    memory: MappedMemory,
+    kernel: Arc<Kernel>,
+    /// Per worker: the ends of its blocks' mqueues.
+    ends: Vec<Vec<BlockEnds>>,
+    /// Per worker, for blocks on accelerator threads: the worker's share, already running.
+    threads: Option<Vec<Option<ThreadBlocks>>>,
+}
+
+impl Server {
+    /// Starts everything; see the module's text.
+    pub fn start(topology: Topology) -> Result<Self, ServerError> {
+        topology.check()?;
+        let topology = Arc::new(topology);
+        let worker_count = topology.engine.workers;
+        let specs: Vec<PortSpec> = topology
+            .ports()
+            .map(|(_, l)| PortSpec { transport: l.transport, address: l.address })
+            .collect();
+        let first = SocketNic::open(&specs, SocketOptions::default())?;
+        let addresses = first.local_addresses();
+        let mut nics = vec![first];
+        while nics.len() < worker_count {
+            nics.push(nics[0].sibling()?);
+        }
+        let wakers = nics.iter().map(|nic| {
+            let waker = nic.waker();
+            Box::new(move || waker.wake()) as Box<dyn Fn() + Send + Sync>
+        });
+        let fabric = Fabric::new(wakers.collect(), topology.services.len());
+        let names = topology.services.iter().map(|s| s.name.clone());
+        let mut server = Self {
+            metrics: Metrics::new(worker_count, names),
+            phase: Arc::new(AtomicU32::new(RUN)),
+            fabric,
+            addresses,
+            workers: Vec::new(),
+            accelerators: Vec::new(),
+            regions: Vec::new(),
+            heart: Heart::start().map_err(|e| ServerError::Thread(e.to_string()))?,
+            topology: topology.clone(),
+        };
+        // From here on dropping `server` stops what has been started.
+        let mut regions = Vec::new();
+        for service in 0..topology.services.len() {
+            let mut of_service = Vec::new();
+            for accelerator in &topology.services[service].accelerators {
+                of_service.push(server.prepare_region(service, *accelerator)?);
+            }
+            regions.push(of_service);
+        }
+        server.start_workers(nics, regions)?;
+        Ok(server)
+    }
+
+    /// Creates and formats the region of one (service, accelerator) and starts its threads, if any.
+    fn prepare_region(
+        &mut self,
+        service_index: usize,
+        accelerator: usize,
+    ) -> Result<PreparedRegion, ServerError> {
+        let topology = self.topology.clone();
+        let service = &topology.services[service_index];
+        let accelerator = &topology.accelerators[accelerator];
+        let accelerator_error =
+            |source| ServerError::Accelerator { service: service.name.clone(), source };
+        let kernel = Kernel::find(&service.kernel).map_err(|e| accelerator_error(e.into()))?;
+        let plan = service.region_plan(1);
+        let bytes = plan.bytes().expect("the topology was checked") as usize;
+        let name = format!("serval:{}:{}:1", service.name, accelerator.name);
+        let memory = SharedMemory::create(&name, bytes, &RegionOptions::default())
+            .map_err(|source| ServerError::Memory { service: service.name.clone(), source })?;
+        let memory = MappedMemory::new(Arc::new(memory));
+        let mut region = Region::format(memory.clone(), &plan).expect("memory of the planned size");
+        let words = region.words();
+        self.heart.add(words.clone());
+        self.regions.push((service_index, words));
+        let workers = topology.engine.workers;
+        let per_block = plan.mqueues.len() as u32;
+        let mut ends: Vec<Vec<BlockEnds>> = (0..workers).map(|_| Vec::new()).collect();
+        for block in 0..service.mqueues {
+            let server = region.engine_ends(block * per_block);
+            let clients = (1..per_block).map(|i| region.engine_ends(block * per_block + i));
+            let entry = BlockEnds { block, server, clients: clients.collect() };
+            ends[block as usize % workers].push(entry);
+        }
+        let AcceleratorKind::Cpu { placement } = &accelerator.kind;
+        let threads = match placement {
+            CpuPlacement::Worker => None,
+            CpuPlacement::Threads { threads, cores } => {
+                let own = |ends: &Vec<BlockEnds>| ends.iter().map(|e| e.block).collect();
+                let by_worker: Vec<Vec<u32>> = ends.iter().map(own).collect();
+                let cores = (!cores.is_empty()).then_some(cores.as_slice());
+                let (running, shares) = ThreadBlocks::start(
+                    memory.clone(),
+                    &kernel,
+                    &service.params,
+                    &by_worker,
+                    *threads,
+                    cores,
+                    &CpuOptions::default(),
+                )
+                .map_err(accelerator_error)?;
+                self.accelerators.push(running);
+                Some(shares.into_iter().map(Some).collect())
+            }
+        };
+        Ok(PreparedRegion { memory, kernel, ends, threads })
+    }
+
+    /// Starts one thread per worker and waits until each is ready.
+    fn start_workers(
+        &mut self,
+        nics: Vec<SocketNic>,
+        mut regions: Vec<Vec<PreparedRegion>>,
+    ) -> Result<(), ServerError> {
+        let (ready, readiness) = mpsc::channel();
+        let links = worker_links(nics.len(), &self.topology);
+        for (index, (nic, links)) in nics.into_iter().zip(links).enumerate() {
+            let mut shares = Vec::new();
+            for of_service in &mut regions {
+                shares.push(of_service.iter_mut().map(|r| r.share_of(index)).collect());
+            }
+            let start = WorkerStart {
+                index,
+                nic,
+                links,
+                shares,
+                topology: self.topology.clone(),
+                addresses: self.addresses.clone(),
+                metrics: self.metrics.clone(),
+                fabric: self.fabric.clone(),
+                phase: self.phase.clone(),
+            };
+            let ready = ready.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("serval-worker-{index}"))
+                .spawn(move || start.run(&ready))
+                .map_err(|e| ServerError::Thread(e.to_string()))?;
+            self.workers.push(thread);
+        }
+        drop(ready);
+        for _ in 0..self.workers.len() {
+            let ended = |_| ServerError::Thread("it ended early; see the log".into());
+            readiness.recv().map_err(ended)??;
+        }
+        Ok(())
+    }
+
+    /// The topology that runs.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Every listening address with the index of its service; port 0 is resolved.
+    pub fn addresses(&self) -> Vec<(usize, Listen)> {
+        let resolved = self.topology.ports().zip(&self.addresses);
+        let with = |((service, listen), address): ((usize, Listen), &SocketAddr)| {
+            (service, Listen { address: *address, ..listen })
+        };
+        resolved.map(with).collect()
+    }
+
+    /// The engine's counters.
+    pub fn metrics(&self) -> Metrics {
+        self.metrics.clone()
+    }
+
+    /// Requests that each block of a service has received, from the blocks' status lines: accelerators
+    /// in order, blocks in order.
+    pub fn received_by_block(&self, service: usize) -> Vec<u64> {
+        let of_service = self.regions.iter().filter(|(of, _)| *of == service);
+        let blocks = self.topology.services[service].mqueues;
+        of_service.flat_map(|(_, w)| (0..blocks).map(|b| w.block(b).received)).collect()
+    }
+
+    /// Blocks of a service that have received anything.
+    pub fn busy_blocks(&self, service: usize) -> usize {
+        self.received_by_block(service).iter().filter(|n| **n > 0).count()
+    }
+
+    /// Accepts nothing new, answers what was accepted (for at most `drain_ms`), stops everything.
+    pub fn shutdown(mut self) -> ShutdownReport {
+        let patience = Duration::from_millis(self.topology.engine.drain_ms);
+        let deadline = Instant::now() + patience;
+        self.phase.store(DRAIN, Ordering::Relaxed);
+        while !self.fabric.all_settled() && Instant::now() < deadline {
+            self.fabric.wake_all();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let hung = self.stop();
+        let unanswered = (0..self.topology.services.len())
+            .map(|service| self.metrics.service(service).dropped(DropReason::DrainTimeout))
+            .sum();
+        ShutdownReport { unanswered, hung }
+    }
+
+    /// Stops the workers, then the accelerator threads. Returns whether something hangs.
+    fn stop(&mut self) -> bool {
+        self.phase.store(STOP, Ordering::Relaxed);
+        self.fabric.wake_all();
+        let mut hung = false;
+        for worker in self.workers.drain(..) {
+            hung |= worker.join().unwrap_or(true);
+        }
+        for accelerator in self.accelerators.drain(..) {
+            accelerator.stop(stop::NOW);
+            let left = accelerator.join(Duration::from_secs(1));
+            if !left.is_empty() {
+                tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
+                hung = true;
+            }
+        }
+        hung
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.workers.is_empty() || !self.accelerators.is_empty() {
+            self.stop();
+        }
+    }
+}
+
+/// One worker's share of one region.
+struct RegionShare {
+    memory: MappedMemory,
+    kernel: Arc<Kernel>,
+    ends: Vec<BlockEnds>,
+    threads: Option<ThreadBlocks>,
+}
+
+impl PreparedRegion {
+    fn share_of(&mut self, worker: usize) -> RegionShare {
+        RegionShare {
+            memory: self.memory.clone(),
+            kernel: self.kernel.clone(),
+            ends: std::mem::take(&mut self.ends[worker]),
+            threads: self.threads.as_mut().and_then(|shares| shares[worker].take()),
+        }
+    }
+}
+
+/// Everything a worker thread starts with.
+struct WorkerStart {
+    index: usize,
+    nic: SocketNic,
+    links: WorkerLinks,
+    shares: Vec<Vec<RegionShare>>,
+    topology: Arc<Topology>,
+    addresses: Vec<SocketAddr>,
+    metrics: Metrics,
+    fabric: Arc<Fabric<AcceptedSocket>>,
+    phase: Arc<AtomicU32>,
+}
+
+impl WorkerStart {
+    /// The worker thread: puts the worker together, reports, turns until told to stop. Returns
+    /// whether a block hangs.
+    fn run(self, ready: &mpsc::Sender<Result<(), ServerError>>) -> bool {
+        let Self { index, nic, links, shares, topology, addresses, metrics, fabric, phase } = self;
+        if let Some(core) = topology.engine.cores.get(index)
+            && let Err(error) = sys::affinity::pin_current_thread(*core)
+        {
+            tracing::warn!(core, %error, "worker {index} is not pinned");
+        }
+        // Blocks on the worker's core are started here: a coroutine never changes threads.
+        let mut attachments = Vec::new();
+        for (service, shares) in topology.services.iter().zip(shares) {
+            let mut of_service = Vec::new();
+            for share in shares {
+                let RegionShare { memory, kernel, ends, threads } = share;
+                let blocks: Box<dyn engine::accelerator::Blocks> = match threads {
+                    Some(blocks) => Box::new(blocks),
+                    None => {
+                        let own: Vec<u32> = ends.iter().map(|e| e.block).collect();
+                        let options = CpuOptions::default();
+                        match WorkerBlocks::start(memory, kernel, &service.params, &own, &options) {
+                            Ok(blocks) => Box::new(blocks),
+                            Err(source) => {
+                                let service = service.name.clone();
+                                let error = ServerError::Accelerator { service, source };
+                                // The main thread may be gone already: then nobody needs to know.
+                                let _ = ready.send(Err(error));
+                                return false;
+                            }
+                        }
+                    }
+                };
+                of_service.push(Attachment { blocks, ends });
+            }
+            attachments.push(of_service);
+        }
+        let parts = WorkerParts { index, nic, addresses, attachments, links };
+        let mut worker = Worker::new(parts, &topology, &metrics, fabric);
+        let _ = ready.send(Ok(()));
+        loop {
+            let now_ns = sys::time::monotonic_ns();
+            worker.turn(now_ns);
+            match phase.load(Ordering::Relaxed) {
+                RUN => {}
+                DRAIN => worker.begin_drain(),
+                _ => break,
+            }
+            let sleep_ns = worker.sleep_ns(now_ns);
+            if sleep_ns == 0 && worker.should_yield(now_ns) {
+                let from_ns = sys::time::monotonic_ns();
+                std::thread::yield_now();
+                worker.offered_core(from_ns, sys::time::monotonic_ns());
+            }
+            worker.wait(sleep_ns);
+        }
+        worker.finish()
+    }
+}

@@ -1,0 +1,74 @@
+//! The heartbeat of an engine: one thread that advances a word in every region.
+//!
+//! Blocks outside the workers end by themselves when it stands still for seconds (reason
+//! `ENGINE_LOST`): nothing may spin on an accelerator for a process that is gone. The beat has a
+//! thread of its own, because a worker may be inside a long kernel, and because blocks can already
+//! run while other services are still being started.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mqueue::{MappedMemory, Words};
+
+/// Time between two beats; an engine counts as lost after seconds of silence.
+const BEAT: Duration = Duration::from_millis(500);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    regions: Vec<Words<MappedMemory>>,
+    beats: u64,
+    stop: bool,
+}
+
+/// Beats until it is dropped.
+pub(super) struct Heart {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Heart {
+    pub(super) fn start() -> std::io::Result<Self> {
+        let shared = Arc::<Shared>::default();
+        let beating = shared.clone();
+        let builder = std::thread::Builder::new().name("serval-heartbeat".into());
+        let thread = builder.spawn(move || beat(&beating))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// From now on this region's heartbeat advances too.
+    pub(super) fn add(&self, words: Words<MappedMemory>) {
+        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.regions.push(words);
+        self.shared.changed.notify_one();
+    }
+}
+
+fn beat(shared: &Shared) {
+    let mut state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+    while !state.stop {
+        state.beats += 1;
+        for words in &state.regions {
+            words.set_engine_heartbeat(state.beats);
+        }
+        let waited = shared.changed.wait_timeout(state, BEAT);
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+impl Drop for Heart {
+    fn drop(&mut self) {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).stop = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // It cannot panic; if it did, there is nothing left to do for it.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! The `serval` command as scripts and people use it: output, exit codes, signals.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpStream, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value as Json;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn serval() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+    command.env_remove("SERVAL_LOG").stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    serval().args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Standard output of a run that has to succeed.
+fn output(arguments: &[&str]) -> String {
+    let done = run(arguments);
+    assert_eq!(done.status.code(), Some(0), "{arguments:?}: {}", text(&done.stderr));
+    text(&done.stdout)
+}
+
+fn json(arguments: &[&str]) -> Json {
+    serde_json::from_str(&output(arguments)).unwrap()
+}
+
+/// A folder that goes away.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path =
+            std::env::temp_dir().join(format!("serval-command-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str, content: &str) -> String {
+        let path = self.0.join(name);
+        fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+const ECHO: &str = "schema = 1\n[engine]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nname = \"echo\"\n\
+                    listen = \"udp://127.0.0.1:0\"\naccelerator = \"acc0\"\nkernel = \"echo\"\n";
+
+/// A running `serval serve`; killed if a test fails.
+struct Serving {
+    child: Child,
+    ready: String,
+}
+
+impl Serving {
+    fn start(arguments: &[&str]) -> Self {
+        let mut child = serval()
+            .arg("serve")
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = String::new();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        lines.read_line(&mut ready).unwrap();
+        child.stdout = Some(lines.into_inner());
+        Self { child, ready }
+    }
+
+    /// The address after `scheme` in the ready line.
+    fn address(&self, scheme: &str) -> String {
+        let start =
+            self.ready.find(scheme).unwrap_or_else(|| panic!("{}", self.ready)) + scheme.len();
+        let end = self.ready[start..].find([' ', ';', '/', '\n', '"']).unwrap();
+        self.ready[start..start + end].to_owned()
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+    }
+
+    /// Exit code, the rest of standard output, and standard error.
+    fn end(mut self) -> (Option<i32>, String, String) {
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "the server does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let (mut out, mut err) = (String::new(), String::new());
+        self.child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+        self.child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        (status.code(), out, err)
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn ask(address: &str, message: &[u8]) -> Vec<u8> {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.connect(address).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.send(message).unwrap();
+    let mut reply = [0; 2048];
+    let len = socket.recv(&mut reply).unwrap();
+    reply[..len].to_vec()
+}
+
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn help_teaches_and_mistakes_exit_with_2() {
+    let help = output(&["--help"]);
+    for part in ["Examples:", "Exit codes:", "check-config", "doctor", "NO_COLOR"] {
+        assert!(help.contains(part), "{part} is not in\n{help}");
+    }
+    for verb in ["serve", "demo", "check-config", "doctor"] {
+        assert!(output(&[verb, "--help"]).contains("Examples:"), "{verb}");
+    }
+    assert!(output(&["kernel", "build", "--help"]).contains("SERVAL_KERNEL"));
+    for wrong in [
+        &["sevre"][..],
+        &[],
+        &["serve"],
+        &["demo", "nothing"],
+        &["demo", "--workers", "0"],
+        &["doctor", "--log", "loud"],
+    ] {
+        assert_eq!(run(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
+fn tables_are_there_for_people_and_for_programs() {
+    assert!(output(&["version"]).starts_with("serval "));
+    assert_eq!(json(&["version", "--json"])["version"], env!("CARGO_PKG_VERSION"));
+    let reasons = json(&["drop-reasons", "--json"]);
+    assert_eq!(reasons.as_array().unwrap().len(), wire::DropReason::COUNT);
+    assert!(
+        reasons.as_array().unwrap().iter().all(|r| r["meaning"].as_str().unwrap().ends_with('.'))
+    );
+    let table = output(&["drop-reasons"]);
+    assert!(table.contains("socket_overflow") && table.contains("received ="), "{table}");
+    let kernels = json(&["--json", "kernel", "list"]);
+    let names: Vec<&str> =
+        kernels.as_array().unwrap().iter().map(|k| k["name"].as_str().unwrap()).collect();
+    let mut sorted = names.clone();
+    sorted.sort_unstable();
+    assert_eq!(sorted, accel::Kernel::builtins(), "the table knows exactly the built-in kernels");
+}
+
+#[test]
+fn no_colours_reach_a_pipe() {
+    for arguments in [&["doctor"][..], &["drop-reasons"], &["kernel", "list"], &["--help"]] {
+        assert!(!output(arguments).contains('\u{1b}'), "{arguments:?}");
+    }
+}
+
+#[test]
+fn check_config_shows_what_is_in_force() {
+    let folder = Folder::new("check");
+    let file = folder.file("a.toml", ECHO);
+    let shown = output(&["check-config", &file, "--set", "service.echo.slots=128"]);
+    for part in ["engine", "service.echo", "flag", "regions", "4 mqueues x (RX 128 slots x 1024 B"]
+    {
+        assert!(shown.contains(part), "{part} is not in\n{shown}");
+    }
+    let mut command = serval();
+    command.args(["check-config", &file, "--json"]).env("SERVAL_ENGINE_WORKERS", "2");
+    let value: Json = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
+    assert_eq!(value["settings"]["engine"]["workers"], 2);
+    assert_eq!(value["origins"]["engine.workers"], "environment");
+    assert_eq!(value["settings"]["service"]["echo"]["kernel"], "echo");
+    assert!(value["regions"][0]["bytes"].as_u64().unwrap() > 4 * 2 * 64 * 1024);
+}
+
+#[test]
+fn a_wrong_file_exits_with_2_and_shows_the_line() {
+    let folder = Folder::new("wrong");
+    let file = folder.file(
+        "a.toml",
+        &ECHO.replace("\"echo\"\n", "\"ecoh\"\n").replace("name = \"ecoh\"", "name = \"echo\""),
+    );
+    for verb in ["serve", "check-config", "doctor"] {
+        let done = run(&[verb, &file]);
+        assert_eq!(done.status.code(), Some(2), "{verb}");
+        let told = text(&done.stderr);
+        assert!(told.contains(":8:10") && told.contains("did you mean \"echo\"?"), "{told}");
+        assert!(done.stdout.is_empty());
+    }
+    let done = run(&["check-config", "--json", &file]);
+    let value: Json = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!((done.status.code(), &value["problems"][0]["line"]), (Some(2), &Json::from(8)));
+    assert_eq!(run(&["serve", "/no/such/file.toml"]).status.code(), Some(2));
+}
+
+#[test]
+fn doctor_knows_this_machine_and_the_way_of_a_service() {
+    let folder = Folder::new("doctor");
+    let file = folder.file("a.toml", ECHO);
+    let shown = output(&["doctor", &file]);
+    for part in
+        ["cores", "kernel-build", "available", "udp://127.0.0.1:0 -> 1 worker", "echo on acc0"]
+    {
+        assert!(shown.contains(part), "{part} is not in\n{shown}");
+    }
+    let value = json(&["doctor", &file, "--json"]);
+    let capabilities = value["capabilities"].as_array().unwrap();
+    for capability in capabilities {
+        let state = capability["state"].as_str().unwrap();
+        assert!(["available", "degraded", "off"].contains(&state));
+    }
+    assert_eq!(value["services"][0]["service"], "echo");
+}
+
+#[test]
+fn a_service_is_ready_serves_and_drains() {
+    let folder = Folder::new("serve");
+    let serving = Serving::start(&[&folder.file("a.toml", ECHO)]);
+    assert!(serving.ready.starts_with("ready: echo udp://127.0.0.1:"), "{}", serving.ready);
+    let (udp, metrics) = (serving.address("udp://"), serving.address("http://"));
+    assert_eq!(ask(&udp, b"hello"), b"hello");
+    assert!(get(&metrics, "/readyz").starts_with("HTTP/1.1 200"));
+    let deadline = Instant::now() + PATIENCE;
+    while !get(&metrics, "/metrics").contains("serval_replies_total{service=\"echo\"} 1\n") {
+        assert!(Instant::now() < deadline, "{}", get(&metrics, "/metrics"));
+    }
+    // SIGHUP is not a reason to end.
+    serving.signal("-HUP");
+    assert_eq!(ask(&udp, b"again"), b"again");
+    serving.signal("-TERM");
+    let (code, out, err) = serving.end();
+    assert_eq!((code, out.as_str()), (Some(0), ""), "{err}");
+    assert!(err.contains("draining") && err.contains("received=2"), "{err}");
+}
+
+#[test]
+fn programs_read_the_life_of_a_service_as_json() {
+    let folder = Folder::new("json");
+    let serving = Serving::start(&["--json", "--log", "off", &folder.file("a.toml", ECHO)]);
+    let ready: Json = serde_json::from_str(&serving.ready).unwrap();
+    assert_eq!(ready["event"], "ready");
+    let address = serving.address("udp://");
+    assert_eq!(ask(&address, b"x"), b"x");
+    serving.signal("-INT");
+    let (code, out, err) = serving.end();
+    let stopped: Json = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert_eq!(stopped["services"][0]["received"], 1);
+    assert_eq!(stopped["clean"], true);
+}
+
+#[test]
+fn what_is_left_unanswered_is_told_by_exit_code_3() {
+    let folder = Folder::new("unfinished");
+    let slow = ECHO.replace(
+        "kernel = \"echo\"",
+        "kernel = \"delay\"\nparams = { microseconds = 60e6 }\nrequest_timeout_ms = 120000",
+    );
+    let file = folder.file("a.toml", &slow);
+    let serving = Serving::start(&[&file, "--set", "engine.drain_ms=50"]);
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.send_to(b"hello", serving.address("udp://")).unwrap();
+    let metrics = serving.address("http://");
+    let deadline = Instant::now() + PATIENCE;
+    while !get(&metrics, "/metrics")
+        .contains("serval_requests_received_total{service=\"echo\"} 1\n")
+    {
+        assert!(Instant::now() < deadline, "the request does not arrive");
+    }
+    serving.signal("-TERM");
+    let (code, _, err) = serving.end();
+    assert_eq!(code, Some(3), "{err}");
+    assert!(err.contains("not answered within engine.drain_ms"), "{err}");
+}
+
+#[test]
+fn a_second_signal_ends_the_draining() {
+    let folder = Folder::new("second");
+    let slow = "kernel = \"delay\"\nparams = { microseconds = 60e6 }\nrequest_timeout_ms = 120000";
+    let file = folder.file("a.toml", &ECHO.replace("kernel = \"echo\"", slow));
+    let serving = Serving::start(&[&file, "--set", "engine.drain_ms=120000"]);
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.send_to(b"hello", serving.address("udp://")).unwrap();
+    let metrics = serving.address("http://");
+    let until = |path: &str, part: &str| {
+        let deadline = Instant::now() + PATIENCE;
+        while !get(&metrics, path).contains(part) {
+            assert!(Instant::now() < deadline, "{part} does not appear");
+        }
+    };
+    until("/metrics", "serval_requests_received_total{service=\"echo\"} 1\n");
+    serving.signal("-TERM");
+    // The endpoint answers while the service drains, and says so.
+    until("/readyz", "HTTP/1.1 503");
+    serving.signal("-TERM");
+    let (code, _, err) = serving.end();
+    assert_eq!(code, Some(3), "{err}");
+    assert!(err.contains("before everything was answered"), "{err}");
+}
+
+#[test]
+fn a_port_that_is_taken_exits_with_1_and_is_named() {
+    let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let folder = Folder::new("taken");
+    let file =
+        folder.file("a.toml", &ECHO.replace("127.0.0.1:0\"\nacc", &format!("{address}\"\nacc")));
+    let done = run(&["serve", &file]);
+    assert_eq!(done.status.code(), Some(1));
+    assert!(text(&done.stderr).contains(&address), "{}", text(&done.stderr));
+}
+
+#[test]
+fn a_kernel_of_ones_own_is_built_listed_and_served() {
+    let folder = Folder::new("kernel");
+    let source = folder.file(
+        "twice.cpp",
+        "#include <serval/kernel.h>\n\
+         SERVAL_KERNEL(twice) (serval::Block& block, serval::Mqueue& q) {\n\
+             while (auto msg = q.recv(block)) {\n\
+                 auto reply = q.reply(block, msg, 2 * msg.len());\n\
+                 for (unsigned i = block.rank(); i < 2 * msg.len(); i += block.size())\n\
+                     reply.as<char>()[i] = msg.as<const char>()[i % msg.len()];\n\
+                 q.send(block, reply);\n\
+             }\n\
+         }\n",
+    );
+    let built = json(&["kernel", "build", &source, "--json"]);
+    assert_eq!(built["kernels"], serde_json::json!(["twice"]));
+    let library = folder.0.join("twice.so");
+    assert_eq!(output(&["kernel", "list", library.to_str().unwrap()]), "twice\n");
+    // Paths are relative to the configuration file.
+    for kernel in ["twice.so", "./twice.so:twice"] {
+        let file = folder
+            .file("a.toml", &ECHO.replace("kernel = \"echo\"", &format!("kernel = \"{kernel}\"")));
+        let serving = Serving::start(&[&file]);
+        assert_eq!(ask(&serving.address("udp://"), b"ab"), b"abab");
+        serving.signal("-TERM");
+        assert_eq!(serving.end().0, Some(0));
+    }
+    let broken = folder.file("broken.cpp", "this is not C++\n");
+    let done = run(&["kernel", "build", &broken]);
+    assert_eq!(done.status.code(), Some(1));
+    assert!(text(&done.stderr).contains("broken.cpp"), "{}", text(&done.stderr));
+    assert_eq!(run(&["kernel", "build", &source, "-o", &source]).status.code(), Some(2));
+}
+
+#[test]
+fn the_examples_configurations_are_accepted() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let file = examples.join("01_echo/service.toml");
+    let shown = output(&["check-config", file.to_str().unwrap()]);
+    assert!(shown.contains("service.echo"), "{shown}");
+}

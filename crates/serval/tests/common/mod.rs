@@ -1,0 +1,337 @@
+//! What the integration tests share: a server on free loopback ports, and clients that check.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use engine::topology::{
+    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, Service, Topology,
+};
+use serval::server::Server;
+use wire::DropReason;
+use wire::framing::Framing;
+use wire::nic::Transport;
+
+/// Longest that anything in a test may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) fn udp() -> Listen {
+    Listen { transport: Transport::Udp, address: ([127, 0, 0, 1], 0).into() }
+}
+
+pub(crate) fn tcp() -> Listen {
+    Listen { transport: Transport::Tcp, address: ([127, 0, 0, 1], 0).into() }
+}
+
+/// One `cpu` accelerator on the workers' own cores.
+pub(crate) fn topology(services: Vec<Service>) -> Topology {
+    topology_on(CpuPlacement::Worker, services)
+}
+
+pub(crate) fn topology_on(placement: CpuPlacement, services: Vec<Service>) -> Topology {
+    let kind = AcceleratorKind::Cpu { placement };
+    Topology {
+        engine: EngineSettings::default(),
+        limits: Limits::default(),
+        accelerators: vec![Accelerator { name: "acc0".into(), kind }],
+        services,
+    }
+}
+
+pub(crate) fn start(topology: Topology) -> Server {
+    Server::start(topology).expect("the server starts")
+}
+
+/// The address of the `n`-th listener of the whole topology.
+pub(crate) fn address(server: &Server, n: usize) -> SocketAddr {
+    server.addresses()[n].1.address
+}
+
+pub(crate) fn udp_client(server: SocketAddr) -> UdpSocket {
+    let any: SocketAddr =
+        if server.is_ipv4() { ([127, 0, 0, 1], 0).into() } else { "[::1]:0".parse().unwrap() };
+    let socket = UdpSocket::bind(any).unwrap();
+    socket.connect(server).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+/// Sends one datagram and returns the reply. The socket is connected, so a reply from any other
+/// address or port than the one asked would never arrive.
+pub(crate) fn ask(socket: &UdpSocket, message: &[u8]) -> Vec<u8> {
+    socket.send(message).unwrap();
+    let mut reply = vec![0; 65_536];
+    let len = socket.recv(&mut reply).expect("a reply in time");
+    reply.truncate(len);
+    reply
+}
+
+pub(crate) fn tcp_client(server: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(server).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+pub(crate) fn exchange(stream: &mut TcpStream, request: &[u8], reply_bytes: usize) -> Vec<u8> {
+    stream.write_all(request).unwrap();
+    let mut reply = vec![0; reply_bytes];
+    stream.read_exact(&mut reply).expect("a reply in time");
+    reply
+}
+
+/// Waits until `condition` holds.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub(crate) fn dropped(server: &Server, service: usize, reason: DropReason) -> u64 {
+    server.metrics().service(service).dropped(reason)
+}
+
+/// Once nothing is under way, the accounting identity is exact: every received request was replied
+/// to, consumed or dropped for a reason.
+pub(crate) fn assert_accounts(server: &Server) {
+    eventually("the server becomes quiet", || {
+        server.metrics().workers().map(|w| w.outstanding.value()).sum::<u64>() == 0
+    });
+    for service in 0..server.topology().services.len() {
+        eventually("the accounts balance", || {
+            let s = server.metrics().service(service);
+            s.received == s.replied + s.consumed + s.dropped_requests()
+                && s.handed_out == s.handed_in
+                && s.replies_handed_out == s.replies_handed_in
+        });
+    }
+}
+
+/// Bytes that differ from one (length, salt) to the next.
+pub(crate) fn pattern(len: usize, salt: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + salt * 7 + (i >> 8)) as u8).collect()
+}
+
+/// A request as a client of this framing sends it, and the reply of `echo` (of the `store` test kernel
+/// for memcached) as it comes back. `salt` makes them differ.
+pub(crate) fn well_framed(framing: Framing, salt: usize) -> (Vec<u8>, Vec<u8>) {
+    let payload = match framing {
+        Framing::Fixed(bytes) => pattern(bytes as usize, salt),
+        Framing::Line => format!("line {salt}").into_bytes(),
+        Framing::Memcached => {
+            return (format!("get key{salt}\r\n").into_bytes(), b"END\r\n".to_vec());
+        }
+        Framing::Sockperf => {
+            let len = 14 + salt % 200;
+            let mut message = pattern(len, salt);
+            // From a client, wants a reply.
+            message[8..10].copy_from_slice(&3_u16.to_be_bytes());
+            message[10..14].copy_from_slice(&(len as u32).to_be_bytes());
+            message
+        }
+        _ => pattern(1 + salt % 300, salt),
+    };
+    let (mut request, mut reply) = (Vec::new(), Vec::new());
+    framing.encode_request(&payload, &mut request).unwrap();
+    framing.encode_reply(&payload, &mut reply).unwrap();
+    (request, reply)
+}
+
+/// Numbers that look random and are the same in every run (xorshift64*).
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// In [0, bound).
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        (self.next() >> 16) as usize % bound
+    }
+
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| (self.next() >> 32) as u8).collect()
+    }
+}
+
+/// Tests that count what the whole process holds (descriptors, memory) run one at a time.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Compiles a kernel library of this repository with the flags of the built-in kernels, once in each
+/// process. `source` is relative to the repository.
+pub(crate) fn build_kernel(source: &str) -> String {
+    static BUILT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let stem = Path::new(source).file_stem().unwrap().to_str().unwrap();
+    let library = folder.join(format!("{stem}.so"));
+    if !built.contains(&library) {
+        // Another test program may be about to load it: the new one takes its place in one step.
+        let fresh = folder.join(format!("{stem}-{}.so", std::process::id()));
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+        let output = Command::new(&compiler)
+            .args(["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti"])
+            .args(["-fvisibility=hidden", "-fstack-clash-protection", "-o"])
+            .arg(&fresh)
+            .arg("-I")
+            .arg(root.join("device/include"))
+            .arg("-I")
+            .arg(root.join("device"))
+            .arg(root.join(source))
+            .output()
+            .unwrap_or_else(|error| panic!("{compiler} does not start ({error}): install g++"));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        std::fs::rename(&fresh, &library).unwrap();
+        built.push(library.clone());
+    }
+    library.to_str().unwrap().to_owned()
+}
+
+/// A process that ends with the test, however the test ends.
+pub(crate) struct Peer(pub(crate) Child);
+
+impl Peer {
+    pub(crate) fn start(command: &mut Command, how_to_get_it: &str) -> Self {
+        let started = command.stdin(Stdio::null()).spawn();
+        Self(started.unwrap_or_else(|error| panic!("{error}: {how_to_get_it}")))
+    }
+
+    /// Suspends the process; returns when every thread of it stands still.
+    pub(crate) fn suspend(&self) {
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.0.id());
+        let stands = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+            stat.rsplit_once(") ").unwrap().1.starts_with('T')
+        };
+        eventually("the process stops", || std::fs::read_dir(&tasks).unwrap().all(stands));
+    }
+
+    /// Sends a signal by name, such as `CONT`, to this process alone.
+    pub(crate) fn signal(&self, name: &str) {
+        let process = self.0.id().to_string();
+        let done = Command::new("kill").args(["-s", name, &process]).status().unwrap();
+        assert!(done.success(), "kill -s {name} {process}");
+    }
+
+    pub(crate) fn stop(&mut self) {
+        // Gone already is as good; SIGKILL also ends a stopped process.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A TCP port of 127.0.0.1 that nobody listens on (it may be taken again at any time).
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// `serval serve` in a process of its own, ready for clients.
+pub(crate) struct Served {
+    pub(crate) process: Peer,
+    /// By service: its addresses, in the order of the configuration.
+    pub(crate) services: Vec<Vec<SocketAddr>>,
+    metrics: SocketAddr,
+}
+
+impl Served {
+    /// `name` is unique among the tests; `config` comes behind the schema and the
+    /// `[engine]` table with its metrics endpoint.
+    pub(crate) fn start(name: &str, engine: &str, config: &str) -> Self {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));
+        let text = format!(
+            "schema = 1\n[engine]\nmetrics = \"127.0.0.1:0\"\ncontrol = \"\"\n{engine}\n{config}"
+        );
+        std::fs::write(&file, text).unwrap();
+        let log = std::fs::File::create(file.with_extension("log")).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+        command.arg("serve").arg(&file).stdout(Stdio::piped()).stderr(log);
+        let mut process = Peer::start(&mut command, "cargo builds it");
+        let mut line = String::new();
+        let mut output = BufReader::new(process.0.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        let ready = line.trim_end().strip_prefix("ready: ").unwrap_or_else(|| {
+            let log = std::fs::read_to_string(file.with_extension("log"));
+            panic!("not ready: {line:?}\n{}", log.unwrap_or_default())
+        });
+        let mut services = Vec::new();
+        let mut metrics = None;
+        for part in ready.split("; ") {
+            let (name, urls) = part.split_once(' ').unwrap();
+            let address = |url: &str| {
+                let authority = url.split_once("://").unwrap().1;
+                authority.split('/').next().unwrap().parse().unwrap()
+            };
+            let addresses: Vec<SocketAddr> = urls.split(' ').map(address).collect();
+            match name {
+                "metrics" => metrics = Some(addresses[0]),
+                _ => services.push(addresses),
+            }
+        }
+        Self { process, services, metrics: metrics.expect("the configuration asks for it") }
+    }
+
+    /// The value of a metric as it stands on the page, such as
+    /// `serval_requests_received_total{service="echo"}`.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        let page = self.page();
+        let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name} in\n{page}")).parse().unwrap()
+    }
+
+    fn page(&self) -> String {
+        let mut stream = tcp_client(self.metrics);
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        page
+    }
+
+    /// The drops of one reason, whatever labels there are besides.
+    pub(crate) fn dropped(&self, service: &str, reason: DropReason) -> u64 {
+        let (page, reason) = (self.page(), reason.name());
+        let of = |line: &&str| {
+            line.contains("drop")
+                && line.contains(&format!("service=\"{service}\""))
+                && line.contains(&format!("reason=\"{reason}\""))
+        };
+        let line = page.lines().find(of).unwrap_or_else(|| panic!("no {reason} in\n{page}"));
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    }
+
+    /// Asks the process to drain; its exit code.
+    pub(crate) fn drain(mut self) -> i32 {
+        self.process.signal("TERM");
+        let mut code = None;
+        eventually("the process ends", || {
+            code = self.process.0.try_wait().unwrap();
+            code.is_some()
+        });
+        code.unwrap().code().expect("an exit code, not a signal")
+    }
+}

@@ -1,0 +1,115 @@
+//! The demos as they are started from a shell, in their short form.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value as Json;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn demo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+    command.arg("demo").args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn report(arguments: &[&str]) -> Json {
+    let done = demo(arguments).args(["--quick", "--json"]).output().unwrap();
+    assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+    serde_json::from_slice(&done.stdout).unwrap()
+}
+
+#[test]
+fn digits_are_read_over_both_transports_and_compared() {
+    let report = report(&["lenet"]);
+    let digits = report["digits"].as_u64().unwrap();
+    assert!(digits >= 100 && report["right_udp"] == report["right_tcp"], "{report}");
+    assert!(report["right_udp"].as_u64().unwrap() * 100 >= digits * 97, "{report}");
+    for server in ["serval", "host_centric"] {
+        assert!(report["comparison"][server]["rate"].as_f64().unwrap() > 0.0, "{report}");
+        assert!(report["comparison"][server]["p50_us"].as_f64().unwrap() > 0.0, "{report}");
+    }
+}
+
+#[test]
+fn many_mqueues_all_work() {
+    let report = report(&["echo", "--mqueues", "240", "--workers", "2"]);
+    assert_eq!(report["mqueues"], 240);
+    assert_eq!(report["busy_blocks"], 240, "{report}");
+    assert_eq!(report["rows"].as_array().unwrap().len(), 8);
+}
+
+#[test]
+fn numbers_are_scaled_and_the_text_is_for_people() {
+    let done = demo(&["scale", "--quick"]).output().unwrap();
+    let text = String::from_utf8(done.stdout).unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    for part in ["p50, 1 in flight", "host-centric", "class T0", "requests received ="] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    assert!(!text.contains('\u{1b}'));
+}
+
+#[test]
+fn faces_are_verified_against_memcached() {
+    let report = report(&["faces"]);
+    let people = report["people"].as_u64().unwrap();
+    assert_eq!(report["answers"][2]["unknown"], people, "{report}");
+    for known in 0..2 {
+        let answers = &report["answers"][known];
+        let counted = answers["match"].as_u64().unwrap() + answers["no_match"].as_u64().unwrap();
+        assert_eq!(counted, people, "{report}");
+    }
+}
+
+#[test]
+fn without_memcached_one_sentence_says_how_to_get_it() {
+    let done = demo(&["faces", "--quick"]).env("PATH", "/nonexistent").output().unwrap();
+    let told = String::from_utf8(done.stderr).unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    assert!(told.contains("needs memcached") && told.contains("apt install memcached"), "{told}");
+    assert_eq!(told.trim_end().lines().count(), 1, "{told}");
+}
+
+#[test]
+fn a_file_that_holds_no_pictures_is_refused() {
+    let path = std::env::temp_dir().join(format!("serval-pictures-{}", std::process::id()));
+    fs::write(&path, b"SVFACES1 and nothing else").unwrap();
+    let done = demo(&["faces", "--pictures", path.to_str().unwrap()]).output().unwrap();
+    fs::remove_file(&path).unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&done.stderr).contains("not one of pictures"));
+}
+
+/// Processes that `pid` has started.
+fn children(pid: u32) -> Vec<u32> {
+    // Listed by the thread that started them.
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = threads.map(|t| fs::read_to_string(t.path().join("children")).unwrap_or_default());
+    let listed = lists.collect::<Vec<_>>().join(" ");
+    listed.split_whitespace().filter_map(|child| child.parse().ok()).collect()
+}
+
+#[test]
+fn an_interrupted_demo_takes_its_memcached_along() {
+    // The full length, so that the signal comes in the middle.
+    let mut running =
+        demo(&["faces"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let memcached = loop {
+        let found = children(running.id());
+        let name = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        if let Some(pid) = found.into_iter().find(|pid| name(pid).trim() == "memcached") {
+            break pid;
+        }
+        assert!(Instant::now() < deadline && running.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let pid = running.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    let done = running.wait_with_output().unwrap();
+    assert_eq!(done.status.code(), Some(1), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(String::from_utf8_lossy(&done.stderr).contains("interrupted"));
+    assert!(!fs::exists(format!("/proc/{memcached}")).unwrap(), "memcached is still there");
+}

@@ -1,0 +1,667 @@
+//! The model accelerator: blocks that read real rings and answer, more or less well.
+//!
+//! A [`Model`] holds the accelerator's ends of the mqueues of one worker's blocks of one region. It
+//! works inside [`Blocks::drive`] (blocks on the worker's core; only those that were rung or whose
+//! time has come, so that a forgotten ring shows) or, as a *remote* accelerator, between the turns.
+//! Its [`Behaviour`] says how long answers take and what goes wrong.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use engine::accelerator::Blocks;
+use engine::topology::Replies;
+use mqueue::abi::{self, RingEntry, kind, status};
+use mqueue::memory::Ordering;
+use mqueue::{Consumer, Head, MappedMemory, Memory, Producer};
+use wire::framing::Framing;
+
+use crate::message::{
+    Ask, Body, Flavor, decode_reply, decode_request, reply_filler_max, request_payload,
+};
+use crate::net::{SharedNetwork, lock};
+use crate::rng::Rng;
+
+/// How blocks behave. Rates are times per mille of the messages.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Behaviour {
+    /// Runs between the worker's turns, not inside them.
+    pub remote: bool,
+    /// Shortest and longest time an answer takes, in nanoseconds.
+    pub delay_ns: (u64, u64),
+    /// Messages a block works on at once, besides the first.
+    pub overlap: usize,
+    /// Only this block does what follows; the others are sound.
+    pub only_block: Option<u32>,
+    /// Answers twice.
+    pub twice: u32,
+    /// Answers this much later, ...
+    pub late: u32,
+    /// ... in nanoseconds.
+    pub late_ns: u64,
+    /// Never answers.
+    pub swallow: u32,
+    /// Drops with `REJECTED`.
+    pub reject: u32,
+    /// Drops with `BAD_LENGTH`.
+    pub bad_length: u32,
+    /// Drops because its reply is too long.
+    pub too_long: u32,
+    /// Also answers a token that never was.
+    pub forge: u32,
+    /// Also answers a token of another mqueue.
+    pub steal: u32,
+    /// Also writes a message of an unknown kind.
+    pub bad_kind: u32,
+    /// Also writes a message with an impossible header.
+    pub bad_header: u32,
+    /// Replies although nobody wants replies.
+    pub unwanted: u32,
+    /// Stops for ever with the message after this many.
+    pub stall_after: Option<u64>,
+    /// Ends with the message after this many.
+    pub die_after: Option<u64>,
+    /// Does nothing but write random words over its rings from the message after this many.
+    pub scribble_after: Option<u64>,
+    /// Reports mqueues as touched that are not.
+    pub spurious: u32,
+    /// Always asks backends for the longest answer, instead of now and then.
+    pub long_questions: bool,
+}
+
+impl Behaviour {
+    /// Whether replies may carry any content.
+    pub fn corrupts(&self) -> bool {
+        self.scribble_after.is_some()
+    }
+}
+
+/// What the model must know of the service it serves.
+#[derive(Clone, Debug)]
+pub struct Role {
+    /// The service's index.
+    pub service: usize,
+    /// Global number of the region's first block.
+    pub first_mqueue: u32,
+    /// Framing of the service.
+    pub framing: Framing,
+    /// Whether it answers.
+    pub replies: Replies,
+    /// Its backends.
+    pub backends: Vec<BackendRole>,
+}
+
+/// A backend as its kernel knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct BackendRole {
+    /// How messages to it are delimited.
+    pub framing: Framing,
+    /// The longest message to or from it.
+    pub max_message_bytes: usize,
+    /// Whether its answers are the right ones.
+    pub honest: bool,
+}
+
+/// The accelerator's ends of one block's mqueues.
+pub struct BlockShare {
+    /// Index in the region.
+    pub block: u32,
+    /// The server mqueue.
+    pub server: (Consumer<MappedMemory>, Producer<MappedMemory>),
+    /// The client mqueues.
+    pub clients: Vec<(Consumer<MappedMemory>, Producer<MappedMemory>)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    Stalled,
+    Scribbling,
+    Dead,
+}
+
+#[derive(Debug)]
+struct Work {
+    token: u64,
+    payload: Vec<u8>,
+    due_ns: u64,
+    /// Waits for the backend's answer to this tag.
+    awaits: Option<u64>,
+    asked_backend: bool,
+}
+
+struct Client {
+    rx: Consumer<MappedMemory>,
+    tx: Producer<MappedMemory>,
+    next_tag: u64,
+    /// Questions without an answer: what was asked.
+    open: BTreeMap<u64, Body>,
+}
+
+struct Block {
+    index: u32,
+    rx: Consumer<MappedMemory>,
+    tx: Producer<MappedMemory>,
+    clients: Vec<Client>,
+    work: Vec<Work>,
+    taken: u64,
+    phase: Phase,
+    /// Rung, or with something left to do.
+    runnable: bool,
+}
+
+/// Tokens seen in the RX rings of one worker's mqueues of a service: (global mqueue, token).
+pub type SeenTokens = Arc<Mutex<Vec<(u32, u64)>>>;
+
+/// See the module's text.
+pub struct Model {
+    role: Role,
+    behaviour: Behaviour,
+    blocks: Vec<Block>,
+    memory: MappedMemory,
+    entries: Vec<RingEntry>,
+    per_block: u32,
+    net: SharedNetwork,
+    rng: Rng,
+    tokens: SeenTokens,
+    touched: Vec<u32>,
+    ended: Vec<(u32, u64)>,
+    now_ns: u64,
+}
+
+impl Model {
+    /// Blocks of one worker in a region of `entries` inside `memory`.
+    pub fn new(
+        role: Role,
+        behaviour: Behaviour,
+        region: (MappedMemory, Vec<RingEntry>),
+        shares: Vec<BlockShare>,
+        world: (SharedNetwork, SeenTokens, Rng),
+    ) -> Self {
+        let client = |(rx, tx)| Client { rx, tx, next_tag: 1, open: BTreeMap::new() };
+        let block = |share: BlockShare| Block {
+            index: share.block,
+            rx: share.server.0,
+            tx: share.server.1,
+            clients: share.clients.into_iter().map(client).collect(),
+            work: Vec::new(),
+            taken: 0,
+            phase: Phase::Serving,
+            runnable: false,
+        };
+        Self {
+            per_block: 1 + role.backends.len() as u32,
+            role,
+            behaviour,
+            blocks: shares.into_iter().map(block).collect(),
+            memory: region.0,
+            entries: region.1,
+            net: world.0,
+            tokens: world.1,
+            rng: world.2,
+            touched: Vec::new(),
+            ended: Vec::new(),
+            now_ns: 0,
+        }
+    }
+
+    /// Whether the blocks run between turns.
+    pub fn is_remote(&self) -> bool {
+        self.behaviour.remote
+    }
+
+    /// Changes the behaviour from now on; blocks that stopped stay stopped.
+    pub fn set_behaviour(&mut self, behaviour: Behaviour) {
+        self.behaviour = behaviour;
+    }
+
+    /// What a serving block has not finished, for the end of a run.
+    pub fn unfinished(&self) -> Option<String> {
+        let unfinished = |b: &&Block| {
+            b.phase == Phase::Serving
+                && (!b.work.is_empty() || b.clients.iter().any(|c| !c.open.is_empty()))
+        };
+        self.blocks.iter().find(unfinished).map(|block| {
+            let open: usize = block.clients.iter().map(|c| c.open.len()).sum();
+            let (service, index) = (self.role.service, block.index);
+            let work = block.work.len();
+            format!("block {index} of service {service}: {work} messages, {open} backend questions")
+        })
+    }
+
+    /// For each block, whether it stopped reading without saying so.
+    pub fn stopped(&self) -> Vec<bool> {
+        let stopped = |b: &Block| matches!(b.phase, Phase::Stalled | Phase::Scribbling);
+        self.blocks.iter().map(stopped).collect()
+    }
+
+    /// When blocks on the worker's core want to be driven again.
+    pub fn wake_ns(&self) -> u64 {
+        if self.behaviour.remote { u64::MAX } else { self.due_ns() }
+    }
+
+    /// When the next answer is due.
+    fn due_ns(&self) -> u64 {
+        let due = |b: &Block| match b.phase {
+            Phase::Serving if b.runnable => 0,
+            Phase::Serving => b
+                .work
+                .iter()
+                .filter(|w| w.awaits.is_none())
+                .map(|w| w.due_ns)
+                .min()
+                .unwrap_or(u64::MAX),
+            Phase::Scribbling => 0,
+            Phase::Stalled | Phase::Dead => u64::MAX,
+        };
+        self.blocks.iter().map(due).min().unwrap_or(u64::MAX)
+    }
+
+    /// When blocks that run between turns have something to do.
+    pub fn remote_due_ns(&self) -> u64 {
+        if self.behaviour.remote { self.due_ns() } else { u64::MAX }
+    }
+
+    /// Lets the blocks work.
+    pub fn step(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        for number in 0..self.blocks.len() {
+            let due = |w: &Work| w.awaits.is_none() && w.due_ns <= now_ns;
+            let block = &self.blocks[number];
+            if self.behaviour.remote || block.runnable || block.work.iter().any(due) {
+                self.step_block(number);
+            }
+            if self.blocks[number].phase == Phase::Scribbling {
+                self.scribble(number);
+            }
+        }
+    }
+
+    fn step_block(&mut self, number: usize) {
+        if self.blocks[number].phase != Phase::Serving {
+            return;
+        }
+        self.blocks[number].runnable = false;
+        self.read_answers(number);
+        while self.read_message(number) {}
+        if self.blocks[number].phase != Phase::Serving {
+            return;
+        }
+        let mut at = 0;
+        while at < self.blocks[number].work.len() {
+            let work = &self.blocks[number].work[at];
+            if work.awaits.is_some() || work.due_ns > self.now_ns {
+                at += 1;
+                continue;
+            }
+            let work = self.blocks[number].work.remove(at);
+            if let Some(work) = self.act(number, work) {
+                self.blocks[number].work.insert(at, work);
+                at += 1;
+            }
+        }
+        self.publish(number);
+        // There may be more to read now that some work is done.
+        let block = &mut self.blocks[number];
+        block.runnable |= block.rx.hinted() && block.phase == Phase::Serving;
+    }
+
+    fn publish(&mut self, number: usize) {
+        let block = &mut self.blocks[number];
+        let first = block.index * self.per_block;
+        let mut touch = |mqueue| {
+            if !self.touched.contains(&mqueue) {
+                self.touched.push(mqueue);
+            }
+        };
+        block.tx.publish();
+        touch(first);
+        for (client, number) in block.clients.iter_mut().zip(1..) {
+            client.tx.publish();
+            touch(first + number);
+        }
+    }
+
+    /// Takes one message, unless the block is busy enough.
+    fn read_message(&mut self, number: usize) -> bool {
+        let behaviour = self.behaviour_of(number);
+        let block = &mut self.blocks[number];
+        if block.phase != Phase::Serving || block.work.len() > behaviour.overlap {
+            return false;
+        }
+        let header = match block.rx.peek() {
+            Ok(Some(header)) => header,
+            Ok(None) => return false,
+            Err(error) => {
+                let text = format!("the engine broke an RX ring: {error}");
+                lock(&self.net).ledger.violate(|| text);
+                return false;
+            }
+        };
+        let mut payload = vec![0; header.len as usize];
+        if !block.rx.copy_out(&header, &mut payload) {
+            return false;
+        }
+        block.rx.advance();
+        block.rx.release();
+        block.taken += 1;
+        let taken = block.taken;
+        let mqueue = self.role.first_mqueue + block.index;
+        let over = |limit: Option<u64>| limit.is_some_and(|limit| taken > limit);
+        let index = block.index;
+        match () {
+            () if over(behaviour.die_after) => {
+                block.phase = Phase::Dead;
+                self.ended.push((index, abi::reason::RETURNED));
+            }
+            () if over(behaviour.stall_after) => block.phase = Phase::Stalled,
+            () if over(behaviour.scribble_after) => block.phase = Phase::Scribbling,
+            () => {}
+        }
+        let (low, high) = behaviour.delay_ns;
+        let mut due_ns = self.now_ns + self.rng.between(low, high);
+        if self.rng.chance(behaviour.late) {
+            due_ns += behaviour.late_ns;
+        }
+        let mut net = lock(&self.net);
+        net.ledger.seen(self.role.service, mqueue, &payload);
+        net.trace.note(self.now_ns, "recv", &[self.role.service as u64, mqueue.into()]);
+        drop(net);
+        let mut tokens = lock(&self.tokens);
+        tokens.push((mqueue, header.token));
+        if tokens.len() > 64 {
+            tokens.remove(0);
+        }
+        let token = header.token;
+        let work = Work { token, payload, due_ns, awaits: None, asked_backend: false };
+        self.blocks[number].work.push(work);
+        true
+    }
+
+    fn behaviour_of(&self, number: usize) -> Behaviour {
+        let all = self.behaviour;
+        match all.only_block {
+            Some(only) if only != self.blocks[number].index => Behaviour {
+                remote: all.remote,
+                delay_ns: all.delay_ns,
+                overlap: all.overlap,
+                ..Behaviour::default()
+            },
+            _ => all,
+        }
+    }
+
+    /// Finishes a message, or gives it back when a ring is full or the backend is asked first.
+    fn act(&mut self, number: usize, mut work: Work) -> Option<Work> {
+        let behaviour = self.behaviour_of(number);
+        if self.rng.chance(behaviour.swallow) {
+            return None;
+        }
+        let decoded = decode_request(self.role.framing, &work.payload);
+        let ask = decoded.map_or(Ask::BadLength, |(body, _)| body.ask);
+        if ask == Ask::Backend && !work.asked_backend && !self.blocks[number].clients.is_empty() {
+            let (body, _) = decoded.expect("it asked");
+            work.asked_backend = true;
+            match self.ask_backend(number, &body) {
+                Some(tag) => work.awaits = Some(tag),
+                None => {
+                    // No room: again at the next chance.
+                    work.asked_backend = false;
+                    self.blocks[number].runnable = true;
+                }
+            }
+            return Some(work);
+        }
+        let rejected = self.rng.chance(behaviour.reject);
+        let bad_length = self.rng.chance(behaviour.bad_length);
+        let too_long = self.rng.chance(behaviour.too_long);
+        let raw = self.role.framing == Framing::Raw;
+        let (kind, status) = match ask {
+            _ if rejected => (kind::DROP, status::REJECTED),
+            _ if bad_length => (kind::DROP, status::BAD_LENGTH),
+            _ if too_long => (kind::DROP, status::TOO_LONG),
+            Ask::Reject if !raw => (kind::DROP, status::REJECTED),
+            Ask::BadLength if !raw => (kind::DROP, status::BAD_LENGTH),
+            _ => (kind::MESSAGE, status::OK),
+        };
+        if self.role.replies == Replies::None && kind == kind::MESSAGE {
+            if self.rng.chance(behaviour.unwanted) {
+                self.push(number, work.token, kind, status, b"unwanted");
+            }
+            return None;
+        }
+        let reply = match decoded {
+            _ if kind == kind::DROP => Vec::new(),
+            _ if raw => work.payload.clone(),
+            Some((body, flavor)) => self.reply(&body, flavor),
+            None => Vec::new(),
+        };
+        if !self.push(number, work.token, kind, status, &reply) {
+            self.blocks[number].runnable = true;
+            return Some(work);
+        }
+        self.misbehave(number, &behaviour, work.token, &reply);
+        None
+    }
+
+    fn reply(&mut self, body: &Body, flavor: Flavor) -> Vec<u8> {
+        let framing = self.role.framing;
+        if flavor == Flavor::Quiet && self.rng.chance(500) {
+            return Vec::new();
+        }
+        let mut reply = crate::message::reply_payload(framing, &body.reply(), flavor);
+        if body.ask == Ask::Unframable {
+            match framing {
+                Framing::Line => reply[0] = b'\n',
+                // A length that is not its own; words that are no response.
+                Framing::Sockperf => reply[13] ^= 1,
+                Framing::Memcached => reply[0] = b'v',
+                _ => {}
+            }
+        }
+        reply
+    }
+
+    fn push(&mut self, number: usize, token: u64, kind: u8, status: u8, payload: &[u8]) -> bool {
+        let block = &mut self.blocks[number];
+        let pushed = block.tx.push(Head { token, tag: 0, kind, status }, payload);
+        let mqueue = self.role.first_mqueue + block.index;
+        if pushed.is_ok() {
+            let circumstances = [self.role.service as u64, mqueue.into(), kind.into()];
+            lock(&self.net).trace.note(self.now_ns, "send", &circumstances);
+        }
+        pushed.is_ok()
+    }
+
+    /// Writes what no kernel should, besides the reply to `token`.
+    fn misbehave(&mut self, number: usize, behaviour: &Behaviour, token: u64, reply: &[u8]) {
+        let message = kind::MESSAGE;
+        if self.rng.chance(behaviour.twice) {
+            self.push(number, token, message, status::OK, reply);
+        }
+        if self.rng.chance(behaviour.forge) {
+            // Generations start at 1 and never come this far.
+            let forged = self.rng.draw() | 1 << 63;
+            self.push(number, forged, message, status::OK, reply);
+        }
+        if self.rng.chance(behaviour.steal) {
+            let mqueue = self.role.first_mqueue + self.blocks[number].index;
+            let stolen =
+                lock(&self.tokens).iter().rev().find(|(of, _)| *of != mqueue).map(|(_, t)| *t);
+            if let Some(stolen) = stolen {
+                self.push(number, stolen, message, status::OK, reply);
+            }
+        }
+        if self.rng.chance(behaviour.bad_kind) {
+            let kind = self.rng.between(3, 255) as u8;
+            self.push(number, token, kind, status::OK, reply);
+        }
+        if self.rng.chance(behaviour.bad_header) && self.push(number, token, 0, 0, &[]) {
+            self.spoil_header(number);
+        }
+    }
+
+    /// Gives the message just pushed (of kind 0) an impossible header of another sort, where headers
+    /// stand in one piece.
+    fn spoil_header(&mut self, number: usize) {
+        let block = &self.blocks[number];
+        let entry = self.entries[2 * (block.index * self.per_block) as usize + 1];
+        if entry.protocol != abi::protocol::DOORBELL {
+            return;
+        }
+        let n = (block.tx.committed() - 1) % u64::from(entry.depth);
+        let last_word = entry.slots_offset + n * u64::from(entry.slot_stride) + 24;
+        let message = u64::from(kind::MESSAGE) << 32;
+        let impossible = match self.rng.below(4) {
+            0 => message | (u64::from(entry.message_bytes_max) + 1),
+            1 => message | u64::from(u32::MAX),
+            2 => message | 2 << 48,
+            // In an arena that is not there, or far behind its end.
+            _ => {
+                self.memory.store(last_word - 8, entry.arena_bytes, Ordering::Relaxed);
+                message | 1 | u64::from(abi::flags::ARENA) << 48
+            }
+        };
+        self.memory.store(last_word, impossible, Ordering::Relaxed);
+    }
+
+    /// Overwrites a few words of the block's rings.
+    fn scribble(&mut self, number: usize) {
+        let first = self.blocks[number].index * self.per_block;
+        for _ in 0..self.rng.below(4) {
+            let ring = 2 * first as u64 + self.rng.below(2 * u64::from(self.per_block));
+            let entry = self.entries[ring as usize];
+            let slots = u64::from(entry.depth) * u64::from(entry.slot_stride) / 8;
+            let at = match self.rng.below(4) {
+                0 => entry.head_offset,
+                1 => entry.tail_offset,
+                2 if entry.arena_bytes > 0 => {
+                    entry.arena_offset + 8 * self.rng.below(entry.arena_bytes / 8)
+                }
+                _ => entry.slots_offset + 8 * self.rng.below(slots),
+            };
+            let old = self.memory.load(at, Ordering::Relaxed);
+            let new = match self.rng.below(4) {
+                0 => self.rng.draw(),
+                1 => old.wrapping_add(self.rng.between(1, 3)),
+                2 => old ^ 1 << self.rng.below(64),
+                _ => old.wrapping_sub(1),
+            };
+            self.memory.store(at, new, Ordering::Relaxed);
+        }
+        self.publish_touch(first);
+    }
+
+    fn publish_touch(&mut self, first: u32) {
+        for mqueue in first..first + self.per_block {
+            if !self.touched.contains(&mqueue) {
+                self.touched.push(mqueue);
+            }
+        }
+    }
+
+    /// Puts a question to the block's first backend; its tag, or `None` when there is no room.
+    fn ask_backend(&mut self, number: usize, body: &Body) -> Option<u64> {
+        let role = self.role.backends[0];
+        let (filler, want) = match role.framing {
+            // A fixed backend answers with as many bytes.
+            Framing::Fixed(bytes) => [bytes - crate::message::BODY_BYTES_MIN as u32; 2].into(),
+            framing => {
+                let most = reply_filler_max(framing, role.max_message_bytes).unwrap_or(0) as u64;
+                let long = self.behaviour.long_questions || self.rng.chance(300);
+                let want = if long { most } else { most.min(16) };
+                (0, want as u32)
+            }
+        };
+        let question = Body { ask: Ask::Answer, want, filler, ..*body };
+        let payload = request_payload(role.framing, &question, Flavor::Plain);
+        let client = &mut self.blocks[number].clients[0];
+        let tag = client.next_tag;
+        let head = Head { token: 0, tag, kind: kind::MESSAGE, status: status::OK };
+        client.tx.push(head, &payload).ok()?;
+        client.next_tag += 1;
+        client.open.insert(tag, question);
+        Some(tag)
+    }
+
+    /// Reads what backends answered.
+    fn read_answers(&mut self, number: usize) {
+        for backend in 0..self.blocks[number].clients.len() {
+            loop {
+                let client = &mut self.blocks[number].clients[backend];
+                let Ok(Some(header)) = client.rx.peek() else { break };
+                let mut payload = vec![0; header.len as usize];
+                if !client.rx.copy_out(&header, &mut payload) {
+                    break;
+                }
+                client.rx.advance();
+                client.rx.release();
+                self.take_answer(number, backend, &header, &payload);
+            }
+        }
+    }
+
+    fn take_answer(
+        &mut self,
+        number: usize,
+        backend: usize,
+        header: &abi::SlotHeader,
+        payload: &[u8],
+    ) {
+        let role = self.role.backends[backend];
+        let block = &mut self.blocks[number];
+        let mut net = lock(&self.net);
+        let Some(question) = block.clients[backend].open.remove(&header.tag) else {
+            let tag = header.tag;
+            return net.ledger.violate(|| format!("an answer to tag {tag}, which is not open"));
+        };
+        net.trace.note(self.now_ns, "answer", &[header.tag, header.status.into()]);
+        if header.status == status::OK && role.honest {
+            let found = match role.framing {
+                Framing::Raw => Body::of_request(payload),
+                framing => decode_reply(framing, payload),
+            };
+            let right = if role.framing == Framing::Raw { question } else { question.reply() };
+            if found != Some(right) {
+                net.ledger.violate(|| format!("a backend's answer is {found:?}, not {right:?}"));
+            }
+        }
+        drop(net);
+        let waits = block.work.iter_mut().find(|w| w.awaits == Some(header.tag));
+        if let Some(work) = waits {
+            work.awaits = None;
+        }
+    }
+}
+
+/// A [`Model`] as the worker drives it.
+pub struct ModelBlocks(pub Arc<Mutex<Model>>);
+
+impl Blocks for ModelBlocks {
+    fn drive(&mut self, now_ns: u64, rang: &[u32], touched: &mut Vec<u32>) {
+        let mut model = lock(&self.0);
+        for mqueue in rang {
+            let block = mqueue / model.per_block;
+            let found = model.blocks.iter_mut().find(|b| b.index == block);
+            found.expect("the engine rings its own blocks").runnable = true;
+        }
+        if !model.behaviour.remote {
+            model.step(now_ns);
+        }
+        let spurious = model.behaviour.spurious;
+        for number in 0..model.blocks.len() {
+            if model.rng.chance(spurious) {
+                let first = model.blocks[number].index * model.per_block;
+                model.publish_touch(first);
+            }
+        }
+        touched.append(&mut model.touched);
+    }
+
+    fn wake_at(&self) -> u64 {
+        lock(&self.0).wake_ns()
+    }
+
+    fn ended(&mut self, into: &mut Vec<(u32, u64)>) {
+        into.append(&mut lock(&self.0).ended);
+    }
+}

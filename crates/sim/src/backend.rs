@@ -1,0 +1,274 @@
+//! The model backend: a server that kernels ask, well or badly.
+
+use std::collections::VecDeque;
+
+use wire::framing::{Framing, ParseState, Parsed};
+use wire::nic::{Close, Transport};
+
+use crate::conn::ConnId;
+use crate::message::{Flavor, decode_request, reply_payload, request_wire};
+use crate::net::{Door, Network, PeerRead};
+use crate::rng::Rng;
+
+/// What a backend does. Rates are times per mille: of the questions, but for `change_door`.
+#[derive(Clone, Copy, Debug)]
+pub struct BackendHabits {
+    /// Shortest and longest time an answer takes.
+    pub delay_ns: (u64, u64),
+    /// An answer takes this much longer.
+    pub late: u32,
+    /// See `late`.
+    pub late_ns: u64,
+    /// TCP: never answers on this connection again. UDP: does not answer.
+    pub hang: u32,
+    /// Closes the connection instead of answering.
+    pub close: u32,
+    /// Answers with what is no answer.
+    pub garbage: u32,
+    /// Says something else before the answer.
+    pub unasked: u32,
+    /// Answers with more than fits.
+    pub too_long: u32,
+    /// At each look, the address may refuse or ignore new connections for a while.
+    pub change_door: u32,
+}
+
+impl BackendHabits {
+    /// Answers at once.
+    pub const SOUND: Self = Self {
+        delay_ns: (0, 0),
+        late: 0,
+        late_ns: 0,
+        hang: 0,
+        close: 0,
+        garbage: 0,
+        unasked: 0,
+        too_long: 0,
+        change_door: 0,
+    };
+
+    /// Whether whatever it answers is right.
+    pub fn is_honest(&self) -> bool {
+        self.garbage == 0 && self.unasked == 0 && self.too_long == 0
+    }
+}
+
+#[derive(Debug)]
+struct Guest {
+    conn: ConnId,
+    input: Vec<u8>,
+    parser: ParseState,
+    answers: VecDeque<(u64, Vec<u8>)>,
+    output: Vec<u8>,
+    hung: bool,
+    over: bool,
+}
+
+/// One backend. See the module's text.
+#[derive(Debug)]
+pub struct Backend {
+    /// Its index in the network.
+    pub site: usize,
+    transport: Transport,
+    framing: Framing,
+    max_message_bytes: usize,
+    habits: BackendHabits,
+    /// Its kernels scribble over their questions, too.
+    tolerates_garbage: bool,
+    rng: Rng,
+    guests: Vec<Guest>,
+    door: Door,
+}
+
+impl Backend {
+    /// A backend at address number `site` of the network.
+    pub fn new(
+        site: usize,
+        spec: &engine::topology::Backend,
+        habits: BackendHabits,
+        rng: Rng,
+    ) -> Self {
+        Self {
+            site,
+            transport: spec.transport,
+            framing: spec.framing,
+            max_message_bytes: spec.max_message_bytes as usize,
+            habits,
+            tolerates_garbage: false,
+            rng,
+            guests: Vec::new(),
+            door: Door::Open { after_ns: 0 },
+        }
+    }
+
+    /// From now on questions may be garbage; they go unanswered.
+    pub fn tolerate_garbage(&mut self) {
+        self.tolerates_garbage = true;
+    }
+
+    /// Changes the habits from now on.
+    pub fn set_habits(&mut self, habits: BackendHabits) {
+        self.habits = habits;
+    }
+
+    /// When the next answer is due.
+    pub fn due_ns(&self) -> u64 {
+        let first = |guest: &Guest| match guest.answers.front() {
+            _ if !guest.output.is_empty() => Some(0),
+            Some((due_ns, _)) if !guest.hung => Some(*due_ns),
+            _ => None,
+        };
+        self.guests.iter().filter_map(first).min().unwrap_or(u64::MAX)
+    }
+
+    /// Reads questions and sends the answers that are due.
+    pub fn step(&mut self, net: &mut Network) {
+        if self.rng.chance(self.habits.change_door) {
+            self.door = match self.rng.below(6) {
+                0 => Door::Refused { after_ns: self.rng.between(1_000, 2_000_000) },
+                1 => Door::Silent,
+                2 => Door::Unreachable,
+                _ => Door::Open { after_ns: self.rng.between(1_000, 2_000_000) },
+            };
+            net.set_door(self.site, self.door);
+        }
+        while let Some(conn) = net.take_arrived(self.site) {
+            self.guests.push(Guest {
+                conn,
+                input: Vec::new(),
+                parser: ParseState::default(),
+                answers: VecDeque::new(),
+                output: Vec::new(),
+                hung: false,
+                over: false,
+            });
+        }
+        for number in 0..self.guests.len() {
+            if !self.guests[number].over {
+                self.read(net, number);
+                self.write(net, number);
+            }
+        }
+        self.guests.retain(|guest| !guest.over);
+    }
+
+    fn read(&mut self, net: &mut Network, number: usize) {
+        loop {
+            let guest = &mut self.guests[number];
+            match net.peer_read(guest.conn, 4096) {
+                PeerRead::Bytes(bytes) if self.transport == Transport::Udp => {
+                    self.answer(net, number, &bytes);
+                }
+                PeerRead::Bytes(bytes) => {
+                    guest.input.extend(bytes);
+                    self.parse(net, number);
+                }
+                PeerRead::Empty => return,
+                PeerRead::Closed | PeerRead::Broken => {
+                    net.peer_close(guest.conn, Close::Graceful);
+                    guest.over = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn parse(&mut self, net: &mut Network, number: usize) {
+        loop {
+            let (framing, max) = (self.framing, self.max_message_bytes);
+            let guest = &mut self.guests[number];
+            if guest.over {
+                return;
+            }
+            match framing.parse_request(&mut guest.parser, &guest.input, max) {
+                Ok(Parsed::Message { consumed, start, end, .. }) => {
+                    let question = guest.input[start..end].to_vec();
+                    guest.input.drain(..consumed);
+                    self.answer(net, number, &question);
+                }
+                Ok(Parsed::Incomplete { .. }) => return,
+                other => {
+                    // Whatever a kernel writes, the engine sends only what the framing carries.
+                    return net.ledger.violate(|| format!("a backend was sent garbage: {other:?}"));
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, net: &mut Network, number: usize, question: &[u8]) {
+        let Some((body, _)) = decode_request(self.framing, question) else {
+            if !self.tolerates_garbage {
+                net.ledger.violate(|| format!("a backend was asked garbage: {question:02x?}"));
+            }
+            return;
+        };
+        let habits = self.habits;
+        let udp = self.transport == Transport::Udp;
+        let guest = &mut self.guests[number];
+        if self.rng.chance(habits.hang) {
+            guest.hung |= !udp;
+            return;
+        }
+        if self.rng.chance(habits.close) && !udp {
+            let how = self.rng.pick(&[Close::Graceful, Close::Reset]);
+            net.peer_close(guest.conn, how);
+            guest.over = true;
+            return;
+        }
+        let mut due_ns = net.now_ns() + self.rng.between(habits.delay_ns.0, habits.delay_ns.1);
+        if self.rng.chance(habits.late) {
+            due_ns += habits.late_ns;
+        }
+        let payload = match self.framing {
+            Framing::Raw => question.to_vec(),
+            framing => reply_payload(framing, &body.reply(), Flavor::Plain),
+        };
+        let in_line = guest.answers.back().map_or(0, |(due_ns, _)| *due_ns);
+        let due_ns = if udp { due_ns } else { due_ns.max(in_line) };
+        let mut say = |payload: &[u8]| {
+            let bytes = if udp { payload.to_vec() } else { respond(self.framing, payload) };
+            guest.answers.push_back((due_ns, bytes));
+        };
+        if self.rng.chance(habits.unasked) {
+            say(&payload);
+        }
+        match () {
+            () if self.rng.chance(habits.garbage) => {
+                let garbage =
+                    [self.rng.draw().to_le_bytes(), *b"\xff\xff\xff\xff\xff\xff\r\n"].concat();
+                guest.answers.push_back((due_ns, garbage));
+            }
+            () if self.rng.chance(habits.too_long) => say(&vec![b'0'; self.max_message_bytes + 40]),
+            () => say(&payload),
+        }
+    }
+
+    fn write(&mut self, net: &mut Network, number: usize) {
+        let guest = &mut self.guests[number];
+        while let Some((due_ns, bytes)) = guest.answers.pop_front() {
+            if due_ns > net.now_ns() || guest.hung {
+                guest.answers.push_front((due_ns, bytes));
+                break;
+            }
+            if self.transport == Transport::Udp {
+                net.peer_write(guest.conn, &bytes);
+            } else {
+                guest.output.extend(bytes);
+            }
+        }
+        if !guest.output.is_empty() {
+            let most = self.rng.between(1, guest.output.len() as u64) as usize;
+            let count = net.peer_write(guest.conn, &guest.output[..most]);
+            guest.output.drain(..count);
+        }
+    }
+}
+
+/// A response on the wire of a stream.
+fn respond(framing: Framing, payload: &[u8]) -> Vec<u8> {
+    match framing {
+        Framing::Line => [payload, b"\r\n"].concat(),
+        // The length prefixes are the same in both directions; so is having none.
+        _ => request_wire(framing, payload),
+    }
+}

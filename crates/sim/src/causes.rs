@@ -1,0 +1,104 @@
+//! Which losses a plan can cause. Any other is the engine's own doing, and a violation.
+
+use engine::metrics::ServiceSnapshot;
+use engine::topology::{Dispatch, Replies};
+use mqueue::abi::INLINE_BYTES_MAX;
+use wire::DropReason;
+use wire::nic::Transport;
+
+use crate::client::Taste;
+use crate::plan::Plan;
+use crate::stream_client::StreamClient;
+
+const MS: u64 = 1_000_000;
+
+impl Plan {
+    fn tastes(&self, service: usize) -> impl Iterator<Item = &Taste> {
+        let datagrams = self.datagram_clients.iter().filter(move |c| c.service == service);
+        datagrams.map(|c| &c.taste).chain(self.streams(service).map(|c| &c.taste))
+    }
+
+    fn streams(&self, service: usize) -> impl Iterator<Item = &StreamClient> {
+        self.stream_clients.iter().filter(move |c| c.service == service)
+    }
+
+    /// Reasons for which a service may have lost something by `now_ns`, before any drain.
+    pub fn possible(&self, service: usize, now_ns: u64) -> Vec<DropReason> {
+        use DropReason as R;
+        let Self { faults, setup, .. } = self;
+        let spec = &setup.topology.services[service];
+        let limits = &setup.topology.limits;
+        let datagrams = self.datagram_clients.iter().any(|c| c.service == service);
+        let streams = self.streams(service).next().is_some();
+        let rough = self.streams(service).any(|c| c.manner.rough);
+        let bogus = self.streams(service).any(|c| c.manner.bogus > 0);
+        let deaf = self.streams(service).any(|c| c.manner.read_max == 0);
+        let taste = |rate: fn(&Taste) -> u32| self.tastes(service).any(|t| rate(t) > 0);
+        let wicked = !self.sound[service];
+        let backends = !spec.backends.is_empty();
+        let drops = taste(|t| t.drops) || taste(|t| t.junk) || wicked;
+        let none = spec.replies == Replies::None;
+        let ratio = |l: &engine::topology::Listen| {
+            let default = if l.address.ip().is_loopback() { 0 } else { 3 };
+            l.transport == Transport::Udp && limits.udp_reply_ratio.unwrap_or(default) > 0
+        };
+        let key = matches!(spec.dispatch, Dispatch::KeyHash(_));
+        let arenas = spec.backends.iter().any(|b| b.max_message_bytes > INLINE_BYTES_MAX);
+        let table = [
+            (R::SocketOverflow, faults.socket_datagrams < 10_000),
+            (R::Truncated, faults.truncate > 0),
+            (R::BadFraming, rough || bogus),
+            (R::ConnectionLimit, streams && (faults.exhausted > 0 || limits.connections < 200)),
+            (R::IdleTimeout, streams && now_ns >= limits.idle_ms * MS),
+            (R::TooLong, rough || taste(|t| t.too_long)),
+            (R::TooShort, key && taste(|t| t.junk)),
+            // Streams wait for credit.
+            (R::NoCredit, datagrams),
+            (R::HandoverFull, datagrams && setup.topology.engine.workers > 1),
+            (R::NoAccelerator, wicked),
+            (R::QueueTime, spec.queue_us_max > 0),
+            // Even a sound backend may be out of reach for a while, and requests queue behind it.
+            (R::RequestTimeout, wicked || backends),
+            (R::StaleToken, wicked || backends),
+            (R::BadLength, drops),
+            (R::KernelDrop, drops),
+            (R::ConsumedDrop, drops && none),
+            (R::ReplyTooLong, wicked),
+            (R::ReplyRatio, datagrams && spec.listen.iter().any(ratio)),
+            (R::ReplyUnframable, taste(|t| t.unframable) || setup.behaviours[service].corrupts()),
+            (R::ClientGone, streams),
+            // A client that reads at all makes room within 500 ms.
+            (R::SlowClient, deaf || streams && limits.slow_client_ms < 500),
+            (R::ReplyMemory, streams && limits.early_reply_bytes < 1 << 20),
+            (R::SendFailed, faults.refuse_send > 0 || faults.full_send > 0),
+            (R::MqueueDead, wicked),
+            (R::BadMessage, wicked),
+            (R::UnwantedReply, wicked && none),
+            (R::BackendLate, backends),
+            (R::BackendProtocol, wicked && backends),
+            (R::BackendUnasked, wicked && backends),
+            (R::BackendTooLong, wicked && backends),
+            // Every answer has a slot; only an arena can be full.
+            (R::BackendNoCredit, arenas),
+        ];
+        table.into_iter().filter(|(_, possible)| *possible).map(|(reason, _)| reason).collect()
+    }
+
+    /// The first loss without a cause, before any drain.
+    pub fn impossible(
+        &self,
+        service: usize,
+        counted: &ServiceSnapshot,
+        now_ns: u64,
+    ) -> Option<DropReason> {
+        let possible = self.possible(service, now_ns);
+        let lost = |reason: &&DropReason| counted.dropped(**reason) > 0;
+        let causeless = |reason: &&DropReason| !possible.contains(*reason);
+        let first = DropReason::ALL.iter().filter(lost).find(causeless).copied();
+        // A client is gone because it left, or because the engine closed on it for a reason.
+        let gone = counted.dropped(DropReason::ClientGone);
+        let reasons = counted.dropped_requests() - gone + counted.dropped(DropReason::BadFraming);
+        let left = self.streams(service).any(|c| c.manner.rough);
+        first.or((gone > 0 && reasons == 0 && !left).then_some(DropReason::ClientGone))
+    }
+}

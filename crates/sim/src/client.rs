@@ -1,0 +1,153 @@
+//! Model clients over UDP: they ask, at their own pace, and count what comes back. (What leaves for
+//! them is judged by the ledger when it leaves.) [`crate::stream_client`] has those over TCP.
+
+use std::net::{IpAddr, SocketAddr};
+
+use wire::framing::Framing;
+use wire::nic::PortIndex;
+
+use crate::message::{Ask, Body, Flavor, request_filler_max, request_payload};
+use crate::net::Network;
+use crate::rng::Rng;
+
+/// What the requests of a client are like. Rates are times per mille of the requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Taste {
+    /// How messages are delimited.
+    pub framing: Framing,
+    /// The service's longest request.
+    pub max_message_bytes: usize,
+    /// Most filler of a reply.
+    pub reply_filler_max: usize,
+    /// Different keys.
+    pub keys: u32,
+    /// Asks the kernel to ask a backend.
+    pub backend: u32,
+    /// Asks the kernel to drop the request.
+    pub drops: u32,
+    /// Asks for a reply that cannot be framed.
+    pub unframable: u32,
+    /// Is longer than the service takes.
+    pub too_long: u32,
+    /// Is no [`Body`].
+    pub junk: u32,
+    /// Wants no reply, or leaves it to the kernel, where the framing can say so.
+    pub silent: u32,
+    /// Is as long as can be.
+    pub heavy: u32,
+}
+
+impl Taste {
+    /// A request of `client`. Its filler is right for the framing.
+    pub fn request(&self, rng: &mut Rng, client: u32, sequence: u32) -> (Body, Flavor) {
+        let ask = match () {
+            () if rng.chance(self.backend) => Ask::Backend,
+            () if rng.chance(self.drops) => rng.pick(&[Ask::Reject, Ask::BadLength]),
+            () if rng.chance(self.unframable) => Ask::Unframable,
+            () => Ask::Answer,
+        };
+        let flavor = match self.framing {
+            Framing::Memcached if rng.chance(self.silent) => {
+                rng.pick(&[Flavor::Silent, Flavor::Quiet])
+            }
+            Framing::Sockperf if rng.chance(self.silent) => Flavor::Silent,
+            _ => Flavor::Plain,
+        };
+        let most = request_filler_max(self.framing, self.max_message_bytes).unwrap_or(0) as u64;
+        let filler = match self.framing {
+            Framing::Fixed(_) => most,
+            _ if flavor == Flavor::Quiet => 0,
+            _ if rng.chance(self.heavy) => most,
+            // Most of the others are short.
+            _ => match rng.below(8) {
+                0 => rng.below(most + 1),
+                _ => rng.below(most.min(40) + 1),
+            },
+        };
+        let most = self.reply_filler_max as u64;
+        let want = match rng.below(8) {
+            0 => most,
+            1 => rng.below(most + 1),
+            _ => rng.below(most.min(60) + 1),
+        };
+        // Few keys get most of the requests.
+        let key = rng.below(u64::from(self.keys)).min(rng.below(u64::from(self.keys))) as u32;
+        let (want, filler) = (want as u32, filler as u32);
+        (Body { client, sequence, key, ask, want, filler }, flavor)
+    }
+}
+
+/// A client over UDP.
+#[derive(Debug)]
+pub struct DatagramClient {
+    /// Its number.
+    pub id: u32,
+    /// The service it talks to.
+    pub service: usize,
+    /// The port of that service.
+    pub port: PortIndex,
+    /// Its address.
+    pub peer: SocketAddr,
+    /// The address it sends to, where the port has several.
+    pub local: IpAddr,
+    /// What it asks.
+    pub taste: Taste,
+    /// Requests it still sends.
+    pub left: u32,
+    /// Most requests sent at once.
+    pub burst: u32,
+    /// Shortest and longest pause between bursts.
+    pub pause_ns: (u64, u64),
+    /// When it acts next.
+    pub next_ns: u64,
+    /// Its randomness.
+    pub rng: Rng,
+    /// Number of its next request.
+    pub sequence: u32,
+    /// Datagrams that came back.
+    pub received: u64,
+}
+
+impl DatagramClient {
+    /// When the client acts next.
+    pub fn due_ns(&self) -> u64 {
+        if self.left > 0 { self.next_ns } else { u64::MAX }
+    }
+
+    /// Reads what came, sends what is due.
+    pub fn step(&mut self, net: &mut Network) {
+        while let Some((route, _)) = net.take_datagram(self.peer) {
+            self.received += 1;
+            if route != net.route(self.peer, self.port, self.local) {
+                let text = format!("client {} got a reply from elsewhere: {route:?}", self.id);
+                net.ledger.violate(|| text);
+            }
+        }
+        if self.left == 0 || self.next_ns > net.now_ns() {
+            return;
+        }
+        self.next_ns = net.now_ns() + self.rng.between(self.pause_ns.0, self.pause_ns.1);
+        let burst = self.rng.between(1, self.burst.into()).min(self.left.into());
+        for _ in 0..burst {
+            self.left -= 1;
+            self.send(net);
+        }
+    }
+
+    fn send(&mut self, net: &mut Network) {
+        if self.rng.chance(self.taste.junk) {
+            let len = self.rng.below(40) as usize;
+            let junk: Vec<u8> = (0..len).map(|_| self.rng.draw() as u8).collect();
+            return net.send_datagram(self.peer, self.port, self.local, &junk);
+        }
+        let (mut body, flavor) = self.taste.request(&mut self.rng, self.id, self.sequence);
+        if flavor != Flavor::Quiet && self.rng.chance(self.taste.too_long) {
+            body.filler = self.taste.max_message_bytes as u32 + 1;
+        }
+        self.sequence += 1;
+        let route = net.route(self.peer, self.port, self.local);
+        net.ledger.ask(self.service, body, Some(route));
+        let payload = request_payload(self.taste.framing, &body, flavor);
+        net.send_datagram(self.peer, self.port, self.local, &payload);
+    }
+}

@@ -1,0 +1,123 @@
+//! One connection of the virtual network: two pipes between the engine and a model peer.
+//!
+//! Both directions carry bytes (TCP) or datagrams (a connected UDP socket to a backend) with delay,
+//! in order, through a bounded pipe. The engine's end reports edges; see [`wire::nic::Event`].
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use wire::nic::{Close, StreamKey, Transport};
+
+/// Name of a connection; never reused.
+pub type ConnId = usize;
+
+/// What travels through a pipe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Segment {
+    /// Bytes, or one datagram.
+    Bytes(Vec<u8>),
+    /// Nothing follows.
+    Fin,
+    /// The connection is broken.
+    Reset,
+}
+
+/// One direction.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pipe {
+    /// Bytes the reader may read.
+    pub(crate) ready: VecDeque<u8>,
+    /// Datagrams the reader may read.
+    pub(crate) datagrams: VecDeque<Vec<u8>>,
+    /// Bytes on their way.
+    pub(crate) in_flight: usize,
+    /// Everything was written; the reader has or will have all of it.
+    pub(crate) finished: bool,
+    /// The end arrived.
+    pub(crate) ended: bool,
+    /// A reset arrived.
+    pub(crate) broken: bool,
+    /// The reader is gone: what arrives is answered with a reset.
+    pub(crate) abandoned: bool,
+    /// Nothing may arrive before this.
+    pub(crate) last_due_ns: u64,
+}
+
+impl Pipe {
+    /// Whether the reader would learn anything by reading.
+    pub(crate) fn has_news(&self) -> bool {
+        !self.ready.is_empty() || !self.datagrams.is_empty() || self.ended || self.broken
+    }
+
+    /// Takes up to `max` bytes.
+    pub(crate) fn take(&mut self, max: usize) -> Vec<u8> {
+        let count = self.ready.len().min(max);
+        self.ready.drain(..count).collect()
+    }
+}
+
+/// Who is at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Site {
+    /// A client, by this port and worker.
+    Client { port: u16, worker: usize },
+    /// A backend, by its index.
+    Backend(usize),
+}
+
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// The backend has not answered yet.
+    Connecting,
+    /// Established.
+    Up,
+}
+
+/// A connection. See the module's text.
+#[derive(Clone, Debug)]
+pub(crate) struct Conn {
+    pub(crate) transport: Transport,
+    pub(crate) site: Site,
+    pub(crate) peer: SocketAddr,
+    pub(crate) phase: Phase,
+    /// From the peer to the engine.
+    pub(crate) up: Pipe,
+    /// From the engine to the peer.
+    pub(crate) down: Pipe,
+    /// The engine's name for it: (worker, key).
+    pub(crate) key: Option<(usize, StreamKey)>,
+    /// Edges the engine has not been told of.
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    pub(crate) failed: bool,
+    /// The engine found no room and waits for an edge.
+    pub(crate) wants_room: bool,
+    /// Reply bytes that are no whole reply yet, for the ledger.
+    pub(crate) tail: Vec<u8>,
+    /// How the engine ended it.
+    pub(crate) closed: Option<Close>,
+    /// The peer ended it altogether (not only its sending side).
+    pub(crate) peer_closed: bool,
+}
+
+impl Conn {
+    pub(crate) fn new(transport: Transport, site: Site, peer: SocketAddr, phase: Phase) -> Self {
+        Self {
+            transport,
+            site,
+            peer,
+            phase,
+            up: Pipe::default(),
+            down: Pipe::default(),
+            key: None,
+            readable: false,
+            writable: false,
+            failed: false,
+            wants_room: false,
+            tail: Vec::new(),
+            closed: None,
+            peer_closed: false,
+        }
+    }
+}

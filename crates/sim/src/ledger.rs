@@ -1,0 +1,280 @@
+//! The ledger: what crossed the edges of the engine, and what must follow from it.
+//!
+//! The engine counts its own messages; the ledger counts them again from outside, at the network and
+//! in the kernels, and judges each one. The first thing that must not be becomes the *violation* of
+//! the run. Judged here:
+//!
+//! * a reply to a datagram leaves to the client that asked, from the port and address it asked, with
+//!   the one correct content, at most once for each time the request was received;
+//! * no such reply is larger than the port's ratio allows;
+//! * a kernel sees a request at most as often as it was received, unchanged;
+//! * a key (or flow) always meets the same mqueue where the dispatch policy says so;
+//! * the engine's counters of what it received and sent agree with what really crossed.
+//!
+//! Replies on streams are judged by the model clients, which know the order they asked in.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use engine::metrics::ServiceSnapshot;
+use engine::topology::Dispatch;
+use wire::DropReason;
+use wire::admission::{bucket, key_hash};
+use wire::framing::Framing;
+use wire::nic::PortIndex;
+
+use crate::message::{Body, FromStream, decode_reply, decode_request, key_bytes, next_reply};
+
+/// What the ledger must know of a service.
+#[derive(Clone, Debug)]
+pub struct ServiceRules {
+    /// How its messages are delimited.
+    pub framing: Framing,
+    /// How its mqueues are chosen.
+    pub dispatch: Dispatch,
+    /// Its mqueues, over all accelerators and workers.
+    pub mqueues: u32,
+    /// Whether the content of its replies is judged: not where kernels write garbage.
+    pub judged: bool,
+    /// Whether clients send messages that are no [`Body`].
+    pub junk: bool,
+}
+
+/// Where a datagram was sent from and to: a reply must go exactly back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Route {
+    /// The client.
+    pub peer: SocketAddr,
+    /// The port.
+    pub port: PortIndex,
+    /// The port's address, where it has several.
+    pub local: Option<IpAddr>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Exchange {
+    delivered: u64,
+    replied: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Asked {
+    service: usize,
+    body: Body,
+    /// `None`: on a stream.
+    route: Option<Route>,
+    /// Payload bytes as received.
+    len: usize,
+    delivered: u64,
+    seen: u64,
+    replied: u64,
+}
+
+#[derive(Clone, Debug)]
+struct OfService {
+    rules: ServiceRules,
+    /// Datagrams handed to the engine whole.
+    datagrams_in: u64,
+    truncated: u64,
+    overflowed: u64,
+    datagrams_out: u64,
+    /// Whole replies that streams took.
+    stream_replies: u64,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    services: Vec<OfService>,
+    asked: BTreeMap<(u32, u32), Asked>,
+    exchanges: BTreeMap<Route, Exchange>,
+    /// Mqueue of each flow, by service and client.
+    flows: BTreeMap<(usize, u32), u32>,
+    violation: Option<String>,
+}
+
+impl Ledger {
+    /// An empty ledger for these services.
+    pub fn new(rules: Vec<ServiceRules>) -> Self {
+        let of_service = |rules| OfService {
+            rules,
+            datagrams_in: 0,
+            truncated: 0,
+            overflowed: 0,
+            datagrams_out: 0,
+            stream_replies: 0,
+        };
+        Self {
+            services: rules.into_iter().map(of_service).collect(),
+            asked: BTreeMap::new(),
+            exchanges: BTreeMap::new(),
+            flows: BTreeMap::new(),
+            violation: None,
+        }
+    }
+
+    /// The first violation found.
+    pub fn violation(&self) -> Option<&str> {
+        self.violation.as_deref()
+    }
+
+    /// Records what must not be; only the first time counts.
+    pub fn violate(&mut self, text: impl FnOnce() -> String) {
+        if self.violation.is_none() {
+            self.violation = Some(text());
+        }
+    }
+
+    fn must(&mut self, holds: bool, text: impl FnOnce() -> String) {
+        if !holds {
+            self.violate(text);
+        }
+    }
+
+    /// What is known of a service.
+    pub fn rules(&self, service: usize) -> &ServiceRules {
+        &self.services[service].rules
+    }
+
+    /// A client is about to ask; `route` is `None` on a stream.
+    pub fn ask(&mut self, service: usize, body: Body, route: Option<Route>) {
+        let asked = Asked { service, body, route, len: 0, delivered: 0, seen: 0, replied: 0 };
+        let before = self.asked.insert((body.client, body.sequence), asked);
+        assert!(before.is_none(), "a client numbers its requests");
+    }
+
+    /// A datagram was handed to the engine.
+    pub fn datagram_in(&mut self, service: usize, route: Route, payload: &[u8], truncated: bool) {
+        let of_service = &mut self.services[service];
+        if truncated {
+            of_service.truncated += 1;
+            return;
+        }
+        of_service.datagrams_in += 1;
+        self.exchanges.entry(route).or_default().delivered += 1;
+        if let Some((body, _)) = decode_request(of_service.rules.framing, payload)
+            && let Some(asked) = self.asked.get_mut(&(body.client, body.sequence))
+        {
+            asked.delivered += 1;
+            asked.len = payload.len();
+        }
+    }
+
+    /// The engine was told of datagrams that found the socket full.
+    pub fn overflow(&mut self, service: usize, count: u64) {
+        self.services[service].overflowed += count;
+    }
+
+    /// The engine sent a datagram from a port whose replies have at most `ratio` times the bytes of
+    /// their requests (0: any).
+    pub fn datagram_out(&mut self, service: usize, route: Route, payload: &[u8], ratio: usize) {
+        self.services[service].datagrams_out += 1;
+        let exchange = self.exchanges.entry(route).or_default();
+        exchange.replied += 1;
+        let within = exchange.replied <= exchange.delivered;
+        self.must(within, || format!("a reply that nobody asked for leaves by {route:?}"));
+        let ServiceRules { framing, judged, junk, .. } = self.services[service].rules;
+        if !judged {
+            return;
+        }
+        let reply = match framing {
+            Framing::Raw if junk && Body::of_request(payload).is_none() => return,
+            Framing::Raw => Body::of_request(payload),
+            _ => decode_reply(framing, payload),
+        };
+        let Some(reply) = reply else {
+            return self.violate(|| format!("a garbled reply leaves by {route:?}: {payload:02x?}"));
+        };
+        let Some(asked) = self.asked.get_mut(&(reply.client, reply.sequence)) else {
+            return self.violate(|| format!("a reply to no request leaves: {reply:?}"));
+        };
+        asked.replied += 1;
+        let asked = asked.clone();
+        let right = if framing == Framing::Raw { asked.body } else { asked.body.reply() };
+        self.must(asked.route == Some(route), || {
+            format!("a reply to {:?} leaves by {route:?}", asked.route)
+        });
+        self.must(asked.service == service, || format!("{reply:?} leaves from another service"));
+        self.must(asked.replied <= asked.delivered, || format!("a second reply to {reply:?}"));
+        self.must(reply == right, || format!("the reply is {reply:?}, should be {right:?}"));
+        self.must(ratio == 0 || payload.len() <= ratio * asked.len, || {
+            format!("{} bytes answer {}, more than {ratio} times", payload.len(), asked.len)
+        });
+    }
+
+    /// A stream of a service took bytes; `tail` keeps those that are no whole reply yet.
+    pub fn stream_out(&mut self, service: usize, tail: &mut Vec<u8>, bytes: &[u8]) {
+        let of_service = &mut self.services[service];
+        let framing = of_service.rules.framing;
+        if framing == Framing::Raw || !of_service.rules.judged {
+            return;
+        }
+        tail.extend_from_slice(bytes);
+        while let Some((len, what)) = next_reply(framing, tail) {
+            tail.drain(..len);
+            of_service.stream_replies += u64::from(what != FromStream::Error);
+        }
+    }
+
+    /// A kernel read a message from the RX ring of `mqueue` (numbered over all workers).
+    pub fn seen(&mut self, service: usize, mqueue: u32, payload: &[u8]) {
+        let ServiceRules { framing, dispatch, mqueues, junk, judged } =
+            self.services[service].rules.clone();
+        let Some((body, _)) = decode_request(framing, payload) else {
+            let fragments = framing == Framing::Raw;
+            return self.must(junk || fragments || !judged, || {
+                format!("mqueue {mqueue} of service {service} got a garbled message {payload:02x?}")
+            });
+        };
+        if let Dispatch::KeyHash(_) = dispatch
+            && let Some(key) = key_bytes(framing, payload)
+        {
+            let right = bucket(key_hash(key), mqueues);
+            self.must(mqueue == right, || {
+                format!("key {:#x} met mqueue {mqueue}, should meet {right}", body.key)
+            });
+        }
+        if dispatch == Dispatch::FlowHash && framing != Framing::Raw {
+            let first = *self.flows.entry((service, body.client)).or_insert(mqueue);
+            self.must(mqueue == first, || {
+                format!("the flow of client {} met mqueue {first}, then {mqueue}", body.client)
+            });
+        }
+        let Some(asked) = self.asked.get_mut(&(body.client, body.sequence)) else {
+            return self.violate(|| format!("a kernel got what nobody asked: {body:?}"));
+        };
+        asked.seen += 1;
+        let asked = asked.clone();
+        let most = if asked.route.is_some() { asked.delivered } else { 1 };
+        self.must(asked.seen <= most, || format!("{body:?} reached kernels {} times", asked.seen));
+        self.must(asked.service == service && asked.body == body, || {
+            format!("a kernel of service {service} got {body:?}, asked was {asked:?}")
+        });
+    }
+
+    /// The request of a client, by its number.
+    pub fn asked(&self, client: u32, sequence: u32) -> Option<Body> {
+        self.asked.get(&(client, sequence)).map(|asked| asked.body)
+    }
+
+    /// Compares the engine's counters of a service with what crossed. `datagrams_only`: the service
+    /// has no stream ports.
+    pub fn audit(&mut self, service: usize, counted: &ServiceSnapshot, datagrams_only: bool) {
+        let of_service = self.services[service].clone();
+        let mut equal = |what: &str, engine: u64, outside: u64| {
+            self.must(engine == outside, || {
+                format!("service {service}: the engine counts {engine} {what}, {outside} crossed")
+            });
+        };
+        equal("overflows", counted.dropped(DropReason::SocketOverflow), of_service.overflowed);
+        equal("truncations", counted.dropped(DropReason::Truncated), of_service.truncated);
+        let rules = &of_service.rules;
+        if datagrams_only {
+            equal("requests", counted.received, of_service.datagrams_in);
+        }
+        if datagrams_only || (rules.judged && rules.framing != Framing::Raw) {
+            let crossed = of_service.datagrams_out + of_service.stream_replies;
+            equal("replies", counted.replied, crossed);
+        }
+    }
+}

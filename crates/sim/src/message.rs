@@ -1,0 +1,438 @@
+//! What the model peers say to each other, so that any message can be judged by itself.
+//!
+//! A request's *body* names its client, its number and the reply that the kernel shall give; a
+//! checksum covers all of it. The reply is a function of the request ([`Body::reply`]), so a client
+//! knows every byte of the one correct reply, and nobody else's reply looks like it.
+//!
+//! ```text
+//! 0       1     4     8        12         16    20     24      28
+//! | magic | ask | len | client | sequence | key | want | check | filler ...    little endian
+//! ```
+//!
+//! Each framing has a grammar of its own, so a body travels as it is, behind a sockperf header, in
+//! hexadecimal digits (`line`), or as key and value of a memcached command. The code here is
+//! independent of the engine's framings on purpose: it is the other side.
+
+use wire::framing::{Framing, SOCKPERF_HEADER_BYTES};
+
+/// Bytes of a body without filler.
+pub const BODY_BYTES_MIN: usize = 28;
+const MAGIC_REQUEST: u8 = 0x5e;
+const MAGIC_REPLY: u8 = 0xa7;
+
+/// What a request asks of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Ask {
+    /// The correct reply.
+    Answer = 0,
+    /// The same, after a question to the backend (the first one).
+    Backend = 1,
+    /// A drop with the status `REJECTED`.
+    Reject = 2,
+    /// A drop with the status `BAD_LENGTH`.
+    BadLength = 3,
+    /// A reply that the framing cannot carry, if there is one.
+    Unframable = 4,
+}
+
+impl Ask {
+    fn of(byte: u8) -> Option<Self> {
+        [Self::Answer, Self::Backend, Self::Reject, Self::BadLength, Self::Unframable]
+            .into_iter()
+            .find(|ask| *ask as u8 == byte)
+    }
+}
+
+/// Whether the client waits for a reply, as its protocol says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavor {
+    /// It does.
+    Plain,
+    /// It does not (memcached `noreply`, sockperf without the reply flag).
+    Silent,
+    /// The kernel decides (memcached `q`).
+    Quiet,
+}
+
+/// The meaning of a request or a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Body {
+    /// Who asked.
+    pub client: u32,
+    /// Number among the client's requests.
+    pub sequence: u32,
+    /// Dispatch key; a reply repeats it.
+    pub key: u32,
+    /// What the kernel shall do; [`Ask::Answer`] in replies.
+    pub ask: Ask,
+    /// Request: filler bytes of the reply. Reply: checksum of the request.
+    pub want: u32,
+    /// Filler bytes of this body.
+    pub filler: u32,
+}
+
+impl Body {
+    /// The one correct reply to this request.
+    pub fn reply(&self) -> Self {
+        Self { want: self.check(MAGIC_REQUEST), ask: Ask::Answer, filler: self.want, ..*self }
+    }
+
+    /// The body of this request as it stands in messages.
+    pub fn request_bytes(&self) -> Vec<u8> {
+        self.bytes(MAGIC_REQUEST)
+    }
+
+    /// The body of this reply as it stands in messages.
+    pub fn reply_bytes(&self) -> Vec<u8> {
+        self.bytes(MAGIC_REPLY)
+    }
+
+    fn unchecked(&self, magic: u8) -> Vec<u8> {
+        let len = BODY_BYTES_MIN + self.filler as usize;
+        let mut bytes = Vec::with_capacity(len);
+        bytes.extend([magic, self.ask as u8, 0, 0]);
+        for word in [len as u32, self.client, self.sequence, self.key, self.want, 0] {
+            bytes.extend(word.to_le_bytes());
+        }
+        let mut state = u64::from(self.client) << 32 | u64::from(self.sequence);
+        while bytes.len() < len {
+            state = crate::rng::mix(state + u64::from(magic));
+            let left = (len - bytes.len()).min(8);
+            bytes.extend(&state.to_le_bytes()[..left]);
+        }
+        bytes
+    }
+
+    fn check(&self, magic: u8) -> u32 {
+        fnv(&self.unchecked(magic))
+    }
+
+    fn bytes(&self, magic: u8) -> Vec<u8> {
+        let mut bytes = self.unchecked(magic);
+        let check = fnv(&bytes);
+        bytes[24..28].copy_from_slice(&check.to_le_bytes());
+        bytes
+    }
+
+    /// The request in `bytes`, if every byte is right.
+    pub fn of_request(bytes: &[u8]) -> Option<Self> {
+        Self::of(bytes, MAGIC_REQUEST)
+    }
+
+    /// The reply in `bytes`, if every byte is right.
+    pub fn of_reply(bytes: &[u8]) -> Option<Self> {
+        Self::of(bytes, MAGIC_REPLY)
+    }
+
+    fn of(bytes: &[u8], magic: u8) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let body = Self {
+            ask: Ask::of(*bytes.get(1)?)?,
+            client: word(8)?,
+            sequence: word(12)?,
+            key: word(16)?,
+            want: word(20)?,
+            filler: bytes.len().checked_sub(BODY_BYTES_MIN)? as u32,
+        };
+        (body.bytes(magic) == bytes).then_some(body)
+    }
+}
+
+/// FNV-1a, 32 bits (draft-eastlake-fnv).
+fn fnv(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+/// The key's place in a request's payload, as the configuration has it.
+pub fn key_range(framing: Framing) -> &'static str {
+    match framing {
+        Framing::Sockperf => "30:4",
+        Framing::Line => "32:8",
+        Framing::Memcached => "36:8",
+        _ => "16:4",
+    }
+}
+
+/// The key in a request's payload, as dispatch hashes it.
+pub fn key_bytes(framing: Framing, payload: &[u8]) -> Option<&[u8]> {
+    let (offset, len) = key_range(framing).split_once(':')?;
+    let offset: usize = offset.parse().ok()?;
+    payload.get(offset..offset + len.parse::<usize>().ok()?)
+}
+
+/// The most filler a request of at most `max` payload bytes can hold; `None` when no body fits.
+pub fn request_filler_max(framing: Framing, max: usize) -> Option<usize> {
+    match framing {
+        Framing::Fixed(size) => (size as usize).checked_sub(BODY_BYTES_MIN),
+        Framing::Sockperf => max.checked_sub(SOCKPERF_HEADER_BYTES + BODY_BYTES_MIN),
+        Framing::Line => (max / 2).checked_sub(BODY_BYTES_MIN),
+        Framing::Memcached => max.checked_sub(MEMCACHED_REQUEST_BYTES),
+        _ => max.checked_sub(BODY_BYTES_MIN),
+    }
+}
+
+/// The most filler a reply of at most `max` payload bytes can hold.
+pub fn reply_filler_max(framing: Framing, max: usize) -> Option<usize> {
+    match framing {
+        Framing::Sockperf => max.checked_sub(SOCKPERF_HEADER_BYTES + BODY_BYTES_MIN),
+        Framing::Line => (max / 2).checked_sub(BODY_BYTES_MIN),
+        Framing::Memcached => max.checked_sub(MEMCACHED_REPLY_BYTES),
+        _ => max.checked_sub(BODY_BYTES_MIN),
+    }
+}
+
+/// `set `, key, ` 0 0 `, length, ` noreply`, two line ends.
+const MEMCACHED_REQUEST_BYTES: usize = 4 + 2 * BODY_BYTES_MIN + 5 + 6 + 8 + 4;
+/// `VALUE `, key, ` 0 `, length, two line ends, `END` and its line end.
+const MEMCACHED_REPLY_BYTES: usize = 6 + 2 * BODY_BYTES_MIN + 3 + 6 + 4 + 5;
+
+/// A request's payload: what the kernel sees.
+pub fn request_payload(framing: Framing, body: &Body, flavor: Flavor) -> Vec<u8> {
+    let bytes = body.request_bytes();
+    match framing {
+        Framing::Sockperf => sockperf(&bytes, if flavor == Flavor::Silent { 1 } else { 3 }),
+        Framing::Line => hex(&bytes),
+        Framing::Memcached => {
+            let (key, value) = bytes.split_at(BODY_BYTES_MIN);
+            let key = String::from_utf8(hex(key)).expect("digits");
+            let len = value.len();
+            let start = match flavor {
+                Flavor::Quiet => return format!("mg  {key} v q\r\n").into_bytes(),
+                Flavor::Plain if len == 0 => return format!("get {key}\r\n").into_bytes(),
+                Flavor::Plain => format!("set {key} 0 0 {len}\r\n"),
+                Flavor::Silent => format!("set {key} 0 0 {len} noreply\r\n"),
+            };
+            [start.as_bytes(), value, b"\r\n"].concat()
+        }
+        _ => bytes,
+    }
+}
+
+/// A reply's payload: what the kernel writes. `quiet` is how the request was asked.
+pub fn reply_payload(framing: Framing, reply: &Body, flavor: Flavor) -> Vec<u8> {
+    let bytes = reply.reply_bytes();
+    match framing {
+        Framing::Sockperf => sockperf(&bytes, 2),
+        Framing::Line => hex(&bytes),
+        Framing::Memcached => {
+            let (key, value) = bytes.split_at(BODY_BYTES_MIN);
+            let key = String::from_utf8(hex(key)).expect("digits");
+            let len = value.len();
+            let (start, end) = match flavor {
+                Flavor::Quiet => (format!("VA {len} k{key}\r\n"), &b"\r\n"[..]),
+                _ => (format!("VALUE {key} 0 {len}\r\n"), &b"\r\nEND\r\n"[..]),
+            };
+            [start.as_bytes(), value, end].concat()
+        }
+        _ => bytes,
+    }
+}
+
+/// Understands a request's payload.
+pub fn decode_request(framing: Framing, payload: &[u8]) -> Option<(Body, Flavor)> {
+    match framing {
+        Framing::Sockperf => {
+            let body = Body::of_request(payload.get(SOCKPERF_HEADER_BYTES..)?)?;
+            let flavor = if payload[9] & 2 == 0 { Flavor::Silent } else { Flavor::Plain };
+            Some((body, flavor))
+        }
+        Framing::Line => Some((Body::of_request(&unhex(payload)?)?, Flavor::Plain)),
+        Framing::Memcached => {
+            let lf = payload.iter().position(|b| *b == b'\n')?;
+            let line = std::str::from_utf8(&payload[..lf]).ok()?.trim_end();
+            let key = line.split_ascii_whitespace().nth(1)?;
+            let value = payload[lf + 1..].strip_suffix(b"\r\n").unwrap_or(&[]);
+            let body = Body::of_request(&[&unhex(key.as_bytes())?, value].concat())?;
+            let flavor = match () {
+                () if line.starts_with("mg") => Flavor::Quiet,
+                () if line.ends_with("noreply") => Flavor::Silent,
+                () => Flavor::Plain,
+            };
+            Some((body, flavor))
+        }
+        _ => Some((Body::of_request(payload)?, Flavor::Plain)),
+    }
+}
+
+/// Understands a reply's payload.
+pub fn decode_reply(framing: Framing, payload: &[u8]) -> Option<Body> {
+    match framing {
+        Framing::Sockperf => Body::of_reply(payload.get(SOCKPERF_HEADER_BYTES..)?),
+        Framing::Line => Body::of_reply(&unhex(payload)?),
+        Framing::Memcached => {
+            let lf = payload.iter().position(|b| *b == b'\n')?;
+            let line = std::str::from_utf8(&payload[..lf]).ok()?.trim_end();
+            let mut words = line.split_ascii_whitespace();
+            let (key, end) = match words.next()? {
+                "VALUE" => (words.next()?, &b"\r\nEND\r\n"[..]),
+                "VA" => (words.nth(1)?.strip_prefix('k')?, &b"\r\n"[..]),
+                _ => return None,
+            };
+            let value = payload[lf + 1..].strip_suffix(end)?;
+            Body::of_reply(&[&unhex(key.as_bytes())?, value].concat())
+        }
+        _ => Body::of_reply(payload),
+    }
+}
+
+/// A request as a client writes it to a stream.
+pub fn request_wire(framing: Framing, payload: &[u8]) -> Vec<u8> {
+    let len = payload.len();
+    match framing {
+        Framing::LengthU16 => [&(len as u16).to_be_bytes(), payload].concat(),
+        Framing::LengthU32 => [&(len as u32).to_be_bytes()[..], payload].concat(),
+        // Both line ends are right.
+        Framing::Line if len % 3 == 0 => [payload, b"\n"].concat(),
+        Framing::Line => [payload, b"\r\n"].concat(),
+        _ => payload.to_vec(),
+    }
+}
+
+/// What comes first in the bytes of a stream of replies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FromStream {
+    /// The payload of a reply.
+    Reply(Vec<u8>),
+    /// An error report of the protocol.
+    Error,
+}
+
+/// Takes one reply off the front of `bytes`: how long it is on the wire, and what it says. `None`
+/// when it is not all there. (`raw` streams have no replies one could tell apart.)
+pub fn next_reply(framing: Framing, bytes: &[u8]) -> Option<(usize, FromStream)> {
+    let reply = |prefix: usize, len: usize, after: usize| {
+        let payload = bytes.get(prefix..prefix + len)?.to_vec();
+        bytes.get(..prefix + len + after)?;
+        Some((prefix + len + after, FromStream::Reply(payload)))
+    };
+    match framing {
+        Framing::LengthU16 => reply(2, u16::from_be_bytes(*bytes.first_chunk()?).into(), 0),
+        Framing::LengthU32 => reply(4, u32::from_be_bytes(*bytes.first_chunk()?) as usize, 0),
+        Framing::Sockperf => {
+            let header = bytes.first_chunk::<SOCKPERF_HEADER_BYTES>()?;
+            let len = u32::from_be_bytes([header[10], header[11], header[12], header[13]]);
+            reply(0, len as usize, 0)
+        }
+        Framing::Line => reply(0, bytes.windows(2).position(|w| w == b"\r\n")?, 2),
+        Framing::Memcached => {
+            let line_len = bytes.iter().position(|b| *b == b'\n')? + 1;
+            let line = std::str::from_utf8(&bytes[..line_len]).ok()?;
+            let number = |n: usize| line.split_ascii_whitespace().nth(n)?.parse::<usize>().ok();
+            match line.split_ascii_whitespace().next() {
+                Some("VALUE") => reply(0, line_len + number(3)? + 7, 0),
+                Some("VA") => reply(0, line_len + number(1)? + 2, 0),
+                Some("ERROR" | "CLIENT_ERROR" | "SERVER_ERROR") => {
+                    Some((line_len, FromStream::Error))
+                }
+                _ => reply(0, line_len, 0),
+            }
+        }
+        Framing::Fixed(_) | Framing::Raw => {
+            let header = bytes.first_chunk::<BODY_BYTES_MIN>()?;
+            let len = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
+            reply(0, len.max(1), 0)
+        }
+    }
+}
+
+fn sockperf(body: &[u8], flags: u8) -> Vec<u8> {
+    let len = (SOCKPERF_HEADER_BYTES + body.len()) as u32;
+    [&body[8..16], &[0, flags], &len.to_be_bytes(), body].concat()
+}
+
+fn hex(bytes: &[u8]) -> Vec<u8> {
+    let digit = |n: u8| b"0123456789abcdef"[usize::from(n)];
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}
+
+fn unhex(text: &[u8]) -> Option<Vec<u8>> {
+    let digit = |c: u8| char::from(c).to_digit(16).map(|d| d as u8);
+    let pairs = text.chunks(2).map(|pair| match pair {
+        [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
+        _ => None,
+    });
+    pairs.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::framing::{ParseState, Parsed};
+
+    const FRAMINGS: [Framing; 7] = [
+        Framing::Raw,
+        Framing::Fixed(64),
+        Framing::LengthU16,
+        Framing::LengthU32,
+        Framing::Sockperf,
+        Framing::Line,
+        Framing::Memcached,
+    ];
+
+    fn body(filler: u32) -> Body {
+        Body { client: 7, sequence: 9, key: 0x1234_5678, ask: Ask::Answer, want: 100, filler }
+    }
+
+    #[test]
+    fn messages_survive_their_framing_and_the_engine_agrees() {
+        for framing in FRAMINGS {
+            let flavors: &[Flavor] = match framing {
+                Framing::Memcached => &[Flavor::Plain, Flavor::Silent, Flavor::Quiet],
+                Framing::Sockperf => &[Flavor::Plain, Flavor::Silent],
+                _ => &[Flavor::Plain],
+            };
+            for &flavor in flavors {
+                let filler = match framing {
+                    Framing::Fixed(_) => 36,
+                    _ if flavor == Flavor::Quiet => 0,
+                    _ => request_filler_max(framing, 256).unwrap() as u32,
+                };
+                let body = body(filler);
+                let payload = request_payload(framing, &body, flavor);
+                assert!(payload.len() <= 256, "{framing} {}", payload.len());
+                assert_eq!(decode_request(framing, &payload), Some((body, flavor)), "{framing}");
+                let wire = request_wire(framing, &payload);
+                let parsed = framing.parse_request(&mut ParseState::default(), &wire, 256);
+                let Ok(Parsed::Message { consumed, start, end, .. }) = parsed else {
+                    panic!("{framing}: {parsed:?}")
+                };
+                assert_eq!((consumed, &wire[start..end]), (wire.len(), &payload[..]));
+                let key = key_bytes(framing, &payload).unwrap();
+                let range: wire::admission::KeyRange = key_range(framing).parse().unwrap();
+                assert_eq!(range.of(&payload), Ok(key));
+
+                let reply = body.reply();
+                let payload = reply_payload(framing, &reply, flavor);
+                assert_eq!(decode_reply(framing, &payload), Some(reply));
+                let mut wire = Vec::new();
+                framing.encode_reply(&payload, &mut wire).unwrap();
+                let expected = (wire.len(), FromStream::Reply(payload));
+                assert_eq!(next_reply(framing, &wire), Some(expected), "{framing}");
+                assert!((1..wire.len()).all(|cut| next_reply(framing, &wire[..cut]).is_none()));
+            }
+        }
+    }
+
+    #[test]
+    fn any_changed_bit_is_noticed() {
+        let bytes = body(20).request_bytes();
+        assert_eq!(Body::of_request(&bytes), Some(body(20)));
+        assert_eq!(Body::of_reply(&bytes), None);
+        for bit in 0..8 * bytes.len() {
+            let mut changed = bytes.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert_ne!(Body::of_request(&changed), Some(body(20)), "bit {bit}");
+        }
+        assert_ne!(body(20).reply(), Body { sequence: 10, ..body(20) }.reply());
+    }
+
+    #[test]
+    fn the_largest_replies_fit() {
+        for framing in FRAMINGS {
+            let filler = reply_filler_max(framing, 512).unwrap() as u32;
+            let payload = reply_payload(framing, &Body { filler, ..body(0) }, Flavor::Plain);
+            assert!(payload.len() <= 512, "{framing} {}", payload.len());
+        }
+    }
+}

@@ -1,0 +1,595 @@
+//! The virtual network: one for all workers, clients and backends of a run.
+//!
+//! Everything under way lies in one queue ordered by arrival; [`Network::advance`] moves the clock
+//! and delivers what is due. Datagrams are lost, duplicated, delayed differently (and so reordered)
+//! and truncated; streams are delayed in order. The engine's side is [`crate::nic::SimNic`]; the
+//! peers' side is here.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use wire::nic::{Close, PortIndex, StreamKey, Transport};
+
+use crate::conn::{Conn, ConnId, Phase, Segment, Site};
+use crate::ledger::{Ledger, Route};
+use crate::rng::{Rng, mix};
+use crate::trace::Trace;
+
+/// What goes wrong, in times per mille, and how long things take.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    /// A datagram is lost.
+    pub lose: u32,
+    /// A datagram arrives twice.
+    pub duplicate: u32,
+    /// A datagram arrives cut.
+    pub truncate: u32,
+    /// The host kernel refuses to send a datagram.
+    pub refuse_send: u32,
+    /// The host kernel has no room for datagrams now.
+    pub full_send: u32,
+    /// A read returns less than there is.
+    pub short_read: u32,
+    /// A write takes less than it could, or nothing.
+    pub short_write: u32,
+    /// An event without a cause.
+    pub spurious: u32,
+    /// An event is reported later.
+    pub late_event: u32,
+    /// No descriptor is free.
+    pub exhausted: u32,
+    /// A reset destroys what had arrived before it.
+    pub reset_destroys: u32,
+    /// Shortest and longest delay of anything, in nanoseconds.
+    pub delay_ns: (u64, u64),
+    /// Datagrams that wait on a port.
+    pub socket_datagrams: usize,
+    /// Bytes that fit into a pipe.
+    pub pipe_bytes: usize,
+}
+
+impl Default for Faults {
+    /// A perfect network.
+    fn default() -> Self {
+        Self {
+            lose: 0,
+            duplicate: 0,
+            truncate: 0,
+            refuse_send: 0,
+            full_send: 0,
+            short_read: 0,
+            short_write: 0,
+            spurious: 0,
+            late_event: 0,
+            exhausted: 0,
+            reset_destroys: 0,
+            delay_ns: (0, 0),
+            socket_datagrams: usize::MAX,
+            pipe_bytes: 1 << 20,
+        }
+    }
+}
+
+/// A listening address.
+#[derive(Clone, Copy, Debug)]
+pub struct PortSite {
+    /// UDP or TCP.
+    pub transport: Transport,
+    /// Its address; unspecified: clients choose one of several.
+    pub address: SocketAddr,
+    /// The service behind it.
+    pub service: usize,
+    /// Largest reply / request bytes over UDP; 0: any.
+    pub reply_ratio: usize,
+}
+
+/// What a peer finds when it reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerRead {
+    /// Bytes (at least one), or a datagram.
+    Bytes(Vec<u8>),
+    /// Nothing now.
+    Empty,
+    /// The engine closed the connection in order.
+    Closed,
+    /// The engine reset the connection.
+    Broken,
+}
+
+/// How connections to a backend's address turn out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// Accepted after this long.
+    Open { after_ns: u64 },
+    /// Refused after this long.
+    Refused { after_ns: u64 },
+    /// Never answered.
+    Silent,
+    /// The host kernel refuses at once.
+    Unreachable,
+}
+
+/// A backend's address and what waits there.
+#[derive(Clone, Debug)]
+pub struct BackendSite {
+    /// Its address.
+    pub address: SocketAddr,
+    /// What the next connections meet.
+    pub door: Door,
+    /// Connections the backend has not looked at.
+    pub arrived: VecDeque<ConnId>,
+}
+
+#[derive(Clone, Debug)]
+enum Flying {
+    ToPort { route: Route, worker: usize, payload: Vec<u8>, truncated: bool },
+    ToClient { route: Route, payload: Vec<u8> },
+    Segment { conn: ConnId, up: bool, segment: Segment },
+    Accepted { conn: ConnId },
+    Refused { conn: ConnId },
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct WorkerPort {
+    pub(crate) datagrams: VecDeque<(Route, Vec<u8>, bool)>,
+    pub(crate) overflowed: u32,
+    pub(crate) backlog: VecDeque<ConnId>,
+    /// An edge the engine has not been told of.
+    pub(crate) news: bool,
+    pub(crate) stopped: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct WorkerSide {
+    pub(crate) ports: Vec<WorkerPort>,
+    pub(crate) streams: BTreeMap<StreamKey, ConnId>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Network {
+    pub(crate) now_ns: u64,
+    pub(crate) rng: Rng,
+    pub(crate) faults: Faults,
+    pub(crate) ports: Vec<PortSite>,
+    pub(crate) workers: Vec<WorkerSide>,
+    pub(crate) conns: Vec<Conn>,
+    backends: Vec<BackendSite>,
+    flight: BTreeMap<(u64, u64), Flying>,
+    launched: u64,
+    pub(crate) muted: bool,
+    /// How long the last poll was allowed to sleep.
+    pub(crate) asked_sleep_ns: u64,
+    inboxes: BTreeMap<SocketAddr, VecDeque<(Route, Vec<u8>)>>,
+    /// What crossed the edges.
+    pub ledger: Ledger,
+    /// What happened.
+    pub trace: Trace,
+}
+
+/// The network as everyone holds it. One thread uses it; the lock is there for `Send`.
+pub type SharedNetwork = Arc<Mutex<Network>>;
+
+/// Locks a shared part of the run. A panic inside the engine must not hide behind a second one.
+pub fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Network {
+    /// A network between `workers` workers and anyone.
+    pub fn new(
+        workers: usize,
+        ports: Vec<PortSite>,
+        backends: Vec<SocketAddr>,
+        ledger: Ledger,
+        rng: Rng,
+    ) -> Self {
+        let side = |_| WorkerSide {
+            ports: ports.iter().map(|_| WorkerPort::default()).collect(),
+            streams: BTreeMap::new(),
+        };
+        let site = |address| BackendSite {
+            address,
+            door: Door::Open { after_ns: 0 },
+            arrived: VecDeque::new(),
+        };
+        Self {
+            now_ns: 0,
+            rng,
+            faults: Faults::default(),
+            workers: (0..workers).map(side).collect(),
+            ports,
+            conns: Vec::new(),
+            backends: backends.into_iter().map(site).collect(),
+            flight: BTreeMap::new(),
+            launched: 0,
+            muted: false,
+            asked_sleep_ns: 0,
+            inboxes: BTreeMap::new(),
+            ledger,
+            trace: Trace::default(),
+        }
+    }
+
+    /// The clock, in nanoseconds.
+    pub fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// Changes what goes wrong from now on.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.faults = faults;
+    }
+
+    /// Changes what connections to a backend meet from now on.
+    pub fn set_door(&mut self, backend: usize, door: Door) {
+        self.backends[backend].door = door;
+    }
+
+    /// A listening address.
+    pub fn port(&self, port: PortIndex) -> PortSite {
+        self.ports[port as usize]
+    }
+
+    /// When the next thing arrives.
+    pub fn next_due_ns(&self) -> Option<u64> {
+        self.flight.keys().next().map(|(due_ns, _)| *due_ns)
+    }
+
+    /// Keeps all events back (`true`) or no longer; how many things have happened so far.
+    pub(crate) fn mute(&mut self, muted: bool) -> u64 {
+        self.muted = muted;
+        self.trace.events()
+    }
+
+    /// Whether a worker would find an event.
+    pub fn has_events(&self, worker: usize) -> bool {
+        let side = &self.workers[worker];
+        let stream = |conn: &ConnId| {
+            let conn = &self.conns[*conn];
+            conn.readable || conn.writable || conn.failed
+        };
+        side.ports.iter().any(|port| port.news) || side.streams.values().any(stream)
+    }
+
+    fn launch(&mut self, due_ns: u64, flying: Flying) {
+        self.launched += 1;
+        self.flight.insert((due_ns, self.launched), flying);
+    }
+
+    fn delay_ns(&mut self) -> u64 {
+        let (low, high) = self.faults.delay_ns;
+        self.rng.between(low, high)
+    }
+
+    /// Moves the clock and delivers what is due by then.
+    pub fn advance(&mut self, now_ns: u64) {
+        while let Some((&(due_ns, serial), _)) = self.flight.first_key_value() {
+            if due_ns > now_ns {
+                break;
+            }
+            self.now_ns = self.now_ns.max(due_ns);
+            let flying = self.flight.remove(&(due_ns, serial)).expect("just seen");
+            self.arrive(flying);
+        }
+        self.now_ns = now_ns;
+    }
+
+    fn arrive(&mut self, flying: Flying) {
+        match flying {
+            Flying::ToPort { route, worker, payload, truncated } => {
+                let limit = self.faults.socket_datagrams;
+                let port = &mut self.workers[worker].ports[route.port as usize];
+                if port.stopped {
+                    return;
+                }
+                port.news = true;
+                if port.datagrams.len() >= limit {
+                    port.overflowed += 1;
+                } else {
+                    port.datagrams.push_back((route, payload, truncated));
+                }
+            }
+            Flying::ToClient { route, payload } => {
+                self.inboxes.entry(route.peer).or_default().push_back((route, payload));
+            }
+            Flying::Segment { conn, up, segment } => self.arrive_segment(conn, up, segment),
+            Flying::Accepted { conn } => {
+                let entry = &mut self.conns[conn];
+                if entry.key.is_none() {
+                    return;
+                }
+                entry.phase = Phase::Up;
+                entry.writable = true;
+                let Site::Backend(site) = entry.site else { return };
+                self.backends[site].arrived.push_back(conn);
+            }
+            Flying::Refused { conn } => self.conns[conn].failed = self.conns[conn].key.is_some(),
+        }
+    }
+
+    fn arrive_segment(&mut self, id: ConnId, up: bool, segment: Segment) {
+        let destroys = segment == Segment::Reset && self.rng.chance(self.faults.reset_destroys);
+        let conn = &mut self.conns[id];
+        let pipe = if up { &mut conn.up } else { &mut conn.down };
+        match segment {
+            Segment::Bytes(bytes) => {
+                pipe.in_flight -= bytes.len();
+                if pipe.abandoned {
+                    if conn.transport == Transport::Tcp {
+                        self.send_segment(id, !up, Segment::Reset);
+                    }
+                    return;
+                }
+                match conn.transport {
+                    Transport::Tcp => pipe.ready.extend(bytes),
+                    Transport::Udp => pipe.datagrams.push_back(bytes),
+                }
+            }
+            Segment::Fin => pipe.ended = true,
+            Segment::Reset => {
+                pipe.broken = true;
+                if destroys {
+                    pipe.ready.clear();
+                }
+                // A reset ends both directions.
+                let back = if up { &mut conn.down } else { &mut conn.up };
+                back.finished = true;
+            }
+        }
+        if up && conn.key.is_some() {
+            conn.readable = true;
+            conn.writable |= conn.up.broken && conn.wants_room;
+        }
+    }
+
+    /// Sends a segment on its way; nothing follows the last one.
+    pub(crate) fn send_segment(&mut self, id: ConnId, up: bool, segment: Segment) {
+        let delay_ns = self.delay_ns();
+        let now_ns = self.now_ns;
+        let conn = &mut self.conns[id];
+        let pipe = if up { &mut conn.up } else { &mut conn.down };
+        if pipe.finished && segment != Segment::Reset {
+            return;
+        }
+        pipe.last_due_ns = pipe.last_due_ns.max(now_ns + delay_ns);
+        let due_ns = pipe.last_due_ns;
+        match &segment {
+            Segment::Bytes(bytes) => pipe.in_flight += bytes.len(),
+            Segment::Fin | Segment::Reset => pipe.finished = true,
+        }
+        self.launch(due_ns, Flying::Segment { conn: id, up, segment });
+    }
+
+    // The clients' side.
+
+    /// A client sends a datagram; returns the route a reply must take.
+    pub fn send_datagram(
+        &mut self,
+        peer: SocketAddr,
+        port: PortIndex,
+        local: IpAddr,
+        payload: &[u8],
+    ) {
+        let route = self.route(peer, port, local);
+        let service = self.ports[port as usize].service;
+        self.trace.note(self.now_ns, "ask", &[service as u64, peer.port().into()]);
+        let copies = 1 + u32::from(self.rng.chance(self.faults.duplicate));
+        for _ in 0..copies {
+            if self.rng.chance(self.faults.lose) {
+                continue;
+            }
+            let truncated = self.rng.chance(self.faults.truncate);
+            let payload = payload[..payload.len() / if truncated { 2 } else { 1 }].to_vec();
+            let worker = self.worker_of(peer, port);
+            let due_ns = self.now_ns + self.delay_ns();
+            self.launch(due_ns, Flying::ToPort { route, worker, payload, truncated });
+        }
+    }
+
+    /// The route of a datagram that `peer` sends to `port` at `local`.
+    pub fn route(&self, peer: SocketAddr, port: PortIndex, local: IpAddr) -> Route {
+        let several = self.ports[port as usize].address.ip().is_unspecified();
+        Route { peer, port, local: several.then_some(local) }
+    }
+
+    /// A datagram that arrived at a client: the route it took, and its payload.
+    pub fn take_datagram(&mut self, peer: SocketAddr) -> Option<(Route, Vec<u8>)> {
+        self.inboxes.get_mut(&peer)?.pop_front()
+    }
+
+    /// The worker whose socket the host kernel chooses for a flow.
+    pub fn worker_of(&self, peer: SocketAddr, port: PortIndex) -> usize {
+        let flow = mix(u64::from(peer.port()) << 16 | u64::from(port));
+        (flow % self.workers.len() as u64) as usize
+    }
+
+    pub(crate) fn depart(&mut self, route: Route, payload: Vec<u8>) {
+        if self.rng.chance(self.faults.lose) {
+            return;
+        }
+        let copies = 1 + u32::from(self.rng.chance(self.faults.duplicate));
+        for _ in 0..copies {
+            let due_ns = self.now_ns + self.delay_ns();
+            self.launch(due_ns, Flying::ToClient { route, payload: payload.clone() });
+        }
+    }
+
+    /// A client connects to a TCP port. Whether anyone listens shows later.
+    pub fn connect(&mut self, peer: SocketAddr, port: PortIndex) -> ConnId {
+        let worker = self.worker_of(peer, port);
+        let id = self.conns.len();
+        let site = Site::Client { port, worker };
+        self.conns.push(Conn::new(Transport::Tcp, site, peer, Phase::Up));
+        self.trace.note(self.now_ns, "connect", &[id as u64, port.into(), worker as u64]);
+        let entry = &mut self.workers[worker].ports[port as usize];
+        if entry.stopped {
+            self.send_segment(id, false, Segment::Reset);
+        } else {
+            entry.news = true;
+            entry.backlog.push_back(id);
+        }
+        id
+    }
+
+    // Any peer's side.
+
+    /// A peer writes; returns how many bytes the pipe took.
+    pub fn peer_write(&mut self, id: ConnId, bytes: &[u8]) -> usize {
+        let limit = self.faults.pipe_bytes;
+        let conn = &mut self.conns[id];
+        if conn.up.finished {
+            return 0;
+        }
+        if conn.transport == Transport::Udp {
+            let lost = self.rng.chance(self.faults.lose);
+            if !lost {
+                self.send_segment(id, true, Segment::Bytes(bytes.to_vec()));
+            }
+            return bytes.len();
+        }
+        let room = limit.saturating_sub(conn.up.ready.len() + conn.up.in_flight);
+        let count = bytes.len().min(room);
+        if count > 0 {
+            self.send_segment(id, true, Segment::Bytes(bytes[..count].to_vec()));
+        }
+        count
+    }
+
+    /// A peer reads up to `max` bytes, or one datagram.
+    pub fn peer_read(&mut self, id: ConnId, max: usize) -> PeerRead {
+        let conn = &mut self.conns[id];
+        if let Some(datagram) = conn.down.datagrams.pop_front() {
+            return PeerRead::Bytes(datagram);
+        }
+        let bytes = conn.down.take(max);
+        if !bytes.is_empty() {
+            if conn.wants_room && conn.key.is_some() {
+                conn.wants_room = false;
+                conn.writable = true;
+            }
+            return PeerRead::Bytes(bytes);
+        }
+        match () {
+            () if conn.down.broken => PeerRead::Broken,
+            () if conn.down.ended => PeerRead::Closed,
+            () => PeerRead::Empty,
+        }
+    }
+
+    /// A peer closes its sending side; it still reads.
+    pub fn peer_shutdown(&mut self, id: ConnId) {
+        self.trace.note(self.now_ns, "shut", &[id as u64]);
+        self.send_segment(id, true, Segment::Fin);
+    }
+
+    /// A peer goes away altogether.
+    pub fn peer_close(&mut self, id: ConnId, how: Close) {
+        let conn = &mut self.conns[id];
+        if std::mem::replace(&mut conn.peer_closed, true) {
+            return;
+        }
+        self.trace.note(self.now_ns, "leave", &[id as u64, u64::from(how == Close::Reset)]);
+        conn.down.abandoned = true;
+        let unread = !conn.down.ready.is_empty();
+        let reset = how == Close::Reset || unread;
+        self.send_segment(id, true, if reset { Segment::Reset } else { Segment::Fin });
+    }
+
+    /// A connection of a service's client on which the engine has left something unread.
+    pub fn unread(&self, service: usize) -> Option<ConnId> {
+        let of_service = |conn: &Conn| match conn.site {
+            Site::Client { port, .. } => self.ports[port as usize].service == service,
+            Site::Backend(_) => false,
+        };
+        let unread = |conn: &Conn| {
+            of_service(conn) && conn.key.is_some() && conn.closed.is_none() && conn.up.has_news()
+        };
+        self.conns.iter().position(unread)
+    }
+
+    /// How the engine ended a connection, if it has.
+    pub fn closed(&self, id: ConnId) -> Option<Close> {
+        self.conns[id].closed
+    }
+
+    /// Whether the engine has given the connection up or never took it.
+    pub fn is_over(&self, id: ConnId) -> bool {
+        let conn = &self.conns[id];
+        conn.closed.is_some() || conn.down.broken
+    }
+
+    // The backends' side.
+
+    /// A connection that reached a backend since the last call.
+    pub fn take_arrived(&mut self, backend: usize) -> Option<ConnId> {
+        self.backends[backend].arrived.pop_front()
+    }
+
+    /// Starts a connection from the engine to `to`.
+    pub(crate) fn start_connect(
+        &mut self,
+        to: SocketAddr,
+        transport: Transport,
+        owner: (usize, StreamKey),
+    ) -> Option<ConnId> {
+        let site = self.backends.iter().position(|b| b.address == to);
+        let site = site.expect("the topology names only backends of this network");
+        let door = self.backends[site].door;
+        if door == Door::Unreachable {
+            return None;
+        }
+        let id = self.conns.len();
+        let phase = if transport == Transport::Udp { Phase::Up } else { Phase::Connecting };
+        let mut conn = Conn::new(transport, Site::Backend(site), to, phase);
+        conn.key = Some(owner);
+        conn.writable = transport == Transport::Udp;
+        self.conns.push(conn);
+        self.trace.note(self.now_ns, "dial", &[id as u64, site as u64]);
+        match (transport, door) {
+            (Transport::Udp, Door::Open { .. }) => self.backends[site].arrived.push_back(id),
+            (Transport::Udp, _) | (Transport::Tcp, Door::Silent | Door::Unreachable) => {}
+            (Transport::Tcp, Door::Open { after_ns }) => {
+                self.launch(self.now_ns + after_ns, Flying::Accepted { conn: id });
+            }
+            (Transport::Tcp, Door::Refused { after_ns }) => {
+                self.launch(self.now_ns + after_ns, Flying::Refused { conn: id });
+            }
+        }
+        Some(id)
+    }
+
+    /// A datagram for a backend that is not there: its host says so.
+    pub(crate) fn bounce(&mut self, id: ConnId) {
+        self.send_segment(id, true, Segment::Reset);
+    }
+
+    /// Whether a backend's address takes datagrams.
+    pub(crate) fn takes_datagrams(&self, id: ConnId) -> Option<bool> {
+        let Site::Backend(site) = self.conns[id].site else { return None };
+        match self.backends[site].door {
+            Door::Open { .. } => Some(true),
+            Door::Refused { .. } => Some(false),
+            Door::Silent | Door::Unreachable => None,
+        }
+    }
+
+    /// Nobody on the engine's side wants the connection (any more).
+    pub(crate) fn engine_close(&mut self, id: ConnId, how: Close) {
+        let conn = &mut self.conns[id];
+        conn.key = None;
+        conn.readable = false;
+        conn.writable = false;
+        conn.failed = false;
+        let first = conn.closed.is_none();
+        conn.closed.get_or_insert(how);
+        conn.up.abandoned = true;
+        // As on a host: closing with bytes unread resets.
+        let reset = how == Close::Reset || !conn.up.ready.is_empty();
+        conn.up.ready.clear();
+        if first && conn.transport == Transport::Tcp && conn.phase == Phase::Up {
+            self.send_segment(id, false, if reset { Segment::Reset } else { Segment::Fin });
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! The engine's side of the virtual network: [`SimNic`], one for each worker.
+//!
+//! It is as unhelpful as the contract of [`wire::nic::Nic`] allows: edges are reported once, late, in
+//! any order, and now and then without a cause; reads and writes move less than they could (and an
+//! edge follows, as the contract promises).
+
+use std::net::SocketAddr;
+
+use wire::nic::{
+    Close, Datagram, Event, Nic, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey,
+    Transport, TxBatch, Written,
+};
+
+use crate::conn::{ConnId, Phase, Segment, Site};
+use crate::ledger::Route;
+use crate::net::{Network, PortSite, SharedNetwork, lock};
+
+/// Most datagrams of one receive.
+const BATCH_MAX: u64 = 64;
+
+/// One worker's network.
+pub struct SimNic {
+    worker: usize,
+    net: SharedNetwork,
+}
+
+/// An accepted connection that no worker has adopted yet. Dropping it resets the connection.
+pub struct SimSocket {
+    conn: Option<ConnId>,
+    net: SharedNetwork,
+}
+
+impl Drop for SimSocket {
+    fn drop(&mut self) {
+        if let Some(conn) = self.conn {
+            lock(&self.net).engine_close(conn, Close::Reset);
+        }
+    }
+}
+
+impl SimNic {
+    /// The network of worker `worker`.
+    pub fn new(worker: usize, net: SharedNetwork) -> Self {
+        Self { worker, net }
+    }
+
+    /// The network of all workers.
+    pub fn network(&self) -> &SharedNetwork {
+        &self.net
+    }
+}
+
+impl Network {
+    fn collect_events(&mut self, worker: usize, events: &mut Vec<Event>) {
+        if self.muted {
+            return;
+        }
+        let Self { workers, conns, rng, faults, .. } = self;
+        for (key, id) in &workers[worker].streams {
+            let conn = &mut conns[*id];
+            if rng.chance(faults.late_event) {
+                continue;
+            }
+            if std::mem::take(&mut conn.failed) {
+                events.push(Event::Failed(*key));
+                continue;
+            }
+            if conn.phase == Phase::Connecting {
+                continue;
+            }
+            if std::mem::take(&mut conn.readable) || rng.chance(faults.spurious) {
+                events.push(Event::Readable(*key));
+            }
+            if std::mem::take(&mut conn.writable) || rng.chance(faults.spurious) {
+                events.push(Event::Writable(*key));
+            }
+        }
+        let mut connections = Vec::new();
+        for (index, port) in workers[worker].ports.iter_mut().enumerate() {
+            if port.stopped || rng.chance(faults.late_event) {
+                continue;
+            }
+            if std::mem::take(&mut port.news) || rng.chance(faults.spurious) {
+                match self.ports[index].transport {
+                    Transport::Udp => events.push(Event::Datagrams(index as PortIndex)),
+                    Transport::Tcp => connections.push(Event::Connections(index as PortIndex)),
+                }
+            }
+        }
+        rng.shuffle(events);
+        for event in &*events {
+            if let Event::Readable(key) | Event::Writable(key) | Event::Failed(key) = *event {
+                let kind = match event {
+                    Event::Readable(_) => 0,
+                    Event::Writable(_) => 1,
+                    _ => 2,
+                };
+                let id = workers[worker].streams[&key] as u64;
+                self.trace.note(self.now_ns, "event", &[id, kind, worker as u64]);
+            }
+        }
+        rng.shuffle(&mut connections);
+        events.append(&mut connections);
+    }
+
+    fn receive(&mut self, worker: usize, index: PortIndex, batch: &mut RxBatch) -> bool {
+        let most = self.rng.between(1, BATCH_MAX) as usize;
+        let service = self.ports[index as usize].service;
+        let port = &mut self.workers[worker].ports[index as usize];
+        if port.stopped {
+            return false;
+        }
+        batch.overflowed = std::mem::take(&mut port.overflowed);
+        self.ledger.overflow(service, batch.overflowed.into());
+        let mut offset = 0;
+        while batch.items.len() < most {
+            let Some((route, payload, truncated)) = port.datagrams.pop_front() else { break };
+            if offset + payload.len() > batch.bytes.len() {
+                port.datagrams.push_front((route, payload, truncated));
+                break;
+            }
+            batch.bytes[offset..][..payload.len()].copy_from_slice(&payload);
+            batch.items.push(Datagram {
+                peer: route.peer,
+                local: route.local,
+                offset: offset as u32,
+                len: payload.len() as u32,
+                truncated,
+            });
+            offset += payload.len();
+            self.ledger.datagram_in(service, route, &payload, truncated);
+        }
+        !port.datagrams.is_empty()
+    }
+
+    fn transmit(&mut self, index: PortIndex, batch: &mut TxBatch) -> SendOutcome {
+        let PortSite { service, reply_ratio, .. } = self.ports[index as usize];
+        let mut outcome = SendOutcome::default();
+        while let Some(departure) = batch.waiting().first().copied() {
+            if self.rng.chance(self.faults.full_send) {
+                break;
+            }
+            if self.rng.chance(self.faults.refuse_send) {
+                outcome.refused += 1;
+                batch.advance(1);
+                continue;
+            }
+            let route = Route { peer: departure.peer, port: index, local: departure.local };
+            let payload = batch.payload(&departure).to_vec();
+            batch.advance(1);
+            outcome.sent += 1;
+            self.trace.note(self.now_ns, "reply", &[service as u64, route.peer.port().into()]);
+            self.ledger.datagram_out(service, route, &payload, reply_ratio);
+            self.depart(route, payload);
+        }
+        outcome
+    }
+
+    fn read_stream(&mut self, id: ConnId, into: &mut [u8]) -> Read {
+        let short = self.rng.chance(self.faults.short_read);
+        let conn = &mut self.conns[id];
+        if let Some(datagram) = conn.up.datagrams.pop_front() {
+            let len = datagram.len().min(into.len());
+            into[..len].copy_from_slice(&datagram[..len]);
+            return Read::Bytes(len);
+        }
+        let there = conn.up.ready.len().min(into.len());
+        if there > 0 {
+            let count = if short { self.rng.between(1, there as u64) as usize } else { there };
+            let bytes = conn.up.take(count);
+            into[..count].copy_from_slice(&bytes);
+            // The engine takes less than it asked for as the end of what there is.
+            conn.readable |= count < into.len() && conn.up.has_news();
+            return Read::Bytes(count);
+        }
+        match () {
+            () if conn.up.broken => Read::Broken,
+            () if conn.up.ended => Read::Closed,
+            () => Read::Empty,
+        }
+    }
+
+    fn write_stream(&mut self, id: ConnId, bytes: &[u8]) -> Written {
+        let short = self.rng.chance(self.faults.short_write);
+        let limit = self.faults.pipe_bytes;
+        let conn = &mut self.conns[id];
+        if conn.up.broken {
+            return Written::Broken;
+        }
+        if conn.transport == Transport::Udp {
+            return self.write_datagram(id, bytes, short);
+        }
+        let room = limit.saturating_sub(conn.down.ready.len() + conn.down.in_flight);
+        if room == 0 {
+            conn.wants_room = true;
+            return Written::Full;
+        }
+        let most = bytes.len().min(room);
+        let count = if short { self.rng.below(most as u64 + 1) as usize } else { most };
+        if count < bytes.len() {
+            // Room that there is already is announced; other room when it comes.
+            conn.wants_room = count == room;
+            conn.writable |= count < room;
+        }
+        if count == 0 && !bytes.is_empty() {
+            return Written::Full;
+        }
+        if count > 0 {
+            if let Site::Client { port, .. } = conn.site {
+                let service = self.ports[port as usize].service;
+                self.ledger.stream_out(service, &mut conn.tail, &bytes[..count]);
+            }
+            self.send_segment(id, false, Segment::Bytes(bytes[..count].to_vec()));
+        }
+        Written::Bytes(count)
+    }
+
+    fn write_datagram(&mut self, id: ConnId, bytes: &[u8], full: bool) -> Written {
+        if full {
+            self.conns[id].writable = true;
+            return Written::Full;
+        }
+        match self.takes_datagrams(id) {
+            Some(true) if !self.rng.chance(self.faults.lose) => {
+                self.send_segment(id, false, Segment::Bytes(bytes.to_vec()));
+            }
+            Some(false) => self.bounce(id),
+            _ => {}
+        }
+        Written::Bytes(bytes.len())
+    }
+}
+
+impl Nic for SimNic {
+    type Socket = SimSocket;
+
+    /// Never sleeps: time is somebody else's.
+    fn poll(&mut self, sleep_ns: u64, events: &mut Vec<Event>) {
+        events.clear();
+        let mut net = lock(&self.net);
+        net.asked_sleep_ns = sleep_ns;
+        net.collect_events(self.worker, events);
+    }
+
+    fn recv(&mut self, port: PortIndex, batch: &mut RxBatch) -> bool {
+        batch.items.clear();
+        batch.overflowed = 0;
+        lock(&self.net).receive(self.worker, port, batch)
+    }
+
+    fn send(&mut self, port: PortIndex, batch: &mut TxBatch) -> SendOutcome {
+        lock(&self.net).transmit(port, batch)
+    }
+
+    fn accept(&mut self, port: PortIndex) -> Option<(SimSocket, SocketAddr)> {
+        let mut net = lock(&self.net);
+        let exhausted = net.faults.exhausted;
+        let exhausted = net.rng.chance(exhausted);
+        let entry = &mut net.workers[self.worker].ports[port as usize];
+        if exhausted && !entry.backlog.is_empty() {
+            // Tried again at a later poll, as a listener short of descriptors is.
+            entry.news = true;
+            return None;
+        }
+        let conn = entry.backlog.pop_front()?;
+        let peer = net.conns[conn].peer;
+        drop(net);
+        Some((SimSocket { conn: Some(conn), net: self.net.clone() }, peer))
+    }
+
+    fn adopt(&mut self, mut socket: SimSocket, key: StreamKey) -> Result<(), NicError> {
+        let mut net = lock(&self.net);
+        let exhausted = net.faults.exhausted;
+        if net.rng.chance(exhausted) {
+            // The socket is dropped after the lock.
+            drop(net);
+            return Err(NicError::Exhausted);
+        }
+        let id = socket.conn.take().expect("adopted once");
+        let before = net.workers[self.worker].streams.insert(key, id);
+        assert_eq!(before, None, "worker {} adopts under a key in use", self.worker);
+        let conn = &mut net.conns[id];
+        conn.key = Some((self.worker, key));
+        conn.readable = conn.up.has_news();
+        let Site::Client { port, .. } = conn.site else { unreachable!("clients are accepted") };
+        let now_ns = net.now_ns;
+        let circumstances = [id as u64, port.into(), self.worker as u64, key.into()];
+        net.trace.note(now_ns, "adopt", &circumstances);
+        Ok(())
+    }
+
+    fn connect(
+        &mut self,
+        to: SocketAddr,
+        transport: Transport,
+        key: StreamKey,
+    ) -> Result<(), NicError> {
+        let mut net = lock(&self.net);
+        let exhausted = net.faults.exhausted;
+        if net.rng.chance(exhausted) {
+            return Err(NicError::Exhausted);
+        }
+        let Some(id) = net.start_connect(to, transport, (self.worker, key)) else {
+            return Err(NicError::Refused("unreachable".into()));
+        };
+        let before = net.workers[self.worker].streams.insert(key, id);
+        assert_eq!(before, None, "worker {} connects under a key in use", self.worker);
+        Ok(())
+    }
+
+    fn read(&mut self, key: StreamKey, into: &mut [u8]) -> Read {
+        let mut net = lock(&self.net);
+        let Some(id) = net.workers[self.worker].streams.get(&key).copied() else {
+            panic!("worker {} reads the unknown stream {key}", self.worker)
+        };
+        let read = net.read_stream(id, into);
+        let count = if let Read::Bytes(count) = read { count } else { 0 };
+        let now_ns = net.now_ns;
+        net.trace.note(now_ns, "read", &[id as u64, count as u64]);
+        read
+    }
+
+    fn write(&mut self, key: StreamKey, bytes: &[u8]) -> Written {
+        let mut net = lock(&self.net);
+        let Some(id) = net.workers[self.worker].streams.get(&key).copied() else {
+            panic!("worker {} writes the unknown stream {key}", self.worker)
+        };
+        let written = net.write_stream(id, bytes);
+        let count = if let Written::Bytes(count) = written { count } else { 0 };
+        let now_ns = net.now_ns;
+        net.trace.note(now_ns, "write", &[id as u64, count as u64]);
+        written
+    }
+
+    fn close(&mut self, key: StreamKey, how: Close) {
+        let mut net = lock(&self.net);
+        let Some(id) = net.workers[self.worker].streams.remove(&key) else { return };
+        let now_ns = net.now_ns;
+        net.trace.note(now_ns, "close", &[id as u64, u64::from(how == Close::Reset)]);
+        net.engine_close(id, how);
+    }
+
+    fn stop_listening(&mut self) {
+        let mut net = lock(&self.net);
+        let mut waiting = Vec::new();
+        for port in &mut net.workers[self.worker].ports {
+            port.stopped = true;
+            port.news = false;
+            port.datagrams.clear();
+            waiting.extend(port.backlog.drain(..));
+        }
+        for id in waiting {
+            net.engine_close(id, Close::Reset);
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! What a seed stands for: a topology, peers, and what goes wrong.
+
+use std::net::{IpAddr, SocketAddr};
+
+use engine::topology::{
+    Accelerator, AcceleratorKind, Backend as BackendSpec, CpuPlacement, Dispatch, EngineSettings,
+    Limits, Listen, Polling, Replies, Rings, Service, Topology,
+};
+use wire::framing::Framing;
+use wire::nic::{PortIndex, Transport};
+
+use crate::accelerator::Behaviour;
+use crate::backend::{Backend, BackendHabits};
+use crate::client::{DatagramClient, Taste};
+use crate::message::{key_range, reply_filler_max};
+use crate::net::Faults;
+use crate::rng::Rng;
+use crate::stream_client::{Manner, StreamClient};
+use crate::world::{Setup, client_address};
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000_000;
+
+/// Everything about a run that is decided before it starts.
+#[derive(Debug)]
+pub struct Plan {
+    /// The engine and its accelerators.
+    pub setup: Setup,
+    /// What goes wrong in the network.
+    pub faults: Faults,
+    /// The backends.
+    pub backends: Vec<Backend>,
+    /// Clients over UDP.
+    pub datagram_clients: Vec<DatagramClient>,
+    /// Clients over TCP.
+    pub stream_clients: Vec<StreamClient>,
+    /// The first client number not given out.
+    pub next_id: u32,
+    /// Turns under load.
+    pub turns: u32,
+    /// Shortest and longest time between two turns, in nanoseconds.
+    pub stride_ns: (u64, u64),
+    /// One turn in this many comes much later.
+    pub pause_one_in: u64,
+    /// The drain begins under load instead of when all is quiet.
+    pub drain_early: bool,
+    /// How long the drain may take, in nanoseconds.
+    pub drain_ns: u64,
+    /// For each service, whether its accelerators and backends are sound.
+    pub sound: Vec<bool>,
+    /// Randomness of the run itself.
+    pub rng: Rng,
+}
+
+impl Plan {
+    /// The plan of a seed.
+    pub fn of_seed(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let mut services = Vec::new();
+        let mut behaviours = Vec::new();
+        let mut habits = Vec::new();
+        let mut accelerators = Vec::new();
+        let count = rng.between(1, 3) as usize;
+        // At most one service misbehaves, so that there is one that must not notice.
+        let wicked = rng.chance(700).then(|| rng.below(count as u64) as usize);
+        for index in 0..count {
+            let is_wicked = wicked == Some(index);
+            let service = service(&mut rng, index, &mut accelerators, is_wicked);
+            habits.push(backend_habits(&mut rng, is_wicked));
+            behaviours.push(behaviour(&mut rng, is_wicked, &service));
+            services.push(service);
+        }
+        let topology = Topology {
+            engine: EngineSettings {
+                workers: rng.between(1, 4) as usize,
+                polling: rng.pick(&[Polling::Spin, Polling::Adaptive, Polling::Block]),
+                ..EngineSettings::default()
+            },
+            limits: limits(&mut rng),
+            accelerators,
+            services,
+        };
+        let junk = (0..count).map(|_| rng.chance(300)).collect::<Vec<_>>();
+        let setup = Setup {
+            honest_backends: habits.iter().map(BackendHabits::is_honest).collect(),
+            behaviours,
+            junk,
+            // Sequences of granule rings wrap at 2^32.
+            ring_start: rng.pick(&[0, 0, (1 << 32) - 40, (1 << 31) - 3, 1 << 62]),
+            seed: rng.draw(),
+            topology,
+        };
+        let backends = backends(&mut rng, &setup, &habits);
+        let mut plan = Self {
+            faults: faults(&mut rng),
+            backends,
+            datagram_clients: Vec::new(),
+            stream_clients: Vec::new(),
+            next_id: 1,
+            turns: rng.between(1500, 4000) as u32,
+            stride_ns: rng.pick(&[(0, 3 * US), (0, 30 * US), (5 * US, 300 * US)]),
+            pause_one_in: rng.pick(&[50, 400, u64::MAX]),
+            drain_early: rng.chance(300),
+            drain_ns: rng.pick(&[0, 5 * MS, 3000 * MS]),
+            sound: (0..count).map(|s| wicked != Some(s)).collect(),
+            setup,
+            rng: rng.fork(),
+        };
+        plan.add_clients(&mut rng);
+        plan
+    }
+
+    fn add_clients(&mut self, rng: &mut Rng) {
+        let ports: Vec<_> = self.setup.topology.ports().collect();
+        for (port, (service, listen)) in ports.into_iter().enumerate() {
+            for _ in 0..rng.between(1, 5) {
+                let taste = self.taste(rng, service, listen.transport);
+                let rng = rng.fork();
+                match listen.transport {
+                    Transport::Udp => self.add_datagram_client(port as u16, listen, taste, rng),
+                    Transport::Tcp => self.add_stream_client(port as u16, taste, rng),
+                }
+            }
+        }
+    }
+
+    fn taste(&self, rng: &mut Rng, service: usize, transport: Transport) -> Taste {
+        let spec = &self.setup.topology.services[service];
+        let udp = transport == Transport::Udp;
+        let most = reply_filler_max(spec.framing, spec.max_reply_bytes as usize).unwrap_or(0);
+        Taste {
+            framing: spec.framing,
+            max_message_bytes: spec.max_message_bytes as usize,
+            reply_filler_max: most,
+            keys: rng.pick(&[1, 4, 1000]),
+            backend: if spec.backends.is_empty() { 0 } else { rng.pick(&[0, 300, 1000]) },
+            drops: rng.pick(&[0, 0, 50]),
+            unframable: if udp { 0 } else { rng.pick(&[0, 0, 30]) },
+            too_long: if udp { rng.pick(&[0, 0, 50]) } else { 0 },
+            junk: if udp && self.setup.junk[service] { 50 } else { 0 },
+            silent: if udp { 0 } else { rng.pick(&[0, 200]) },
+            heavy: rng.pick(&[100, 100, 1000]),
+        }
+    }
+
+    fn add_datagram_client(&mut self, port: PortIndex, listen: Listen, taste: Taste, mut rng: Rng) {
+        let id = self.next_id;
+        self.next_id += 1;
+        let local = match listen.address.ip() {
+            ip if ip.is_unspecified() => IpAddr::from([10, 0, 0, rng.between(1, 3) as u8]),
+            ip => ip,
+        };
+        self.datagram_clients.push(DatagramClient {
+            id,
+            service: self.service_of(port),
+            port,
+            peer: client_address(id),
+            local,
+            taste,
+            left: rng.between(20, 200) as u32,
+            burst: rng.pick(&[1, 4, 64]),
+            pause_ns: rng.pick(&[(0, 10 * US), (20 * US, 2 * MS)]),
+            next_ns: rng.below(MS),
+            rng,
+            sequence: 0,
+            received: 0,
+        });
+    }
+
+    fn add_stream_client(&mut self, port: PortIndex, taste: Taste, mut rng: Rng) {
+        let service = self.service_of(port);
+        let spec = &self.setup.topology.services[service];
+        let manner = Manner {
+            pipeline: rng.pick(&[1, 3, 16, 100]),
+            write_max: rng.pick(&[1, 7, 100, 1500, 100_000]),
+            read_max: rng.pick(&[0, 1, 50, 4096, 100_000, 100_000]),
+            pause_ns: rng.pick(&[(0, 20 * US), (5 * US, 200 * US), (MS, 10 * MS)]),
+            bogus: rng.pick(&[0, 0, 50]),
+            rough: rng.chance(500),
+        };
+        let mut client = StreamClient::new(service, port, taste, manner, rng.fork());
+        client.ordered = spec.ordered;
+        client.replies = spec.replies == Replies::One;
+        client.judged = !self.setup.behaviours[service].corrupts();
+        client.lives = rng.between(1, 6) as u32;
+        client.requests = rng.between(0, 60) as u32;
+        client.next_ns = rng.below(2 * MS);
+        self.stream_clients.push(client);
+    }
+
+    fn service_of(&self, port: PortIndex) -> usize {
+        let (service, _) = self.setup.topology.ports().nth(port as usize).expect("it has clients");
+        service
+    }
+}
+
+fn limits(rng: &mut Rng) -> Limits {
+    Limits {
+        connections: rng.pick(&[2, 16, 200]),
+        pipelined: rng.pick(&[1, 2, 8, 64, 1000]),
+        idle_ms: rng.pick(&[30, 60_000]),
+        slow_client_ms: rng.pick(&[20, 500]),
+        udp_reply_ratio: rng.pick(&[None, Some(0), Some(3)]),
+        early_reply_bytes: rng.pick(&[0, 300, 64 << 20]),
+        ..Limits::default()
+    }
+}
+
+fn faults(rng: &mut Rng) -> Faults {
+    let mut rate = |rates: &[u32]| rng.pick(rates);
+    Faults {
+        lose: rate(&[0, 10, 200]),
+        duplicate: rate(&[0, 10, 200]),
+        truncate: rate(&[0, 0, 20]),
+        refuse_send: rate(&[0, 0, 20]),
+        full_send: rate(&[0, 50, 900]),
+        short_read: rate(&[0, 100, 900]),
+        short_write: rate(&[0, 100, 900]),
+        spurious: rate(&[0, 20]),
+        late_event: rate(&[0, 100, 500]),
+        exhausted: rate(&[0, 0, 50]),
+        reset_destroys: rate(&[0, 500, 1000]),
+        delay_ns: rng.pick(&[(0, 0), (5 * US, 50 * US), (10 * US, 2 * MS)]),
+        socket_datagrams: rng.pick(&[4, 50, 10_000]),
+        pipe_bytes: rng.pick(&[50, 2000, 1 << 20]),
+    }
+}
+
+fn framing(rng: &mut Rng) -> Framing {
+    rng.pick(&[
+        Framing::Raw,
+        Framing::Fixed(100),
+        Framing::LengthU16,
+        Framing::LengthU32,
+        Framing::Sockperf,
+        Framing::Line,
+        Framing::Memcached,
+        Framing::Memcached,
+    ])
+}
+
+fn service(
+    rng: &mut Rng,
+    index: usize,
+    accelerators: &mut Vec<Accelerator>,
+    wicked: bool,
+) -> Service {
+    let framing = framing(rng);
+    let mut listen = Vec::new();
+    let kinds: &[Transport] = match rng.below(4) {
+        0 => &[Transport::Udp],
+        1 => &[Transport::Tcp],
+        2 => &[Transport::Udp, Transport::Tcp],
+        _ => &[Transport::Tcp, Transport::Udp, Transport::Udp],
+    };
+    let ips: [IpAddr; 4] =
+        [[127, 0, 0, 1].into(), [0, 0, 0, 0].into(), [192, 0, 2, 1].into(), [127, 0, 0, 2].into()];
+    for (number, transport) in kinds.iter().enumerate() {
+        let port = (9000 + 10 * index + number) as u16;
+        let address = SocketAddr::new(rng.pick(&ips), port);
+        listen.push(Listen { transport: *transport, address });
+    }
+    let mut service = Service::new(&format!("service{index}"), listen, "model");
+    service.framing = framing;
+    service.accelerators.clear();
+    for _ in 0..rng.between(1, 2) {
+        service.accelerators.push(accelerators.len());
+        let placement = CpuPlacement::Worker;
+        let name = format!("accelerator{}", accelerators.len());
+        accelerators.push(Accelerator { name, kind: AcceleratorKind::Cpu { placement } });
+    }
+    service.mqueues = rng.between(1, 6) as u32;
+    service.slots = rng.pick(&[1, 2, 8, 64]);
+    // Above 1 KiB there are arenas, which must stay small to be full now and then.
+    service.max_message_bytes = rng.pick(&[200, 777, 1024, 3000]);
+    service.max_reply_bytes = rng.pick(&[200, 777, 1024, 3000]);
+    if framing == Framing::Raw {
+        // Its kernels return what they get.
+        service.max_reply_bytes = service.max_message_bytes;
+    }
+    service.rings = rng.pick(&[Rings::Auto, Rings::Doorbell, Rings::Granule, Rings::Granule8]);
+    service.replies = if rng.chance(150) { Replies::None } else { Replies::One };
+    service.ordered = framing == Framing::Raw || rng.chance(700);
+    let range = key_range(framing).parse().expect("a byte range");
+    service.dispatch = rng.pick(&[
+        Dispatch::RoundRobin,
+        Dispatch::LeastLoaded,
+        Dispatch::FlowHash,
+        Dispatch::KeyHash(range),
+    ]);
+    if framing == Framing::Raw && matches!(service.dispatch, Dispatch::KeyHash(_)) {
+        // Pieces of a raw stream have no keys.
+        service.dispatch = Dispatch::RoundRobin;
+    }
+    service.request_timeout_ms = if wicked { rng.pick(&[5, 50, 3000]) } else { 1000 };
+    service.queue_us_max = rng.pick(&[0, 0, 500, 5000]);
+    if rng.chance(if wicked { 700 } else { 300 }) {
+        service.backends.push(backend(rng, index));
+    }
+    service
+}
+
+fn backend(rng: &mut Rng, index: usize) -> BackendSpec {
+    let transport = rng.pick(&[Transport::Tcp, Transport::Tcp, Transport::Udp]);
+    let framing = rng.pick(&[
+        Framing::LengthU16,
+        Framing::LengthU32,
+        Framing::Fixed(64),
+        Framing::Sockperf,
+        Framing::Line,
+        Framing::Memcached,
+    ]);
+    let address = SocketAddr::from(([203, 0, 113, 1 + index as u8], 11_211));
+    let mut backend = BackendSpec::new("store", transport, address, framing);
+    backend.connections = rng.between(1, 3) as u32;
+    backend.in_flight = rng.pick(&[1, 4, 64]);
+    backend.timeout_ms = rng.pick(&[1, 20, 100]);
+    backend.max_message_bytes = rng.pick(&[300, 2048]);
+    backend
+}
+
+fn backend_habits(rng: &mut Rng, wicked: bool) -> BackendHabits {
+    let sound = BackendHabits {
+        delay_ns: rng.pick(&[(0, 0), (10 * US, 900 * US)]),
+        ..BackendHabits::SOUND
+    };
+    if !wicked {
+        return sound;
+    }
+    let mut rate = |rates: &[u32]| rng.pick(rates);
+    BackendHabits {
+        late: rate(&[0, 50, 300]),
+        hang: rate(&[0, 20]),
+        close: rate(&[0, 20, 200]),
+        garbage: rate(&[0, 0, 20, 300]),
+        unasked: rate(&[0, 0, 20, 300]),
+        too_long: rate(&[0, 0, 20, 300]),
+        change_door: rate(&[0, 1, 20]),
+        late_ns: rng.pick(&[2 * MS, 150 * MS, 1500 * MS]),
+        ..sound
+    }
+}
+
+fn behaviour(rng: &mut Rng, wicked: bool, service: &Service) -> Behaviour {
+    let sound = Behaviour {
+        remote: rng.chance(500),
+        delay_ns: rng.pick(&[(0, 0), (US, 20 * US), (50 * US, 200 * US)]),
+        overlap: rng.pick(&[0, 3, 100]),
+        spurious: rng.pick(&[0, 100]),
+        ..Behaviour::default()
+    };
+    if !wicked {
+        return sound;
+    }
+    let only_block = rng.chance(500).then(|| rng.below(service.mqueues.into()) as u32);
+    let mut after = |per_mille: u32| rng.chance(per_mille).then(|| rng.below(60));
+    let (stall_after, die_after, scribble_after) = (after(250), after(150), after(250));
+    let mut rate = || rng.pick(&[0, 0, 20, 300]);
+    Behaviour {
+        twice: rate(),
+        late: rate(),
+        swallow: rate(),
+        reject: rate(),
+        bad_length: rate(),
+        too_long: rate(),
+        forge: rate(),
+        steal: rate(),
+        bad_kind: rate(),
+        bad_header: rate(),
+        unwanted: rate(),
+        late_ns: rng.pick(&[10 * MS, 200 * MS]),
+        only_block,
+        stall_after,
+        die_after,
+        scribble_after,
+        ..sound
+    }
+}
+
+fn backends(rng: &mut Rng, setup: &Setup, habits: &[BackendHabits]) -> Vec<Backend> {
+    let mut backends = Vec::new();
+    let services = setup.topology.services.iter().zip(habits).zip(&setup.behaviours);
+    for ((service, habits), behaviour) in services {
+        for spec in &service.backends {
+            let mut backend = Backend::new(backends.len(), spec, *habits, rng.fork());
+            if behaviour.corrupts() {
+                backend.tolerate_garbage();
+            }
+            backends.push(backend);
+        }
+    }
+    backends
+}

@@ -1,0 +1,315 @@
+//! One run: a plan, carried out step by step.
+//!
+//! Load, until the plan's turns are used up; quiet, until nothing is under way any more; drain and
+//! end. In every step the clock moves, the peers act, one worker turns and everything is checked.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use engine::metrics::ServiceSnapshot;
+use wire::DropReason;
+use wire::framing::Framing;
+use wire::nic::Nic;
+
+use crate::net::lock;
+use crate::nic::{SimNic, SimSocket};
+use crate::plan::Plan;
+use crate::rng::Rng;
+use crate::trace::Trace;
+use crate::world::World;
+
+const MS: u64 = 1_000_000;
+/// Longest time until all is quiet: a pipeline of requests that each time out, one after the other,
+/// and the time-outs of backends and of clients that do not read.
+const QUIET_NS_MAX: u64 = 600_000 * MS;
+
+/// Rounds without an event after which nobody will move any more.
+const IDLE_ROUNDS_MAX: u32 = 200;
+
+/// What a run came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Hash of everything that happened.
+    pub trace_hash: u64,
+    /// Events in it.
+    pub events: u64,
+    /// Virtual time it took, in nanoseconds.
+    pub took_ns: u64,
+    /// The engine's counters at the end, by service.
+    pub services: Vec<ServiceSnapshot>,
+}
+
+/// A promise that was not kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The seed of the run.
+    pub seed: u64,
+    /// When, in nanoseconds of the run.
+    pub at_ns: u64,
+    /// What was wrong.
+    pub text: String,
+}
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { seed, at_ns, text } = self;
+        write!(f, "seed {seed} at {at_ns} ns: {text}")
+    }
+}
+
+/// Runs a seed; a panic inside the engine is a violation.
+pub fn simulate(seed: u64, trace: bool) -> Result<Report, Violation> {
+    simulate_with(seed, trace, |nic| nic)
+}
+
+/// The same with something put between the workers and their network (for tests of the checks).
+pub fn simulate_with<N: Nic<Socket = SimSocket>>(
+    seed: u64,
+    trace: bool,
+    wrap: impl Fn(SimNic) -> N,
+) -> Result<Report, Violation> {
+    let run = || Run::new(Plan::of_seed(seed), trace, wrap).go();
+    let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+        Err((0, format!("panicked: {}", text.unwrap_or_default())))
+    });
+    outcome.map_err(|(at_ns, text)| Violation { seed, at_ns, text })
+}
+
+struct Run<N: Nic<Socket = SimSocket>> {
+    plan: Plan,
+    world: World<N>,
+    rng: Rng,
+}
+
+impl<N: Nic<Socket = SimSocket>> Run<N> {
+    fn new(mut plan: Plan, trace: bool, wrap: impl Fn(SimNic) -> N) -> Self {
+        if trace {
+            eprintln!("{plan:#?}");
+        }
+        let world = World::build(&plan.setup, wrap);
+        let mut net = lock(&world.net);
+        net.trace = Trace::new(trace);
+        net.set_faults(plan.faults);
+        drop(net);
+        let rng = plan.rng.fork();
+        Self { plan, world, rng }
+    }
+
+    fn go(mut self) -> Result<Report, (u64, String)> {
+        match self.stages() {
+            Ok(()) => Ok(self.report()),
+            Err(text) => Err((self.world.now_ns(), text)),
+        }
+    }
+
+    fn stages(&mut self) -> Result<(), String> {
+        self.load()?;
+        for client in &mut self.plan.stream_clients {
+            client.hush();
+        }
+        for client in &mut self.plan.datagram_clients {
+            client.left = 0;
+        }
+        if !self.plan.drain_early {
+            self.quiet()?;
+        }
+        self.drain()
+    }
+
+    fn load(&mut self) -> Result<(), String> {
+        for _ in 0..self.plan.turns {
+            let (low, high) = self.plan.stride_ns;
+            let mut stride_ns = self.rng.between(low, high);
+            if self.plan.pause_one_in < u64::MAX && self.rng.below(self.plan.pause_one_in) == 0 {
+                stride_ns += self.rng.below(5 * MS);
+            }
+            self.world.advance(stride_ns);
+            self.peers();
+            let worker = self.rng.below(self.world.workers.len() as u64) as usize;
+            if self.world.is_awake(worker) {
+                self.world.turn(worker);
+                self.world.check()?;
+            } else {
+                self.skip_idle_time();
+            }
+        }
+        self.check_drops()
+    }
+
+    /// When everybody waits, waiting is over.
+    fn skip_idle_time(&mut self) {
+        let Some(wake_ns) = self.world.first_wake_ns() else { return };
+        let clients = self.plan.datagram_clients.iter().map(|c| c.due_ns());
+        let streams = self.plan.stream_clients.iter().map(|c| c.due_ns());
+        let backends = self.plan.backends.iter().map(|b| b.due_ns());
+        let models = self.world.models.iter().map(|m| lock(m).remote_due_ns());
+        let net_ns = lock(&self.world.net).next_due_ns().unwrap_or(u64::MAX);
+        let due_ns = clients.chain(streams).chain(backends).chain(models);
+        let due_ns = due_ns.fold(wake_ns.min(net_ns), u64::min);
+        let now_ns = self.world.now_ns();
+        self.world.advance(due_ns.saturating_sub(now_ns));
+    }
+
+    fn peers(&mut self) {
+        let mut net = lock(&self.world.net);
+        for backend in &mut self.plan.backends {
+            backend.step(&mut net);
+        }
+        for client in &mut self.plan.datagram_clients {
+            client.step(&mut net);
+        }
+        for client in &mut self.plan.stream_clients {
+            client.step(&mut net, &mut self.plan.next_id);
+        }
+    }
+
+    /// One turn of every worker, in any order, `by_ns` later. Whether anything happened.
+    fn round(&mut self, by_ns: u64) -> Result<bool, String> {
+        let events = lock(&self.world.net).trace.events();
+        self.world.advance(by_ns);
+        self.peers();
+        let mut order: Vec<usize> = (0..self.world.workers.len()).collect();
+        self.rng.shuffle(&mut order);
+        for worker in order {
+            self.world.turn(worker);
+            self.world.check()?;
+        }
+        let events = lock(&self.world.net).trace.events() - events;
+        Ok(events > self.world.workers.len() as u64)
+    }
+
+    /// Waits until nothing is under way; then everything must have been given back.
+    fn quiet(&mut self) -> Result<(), String> {
+        for client in &mut self.plan.stream_clients {
+            if client.manner.read_max > 0 {
+                client.manner.read_max = client.manner.read_max.max(1 << 16);
+            }
+            client.manner.write_max = client.manner.write_max.max(1 << 16);
+            client.manner.pause_ns = (0, MS);
+        }
+        let end_ns = self.world.now_ns() + QUIET_NS_MAX;
+        let (mut quiet_rounds, mut idle_rounds) = (0, 0);
+        while quiet_rounds < 20 && self.world.now_ns() < end_ns {
+            // While nothing moves, somebody waits for a time-out.
+            let stride_ns = if idle_rounds < 50 { 2 * MS } else { 200 * MS };
+            let by_ns = self.rng.between(MS / 10, stride_ns);
+            idle_rounds = if self.round(by_ns)? { 0 } else { idle_rounds + 1 };
+            // A stuck service leaves its streams unread for ever.
+            let patient = idle_rounds < IDLE_ROUNDS_MAX;
+            let under_way = lock(&self.world.net).next_due_ns().is_some()
+                || patient && self.check_unread().is_err()
+                || patient && self.plan.stream_clients.iter().any(|c| c.has_more())
+                || self.world.check_quiet().is_err();
+            quiet_rounds = if under_way { 0 } else { quiet_rounds + 1 };
+        }
+        self.world.check_quiet()?;
+        self.check_drops()?;
+        self.check_unread()?;
+        self.check_forsaken()
+    }
+
+    /// Nothing was lost without a cause.
+    fn check_drops(&self) -> Result<(), String> {
+        for service in 0..self.plan.sound.len() {
+            let counted = self.world.metrics.service(service);
+            let now_ns = self.world.now_ns();
+            if let Some(reason) = self.plan.impossible(service, &counted, now_ns) {
+                let sound = self.plan.sound[service];
+                return Err(format!(
+                    "service {service} (sound: {sound}) has no cause for {}: {counted:?}",
+                    reason.name()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A sound service has read everything that its clients sent.
+    fn check_unread(&self) -> Result<(), String> {
+        for service in (0..self.plan.sound.len()).filter(|s| self.plan.sound[*s]) {
+            if let Some(conn) = lock(&self.world.net).unread(service) {
+                return Err(format!("all is quiet, but service {service} leaves {conn} unread"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A service that lost nothing owes nothing.
+    fn check_forsaken(&self) -> Result<(), String> {
+        for service in 0..self.plan.sound.len() {
+            let counted = self.world.metrics.service(service);
+            let intake =
+                [DropReason::BadFraming, DropReason::ConnectionLimit, DropReason::IdleTimeout];
+            let lost = counted.dropped_requests()
+                + intake.iter().map(|reason| counted.dropped(*reason)).sum::<u64>();
+            if lost > 0 {
+                continue;
+            }
+            for client in self.plan.stream_clients.iter().filter(|c| c.service == service) {
+                // Nobody can tell what an unread stream holds, nor which optional replies there were.
+                let unclear = client.manner.read_max == 0
+                    || !client.judged
+                    || client.taste.framing == Framing::Raw;
+                let owed = client.owed() as u64 + client.forsaken;
+                if owed > 0 && !unclear && client.taste.silent == 0 {
+                    return Err(format!(
+                        "service {service} lost nothing, but a client is owed {owed}: {counted:?}"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Drains, ends, lets the clients read what is left, checks that nothing is.
+    fn drain(&mut self) -> Result<(), String> {
+        let end_ns = self.world.now_ns() + self.plan.drain_ns;
+        let mut draining = vec![false; self.world.workers.len()];
+        loop {
+            // Workers hear of it one after the other.
+            for (worker, draining) in draining.iter_mut().enumerate() {
+                if !*draining && self.rng.chance(300) {
+                    *draining = true;
+                    self.world.workers[worker].begin_drain();
+                }
+            }
+            let over = self.world.all_settled() || self.world.now_ns() >= end_ns;
+            if over && draining.iter().all(|d| *d) {
+                break;
+            }
+            let by_ns = self.rng.between(0, MS);
+            self.round(by_ns)?;
+        }
+        let settled = self.world.all_settled();
+        self.world.finish();
+        self.world.check_finished()?;
+        if settled {
+            for service in 0..self.plan.sound.len() {
+                let lost = self.world.dropped(service, DropReason::DrainTimeout);
+                if lost > 0 {
+                    return Err(format!(
+                        "all workers had settled, then service {service} lost {lost}"
+                    ));
+                }
+            }
+        }
+        for _ in 0..100 {
+            self.world.advance(MS);
+            self.peers();
+        }
+        self.world.check_finished()
+    }
+
+    fn report(&self) -> Report {
+        let net = lock(&self.world.net);
+        let mut trace = net.trace.clone();
+        let services: Vec<_> =
+            (0..self.plan.sound.len()).map(|s| self.world.metrics.service(s)).collect();
+        for service in &services {
+            trace.note(net.now_ns(), "end", &service.drops);
+            trace.note(net.now_ns(), "end", &[service.received, service.replied, service.consumed]);
+        }
+        Report { trace_hash: trace.hash(), events: trace.events(), took_ns: net.now_ns(), services }
+    }
+}

@@ -1,0 +1,480 @@
+//! A whole engine in one thread: real workers over the virtual network and model accelerators.
+//!
+//! [`World::build`] puts together what the `serval` crate puts together over sockets and kernels:
+//! regions, ends, links, fabric, workers. Whoever holds the world decides who runs when:
+//! [`World::advance`] moves the clock, [`World::turn`] lets one worker turn. After every turn
+//! [`World::check`] holds the engine to its accounting.
+//!
+//! A worker that may sleep is left alone until an event, the end of its sleep, or something that another
+//! worker published for it (which would have woken it). The waking itself needs real threads and is
+//! tested there.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+use engine::metrics::Metrics;
+use engine::topology::{Replies, Topology};
+use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerParts, worker_links};
+use mqueue::abi::RingEntry;
+use mqueue::{HeapMapping, MappedMemory, Region, Words};
+use wire::DropReason;
+use wire::nic::{Nic, Transport};
+
+use crate::accelerator::{
+    BackendRole, Behaviour, BlockShare, Model, ModelBlocks, Role, SeenTokens,
+};
+use crate::ledger::{Ledger, ServiceRules};
+use crate::net::{Network, PortSite, SharedNetwork, lock};
+use crate::nic::{SimNic, SimSocket};
+use crate::rng::Rng;
+
+/// What a world is made of.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The engine's topology; it passes [`Topology::check`]. Ports may not be 0.
+    pub topology: Topology,
+    /// For each service, how the blocks of its accelerators behave.
+    pub behaviours: Vec<Behaviour>,
+    /// For each service, whether its backends answer rightly.
+    pub honest_backends: Vec<bool>,
+    /// For each service, whether clients send what is no [`crate::message::Body`].
+    pub junk: Vec<bool>,
+    /// Initial count of every ring.
+    pub ring_start: u64,
+    /// Seed of everything random below.
+    pub seed: u64,
+}
+
+impl Setup {
+    /// Sound accelerators, honest backends, proper clients.
+    pub fn sound(topology: Topology) -> Self {
+        let services = topology.services.len();
+        Self {
+            topology,
+            behaviours: vec![Behaviour::default(); services],
+            honest_backends: vec![true; services],
+            junk: vec![false; services],
+            ring_start: 0,
+            seed: 1,
+        }
+    }
+
+    fn rules(&self) -> Vec<ServiceRules> {
+        let rules = |(index, service): (usize, &engine::topology::Service)| ServiceRules {
+            framing: service.framing,
+            dispatch: service.dispatch,
+            mqueues: service.mqueues * service.accelerators.len() as u32,
+            judged: !self.behaviours[index].corrupts(),
+            junk: self.junk[index],
+        };
+        self.topology.services.iter().enumerate().map(rules).collect()
+    }
+
+    /// Backend addresses of all services, in order.
+    pub fn backend_addresses(&self) -> Vec<SocketAddr> {
+        let services = self.topology.services.iter();
+        services.flat_map(|s| s.backends.iter().map(|b| b.address)).collect()
+    }
+
+    fn network(&self, rng: Rng) -> Network {
+        let limit = self.topology.limits.udp_reply_ratio;
+        let port = |(service, listen): (usize, engine::topology::Listen)| PortSite {
+            transport: listen.transport,
+            address: listen.address,
+            service,
+            // The default: 3 off loopback, none on it.
+            reply_ratio: limit.unwrap_or(if listen.address.ip().is_loopback() { 0 } else { 3 })
+                as usize,
+        };
+        let ports = self.topology.ports().map(port).collect();
+        let ledger = Ledger::new(self.rules());
+        let workers = self.topology.engine.workers;
+        Network::new(workers, ports, self.backend_addresses(), ledger, rng)
+    }
+}
+
+/// See the module's text.
+pub struct World<N: Nic<Socket = SimSocket>> {
+    /// The network, with its clock and ledger.
+    pub net: SharedNetwork,
+    /// The engine's counters.
+    pub metrics: Metrics,
+    /// The workers.
+    pub workers: Vec<Worker<N>>,
+    /// The model accelerators of all services and workers.
+    pub models: Vec<Arc<Mutex<Model>>>,
+    /// Worker and service of each model.
+    seats: Vec<(usize, usize)>,
+    topology: Topology,
+    fabric: Arc<Fabric<SimSocket>>,
+    words: Vec<Words<MappedMemory>>,
+    /// Until when each worker sleeps unless something happens; 0: it does not.
+    asleep_until_ns: Vec<u64>,
+}
+
+/// A region that is being divided among workers.
+struct Divided {
+    words: Words<MappedMemory>,
+    memory: MappedMemory,
+    entries: Vec<RingEntry>,
+    /// Per worker.
+    ends: Vec<Vec<BlockEnds>>,
+    shares: Vec<Vec<BlockShare>>,
+}
+
+fn divide(setup: &Setup, service: usize) -> Divided {
+    let workers = setup.topology.engine.workers;
+    let service = &setup.topology.services[service];
+    let plan = mqueue::RegionPlan { start: setup.ring_start, ..service.region_plan(1) };
+    let memory = HeapMapping::memory(plan.bytes().expect("the topology was checked") as usize);
+    let mut near = Region::format(memory.clone(), &plan).expect("memory of the planned size");
+    let mut far = Region::join(memory.clone()).expect("just formatted");
+    let per_block = plan.mqueues.len() as u32;
+    let mut ends: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
+    let mut shares: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
+    for block in 0..service.mqueues {
+        let first = block * per_block;
+        let worker = block as usize % workers;
+        ends[worker].push(BlockEnds {
+            block,
+            server: near.engine_ends(first),
+            clients: (1..per_block).map(|i| near.engine_ends(first + i)).collect(),
+        });
+        shares[worker].push(BlockShare {
+            block,
+            server: far.accelerator_ends(first),
+            clients: (1..per_block).map(|i| far.accelerator_ends(first + i)).collect(),
+        });
+    }
+    Divided { words: near.words(), memory, entries: near.entries().to_vec(), ends, shares }
+}
+
+impl<N: Nic<Socket = SimSocket>> World<N> {
+    /// Puts everything together; `wrap` may put something between a worker and its network.
+    pub fn build(setup: &Setup, wrap: impl Fn(SimNic) -> N) -> Self {
+        let topology = setup.topology.clone();
+        topology.check().expect("a topology that works");
+        let mut rng = Rng::new(setup.seed);
+        let net = Arc::new(Mutex::new(setup.network(rng.fork())));
+        let workers = topology.engine.workers;
+        let services = topology.services.len();
+        let mut models = Vec::new();
+        let mut seats = Vec::new();
+        let mut words = Vec::new();
+        // attachments[worker][service]
+        let mut attachments: Vec<Vec<Vec<Attachment>>> =
+            (0..workers).map(|_| (0..services).map(|_| Vec::new()).collect()).collect();
+        #[expect(clippy::needless_range_loop, reason = "the index is the service's name")]
+        for service in 0..services {
+            let tokens: Vec<SeenTokens> = (0..workers).map(|_| SeenTokens::default()).collect();
+            for accelerator in 0..topology.services[service].accelerators.len() {
+                let divided = divide(setup, service);
+                words.push(divided.words.clone());
+                let role = role(setup, service, accelerator);
+                let parts = divided.ends.into_iter().zip(divided.shares).enumerate();
+                for (worker, (ends, shares)) in parts {
+                    let region = (divided.memory.clone(), divided.entries.clone());
+                    let world = (net.clone(), tokens[worker].clone(), rng.fork());
+                    let behaviour = setup.behaviours[service];
+                    let model = Model::new(role.clone(), behaviour, region, shares, world);
+                    let model = Arc::new(Mutex::new(model));
+                    models.push(model.clone());
+                    seats.push((worker, service));
+                    attachments[worker][service]
+                        .push(Attachment { blocks: Box::new(ModelBlocks(model)), ends });
+                }
+            }
+        }
+        let wakers = (0..workers).map(|_| Box::new(|| {}) as Box<dyn Fn() + Send + Sync>);
+        let fabric = Fabric::new(wakers.collect(), services);
+        let metrics = Metrics::new(workers, topology.services.iter().map(|s| s.name.clone()));
+        let addresses: Vec<SocketAddr> = topology.ports().map(|(_, l)| l.address).collect();
+        let links = worker_links(workers, &topology);
+        let parts = attachments.into_iter().zip(links).enumerate();
+        let build = |(index, (attachments, links))| {
+            let nic = wrap(SimNic::new(index, net.clone()));
+            let addresses = addresses.clone();
+            let parts = WorkerParts { index, nic, addresses, attachments, links };
+            Worker::new(parts, &topology, &metrics, fabric.clone())
+        };
+        Self {
+            workers: parts.map(build).collect(),
+            net,
+            metrics,
+            models,
+            seats,
+            fabric,
+            words,
+            asleep_until_ns: vec![0; workers],
+            topology,
+        }
+    }
+
+    /// The clock.
+    pub fn now_ns(&self) -> u64 {
+        lock(&self.net).now_ns()
+    }
+
+    /// The topology that runs.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Moves the clock, delivers what is due, lets remote accelerators work.
+    pub fn advance(&mut self, by_ns: u64) {
+        let now_ns = self.now_ns() + by_ns;
+        lock(&self.net).advance(now_ns);
+        for model in &self.models {
+            let mut model = lock(model);
+            if model.is_remote() {
+                model.step(now_ns);
+            }
+        }
+    }
+
+    /// Whether a worker has a reason to run.
+    pub fn is_awake(&mut self, worker: usize) -> bool {
+        self.asleep_until_ns[worker] <= self.now_ns()
+            || lock(&self.net).has_events(worker)
+            || !self.would_sleep(worker)
+    }
+
+    /// Whether a worker that waits now sleeps: what other workers published keeps it awake. (Those
+    /// that publish while it sleeps wake it, which comes to the same.)
+    fn would_sleep(&mut self, worker: usize) -> bool {
+        lock(&self.net).mute(true);
+        self.workers[worker].wait(1);
+        let mut net = lock(&self.net);
+        net.mute(false);
+        net.asked_sleep_ns > 0
+    }
+
+    /// When the first sleeper wakes by itself, if all sleep.
+    pub fn first_wake_ns(&mut self) -> Option<u64> {
+        let all = (0..self.workers.len()).all(|w| !self.is_awake(w));
+        if all { self.asleep_until_ns.iter().min().copied() } else { None }
+    }
+
+    /// One worker waits for events and turns; whether there was anything to do.
+    pub fn turn(&mut self, worker: usize) -> bool {
+        let now_ns = self.now_ns();
+        let slept = self.asleep_until_ns[worker] > 0;
+        let entry = &mut self.workers[worker];
+        // Whatever the sleep was, it is over.
+        entry.wait(u64::from(slept));
+        let busy = entry.turn(now_ns);
+        let sleep_ns = entry.sleep_ns(now_ns);
+        lock(&self.net).trace.note(now_ns, "turn", &[worker as u64, busy.into(), sleep_ns]);
+        let sleeps = sleep_ns > 0 && self.would_sleep(worker);
+        self.asleep_until_ns[worker] = if sleeps { now_ns + sleep_ns } else { 0 };
+        if sleeps {
+            self.check_sleep(worker, sleep_ns);
+        }
+        busy
+    }
+
+    /// A worker may sleep only when there is nothing it would do meanwhile.
+    fn check_sleep(&mut self, worker: usize, sleep_ns: u64) {
+        let now_ns = self.now_ns();
+        let services = 0..self.topology.services.len();
+        let under_way: u32 =
+            services.map(|s| self.workers[worker].outstanding_by_mqueue(s).sum::<u32>()).sum();
+        let models = self.models.iter().zip(&self.seats).filter(|(_, seat)| seat.0 == worker);
+        let wake_ns = models.map(|(model, _)| lock(model).wake_ns()).min().unwrap_or(u64::MAX);
+        // Another turn without news: whatever it finds, or tells others, was left over.
+        let others: Vec<usize> = (0..self.workers.len()).filter(|w| *w != worker).collect();
+        let quiet: Vec<usize> = others.into_iter().filter(|w| self.would_sleep(*w)).collect();
+        let events = lock(&self.net).mute(true);
+        self.workers[worker].wait(0);
+        let busy = self.workers[worker].turn(now_ns);
+        let left_over = lock(&self.net).mute(false) > events
+            || busy
+            || quiet.into_iter().any(|w| !self.would_sleep(w));
+        if under_way > 0 || now_ns + sleep_ns > wake_ns || left_over {
+            lock(&self.net).ledger.violate(|| {
+                format!(
+                    "worker {worker} would sleep {sleep_ns} ns with {under_way} requests under way, \
+                     blocks to wake at {wake_ns}, work left over: {left_over}"
+                )
+            });
+        }
+    }
+
+    /// Every worker turns once, `rounds` times, `by_ns` apart; checks after each.
+    pub fn run(&mut self, rounds: usize, by_ns: u64) {
+        for _ in 0..rounds {
+            self.advance(by_ns);
+            for worker in 0..self.workers.len() {
+                self.turn(worker);
+            }
+            if let Err(violation) = self.check() {
+                panic!("{violation}");
+            }
+        }
+    }
+
+    /// Whether the engine keeps its promises at this instant.
+    pub fn check(&mut self) -> Result<(), String> {
+        for service in 0..self.topology.services.len() {
+            self.check_service(service)?;
+        }
+        match lock(&self.net).ledger.violation() {
+            Some(violation) => Err(violation.to_owned()),
+            None => Ok(()),
+        }
+    }
+
+    fn check_service(&mut self, service: usize) -> Result<(), String> {
+        let counted = self.metrics.service(service);
+        let under_way = self.under_way(service);
+        let ended = counted.replied + counted.consumed + counted.dropped_requests();
+        if counted.received != ended + under_way {
+            return Err(format!(
+                "service {service}: received {} is not {} replied + {} consumed + {} dropped + \
+                 {under_way} under way ({counted:?})",
+                counted.received,
+                counted.replied,
+                counted.consumed,
+                counted.dropped_requests()
+            ));
+        }
+        let spec = &self.topology.services[service];
+        for (index, worker) in self.workers.iter().enumerate() {
+            for (mqueue, outstanding) in worker.outstanding_by_mqueue(service).enumerate() {
+                if outstanding > spec.slots {
+                    return Err(format!(
+                        "mqueue {mqueue} of service {service} on worker {index} has {outstanding} \
+                         requests in {} slots",
+                        spec.slots
+                    ));
+                }
+            }
+        }
+        let datagrams_only = spec.listen.iter().all(|l| l.transport == Transport::Udp);
+        lock(&self.net).ledger.audit(service, &counted, datagrams_only);
+        Ok(())
+    }
+
+    /// Requests of a service that have not ended, by the tables that hold them.
+    pub fn under_way(&self, service: usize) -> u64 {
+        let counted = self.metrics.service(service);
+        let held: u64 = self.workers.iter().map(|w| w.outstanding_of(service)).sum();
+        held + (counted.handed_out - counted.handed_in)
+            + (counted.replies_handed_out - counted.replies_handed_in)
+    }
+
+    /// Lost messages of a service for one reason.
+    pub fn dropped(&self, service: usize, reason: DropReason) -> u64 {
+        self.metrics.service(service).dropped(reason)
+    }
+
+    /// Every worker stops accepting.
+    pub fn begin_drain(&mut self) {
+        for worker in &mut self.workers {
+            worker.begin_drain();
+        }
+        self.asleep_until_ns.fill(0);
+    }
+
+    /// Whether every draining worker has answered everything.
+    pub fn all_settled(&self) -> bool {
+        self.fabric.all_settled()
+    }
+
+    /// Ends every worker. None turns afterwards.
+    pub fn finish(&mut self) -> bool {
+        let mut hung = false;
+        for worker in &mut self.workers {
+            hung |= worker.finish();
+        }
+        for words in &self.words {
+            words.set_stop(mqueue::abi::stop::NOW);
+        }
+        hung
+    }
+
+    /// What must hold after [`Self::finish`]: nothing is under way.
+    pub fn check_finished(&mut self) -> Result<(), String> {
+        self.check()?;
+        for service in 0..self.topology.services.len() {
+            let under_way = self.under_way(service);
+            if under_way != 0 {
+                return Err(format!("service {service}: {under_way} under way after the end"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether blocks that no longer read keep messages that nobody misses: those of a service
+    /// without replies.
+    fn keeps_unread(&self, service: usize) -> bool {
+        let of_service = self.models.iter().zip(&self.seats).filter(|(_, seat)| seat.1 == service);
+        let stopped =
+            of_service.flat_map(|(model, _)| lock(model).stopped()).any(|stopped| stopped);
+        stopped && self.topology.services[service].replies == Replies::None
+    }
+
+    /// Every mqueue of a worker has all its credit, but for those.
+    fn check_credit_returned(&self, service: usize, worker: usize) -> Result<(), String> {
+        let none = self.topology.services[service].replies == Replies::None;
+        let models = self.models.iter().zip(&self.seats);
+        let models = models.filter(|(_, seat)| **seat == (worker, service));
+        let stopped: Vec<bool> = models.flat_map(|(model, _)| lock(model).stopped()).collect();
+        let held: Vec<u32> = self.workers[worker].outstanding_by_mqueue(service).collect();
+        let lost =
+            held.iter().zip(&stopped).any(|(held, stopped)| *held > 0 && !(none && *stopped));
+        if lost {
+            return Err(format!(
+                "all is quiet, but worker {worker} holds credit of service {service}: {held:?}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// What must hold when all has been quiet: nothing is under way, all credit has been returned.
+    pub fn check_quiet(&mut self) -> Result<(), String> {
+        self.check()?;
+        for service in 0..self.topology.services.len() {
+            for worker in 0..self.workers.len() {
+                self.check_credit_returned(service, worker)?;
+            }
+            if self.keeps_unread(service) {
+                continue;
+            }
+            let under_way = self.under_way(service);
+            if under_way > 0 {
+                return Err(format!("all is quiet, but {under_way} of service {service} are not"));
+            }
+        }
+        match self.models.iter().find_map(|m| lock(m).unfinished()) {
+            Some(unfinished) => Err(format!("all is quiet, but {unfinished} are not finished")),
+            None => Ok(()),
+        }
+    }
+}
+
+fn role(setup: &Setup, service: usize, accelerator: usize) -> Role {
+    let spec = &setup.topology.services[service];
+    let backend = |spec: &engine::topology::Backend| BackendRole {
+        framing: spec.framing,
+        max_message_bytes: spec.max_message_bytes as usize,
+        honest: setup.honest_backends[service],
+    };
+    Role {
+        service,
+        first_mqueue: accelerator as u32 * spec.mqueues,
+        framing: spec.framing,
+        replies: spec.replies,
+        backends: spec.backends.iter().map(backend).collect(),
+    }
+}
+
+/// Addresses of model clients: distinct ports, some of them over IPv6.
+pub fn client_address(number: u32) -> SocketAddr {
+    let high = (number >> 14) as u8;
+    let ip = match number % 4 {
+        0 => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, high.into()]),
+        _ => IpAddr::from([198, 51, 100, high]),
+    };
+    SocketAddr::new(ip, 1024 + (number & 0x3fff) as u16)
+}

@@ -1,0 +1,518 @@
+//! Every reason for which a message can be lost, provoked on purpose, one at a time.
+//!
+//! The scenes run the real engine; every turn is checked by the simulator, so each of these tests
+//! also says that the accounting holds while the reason occurs.
+
+mod scene;
+
+use engine::topology::{Dispatch, Replies};
+use scene::{MS, Scene, Script, request, script};
+use sim::accelerator::Behaviour;
+use sim::backend::BackendHabits;
+use sim::message::{Ask, Body};
+use sim::net::{Faults, PeerRead, lock};
+use wire::DropReason;
+use wire::framing::Framing;
+use wire::nic::{Close, Transport};
+
+/// A service whose blocks read one message and never answer.
+fn stuck(framing: Framing) -> Script {
+    let mut script = script(framing);
+    script.behaviour().stall_after = Some(0);
+    script
+}
+
+/// A service that asks its backend for everything.
+fn asking(transport: Transport, habits: BackendHabits) -> Scene {
+    let mut script = script(Framing::LengthU16);
+    script.backend(transport);
+    script.setup.honest_backends = vec![habits.is_honest()];
+    script.habits = habits;
+    script.play()
+}
+
+fn question(sequence: u32) -> Body {
+    Body { ask: Ask::Backend, ..request(sequence) }
+}
+
+#[test]
+fn a_long_datagram_is_refused() {
+    let mut script = script(Framing::LengthU16);
+    script.service().max_message_bytes = 100;
+    let mut scene = script.play();
+    scene.ask(Body { filler: 73, ..request(0) });
+    scene.ask(Body { filler: 72, ..request(0) });
+    scene.run(5);
+    // provokes: too_long
+    assert_eq!((scene.dropped(DropReason::TooLong), scene.replied()), (1, 1));
+}
+
+#[test]
+fn a_message_without_its_key_is_refused() {
+    let mut script = script(Framing::LengthU16);
+    script.service().dispatch = Dispatch::KeyHash("16:4".parse().unwrap());
+    script.setup.junk[0] = true;
+    let mut scene = script.play();
+    scene.datagram(&[7; 19]);
+    scene.ask(request(0));
+    scene.run(5);
+    // provokes: too_short
+    assert_eq!((scene.dropped(DropReason::TooShort), scene.replied()), (1, 1));
+}
+
+#[test]
+fn a_datagram_without_credit_is_shed() {
+    let mut scene = stuck(Framing::LengthU16).play();
+    scene.ask_times(6, request(0));
+    scene.run(5);
+    // provokes: no_credit
+    assert_eq!(scene.dropped(DropReason::NoCredit), 2);
+    assert_eq!(scene.world.under_way(0), 4);
+}
+
+#[test]
+fn a_dead_block_loses_its_requests_and_leaves_nobody() {
+    let mut script = script(Framing::LengthU16);
+    script.behaviour().die_after = Some(0);
+    let mut scene = script.play();
+    scene.ask_times(3, request(0));
+    scene.wait_ms(3);
+    // provokes: mqueue_dead
+    assert_eq!(scene.dropped(DropReason::MqueueDead), 3);
+    scene.ask(request(0));
+    scene.run(5);
+    // provokes: no_accelerator
+    assert_eq!(scene.dropped(DropReason::NoAccelerator), 1);
+}
+
+#[test]
+fn impossible_ring_words_end_an_mqueue() {
+    let mut script = script(Framing::LengthU16);
+    script.behaviour().scribble_after = Some(0);
+    // Scribbles hit or miss.
+    script.service().request_timeout_ms = 3_600_000;
+    let mut scene = script.play();
+    scene.ask(request(0));
+    scene.ask(request(0));
+    scene.wait_ms(100);
+    // provokes: mqueue_dead
+    assert_eq!(scene.dropped(DropReason::MqueueDead), 2);
+}
+
+#[test]
+fn a_queue_that_is_too_slow_is_not_joined() {
+    let mut script = stuck(Framing::LengthU16);
+    script.service().queue_us_max = 500;
+    let mut scene = script.play();
+    // The first is read, the second waits.
+    scene.ask(request(0));
+    scene.ask(request(0));
+    scene.wait_ms(3);
+    assert_eq!(scene.world.under_way(0), 2);
+    scene.ask(request(0));
+    scene.run(5);
+    // provokes: queue_time
+    assert_eq!(scene.dropped(DropReason::QueueTime), 1);
+    assert_eq!(scene.dropped(DropReason::NoCredit), 0);
+}
+
+#[test]
+fn an_unanswered_request_times_out() {
+    let mut script = stuck(Framing::LengthU16);
+    script.service().request_timeout_ms = 20;
+    let mut scene = script.play();
+    scene.ask(request(0));
+    scene.wait_ms(19);
+    assert_eq!(scene.dropped(DropReason::RequestTimeout), 0);
+    scene.wait_ms(5);
+    // provokes: request_timeout
+    assert_eq!(scene.dropped(DropReason::RequestTimeout), 1);
+    assert_eq!(scene.world.under_way(0), 0);
+}
+
+#[test]
+fn kernels_drop_with_a_reason() {
+    let mut scene = script(Framing::LengthU16).play();
+    scene.ask(Body { ask: Ask::BadLength, ..request(0) });
+    scene.ask(Body { ask: Ask::Reject, ..request(0) });
+    scene.run(5);
+    // provokes: bad_length, kernel_drop
+    assert_eq!(scene.dropped(DropReason::BadLength), 1);
+    assert_eq!(scene.dropped(DropReason::KernelDrop), 1);
+    lock(&scene.world.models[0])
+        .set_behaviour(Behaviour { too_long: 1000, ..Behaviour::default() });
+    scene.ask(request(0));
+    scene.run(5);
+    // provokes: reply_too_long
+    assert_eq!(scene.dropped(DropReason::ReplyTooLong), 1);
+}
+
+#[test]
+fn a_dropped_request_ends_its_connection_in_its_turn() {
+    let mut scene = script(Framing::LengthU16).play();
+    let caller = scene.connect();
+    let first = scene.call(caller, request(0));
+    scene.call(caller, Body { ask: Ask::Reject, ..request(1) });
+    scene.call(caller, request(2));
+    scene.run(10);
+    let mut expected = Vec::new();
+    Framing::LengthU16.encode_reply(&first.reply().reply_bytes(), &mut expected).unwrap();
+    assert_eq!(scene.hear(caller), expected);
+    assert_eq!(scene.read(caller), PeerRead::Closed);
+    // provokes: kernel_drop, client_gone
+    assert_eq!(scene.dropped(DropReason::KernelDrop), 1);
+    assert_eq!(scene.dropped(DropReason::ClientGone), 1, "the third has nobody to go to");
+}
+
+#[test]
+fn a_large_reply_to_an_unverified_source_is_kept_back() {
+    let mut script = script(Framing::LengthU16);
+    script.limits().udp_reply_ratio = Some(3);
+    let mut scene = script.play();
+    // Requests and replies have 28 bytes before the filler.
+    scene.ask(Body { want: 3 * 28 - 28, ..request(0) });
+    scene.ask(Body { want: 3 * 28 - 27, ..request(0) });
+    scene.run(5);
+    // provokes: reply_ratio
+    assert_eq!((scene.dropped(DropReason::ReplyRatio), scene.replied()), (1, 1));
+}
+
+#[test]
+fn a_reply_that_breaks_the_framing_is_not_sent() {
+    let mut scene = script(Framing::Line).play();
+    let caller = scene.connect();
+    scene.call(caller, Body { ask: Ask::Unframable, ..request(0) });
+    scene.run(5);
+    assert_eq!(scene.read(caller), PeerRead::Closed);
+    // provokes: reply_unframable
+    assert_eq!(scene.dropped(DropReason::ReplyUnframable), 1);
+}
+
+#[test]
+fn a_client_that_left_loses_its_reply() {
+    let mut script = script(Framing::LengthU16);
+    script.behaviour().delay_ns = (MS, MS);
+    let mut scene = script.play();
+    let caller = scene.connect();
+    scene.call(caller, request(0));
+    scene.run(5);
+    assert_eq!(scene.world.under_way(0), 1);
+    lock(&scene.world.net).peer_close(caller.conn, Close::Reset);
+    scene.wait_ms(3);
+    // provokes: client_gone
+    assert_eq!(scene.dropped(DropReason::ClientGone), 1);
+}
+
+#[test]
+fn a_client_that_does_not_read_is_closed() {
+    let mut script = script(Framing::LengthU16);
+    script.limits().slow_client_ms = 20;
+    let mut scene = script.play();
+    let faults = Faults { pipe_bytes: 200, ..Faults::default() };
+    scene.faults(faults);
+    let caller = scene.connect();
+    for sequence in 0..5 {
+        scene.call(caller, Body { want: 100, ..request(sequence) });
+        scene.run(5);
+    }
+    // 130 bytes each: the first reply is taken, the second in part.
+    assert_eq!((scene.replied(), scene.world.under_way(0)), (1, 4));
+    scene.wait_ms(25);
+    // provokes: slow_client
+    assert_eq!(scene.dropped(DropReason::SlowClient), 4);
+    assert!(lock(&scene.world.net).is_over(caller.conn));
+}
+
+#[test]
+fn early_replies_have_bounded_memory() {
+    let mut script = script(Framing::LengthU16);
+    script.service().mqueues = 2;
+    script.limits().early_reply_bytes = 50;
+    *script.behaviour() =
+        Behaviour { late: 1000, late_ns: 5 * MS, only_block: Some(0), ..Behaviour::default() };
+    let mut scene = script.play();
+    let caller = scene.connect();
+    // By turns: the first goes to the slow block, the second overtakes it, the third waits behind.
+    for sequence in 0..4 {
+        scene.call(caller, request(sequence));
+        scene.run(3);
+    }
+    // provokes: reply_memory
+    assert_eq!(scene.dropped(DropReason::ReplyMemory), 1);
+    scene.wait_ms(15);
+    assert_eq!(scene.replied(), 3, "those before it are answered, then the connection ends");
+    assert!(lock(&scene.world.net).is_over(caller.conn));
+}
+
+#[test]
+fn a_refused_send_is_counted() {
+    let mut scene = script(Framing::LengthU16).play();
+    scene.faults(Faults { refuse_send: 1000, ..Faults::default() });
+    scene.ask(request(0));
+    scene.run(5);
+    // provokes: send_failed
+    assert_eq!(scene.dropped(DropReason::SendFailed), 1);
+    // A socket that stays full loses what waits, in the end.
+    scene.faults(Faults { full_send: 1000, ..Faults::default() });
+    scene.ask(request(0));
+    scene.wait_ms(99);
+    assert_eq!((scene.dropped(DropReason::SendFailed), scene.world.under_way(0)), (1, 1));
+    scene.wait_ms(5);
+    assert_eq!((scene.dropped(DropReason::SendFailed), scene.world.under_way(0)), (2, 0));
+}
+
+/// A service of two workers whose only mqueue is the first one's.
+fn far_away(framing: Framing) -> Script {
+    let mut script = script(framing);
+    script.setup.topology.engine.workers = 2;
+    script.service().dispatch = Dispatch::KeyHash("16:4".parse().unwrap());
+    script
+}
+
+#[test]
+fn a_full_hand_over_ring_sheds_datagrams() {
+    let mut scene = far_away(Framing::LengthU16).play();
+    for _ in 0..260 {
+        scene.ask_from(1, request(0));
+    }
+    // The worker that owns the mqueue does not turn.
+    for _ in 0..10 {
+        scene.world.advance(10_000);
+        scene.world.turn(1);
+        scene.world.check().unwrap();
+    }
+    // provokes: handover_full
+    assert_eq!(scene.dropped(DropReason::HandoverFull), 4);
+    scene.run(20);
+    let shed = scene.dropped(DropReason::NoCredit);
+    assert_eq!(scene.replied() + shed, 256);
+    assert!(scene.replied() >= 4, "four slots");
+}
+
+#[test]
+fn what_waits_for_credit_is_dropped_by_a_drain() {
+    let mut scene = stuck(Framing::LengthU16).play();
+    let caller = scene.connect();
+    for sequence in 0..5 {
+        scene.call(caller, request(sequence));
+    }
+    scene.run(5);
+    assert_eq!(scene.world.under_way(0), 4);
+    scene.world.begin_drain();
+    scene.run(5);
+    // provokes: draining
+    assert_eq!(scene.dropped(DropReason::Draining), 1);
+    assert!(!scene.world.all_settled());
+    scene.world.finish();
+    scene.world.check_finished().unwrap();
+    // provokes: drain_timeout
+    assert_eq!(scene.dropped(DropReason::DrainTimeout), 4);
+}
+
+#[test]
+fn wrong_tokens_reach_nobody() {
+    let mut script = script(Framing::LengthU16);
+    script.service().mqueues = 2;
+    *script.behaviour() =
+        Behaviour { twice: 1000, forge: 1000, steal: 1000, ..Behaviour::default() };
+    let mut scene = script.play();
+    for _ in 0..4 {
+        scene.ask(request(0));
+        scene.run(5);
+    }
+    // provokes: stale_token
+    // A second reply and a forged one each; from the second on, one to another mqueue's token.
+    assert_eq!((scene.dropped(DropReason::StaleToken), scene.replied()), (4 + 4 + 3, 4));
+}
+
+#[test]
+fn a_reply_after_its_time_is_stale() {
+    let mut script = script(Framing::LengthU16);
+    script.service().request_timeout_ms = 5;
+    *script.behaviour() = Behaviour { late: 1000, late_ns: 10 * MS, ..Behaviour::default() };
+    let mut scene = script.play();
+    scene.ask(request(0));
+    scene.wait_ms(12);
+    // provokes: request_timeout, stale_token
+    assert_eq!(scene.dropped(DropReason::RequestTimeout), 1);
+    assert_eq!(scene.dropped(DropReason::StaleToken), 1);
+}
+
+#[test]
+fn impossible_messages_of_a_kernel_are_skipped() {
+    for rings in [engine::topology::Rings::Doorbell, engine::topology::Rings::Granule8] {
+        let mut script = script(Framing::LengthU16);
+        script.service().rings = rings;
+        *script.behaviour() =
+            Behaviour { bad_kind: 1000, bad_header: 1000, ..Behaviour::default() };
+        let mut scene = script.play();
+        for _ in 0..20 {
+            scene.ask(request(0));
+            scene.run(3);
+        }
+        // provokes: bad_message
+        assert_eq!((scene.dropped(DropReason::BadMessage), scene.replied()), (40, 20), "{rings:?}");
+    }
+}
+
+#[test]
+fn a_service_without_replies_has_none() {
+    let mut script = script(Framing::LengthU16);
+    script.service().replies = Replies::None;
+    script.behaviour().unwanted = 1000;
+    let mut scene = script.play();
+    scene.ask(request(0));
+    scene.ask(Body { ask: Ask::Reject, ..request(0) });
+    scene.run(5);
+    // provokes: unwanted_reply, consumed_drop
+    assert_eq!(scene.dropped(DropReason::UnwantedReply), 1);
+    assert_eq!(scene.dropped(DropReason::ConsumedDrop), 1);
+    assert_eq!(scene.world.metrics.service(0).consumed, 2);
+}
+
+#[test]
+fn a_late_answer_of_a_backend_is_passed_over() {
+    let habits = BackendHabits { late: 1000, late_ns: 150 * MS, ..BackendHabits::SOUND };
+    let mut scene = asking(Transport::Tcp, habits);
+    scene.ask(question(0));
+    scene.wait_ms(140);
+    assert_eq!(scene.world.metrics.service(0).backend_timeouts, 1);
+    assert_eq!(scene.replied(), 1, "the kernel answers without it");
+    scene.wait_ms(20);
+    // provokes: backend_late
+    assert_eq!(scene.dropped(DropReason::BackendLate), 1);
+    // The stream is in step again.
+    scene.backend.as_mut().unwrap().set_habits(BackendHabits::SOUND);
+    scene.ask(question(0));
+    scene.wait_ms(5);
+    let counted = scene.world.metrics.service(0);
+    assert_eq!((counted.backend_answered, counted.backend_timeouts), (2, 1));
+}
+
+#[test]
+fn a_backend_that_talks_nonsense_is_cut_off() {
+    let mut script = script(Framing::LengthU16);
+    script.backend(Transport::Tcp).framing = Framing::Memcached;
+    script.setup.honest_backends = vec![false];
+    script.habits = BackendHabits { garbage: 1000, ..BackendHabits::SOUND };
+    let mut scene = script.play();
+    scene.ask(question(0));
+    scene.wait_ms(5);
+    // provokes: backend_protocol
+    assert_eq!((scene.dropped(DropReason::BackendProtocol), scene.replied()), (1, 1));
+}
+
+#[test]
+fn an_answer_that_nobody_asked_for_ends_the_connection() {
+    let habits = BackendHabits { unasked: 1000, ..BackendHabits::SOUND };
+    let mut scene = asking(Transport::Tcp, habits);
+    scene.ask(question(0));
+    scene.wait_ms(5);
+    // provokes: backend_unasked
+    assert_eq!(scene.dropped(DropReason::BackendUnasked), 1);
+    assert_eq!(scene.replied(), 1);
+}
+
+#[test]
+fn an_answer_that_is_too_long_is_told() {
+    let habits = BackendHabits { too_long: 1000, ..BackendHabits::SOUND };
+    for transport in [Transport::Tcp, Transport::Udp] {
+        let mut scene = asking(transport, habits);
+        scene.ask(question(0));
+        scene.wait_ms(5);
+        // provokes: backend_too_long
+        assert_eq!(scene.dropped(DropReason::BackendTooLong), 1, "{transport:?}");
+        assert_eq!(scene.replied(), 1);
+    }
+}
+
+#[test]
+fn answers_that_overfill_the_arena_are_told() {
+    // One read brings eight answers of nearly 2048 bytes; the arena holds four of 2048.
+    let mut script = script(Framing::LengthU16);
+    script.service().slots = 8;
+    script.behaviour().overlap = 8;
+    script.backend(Transport::Tcp);
+    script.behaviour().long_questions = true;
+    let mut scene = script.play();
+    scene.ask_times(8, question(0));
+    scene.run(60);
+    // provokes: backend_no_credit
+    let lost = scene.dropped(DropReason::BackendNoCredit);
+    assert!((1..8).contains(&lost), "{lost}");
+    let counted = scene.world.metrics.service(0);
+    assert_eq!((counted.backend_answered, counted.replied), (8, 8), "every block was told");
+}
+
+#[test]
+fn the_host_kernels_losses_are_counted() {
+    let mut scene = script(Framing::LengthU16).play();
+    scene.faults(Faults { socket_datagrams: 3, ..Faults::default() });
+    scene.ask_times(5, request(0));
+    scene.run(5);
+    // provokes: socket_overflow
+    assert_eq!((scene.dropped(DropReason::SocketOverflow), scene.replied()), (2, 3));
+    scene.faults(Faults { truncate: 1000, ..Faults::default() });
+    scene.ask(request(0));
+    scene.run(5);
+    // provokes: truncated
+    assert_eq!((scene.dropped(DropReason::Truncated), scene.replied()), (1, 3));
+}
+
+#[test]
+fn a_stream_that_breaks_the_framing_is_closed() {
+    let mut scene = script(Framing::Sockperf).play();
+    let caller = scene.connect();
+    scene.say(caller, &[0, 0, 0, 0, 0, 0, 0, 1, 0, 3, 0, 0, 0, 5]);
+    scene.run(5);
+    assert_eq!(scene.read(caller), PeerRead::Closed);
+    // provokes: bad_framing
+    assert_eq!(scene.dropped(DropReason::BadFraming), 1);
+}
+
+#[test]
+fn a_refused_command_leaves_the_stream_open() {
+    let mut scene = script(Framing::Memcached).play();
+    let caller = scene.connect();
+    scene.say(caller, b"bogus\r\n");
+    scene.run(5);
+    assert_eq!(scene.read(caller), PeerRead::Bytes(b"ERROR\r\n".to_vec()));
+    assert_eq!(scene.read(caller), PeerRead::Empty);
+    // provokes: bad_framing
+    assert_eq!(scene.dropped(DropReason::BadFraming), 1);
+}
+
+#[test]
+fn connections_are_limited() {
+    let mut script = script(Framing::LengthU16);
+    script.limits().connections = 2;
+    let mut scene = script.play();
+    let callers = [scene.connect(), scene.connect(), scene.connect()];
+    scene.run(5);
+    // provokes: connection_limit
+    assert_eq!(scene.dropped(DropReason::ConnectionLimit), 1);
+    assert_eq!(scene.read(callers[2]), PeerRead::Broken);
+    // A place that is free again is given away again.
+    lock(&scene.world.net).peer_close(callers[0].conn, Close::Graceful);
+    scene.run(5);
+    let late = scene.connect();
+    scene.call(late, request(0));
+    scene.run(5);
+    assert_eq!((scene.dropped(DropReason::ConnectionLimit), scene.replied()), (1, 1));
+}
+
+#[test]
+fn a_connection_that_says_nothing_is_closed() {
+    let mut script = script(Framing::LengthU16);
+    script.limits().idle_ms = 20;
+    let mut scene = script.play();
+    let caller = scene.connect();
+    scene.call(caller, request(0));
+    scene.wait_ms(15);
+    scene.hear(caller);
+    assert_eq!(scene.dropped(DropReason::IdleTimeout), 0);
+    scene.wait_ms(10);
+    // provokes: idle_timeout
+    assert_eq!(scene.dropped(DropReason::IdleTimeout), 1);
+    assert_eq!(scene.read(caller), PeerRead::Closed);
+}

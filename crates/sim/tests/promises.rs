@@ -1,0 +1,229 @@
+//! Promises that random runs found broken, or could only find broken by luck.
+
+mod scene;
+
+use engine::topology::{Dispatch, Listen};
+use scene::{MS, Script, request, script};
+use sim::accelerator::Behaviour;
+use sim::message::{Ask, Body, Flavor, request_payload, request_wire};
+use sim::net::{Faults, PeerRead, lock};
+use wire::DropReason;
+use wire::framing::Framing;
+use wire::nic::{Close, Transport};
+
+/// A service of two workers whose only mqueue is the first one's.
+fn far_away(framing: Framing) -> Script {
+    let mut script = script(framing);
+    script.setup.topology.engine.workers = 2;
+    script.service().dispatch = Dispatch::KeyHash("16:4".parse().unwrap());
+    script
+}
+
+#[test]
+fn a_stuck_block_does_not_take_its_service_with_it() {
+    for dispatch in [Dispatch::RoundRobin, Dispatch::LeastLoaded] {
+        let mut script = script(Framing::LengthU16);
+        script.service().mqueues = 2;
+        script.service().dispatch = dispatch;
+        script.service().request_timeout_ms = 5;
+        *script.behaviour() =
+            Behaviour { stall_after: Some(0), only_block: Some(0), ..Behaviour::default() };
+        let mut scene = script.play();
+        // Until the stuck block's ring is full and its requests have timed out.
+        for _ in 0..60 {
+            scene.ask(request(0));
+            scene.wait_ms(1);
+        }
+        scene.wait_ms(10);
+        assert_eq!(scene.world.under_way(0), 0, "{dispatch:?}");
+        let before = scene.replied();
+        for _ in 0..20 {
+            scene.ask(request(0));
+            scene.wait_ms(1);
+        }
+        // The stuck block looks idle; but it has no room.
+        assert_eq!(scene.replied() - before, 20, "{dispatch:?}");
+    }
+}
+
+#[test]
+fn a_stuck_service_does_not_hold_up_what_another_one_hands_over() {
+    let mut script = far_away(Framing::LengthU16);
+    script.service().request_timeout_ms = 1000;
+    script.behaviour().stall_after = Some(0);
+    let mut sound = script.setup.topology.services[0].clone();
+    sound.name = "sound".into();
+    sound.listen =
+        vec![Listen { transport: Transport::Tcp, address: "127.0.0.1:9001".parse().unwrap() }];
+    script.setup.topology.services.push(sound);
+    script.setup.behaviours.push(Behaviour::default());
+    script.setup.honest_backends.push(true);
+    script.setup.junk.push(false);
+    let mut scene = script.play();
+    let caller = scene.connect_to(1);
+    for sequence in 0..10 {
+        scene.call(caller, request(sequence));
+    }
+    scene.run(10);
+    // Four have credit, one waits at the head of the hand-over ring.
+    assert_eq!(scene.world.under_way(0), 10);
+    // Connections go to the worker that has fewer: one more for the other keeps the next one here.
+    scene.connect_to(0);
+    scene.run(3);
+    let peer = scene.client_of(1, 2);
+    let conn = lock(&scene.world.net).connect(peer, 2);
+    let body = Body { client: 1_000_000, ..request(0) };
+    let wire = request_payload(Framing::LengthU16, &body, Flavor::Plain);
+    let mut net = lock(&scene.world.net);
+    net.ledger.ask(1, body, None);
+    net.peer_write(conn, &request_wire(Framing::LengthU16, &wire));
+    drop(net);
+    scene.run(10);
+    let sound = scene.world.metrics.service(1);
+    assert_eq!((sound.handed_out, sound.replied), (1, 1));
+}
+
+#[test]
+fn a_quiet_command_stays_quiet_across_workers() {
+    let mut script = far_away(Framing::Memcached);
+    script.service().dispatch = Dispatch::KeyHash("36:8".parse().unwrap());
+    let mut scene = script.play();
+    let caller = scene.connect_to(1);
+    let dropped = Body { ask: Ask::Reject, ..request(0) };
+    scene.call_as(caller, dropped, Flavor::Quiet);
+    scene.run(10);
+    let counted = scene.world.metrics.service(0);
+    assert_eq!((counted.handed_out, scene.dropped(DropReason::KernelDrop)), (1, 1));
+    assert_eq!(scene.read(caller), PeerRead::Empty);
+    // The next one is answered in the place that is free now.
+    scene.call(caller, request(1));
+    scene.run(10);
+    assert!(scene.hear(caller).starts_with(b"VALUE "));
+}
+
+#[test]
+fn nothing_settles_while_something_crosses() {
+    let mut scene = far_away(Framing::LengthU16).play();
+    let caller = scene.connect_to(1);
+    scene.run(3);
+    // The owner of the mqueue drains first and has nothing to do.
+    scene.world.workers[0].begin_drain();
+    scene.wait_ms(3);
+    scene.call(caller, request(0));
+    scene.world.advance(0);
+    scene.world.turn(1);
+    assert_eq!(scene.world.metrics.service(0).handed_out, 1);
+    // The other one follows at once and has handed everything over.
+    scene.world.workers[1].begin_drain();
+    for _ in 0..3 {
+        scene.world.advance(2 * MS);
+        scene.world.turn(1);
+        assert!(!scene.world.all_settled(), "a request lies between the workers");
+    }
+    scene.world.turn(0);
+    assert!(!scene.world.all_settled(), "its reply lies between the workers");
+    scene.wait_ms(5);
+    assert!(scene.world.all_settled());
+    scene.world.finish();
+    scene.world.check_finished().unwrap();
+    assert_eq!((scene.replied(), scene.dropped(DropReason::DrainTimeout)), (1, 0));
+}
+
+#[test]
+fn a_client_that_leaves_during_a_drain_is_no_drain_timeout() {
+    let mut script = script(Framing::LengthU16);
+    script.service().mqueues = 2;
+    *script.behaviour() =
+        Behaviour { late: 1000, late_ns: 5 * MS, only_block: Some(0), ..Behaviour::default() };
+    let mut scene = script.play();
+    let caller = scene.connect();
+    // The second overtakes the first and waits for it.
+    for sequence in 0..2 {
+        scene.call(caller, request(sequence));
+        scene.run(3);
+    }
+    scene.world.begin_drain();
+    scene.run(3);
+    lock(&scene.world.net).peer_close(caller.conn, Close::Reset);
+    scene.wait_ms(10);
+    assert!(scene.world.all_settled());
+    assert_eq!(scene.dropped(DropReason::DrainTimeout), 0);
+    assert_eq!(scene.dropped(DropReason::ClientGone), 2);
+}
+
+#[test]
+fn a_full_window_has_room_for_the_end() {
+    let mut script = script(Framing::Memcached);
+    script.limits().pipelined = 2;
+    script.behaviour().delay_ns = (MS, MS);
+    let mut scene = script.play();
+    let caller = scene.connect();
+    let body = scene.call(caller, request(0));
+    // The command line announces a block of unknown length: nothing behind it can be understood.
+    scene.say(caller, b"set key 0 0 x\r\n");
+    scene.wait_ms(3);
+    let reply = sim::message::reply_payload(Framing::Memcached, &body.reply(), Flavor::Plain);
+    let expected = [&reply[..], b"CLIENT_ERROR bad command line format\r\n"].concat();
+    assert_eq!(scene.hear(caller), expected);
+    assert_eq!(scene.read(caller), PeerRead::Closed);
+}
+
+#[test]
+fn a_read_that_fills_the_buffer_is_followed_by_another() {
+    let mut script = script(Framing::LengthU32);
+    script.limits().pipelined = 1000;
+    script.service().slots = 1024;
+    script.behaviour().overlap = 1000;
+    let mut scene = script.play();
+    let caller = scene.connect();
+    scene.run(2);
+    // All of it arrives at once, and no event follows.
+    for sequence in 0..100 {
+        scene.call(caller, Body { filler: 800, ..request(sequence) });
+    }
+    scene.run(20);
+    assert_eq!(scene.replied(), 100);
+}
+
+#[test]
+fn what_comes_before_the_end_is_written_before_the_end() {
+    let mut scene = script(Framing::LengthU16).play();
+    scene.faults(Faults { pipe_bytes: 100, ..Faults::default() });
+    let caller = scene.connect();
+    let first = scene.call(caller, Body { want: 500, ..request(0) });
+    scene.run(3);
+    scene.call(caller, Body { ask: Ask::Reject, ..request(1) });
+    scene.run(3);
+    let mut expected = Vec::new();
+    Framing::LengthU16.encode_reply(&first.reply().reply_bytes(), &mut expected).unwrap();
+    let mut heard = Vec::new();
+    for _ in 0..10 {
+        heard.extend(scene.hear(caller));
+        scene.run(2);
+    }
+    assert_eq!(heard, expected);
+    assert_eq!(scene.read(caller), PeerRead::Closed);
+    assert_eq!((scene.replied(), scene.dropped(DropReason::ClientGone)), (1, 0));
+}
+
+#[test]
+fn early_replies_of_a_closed_connection_give_their_memory_back() {
+    let mut script = script(Framing::LengthU16);
+    script.service().mqueues = 2;
+    script.limits().early_reply_bytes = 100;
+    *script.behaviour() =
+        Behaviour { late: 1000, late_ns: MS, only_block: Some(0), ..Behaviour::default() };
+    let mut scene = script.play();
+    for _ in 0..10 {
+        let caller = scene.connect();
+        // The second reply waits for the first when the client leaves.
+        for sequence in 0..2 {
+            scene.call(caller, request(sequence));
+            scene.run(3);
+        }
+        lock(&scene.world.net).peer_close(caller.conn, Close::Reset);
+        scene.wait_ms(3);
+    }
+    assert_eq!(scene.dropped(DropReason::ClientGone), 20);
+    assert_eq!(scene.dropped(DropReason::ReplyMemory), 0);
+}

@@ -1,0 +1,220 @@
+//! A small stage for tests with a script: one service, a perfect network, clients that do as told.
+#![allow(dead_code)] // Each test file uses a part.
+
+use std::net::SocketAddr;
+
+use engine::topology::{
+    Accelerator, AcceleratorKind, Backend as BackendSpec, CpuPlacement, EngineSettings, Limits,
+    Listen, Service, Topology,
+};
+use sim::ConnId;
+use sim::accelerator::Behaviour;
+use sim::backend::{Backend, BackendHabits};
+use sim::message::{Ask, Body, Flavor, request_payload, request_wire};
+use sim::net::{Faults, PeerRead, lock};
+use sim::nic::SimNic;
+use sim::rng::Rng;
+use sim::world::{Setup, World, client_address};
+use wire::DropReason;
+use wire::framing::Framing;
+use wire::nic::Transport;
+
+pub(crate) const MS: u64 = 1_000_000;
+/// Port 0 of every scene.
+pub(crate) const UDP: u16 = 0;
+/// Port 1 of every scene.
+pub(crate) const TCP: u16 = 1;
+
+/// What a scene starts from; change what the test is about.
+pub(crate) struct Script {
+    pub(crate) setup: Setup,
+    pub(crate) habits: BackendHabits,
+}
+
+/// One service with port 0 over UDP and port 1 over TCP, one mqueue of four slots.
+pub(crate) fn script(framing: Framing) -> Script {
+    let listen =
+        |transport, port| Listen { transport, address: SocketAddr::from(([127, 0, 0, 1], port)) };
+    let ports = vec![listen(Transport::Udp, 9000), listen(Transport::Tcp, 9000)];
+    let mut service = Service::new("service", ports, "model");
+    service.framing = framing;
+    service.mqueues = 1;
+    service.slots = 4;
+    let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker };
+    let topology = Topology {
+        engine: EngineSettings::default(),
+        limits: Limits::default(),
+        accelerators: vec![Accelerator { name: "accelerator".into(), kind }],
+        services: vec![service],
+    };
+    Script { setup: Setup::sound(topology), habits: BackendHabits::SOUND }
+}
+
+impl Script {
+    pub(crate) fn service(&mut self) -> &mut Service {
+        &mut self.setup.topology.services[0]
+    }
+
+    pub(crate) fn limits(&mut self) -> &mut Limits {
+        &mut self.setup.topology.limits
+    }
+
+    pub(crate) fn behaviour(&mut self) -> &mut Behaviour {
+        &mut self.setup.behaviours[0]
+    }
+
+    /// Gives the service one backend.
+    pub(crate) fn backend(&mut self, transport: Transport) -> &mut BackendSpec {
+        let address = SocketAddr::from(([203, 0, 113, 1], 11_211));
+        let backend = BackendSpec::new("store", transport, address, Framing::LengthU16);
+        self.service().backends.push(backend);
+        &mut self.service().backends[0]
+    }
+
+    pub(crate) fn play(self) -> Scene {
+        let spec = self.setup.topology.services[0].backends.first().cloned();
+        let backend = spec.map(|spec| Backend::new(0, &spec, self.habits, Rng::new(2)));
+        let framing = self.setup.topology.services[0].framing;
+        let world = World::build(&self.setup, |nic| nic);
+        Scene { world, backend, framing, clients: 0 }
+    }
+}
+
+pub(crate) struct Scene {
+    pub(crate) world: World<SimNic>,
+    pub(crate) backend: Option<Backend>,
+    framing: Framing,
+    clients: u32,
+}
+
+/// A request with a short reply.
+pub(crate) fn request(sequence: u32) -> Body {
+    Body { client: 0, sequence, key: 0, ask: Ask::Answer, want: 8, filler: 0 }
+}
+
+impl Scene {
+    /// All workers turn `rounds` times, 10 us apart, and everything is checked each time.
+    pub(crate) fn run(&mut self, rounds: usize) {
+        self.run_apart(rounds, 10_000);
+    }
+
+    /// All workers turn for `ms` milliseconds, 100 us apart.
+    pub(crate) fn wait_ms(&mut self, ms: usize) {
+        self.run_apart(10 * ms, 100_000);
+    }
+
+    fn run_apart(&mut self, rounds: usize, by_ns: u64) {
+        for _ in 0..rounds {
+            if let Some(backend) = &mut self.backend {
+                backend.step(&mut lock(&self.world.net));
+            }
+            self.world.run(1, by_ns);
+        }
+    }
+
+    pub(crate) fn faults(&self, faults: Faults) {
+        lock(&self.world.net).set_faults(faults);
+    }
+
+    pub(crate) fn dropped(&self, reason: DropReason) -> u64 {
+        self.world.dropped(0, reason)
+    }
+
+    pub(crate) fn replied(&self) -> u64 {
+        self.world.metrics.service(0).replied
+    }
+
+    /// The client whose socket `worker` of several gets.
+    pub(crate) fn client_of(&mut self, worker: usize, port: u16) -> SocketAddr {
+        loop {
+            self.clients += 1;
+            let peer = client_address(self.clients);
+            if lock(&self.world.net).worker_of(peer, port) == worker {
+                return peer;
+            }
+        }
+    }
+
+    /// A new client sends a datagram with this payload.
+    pub(crate) fn datagram(&mut self, payload: &[u8]) -> SocketAddr {
+        let peer = self.client_of(0, UDP);
+        let local = [127, 0, 0, 1].into();
+        lock(&self.world.net).send_datagram(peer, UDP, local, payload);
+        peer
+    }
+
+    /// A new client of `worker` asks over UDP.
+    pub(crate) fn ask_from(&mut self, worker: usize, body: Body) -> SocketAddr {
+        let peer = self.client_of(worker, UDP);
+        let body = Body { client: self.clients, ..body };
+        let payload = request_payload(self.framing, &body, Flavor::Plain);
+        let mut net = lock(&self.world.net);
+        let local = [127, 0, 0, 1].into();
+        let route = net.route(peer, UDP, local);
+        net.ledger.ask(0, body, Some(route));
+        net.send_datagram(peer, UDP, local, &payload);
+        peer
+    }
+
+    /// A new client asks over UDP.
+    pub(crate) fn ask(&mut self, body: Body) -> SocketAddr {
+        self.ask_from(0, body)
+    }
+
+    /// As many new clients ask over UDP.
+    pub(crate) fn ask_times(&mut self, times: u32, body: Body) {
+        for _ in 0..times {
+            self.ask(body);
+        }
+    }
+
+    /// A new client of `worker` connects.
+    pub(crate) fn connect_to(&mut self, worker: usize) -> Caller {
+        let peer = self.client_of(worker, TCP);
+        let conn = lock(&self.world.net).connect(peer, TCP);
+        Caller { conn, id: self.clients }
+    }
+
+    pub(crate) fn connect(&mut self) -> Caller {
+        self.connect_to(0)
+    }
+
+    /// A client writes bytes to its connection.
+    pub(crate) fn say(&mut self, caller: Caller, bytes: &[u8]) {
+        let count = lock(&self.world.net).peer_write(caller.conn, bytes);
+        assert_eq!(count, bytes.len(), "the pipe is too small for the scene");
+    }
+
+    /// A client asks over its connection.
+    pub(crate) fn call(&mut self, caller: Caller, body: Body) -> Body {
+        self.call_as(caller, body, Flavor::Plain)
+    }
+
+    pub(crate) fn call_as(&mut self, caller: Caller, body: Body, flavor: Flavor) -> Body {
+        let body = Body { client: caller.id, ..body };
+        lock(&self.world.net).ledger.ask(0, body, None);
+        let wire = request_wire(self.framing, &request_payload(self.framing, &body, flavor));
+        self.say(caller, &wire);
+        body
+    }
+
+    /// What a client finds when it reads everything there is.
+    pub(crate) fn hear(&mut self, caller: Caller) -> Vec<u8> {
+        let mut heard = Vec::new();
+        while let PeerRead::Bytes(bytes) = self.read(caller) {
+            heard.extend(bytes);
+        }
+        heard
+    }
+
+    pub(crate) fn read(&mut self, caller: Caller) -> PeerRead {
+        lock(&self.world.net).peer_read(caller.conn, usize::MAX)
+    }
+}
+
+/// A client with a connection.
+#[derive(Clone, Copy)]
+pub(crate) struct Caller {
+    pub(crate) conn: ConnId,
+    pub(crate) id: u32,
+}

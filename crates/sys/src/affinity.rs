@@ -1,0 +1,105 @@
+//! Cores: which ones this process may use, and pinning a thread to one.
+
+use std::fs;
+use std::io;
+
+use crate::os::{check, zeroed};
+
+/// The cores this thread may run on, ascending.
+pub fn allowed_cores() -> io::Result<Vec<usize>> {
+    // SAFETY: a bit set, for which zero is a value.
+    let mut set: libc::cpu_set_t = unsafe { zeroed() };
+    // SAFETY: `set` has the length given and outlives the call; thread 0 is the caller.
+    check(unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) })?;
+    let cores = 0..libc::CPU_SETSIZE as usize;
+    // SAFETY: the index is below CPU_SETSIZE.
+    Ok(cores.filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect())
+}
+
+/// Pins the calling thread to `core`. Fails with `InvalidInput` for a core this process may not
+/// use.
+pub fn pin_current_thread(core: usize) -> io::Result<()> {
+    let unusable = || {
+        let why = format!("core {core} is not usable here: `serval doctor` lists those that are");
+        io::Error::new(io::ErrorKind::InvalidInput, why)
+    };
+    if core >= libc::CPU_SETSIZE as usize {
+        return Err(unusable());
+    }
+    // SAFETY: a bit set, for which zero is a value.
+    let mut set: libc::cpu_set_t = unsafe { zeroed() };
+    // SAFETY: the index is below CPU_SETSIZE.
+    unsafe { libc::CPU_SET(core, &mut set) };
+    // SAFETY: `set` has the length given and outlives the call; thread 0 is the caller.
+    match check(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) }) {
+        Ok(_) => Ok(()),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(unusable()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The core the calling thread runs on at this moment.
+pub fn current_core() -> usize {
+    // SAFETY: no pointers.
+    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+}
+
+/// NUMA nodes that are online; `[0]` where the host does not say.
+pub fn numa_nodes() -> Vec<u32> {
+    let listed = fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default();
+    let nodes = parse_list(&listed);
+    if nodes.is_empty() { vec![0] } else { nodes }
+}
+
+/// The NUMA node of a core, if the host says.
+pub fn numa_node_of(core: usize) -> Option<u32> {
+    numa_nodes().into_iter().find(|node| {
+        let path = format!("/sys/devices/system/node/node{node}/cpulist");
+        let cores = parse_list(&fs::read_to_string(path).unwrap_or_default());
+        cores.contains(&(core as u32))
+    })
+}
+
+/// Parses the host kernel's list form, `0-3,8`.
+fn parse_list(list: &str) -> Vec<u32> {
+    let mut members = Vec::new();
+    for part in list.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        if let (Ok(first), Ok(last)) = (first.parse::<u32>(), last.parse::<u32>()) {
+            members.extend(first..=last);
+        }
+    }
+    members
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pins_to_every_allowed_core_and_to_no_other() {
+        let cores = allowed_cores().unwrap();
+        assert!(!cores.is_empty());
+        std::thread::spawn(move || {
+            for &core in &cores {
+                pin_current_thread(core).unwrap();
+                assert_eq!(current_core(), core);
+                assert_eq!(allowed_cores().unwrap(), [core]);
+                assert!(numa_node_of(core).is_none_or(|node| numa_nodes().contains(&node)));
+            }
+            for core in [1023, 1024, usize::MAX] {
+                let error = pin_current_thread(core).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            }
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn lists_of_the_host_kernel() {
+        assert_eq!(parse_list("0\n"), [0]);
+        assert_eq!(parse_list("0-3,8,10-11\n"), [0, 1, 2, 3, 8, 10, 11]);
+        assert_eq!(parse_list(""), []);
+    }
+}

@@ -1,0 +1,29 @@
+//! Operating system bindings of Serval: with `mqueue` and `accel` the only place with unsafe code.
+//!
+//! * [`memory`]: shared regions (sealed memfd) and private guarded memory.
+//! * [`socket_nic`]: one worker's network over kernel sockets, in batches.
+//! * [`probe`]: what this host can do, for `serval doctor`.
+//! * [`affinity`], [`time`], [`futex`], [`process`], [`signal`]: threads, clock, parking, limits,
+//!   signals.
+//!
+//! The bindings call `libc` directly. The usual safe wrappers stop short of what the data path
+//! needs: quinn-udp sends one buffer per call (no `sendmmsg`) and does not surface `SO_RXQ_OVFL`,
+//! rustix has no `recvmmsg`, and with those two hand-written the remaining calls (`epoll`,
+//! `accept4`, `memfd_create`) are one line each. Linux only.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("serval-sys needs Linux: memfd seals, epoll, recvmmsg and futexes");
+
+pub mod affinity;
+pub mod futex;
+pub mod memory;
+pub mod probe;
+pub mod process;
+pub mod signal;
+pub mod socket_nic;
+pub mod time;
+
+mod os;
+
+pub use memory::{MemoryError, PrivateMemory, RegionOptions, SharedMemory, SharedView};
+pub use socket_nic::{OpenError, PortSpec, SocketNic, SocketOptions, Waker};

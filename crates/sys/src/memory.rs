@@ -1,0 +1,520 @@
+//! Memory that rings live in: shared regions behind a sealed file descriptor, and private memory
+//! between guard pages.
+//!
+//! A region is a memfd. Its creator fixes the size for ever with seals, because a file that shrinks
+//! under a mapping turns the next access into SIGBUS: whoever could shrink a region could kill
+//! every process that maps it. [`SharedMemory::open`] therefore refuses a received descriptor
+//! without the seals `F_SEAL_SHRINK`, `F_SEAL_GROW` and `F_SEAL_SEAL`.
+//!
+//! Seals do not stop a holder from punching holes. In ordinary (tmpfs) pages a hole is filled with
+//! a zero page on the next access, which hurts only what the holder may write anyway. In hugetlb
+//! pages the refill can fail and is then SIGBUS too: give hugetlb regions to trusted accelerators
+//! only, and accept none from others ([`SharedMemory::open`] refuses them unless asked).
+//!
+//! Everything is faulted in when it is mapped, so that running out of memory is an error here and
+//! not a fault on the data path (a page fault costs microseconds, and more under nested paging).
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use libc::{c_int, c_uint, c_void};
+
+use crate::affinity::numa_nodes;
+use crate::os::{check, own};
+use crate::process;
+
+/// Bytes of a huge page.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Seals a region carries: its length is final, and so is this list.
+const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+/// Longest memfd name the host kernel takes, in bytes.
+const NAME_BYTES_MAX: usize = 249;
+
+/// Why memory could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The name holds a NUL byte or is too long.
+    #[error("{name:?} cannot name shared memory: at most {NAME_BYTES_MAX} bytes, none of them NUL")]
+    Name {
+        /// The name given.
+        name: String,
+    },
+    /// A length of zero, or so large that it does not fit the address space.
+    #[error("{len_bytes} bytes is no length for memory")]
+    Length {
+        /// The length asked for.
+        len_bytes: usize,
+    },
+    /// The host has not that much memory.
+    #[error(
+        "no memory for {} MiB ({} MiB are available): lower slots, arena_bytes or mqueues, or \
+         raise the container's memory limit", len_bytes.div_ceil(1 << 20), available_bytes >> 20
+    )]
+    NoMemory {
+        /// The length asked for.
+        len_bytes: usize,
+        /// What the host says is available.
+        available_bytes: u64,
+    },
+    /// Locking failed at the process limit.
+    #[error(
+        "cannot lock {} MiB in memory, the limit is {} KiB: raise it (`ulimit -l unlimited`, \
+         `--ulimit memlock=-1` for a container, LimitMEMLOCK=infinity for a unit)",
+        len_bytes.div_ceil(1 << 20), limit_bytes >> 10
+    )]
+    LockLimit {
+        /// The length asked for.
+        len_bytes: usize,
+        /// RLIMIT_MEMLOCK.
+        limit_bytes: u64,
+    },
+    /// A received descriptor is not a region.
+    #[error("the descriptor is not a region: {why}; pass the one that `SharedMemory::create` made")]
+    NotARegion {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Anything else the host kernel said.
+    #[error("{call} of {len_bytes} bytes: {source}")]
+    Host {
+        /// The call that failed.
+        call: &'static str,
+        /// The length asked for.
+        len_bytes: usize,
+        /// The host kernel's answer.
+        source: io::Error,
+    },
+}
+
+impl MemoryError {
+    fn host(call: &'static str, len_bytes: usize) -> impl FnOnce(io::Error) -> Self {
+        move |source| match source.raw_os_error() {
+            // EFAULT is what populating says where an access would get SIGBUS.
+            Some(libc::ENOMEM | libc::ENOSPC | libc::EFAULT) => Self::no_memory(len_bytes),
+            _ => Self::Host { call, len_bytes, source },
+        }
+    }
+
+    fn no_memory(len_bytes: usize) -> Self {
+        Self::NoMemory { len_bytes, available_bytes: process::memory_available_bytes() }
+    }
+}
+
+/// How to place a region. The default asks for transparent huge pages and nothing else.
+#[derive(Clone, Debug, Default)]
+pub struct RegionOptions {
+    /// Try hugetlb pages first; falls back to ordinary ones. For trusted accelerators only: see the
+    /// module's text.
+    pub hugetlb: bool,
+    /// Prefer this NUMA node; ignored on a host with one node.
+    pub numa_node: Option<u32>,
+    /// Lock the pages in memory.
+    pub lock: bool,
+}
+
+/// What a region is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// Ordinary pages; the host kernel refused advice to use huge ones.
+    Small,
+    /// Ordinary pages with MADV_HUGEPAGE in force.
+    HugeAdvised,
+    /// Pages of the hugetlb pool.
+    Hugetlb,
+}
+
+/// A mapped region of shared memory. See the module's text.
+#[derive(Debug)]
+pub struct SharedMemory {
+    file: OwnedFd,
+    map: Map,
+    pages: Pages,
+}
+
+impl SharedMemory {
+    /// Creates, seals, maps and faults in a region of at least `len_bytes` zero bytes (rounded up
+    /// to whole pages). `name` shows up in `/proc/PID/maps`, for example
+    /// `serval:SERVICE:ACCEL:GEN`.
+    pub fn create(
+        name: &str,
+        len_bytes: usize,
+        options: &RegionOptions,
+    ) -> Result<Self, MemoryError> {
+        if options.hugetlb
+            && let Ok(region) = Self::create_from(name, len_bytes, options, Pages::Hugetlb)
+        {
+            return Ok(region);
+        }
+        Self::create_from(name, len_bytes, options, Pages::Small)
+    }
+
+    /// Maps a region that another process created. `len_bytes_max` bounds what it may make this
+    /// process map; `hugetlb` admits regions of hugetlb pages, which only a trusted process may
+    /// pass.
+    pub fn open(file: OwnedFd, len_bytes_max: usize, hugetlb: bool) -> Result<Self, MemoryError> {
+        let (len_bytes, pages) = inspect(file.as_fd(), len_bytes_max, hugetlb)?;
+        Self::map(file, len_bytes, pages, &RegionOptions::default())
+    }
+
+    /// The descriptor to pass to other processes.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// What the region is made of.
+    pub fn pages(&self) -> Pages {
+        self.pages
+    }
+
+    /// First byte; aligned to a page.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.map.usable().as_ptr()
+    }
+
+    /// Length in bytes, a multiple of the page size.
+    pub fn len_bytes(&self) -> usize {
+        self.map.usable_bytes()
+    }
+
+    fn create_from(
+        name: &str,
+        len_bytes: usize,
+        options: &RegionOptions,
+        pages: Pages,
+    ) -> Result<Self, MemoryError> {
+        let (flags, unit) = match pages {
+            Pages::Hugetlb => (libc::MFD_HUGETLB | libc::MFD_HUGE_2MB, HUGE_PAGE_BYTES),
+            _ => (0, page_bytes()),
+        };
+        let len_bytes = whole(len_bytes, unit)?;
+        if pages != Pages::Hugetlb && len_bytes as u64 > process::memory_available_bytes() {
+            // Faulting it in would meet the out-of-memory killer before an error.
+            return Err(MemoryError::no_memory(len_bytes));
+        }
+        let file = memfd(name, flags)?;
+        // SAFETY: no pointers.
+        check(unsafe { libc::ftruncate(file.as_raw_fd(), len_bytes as libc::off_t) })
+            .map_err(MemoryError::host("ftruncate", len_bytes))?;
+        // SAFETY: no pointers.
+        check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) })
+            .map_err(MemoryError::host("sealing", len_bytes))?;
+        Self::map(file, len_bytes, pages, options)
+    }
+
+    fn map(
+        file: OwnedFd,
+        len_bytes: usize,
+        mut pages: Pages,
+        options: &RegionOptions,
+    ) -> Result<Self, MemoryError> {
+        let map = Map::shared(file.as_fd(), len_bytes, libc::PROT_READ | libc::PROT_WRITE)?;
+        if let Some(node) = options.numa_node
+            && numa_nodes().len() > 1
+        {
+            // Best effort: the wrong node is slower, not wrong.
+            let _ = map.prefer_node(node);
+        }
+        if pages != Pages::Hugetlb && map.advise(libc::MADV_HUGEPAGE).is_ok() {
+            pages = Pages::HugeAdvised;
+        }
+        map.populate(Some(file.as_fd()))?;
+        if options.lock {
+            map.lock()?;
+        }
+        Ok(Self { file, map, pages })
+    }
+}
+
+// SAFETY: the mapping lives as long as the value and its address never changes; pages are aligned
+// to more than 128 bytes; the file is sealed against shrinking (set by `create`, checked by
+// `open`), so all `len_bytes` stay backed.
+unsafe impl mqueue::memory::Mapping for SharedMemory {
+    fn base(&self) -> *mut u8 {
+        self.as_ptr()
+    }
+
+    fn len_bytes(&self) -> usize {
+        Self::len_bytes(self)
+    }
+}
+
+/// A region mapped for looking only, by an observer that must not be able to write.
+#[derive(Debug)]
+pub struct SharedView {
+    map: Map,
+}
+
+impl SharedView {
+    /// Maps a region read-only, with the checks of [`SharedMemory::open`]; hugetlb pages are refused.
+    pub fn open(file: BorrowedFd<'_>, len_bytes_max: usize) -> Result<Self, MemoryError> {
+        let (len_bytes, _) = inspect(file, len_bytes_max, false)?;
+        Ok(Self { map: Map::shared(file, len_bytes, libc::PROT_READ)? })
+    }
+
+    /// First byte. Others write here at any time: read through atomics only.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.map.usable().as_ptr()
+    }
+
+    /// Length in bytes, a multiple of the page size.
+    pub fn len_bytes(&self) -> usize {
+        self.map.usable_bytes()
+    }
+}
+
+/// Zeroed memory of this process between two inaccessible pages, faulted in. An access that runs
+/// off either end (by less than a page) is a fault at the place of the mistake.
+#[derive(Debug)]
+pub struct PrivateMemory {
+    map: Map,
+}
+
+impl PrivateMemory {
+    /// Maps at least `len_bytes` (rounded up to whole pages).
+    pub fn new(len_bytes: usize) -> Result<Self, MemoryError> {
+        let guard_bytes = page_bytes();
+        let len_bytes = whole(len_bytes, guard_bytes)?;
+        let map = Map::guarded(len_bytes, guard_bytes)?;
+        if len_bytes >= HUGE_PAGE_BYTES {
+            let _ = map.advise(libc::MADV_HUGEPAGE);
+        }
+        map.populate(None)?;
+        Ok(Self { map })
+    }
+
+    /// First byte; aligned to a page.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.map.usable().as_ptr()
+    }
+
+    /// Length in bytes, a multiple of the page size.
+    pub fn len_bytes(&self) -> usize {
+        self.map.usable_bytes()
+    }
+}
+
+// SAFETY: the mapping lives as long as the value and its address never changes; it is anonymous, so
+// nothing can shrink it.
+unsafe impl mqueue::memory::Mapping for PrivateMemory {
+    fn base(&self) -> *mut u8 {
+        self.as_ptr()
+    }
+
+    fn len_bytes(&self) -> usize {
+        Self::len_bytes(self)
+    }
+}
+
+/// A range of address space, unmapped on drop. The usable part lies between two guards (of 0 bytes
+/// for shared memory).
+#[derive(Debug)]
+struct Map {
+    start: NonNull<u8>,
+    len_bytes: usize,
+    guard_bytes: usize,
+}
+
+// SAFETY: the value only names a range of the address space, which belongs to no thread; it hands
+// out a raw pointer, and whoever uses that answers for how.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl Map {
+    fn shared(file: BorrowedFd<'_>, len_bytes: usize, access: c_int) -> Result<Self, MemoryError> {
+        let start = mmap(len_bytes, access, libc::MAP_SHARED, file.as_raw_fd())?;
+        Ok(Self { start, len_bytes, guard_bytes: 0 })
+    }
+
+    fn guarded(usable_bytes: usize, guard_bytes: usize) -> Result<Self, MemoryError> {
+        let len_bytes = usable_bytes
+            .checked_add(2 * guard_bytes)
+            .ok_or(MemoryError::Length { len_bytes: usable_bytes })?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let start = mmap(len_bytes, libc::PROT_NONE, flags, -1)?;
+        let map = Self { start, len_bytes, guard_bytes };
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the range lies inside the mapping just made, which nobody else knows.
+        check(unsafe { libc::mprotect(map.usable().as_ptr().cast(), usable_bytes, access) })
+            .map_err(MemoryError::host("mprotect", usable_bytes))?;
+        Ok(map)
+    }
+
+    fn usable(&self) -> NonNull<u8> {
+        // SAFETY: the guard lies inside the mapping.
+        unsafe { self.start.add(self.guard_bytes) }
+    }
+
+    fn usable_bytes(&self) -> usize {
+        self.len_bytes - 2 * self.guard_bytes
+    }
+
+    fn advise(&self, advice: c_int) -> io::Result<()> {
+        // SAFETY: the range is this mapping's; the advices used here never discard contents.
+        check(unsafe {
+            libc::madvise(self.usable().as_ptr().cast(), self.usable_bytes(), advice)
+        })?;
+        Ok(())
+    }
+
+    /// Faults everything in, so that missing memory is an error here.
+    fn populate(&self, file: Option<BorrowedFd<'_>>) -> Result<(), MemoryError> {
+        let len_bytes = self.usable_bytes();
+        match self.advise(libc::MADV_POPULATE_WRITE) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            other => return other.map_err(MemoryError::host("populating", len_bytes)),
+        }
+        // Before Linux 5.14: reserve the pages of a file, then touch each.
+        if let Some(file) = file {
+            // SAFETY: no pointers.
+            check(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len_bytes as libc::off_t) })
+                .map_err(MemoryError::host("fallocate", len_bytes))?;
+        }
+        for at in (0..len_bytes).step_by(page_bytes()) {
+            // SAFETY: inside the mapping, which is readable; an anonymous page is only made real by
+            // a write, and a private mapping is still unknown to anybody else.
+            unsafe {
+                let byte = self.usable().as_ptr().add(at);
+                let value = byte.read_volatile();
+                if file.is_none() {
+                    byte.write_volatile(value);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn prefer_node(&self, node: u32) -> io::Result<()> {
+        const MPOL_PREFERRED: c_int = 1;
+        let Some(mask) = 1u64.checked_shl(node) else {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        };
+        // SAFETY: the range is this mapping's; the mask has the 64 bits announced (the host kernel
+        // reads one bit less than it is told).
+        let ret = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.usable().as_ptr(),
+                self.usable_bytes(),
+                MPOL_PREFERRED,
+                &raw const mask,
+                65usize,
+                0 as c_uint,
+            )
+        };
+        check(ret as c_int)?;
+        Ok(())
+    }
+
+    fn lock(&self) -> Result<(), MemoryError> {
+        let len_bytes = self.usable_bytes();
+        // SAFETY: the range is this mapping's.
+        let locked = check(unsafe { libc::mlock(self.usable().as_ptr().cast(), len_bytes) });
+        locked.map(drop).map_err(|source| match source.raw_os_error() {
+            Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN) => {
+                MemoryError::LockLimit { len_bytes, limit_bytes: process::locked_memory_limit().0 }
+            }
+            _ => MemoryError::Host { call: "mlock", len_bytes, source },
+        })
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the whole range is this value's own mapping, and the value is going away.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len_bytes) };
+    }
+}
+
+fn mmap(
+    len_bytes: usize,
+    access: c_int,
+    flags: c_int,
+    file: c_int,
+) -> Result<NonNull<u8>, MemoryError> {
+    // SAFETY: the host kernel chooses the address, so no existing mapping is touched.
+    let start: *mut c_void =
+        unsafe { libc::mmap(ptr::null_mut(), len_bytes, access, flags, file, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(MemoryError::host("mmap", len_bytes)(io::Error::last_os_error()));
+    }
+    NonNull::new(start.cast()).ok_or(MemoryError::Length { len_bytes })
+}
+
+fn memfd(name: &str, flags: c_uint) -> Result<OwnedFd, MemoryError> {
+    let bad_name = || MemoryError::Name { name: name.to_owned() };
+    if name.len() > NAME_BYTES_MAX {
+        return Err(bad_name());
+    }
+    let c_name = CString::new(name).map_err(|_| bad_name())?;
+    let flags = flags | libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: `c_name` is a C string that outlives the call.
+    let create = |flags| own(unsafe { libc::memfd_create(c_name.as_ptr(), flags) });
+    // Never executable, where the host kernel knows the flag (Linux 6.3).
+    let file = match create(flags | libc::MFD_NOEXEC_SEAL) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => create(flags),
+        other => other,
+    };
+    file.map_err(MemoryError::host("memfd_create", 0))
+}
+
+/// Checks that `file` is a sealed memfd of whole pages, not of hugetlb pages unless `hugetlb` admits
+/// them; returns its length and its kind of pages.
+fn inspect(
+    file: BorrowedFd<'_>,
+    len_bytes_max: usize,
+    hugetlb: bool,
+) -> Result<(usize, Pages), MemoryError> {
+    let refuse = |why: String| Err(MemoryError::NotARegion { why });
+    // SAFETY: no pointers.
+    let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) });
+    match seals {
+        Ok(seals) if seals & SEALS == SEALS => {}
+        Ok(_) => return refuse("its length is not sealed, so it could shrink".into()),
+        Err(_) => return refuse("it is not a memfd".into()),
+    }
+    // SAFETY: integers, for which zero is a value.
+    let mut status: libc::stat = unsafe { crate::os::zeroed() };
+    // SAFETY: `status` outlives the call.
+    check(unsafe { libc::fstat(file.as_raw_fd(), &raw mut status) })
+        .map_err(MemoryError::host("fstat", 0))?;
+    let len_bytes = usize::try_from(status.st_size).unwrap_or(0);
+    if len_bytes == 0 || len_bytes % page_bytes() != 0 {
+        return refuse(format!("it has {len_bytes} bytes, which is no number of pages"));
+    }
+    if len_bytes > len_bytes_max {
+        return refuse(format!("it has {len_bytes} bytes, and {len_bytes_max} is the limit"));
+    }
+    // SAFETY: integers, for which zero is a value.
+    let mut system: libc::statfs = unsafe { crate::os::zeroed() };
+    // SAFETY: `system` outlives the call.
+    check(unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) })
+        .map_err(MemoryError::host("fstatfs", len_bytes))?;
+    // Not by block size: a tmpfs with transparent huge pages reports that of huge pages as well.
+    if system.f_type != libc::HUGETLBFS_MAGIC {
+        return Ok((len_bytes, Pages::Small));
+    }
+    if !hugetlb {
+        return refuse(
+            "it is made of hugetlb pages, in which its creator could punch holes".into(),
+        );
+    }
+    Ok((len_bytes, Pages::Hugetlb))
+}
+
+/// `len_bytes` rounded up to a multiple of `unit`.
+fn whole(len_bytes: usize, unit: usize) -> Result<usize, MemoryError> {
+    len_bytes
+        .checked_next_multiple_of(unit)
+        .filter(|&whole| whole > 0 && whole <= isize::MAX as usize)
+        .ok_or(MemoryError::Length { len_bytes })
+}
+
+/// Bytes of an ordinary page.
+pub fn page_bytes() -> usize {
+    // SAFETY: no pointers.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).unwrap_or(4096)
+}

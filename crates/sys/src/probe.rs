@@ -1,0 +1,372 @@
+//! What this host can do, for `serval doctor`: every capability with its state, the reason and the
+//! remedy.
+//!
+//! A probe does the real thing in small wherever that is harmless (opens the socket, seals a page)
+//! and reads what the host kernel publishes otherwise. No probe loads an accelerator's driver:
+//! libraries are looked up, not opened.
+
+use std::env;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+
+use libc::c_int;
+use wire::nic::Transport;
+
+use crate::affinity::{allowed_cores, numa_nodes};
+use crate::memory::{Pages, RegionOptions, SharedMemory, page_bytes};
+use crate::os::{own, set_option, zeroed};
+use crate::process;
+use crate::socket_nic::{PortSpec, SocketNic, SocketOptions};
+
+/// How much of a capability there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Everything.
+    Available,
+    /// It works, with less speed or capacity than it could.
+    Degraded,
+    /// Not at all; Serval does without.
+    Off,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Available => "available",
+            Self::Degraded => "degraded",
+            Self::Off => "off",
+        })
+    }
+}
+
+/// One thing this host can or cannot do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// Stable lower-case name.
+    pub name: &'static str,
+    /// How much of it there is.
+    pub state: State,
+    /// What was found.
+    pub why: String,
+    /// How to get it; empty when there is nothing to do.
+    pub remedy: String,
+}
+
+/// What a probe finds: the state, why, and the remedy.
+type Finding = (State, String, &'static str);
+/// A capability's name and its probe.
+type Probe = (&'static str, fn() -> Finding);
+
+/// Runs every probe; takes milliseconds.
+pub fn probe_all() -> Vec<Capability> {
+    let probes: [Probe; 19] = [
+        ("cores", cores),
+        ("numa", numa),
+        ("sealed-memory", sealed_memory),
+        ("huge-pages", transparent_huge_pages),
+        ("hugetlb", hugetlb),
+        ("granule16", granule16),
+        ("locked-memory", locked_memory),
+        ("descriptors", descriptors),
+        ("shared-ports", shared_ports),
+        ("socket-buffers", socket_buffers),
+        ("udp-segmentation", udp_segmentation),
+        ("udp-receive-offload", udp_receive_offload),
+        ("drop-counts", drop_counts),
+        ("ipv6", ipv6),
+        ("io-uring", io_uring),
+        ("af-xdp", af_xdp),
+        ("net-admin", net_admin),
+        ("cuda", cuda),
+        ("ucx", ucx),
+    ];
+    let run = |(name, probe): Probe| {
+        let (state, why, remedy) = probe();
+        let remedy = if state == State::Available { "" } else { remedy };
+        Capability { name, state, why, remedy: remedy.to_owned() }
+    };
+    probes.into_iter().map(run).collect()
+}
+
+/// `Available`, or `Off` with the error.
+fn works<T, E: fmt::Display>(result: Result<T, E>, why: &str, remedy: &'static str) -> Finding {
+    match result {
+        Ok(_) => (State::Available, why.to_owned(), remedy),
+        Err(error) => (State::Off, error.to_string(), remedy),
+    }
+}
+
+fn cores() -> Finding {
+    let cores = allowed_cores().unwrap_or_default();
+    let why = format!("{} usable: {cores:?}", cores.len());
+    let state = if cores.len() >= 2 { State::Available } else { State::Degraded };
+    (state, why, "give the engine a core of its own: more CPUs, or a wider cpuset")
+}
+
+fn numa() -> Finding {
+    match numa_nodes().len() {
+        1 => (State::Available, "one node: nothing to place".into(), ""),
+        count => (State::Available, format!("{count} nodes: regions go to the worker's"), ""),
+    }
+}
+
+fn sealed_memory() -> Finding {
+    let region = SharedMemory::create("serval:probe", page_bytes(), &RegionOptions::default());
+    works(
+        region,
+        "memfd with size seals",
+        "run on Linux 3.17 or newer; allow memfd_create in seccomp",
+    )
+}
+
+fn transparent_huge_pages() -> Finding {
+    let remedy = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled (as root)";
+    let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    let setting = setting.unwrap_or_default();
+    let chosen = setting.split(['[', ']']).nth(1).unwrap_or("absent");
+    let why = format!("shared memory: {chosen}");
+    match chosen {
+        "always" | "within_size" | "advise" | "force" => (State::Available, why, remedy),
+        _ => (State::Degraded, why, remedy),
+    }
+}
+
+fn hugetlb() -> Finding {
+    let remedy = "sysctl vm.nr_hugepages=N (2 MiB each, as root); opt-in, for trusted accelerators";
+    let options = RegionOptions { hugetlb: true, ..RegionOptions::default() };
+    match SharedMemory::create("serval:probe", page_bytes(), &options) {
+        Ok(region) if region.pages() == Pages::Hugetlb => {
+            (State::Available, "a 2 MiB page could be had".into(), remedy)
+        }
+        Ok(_) => (State::Off, "no free huge page; ordinary pages are used".into(), remedy),
+        Err(error) => (State::Off, error.to_string(), remedy),
+    }
+}
+
+fn granule16() -> Finding {
+    let remedy = "use an x86 CPU (or virtual CPU model) with AVX; 8-byte units are used without";
+    match mqueue::memory::unit16_is_atomic() {
+        true => (State::Available, "aligned 16-byte accesses are atomic".into(), remedy),
+        false => (State::Degraded, "aligned 16-byte accesses may tear".into(), remedy),
+    }
+}
+
+fn locked_memory() -> Finding {
+    const ENOUGH_BYTES: u64 = 64 << 20;
+    let (soft, _) = process::locked_memory_limit();
+    let why = if soft == u64::MAX { "unlimited".into() } else { format!("{} KiB", soft >> 10) };
+    let state = if soft >= ENOUGH_BYTES { State::Available } else { State::Degraded };
+    let remedy = "only for locked regions and io_uring: `ulimit -l unlimited`, `--ulimit \
+                  memlock=-1` for a container, LimitMEMLOCK=infinity for a unit";
+    (state, why, remedy)
+}
+
+fn descriptors() -> Finding {
+    const ENOUGH: u64 = 16_384 + 1024;
+    let (soft, hard) = process::descriptor_limit();
+    let why = format!("{soft} now, {hard} at most (the engine raises it by itself)");
+    let state = if hard >= ENOUGH { State::Available } else { State::Degraded };
+    (state, why, "raise `ulimit -Hn` above limits.connections, or lower limits.connections")
+}
+
+fn loopback(transport: Transport, ip: &str) -> Option<PortSpec> {
+    let address = format!("{ip}:0").parse().ok()?;
+    Some(PortSpec { transport, address })
+}
+
+fn shared_ports() -> Finding {
+    let ports: Vec<_> = [Transport::Udp, Transport::Tcp]
+        .into_iter()
+        .filter_map(|transport| loopback(transport, "127.0.0.1"))
+        .collect();
+    let shared = SocketNic::open(&ports, SocketOptions::default())
+        .and_then(|first| first.sibling().map(|_| ()));
+    works(shared, "workers share a port (SO_REUSEPORT)", "run one worker: engine.workers = 1")
+}
+
+fn socket_buffers() -> Finding {
+    let remedy = "sysctl net.core.rmem_max=8388608 net.core.wmem_max=8388608 (as root)";
+    let options = SocketOptions::default();
+    let wanted = options.receive_buffer_bytes;
+    let nic = loopback(Transport::Udp, "127.0.0.1")
+        .and_then(|port| SocketNic::open(&[port], options).ok());
+    let Some((receive, send)) = nic.and_then(|nic| nic.effective_buffers(0)) else {
+        return (State::Off, "no UDP socket on 127.0.0.1".into(), "bring the loopback device up");
+    };
+    let why = format!("{} KiB receive, {} KiB send", receive >> 10, send >> 10);
+    let state = if receive >= wanted { State::Available } else { State::Degraded };
+    (state, why, remedy)
+}
+
+/// Sets a UDP socket option that takes an integer.
+fn udp_option(level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    // SAFETY: no pointers.
+    let socket =
+        own(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
+    set_option(socket.as_fd(), level, name, value)
+}
+
+fn udp_segmentation() -> Finding {
+    let option = udp_option(libc::SOL_UDP, libc::UDP_SEGMENT, 1000);
+    works(
+        option,
+        "trains of datagrams leave in one message (UDP_SEGMENT)",
+        "run on Linux 4.18 or newer",
+    )
+}
+
+fn udp_receive_offload() -> Finding {
+    let option = udp_option(libc::SOL_UDP, libc::UDP_GRO, 1);
+    works(option, "trains of datagrams arrive in one buffer (UDP_GRO)", "run on Linux 5.0 or newer")
+}
+
+fn drop_counts() -> Finding {
+    let option = udp_option(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
+    works(
+        option,
+        "the host kernel reports what it dropped (SO_RXQ_OVFL)",
+        "run on Linux 2.6.33 or newer",
+    )
+}
+
+fn ipv6() -> Finding {
+    let nic = loopback(Transport::Udp, "[::1]").map(|port| {
+        SocketNic::open(&[port], SocketOptions::default())
+            .map(drop)
+            .map_err(|error| error.to_string())
+    });
+    let result = nic.unwrap_or_else(|| Err("no loopback address".into()));
+    works(
+        result,
+        "[::1] can be bound",
+        "sysctl net.ipv6.conf.all.disable_ipv6=0, or listen on IPv4 only",
+    )
+}
+
+fn io_uring() -> Finding {
+    // struct io_uring_params is 120 bytes, all of them output or zero.
+    let mut params = [0u64; 15];
+    // SAFETY: `params` is as large as the structure the call fills and outlives it.
+    let ring =
+        own(unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, params.as_mut_ptr()) as c_int });
+    let remedy = "sysctl kernel.io_uring_disabled=0 and allow it in seccomp; used for files only";
+    works(ring, "rings can be created", remedy)
+}
+
+fn af_xdp() -> Finding {
+    // SAFETY: no pointers.
+    let socket = own(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) });
+    let remedy = "run with CAP_NET_RAW on a host kernel with CONFIG_XDP_SOCKETS; not needed for \
+                  ordinary sockets";
+    works(socket, "AF_XDP sockets can be created", remedy)
+}
+
+fn net_admin() -> Finding {
+    const CAP_NET_ADMIN: u32 = 12;
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    let remedy =
+        "only for transparent proxying and AF_XDP: `setcap cap_net_admin+ep` on the program";
+    match bits >> CAP_NET_ADMIN & 1 {
+        1 => (State::Available, "this process has CAP_NET_ADMIN".into(), remedy),
+        _ => (State::Off, "this process lacks CAP_NET_ADMIN".into(), remedy),
+    }
+}
+
+fn cuda() -> Finding {
+    let remedy = "install the NVIDIA driver and make /dev/nvidia* visible (`--gpus all` for a \
+                  container); cpu accelerators work without";
+    let device = fs::exists("/dev/nvidiactl").unwrap_or(false);
+    match (find_library("libcuda.so.1"), device) {
+        (Some(path), true) => {
+            (State::Available, format!("driver library {}", path.display()), remedy)
+        }
+        (Some(path), false) => {
+            (State::Off, format!("{} is there but /dev/nvidiactl is not", path.display()), remedy)
+        }
+        (None, true) => {
+            (State::Off, "/dev/nvidiactl is there but libcuda.so.1 is not".into(), remedy)
+        }
+        (None, false) => (State::Off, "no libcuda.so.1 and no /dev/nvidiactl".into(), remedy),
+    }
+}
+
+fn ucx() -> Finding {
+    let remedy = "install UCX 1.19 or newer; only for remote accelerators";
+    match find_library("libucp.so.0") {
+        Some(path) => (State::Available, format!("library {}", path.display()), remedy),
+        None => (State::Off, "no libucp.so.0".into(), remedy),
+    }
+}
+
+/// Where the dynamic linker would find a library: LD_LIBRARY_PATH, then its cache, then the default
+/// folders. Nothing is loaded.
+fn find_library(name: &str) -> Option<PathBuf> {
+    let listed = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let folders: Vec<_> = env::split_paths(&listed).collect();
+    let defaults = ["/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib"];
+    // The cache is a table of offsets into NUL-terminated strings; the paths are among them.
+    let cache = fs::read("/etc/ld.so.cache").unwrap_or_default();
+    let cached = cache
+        .split(|&byte| byte == 0)
+        .filter_map(|text| std::str::from_utf8(text).ok())
+        .filter(|text| text.starts_with('/') && text.ends_with(&format!("/{name}")))
+        .map(PathBuf::from);
+    let mut candidates = (folders.into_iter().map(|folder| folder.join(name)))
+        .chain(cached)
+        .chain(defaults.iter().map(|folder| PathBuf::from(folder).join(name)));
+    candidates.find(|path| path.exists())
+}
+
+/// The host kernel's release, for example `6.1.0-18-amd64`.
+pub fn host_kernel_release() -> String {
+    // SAFETY: byte arrays, for which zero is a value.
+    let mut names: libc::utsname = unsafe { zeroed() };
+    // SAFETY: `names` outlives the call.
+    unsafe { libc::uname(&raw mut names) };
+    let bytes = names.release.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8);
+    String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_capability_is_explained() {
+        let found = probe_all();
+        let names: HashSet<_> = found.iter().map(|capability| capability.name).collect();
+        assert_eq!(names.len(), found.len());
+        for capability in &found {
+            assert!(!capability.why.is_empty(), "{}", capability.name);
+            let silent = capability.remedy.is_empty();
+            assert_eq!(silent, capability.state == State::Available, "{capability:?}");
+        }
+        let state = |name| found.iter().find(|capability| capability.name == name).unwrap().state;
+        // What Serval cannot do without.
+        assert_eq!(state("sealed-memory"), State::Available);
+        assert_eq!(state("shared-ports"), State::Available);
+        assert_eq!(state("drop-counts"), State::Available);
+    }
+
+    #[test]
+    fn libraries_are_found_and_not_loaded() {
+        let libc = find_library("libc.so.6").expect("the C library is installed");
+        assert!(libc.is_file());
+        assert_eq!(find_library("libserval-no-such.so.1"), None);
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        probe_all();
+        assert!(!maps.contains("libcuda"));
+        assert!(!fs::read_to_string("/proc/self/maps").unwrap().contains("libcuda"));
+    }
+
+    #[test]
+    fn the_host_kernel_has_a_release() {
+        assert!(host_kernel_release().contains('.'));
+    }
+}

@@ -1,0 +1,129 @@
+//! This process and its limits, and who is at the other end of a Unix socket.
+
+use std::fs;
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::os::{check, zeroed};
+
+/// Raises the limit of open descriptors to the hard limit; returns the limit in force.
+pub fn raise_descriptor_limit() -> io::Result<u64> {
+    let mut limit = limit(libc::RLIMIT_NOFILE)?;
+    if limit.rlim_cur < limit.rlim_max {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: `limit` outlives the call.
+        check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
+    }
+    Ok(limit.rlim_cur)
+}
+
+/// Soft and hard limit of open descriptors.
+pub fn descriptor_limit() -> (u64, u64) {
+    limit(libc::RLIMIT_NOFILE).map_or((0, 0), |limit| (limit.rlim_cur, limit.rlim_max))
+}
+
+/// Soft and hard limit of locked memory in bytes; `u64::MAX` is unlimited.
+pub fn locked_memory_limit() -> (u64, u64) {
+    limit(libc::RLIMIT_MEMLOCK).map_or((0, 0), |limit| (limit.rlim_cur, limit.rlim_max))
+}
+
+fn limit(resource: libc::__rlimit_resource_t) -> io::Result<libc::rlimit> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` outlives the call.
+    check(unsafe { libc::getrlimit(resource, &raw mut limit) })?;
+    Ok(limit)
+}
+
+/// Who opened the other end of a Unix socket, as the host kernel vouches for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerCredentials {
+    /// Process id at the time of connecting.
+    pub process: u32,
+    /// Effective user id.
+    pub user: u32,
+    /// Effective group id.
+    pub group: u32,
+}
+
+/// The credentials of the peer of a connected Unix socket.
+pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<PeerCredentials> {
+    // SAFETY: integers, for which zero is a value.
+    let mut peer: libc::ucred = unsafe { zeroed() };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: pointer and length describe `peer`, which outlives the call.
+    check(unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut len,
+        )
+    })?;
+    // A socket of another family answers with zeros and -1.
+    let process = u32::try_from(peer.pid).ok().filter(|&process| process != 0);
+    let process = process.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTCONN))?;
+    Ok(PeerCredentials { process, user: peer.uid, group: peer.gid })
+}
+
+/// The effective user of this process.
+pub fn user() -> u32 {
+    // SAFETY: no pointers; cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Bytes of this process that are in memory (VmRSS).
+pub fn resident_bytes() -> u64 {
+    kib_field("/proc/self/status", "VmRSS:").unwrap_or(0) << 10
+}
+
+/// Bytes the host could hand out without swapping (MemAvailable); `u64::MAX` where it does not say.
+pub fn memory_available_bytes() -> u64 {
+    kib_field("/proc/meminfo", "MemAvailable:").map_or(u64::MAX, |kib| kib << 10)
+}
+
+/// Descriptors this process has open.
+pub fn open_descriptors() -> usize {
+    // Reading the directory has one open itself.
+    fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1))
+}
+
+fn kib_field(path: &str, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_descriptor_limit_reaches_the_hard_limit() {
+        let raised = raise_descriptor_limit().unwrap();
+        assert_eq!(descriptor_limit(), (raised, raised));
+    }
+
+    #[test]
+    fn a_unix_peer_is_known_and_others_are_not() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let peer = peer_credentials(a.as_fd()).unwrap();
+        assert_eq!((peer.process, peer.user), (std::process::id(), user()));
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert!(peer_credentials(udp.as_fd()).is_err());
+    }
+
+    #[test]
+    fn usage_is_read_from_the_host() {
+        assert!(resident_bytes() > 100 << 10);
+        assert!(memory_available_bytes() > 0);
+        let before = open_descriptors();
+        let _file = fs::File::open("/proc/self/status").unwrap();
+        // Other tests open and close descriptors at the same time, so only a lower bound is sure.
+        assert!(before >= 3 && open_descriptors() >= 3);
+    }
+}

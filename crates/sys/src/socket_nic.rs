@@ -1,0 +1,635 @@
+//! One worker's network over kernel sockets.
+//!
+//! A [`SocketNic`] implements [`wire::nic::Nic`] with the calls that carry batches: `recvmmsg` and
+//! `sendmmsg` with receive and segmentation offload for UDP, edge-triggered epoll with one `recv`
+//! or `send` per ready connection for TCP. Nothing is allocated per message; descriptors are
+//! non-blocking.
+//!
+//! # Several workers
+//!
+//! The first worker's NIC claims the ports ([`SocketNic::open`], which fails if any other process
+//! listens there) and [`SocketNic::sibling`] opens one more NIC on the very same addresses for
+//! every further worker. The host kernel spreads flows over them (`SO_REUSEPORT`).
+//!
+//! # What a poll costs
+//!
+//! A spinning worker (`sleep_ns == 0`) asks the host kernel as little as possible: every UDP port
+//! is reported on every poll, since trying to receive *is* the readiness question, and the epoll
+//! set is consulted on every poll only while streams are active. When they have been quiet it is
+//! consulted after [`QUIET_WORK_MAX`] units of other work, so that an idle TCP listener costs a
+//! busy UDP service about one percent. A sleep ends on a datagram, a stream event, a new connection
+//! or a [`Waker`].
+//!
+//! # Descriptor exhaustion
+//!
+//! When `accept` finds no descriptor free, a descriptor held in reserve is spent to accept the
+//! connection and reset it, so that clients learn at once and the backlog does not spin
+//! ([`Counters::shed_connections`]).
+
+mod address;
+mod listen;
+mod poller;
+mod streams;
+mod udp_receive;
+mod udp_send;
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use libc::c_int;
+use wire::nic::{
+    Close, Event, Nic, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey, Transport,
+    TxBatch, Written,
+};
+
+pub use listen::OpenError;
+pub use poller::Waker;
+
+use crate::os::{interrupted, own, set_option};
+use address::{RAW_ADDRESS_LEN, RawAddress};
+use listen::Claim;
+use poller::{Poller, Source};
+use streams::{Streams, reset_on_close};
+use udp_receive::{GRO_SLOT_BYTES_MIN, Receiver, SLOTS};
+use udp_send::{Segmentation, Sender};
+
+/// Polls after the last stream event during which the epoll set is consulted every time.
+const ACTIVE_POLLS: u32 = 256;
+/// Units of other work between two looks at a quiet epoll set; see the module's text.
+pub const QUIET_WORK_MAX: u32 = 64;
+/// Work of one received UDP buffer, in units of an empty poll (about 3 us against 0.3 us).
+const WORK_PER_BUFFER: u32 = 8;
+/// Connections one `accept` call sheds or skips before it lets the worker go on.
+const ACCEPT_TRIES_MAX: usize = 32;
+/// Polls before a listener that was short of descriptors is tried again without a reason.
+const STALLED_POLLS: u32 = 1024;
+/// The longest sleep while a listener is short of descriptors.
+const STALLED_NS: u64 = 1_000_000;
+/// Tries of a receive that reports a pending socket error instead of datagrams.
+const RECEIVE_TRIES_MAX: usize = 4;
+/// Empty receives between two looks at the socket's drop counter.
+const EMPTY_RECEIVES_PER_DROP_CHECK: u32 = 1024;
+
+/// One address to listen on. Displayed as `udp://127.0.0.1:9000`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortSpec {
+    /// UDP or TCP.
+    pub transport: Transport,
+    /// Where; port 0 lets the host kernel choose ([`SocketNic::local_addresses`] tells).
+    pub address: SocketAddr,
+}
+
+impl fmt::Display for PortSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.transport {
+            Transport::Udp => "udp",
+            Transport::Tcp => "tcp",
+        };
+        write!(f, "{scheme}://{}", self.address)
+    }
+}
+
+/// How to open sockets.
+#[derive(Clone, Debug)]
+pub struct SocketOptions {
+    /// Receive buffer to ask for per UDP socket, in bytes as the host kernel counts (book-keeping
+    /// included: about 0.8 KiB for a small datagram). Capped by `net.core.rmem_max` for processes
+    /// without CAP_NET_ADMIN.
+    pub receive_buffer_bytes: usize,
+    /// Send buffer to ask for per UDP socket; likewise capped by `net.core.wmem_max`.
+    pub send_buffer_bytes: usize,
+    /// Connections waiting to be accepted, per listener; capped by `net.core.somaxconn`.
+    pub backlog: c_int,
+    /// Receive trains of datagrams as one buffer where the host kernel can (`UDP_GRO`).
+    pub receive_offload: bool,
+    /// Send trains of datagrams as one message where the host kernel can (`UDP_SEGMENT`).
+    pub segmentation_offload: bool,
+}
+
+impl Default for SocketOptions {
+    fn default() -> Self {
+        Self {
+            receive_buffer_bytes: 8 << 20,
+            send_buffer_bytes: 8 << 20,
+            backlog: 4096,
+            receive_offload: true,
+            segmentation_offload: true,
+        }
+    }
+}
+
+/// What went on below the [`Nic`] trait since the NIC was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Connections accepted and reset at once because no descriptor was free.
+    pub shed_connections: u64,
+    /// Trains the host kernel refused, which were then sent one by one.
+    pub segmentation_fallbacks: u64,
+    /// Looks at the epoll set.
+    pub epoll_calls: u64,
+}
+
+/// An accepted TCP connection on its way to its worker.
+#[derive(Debug)]
+pub struct AcceptedSocket(OwnedFd);
+
+struct UdpPort {
+    socket: OwnedFd,
+    receive_offload: bool,
+    segmentation: Segmentation,
+    /// The socket's running drop count when it was last reported.
+    drops_seen: u32,
+    empty_receives: u32,
+    stopped: bool,
+}
+
+struct TcpPort {
+    /// Closed by [`Nic::stop_listening`].
+    listener: Option<OwnedFd>,
+    /// Connections wait although the last `accept` returned none; no further edge will say so.
+    stalled: bool,
+}
+
+enum Port {
+    Udp(UdpPort),
+    Tcp(TcpPort),
+}
+
+/// One worker's sockets. See the module's text.
+pub struct SocketNic {
+    ports: Vec<Port>,
+    specs: Vec<PortSpec>,
+    options: Arc<SocketOptions>,
+    poller: Poller,
+    /// Port of each socket the poller watches while sleeping.
+    sleeping_ports: Vec<PortIndex>,
+    streams: Streams,
+    receiver: Receiver,
+    sender: Sender,
+    /// Spent and bought back when descriptors run out.
+    reserve: Option<OwnedFd>,
+    listening: bool,
+    active_polls: u32,
+    quiet_work: u32,
+    stalled_polls: u32,
+    counters: Counters,
+}
+
+impl SocketNic {
+    /// Claims `ports` for this process. Fails if another socket, of any process, holds one of them.
+    pub fn open(ports: &[PortSpec], options: SocketOptions) -> Result<Self, OpenError> {
+        Self::open_as(ports, Claim::First, Arc::new(options))
+    }
+
+    /// A NIC for another worker, on the same addresses.
+    pub fn sibling(&self) -> Result<Self, OpenError> {
+        Self::open_as(&self.specs, Claim::Joining, Arc::clone(&self.options))
+    }
+
+    /// The addresses bound, in the order of the ports given to [`Self::open`].
+    pub fn local_addresses(&self) -> Vec<SocketAddr> {
+        self.specs.iter().map(|spec| spec.address).collect()
+    }
+
+    /// Ends this NIC's sleeps from other threads.
+    pub fn waker(&self) -> Waker {
+        self.poller.waker()
+    }
+
+    /// What went on so far.
+    pub fn counters(&self) -> Counters {
+        let fallbacks = self.ports.iter().map(|port| match port {
+            Port::Udp(udp) => udp.segmentation.fallbacks,
+            Port::Tcp(_) => 0,
+        });
+        Counters { segmentation_fallbacks: fallbacks.sum(), ..self.counters }
+    }
+
+    /// Receive and send buffer sizes in force on a UDP port, in bytes; `None` for other ports.
+    pub fn effective_buffers(&self, port: PortIndex) -> Option<(usize, usize)> {
+        match self.ports.get(usize::from(port))? {
+            Port::Udp(udp) => Some(listen::buffers(udp.socket.as_fd())),
+            Port::Tcp(_) => None,
+        }
+    }
+
+    fn open_as(
+        specs: &[PortSpec],
+        claim: Claim,
+        options: Arc<SocketOptions>,
+    ) -> Result<Self, OpenError> {
+        let poller = Poller::new().map_err(|error| OpenError::host("epoll", error))?;
+        let reserve = reserve_descriptor().map_err(|error| OpenError::host("a reserve", error))?;
+        let mut nic = Self {
+            ports: Vec::with_capacity(specs.len()),
+            specs: Vec::with_capacity(specs.len()),
+            options,
+            poller,
+            sleeping_ports: Vec::new(),
+            streams: Streams::default(),
+            receiver: Receiver::new(),
+            sender: Sender::new(),
+            reserve: Some(reserve),
+            listening: false,
+            active_polls: ACTIVE_POLLS,
+            quiet_work: 0,
+            stalled_polls: 0,
+            counters: Counters::default(),
+        };
+        for spec in specs {
+            nic.open_port(*spec, claim)?;
+        }
+        Ok(nic)
+    }
+
+    fn open_port(&mut self, spec: PortSpec, claim: Claim) -> Result<(), OpenError> {
+        let index = self.ports.len() as PortIndex;
+        let (socket, address) = listen::open(spec, claim, &self.options)?;
+        let port = match spec.transport {
+            Transport::Udp => {
+                self.poller.watch_sleeping(socket.as_fd());
+                self.sleeping_ports.push(index);
+                Port::Udp(UdpPort::new(socket, &self.options))
+            }
+            Transport::Tcp => {
+                let watched = self.poller.watch(socket.as_fd(), Source::Listener(index));
+                watched.map_err(|error| OpenError::host("epoll", error))?;
+                self.listening = true;
+                Port::Tcp(TcpPort { listener: Some(socket), stalled: false })
+            }
+        };
+        self.ports.push(port);
+        self.specs.push(PortSpec { address, ..spec });
+        Ok(())
+    }
+
+    /// Whether a spinning poll should consult the epoll set.
+    fn streams_due(&mut self) -> bool {
+        if self.streams.open == 0 && !self.listening {
+            return false;
+        }
+        if self.active_polls > 0 || self.sleeping_ports.is_empty() {
+            self.active_polls = self.active_polls.saturating_sub(1);
+            return true;
+        }
+        self.quiet_work += 1;
+        self.quiet_work >= QUIET_WORK_MAX
+    }
+
+    /// Translates `count` collected epoll events. New connections come last, so that a key closed
+    /// and given to one of them in the same turn cannot meet an event of its former stream.
+    fn translate(&mut self, count: usize, slept: bool, events: &mut Vec<Event>) {
+        self.counters.epoll_calls += 1;
+        self.quiet_work = 0;
+        let before = events.len();
+        let mut listeners = 0;
+        for position in 0..count {
+            match self.poller.event(position) {
+                (Source::Stream(key), bits) => self.stream_events(key, bits, events),
+                (Source::Listener(_), _) => listeners += 1,
+                (Source::Waker, _) if slept => self.poller.consume_wake(),
+                (Source::Waker, _) => {}
+            }
+        }
+        if listeners > 0 {
+            for position in 0..count {
+                if let (Source::Listener(port), _) = self.poller.event(position) {
+                    events.push(Event::Connections(port));
+                }
+            }
+        }
+        if events.len() > before {
+            self.active_polls = ACTIVE_POLLS;
+        }
+    }
+
+    fn stream_events(&mut self, key: StreamKey, bits: c_int, events: &mut Vec<Event>) {
+        let Some(stream) = self.streams.stream_mut(key) else {
+            return;
+        };
+        let broken = bits & (libc::EPOLLERR | libc::EPOLLHUP) != 0;
+        if stream.connecting {
+            if broken && stream.failed() {
+                events.push(Event::Failed(key));
+                return;
+            }
+            if bits & libc::EPOLLOUT == 0 {
+                return;
+            }
+            stream.connecting = false;
+            stream.wants_room = true;
+        }
+        stream.hung_up |= broken || bits & libc::EPOLLRDHUP != 0;
+        // What arrived before a reset is read first; reading then tells of the reset.
+        if bits & libc::EPOLLERR != 0 && !stream.holds_input() {
+            events.push(Event::Failed(key));
+            return;
+        }
+        if bits & libc::EPOLLIN != 0 || broken {
+            events.push(Event::Readable(key));
+        }
+        if stream.wants_room && (bits & libc::EPOLLOUT != 0 || broken) {
+            stream.wants_room = false;
+            events.push(Event::Writable(key));
+        }
+    }
+
+    /// Reports listeners again whose backlog could not be emptied for lack of descriptors.
+    fn retry_stalled(&mut self, slept: bool, events: &mut Vec<Event>) {
+        if self.stalled_polls == 0 {
+            return;
+        }
+        self.stalled_polls -= 1;
+        if self.stalled_polls > 0 && !slept {
+            return;
+        }
+        self.stalled_polls = 0;
+        if self.reserve.is_none() {
+            self.reserve = reserve_descriptor().ok();
+        }
+        for (index, port) in self.ports.iter_mut().enumerate() {
+            if let Port::Tcp(TcpPort { stalled, listener: Some(_) }) = port
+                && std::mem::take(stalled)
+            {
+                events.push(Event::Connections(index as PortIndex));
+            }
+        }
+    }
+
+    fn listener(&self, port: PortIndex) -> Option<BorrowedFd<'_>> {
+        match self.ports.get(usize::from(port))? {
+            Port::Tcp(tcp) => tcp.listener.as_ref().map(AsFd::as_fd),
+            Port::Udp(_) => None,
+        }
+    }
+
+    /// Remembers that connections may be waiting although `accept` returned none.
+    fn stall(&mut self, port: PortIndex) {
+        if let Some(Port::Tcp(tcp)) = self.ports.get_mut(usize::from(port)) {
+            tcp.stalled = true;
+            self.stalled_polls = STALLED_POLLS;
+        }
+    }
+
+    /// Accepts one connection with the reserved descriptor and resets it. False if there was none
+    /// to shed or nothing in reserve.
+    fn shed_connection(&mut self, port: PortIndex) -> bool {
+        if self.reserve.take().is_none() {
+            return false;
+        }
+        let shed = self.listener(port).and_then(|listener| accept(listener).ok());
+        let found = shed.is_some();
+        if let Some((socket, _)) = shed {
+            reset_on_close(socket.as_fd());
+            self.counters.shed_connections += 1;
+        }
+        self.reserve = reserve_descriptor().ok();
+        found
+    }
+
+    fn start_connect(
+        &mut self,
+        to: SocketAddr,
+        transport: Transport,
+        key: StreamKey,
+    ) -> io::Result<()> {
+        let socket = streams::connect(to, transport, &self.options)?;
+        self.add_stream(socket, transport, key, true)
+    }
+
+    fn add_stream(
+        &mut self,
+        socket: OwnedFd,
+        transport: Transport,
+        key: StreamKey,
+        connecting: bool,
+    ) -> io::Result<()> {
+        let socket = self.streams.insert(key, socket, transport, connecting);
+        if let Err(error) = self.poller.watch(socket, Source::Stream(key)) {
+            self.streams.close(key, Close::Reset);
+            return Err(error);
+        }
+        self.active_polls = ACTIVE_POLLS;
+        Ok(())
+    }
+}
+
+impl Nic for SocketNic {
+    type Socket = AcceptedSocket;
+
+    fn poll(&mut self, sleep_ns: u64, events: &mut Vec<Event>) {
+        events.clear();
+        let slept = sleep_ns > 0 && !self.streams.owes();
+        self.streams.take_owed(events);
+        if slept {
+            let sleep_ns = if self.stalled_polls > 0 { sleep_ns.min(STALLED_NS) } else { sleep_ns };
+            let ports = &self.sleeping_ports;
+            let count = self.poller.sleep(sleep_ns, |position| {
+                events.push(Event::Datagrams(ports[position]));
+            });
+            self.translate(count, true, events);
+        } else {
+            if self.streams_due() {
+                let count = self.poller.collect();
+                self.translate(count, false, events);
+            }
+            events.extend(self.sleeping_ports.iter().map(|&port| Event::Datagrams(port)));
+        }
+        self.retry_stalled(slept, events);
+    }
+
+    fn recv(&mut self, port: PortIndex, batch: &mut RxBatch) -> bool {
+        batch.items.clear();
+        batch.overflowed = 0;
+        let Some(Port::Udp(udp)) = self.ports.get_mut(usize::from(port)) else {
+            return false;
+        };
+        if udp.stopped || batch.bytes.len() < SLOTS {
+            return false;
+        }
+        let slots = udp.receive(&mut self.receiver, batch);
+        self.quiet_work = self.quiet_work.saturating_add(slots as u32 * WORK_PER_BUFFER);
+        slots == SLOTS
+    }
+
+    fn send(&mut self, port: PortIndex, batch: &mut TxBatch) -> SendOutcome {
+        match self.ports.get_mut(usize::from(port)) {
+            Some(Port::Udp(udp)) => {
+                self.sender.send(udp.socket.as_fd(), batch, &mut udp.segmentation)
+            }
+            _ => SendOutcome::default(),
+        }
+    }
+
+    fn accept(&mut self, port: PortIndex) -> Option<(AcceptedSocket, SocketAddr)> {
+        for _ in 0..ACCEPT_TRIES_MAX {
+            match accept(self.listener(port)?) {
+                Ok((socket, peer)) => return Some((AcceptedSocket(socket), peer)),
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EAGAIN) => return None,
+                    Some(libc::EMFILE | libc::ENFILE) if self.shed_connection(port) => {}
+                    Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => break,
+                    // The connection died in the backlog (accept(2) lists the errors); the next may
+                    // live.
+                    _ => {}
+                },
+            }
+        }
+        self.stall(port);
+        None
+    }
+
+    fn adopt(&mut self, socket: AcceptedSocket, key: StreamKey) -> Result<(), NicError> {
+        self.streams.check_free(key)?;
+        self.add_stream(socket.0, Transport::Tcp, key, false).map_err(nic_error)
+    }
+
+    fn connect(
+        &mut self,
+        to: SocketAddr,
+        transport: Transport,
+        key: StreamKey,
+    ) -> Result<(), NicError> {
+        self.streams.check_free(key)?;
+        self.start_connect(to, transport, key).map_err(nic_error)
+    }
+
+    fn read(&mut self, key: StreamKey, into: &mut [u8]) -> Read {
+        self.streams.read(key, into)
+    }
+
+    fn write(&mut self, key: StreamKey, bytes: &[u8]) -> Written {
+        self.streams.write(key, bytes)
+    }
+
+    fn close(&mut self, key: StreamKey, how: Close) {
+        self.streams.close(key, how);
+        // A descriptor is free: try a listener that was short of one at the next poll.
+        self.stalled_polls = self.stalled_polls.min(1);
+    }
+
+    fn stop_listening(&mut self) {
+        for port in &mut self.ports {
+            match port {
+                // Kept open: replies still leave from it.
+                Port::Udp(udp) => udp.stopped = true,
+                Port::Tcp(tcp) => tcp.listener = None,
+            }
+        }
+        self.poller.forget_sleeping();
+        self.sleeping_ports.clear();
+        self.listening = false;
+    }
+}
+
+impl UdpPort {
+    fn new(socket: OwnedFd, options: &SocketOptions) -> Self {
+        let gro = c_int::from(options.receive_offload);
+        let receive_offload = set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, gro).is_ok();
+        Self {
+            socket,
+            receive_offload: receive_offload && options.receive_offload,
+            segmentation: Segmentation::new(options.segmentation_offload),
+            drops_seen: 0,
+            empty_receives: 0,
+            stopped: false,
+        }
+    }
+
+    /// Fills `batch`; returns how many buffers were used.
+    fn receive(&mut self, receiver: &mut Receiver, batch: &mut RxBatch) -> usize {
+        if self.receive_offload && batch.bytes.len() / SLOTS < GRO_SLOT_BYTES_MIN {
+            let _ = set_option::<c_int>(self.socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 0);
+            self.receive_offload = false;
+        }
+        for _ in 0..RECEIVE_TRIES_MAX {
+            match receiver.receive(self.socket.as_fd(), batch) {
+                Ok(received) => {
+                    batch.overflowed = received.drops.map_or(0, |drops| self.new_drops(drops));
+                    return received.slots;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // A pending error of the socket, consumed by reporting it, or an interruption.
+                Err(_) => {}
+            }
+        }
+        self.empty_receives += 1;
+        if self.empty_receives >= EMPTY_RECEIVES_PER_DROP_CHECK {
+            self.empty_receives = 0;
+            batch.overflowed =
+                listen::drops(self.socket.as_fd()).map_or(0, |drops| self.new_drops(drops));
+        }
+        0
+    }
+
+    /// What was dropped since the last report. A message carries the count of when it was queued,
+    /// which may be older than one read directly.
+    fn new_drops(&mut self, drops: u32) -> u32 {
+        let new = drops.wrapping_sub(self.drops_seen);
+        if new > u32::MAX / 2 {
+            return 0;
+        }
+        self.drops_seen = drops;
+        new
+    }
+}
+
+fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, SocketAddr)> {
+    let mut peer = RawAddress::empty();
+    loop {
+        let mut len = RAW_ADDRESS_LEN;
+        // SAFETY: `peer` has room for `len` bytes and both outlive the call.
+        let accepted = own(unsafe {
+            libc::accept4(
+                listener.as_raw_fd(),
+                peer.as_mut_ptr(),
+                &raw mut len,
+                libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+            )
+        });
+        match accepted {
+            Ok(socket) => {
+                let peer =
+                    peer.to_std().ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))?;
+                return Ok((socket, peer));
+            }
+            Err(error) if interrupted(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// A descriptor that means nothing, to be closed when one is needed.
+fn reserve_descriptor() -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) })
+}
+
+fn nic_error(error: io::Error) -> NicError {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOSPC) => NicError::Exhausted,
+        _ => NicError::Refused(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+    use crate::os::int_option;
+
+    #[test]
+    fn accepted_connections_send_without_delay() {
+        let address = "127.0.0.1:0".parse().unwrap();
+        let port = PortSpec { transport: Transport::Tcp, address };
+        let mut nic = SocketNic::open(&[port], SocketOptions::default()).unwrap();
+        let _client = TcpStream::connect(nic.local_addresses()[0]).unwrap();
+        let (socket, _) = nic.accept(0).unwrap();
+        let nodelay = int_option(socket.0.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY).unwrap();
+        assert_eq!(nodelay, 1, "inherited from the listener");
+    }
+}

@@ -1,0 +1,260 @@
+//! Readiness: one edge-triggered epoll set for streams, listeners and the waker, and sleeping.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libc::{c_int, epoll_event};
+
+use crate::os::{check, check_size, own};
+
+/// Events taken from the host kernel by one call.
+const EVENTS_MAX: usize = 256;
+
+/// What an epoll event is about; travels through the host kernel as 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Stream(u32),
+    Listener(u16),
+    Waker,
+}
+
+impl Source {
+    fn pack(self) -> u64 {
+        match self {
+            Self::Stream(key) => u64::from(key),
+            Self::Listener(port) => 1 << 32 | u64::from(port),
+            Self::Waker => 2 << 32,
+        }
+    }
+
+    fn unpack(word: u64) -> Self {
+        match word >> 32 {
+            0 => Self::Stream(word as u32),
+            1 => Self::Listener(word as u16),
+            _ => Self::Waker,
+        }
+    }
+}
+
+/// Ends the sleep of one worker's [`wire::nic::Nic::poll`] from any thread.
+///
+/// What the waker's thread wrote before [`Waker::wake`] is visible to the worker after the `poll`
+/// that it ended. Waking a worker that is awake costs one atomic exchange.
+#[derive(Clone, Debug)]
+pub struct Waker {
+    shared: Arc<WakerShared>,
+}
+
+#[derive(Debug)]
+struct WakerShared {
+    eventfd: OwnedFd,
+    /// The eventfd is signalled and the worker has not slept since.
+    pending: AtomicBool,
+}
+
+impl Waker {
+    fn new() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        let eventfd = own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        Ok(Self { shared: Arc::new(WakerShared { eventfd, pending: AtomicBool::new(false) }) })
+    }
+
+    /// Ends the current sleep, or the next one if the worker is awake.
+    pub fn wake(&self) {
+        // An exchange, not a load: it orders what was written before it against the worker's
+        // exchange in `consume`, so a wake that finds `pending` set was seen or will be.
+        if self.shared.pending.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let one = 1u64.to_ne_bytes();
+        // Fails only if the counter is full, in which case the worker is woken anyway.
+        // SAFETY: `one` is 8 readable bytes.
+        let _ =
+            unsafe { libc::write(self.shared.eventfd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    /// The worker has woken up: the next `wake` signals again.
+    fn consume(&self) {
+        let mut count = [0u8; 8];
+        // SAFETY: `count` is 8 writable bytes.
+        let _ = check_size(unsafe {
+            libc::read(self.shared.eventfd.as_raw_fd(), count.as_mut_ptr().cast(), count.len())
+        });
+        self.shared.pending.swap(false, Ordering::AcqRel);
+    }
+}
+
+/// The epoll set and the arrays to sleep with.
+pub(super) struct Poller {
+    epoll: OwnedFd,
+    ready: Vec<epoll_event>,
+    waker: Waker,
+    /// The epoll set first, then the sockets watched by a sleep only.
+    sleepers: Vec<libc::pollfd>,
+}
+
+impl Poller {
+    pub(super) fn new() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        let epoll = own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        let waker = Waker::new()?;
+        let mut poller =
+            Self { epoll, ready: Vec::with_capacity(EVENTS_MAX), waker, sleepers: Vec::new() };
+        poller.sleepers.push(pollfd(poller.epoll.as_fd()));
+        // Level-triggered: a wake that nobody consumed yet must end the next sleep as well.
+        let eventfd = poller.waker.shared.eventfd.as_fd();
+        poller.add(eventfd, Source::Waker, libc::EPOLLIN)?;
+        Ok(poller)
+    }
+
+    pub(super) fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Watches `socket` for edges until it is closed.
+    pub(super) fn watch(&self, socket: BorrowedFd<'_>, source: Source) -> io::Result<()> {
+        let interest = match source {
+            Source::Stream(_) => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP,
+            Source::Listener(_) | Source::Waker => libc::EPOLLIN,
+        };
+        self.add(socket, source, interest | libc::EPOLLET)
+    }
+
+    /// Lets a datagram on `socket` end a sleep. Such a socket is not in the epoll set: while the
+    /// worker spins, an arriving datagram then costs its sender no epoll book-keeping.
+    pub(super) fn watch_sleeping(&mut self, socket: BorrowedFd<'_>) {
+        self.sleepers.push(pollfd(socket));
+    }
+
+    /// Forgets every socket added by [`Self::watch_sleeping`].
+    pub(super) fn forget_sleeping(&mut self) {
+        self.sleepers.truncate(1);
+    }
+
+    fn add(&self, file: BorrowedFd<'_>, source: Source, events: c_int) -> io::Result<()> {
+        let mut event = epoll_event { events: events as u32, u64: source.pack() };
+        // SAFETY: `event` outlives the call.
+        check(unsafe {
+            libc::epoll_ctl(
+                self.epoll.as_raw_fd(),
+                libc::EPOLL_CTL_ADD,
+                file.as_raw_fd(),
+                &raw mut event,
+            )
+        })?;
+        Ok(())
+    }
+
+    /// Collects what is ready in the epoll set without sleeping; returns how many.
+    pub(super) fn collect(&mut self) -> usize {
+        self.epoll_wait(0)
+    }
+
+    /// Sleeps at most `sleep_ns`; `on_socket` is called with the position of every socket of
+    /// [`Self::watch_sleeping`] that is ready. Returns how many epoll events were collected.
+    pub(super) fn sleep(&mut self, sleep_ns: u64, mut on_socket: impl FnMut(usize)) -> usize {
+        if self.sleepers.len() == 1 {
+            return self.epoll_wait(sleep_ns);
+        }
+        let timeout = timespec(sleep_ns);
+        // SAFETY: pointer and length describe `sleepers`; the timeout outlives the call; no signal
+        // mask.
+        let ready = unsafe {
+            libc::ppoll(
+                self.sleepers.as_mut_ptr(),
+                self.sleepers.len() as libc::nfds_t,
+                &raw const timeout,
+                ptr::null(),
+            )
+        };
+        if ready <= 0 {
+            return 0;
+        }
+        for (position, sleeper) in self.sleepers[1..].iter().enumerate() {
+            // An error counts: receiving is what clears it.
+            if sleeper.revents != 0 {
+                on_socket(position);
+            }
+        }
+        if self.sleepers[0].revents != 0 { self.collect() } else { 0 }
+    }
+
+    /// One of the events just collected: what it is about and the EPOLL* bits.
+    pub(super) fn event(&self, position: usize) -> (Source, c_int) {
+        let event = self.ready[position];
+        (Source::unpack(event.u64), event.events as c_int)
+    }
+
+    /// Acknowledges a [`Source::Waker`] event after a sleep.
+    pub(super) fn consume_wake(&self) {
+        self.waker.consume();
+    }
+
+    fn epoll_wait(&mut self, sleep_ns: u64) -> usize {
+        let timeout = timespec(sleep_ns);
+        self.ready.clear();
+        let room = self.ready.spare_capacity_mut();
+        // SAFETY: `room` has space for that many events; a null mask changes no signals. The plain
+        // call has no nanoseconds but is cheaper where none are needed.
+        let count = unsafe {
+            let events = room.as_mut_ptr().cast::<epoll_event>();
+            let len = room.len() as c_int;
+            if sleep_ns == 0 {
+                libc::epoll_wait(self.epoll.as_raw_fd(), events, len, 0)
+            } else {
+                epoll_pwait2(self.epoll.as_raw_fd(), events, len, &timeout)
+            }
+        };
+        // An interruption ends the sleep early, which the caller allows for.
+        let count = usize::try_from(count).unwrap_or(0);
+        // SAFETY: the host kernel wrote `count` events.
+        unsafe { self.ready.set_len(count) };
+        count
+    }
+}
+
+/// `epoll_pwait2` (Linux 5.11), or `epoll_wait` with the time rounded up on older host kernels.
+///
+/// # Safety
+/// `events` must have room for `len` events.
+unsafe fn epoll_pwait2(
+    epoll: c_int,
+    events: *mut epoll_event,
+    len: c_int,
+    timeout: &libc::timespec,
+) -> c_int {
+    // SAFETY: the caller's promise about `events`; `timeout` is a reference; no signal mask.
+    let ret = unsafe {
+        libc::syscall(
+            libc::SYS_epoll_pwait2,
+            epoll,
+            events,
+            len,
+            ptr::from_ref(timeout),
+            ptr::null::<libc::sigset_t>(),
+            size_of::<u64>(),
+        )
+    };
+    if ret != -1 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOSYS) {
+        return ret as c_int;
+    }
+    let ms =
+        timeout.tv_sec.saturating_mul(1000).saturating_add((timeout.tv_nsec + 999_999) / 1_000_000);
+    // SAFETY: as above.
+    unsafe { libc::epoll_wait(epoll, events, len, c_int::try_from(ms).unwrap_or(c_int::MAX)) }
+}
+
+fn pollfd(file: BorrowedFd<'_>) -> libc::pollfd {
+    libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 }
+}
+
+fn timespec(ns: u64) -> libc::timespec {
+    // SAFETY: integers; zeroed because some targets have padding fields.
+    let mut time: libc::timespec = unsafe { crate::os::zeroed() };
+    time.tv_sec = (ns / 1_000_000_000) as libc::time_t;
+    time.tv_nsec = (ns % 1_000_000_000) as _;
+    time
+}

@@ -1,0 +1,234 @@
+//! The streams of one worker: accepted TCP connections and connections to backends, by key.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
+
+use libc::c_int;
+use wire::nic::{Close, Event, NicError, Read, StreamKey, Transport, Written};
+
+use super::SocketOptions;
+use super::address::RawAddress;
+use super::listen::{set_buffers, socket};
+use crate::os::{check, check_size, int_option, interrupted, set_option};
+
+/// Keys are indices into a table, so they are bounded.
+pub(super) const KEY_MAX: StreamKey = 1 << 20;
+/// Bytes of unread input that a graceful close throws away; see [`Streams::close`].
+const DISCARD_BYTES_MAX: usize = 1 << 20;
+
+pub(super) struct Stream {
+    socket: OwnedFd,
+    pub(super) transport: Transport,
+    /// A [`wire::nic::Nic::connect`] whose outcome has not been reported.
+    pub(super) connecting: bool,
+    /// The last write found too little room; only then is a `Writable` event of interest.
+    pub(super) wants_room: bool,
+    /// The peer will send nothing more (FIN or reset): there will be no further edge for reading.
+    pub(super) hung_up: bool,
+    /// A `Readable` event is owed, see [`Streams::take_owed`].
+    owed: bool,
+}
+
+impl Stream {
+    /// The outcome of a connection attempt, once epoll has reported the stream.
+    pub(super) fn failed(&self) -> bool {
+        let error = int_option(self.socket.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR);
+        !matches!(error, Ok(0))
+    }
+
+    /// Whether something that arrived before an error can still be read.
+    pub(super) fn holds_input(&self) -> bool {
+        let mut bytes: c_int = 0;
+        // SAFETY: FIONREAD writes one integer, which outlives the call.
+        let asked =
+            check(unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::FIONREAD, &raw mut bytes) });
+        asked.is_ok() && bytes > 0
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Streams {
+    table: Vec<Option<Stream>>,
+    pub(super) open: usize,
+    /// Streams that may be owed a `Readable` event.
+    owed: Vec<StreamKey>,
+}
+
+impl Streams {
+    pub(super) fn stream_mut(&mut self, key: StreamKey) -> Option<&mut Stream> {
+        self.table.get_mut(key as usize)?.as_mut()
+    }
+
+    /// Whether a stream may be added under `key`.
+    pub(super) fn check_free(&self, key: StreamKey) -> Result<(), NicError> {
+        if key >= KEY_MAX {
+            return Err(NicError::Refused(format!("stream key {key} is over {}", KEY_MAX - 1)));
+        }
+        if self.table.get(key as usize).is_some_and(Option::is_some) {
+            return Err(NicError::Refused(format!("stream key {key} is in use")));
+        }
+        Ok(())
+    }
+
+    /// Adds an accepted connection or one that [`connect`] started. The key is free.
+    pub(super) fn insert(
+        &mut self,
+        key: StreamKey,
+        socket: OwnedFd,
+        transport: Transport,
+        connecting: bool,
+    ) -> BorrowedFd<'_> {
+        let index = key as usize;
+        if self.table.len() <= index {
+            self.table.resize_with((index + 1).next_power_of_two(), || None);
+        }
+        self.open += 1;
+        let stream = Stream {
+            socket,
+            transport,
+            connecting,
+            wants_room: false,
+            hung_up: false,
+            owed: false,
+        };
+        self.table[index].insert(stream).socket.as_fd()
+    }
+
+    pub(super) fn read(&mut self, key: StreamKey, into: &mut [u8]) -> Read {
+        let Some(Some(stream)) = self.table.get_mut(key as usize) else {
+            return Read::Broken;
+        };
+        if into.is_empty() {
+            return Read::Empty;
+        }
+        loop {
+            // SAFETY: pointer and length describe `into`, which is borrowed for the call.
+            let got = check_size(unsafe {
+                libc::recv(stream.socket.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), 0)
+            });
+            return match got {
+                Ok(0) if stream.transport == Transport::Tcp => Read::Closed,
+                Ok(len) => {
+                    // A worker may take a short read for an empty stream. What follows a last byte
+                    // is the end, of which the host kernel has no more to tell.
+                    if len < into.len() && stream.hung_up && !stream.owed {
+                        stream.owed = true;
+                        self.owed.push(key);
+                    }
+                    Read::Bytes(len)
+                }
+                Err(error) if interrupted(&error) => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Read::Empty,
+                Err(_) => Read::Broken,
+            };
+        }
+    }
+
+    pub(super) fn write(&mut self, key: StreamKey, bytes: &[u8]) -> Written {
+        let Some(stream) = self.stream_mut(key) else {
+            return Written::Broken;
+        };
+        if bytes.is_empty() && stream.transport == Transport::Tcp {
+            return Written::Bytes(0);
+        }
+        loop {
+            // SAFETY: pointer and length describe `bytes`, which is borrowed for the call.
+            let sent = check_size(unsafe {
+                libc::send(
+                    stream.socket.as_raw_fd(),
+                    bytes.as_ptr().cast(),
+                    bytes.len(),
+                    libc::MSG_NOSIGNAL,
+                )
+            });
+            return match sent {
+                Ok(len) => {
+                    stream.wants_room = len < bytes.len();
+                    Written::Bytes(len)
+                }
+                Err(error) if interrupted(&error) => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    stream.wants_room = true;
+                    Written::Full
+                }
+                Err(_) => Written::Broken,
+            };
+        }
+    }
+
+    /// Whether [`Self::take_owed`] has something to say.
+    pub(super) fn owes(&self) -> bool {
+        !self.owed.is_empty()
+    }
+
+    /// Reports the streams whose end is still to be read after a short read.
+    pub(super) fn take_owed(&mut self, events: &mut Vec<Event>) {
+        for key in self.owed.drain(..) {
+            // Closed since then, and perhaps used again: a new stream is owed nothing.
+            let stream = self.table[key as usize].as_mut().filter(|stream| stream.owed);
+            if let Some(stream) = stream {
+                stream.owed = false;
+                events.push(Event::Readable(key));
+            }
+        }
+    }
+
+    /// Ends a stream. The host kernel answers a close with unread input by RST, which can destroy a
+    /// reply still on its way; so a graceful close first throws away what has arrived.
+    pub(super) fn close(&mut self, key: StreamKey, how: Close) {
+        let Some(stream) = self.table.get_mut(key as usize).and_then(Option::take) else {
+            return;
+        };
+        self.open -= 1;
+        if stream.transport == Transport::Udp {
+            return;
+        }
+        match how {
+            Close::Graceful => {
+                // SAFETY: with MSG_TRUNC a TCP receive discards and never writes to the buffer.
+                let _ = unsafe {
+                    libc::recv(
+                        stream.socket.as_raw_fd(),
+                        ptr::null_mut(),
+                        DISCARD_BYTES_MAX,
+                        libc::MSG_TRUNC,
+                    )
+                };
+            }
+            Close::Reset => reset_on_close(stream.socket.as_fd()),
+        }
+    }
+}
+
+/// Makes the coming close send RST and leave no TIME_WAIT behind.
+pub(super) fn reset_on_close(socket: BorrowedFd<'_>) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    // A failure means FIN instead of RST, nothing worse.
+    let _ = set_option(socket, libc::SOL_SOCKET, libc::SO_LINGER, linger);
+}
+
+/// Starts connecting; the socket is not in any epoll set yet.
+pub(super) fn connect(
+    to: SocketAddr,
+    transport: Transport,
+    options: &SocketOptions,
+) -> io::Result<OwnedFd> {
+    let socket = socket(to, transport)?;
+    match transport {
+        Transport::Tcp => {
+            set_option::<c_int>(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
+        }
+        Transport::Udp => set_buffers(socket.as_fd(), options),
+    }
+    let (raw, len) = RawAddress::from_std(&to);
+    // SAFETY: `raw` holds `len` initialised bytes and outlives the call.
+    match check(unsafe { libc::connect(socket.as_raw_fd(), raw.as_ptr(), len) }) {
+        Ok(_) => Ok(socket),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => {
+            Ok(socket)
+        }
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,193 @@
+//! Batched UDP receive: one `recvmmsg` for up to [`SLOTS`] buffers, each possibly a GRO train.
+//!
+//! With `UDP_GRO` the host kernel hands over a train of equal datagrams of one sender as one buffer
+//! and a segment size; it is cut back into datagrams here (the last may be shorter). `SO_RXQ_OVFL`
+//! adds the socket's running count of dropped datagrams to every message once it is not zero.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use libc::{c_int, iovec, mmsghdr};
+use wire::nic::{Datagram, RxBatch};
+
+use super::address::{RAW_ADDRESS_LEN, RawAddress, from_in_addr};
+use crate::os::{check, zeroed};
+
+/// Buffers filled by one call.
+pub(super) const SLOTS: usize = 64;
+/// A GRO train is up to 64 KiB; in a smaller buffer its tail would be lost.
+pub(super) const GRO_SLOT_BYTES_MIN: usize = 65_536;
+/// Room for GRO size (24), overflow count (24) and packet destination (40), in 8-byte words.
+const CONTROL_WORDS: usize = 12;
+
+/// The arrays `recvmmsg` needs, set up once; shared by all UDP ports of a worker.
+pub(super) struct Receiver {
+    headers: Vec<mmsghdr>,
+    iovecs: Vec<iovec>,
+    peers: Vec<RawAddress>,
+    #[expect(dead_code, reason = "owns what the headers point to")]
+    controls: Vec<[u64; CONTROL_WORDS]>,
+    /// Headers the last call wrote lengths into; the others are still as set up.
+    used: usize,
+}
+
+// SAFETY: the raw pointers inside `headers` and `iovecs` lead into this value's own vectors, or are
+// overwritten before every use (`iovecs`); nothing is tied to a thread.
+unsafe impl Send for Receiver {}
+
+/// What one call found.
+pub(super) struct Received {
+    /// Buffers filled.
+    pub(super) slots: usize,
+    /// The socket's running drop count, if a message carried it.
+    pub(super) drops: Option<u32>,
+}
+
+/// The parts of a message's control buffer that matter here.
+#[derive(Default)]
+struct Control {
+    segment_bytes: Option<u32>,
+    drops: Option<u32>,
+    local: Option<IpAddr>,
+}
+
+impl Receiver {
+    pub(super) fn new() -> Self {
+        let mut peers = vec![RawAddress::empty(); SLOTS];
+        let mut controls = vec![[0u64; CONTROL_WORDS]; SLOTS];
+        let mut iovecs = vec![iovec { iov_base: ptr::null_mut(), iov_len: 0 }; SLOTS];
+        let mut headers = Vec::with_capacity(SLOTS);
+        for slot in 0..SLOTS {
+            // SAFETY: integers and pointers, for which zero is a value.
+            let mut header: mmsghdr = unsafe { zeroed() };
+            header.msg_hdr.msg_name = (&raw mut peers[slot]).cast();
+            header.msg_hdr.msg_iov = &raw mut iovecs[slot];
+            header.msg_hdr.msg_iovlen = 1;
+            header.msg_hdr.msg_control = (&raw mut controls[slot]).cast();
+            headers.push(header);
+        }
+        Self { headers, iovecs, peers, controls, used: SLOTS }
+    }
+
+    /// Receives into `batch`, whose items and overflow count the caller has cleared.
+    pub(super) fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        batch: &mut RxBatch,
+    ) -> io::Result<Received> {
+        let slot_bytes = batch.bytes.len() / SLOTS;
+        self.aim(&mut batch.bytes, slot_bytes);
+        let vlen = SLOTS as libc::c_uint;
+        // SAFETY: every header points to a peer, an iovec and a control buffer of this value (the
+        // vectors never grow) with their true lengths, every iovec to its own part of
+        // `batch.bytes`; all of them outlive the call.
+        let filled = check(unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                self.headers.as_mut_ptr(),
+                vlen,
+                libc::MSG_DONTWAIT,
+                ptr::null_mut(),
+            )
+        });
+        let filled = match filled {
+            Ok(filled) => filled as usize,
+            Err(error) => {
+                self.used = 1;
+                return Err(error);
+            }
+        };
+        self.used = filled;
+        let mut drops = None;
+        for slot in 0..filled {
+            let control = self.control(slot);
+            drops = control.drops.or(drops);
+            self.unpack(slot, slot_bytes, &control, batch);
+        }
+        Ok(Received { slots: filled, drops })
+    }
+
+    /// Restores what the last call changed and points the iovecs at this batch.
+    fn aim(&mut self, bytes: &mut [u8], slot_bytes: usize) {
+        for header in &mut self.headers[..self.used] {
+            header.msg_hdr.msg_namelen = RAW_ADDRESS_LEN;
+            header.msg_hdr.msg_controllen = (CONTROL_WORDS * 8) as _;
+        }
+        let base = bytes.as_mut_ptr();
+        if self.iovecs[0].iov_base.cast() == base && self.iovecs[0].iov_len == slot_bytes {
+            return;
+        }
+        for (slot, iovec) in self.iovecs.iter_mut().enumerate() {
+            // Inside `bytes`: slot < SLOTS and slot_bytes = len / SLOTS.
+            *iovec = iovec_at(base.wrapping_add(slot * slot_bytes), slot_bytes);
+        }
+    }
+
+    /// Cuts one filled buffer into datagrams.
+    fn unpack(&self, slot: usize, slot_bytes: usize, control: &Control, batch: &mut RxBatch) {
+        let header = &self.headers[slot];
+        let Some(peer) = self.peers[slot].to_std() else {
+            return;
+        };
+        let cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+        let total = (header.msg_len as usize).min(slot_bytes) as u32;
+        let step = control.segment_bytes.unwrap_or(total);
+        let start = (slot * slot_bytes) as u32;
+        let mut at = 0;
+        loop {
+            let len = step.min(total - at);
+            batch.items.push(Datagram {
+                peer,
+                local: control.local,
+                offset: start + at,
+                len,
+                truncated: cut && at + len == total,
+            });
+            at += len;
+            if at >= total {
+                return;
+            }
+        }
+    }
+
+    fn control(&self, slot: usize) -> Control {
+        let mut found = Control::default();
+        let header = &raw const self.headers[slot].msg_hdr;
+        // SAFETY: the header describes `controls[slot]`, which the host kernel has just filled with
+        // well-formed control messages of `msg_controllen` bytes in all; the macros stay inside.
+        unsafe {
+            let mut message = libc::CMSG_FIRSTHDR(header);
+            while !message.is_null() {
+                let payload = libc::CMSG_DATA(message);
+                match ((*message).cmsg_level, (*message).cmsg_type) {
+                    (libc::SOL_UDP, libc::UDP_GRO) => {
+                        let size = payload.cast::<c_int>().read_unaligned();
+                        found.segment_bytes = u32::try_from(size).ok().filter(|&size| size > 0);
+                    }
+                    (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
+                        found.drops = Some(payload.cast::<u32>().read_unaligned());
+                    }
+                    (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                        let to = payload.cast::<libc::in_pktinfo>().read_unaligned();
+                        // Not `ipi_addr`: a broadcast address cannot be a reply's source.
+                        found.local = Some(IpAddr::V4(from_in_addr(to.ipi_spec_dst)));
+                    }
+                    (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                        let to = payload.cast::<libc::in6_pktinfo>().read_unaligned();
+                        let to = IpAddr::V6(to.ipi6_addr.s6_addr.into());
+                        found.local = Some(to).filter(|to| !to.is_multicast());
+                    }
+                    _ => {}
+                }
+                message = libc::CMSG_NXTHDR(header, message);
+            }
+        }
+        found
+    }
+}
+
+fn iovec_at(base: *mut u8, len: usize) -> iovec {
+    iovec { iov_base: base.cast(), iov_len: len }
+}

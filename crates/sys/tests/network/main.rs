@@ -1,0 +1,7 @@
+//! `SocketNic` over loopback, with the standard library's sockets as peers.
+
+mod ports;
+mod sleep;
+mod support;
+mod tcp;
+mod udp;

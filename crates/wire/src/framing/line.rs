@@ -1,0 +1,155 @@
+//! `line`: text lines. A request ends in LF; a CR right before the LF is dropped; the terminator is
+//! not part of the message. Everything the engine writes ends in CR LF. An empty line is an empty
+//! message.
+//!
+//! The maximum counts the message without its terminator. A CR at the place where a message of the
+//! maximal length may end is given the benefit of the doubt until the next byte.
+
+use super::{Expects, FramingConfigError, FramingError, Grammar, ParseState, Parsed, Sizes};
+
+const TERMINATOR: &[u8] = b"\r\n";
+
+pub(super) struct Line;
+
+#[inline]
+fn parse(
+    state: &mut ParseState,
+    buffer: &[u8],
+    max: usize,
+    expects: Expects,
+) -> Result<Parsed, FramingError> {
+    let window = &buffer[..buffer.len().min(max.saturating_add(TERMINATOR.len()))];
+    let Some(lf) = state.find_lf(window) else {
+        let line = window.strip_suffix(b"\r").unwrap_or(window);
+        if line.len() > max {
+            return Err(FramingError::TooLong);
+        }
+        return Ok(Parsed::Incomplete { more: 1 });
+    };
+    let line = &window[..lf];
+    let end = line.strip_suffix(b"\r").unwrap_or(line).len();
+    if end > max {
+        return Err(FramingError::TooLong);
+    }
+    *state = ParseState::default();
+    Ok(Parsed::Message { consumed: lf + 1, start: 0, end, expects })
+}
+
+#[inline]
+fn encode(payload: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
+    if memchr::memchr(b'\n', payload).is_some() {
+        return Err(FramingError::Unframable);
+    }
+    out.extend_from_slice(payload);
+    out.extend_from_slice(TERMINATOR);
+    Ok(())
+}
+
+impl Grammar for Line {
+    fn check(&self, _sizes: &Sizes) -> Result<(), FramingConfigError> {
+        Ok(())
+    }
+
+    fn request_bytes_max(&self, max: usize) -> usize {
+        max.saturating_add(TERMINATOR.len())
+    }
+
+    #[inline]
+    fn parse_request(
+        &self,
+        state: &mut ParseState,
+        buffer: &[u8],
+        max: usize,
+    ) -> Result<Parsed, FramingError> {
+        parse(state, buffer, max, Expects::Reply)
+    }
+
+    #[inline]
+    fn encode_reply(&self, reply: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
+        encode(reply, out)
+    }
+
+    #[inline]
+    fn encode_request(&self, request: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
+        encode(request, out)
+    }
+
+    #[inline]
+    fn parse_response(
+        &self,
+        state: &mut ParseState,
+        buffer: &[u8],
+        max: usize,
+    ) -> Result<Parsed, FramingError> {
+        parse(state, buffer, max, Expects::Nothing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::framing::Framing;
+
+    fn request(buffer: &[u8], max: usize) -> Result<Parsed, FramingError> {
+        Framing::Line.parse_request(&mut ParseState::default(), buffer, max)
+    }
+
+    fn message(consumed: usize, end: usize) -> Result<Parsed, FramingError> {
+        Ok(Parsed::Message { consumed, start: 0, end, expects: Expects::Reply })
+    }
+
+    #[test]
+    fn lf_ends_a_line_and_one_cr_before_it_is_dropped() {
+        assert_eq!(request(b"abc\ndef\n", 8), message(4, 3));
+        assert_eq!(request(b"abc\r\n", 8), message(5, 3));
+        assert_eq!(request(b"abc\r\r\n", 8), message(6, 4));
+        assert_eq!(request(b"a\rc\n", 8), message(4, 3));
+        assert_eq!(request(b"\n", 8), message(1, 0));
+        assert_eq!(request(b"\r\n", 8), message(2, 0));
+        assert_eq!(request(b"", 8), Ok(Parsed::Incomplete { more: 1 }));
+        assert_eq!(request(b"abc\r", 8), Ok(Parsed::Incomplete { more: 1 }));
+    }
+
+    #[test]
+    fn the_maximum_counts_the_line_without_its_terminator() {
+        assert_eq!(request(b"abcd\n", 4), message(5, 4));
+        assert_eq!(request(b"abcd\r\n", 4), message(6, 4));
+        assert_eq!(request(b"abcd\r", 4), Ok(Parsed::Incomplete { more: 1 }));
+        assert_eq!(request(b"abcd\r\r\n", 4), Err(FramingError::TooLong));
+        assert_eq!(request(b"abcde\n", 4), Err(FramingError::TooLong));
+        assert_eq!(request(b"abcd\r\r", 4), Err(FramingError::TooLong));
+    }
+
+    #[test]
+    fn an_endless_line_is_refused_at_the_first_byte_too_many() {
+        let mut state = ParseState::default();
+        for len in 0..=100 {
+            let parsed = Framing::Line.parse_request(&mut state, &vec![b'a'; len], 100);
+            assert_eq!(parsed, Ok(Parsed::Incomplete { more: 1 }), "{len}");
+        }
+        let parsed = Framing::Line.parse_request(&mut state, &[b'a'; 101], 100);
+        assert_eq!(parsed, Err(FramingError::TooLong));
+    }
+
+    #[test]
+    fn a_line_that_drips_in_is_searched_once() {
+        let mut state = ParseState::default();
+        let line = [vec![b'a'; 1000], b"\nnext".to_vec()].concat();
+        for len in 0..1001 {
+            let parsed = Framing::Line.parse_request(&mut state, &line[..len], 4096).unwrap();
+            assert_eq!(parsed, Parsed::Incomplete { more: 1 });
+            assert_eq!(state.scanned as usize, len, "the search resumes where it stopped");
+        }
+        assert_eq!(Framing::Line.parse_request(&mut state, &line, 4096), message(1001, 1000));
+        assert_eq!(state, ParseState::default());
+    }
+
+    #[test]
+    fn replies_end_in_cr_lf_and_hold_no_lf() {
+        let mut out = Vec::new();
+        Framing::Line.encode_reply(b"abc\r", &mut out).unwrap();
+        assert_eq!(Framing::Line.encode_reply(b"a\nb", &mut out), Err(FramingError::Unframable));
+        Framing::Line.encode_request(b"", &mut out).unwrap();
+        assert_eq!(out, b"abc\r\r\n\r\n");
+    }
+}

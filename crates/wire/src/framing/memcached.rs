@@ -1,0 +1,157 @@
+//! `memcached`: the text protocol of memcached, classic and meta commands (memcached,
+//! doc/protocol.txt; behaviour compared with memcached 1.6.18).
+//!
+//! A request is one complete command as the client sent it: the command line with its terminator and,
+//! for commands that carry one, the data block with its CR LF. A reply is one complete response, from
+//! its first line to its last CR LF; several values and their `END` are one response. The deprecated
+//! binary protocol is refused at its first byte, 0x80.
+//!
+//! # Requests
+//!
+//! ```text
+//! get|gets KEY+                                  gat|gats EXPTIME KEY+
+//! set|add|replace|append|prepend KEY FLAGS EXPTIME BYTES [noreply]   + data block
+//! cas KEY FLAGS EXPTIME BYTES CAS [noreply]                          + data block
+//! delete KEY [0] [noreply]                       incr|decr KEY VALUE [noreply]
+//! touch KEY EXPTIME [noreply]                    flush_all [DELAY] [noreply]
+//! verbosity LEVEL [noreply]                      version      stats [ARG ...]      quit
+//! mg|md|ma|me KEY [FLAG ...]                     ms KEY BYTES [FLAG ...]  + data block
+//! mn
+//! ```
+//!
+//! Words are separated by spaces and a bare LF ends a command line as well as CR LF does, as in
+//! memcached itself. A key has 1 to 250 bytes. A command line holds no control characters; memcached
+//! does not check that, although its document demands it, and a CR inside a key would come back inside
+//! a response. A command line has at most 2048 bytes, those of `get`, `gets`, `gat` and `gats` as many
+//! as a message may have. What the framing does not need, it does not check: flags, expiry times and
+//! amounts are the kernel's affair.
+//!
+//! * An unknown command is refused with `ERROR`, a malformed command without a data block with
+//!   `CLIENT_ERROR`; in both cases the end of the command is known and the connection goes on. Commands
+//!   that administer memcached's own memory and log (`slabs`, `lru`, `watch`, ...) are unknown.
+//! * A malformed command line that announces a data block ends the connection, after `CLIENT_ERROR`:
+//!   whether and where a block follows cannot be told, and taking stored data for commands, as memcached
+//!   does, would let one client's value become another one's command. A block that does not end where
+//!   its length says likewise.
+//! * `quit` is [`Parsed::Quit`].
+//! * With `noreply` a command expects [`Expects::Nothing`]. The meta flag `q` only suppresses the
+//!   nominal outcome (a miss of `mg`, the success of `ms`, `md` and `ma`), so a quiet command is
+//!   [`Expects::ReplyOrNothing`]. `mn` and `me` always answer.
+//!
+//! # Responses
+//!
+//! Their first word tells where they end, whatever was asked:
+//!
+//! ```text
+//! (VALUE KEY FLAGS BYTES [CAS] + data block)* END        VA BYTES [FLAG ...] + data block
+//! (STAT ...)* END     (ITEM ...)* END     (PREFIX ...)* END
+//! STORED  NOT_STORED  EXISTS  NOT_FOUND  DELETED  TOUCHED  OK  RESET  VERSION text  NUMBER
+//! HD|NF|NS|EX [FLAG ...]     EN     MN     ME ...     ERROR|CLIENT_ERROR|SERVER_ERROR [text]
+//! ```
+//!
+//! Every line ends in CR LF and has at most 2048 bytes. An error line may also end a list early.
+//! Anything else is [`FramingError::BadResponse`], from a backend as from a kernel.
+//!
+//! A backend is never sent `noreply` or quiet commands: memcached still answers them when they go
+//! wrong, and one unexpected answer would shift all later ones. A kernel that does not care for an
+//! answer ignores it.
+
+mod request;
+mod response;
+
+use super::{ErrorReply, FramingConfigError, FramingError, Grammar, ParseState, Sizes};
+#[cfg(doc)]
+use super::{Expects, Parsed};
+
+/// Longest key in bytes.
+const KEY_BYTES_MAX: usize = 250;
+/// Longest command or response line in bytes with its terminator, other than retrieval commands.
+const LINE_BYTES_MAX: usize = 2048;
+/// Ends response lines and data blocks.
+const CRLF: &[u8] = b"\r\n";
+
+pub(super) struct Memcached;
+
+impl Grammar for Memcached {
+    fn check(&self, _sizes: &Sizes) -> Result<(), FramingConfigError> {
+        Ok(())
+    }
+
+    fn request_bytes_max(&self, max: usize) -> usize {
+        max
+    }
+
+    fn parse_request(
+        &self,
+        state: &mut ParseState,
+        buffer: &[u8],
+        max: usize,
+    ) -> Result<super::Parsed, FramingError> {
+        request::parse(state, buffer, max)
+    }
+
+    fn encode_reply(&self, reply: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
+        response::check(reply)?;
+        out.extend_from_slice(reply);
+        Ok(())
+    }
+
+    fn encode_request(&self, request: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
+        request::check(request)?;
+        out.extend_from_slice(request);
+        Ok(())
+    }
+
+    fn parse_response(
+        &self,
+        state: &mut ParseState,
+        buffer: &[u8],
+        max: usize,
+    ) -> Result<super::Parsed, FramingError> {
+        response::parse(state, buffer, max)
+    }
+
+    fn error_reply(&self, what: ErrorReply) -> Option<&'static [u8]> {
+        Some(match what {
+            ErrorReply::UnknownCommand => b"ERROR\r\n",
+            ErrorReply::BadCommand => b"CLIENT_ERROR bad command line format\r\n",
+            ErrorReply::BadDataBlock => b"CLIENT_ERROR bad data chunk\r\n",
+            // The text that client libraries recognise.
+            ErrorReply::TooLong => b"SERVER_ERROR object too large for cache\r\n",
+            ErrorReply::OutOfCapacity => b"SERVER_ERROR out of capacity\r\n",
+            ErrorReply::Timeout => b"SERVER_ERROR timed out\r\n",
+            ErrorReply::Failed => b"SERVER_ERROR request failed\r\n",
+        })
+    }
+}
+
+/// The words of a line.
+fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> + Clone {
+    line.split(|byte| *byte == b' ').filter(|word| !word.is_empty())
+}
+
+/// A decimal number of at most ten digits, without a sign.
+fn decimal(word: &[u8]) -> Option<usize> {
+    if word.is_empty() || word.len() > 10 {
+        return None;
+    }
+    let mut value = 0u64;
+    for byte in word {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        value = value * 10 + u64::from(digit);
+    }
+    usize::try_from(value).ok()
+}
+
+/// A key may hold any bytes but space and control characters.
+fn is_key(word: &[u8]) -> bool {
+    (1..=KEY_BYTES_MAX).contains(&word.len()) && !has_control(word)
+}
+
+/// Whether a control character (RFC 20) is among the bytes. Bytes from 0x80 are not.
+fn has_control(bytes: &[u8]) -> bool {
+    bytes.iter().any(u8::is_ascii_control)
+}

@@ -1,0 +1,286 @@
+//! The network as the engine sees it: sockets behind one trait.
+//!
+//! A [`Nic`] belongs to one worker. It owns that worker's UDP ports, TCP listeners and connections
+//! and moves bytes in batches; it never parses them. The worker calls it at fixed places of a turn:
+//! at most one [`Nic::poll`], one [`Nic::recv`] and one [`Nic::send`] per UDP port and batch, one
+//! [`Nic::read`] and one [`Nic::write`] per ready stream. `sys` implements it over kernel sockets,
+//! `sim` over a virtual network that loses, reorders and duplicates, and middleware (tracing,
+//! capture, faults) is just another `Nic` around one.
+//!
+//! Streams are named by a `u32` *key* the worker chooses (an index into its own tables), so that an
+//! implementation can hand events back without a look-up.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// Index of a port in the worker's list of ports; the same on every worker.
+pub type PortIndex = u16;
+/// The worker's name for a stream: an accepted connection or a connection to a backend.
+pub type StreamKey = u32;
+
+/// Largest UDP payload over IPv4: 65 535 − 20 (IP) − 8 (UDP) bytes (RFC 768, RFC 791).
+pub const UDP_PAYLOAD_MAX: usize = 65_507;
+
+/// One received datagram inside an [`RxBatch`].
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram {
+    /// Who sent it.
+    pub peer: SocketAddr,
+    /// The address it was sent to; replies leave from there. `None` when the port is bound to a
+    /// single address, which then is the answer.
+    pub local: Option<IpAddr>,
+    /// Offset of the payload in [`RxBatch::bytes`].
+    pub offset: u32,
+    /// Length of the payload in bytes.
+    pub len: u32,
+    /// The host kernel cut the datagram: it was larger than the buffer.
+    pub truncated: bool,
+}
+
+/// A batch of received datagrams and the buffer that holds them. Reused for ever.
+#[derive(Debug)]
+pub struct RxBatch {
+    /// Payload storage; the implementation decides the arrangement.
+    pub bytes: Box<[u8]>,
+    /// What was received by the last [`Nic::recv`].
+    pub items: Vec<Datagram>,
+    /// Datagrams the host kernel discarded on this port since the previous call (SO_RXQ_OVFL).
+    pub overflowed: u32,
+}
+
+impl RxBatch {
+    /// A batch of at most `slots` receive buffers of `slot_bytes` each (a GRO buffer may carry many
+    /// datagrams, so `items` can be longer than `slots`).
+    pub fn new(slots: usize, slot_bytes: usize) -> Self {
+        Self {
+            bytes: vec![0; slots * slot_bytes].into_boxed_slice(),
+            items: Vec::with_capacity(slots * 64),
+            overflowed: 0,
+        }
+    }
+
+    /// The payload of one datagram of this batch.
+    #[inline]
+    pub fn payload(&self, datagram: &Datagram) -> &[u8] {
+        &self.bytes[datagram.offset as usize..][..datagram.len as usize]
+    }
+}
+
+/// One datagram to be sent, inside a [`TxBatch`].
+#[derive(Clone, Copy, Debug)]
+pub struct Departure {
+    /// Whom to send to.
+    pub peer: SocketAddr,
+    /// The source address to use; `None` leaves it to the port's own binding.
+    pub local: Option<IpAddr>,
+    /// Offset of the payload in [`TxBatch::bytes`].
+    pub offset: u32,
+    /// Length of the payload in bytes.
+    pub len: u32,
+}
+
+/// Datagrams waiting to leave one port, in order. Bounded: [`TxBatch::room_for`] says whether one
+/// more fits. What the host kernel did not take stays for the next call.
+#[derive(Debug)]
+pub struct TxBatch {
+    bytes: Vec<u8>,
+    items: Vec<Departure>,
+    sent: usize,
+    bytes_max: usize,
+    items_max: usize,
+}
+
+impl TxBatch {
+    /// A batch of at most `items_max` datagrams and `bytes_max` bytes.
+    pub fn new(items_max: usize, bytes_max: usize) -> Self {
+        Self {
+            bytes: Vec::with_capacity(bytes_max),
+            items: Vec::with_capacity(items_max),
+            sent: 0,
+            bytes_max,
+            items_max,
+        }
+    }
+
+    /// Whether a datagram of `len` bytes still fits.
+    #[inline]
+    pub fn room_for(&self, len: usize) -> bool {
+        self.items.len() < self.items_max && self.bytes.len() + len <= self.bytes_max
+    }
+
+    /// Appends a datagram of `len` bytes that `fill` writes. The caller has asked [`Self::room_for`].
+    #[inline]
+    pub fn push(
+        &mut self,
+        peer: SocketAddr,
+        local: Option<IpAddr>,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) {
+        debug_assert!(self.room_for(len));
+        let offset = self.bytes.len();
+        self.bytes.resize(offset + len, 0);
+        fill(&mut self.bytes[offset..]);
+        self.items.push(Departure { peer, local, offset: offset as u32, len: len as u32 });
+    }
+
+    /// Datagrams not sent yet, oldest first.
+    #[inline]
+    pub fn waiting(&self) -> &[Departure] {
+        &self.items[self.sent..]
+    }
+
+    /// The payload of one departure.
+    #[inline]
+    pub fn payload(&self, departure: &Departure) -> &[u8] {
+        &self.bytes[departure.offset as usize..][..departure.len as usize]
+    }
+
+    /// All payload storage (departures of one destination pushed one after the other are adjacent).
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Whether nothing waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.sent == self.items.len()
+    }
+
+    /// The implementation reports that the first `count` waiting datagrams are done with.
+    #[inline]
+    pub fn advance(&mut self, count: usize) {
+        self.sent += count;
+        debug_assert!(self.sent <= self.items.len());
+        if self.sent == self.items.len() {
+            self.items.clear();
+            self.bytes.clear();
+            self.sent = 0;
+        }
+    }
+}
+
+/// What one [`Nic::send`] achieved. `sent + refused` datagrams left the batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendOutcome {
+    /// Datagrams the host kernel accepted.
+    pub sent: usize,
+    /// Datagrams the host kernel refused for good; they are gone.
+    pub refused: usize,
+}
+
+/// What one [`Nic::read`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// This many bytes were read (more than 0). For a datagram stream: one datagram, which may be
+    /// empty; `into` must have room for [`UDP_PAYLOAD_MAX`] bytes or the rest is lost.
+    Bytes(usize),
+    /// Nothing now; a [`Event::Readable`] will say when there is more.
+    Empty,
+    /// The peer closed its sending side; everything it sent has been read.
+    Closed,
+    /// The connection is broken (reset, refused, timed out).
+    Broken,
+}
+
+/// What one [`Nic::write`] achieved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// This many bytes were taken (possibly 0 of 0).
+    Bytes(usize),
+    /// No room now; a [`Event::Writable`] will say when there is.
+    Full,
+    /// The connection is broken.
+    Broken,
+}
+
+/// How to end a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Close {
+    /// FIN after what was written.
+    Graceful,
+    /// RST at once.
+    Reset,
+}
+
+/// What a stream to a backend is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// A byte stream.
+    Tcp,
+    /// A connected UDP socket: one write is one datagram, one read is one datagram.
+    Udp,
+}
+
+/// What [`Nic::poll`] reports. Readiness is edge-triggered: after an event the worker uses the
+/// stream until `Empty` or `Full`, and only then expects another event. On a byte stream, a read or
+/// write that moved less than it could have counts as `Empty` or `Full`. New connections come after
+/// the events of streams, so that a key freed by one and given to the other meets no stale event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A UDP port may have datagrams.
+    Datagrams(PortIndex),
+    /// A TCP listener may have connections to accept.
+    Connections(PortIndex),
+    /// A stream can be read (or is closed, which reading tells).
+    Readable(StreamKey),
+    /// A stream can be written; for [`Nic::connect`], the attempt succeeded.
+    Writable(StreamKey),
+    /// A stream failed (a refused [`Nic::connect`], a reset).
+    Failed(StreamKey),
+}
+
+/// One worker's network. See the module's text.
+pub trait Nic {
+    /// An accepted connection on its way to the worker that will own it.
+    type Socket: Send;
+
+    /// Collects events into `events` (cleared first). Sleeps at most `sleep_ns` when there are none
+    /// (0: does not sleep). What wakes it early besides the network is the implementation's business.
+    fn poll(&mut self, sleep_ns: u64, events: &mut Vec<Event>);
+
+    /// Receives what is waiting on a UDP port into `batch` (cleared first), in one call. Returns
+    /// whether more may be waiting.
+    fn recv(&mut self, port: PortIndex, batch: &mut RxBatch) -> bool;
+
+    /// Sends what `batch` holds from a UDP port, in order, and advances it past what is done with.
+    fn send(&mut self, port: PortIndex, batch: &mut TxBatch) -> SendOutcome;
+
+    /// Accepts one connection from a TCP listener; `None` when none waits.
+    fn accept(&mut self, port: PortIndex) -> Option<(Self::Socket, SocketAddr)>;
+
+    /// Takes an accepted connection under the name `key`. `Err` gives it up (and closes it).
+    fn adopt(&mut self, socket: Self::Socket, key: StreamKey) -> Result<(), NicError>;
+
+    /// Starts connecting to a backend under the name `key`; [`Event::Writable`] or
+    /// [`Event::Failed`] follows. A [`Transport::Udp`] stream is writable at once, with the event.
+    fn connect(
+        &mut self,
+        to: SocketAddr,
+        transport: Transport,
+        key: StreamKey,
+    ) -> Result<(), NicError>;
+
+    /// Reads once from a stream.
+    fn read(&mut self, key: StreamKey, into: &mut [u8]) -> Read;
+
+    /// Writes once to a stream.
+    fn write(&mut self, key: StreamKey, bytes: &[u8]) -> Written;
+
+    /// Ends a stream; the key is free afterwards. Unknown keys are ignored.
+    fn close(&mut self, key: StreamKey, how: Close);
+
+    /// Stops listening everywhere: no further connection is accepted, datagrams are no longer read.
+    fn stop_listening(&mut self);
+}
+
+/// Why a control operation of a [`Nic`] failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NicError {
+    /// The host kernel refused; the text is its own.
+    #[error("{0}")]
+    Refused(String),
+    /// No file descriptor or table entry is free.
+    #[error("no free descriptor: raise `ulimit -n` or lower limits.connections")]
+    Exhausted,
+}

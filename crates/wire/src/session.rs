@@ -1,0 +1,248 @@
+//! Tokens: the engine's names for requests that are under way.
+//!
+//! A request on its way through an accelerator is known there by a 64-bit token alone: an index into
+//! this table (low half) and the entry's generation (high half). The client's address never leaves
+//! the engine, so an accelerator cannot forge a destination; and since the generation changes
+//! whenever an entry is reused, a late or second reply finds nobody. A token is good only on the
+//! mqueue it was issued for.
+//!
+//! Requests of a table share one time-out, so the oldest is always the first to expire: entries form
+//! a doubly linked list in order of issue. Every operation is O(1); nothing is allocated after
+//! [`Sessions::new`].
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::framing::Expects;
+use crate::nic::{PortIndex, StreamKey};
+
+/// Where a reply goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A datagram: back to its sender, from the port and address it was sent to.
+    Datagram {
+        /// The port it came in by.
+        port: PortIndex,
+        /// Who sent it.
+        peer: SocketAddr,
+        /// The address it was sent to, where the port is bound to several.
+        local: Option<IpAddr>,
+    },
+    /// A message of a TCP connection.
+    Stream {
+        /// The worker that owns the connection.
+        worker: u16,
+        /// That worker's name for it.
+        key: StreamKey,
+        /// Life of the key: keys are reused.
+        generation: u32,
+        /// Position among the requests of the connection, from 0.
+        sequence: u64,
+    },
+}
+
+/// A request that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Where the reply goes.
+    pub origin: Origin,
+    /// The mqueue (the owner's numbering) it was dispatched to.
+    pub mqueue: u32,
+    /// Payload bytes of the request.
+    pub len: u32,
+    /// When it was received, in nanoseconds of the worker's clock.
+    pub received_ns: u64,
+    /// Whether the client waits for a reply.
+    pub expects: Expects,
+}
+
+/// The engine's name for a request, as it stands in slot headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Token(pub u64);
+
+impl Token {
+    fn new(index: u32, generation: u32) -> Self {
+        Self(u64::from(index) | u64::from(generation) << 32)
+    }
+    fn index(self) -> usize {
+        self.0 as u32 as usize
+    }
+    fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+const NIL: u32 = u32::MAX;
+
+#[derive(Clone, Debug)]
+struct Entry {
+    generation: u32,
+    request: Option<Request>,
+    /// Neighbours in order of issue; `next` also links the free list.
+    previous: u32,
+    next: u32,
+}
+
+/// A bounded table of requests under way. See the module's text.
+#[derive(Clone, Debug)]
+pub struct Sessions {
+    entries: Box<[Entry]>,
+    free: u32,
+    oldest: u32,
+    newest: u32,
+    live: u32,
+}
+
+impl Sessions {
+    /// A table of `capacity` entries whose generations start at `first_generation` (a new life of an
+    /// accelerator starts past the old one's, so that nothing of the old life matches).
+    pub fn new(capacity: u32, first_generation: u32) -> Self {
+        assert!(capacity < NIL);
+        let entry = |index: u32| Entry {
+            generation: first_generation,
+            request: None,
+            previous: NIL,
+            next: if index + 1 < capacity { index + 1 } else { NIL },
+        };
+        Self {
+            entries: (0..capacity).map(entry).collect(),
+            free: if capacity > 0 { 0 } else { NIL },
+            oldest: NIL,
+            newest: NIL,
+            live: 0,
+        }
+    }
+
+    /// Requests under way.
+    pub fn live(&self) -> u32 {
+        self.live
+    }
+
+    /// Issues a token; `None` when the table is full.
+    #[inline]
+    pub fn issue(&mut self, request: Request) -> Option<Token> {
+        let index = self.free;
+        if index == NIL {
+            return None;
+        }
+        let newest = self.newest;
+        let entry = &mut self.entries[index as usize];
+        self.free = entry.next;
+        entry.request = Some(request);
+        entry.previous = newest;
+        entry.next = NIL;
+        let token = Token::new(index, entry.generation);
+        match newest {
+            NIL => self.oldest = index,
+            newest => self.entries[newest as usize].next = index,
+        }
+        self.newest = index;
+        self.live += 1;
+        Some(token)
+    }
+
+    /// The request a token stands for, if it is under way on `mqueue`. The token lives on.
+    #[inline]
+    pub fn find(&self, token: Token, mqueue: u32) -> Option<&Request> {
+        let entry = self.entries.get(token.index())?;
+        let request = entry.request.as_ref()?;
+        (entry.generation == token.generation() && request.mqueue == mqueue).then_some(request)
+    }
+
+    /// Ends the request a token stands for, if it is under way on `mqueue`.
+    #[inline]
+    pub fn end(&mut self, token: Token, mqueue: u32) -> Option<Request> {
+        self.find(token, mqueue)?;
+        Some(self.remove(token.index() as u32))
+    }
+
+    /// Ends the oldest request if it was received before `before_ns`.
+    #[inline]
+    pub fn expire(&mut self, before_ns: u64) -> Option<Request> {
+        let oldest = self.entries.get(self.oldest as usize)?.request.as_ref()?;
+        if oldest.received_ns >= before_ns {
+            return None;
+        }
+        Some(self.remove(self.oldest))
+    }
+
+    /// Ends one request that is under way on `mqueue`, whichever. O(live): for dead mqueues only.
+    pub fn end_any_of(&mut self, mqueue: u32) -> Option<Request> {
+        let mut index = self.oldest;
+        while index != NIL {
+            let entry = &self.entries[index as usize];
+            if entry.request.as_ref().is_some_and(|r| r.mqueue == mqueue) {
+                return Some(self.remove(index));
+            }
+            index = entry.next;
+        }
+        None
+    }
+
+    /// When the oldest request was received.
+    pub fn oldest_ns(&self) -> Option<u64> {
+        self.entries.get(self.oldest as usize)?.request.as_ref().map(|r| r.received_ns)
+    }
+
+    fn remove(&mut self, index: u32) -> Request {
+        let free = self.free;
+        let entry = &mut self.entries[index as usize];
+        let request = entry.request.take().expect("a live entry");
+        // A token is never issued twice before 2³² uses of its entry.
+        entry.generation = entry.generation.wrapping_add(1);
+        let (previous, next) = (entry.previous, entry.next);
+        entry.next = free;
+        self.free = index;
+        match previous {
+            NIL => self.oldest = next,
+            previous => self.entries[previous as usize].next = next,
+        }
+        match next {
+            NIL => self.newest = previous,
+            next => self.entries[next as usize].previous = previous,
+        }
+        self.live -= 1;
+        request
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(mqueue: u32, received_ns: u64) -> Request {
+        let peer = "127.0.0.1:9".parse().unwrap();
+        let origin = Origin::Datagram { port: 0, peer, local: None };
+        Request { origin, mqueue, len: 1, received_ns, expects: Expects::Reply }
+    }
+
+    #[test]
+    fn a_token_dies_once_and_only_on_its_mqueue() {
+        let mut sessions = Sessions::new(4, 7);
+        let token = sessions.issue(request(2, 10)).unwrap();
+        assert_eq!(sessions.end(token, 1), None);
+        assert_eq!(sessions.end(token, 2).unwrap().received_ns, 10);
+        assert_eq!(sessions.end(token, 2), None);
+        let again = sessions.issue(request(2, 11)).unwrap();
+        assert_ne!(again, token);
+        assert_eq!(sessions.find(token, 2), None);
+        assert_eq!(sessions.end(Token(u64::MAX), 2), None);
+    }
+
+    #[test]
+    fn full_table_refuses_and_the_oldest_expires_first() {
+        let mut sessions = Sessions::new(3, 0);
+        let tokens: Vec<_> = (0..3).map(|i| sessions.issue(request(0, i)).unwrap()).collect();
+        assert_eq!(sessions.issue(request(0, 9)), None);
+        sessions.end(tokens[1], 0).unwrap();
+        assert_eq!(sessions.expire(0), None);
+        assert_eq!(sessions.expire(5).unwrap().received_ns, 0);
+        assert_eq!(sessions.expire(5).unwrap().received_ns, 2);
+        assert_eq!(sessions.expire(5), None);
+        assert_eq!(sessions.live(), 0);
+        for round in 0..10 {
+            assert!(sessions.issue(request(1, round)).is_some());
+            assert!(sessions.end_any_of(0).is_none());
+            assert!(sessions.end_any_of(1).is_some());
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! A connection as the engine keeps one, which checks the contract of the parsers at every step.
+//! Shared by the property tests and the fuzz targets.
+
+use wire::framing::{Expects, Framing, FramingError, ParseState, Parsed};
+
+/// Which grammar is parsed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Request,
+    Response,
+}
+
+/// What the parser took off the stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Message { payload: Vec<u8>, expects: Expects },
+    Refused { bytes: Vec<u8>, error: FramingError },
+}
+
+/// How the stream stands after its last byte.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Waiting { unread: Vec<u8> },
+    Broken(FramingError),
+    Quit,
+}
+
+/// All that happened on one stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Transcript {
+    pub(crate) events: Vec<Event>,
+    pub(crate) end: End,
+}
+
+impl Transcript {
+    /// The payloads one after the other: all that `raw` promises.
+    pub(crate) fn payload(&self) -> Vec<u8> {
+        let payload = |event: &Event| match event {
+            Event::Message { payload, .. } => payload.clone(),
+            Event::Refused { .. } => Vec::new(),
+        };
+        self.events.iter().flat_map(payload).collect()
+    }
+}
+
+/// One direction of a connection: what was read and not taken yet, and the parser's state.
+struct Stream {
+    framing: Framing,
+    side: Side,
+    max: usize,
+    state: ParseState,
+    buffer: Vec<u8>,
+    /// Below this many bytes the parser has announced that nothing can be decided.
+    promised: usize,
+    events: Vec<Event>,
+}
+
+impl Stream {
+    fn bytes_max(&self) -> usize {
+        match self.side {
+            Side::Request => self.framing.request_bytes_max(self.max),
+            Side::Response => self.framing.response_bytes_max(self.max),
+        }
+    }
+
+    fn parse(&mut self) -> Result<Parsed, FramingError> {
+        let Self { framing, state, buffer, max, .. } = self;
+        let before = *state;
+        let parse = |state: &mut ParseState| match self.side {
+            Side::Request => framing.parse_request(state, buffer, *max),
+            Side::Response => framing.parse_response(state, buffer, *max),
+        };
+        let parsed = parse(state);
+        // Asking again about the same bytes gives the same answer, from whatever state.
+        if parsed.is_ok() {
+            assert_eq!(parse(&mut state.clone()), parsed);
+            assert_eq!(parse(&mut before.clone()), parsed);
+        }
+        assert_eq!(parse(&mut ParseState::default()).map(relaxed), parsed.map(relaxed));
+        parsed
+    }
+
+    /// Takes everything off the buffer that is complete. `Some` when the stream is over.
+    fn drain(&mut self) -> Option<End> {
+        loop {
+            let unread = self.buffer.len();
+            let parsed = self.parse();
+            if unread < self.promised {
+                assert!(
+                    matches!(parsed, Ok(Parsed::Incomplete { .. })),
+                    "{parsed:?}: hint too high"
+                );
+            }
+            match parsed {
+                Err(error) => return Some(End::Broken(error)),
+                Ok(Parsed::Incomplete { more }) => {
+                    assert!(more >= 1);
+                    assert!(unread < self.bytes_max(), "{unread} bytes and no decision");
+                    self.promised = unread + more;
+                    return None;
+                }
+                Ok(Parsed::Message { consumed, start, end, expects }) => {
+                    assert!(start <= end && end <= consumed && end - start <= self.max);
+                    assert!(self.side == Side::Request || expects == Expects::Nothing);
+                    let payload = self.buffer[start..end].to_vec();
+                    self.take(consumed);
+                    self.events.push(Event::Message { payload, expects });
+                }
+                Ok(Parsed::Refused { consumed, error }) => {
+                    assert_eq!(self.side, Side::Request);
+                    assert!(self.framing.error_reply(error.into()).is_some());
+                    let bytes = self.take(consumed);
+                    self.events.push(Event::Refused { bytes, error });
+                }
+                Ok(Parsed::Quit { consumed }) => {
+                    assert_eq!(self.side, Side::Request);
+                    self.take(consumed);
+                    return Some(End::Quit);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, consumed: usize) -> Vec<u8> {
+        assert!(consumed >= 1 && consumed <= self.buffer.len());
+        assert!(consumed <= self.bytes_max());
+        assert_eq!(self.state, ParseState::default());
+        self.promised = 0;
+        self.buffer.drain(..consumed).collect()
+    }
+}
+
+/// A fresh look at the same bytes may know less about how much is missing, never anything else.
+fn relaxed(parsed: Parsed) -> Parsed {
+    match parsed {
+        Parsed::Incomplete { .. } => Parsed::Incomplete { more: 1 },
+        other => other,
+    }
+}
+
+/// Feeds `chunks` to a parser. With `bounded`, the receive buffer is exactly as large as the framing
+/// says it has to be, and longer chunks are read in parts.
+pub(crate) fn converse<'a>(
+    framing: Framing,
+    side: Side,
+    max: usize,
+    chunks: impl IntoIterator<Item = &'a [u8]>,
+    bounded: bool,
+) -> Transcript {
+    let mut stream = Stream {
+        framing,
+        side,
+        max,
+        state: ParseState::default(),
+        buffer: Vec::new(),
+        promised: 0,
+        events: Vec::new(),
+    };
+    for mut chunk in chunks {
+        while !chunk.is_empty() {
+            let room = stream.bytes_max() - stream.buffer.len().min(stream.bytes_max());
+            let (read, rest) =
+                chunk.split_at(if bounded { room.min(chunk.len()) } else { chunk.len() });
+            assert!(!read.is_empty(), "a full buffer and no decision");
+            chunk = rest;
+            stream.buffer.extend_from_slice(read);
+            if let Some(end) = stream.drain() {
+                return Transcript { events: stream.events, end };
+            }
+        }
+    }
+    Transcript { events: stream.events, end: End::Waiting { unread: stream.buffer } }
+}
+
+/// The stream in one piece and in chunks must read the same.
+pub(crate) fn check_split(
+    framing: Framing,
+    side: Side,
+    max: usize,
+    stream: &[u8],
+    sizes: &[usize],
+) {
+    let whole = converse(framing, side, max, [stream], false);
+    let mut rest = stream;
+    let mut chunks = Vec::new();
+    let mut sizes = sizes.iter().cycle();
+    while !rest.is_empty() {
+        let size = sizes.next().map_or(1, |size| (*size).clamp(1, rest.len()));
+        let (chunk, tail) = rest.split_at(size);
+        chunks.push(chunk);
+        rest = tail;
+    }
+    let split = converse(framing, side, max, chunks, true);
+    if framing == Framing::Raw {
+        // Where `raw` cuts depends on the reads; what arrives does not.
+        assert_eq!(split.payload(), whole.payload());
+        assert_eq!(split.payload(), stream);
+    } else {
+        assert_eq!(split, whole, "{framing} {side:?} max {max}");
+    }
+}

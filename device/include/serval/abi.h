@@ -1,0 +1,251 @@
+/* Generated from crates/mqueue/src/abi.rs by `cargo xtask gen-abi`. Do not edit.
+ * The concepts are explained there. */
+#ifndef SERVAL_ABI_H
+#define SERVAL_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SERVAL_REGION_MAGIC 5139253968287974739ull
+#define SERVAL_ABI_VERSION 1u
+#define SERVAL_LINE_BYTES 128u
+#define SERVAL_INLINE_BYTES_MAX 1024u
+#define SERVAL_DEPTH_MAX 16384u
+#define SERVAL_RESTAMP_LAPS 65536u
+#define SERVAL_MESSAGE_BYTES_MAX 8388608u
+#define SERVAL_BLOCKS_MAX 4096u
+#define SERVAL_BACKENDS_MAX 15u
+#define SERVAL_PARAMS_MAX 32u
+#define SERVAL_ENGINE_WORDS_OFFSET 128u
+#define SERVAL_ACCELERATOR_WORDS_OFFSET 256u
+#define SERVAL_BLOCKS_OFFSET 512u
+#define SERVAL_NO_DEADLINE 18446744073709551615ull
+#define SERVAL_KIND_MESSAGE 1u
+#define SERVAL_KIND_DROP 2u
+#define SERVAL_FLAG_ARENA 1u
+#define SERVAL_STATUS_OK 0u
+#define SERVAL_STATUS_TIMEOUT 1u
+#define SERVAL_STATUS_REFUSED 2u
+#define SERVAL_STATUS_CLOSED 3u
+#define SERVAL_STATUS_PROTOCOL 4u
+#define SERVAL_STATUS_TOO_LONG 5u
+#define SERVAL_STATUS_BAD_LENGTH 16u
+#define SERVAL_STATUS_REJECTED 17u
+#define SERVAL_STOP_RUN 0u
+#define SERVAL_STOP_DRAIN 1u
+#define SERVAL_STOP_NOW 2u
+#define SERVAL_STATE_ABSENT 0u
+#define SERVAL_STATE_READY 1u
+#define SERVAL_STATE_ENDED 2u
+#define SERVAL_REASON_NONE 0u
+#define SERVAL_REASON_STOPPED 1u
+#define SERVAL_REASON_ENGINE_LOST 2u
+#define SERVAL_REASON_RING_CORRUPT 3u
+#define SERVAL_REASON_RETURNED 4u
+#define SERVAL_REASON_CONTRACT 5u
+#define SERVAL_REASON_HUNG 6u
+#define SERVAL_REASON_REFUSED 7u
+#define SERVAL_RING_SERVER_RX 1u
+#define SERVAL_RING_SERVER_TX 2u
+#define SERVAL_RING_CLIENT_RX 3u
+#define SERVAL_RING_CLIENT_TX 4u
+#define SERVAL_PROTOCOL_DOORBELL 1u
+#define SERVAL_PROTOCOL_GRANULE8 2u
+#define SERVAL_PROTOCOL_GRANULE16 3u
+#define SERVAL_PLACEMENT_HOST 1u
+#define SERVAL_WAIT_RX 0u
+#define SERVAL_WAIT_TX 1u
+#define SERVAL_WAIT_BACKEND 2u
+#define SERVAL_WAIT_TIME 3u
+#define SERVAL_WAIT_BUDGET 4u
+
+/* First bytes of a region. Written by format() before the region is given to anyone; magic last. */
+struct serval_region_header {
+  uint64_t magic; /* 0: REGION_MAGIC. */
+  uint32_t abi_version; /* 8: ABI_VERSION. */
+  uint32_t header_bytes; /* 12: Size of this structure in bytes. */
+  uint64_t region_bytes; /* 16: Size of the whole region in bytes. */
+  uint64_t generation; /* 24: The accelerator's life this region belongs to, from 1. */
+  uint32_t block_count; /* 32: Blocks, in [1, BLOCKS_MAX]. */
+  uint32_t mqueues_per_block; /* 36: Mqueues of each block: 1 + backends, in [1, 1 + BACKENDS_MAX]. */
+  uint64_t blocks_offset; /* 40: Offset of the first BlockWords. */
+  uint64_t directory_offset; /* 48: Offset of the first RingEntry. */
+  uint64_t rx_heads_offset; /* 56: Offset of the array of RX heads (written by the engine). */
+  uint64_t tx_tails_offset; /* 64: Offset of the array of TX tails (written by the engine). */
+  uint64_t rx_tails_offset; /* 72: Offset of the array of RX tails (written by the accelerator). */
+  uint64_t tx_heads_offset; /* 80: Offset of the array of TX heads (written by the accelerator). */
+  uint64_t reserved[5]; /* 88: Zero. */
+};
+
+/* Words the engine writes. */
+struct serval_engine_words {
+  uint64_t stop; /* 0: RUN, DRAIN or NOW. */
+  uint64_t heartbeat; /* 8: Advances at least once a second while the engine lives. */
+  uint64_t parked; /* 16: 1 while a worker sleeps and wants to be woken when a message is published. */
+  uint64_t reserved[13]; /* 24: Zero. */
+};
+
+/* Words the accelerator runtime writes. */
+struct serval_accelerator_words {
+  uint64_t state; /* 0: ABSENT, READY or ENDED. */
+  uint64_t reason; /* 8: Why it ended. */
+  uint64_t heartbeat; /* 16: Advances at least once a second while the runtime lives. */
+  uint64_t reserved[13]; /* 24: Zero. */
+};
+
+/* A block's line of the status page, written by the block only. */
+struct serval_block_words {
+  uint64_t state; /* 0: ABSENT, READY or ENDED. */
+  uint64_t reason; /* 8: Why it ended. */
+  uint64_t received; /* 16: Messages received from the server mqueue. */
+  uint64_t sent; /* 24: Replies sent. */
+  uint64_t dropped; /* 32: Messages dropped by the kernel. */
+  uint64_t reserved[11]; /* 40: Zero. */
+};
+
+/* The directory's description of one ring. Constant once formatted. */
+struct serval_ring_entry {
+  uint8_t kind; /* 0: SERVER_RX, SERVER_TX, CLIENT_RX or CLIENT_TX. */
+  uint8_t protocol; /* 1: DOORBELL, GRANULE8 or GRANULE16. */
+  uint8_t placement; /* 2: HOST. */
+  uint8_t pad; /* 3: Zero. */
+  uint32_t mqueue; /* 4: Index of the mqueue. */
+  uint32_t depth; /* 8: Slots; a power of two in [1, DEPTH_MAX]. */
+  uint32_t slot_stride; /* 12: Distance between slots in bytes; a multiple of 64. */
+  uint32_t inline_bytes; /* 16: Payload bytes that fit into a slot; a multiple of 8 in [8, INLINE_BYTES_MAX]. */
+  uint32_t message_bytes_max; /* 20: Longest payload of this ring, in [1, MESSAGE_BYTES_MAX]. */
+  uint64_t slots_offset; /* 24: Offset of the slots. */
+  uint64_t head_offset; /* 32: Offset of the head word: messages published. */
+  uint64_t tail_offset; /* 40: Offset of the tail word: slots released. */
+  uint64_t arena_offset; /* 48: Offset of the arena; 0 without one. */
+  uint64_t arena_bytes; /* 56: Size of the arena; 0 without one, else a multiple of 8. */
+  uint64_t reserved[8]; /* 64: Zero. */
+};
+
+/* Head of every message in a ring. */
+struct serval_slot_header {
+  uint64_t token; /* 0: The engine's name for the request; a reply carries it back unchanged. */
+  uint64_t tag; /* 8: Client mqueues: chosen by the kernel, echoed with the answer. Server mqueues: 0. */
+  uint64_t arena_offset; /* 16: Offset of the payload in the ring's arena when flags has ARENA, else 0. */
+  uint32_t len; /* 24: Payload bytes. */
+  uint8_t kind; /* 28: MESSAGE or DROP. */
+  uint8_t status; /* 29: OK or the reason of a failure or drop. */
+  uint16_t flags; /* 30: ARENA or 0. */
+};
+
+/* One parameter of a kernel (`params` in the configuration). */
+struct serval_param {
+  uint8_t name[24]; /* 0: Name, zero padded and zero terminated. */
+  double value; /* 24: Value. */
+};
+
+/* What a block is started with. */
+struct serval_block_args {
+  uint32_t abi_version; /* 0: ABI_VERSION of whoever starts the block. */
+  uint32_t block; /* 4: This block, in [0, block_count). */
+  uint32_t param_count; /* 8: Parameters, in [0, PARAMS_MAX]. */
+  uint32_t staging_stride; /* 12: Staging bytes of one message buffer; a multiple of 64. A block has 2 × mqueues_per_block of them. */
+  uint64_t region; /* 16: Address of the region as the block sees it. */
+  uint64_t region_bytes; /* 24: Bytes of the region that are mapped there. */
+  uint64_t params; /* 32: Address of the parameters. */
+  uint64_t staging; /* 40: Address of the block's private staging memory. */
+  uint64_t staging_bytes; /* 48: Bytes of staging memory. */
+  uint64_t wait; /* 56: Host only: address of a function void(void* wait_self, u32 why, u64 deadline_ns) that suspends the block. */
+  uint64_t wait_self; /* 64: Host only: first argument of wait. */
+  uint64_t now; /* 72: Host only: address of a function u64(void* wait_self) that tells monotonic nanoseconds; 0 to use the clock. */
+  uint64_t budget; /* 80: Messages a block may handle before it must call wait with BUDGET; 0 for no limit. */
+};
+
+/* One kernel of a kernel library (host). */
+struct serval_kernel_entry {
+  uint64_t name; /* 0: Address of the zero terminated name. */
+  uint64_t entry; /* 8: Address of the function void(serval_block_args const*). */
+  uint64_t next; /* 16: Address of the next entry; 0 ends the list. */
+  uint64_t reserved; /* 24: Zero. */
+};
+
+#if defined(__cplusplus)
+#define SERVAL_ASSERT_LAYOUT(what) static_assert(what, #what)
+#else
+#define SERVAL_ASSERT_LAYOUT(what) _Static_assert(what, #what)
+#endif
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_region_header) == 128);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, magic) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, abi_version) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, header_bytes) == 12);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, region_bytes) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, generation) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, block_count) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, mqueues_per_block) == 36);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, blocks_offset) == 40);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, directory_offset) == 48);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, rx_heads_offset) == 56);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, tx_tails_offset) == 64);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, rx_tails_offset) == 72);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, tx_heads_offset) == 80);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, reserved) == 88);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_engine_words) == 128);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_engine_words, stop) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_engine_words, heartbeat) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_engine_words, parked) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_engine_words, reserved) == 24);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_accelerator_words) == 128);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, state) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, reason) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, heartbeat) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, reserved) == 24);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_block_words) == 128);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, state) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, reason) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, received) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, sent) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, dropped) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, reserved) == 40);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_ring_entry) == 128);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, kind) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, protocol) == 1);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, placement) == 2);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, pad) == 3);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, mqueue) == 4);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, depth) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, slot_stride) == 12);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, inline_bytes) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, message_bytes_max) == 20);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, slots_offset) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, head_offset) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, tail_offset) == 40);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, arena_offset) == 48);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, arena_bytes) == 56);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, reserved) == 64);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_slot_header) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, token) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, tag) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, arena_offset) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, len) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, kind) == 28);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, status) == 29);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, flags) == 30);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_param) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_param, name) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_param, value) == 24);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_block_args) == 88);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, abi_version) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, block) == 4);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, param_count) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, staging_stride) == 12);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, region) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, region_bytes) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, params) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, staging) == 40);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, staging_bytes) == 48);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, wait) == 56);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, wait_self) == 64);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, now) == 72);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, budget) == 80);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_kernel_entry) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_kernel_entry, name) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_kernel_entry, entry) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_kernel_entry, next) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_kernel_entry, reserved) == 24);
+
+#endif

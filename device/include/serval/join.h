@@ -1,0 +1,142 @@
+// Joining a region: what a block checks before it believes anything, and what it keeps of it.
+//
+// The directory is constant once formatted, but it lies in shared memory: it is read once, here, and every number in it is
+// checked against the mapping before it becomes an address.
+#ifndef SERVAL_JOIN_H
+#define SERVAL_JOIN_H
+
+#include "ring.h"
+
+namespace serval {
+namespace detail {
+
+// Does [offset, offset + bytes) lie in a region of `size` bytes?
+SERVAL_INLINE bool within(uint64_t offset, uint64_t bytes, uint64_t size) {
+    return bytes <= size && offset <= size - bytes;
+}
+
+// Copies a constant structure out of the region.
+template <class T>
+inline SERVAL_DEVICE void fetch(T& to, const uint8_t* from) {
+    static_assert(sizeof(T) % 8 == 0, "copied word by word");
+    for (unsigned i = 0; i < sizeof(T); i += 8)
+        private_store(reinterpret_cast<uint8_t*>(&to) + i, load_relaxed(reinterpret_cast<const uint64_t*>(from + i)));
+}
+
+// Bytes that a slot of this protocol needs; 0 for a protocol this machine does not have.
+inline SERVAL_DEVICE uint64_t slot_bytes(unsigned protocol, unsigned inline_bytes) {
+    switch (protocol) {
+        case SERVAL_PROTOCOL_DOORBELL:
+            return HEADER_BYTES + inline_bytes;
+        case SERVAL_PROTOCOL_GRANULE8:
+            return units_for<Granule8>(inline_bytes) * uint64_t{Granule8::BYTES};
+#if SERVAL_HAS_GRANULE16
+        case SERVAL_PROTOCOL_GRANULE16:
+            return granule16_supported() ? units_for<Granule16>(inline_bytes) * uint64_t{Granule16::BYTES} : 0;
+#endif
+        default:
+            return 0;
+    }
+}
+
+// Fills `ring` from the directory's entry; false when the entry is not one this block can serve.
+inline SERVAL_DEVICE bool open_ring(Ring& ring, uint8_t* region, uint64_t size, uint64_t entry_offset, unsigned kind) {
+    serval_ring_entry e;
+    fetch(e, region + entry_offset);
+    bool power_of_two = e.depth != 0 && (e.depth & (e.depth - 1)) == 0;
+    if (e.kind != kind || !power_of_two || e.depth > SERVAL_DEPTH_MAX) return false;
+    // Not more than staging for a longest message has room for: inline payloads are fetched before their length is checked.
+    if (e.inline_bytes > ((static_cast<uint64_t>(e.message_bytes_max) + 7) & ~uint64_t{7})) return false;
+    if (e.inline_bytes < 8 || e.inline_bytes > SERVAL_INLINE_BYTES_MAX || e.inline_bytes % 8) return false;
+    if (e.message_bytes_max == 0 || e.message_bytes_max > SERVAL_MESSAGE_BYTES_MAX) return false;
+    uint64_t needed = slot_bytes(e.protocol, e.inline_bytes);
+    if (needed == 0 || e.slot_stride < needed || e.slot_stride % 64 || e.slots_offset % 64) return false;
+    if (!within(e.slots_offset, static_cast<uint64_t>(e.depth) * e.slot_stride, size)) return false;
+    if (e.head_offset % 8 || !within(e.head_offset, 8, size) || e.tail_offset % 8 || !within(e.tail_offset, 8, size))
+        return false;
+    if (e.arena_offset % 8 || e.arena_bytes % 8 || !within(e.arena_offset, e.arena_bytes, size)) return false;
+    if (e.message_bytes_max > e.inline_bytes) {
+        // Longer messages need an arena that holds at least one.
+        uint64_t room = (static_cast<uint64_t>(e.message_bytes_max) + 7) & ~uint64_t{7};
+        if (e.protocol != SERVAL_PROTOCOL_DOORBELL || e.arena_bytes < room) return false;
+    }
+    ring.slots = region + e.slots_offset;
+    ring.head = reinterpret_cast<uint64_t*>(region + e.head_offset);
+    ring.tail = reinterpret_cast<uint64_t*>(region + e.tail_offset);
+    ring.arena = region + e.arena_offset;
+    ring.arena_bytes = e.arena_bytes;
+    ring.mask = e.depth - 1;
+    for (ring.shift = 0; 1u << ring.shift < e.depth;) ring.shift++;
+    ring.stride = e.slot_stride;
+    ring.inline_bytes = e.inline_bytes;
+    ring.len_max = e.message_bytes_max;
+    ring.protocol = e.protocol;
+    return true;
+}
+
+// A reader goes on where the tail stands: what is in the ring already is served.
+inline SERVAL_DEVICE bool open_consumer(Consumer& c) {
+    c.next = load_relaxed(c.ring.tail);
+    c.released = c.head = c.next;
+    return true;
+}
+
+// A writer goes on where the head stands. One with an arena cannot know which parts of it are still unread: its ring must
+// have been emptied.
+inline SERVAL_DEVICE bool open_producer(Producer& p) {
+    p.next = load_relaxed(p.ring.head);
+    // EDGE TX_RELEASE (acquire half)
+    p.tail = load_acquire(p.ring.tail);
+    p.place_end = p.place_room = 0;
+    p.use.first = p.use.count = 0;
+    p.use.cursor = p.use.used = 0;
+    if (p.next - p.tail > p.ring.depth()) return false;
+    return p.ring.len_max <= p.ring.inline_bytes || p.next == p.tail;
+}
+
+// The block's place in the region.
+struct Place {
+    uint8_t* region;
+    uint64_t size;
+    uint64_t directory;
+    uint32_t mqueues_per_block;
+    serval_block_words* words;
+};
+
+// Finds the block's words. False when the region cannot even be told why the block refuses.
+inline SERVAL_DEVICE bool find_place(Place& place, const serval_block_args& args) {
+    place.region = reinterpret_cast<uint8_t*>(args.region);
+    if (args.region == 0 || args.region % SERVAL_LINE_BYTES || args.region_bytes < SERVAL_BLOCKS_OFFSET) return false;
+    serval_region_header h;
+    fetch(h, place.region);
+    if (h.magic != SERVAL_REGION_MAGIC || h.abi_version != SERVAL_ABI_VERSION) return false;
+    if (h.region_bytes > args.region_bytes || h.block_count > SERVAL_BLOCKS_MAX || args.block >= h.block_count) return false;
+    if (h.mqueues_per_block == 0 || h.mqueues_per_block > 1 + SERVAL_BACKENDS_MAX) return false;
+    uint64_t mqueues = static_cast<uint64_t>(h.block_count) * h.mqueues_per_block;
+    if (h.blocks_offset % 64 || h.directory_offset % 64) return false;
+    if (!within(h.blocks_offset, h.block_count * sizeof(serval_block_words), h.region_bytes)) return false;
+    if (!within(h.directory_offset, mqueues * 2 * sizeof(serval_ring_entry), h.region_bytes)) return false;
+    place.size = h.region_bytes;
+    place.directory = h.directory_offset;
+    place.mqueues_per_block = h.mqueues_per_block;
+    place.words = reinterpret_cast<serval_block_words*>(place.region + h.blocks_offset) + args.block;
+    return true;
+}
+
+// Are the arguments ones this library understands, with enough staging memory?
+inline SERVAL_DEVICE bool suits(const Place& place, const serval_block_args& args) {
+    if (args.abi_version != SERVAL_ABI_VERSION) return false;
+    if (args.param_count > SERVAL_PARAMS_MAX || (args.param_count && (args.params == 0 || args.params % 8))) return false;
+    if (args.staging == 0 || args.staging % 16 || args.staging_stride == 0 || args.staging_stride % 64) return false;
+    if (args.staging_bytes < 2ull * place.mqueues_per_block * args.staging_stride) return false;
+#if SERVAL_CUDA
+    return blockDim.x >= CREW_SIZE && blockDim.x % CREW_SIZE == 0 && blockDim.y == 1 && blockDim.z == 1;
+#else
+    return args.wait != 0;
+#endif
+}
+
+}  // namespace detail
+}  // namespace serval
+
+#endif

@@ -1,0 +1,264 @@
+// Serval kernels: the one header that a kernel includes.
+//
+// A kernel is a function that answers messages. It runs as many *blocks*; each block serves one server mqueue, the
+// requests of many clients, and owns one client mqueue for each backend of the service:
+//
+//     #include <serval/kernel.h>
+//
+//     SERVAL_KERNEL(scale) (serval::Block& block, serval::Mqueue& q) {
+//         while (auto msg = q.recv(block)) {                 // false when the service stops
+//             if (msg.len() % 4) { q.drop(block, msg, serval::BAD_LENGTH); continue; }
+//             auto reply = q.reply(block, msg, msg.len());
+//             for (unsigned i = block.rank(); i < msg.len() / 4; i += block.size())
+//                 reply.as<float>()[i] = 3.0f * msg.as<const float>()[i];
+//             q.send(block, reply);
+//         }
+//     }
+//
+// The same source is compiled twice. The host compiler makes a block one thread (`block.size() == 1`):
+//     g++ -x c++ -std=c++17 -O3 -fPIC -shared -fvisibility=hidden -fno-exceptions -fno-rtti -fstack-clash-protection
+// nvcc makes it a CUDA block of 32 to SERVAL_BLOCK_THREADS_MAX threads in one dimension:
+//     nvcc -x cu -std=c++17 -arch=sm_80
+//
+// Rules. Every function below but Block::rank, size, now_ns and the accessors of Message and Reply is called by *all*
+// threads of the block together, with the same arguments. Messages and replies live in staging memory that belongs to the
+// block: a pointer into a message is good until the next receive on the same mqueue, one into a reply until it is sent. No
+// pointer a kernel sees ever points into a ring. A host kernel must not throw, and must come back to recv, send or
+// sleep_until now and then: until it does, nothing else runs on its thread.
+#ifndef SERVAL_KERNEL_H
+#define SERVAL_KERNEL_H
+
+#include "join.h"
+
+// Largest CUDA block that kernels are compiled for, in threads.
+#ifndef SERVAL_BLOCK_THREADS_MAX
+#define SERVAL_BLOCK_THREADS_MAX 256
+#endif
+
+namespace serval {
+
+// What became of a request to a backend, and why a kernel drops a message.
+enum Status : uint8_t {
+    OK = SERVAL_STATUS_OK,
+    TIMEOUT = SERVAL_STATUS_TIMEOUT,        // backend: no answer in time
+    REFUSED = SERVAL_STATUS_REFUSED,        // backend: could not be reached
+    CLOSED = SERVAL_STATUS_CLOSED,          // backend: the connection ended before the answer
+    PROTOCOL = SERVAL_STATUS_PROTOCOL,      // backend: the answer breaks its framing
+    TOO_LONG = SERVAL_STATUS_TOO_LONG,      // longer than the mqueue carries
+    BAD_LENGTH = SERVAL_STATUS_BAD_LENGTH,  // drop: the message has a length the kernel does not accept
+    REJECTED = SERVAL_STATUS_REJECTED,      // drop: any other reason
+};
+
+// A deadline that never comes.
+constexpr uint64_t NO_DEADLINE = SERVAL_NO_DEADLINE;
+
+class Block;
+class Mqueue;
+class Backend;
+namespace detail {
+class Channel;
+struct Inspector;  // defined by tests that break the rules on purpose
+template <void (*KERNEL)(Block&, Mqueue&)>
+SERVAL_DEVICE void run_block(const serval_block_args* args);
+}  // namespace detail
+
+// A received message, or nothing: true in a condition when there is one.
+class Message {
+  public:
+    SERVAL_INLINE explicit operator bool() const { return data_ != nullptr; }
+    // Payload bytes, in [0, max_message_bytes].
+    SERVAL_INLINE uint32_t len() const { return len_; }
+    // The payload, 16-byte aligned. Bytes beyond len() have no meaning.
+    template <class T>
+    SERVAL_INLINE const T* as() const {
+        return reinterpret_cast<const T*>(data_);
+    }
+    // Backend answers: OK, TIMEOUT, REFUSED, CLOSED, PROTOCOL or TOO_LONG. The payload counts only with OK.
+    SERVAL_INLINE Status status() const { return static_cast<Status>(status_); }
+    // Backend answers: the tag of the request.
+    SERVAL_INLINE uint64_t tag() const { return tag_; }
+
+  private:
+    friend class Mqueue;
+    friend class detail::Channel;
+    friend struct detail::Inspector;
+    const uint8_t* data_ = nullptr;
+    uint64_t token_ = 0;
+    uint64_t tag_ = 0;
+    uint32_t len_ = 0;
+    uint8_t status_ = OK;
+};
+
+// A reply under construction: zeroed staging of exactly len() bytes. False in a condition when the length was more than
+// the mqueue carries: there is nothing to write to then, and sending it drops the request as TOO_LONG.
+class Reply {
+  public:
+    SERVAL_INLINE explicit operator bool() const { return data_ != nullptr; }
+    SERVAL_INLINE uint32_t len() const { return len_; }
+    // The staging memory, 16-byte aligned.
+    template <class T>
+    SERVAL_INLINE T* as() const {
+        return reinterpret_cast<T*>(data_);
+    }
+
+  private:
+    friend class Mqueue;
+    uint8_t* data_ = nullptr;
+    uint64_t token_ = 0;
+    uint32_t len_ = 0;
+    bool live_ = false;  // not sent yet
+};
+
+// The threads that serve one mqueue.
+class Block {
+  public:
+    // This thread, in [0, size()).
+    SERVAL_INLINE unsigned rank() const { return detail::block_rank(); }
+    // Threads of the block; 1 on the host.
+    SERVAL_INLINE unsigned size() const { return detail::block_size(); }
+    // Waits until every thread is here; what they wrote before is visible to all afterwards.
+    SERVAL_INLINE void sync() const { detail::block_sync(); }
+    // This block, in [0, block count of the service).
+    SERVAL_INLINE uint32_t index() const { return args_.block; }
+    // Nanoseconds of a monotonic clock. On CUDA the device's global timer.
+    SERVAL_INLINE uint64_t now_ns() const;
+    // Waits until now_ns() reaches `deadline_ns`, or until the service stops at once.
+    inline SERVAL_DEVICE void sleep_until(uint64_t deadline_ns);
+    // The value of a parameter of the service (`params`), or `otherwise`. Look parameters up once, before the first recv.
+    inline SERVAL_DEVICE double param(const char* name, double otherwise) const;
+
+  private:
+    friend class Mqueue;
+    friend class Backend;
+    friend class detail::Channel;
+    friend struct detail::Inspector;
+    template <void (*KERNEL)(Block&, Mqueue&)>
+    friend SERVAL_DEVICE void detail::run_block(const serval_block_args* args);
+
+    inline SERVAL_DEVICE void open(const serval_block_args& args, const detail::Place& place);
+    inline SERVAL_DEVICE void ready();
+    inline SERVAL_DEVICE void finish();
+    inline SERVAL_DEVICE void refuse();
+
+    // By the crew: the stop word. On CUDA, where it is a trip over the bus, it is read when `turn` is a multiple of 64 only, RUN
+    // otherwise; now and then the turn is the heartbeat's.
+    SERVAL_INLINE uint64_t poll_engine(uint64_t turn);
+    // By the crew: waits a little, on the host until the runtime resumes the block.
+    SERVAL_INLINE void pause(uint32_t why, uint64_t deadline_ns, unsigned tries);
+    SERVAL_INLINE void charge();
+    SERVAL_INLINE void end(uint64_t reason);
+    SERVAL_INLINE bool ended() const { return reason_ != SERVAL_REASON_NONE; }
+    // Ended for a reason after which nothing can be sent any more.
+    SERVAL_INLINE bool broken() const { return reason_ > SERVAL_REASON_STOPPED; }
+    inline SERVAL_DEVICE void check_heartbeat();
+    SERVAL_INLINE void count(uint64_t& counter, uint64_t* word);
+    inline SERVAL_DEVICE void publish_counts();
+
+    serval_block_args args_;
+    serval_engine_words* engine_;
+    serval_block_words* words_;
+    uint64_t reason_;
+    uint64_t budget_left_;
+    uint64_t received_, sent_, dropped_;
+    uint64_t heartbeat_;     // as last seen
+    uint64_t heartbeat_at_;  // time of the last check; 0 before the first that found it unchanged
+    uint64_t silent_ns_;     // how long it has not moved
+};
+
+namespace detail {
+
+// An mqueue's two rings and its staging: what server and client mqueues have in common.
+class Channel {
+  private:
+    friend class serval::Mqueue;
+    friend class serval::Backend;
+    friend struct Inspector;
+
+    inline SERVAL_DEVICE bool open(const serval_block_args& args, const Place& place, unsigned i);
+    SERVAL_INLINE Message recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain);
+    SERVAL_CALL bool fill(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain);
+    SERVAL_INLINE bool send(Block& block, const Header& h, const uint8_t* data);
+    SERVAL_CALL bool transmit(Block& block, const uint8_t* data);
+    SERVAL_INLINE bool await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain);
+    SERVAL_INLINE bool await_credit(Block& block);
+    SERVAL_INLINE void release_if(bool idle);
+
+    Consumer rx_;
+    Producer tx_;
+    uint8_t* in_;
+    uint8_t* out_;
+    uint64_t out_bytes_;
+    uint32_t polls_;  // looks at the ring by receives that do not wait for ever
+    bool go_;         // the crew's answer to the block
+};
+
+}  // namespace detail
+
+// A client mqueue: requests to one backend of the service, and its answers. Every request is answered: by the backend, or
+// by the engine with a status that says why not.
+class Backend {
+  public:
+    // Sends `len` bytes at `data`, private memory that all threads see, of any alignment. Waits for room. False, and nothing was sent, when
+    // `len` is more than the mqueue carries or the service stops. The tag comes back with the answer.
+    inline SERVAL_DEVICE bool send(Block& block, const void* data, uint32_t len, uint64_t tag);
+    // The next answer. Nothing when the service stops; a service that drains still waits for answers that are due.
+    inline SERVAL_DEVICE Message recv(Block& block);
+    // As recv, but nothing also when there is none yet.
+    inline SERVAL_DEVICE Message try_recv(Block& block);
+    // As recv, but nothing also when none came until now_ns() was `deadline_ns`.
+    inline SERVAL_DEVICE Message recv_until(Block& block, uint64_t deadline_ns);
+    // Requests that were not answered yet.
+    SERVAL_INLINE uint64_t outstanding() const { return outstanding_; }
+
+  private:
+    friend class Mqueue;
+    detail::Channel channel_;
+    uint64_t outstanding_;
+};
+
+// A server mqueue: the requests of many clients, and the replies to them.
+class Mqueue {
+  public:
+    // The next request. Nothing when the service stops: after the last waiting request when it drains.
+    SERVAL_INLINE Message recv(Block& block);
+    // As recv, but nothing also when there is none yet; ended() tells the two apart.
+    SERVAL_INLINE Message try_recv(Block& block);
+    // As recv, but nothing also when none came until now_ns() was `deadline_ns`.
+    SERVAL_INLINE Message recv_until(Block& block, uint64_t deadline_ns);
+    // True once the service stops: a receive returned nothing, and so will all others.
+    SERVAL_INLINE bool ended(const Block& block) const { return block.ended(); }
+
+    // Zeroed staging for a reply of `len` bytes to `msg`. There is one staging buffer: send it before the next reply.
+    SERVAL_INLINE Reply reply(Block& block, const Message& msg, uint32_t len);
+    // Sends the reply to the client that asked. Waits for room. False, and nothing was sent, when the service stops at once.
+    // Sending a reply twice, or writing beyond it, breaks the kernel's contract: the block ends.
+    SERVAL_INLINE bool send(Block& block, Reply& reply);
+    // Ends a request without a reply. Reasons: BAD_LENGTH, REJECTED.
+    SERVAL_INLINE bool drop(Block& block, const Message& msg, Status reason);
+
+    // Client mqueues of this block.
+    SERVAL_INLINE unsigned backends() const { return backend_count_; }
+    // The client mqueue of backend `i`, in [0, backends()), in the order of the configuration.
+    SERVAL_INLINE Backend& backend(unsigned i) { return backends_[i]; }
+
+  private:
+    friend struct detail::Inspector;
+    template <void (*KERNEL)(Block&, Mqueue&)>
+    friend SERVAL_DEVICE void detail::run_block(const serval_block_args* args);
+
+    inline SERVAL_DEVICE bool open(const serval_block_args& args, const detail::Place& place, Backend* backends);
+    inline SERVAL_DEVICE void close();
+    SERVAL_INLINE Message take(Block& block, uint64_t deadline_ns);
+    inline SERVAL_DEVICE bool send_drop(Block& block, uint64_t token, Status reason);
+
+    detail::Channel channel_;
+    Backend* backends_;
+    unsigned backend_count_;
+};
+
+}  // namespace serval
+
+#include "kernel_impl.h"
+#include "entry.h"
+
+#endif

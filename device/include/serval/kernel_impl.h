@@ -1,0 +1,415 @@
+// Bodies of the functions declared in kernel.h, which says what they do.
+#ifndef SERVAL_KERNEL_IMPL_H
+#define SERVAL_KERNEL_IMPL_H
+
+#ifndef SERVAL_KERNEL_H
+#error "include <serval/kernel.h>"
+#endif
+
+namespace serval {
+namespace detail {
+
+// The engine is lost when its heartbeat stood still for this long.
+constexpr uint64_t ENGINE_LOST_NS = 5000000000u;
+// Most silence that one check adds. A machine that was suspended, or a debugger, stops both sides: it must not look lost.
+constexpr uint64_t SILENCE_STEP_NS = 1000000000u;
+// Stands behind a reply: a kernel that wrote too far has changed it.
+constexpr uint64_t GUARD = 0x5e57a1d0c0ffee5eu;
+
+constexpr uint64_t NOT_WAITING = 0;
+
+SERVAL_INLINE uint64_t round8(uint64_t bytes) { return (bytes + 7) & ~uint64_t{7}; }
+
+}  // namespace detail
+
+// Block
+
+SERVAL_INLINE uint64_t Block::now_ns() const {
+#if !SERVAL_CUDA
+    if (args_.now)
+        return reinterpret_cast<uint64_t (*)(void*)>(args_.now)(reinterpret_cast<void*>(args_.wait_self));
+#endif
+    return detail::clock_ns();
+}
+
+inline SERVAL_DEVICE void Block::sleep_until(uint64_t deadline_ns) {
+    if (detail::in_crew()) {
+        for (unsigned tries = 0;; tries++) {
+            // Every thread of the crew must take the same way here.
+            if (detail::crew_first(now_ns() >= deadline_ns || broken())) break;
+            if (poll_engine(tries) >= SERVAL_STOP_NOW) break;
+            pause(SERVAL_WAIT_TIME, deadline_ns, tries);
+        }
+    }
+    detail::block_sync();
+}
+
+inline SERVAL_DEVICE double Block::param(const char* name, double otherwise) const {
+    const serval_param* params = reinterpret_cast<const serval_param*>(args_.params);
+    for (uint32_t i = 0; i < args_.param_count; i++) {
+        unsigned k = 0;
+        while (k < sizeof(params[i].name) && params[i].name[k] == static_cast<uint8_t>(name[k]) && name[k]) k++;
+        if (k < sizeof(params[i].name) && params[i].name[k] == 0 && name[k] == 0) return params[i].value;
+    }
+    return otherwise;
+}
+
+inline SERVAL_DEVICE void Block::open(const serval_block_args& args, const detail::Place& place) {
+    args_ = args;
+    engine_ = reinterpret_cast<serval_engine_words*>(place.region + SERVAL_ENGINE_WORDS_OFFSET);
+    words_ = place.words;
+    reason_ = SERVAL_REASON_NONE;
+    if (args_.budget == 0) args_.budget = ~uint64_t{0};
+    budget_left_ = args_.budget;
+    received_ = sent_ = dropped_ = 0;
+    heartbeat_ = heartbeat_at_ = silent_ns_ = 0;
+}
+
+inline SERVAL_DEVICE void Block::ready() { detail::store_release(&words_->state, SERVAL_STATE_READY); }
+
+// EDGE STATE (release half): the reason and the counts are final when the state says ENDED.
+inline SERVAL_DEVICE void Block::finish() {
+    // EDGE STOP (acquire half)
+    if (!ended()) reason_ = detail::load_acquire(&engine_->stop) != SERVAL_STOP_RUN ? SERVAL_REASON_STOPPED : SERVAL_REASON_RETURNED;
+    publish_counts();
+    detail::store_relaxed(&words_->reason, reason_);
+    detail::store_release(&words_->state, SERVAL_STATE_ENDED);
+}
+
+inline SERVAL_DEVICE void Block::refuse() {
+    reason_ = SERVAL_REASON_REFUSED;
+    finish();
+}
+
+SERVAL_INLINE uint64_t Block::poll_engine(uint64_t turn) {
+#if SERVAL_CUDA
+    if (turn % 4096 == 4095) {
+        detail::crew_sync();  // nobody still reads the reason
+        if (detail::leader()) {
+            check_heartbeat();
+            publish_counts();
+        }
+    }
+    if (turn % 64 != 0) return SERVAL_STOP_RUN;
+#else
+    (void)turn;
+#endif
+    // EDGE STOP (acquire half)
+    return detail::crew_first(detail::leader() ? detail::load_acquire(&engine_->stop) : 0);
+}
+
+SERVAL_INLINE void Block::pause(uint32_t why, uint64_t deadline_ns, unsigned tries) {
+#if SERVAL_CUDA
+    (void)why;
+    (void)deadline_ns;
+    if (detail::leader()) {
+        if (tries == 64) publish_counts();
+        // Short waits are the common case; an idle block leaves the bus to others.
+        if (tries >= 1024) __nanosleep(tries >= 65536 ? 1000 : 100);
+    }
+    detail::crew_sync();
+#else
+    // A wait for messages alone looks from its second turn on: a busy block has the messages as a sign of life. A kernel of short
+    // waits, or of none, never gets there.
+    if (tries || deadline_ns != NO_DEADLINE) check_heartbeat();
+    if (broken()) return;
+    reinterpret_cast<void (*)(void*, uint32_t, uint64_t)>(args_.wait)(reinterpret_cast<void*>(args_.wait_self), why,
+                                                                      deadline_ns);
+    budget_left_ = args_.budget;
+#endif
+}
+
+// Gives the thread back to its other blocks after `budget` receives without a wait.
+SERVAL_INLINE void Block::charge() {
+#if !SERVAL_CUDA
+    if (SERVAL_UNLIKELY(budget_left_ == 0)) pause(SERVAL_WAIT_BUDGET, detail::NOT_WAITING, 0);
+    budget_left_--;
+#endif
+}
+
+// By the crew. The first reason stands, but a fault outdoes a stop.
+SERVAL_INLINE void Block::end(uint64_t reason) {
+    const bool keep = broken();
+    detail::crew_sync();
+    if (detail::leader() && !keep) reason_ = reason;
+    detail::crew_sync();
+}
+
+inline SERVAL_DEVICE void Block::check_heartbeat() {
+    // EDGE HEARTBEAT (acquire half)
+    uint64_t beat = detail::load_acquire(&engine_->heartbeat);
+    if (beat != heartbeat_) {
+        heartbeat_ = beat;
+        heartbeat_at_ = silent_ns_ = 0;
+        return;
+    }
+    uint64_t now = now_ns();
+    if (heartbeat_at_ && now > heartbeat_at_) {
+        uint64_t step = now - heartbeat_at_;
+        silent_ns_ += step < detail::SILENCE_STEP_NS ? step : detail::SILENCE_STEP_NS;
+    }
+    heartbeat_at_ = now;
+    if (silent_ns_ >= detail::ENGINE_LOST_NS && !broken()) reason_ = SERVAL_REASON_ENGINE_LOST;
+}
+
+// By the leader. The host tells every count at once; CUDA when idle and now and then, each is a trip over the bus.
+SERVAL_INLINE void Block::count(uint64_t& counter, uint64_t* word) {
+    counter++;
+#if SERVAL_CUDA
+    (void)word;
+    if (counter % 1024 == 0) publish_counts();
+#else
+    detail::store_relaxed(word, counter);
+#endif
+}
+
+inline SERVAL_DEVICE void Block::publish_counts() {
+    detail::store_relaxed(&words_->received, received_);
+    detail::store_relaxed(&words_->sent, sent_);
+    detail::store_relaxed(&words_->dropped, dropped_);
+}
+
+// Channel
+
+namespace detail {
+
+inline SERVAL_DEVICE bool Channel::open(const serval_block_args& args, const Place& place, unsigned i) {
+    const bool server = i == 0;
+    const uint64_t mqueue = static_cast<uint64_t>(args.block) * place.mqueues_per_block + i;
+    const uint64_t entry = place.directory + 2 * mqueue * sizeof(serval_ring_entry);
+    if (!open_ring(rx_.ring, place.region, place.size, entry, server ? SERVAL_RING_SERVER_RX : SERVAL_RING_CLIENT_RX))
+        return false;
+    if (!open_ring(tx_.ring, place.region, place.size, entry + sizeof(serval_ring_entry),
+                   server ? SERVAL_RING_SERVER_TX : SERVAL_RING_CLIENT_TX))
+        return false;
+    if (round8(rx_.ring.len_max) > args.staging_stride || round8(tx_.ring.len_max) > args.staging_stride) return false;
+    in_ = reinterpret_cast<uint8_t*>(args.staging) + static_cast<uint64_t>(2 * i) * args.staging_stride;
+    out_ = in_ + args.staging_stride;
+    out_bytes_ = args.staging_stride;
+    polls_ = 0;
+    open_consumer(rx_);
+    return open_producer(tx_);
+}
+
+// By the leader: gives slots of RX back. A release is cheap on the host and done at once. On CUDA it waits for the bus, about as
+// long as a message travels, so it is kept out of the way: done for a quarter of the ring at a time, or when there is nothing
+// else to do.
+SERVAL_INLINE void Channel::release_if(bool idle) {
+    const uint64_t held = rx_.next - rx_.released;
+    if (held != 0 && (idle || 4 * held >= rx_.ring.depth())) rx_.release();
+}
+
+// By the crew: true when a message was found.
+SERVAL_INLINE bool Channel::await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain) {
+    if (SERVAL_UNLIKELY(block.ended() && (block.broken() || ends_on_drain))) return false;
+    if (leader()) release_if(false);
+    for (unsigned tries = 0;; tries++) {
+        // The engine's words have their turn too while messages keep coming, and for a kernel that only tries or waits briefly: its
+        // looks are counted from receive to receive, by mqueue, because only a look at this one ends it when the service drains.
+        uint64_t turn = tries ? tries : rx_.next;
+        if (SERVAL_CUDA && deadline_ns != NO_DEADLINE) turn = crew_first(leader() ? polls_++ : 0);
+        // Read before the ring: a message that is not there once the stop word was seen was never sent.
+        const uint64_t stop = block.poll_engine(turn);
+        if (SERVAL_UNLIKELY(stop >= SERVAL_STOP_NOW)) {
+            block.end(SERVAL_REASON_STOPPED);
+            return false;
+        }
+        const Look look = rx_.look(in_);
+        if (SERVAL_LIKELY(look == Look::FOUND && rx_.message.kind == SERVAL_KIND_MESSAGE)) return true;
+        if (SERVAL_UNLIKELY(look != Look::NONE)) {
+            block.end(SERVAL_REASON_RING_CORRUPT);
+            return false;
+        }
+        if (SERVAL_UNLIKELY(stop != SERVAL_STOP_RUN) && ends_on_drain) {
+            block.end(SERVAL_REASON_STOPPED);
+            return false;
+        }
+        const bool over = deadline_ns != NO_DEADLINE && (deadline_ns == NOT_WAITING || crew_first(block.now_ns() >= deadline_ns));
+        if (leader() && (over || tries == 8)) release_if(true);
+        if (over) return false;
+        block.pause(why, deadline_ns, tries);
+        if (SERVAL_UNLIKELY(block.broken())) return false;
+    }
+}
+
+// Fills `in_` with the next message; its header is in rx_.message until the next call.
+SERVAL_CALL bool Channel::fill(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain) {
+    block_sync();  // every thread is done with the previous message
+    if (in_crew()) {
+        bool found = await(block, why, deadline_ns, ends_on_drain);
+        if (leader()) go_ = found;
+    }
+    block_sync();
+    if (SERVAL_UNLIKELY(!go_)) return false;
+    rx_.copy(in_);
+    block_sync();
+    if (leader()) {
+        rx_.advance();
+        if (!SERVAL_CUDA) rx_.release();
+    }
+    return true;
+}
+
+SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain) {
+    Message m;
+    if (SERVAL_UNLIKELY(!fill(block, why, deadline_ns, ends_on_drain))) return m;
+    m.data_ = in_;
+    m.token_ = rx_.message.token;
+    m.tag_ = rx_.message.tag;
+    m.len_ = rx_.message.len;
+    m.status_ = rx_.message.status;
+    return m;
+}
+
+// By the crew: true when the message may be written.
+SERVAL_INLINE bool Channel::await_credit(Block& block) {
+    for (unsigned tries = 0;; tries++) {
+        if (SERVAL_UNLIKELY(block.broken())) return false;
+        const Look look = static_cast<Look>(crew_first(leader() ? static_cast<uint64_t>(tx_.reserve()) : 0));
+        if (SERVAL_LIKELY(look == Look::FOUND)) return true;
+        if (look == Look::CORRUPT) {
+            block.end(SERVAL_REASON_RING_CORRUPT);
+            return false;
+        }
+        if (leader()) release_if(true);
+        if (block.poll_engine(tries + 1) >= SERVAL_STOP_NOW) {
+            block.end(SERVAL_REASON_STOPPED);
+            return false;
+        }
+        block.pause(SERVAL_WAIT_TX, NO_DEADLINE, tries);
+    }
+}
+
+// Sends what tx_.message and `data` hold.
+SERVAL_CALL bool Channel::transmit(Block& block, const uint8_t* data) {
+    block_sync();  // the data is complete
+    if (in_crew()) {
+        bool credit = await_credit(block);
+        if (leader()) go_ = credit;
+    }
+    block_sync();
+    if (SERVAL_UNLIKELY(!go_)) return false;
+    tx_.write(data);
+    block_sync();
+    if (leader()) {
+        tx_.publish();
+        if (SERVAL_CUDA) release_if(false);
+    }
+    return true;
+}
+
+SERVAL_INLINE bool Channel::send(Block& block, const Header& h, const uint8_t* data) {
+    if (leader()) tx_.begin(h);
+    return transmit(block, data);
+}
+
+}  // namespace detail
+
+// Backend
+
+inline SERVAL_DEVICE bool Backend::send(Block& block, const void* data, uint32_t len, uint64_t tag) {
+    if (len > channel_.tx_.ring.len_max) return false;
+    const uint8_t* from = static_cast<const uint8_t*>(data);
+#if SERVAL_CUDA
+    // Through staging, where it is aligned and padded.
+    detail::block_sync();
+    for (uint32_t i = detail::block_rank(); i < len; i += detail::block_size()) channel_.out_[i] = from[i];
+    from = channel_.out_;
+#endif
+    detail::Header h = {0, tag, 0, len, SERVAL_KIND_MESSAGE, SERVAL_STATUS_OK, 0};
+    if (!channel_.send(block, h, from)) return false;
+    if (detail::leader()) outstanding_++;
+    return true;
+}
+
+inline SERVAL_DEVICE Message Backend::recv_until(Block& block, uint64_t deadline_ns) {
+    if (detail::in_crew()) block.charge();
+    detail::block_sync();  // the leader's count of what is outstanding
+    Message m = channel_.recv(block, SERVAL_WAIT_BACKEND, deadline_ns, outstanding_ == 0);
+    if (m && detail::leader() && outstanding_) outstanding_--;
+    return m;
+}
+
+inline SERVAL_DEVICE Message Backend::recv(Block& block) { return recv_until(block, NO_DEADLINE); }
+
+inline SERVAL_DEVICE Message Backend::try_recv(Block& block) { return recv_until(block, detail::NOT_WAITING); }
+
+// Mqueue
+
+inline SERVAL_DEVICE bool Mqueue::open(const serval_block_args& args, const detail::Place& place, Backend* backends) {
+    backends_ = backends;
+    backend_count_ = place.mqueues_per_block - 1;
+    if (!channel_.open(args, place, 0)) return false;
+    for (unsigned i = 0; i < backend_count_; i++) {
+        if (!backends_[i].channel_.open(args, place, 1 + i)) return false;
+        backends_[i].outstanding_ = 0;
+    }
+    return true;
+}
+
+inline SERVAL_DEVICE void Mqueue::close() {
+    channel_.release_if(true);
+    for (unsigned i = 0; i < backend_count_; i++) backends_[i].channel_.release_if(true);
+}
+
+SERVAL_INLINE Message Mqueue::take(Block& block, uint64_t deadline_ns) {
+    if (detail::in_crew()) block.charge();
+    Message m = channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true);
+    if (m && detail::leader()) block.count(block.received_, &block.words_->received);
+    return m;
+}
+
+SERVAL_INLINE Message Mqueue::recv(Block& block) { return take(block, NO_DEADLINE); }
+SERVAL_INLINE Message Mqueue::try_recv(Block& block) { return take(block, detail::NOT_WAITING); }
+SERVAL_INLINE Message Mqueue::recv_until(Block& block, uint64_t deadline_ns) {
+    return take(block, deadline_ns == detail::NOT_WAITING ? 1 : deadline_ns);
+}
+
+SERVAL_INLINE Reply Mqueue::reply(Block&, const Message& msg, uint32_t len) {
+    Reply r;
+    r.token_ = msg.token_;
+    r.len_ = len;
+    r.live_ = true;
+    if (SERVAL_UNLIKELY(len > channel_.tx_.ring.len_max)) return r;
+    r.data_ = channel_.out_;
+    const uint64_t room = detail::round8(len);
+    detail::block_sync();
+    for (uint64_t at = 8 * detail::block_rank(); at < room; at += 8 * detail::block_size())
+        detail::private_store(r.data_ + at, uint64_t{0});
+    if (detail::leader() && room + 8 <= channel_.out_bytes_) detail::private_store(r.data_ + room, detail::GUARD);
+    detail::block_sync();
+    return r;
+}
+
+SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
+    detail::block_sync();  // every thread has written its part
+    const uint64_t room = detail::round8(reply.len_);
+    const bool intact = !reply.data_ || room + 8 > channel_.out_bytes_ ||
+                        detail::private_load<uint64_t>(reply.data_ + room) == detail::GUARD;
+    if (SERVAL_UNLIKELY(!reply.live_ || !intact)) {
+        if (detail::in_crew()) block.end(SERVAL_REASON_CONTRACT);
+        detail::block_sync();
+        return false;
+    }
+    reply.live_ = false;
+    if (SERVAL_UNLIKELY(!reply.data_)) return send_drop(block, reply.token_, TOO_LONG);
+    detail::Header h = {reply.token_, 0, 0, reply.len_, SERVAL_KIND_MESSAGE, SERVAL_STATUS_OK, 0};
+    if (SERVAL_UNLIKELY(!channel_.send(block, h, reply.data_))) return false;
+    if (detail::leader()) block.count(block.sent_, &block.words_->sent);
+    return true;
+}
+
+SERVAL_INLINE bool Mqueue::drop(Block& block, const Message& msg, Status reason) {
+    return send_drop(block, msg.token_, reason);
+}
+
+inline SERVAL_DEVICE bool Mqueue::send_drop(Block& block, uint64_t token, Status reason) {
+    detail::Header h = {token, 0, 0, 0, SERVAL_KIND_DROP, reason, 0};
+    if (!channel_.send(block, h, nullptr)) return false;
+    if (detail::leader()) block.count(block.dropped_, &block.words_->dropped);
+    return true;
+}
+
+}  // namespace serval
+
+#endif

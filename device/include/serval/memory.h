@@ -1,0 +1,174 @@
+// Every access to shared memory that this library makes, and its only atomics.
+//
+// A region is written by another party while we read it. So each access is an atomic load or store of a naturally aligned
+// unit: 64-bit words for headers, payloads and ring words, and 8- or 16-byte granules. There is no read-modify-write: a bus
+// between the two sides would not carry it. Private memory (staging, the kernel's own) is read and written with plain
+// accesses through copies of constant size, which make no demands on the type of what lies there.
+//
+// 16-byte granules. x86-64: aligned 16-byte SSE moves are single-copy atomic on every processor that has AVX (Intel SDM
+// vol. 3A, 9.1.1; AMD APM vol. 2, 7.3.2). CUDA: `.b128` accesses are one memory operation of the PTX model (PTX ISA 8.3, sm_70).
+// Elsewhere rings use 8-byte granules.
+#ifndef SERVAL_MEMORY_H
+#define SERVAL_MEMORY_H
+
+#include "platform.h"
+
+#if SERVAL_CUDA
+#include <cuda/atomic>
+#elif defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace serval {
+namespace detail {
+
+#if SERVAL_CUDA
+
+template <class T>
+using SystemAtomic = cuda::atomic_ref<T, cuda::thread_scope_system>;
+
+SERVAL_INLINE uint64_t load_relaxed(const uint64_t* p) {
+    return SystemAtomic<uint64_t>(*const_cast<uint64_t*>(p)).load(cuda::memory_order_relaxed);
+}
+SERVAL_INLINE uint64_t load_acquire(const uint64_t* p) {
+    return SystemAtomic<uint64_t>(*const_cast<uint64_t*>(p)).load(cuda::memory_order_acquire);
+}
+SERVAL_INLINE void store_relaxed(uint64_t* p, uint64_t v) {
+    SystemAtomic<uint64_t>(*p).store(v, cuda::memory_order_relaxed);
+}
+SERVAL_INLINE void store_release(uint64_t* p, uint64_t v) {
+    SystemAtomic<uint64_t>(*p).store(v, cuda::memory_order_release);
+}
+
+#else
+
+SERVAL_INLINE uint64_t load_relaxed(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+SERVAL_INLINE uint64_t load_acquire(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+SERVAL_INLINE void store_relaxed(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+SERVAL_INLINE void store_release(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+
+#endif
+
+// The first `bytes` (at most 8) bytes at p as the low bytes of a word; the others are zero. Reads nothing beyond them.
+SERVAL_INLINE uint64_t private_bytes(const uint8_t* p, unsigned bytes) {
+    uint64_t v = 0;
+#if SERVAL_CUDA
+#pragma unroll 1
+#endif
+    for (unsigned i = 0; i < bytes; i++) v |= static_cast<uint64_t>(p[i]) << (8 * i);
+    return v;
+}
+// Reads a word of private memory; on CUDA, which has no unaligned accesses, a naturally aligned one.
+template <class T>
+SERVAL_INLINE T private_load(const void* p) {
+    T v;
+    __builtin_memcpy(&v, SERVAL_CUDA ? __builtin_assume_aligned(p, sizeof v) : p, sizeof v);
+    return v;
+}
+// Writes a naturally aligned word of private memory, whatever the type of what lies there.
+template <class T>
+SERVAL_INLINE void private_store(void* p, T v) {
+    __builtin_memcpy(__builtin_assume_aligned(p, sizeof v), &v, sizeof v);
+}
+
+// A unit of a granule ring: data words and the sequence that says which message they belong to.
+struct Granule8 {
+    static constexpr unsigned BYTES = 8, WORDS = 1;
+    uint32_t data[WORDS];
+    uint32_t sequence;
+
+    static SERVAL_INLINE Granule8 load(const uint8_t* p) {
+        uint64_t v = load_relaxed(reinterpret_cast<const uint64_t*>(p));
+        return {{static_cast<uint32_t>(v)}, static_cast<uint32_t>(v >> 32)};
+    }
+    SERVAL_INLINE void store(uint8_t* p) const {
+        store_relaxed(reinterpret_cast<uint64_t*>(p), data[0] | static_cast<uint64_t>(sequence) << 32);
+    }
+};
+
+#if SERVAL_CUDA || defined(__x86_64__)
+#define SERVAL_HAS_GRANULE16 1
+struct Granule16 {
+    static constexpr unsigned BYTES = 16, WORDS = 3;
+    uint32_t data[WORDS];
+    uint32_t sequence;
+
+    static SERVAL_INLINE Granule16 load(const uint8_t* p);
+    SERVAL_INLINE void store(uint8_t* p) const;
+};
+
+#if SERVAL_CUDA
+
+SERVAL_INLINE Granule16 Granule16::load(const uint8_t* p) {
+    uint64_t low, high;
+    asm volatile(
+        "{ .reg .b128 unit;\n\t"
+        "ld.relaxed.sys.global.b128 unit, [%2];\n\t"
+        "mov.b128 {%0, %1}, unit; }"
+        : "=l"(low), "=l"(high)
+        : "l"(__cvta_generic_to_global(p))
+        : "memory");
+    return {{static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high)},
+            static_cast<uint32_t>(high >> 32)};
+}
+SERVAL_INLINE void Granule16::store(uint8_t* p) const {
+    uint64_t low = data[0] | static_cast<uint64_t>(data[1]) << 32;
+    uint64_t high = data[2] | static_cast<uint64_t>(sequence) << 32;
+    asm volatile(
+        "{ .reg .b128 unit;\n\t"
+        "mov.b128 unit, {%1, %2};\n\t"
+        "st.relaxed.sys.global.b128 [%0], unit; }"
+        :
+        : "l"(__cvta_generic_to_global(p)), "l"(low), "l"(high)
+        : "memory");
+}
+
+#else
+
+typedef uint32_t Vector16 __attribute__((vector_size(16), may_alias));
+#if defined(__AVX__)
+#define SERVAL_MOVE16 "vmovdqa"
+#else
+#define SERVAL_MOVE16 "movdqa"
+#endif
+
+// Inline assembly, because a compiler may split a vector access but not an instruction.
+SERVAL_INLINE Granule16 Granule16::load(const uint8_t* p) {
+    Vector16 v;
+    asm volatile(SERVAL_MOVE16 " %1, %0" : "=x"(v) : "m"(*reinterpret_cast<const Vector16*>(p)));
+    return {{v[0], v[1], v[2]}, v[3]};
+}
+SERVAL_INLINE void Granule16::store(uint8_t* p) const {
+    Vector16 v = {data[0], data[1], data[2], sequence};
+    asm volatile(SERVAL_MOVE16 " %1, %0" : "=m"(*reinterpret_cast<Vector16*>(p)) : "x"(v));
+}
+
+#endif
+#else
+#define SERVAL_HAS_GRANULE16 0
+#endif
+
+// Does this machine move 16-byte granules in one piece?
+inline SERVAL_DEVICE bool granule16_supported() {
+#if SERVAL_CUDA
+    return true;
+#elif defined(__x86_64__)
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_AVX);
+#else
+    return false;
+#endif
+}
+
+// Keeps the host compiler from moving granule accesses (inline assembly) across; the processor side is the business of the
+// ordered load or store that stands next to it.
+SERVAL_INLINE void granule_barrier() {
+#if !SERVAL_CUDA
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
+}  // namespace detail
+}  // namespace serval
+
+#endif

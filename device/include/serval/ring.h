@@ -1,0 +1,457 @@
+// The two ends of a ring: Consumer reads messages, Producer writes them. The layout, the protocols and the arena are
+// explained in crates/mqueue/src/abi.rs, their correctness in ORDERING.md.
+//
+// Neither end trusts what it reads: a word is loaded once, checked, and the checked copy is used. What a ring says about
+// itself was checked when the block started (join.h) and is kept in private memory.
+//
+// Ordering edges (`RX_*` when the ring runs toward the accelerator, `TX_*` when it runs toward the engine; this library uses
+// Consumer for RX rings and Producer for TX rings, its tests also play the engine with the other halves):
+//
+// - PUBLISH: the producer's payload and header happen before the consumer's copy. `doorbell`: release store of the head,
+//   acquire load of the head. `granule`: each unit proves itself by its sequence; no two units are ordered.
+// - RELEASE: the consumer's copy happens before the producer's next write of the slot. Release store of the tail, acquire
+//   load of the tail, in both protocols.
+#ifndef SERVAL_RING_H
+#define SERVAL_RING_H
+
+#include "abi.h"
+#include "memory.h"
+
+namespace serval {
+namespace detail {
+
+// A private copy of a slot's header, arranged as in the slot.
+struct Header {
+    uint64_t token;
+    uint64_t tag;
+    uint64_t arena_offset;
+    uint32_t len;
+    uint8_t kind;
+    uint8_t status;
+    uint16_t flags;
+
+    // The header's last eight bytes.
+    SERVAL_INLINE uint64_t pack() const {
+        return len | static_cast<uint64_t>(kind) << 32 | static_cast<uint64_t>(status) << 40 |
+               static_cast<uint64_t>(flags) << 48;
+    }
+    // The header's n-th four bytes.
+    SERVAL_INLINE uint32_t word(unsigned n) const {
+        const uint64_t pair = n < 2 ? token : n < 4 ? tag : n < 6 ? arena_offset : pack();
+        return static_cast<uint32_t>(pair >> (n % 2 * 32));
+    }
+    SERVAL_INLINE void unpack(uint64_t word) {
+        len = static_cast<uint32_t>(word);
+        kind = static_cast<uint8_t>(word >> 32);
+        status = static_cast<uint8_t>(word >> 40);
+        flags = static_cast<uint16_t>(word >> 48);
+    }
+};
+constexpr unsigned HEADER_BYTES = sizeof(serval_slot_header);
+static_assert(sizeof(Header) == HEADER_BYTES, "a header is copied word by word");
+constexpr unsigned HEADER_WORDS = HEADER_BYTES / 4;
+
+// Units of a message of `len` payload bytes, and of a slot of `len` inline bytes.
+template <class Granule>
+SERVAL_INLINE unsigned units_for(unsigned len) {
+    return (HEADER_BYTES + len + 4 * Granule::WORDS - 1) / (4 * Granule::WORDS);
+}
+
+// A checked, private description of a ring.
+struct Ring {
+    uint8_t* slots;
+    uint64_t* head;
+    uint64_t* tail;
+    uint8_t* arena;
+    uint64_t arena_bytes;
+    uint32_t mask;   // depth - 1
+    uint32_t shift;  // log2(depth)
+    uint32_t stride;
+    uint32_t inline_bytes;
+    uint32_t len_max;
+    uint8_t protocol;
+
+    SERVAL_INLINE uint8_t* slot(uint64_t n) const { return slots + static_cast<uint64_t>(n & mask) * stride; }
+    SERVAL_INLINE uint64_t depth() const { return static_cast<uint64_t>(mask) + 1; }
+
+    // May a message have this header?
+    SERVAL_INLINE bool accepts(const Header& h) const {
+        if (h.kind - 1u >= 2u || h.len > len_max) return false;
+        if (SERVAL_LIKELY(h.flags == 0)) return h.len <= inline_bytes;
+        uint64_t room = (static_cast<uint64_t>(h.len) + 7) & ~uint64_t{7};
+        return h.flags == SERVAL_FLAG_ARENA && arena_bytes >= room && h.arena_offset % 8 == 0 &&
+               h.arena_offset <= arena_bytes - room;
+    }
+};
+
+enum class Look : uint8_t { NONE, FOUND, CORRUPT };
+
+// The reading end of a ring. Look for a message, copy it, advance over it, in this order; release gives slots back.
+struct Consumer {
+    Ring ring;
+    uint64_t next;      // messages read
+    uint64_t released;  // of those, the ones whose slots were given back
+    uint64_t head;      // messages known to be published (doorbell)
+    Header message;     // what look() found
+
+    // Called by the crew. FOUND: `message` is filled and checked. With the granule protocols the payload is then already in `to`,
+    // which has room for len_max rounded up to 8 bytes; with doorbell part of it. A message of which not every unit is there yet
+    // is NONE.
+    SERVAL_INLINE Look look(uint8_t* to) {
+        if (ring.protocol == SERVAL_PROTOCOL_DOORBELL) return look_doorbell(to);
+#if SERVAL_HAS_GRANULE16
+        if (ring.protocol == SERVAL_PROTOCOL_GRANULE16) return look_granule<Granule16>(to);
+#endif
+        return look_granule<Granule8>(to);
+    }
+
+    // Called by the block after FOUND: copies what look() has left of the payload to `to`.
+    SERVAL_INLINE void copy(uint8_t* to) const {
+        if (ring.protocol != SERVAL_PROTOCOL_DOORBELL) return;
+        const bool in_slot = SERVAL_LIKELY(message.flags == 0);
+        const uint8_t* from = in_slot ? ring.slot(next) + HEADER_BYTES : ring.arena + message.arena_offset;
+        const unsigned words = (message.len + 7) / 8;
+        for (unsigned i = (in_slot ? FETCHED_WORDS : 0) + block_rank(); i < words; i += block_size())
+            private_store(to + 8 * i, load_relaxed(reinterpret_cast<const uint64_t*>(from) + i));
+    }
+
+    // Called by the leader once every thread has copied.
+    SERVAL_INLINE void advance() { next++; }
+
+    // Called by the leader: the producer may use the slots of all messages read again.
+    SERVAL_INLINE void release() {
+        released = next;
+        granule_barrier();
+        // EDGE RX_RELEASE (release half)
+        store_release(ring.tail, next);
+    }
+
+  private:
+    // Payload words that look() fetches together with a doorbell header.
+    static constexpr unsigned FETCHED_WORDS = SERVAL_CUDA ? CREW_SIZE - HEADER_BYTES / 8 : 0;
+
+    SERVAL_INLINE Look look_doorbell(uint8_t* to) {
+        if (next == head) {
+            // EDGE RX_PUBLISH (acquire half)
+            uint64_t seen = crew_first(leader() ? load_acquire(ring.head) : 0);
+            if (seen == next) return Look::NONE;
+            if (SERVAL_UNLIKELY(seen - next > ring.depth())) return Look::CORRUPT;
+            if (leader()) head = seen;
+        }
+        return fetch(reinterpret_cast<const uint64_t*>(ring.slot(next)), to);
+    }
+
+#if SERVAL_CUDA
+    // One trip for the header and a short payload: every lane fetches a word.
+    SERVAL_INLINE Look fetch(const uint64_t* slot, uint8_t* to) {
+        const unsigned lane = crew_rank(), at = 8 * lane - HEADER_BYTES;
+        uint64_t word = 0;
+        if (8 * lane < HEADER_BYTES + ring.inline_bytes) word = load_relaxed(slot + lane);
+        Header h;
+        h.unpack(__shfl_sync(~0u, static_cast<unsigned long long>(word), 3));
+        h.arena_offset = __shfl_sync(~0u, static_cast<unsigned long long>(word), 2);
+        if (lane < HEADER_BYTES / 8) private_store(reinterpret_cast<uint64_t*>(&message) + lane, word);
+        if (lane >= HEADER_BYTES / 8 && h.flags == 0 && h.len <= ring.inline_bytes && at < h.len) private_store(to + at, word);
+        crew_sync();
+        return ring.accepts(h) ? Look::FOUND : Look::CORRUPT;
+    }
+
+    // One poll reads one 128-byte line, a lane a unit: a short message arrives with the poll that finds it.
+    template <class Granule>
+    SERVAL_INLINE Look look_granule(uint8_t* to) {
+        constexpr unsigned LINE_UNITS = SERVAL_LINE_BYTES / Granule::BYTES;
+        constexpr unsigned HEADER_UNITS = (HEADER_WORDS + Granule::WORDS - 1) / Granule::WORDS;
+        const uint8_t* slot = ring.slot(next);
+        const uint32_t sequence = static_cast<uint32_t>(next + 1);
+        const unsigned lane = crew_rank();
+        const unsigned slot_units = units_for<Granule>(ring.inline_bytes);
+
+        Granule unit = {};
+        bool valid = false;
+        if (lane < LINE_UNITS && lane < slot_units) {
+            unit = Granule::load(slot + lane * Granule::BYTES);
+            valid = unit.sequence == sequence;
+        }
+        unsigned ready = __ballot_sync(~0u, valid);
+        constexpr unsigned HEADER_MASK = (1u << HEADER_UNITS) - 1;
+        if ((ready & HEADER_MASK) != HEADER_MASK) return Look::NONE;
+
+        // Only a header whose units are all there is looked at.
+        Header h = {};
+        h.unpack(header_word<Granule>(unit, 6) | static_cast<uint64_t>(header_word<Granule>(unit, 7)) << 32);
+        if (h.kind == 0) return Look::NONE;  // never written
+        if (!ring.accepts(h) || h.flags != 0) return Look::CORRUPT;
+
+        const unsigned units = units_for<Granule>(h.len);
+        bool complete = valid || lane >= LINE_UNITS || lane >= units;
+        if (lane < LINE_UNITS) deliver(unit, lane, h.len, to);
+        // The rest: many loads under way at once.
+        constexpr unsigned BATCH = 4;
+        for (unsigned first = LINE_UNITS + lane; first < units; first += BATCH * CREW_SIZE) {
+            Granule batch[BATCH];
+#pragma unroll
+            for (unsigned k = 0; k < BATCH; k++)
+                if (first + k * CREW_SIZE < units) batch[k] = Granule::load(slot + (first + k * CREW_SIZE) * Granule::BYTES);
+#pragma unroll
+            for (unsigned k = 0; k < BATCH; k++) {
+                if (first + k * CREW_SIZE >= units) continue;
+                complete = complete && batch[k].sequence == sequence;
+                deliver(batch[k], first + k * CREW_SIZE, h.len, to);
+            }
+        }
+        complete = crew_all(complete);
+        crew_sync();
+        return complete ? Look::FOUND : Look::NONE;
+    }
+
+    template <class Granule>
+    static SERVAL_INLINE uint32_t header_word(const Granule& unit, unsigned n) {
+        return __shfl_sync(~0u, unit.data[n % Granule::WORDS], n / Granule::WORDS);
+    }
+
+    // Puts the words of unit `i` where they belong, the header's into `message`; none beyond `len` rounded up to 4.
+    template <class Granule>
+    SERVAL_INLINE void deliver(const Granule& unit, unsigned i, uint32_t len, uint8_t* to) {
+#pragma unroll
+        for (unsigned k = 0; k < Granule::WORDS; k++) {
+            const unsigned n = i * Granule::WORDS + k, at = 4 * (n - HEADER_WORDS);
+            uint8_t* place = n < HEADER_WORDS ? reinterpret_cast<uint8_t*>(&message) + 4 * n : to + at;
+            if (n < HEADER_WORDS || at < len) private_store(place, unit.data[k]);
+        }
+    }
+
+#else
+    SERVAL_INLINE Look fetch(const uint64_t* slot, uint8_t*) {
+        message.token = load_relaxed(slot);
+        message.tag = load_relaxed(slot + 1);
+        message.arena_offset = load_relaxed(slot + 2);
+        message.unpack(load_relaxed(slot + 3));
+        return SERVAL_LIKELY(ring.accepts(message)) ? Look::FOUND : Look::CORRUPT;
+    }
+
+    template <class Granule>
+    SERVAL_INLINE Look look_granule(uint8_t* to) {
+        constexpr unsigned HEADER_UNITS = (HEADER_WORDS + Granule::WORDS - 1) / Granule::WORDS;
+        const uint8_t* slot = ring.slot(next);
+        const uint32_t sequence = static_cast<uint32_t>(next + 1);
+
+        uint32_t word[HEADER_UNITS * Granule::WORDS];
+        for (unsigned i = 0; i < HEADER_UNITS; i++) {
+            // EDGE RX_PUBLISH (acquire half): the unit carries its own proof.
+            Granule unit = Granule::load(slot + i * Granule::BYTES);
+            if (unit.sequence != sequence) return Look::NONE;
+            for (unsigned k = 0; k < Granule::WORDS; k++) word[i * Granule::WORDS + k] = unit.data[k];
+        }
+        Header h;
+        if (!unpack_words(word, h)) return Look::NONE;
+        if (SERVAL_UNLIKELY(!ring.accepts(h) || h.flags != 0)) return Look::CORRUPT;
+
+        // Payload words that share a unit with the header, then whole units, then the last one.
+        for (unsigned k = HEADER_WORDS; k < HEADER_UNITS * Granule::WORDS; k++)
+            if (4 * (k - HEADER_WORDS) < h.len) private_store(to + 4 * (k - HEADER_WORDS), word[k]);
+        const unsigned units = units_for<Granule>(h.len);
+        for (unsigned i = HEADER_UNITS; i < units; i++) {
+            Granule unit = Granule::load(slot + i * Granule::BYTES);
+            if (SERVAL_UNLIKELY(unit.sequence != sequence)) return Look::NONE;
+            deliver(unit, i, h.len, to);
+        }
+        message = h;
+        return Look::FOUND;
+    }
+
+    // False for kind 0: memory that was never written is no message, whatever its sequence.
+    static SERVAL_INLINE bool unpack_words(const uint32_t* word, Header& h) {
+        h.token = word[0] | static_cast<uint64_t>(word[1]) << 32;
+        h.tag = word[2] | static_cast<uint64_t>(word[3]) << 32;
+        h.arena_offset = word[4] | static_cast<uint64_t>(word[5]) << 32;
+        h.unpack(word[6] | static_cast<uint64_t>(word[7]) << 32);
+        return h.kind != 0;
+    }
+
+    // Writes the payload words of unit `i` to their place; none beyond `len` rounded up to 4.
+    template <class Granule>
+    static SERVAL_INLINE void deliver(const Granule& unit, unsigned i, uint32_t len, uint8_t* to) {
+        const unsigned word = i * Granule::WORDS;
+        if (SERVAL_LIKELY(word >= HEADER_WORDS && 4 * (word + Granule::WORDS - HEADER_WORDS) <= len)) {
+            for (unsigned k = 0; k < Granule::WORDS; k++) private_store(to + 4 * (word + k - HEADER_WORDS), unit.data[k]);
+            return;
+        }
+        for (unsigned k = 0; k < Granule::WORDS; k++)
+            if (word + k >= HEADER_WORDS && 4 * (word + k - HEADER_WORDS) < len)
+                private_store(to + 4 * (word + k - HEADER_WORDS), unit.data[k]);
+    }
+#endif
+};
+
+// Arena space a producer waits for: in the order of sending, so that space is taken back from the front. A message beyond
+// the last entry joins it, which only delays when its space comes back.
+struct ArenaUse {
+    static constexpr unsigned ENTRIES = 16;
+    uint64_t after[ENTRIES];  // space is free once the tail has reached this
+    uint64_t bytes[ENTRIES];
+    uint32_t first;
+    uint32_t count;
+    uint64_t cursor;  // offset of the next payload
+    uint64_t used;
+};
+
+// The writing end of a ring. Begin, reserve until there is room, write, publish, in this order.
+struct Producer {
+    Ring ring;
+    uint64_t next;        // messages published
+    uint64_t tail;        // slots known to be released
+    Header message;       // under way
+    uint64_t place_end;   // where its payload ends in the arena
+    uint64_t place_room;  // arena bytes it takes, the skipped end included; 0 for an inline payload
+    ArenaUse use;
+
+    // Called by the leader: the next message has this header. Arena offset and flags are this end's business.
+    SERVAL_INLINE void begin(const Header& h) {
+        message = h;
+        place_room = 0;
+    }
+
+    // Called by the leader. FOUND: there is a slot, and arena space, for the message. Its length must be at most len_max.
+    SERVAL_INLINE Look reserve() {
+        if (SERVAL_UNLIKELY(next - tail >= ring.depth())) {
+            Look look = refresh();
+            if (look != Look::FOUND) return look;
+        }
+        return SERVAL_LIKELY(message.len <= ring.inline_bytes) ? Look::FOUND : reserve_arena(message.len);
+    }
+
+    // Called by the block: writes the message with its payload `data`, the same for every thread. The host reads nothing beyond its
+    // length; on CUDA `data` is 8-byte aligned and readable to a multiple of 8 bytes.
+    SERVAL_INLINE void write(const uint8_t* data) const {
+        if (ring.protocol == SERVAL_PROTOCOL_DOORBELL) return write_doorbell(data);
+#if SERVAL_HAS_GRANULE16
+        if (ring.protocol == SERVAL_PROTOCOL_GRANULE16) return write_granule<Granule16>(data);
+#endif
+        write_granule<Granule8>(data);
+    }
+
+    // Called by the leader once every thread has written.
+    SERVAL_INLINE void publish() {
+        if (place_room) take_arena();
+        next++;
+        if (ring.protocol == SERVAL_PROTOCOL_DOORBELL) {
+            // EDGE TX_PUBLISH (release half)
+            store_release(ring.head, next);
+        } else {
+            // No consumer needs it, the units were published one by one. But on the host others look at heads to learn which rings
+            // to look at, and see this one only with its units.
+            granule_barrier();
+            // EDGE TX_PUBLISH (release half): for listeners of doorbells
+            if (SERVAL_CUDA)
+                store_relaxed(ring.head, next);
+            else
+                store_release(ring.head, next);
+        }
+    }
+
+  private:
+    // Reads the tail again. FOUND: a slot is free.
+    SERVAL_INLINE Look refresh() {
+        // EDGE TX_RELEASE (acquire half)
+        uint64_t seen = load_acquire(ring.tail);
+        if (SERVAL_UNLIKELY(next - seen > ring.depth())) return Look::CORRUPT;
+        tail = seen;
+        return next - seen < ring.depth() ? Look::FOUND : Look::NONE;
+    }
+
+    inline SERVAL_DEVICE Look reserve_arena(uint32_t len) {
+        uint64_t room = (static_cast<uint64_t>(len) + 7) & ~uint64_t{7};
+        for (bool fresh = false;; fresh = true) {
+            while (use.count && static_cast<int64_t>(tail - use.after[use.first]) >= 0) {
+                use.used -= use.bytes[use.first];
+                use.first = (use.first + 1) % ArenaUse::ENTRIES;
+                use.count--;
+            }
+            if (use.used == 0) use.cursor = 0;
+            bool wraps = use.cursor + room > ring.arena_bytes;
+            uint64_t skip = wraps ? ring.arena_bytes - use.cursor : 0;
+            if (use.used + skip + room <= ring.arena_bytes) {
+                message.arena_offset = wraps ? 0 : use.cursor;
+                message.flags = SERVAL_FLAG_ARENA;
+                place_end = message.arena_offset + room;
+                place_room = skip + room;
+                return Look::FOUND;
+            }
+            if (fresh) return Look::NONE;
+            Look look = refresh();
+            if (look != Look::FOUND) return look;
+        }
+    }
+
+    inline SERVAL_DEVICE void take_arena() {
+        use.cursor = place_end;
+        use.used += place_room;
+        unsigned slot = (use.first + use.count) % ArenaUse::ENTRIES;
+        if (use.count == ArenaUse::ENTRIES) {
+            slot = (use.first + use.count - 1) % ArenaUse::ENTRIES;
+            use.bytes[slot] += place_room;
+        } else {
+            use.bytes[slot] = place_room;
+            use.count++;
+        }
+        use.after[slot] = next + 1;
+    }
+
+    SERVAL_INLINE void write_doorbell(const uint8_t* data) const {
+        uint8_t* slot = ring.slot(next);
+        const uint32_t len = message.len, words = len / 8;
+        if (leader()) {
+            uint64_t* word = reinterpret_cast<uint64_t*>(slot);
+            store_relaxed(word, message.token);
+            store_relaxed(word + 1, message.tag);
+            store_relaxed(word + 2, message.arena_offset);
+            store_relaxed(word + 3, message.pack());
+        }
+        uint64_t* to = reinterpret_cast<uint64_t*>(message.flags ? ring.arena + message.arena_offset : slot + HEADER_BYTES);
+        for (unsigned i = block_rank(); i < words; i += block_size()) store_relaxed(to + i, private_load<uint64_t>(data + 8 * i));
+        // The last word is padded with zeros.
+        if (len % 8 && leader()) store_relaxed(to + words, private_bytes(data + 8 * words, len % 8));
+    }
+
+    template <class Granule>
+    SERVAL_INLINE void write_granule(const uint8_t* data) const {
+        uint8_t* slot = ring.slot(next);
+        const uint32_t sequence = static_cast<uint32_t>(next + 1), len = message.len;
+        // Every unit is stamped anew in some laps, so that no old sequence can come round again.
+        const bool restamp = (next >> ring.shift) % SERVAL_RESTAMP_LAPS == 0;
+        const unsigned units = units_for<Granule>(restamp ? ring.inline_bytes : len);
+        for (unsigned i = block_rank(); i < units; i += block_size()) {
+            Granule unit;
+            unit.sequence = sequence;
+            const unsigned first = i * Granule::WORDS;
+            if (!SERVAL_CUDA && SERVAL_LIKELY(first >= HEADER_WORDS && 4 * (first + Granule::WORDS - HEADER_WORDS) <= len)) {
+                for (unsigned k = 0; k < Granule::WORDS; k++)
+                    unit.data[k] = private_load<uint32_t>(data + 4 * (first + k - HEADER_WORDS));
+            } else {
+                for (unsigned k = 0; k < Granule::WORDS; k++) unit.data[k] = string_word(data, len, first + k);
+            }
+            // EDGE TX_PUBLISH (release half): the unit carries its own proof.
+            unit.store(slot + i * Granule::BYTES);
+        }
+    }
+
+    // The n-th word of header and payload, zero beyond the end.
+    SERVAL_INLINE uint32_t string_word(const uint8_t* data, uint32_t len, unsigned n) const {
+        const uint32_t at = 4 * (n - HEADER_WORDS);
+#if SERVAL_CUDA
+        // Lanes hold different words: no branch, so that they stay together.
+        const uint32_t beyond = n < HEADER_WORDS || at + 4 <= len ? 0 : at + 4 - len;
+        const uint8_t* from = n < HEADER_WORDS ? reinterpret_cast<const uint8_t*>(&message) + 4 * n : data + at;
+        return beyond < 4 ? private_load<uint32_t>(from) & ~0u >> 8 * beyond : 0;
+#else
+        if (n < HEADER_WORDS) return message.word(n);
+        if (at + 4 <= len) return private_load<uint32_t>(data + at);
+        return at < len ? static_cast<uint32_t>(private_bytes(data + at, len - at)) : 0;
+#endif
+    }
+};
+
+}  // namespace detail
+}  // namespace serval
+
+#endif

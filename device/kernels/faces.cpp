@@ -1,0 +1,109 @@
+// faces: is this the face that the database knows under this label?
+//
+// Request: 12-byte label, then 32x32 grey bytes. Reply: u32 verdict (0 no match, 1 match, 2 unknown label, 3 database
+// unavailable), float32 distance, both little endian; the distance is 0 when nothing was compared. `params.threshold` is the
+// largest distance of a match. The comparison is in models/faces.h.
+//
+// Backend 0 is a memcached database, spoken to in its text protocol: the request is a whole command, line end included, and the
+// answer is the whole response. Key: `face:` and the label as 24 hex digits. Value: the 1024 bytes of the picture. An answer that is
+// neither that value nor a miss counts as an unavailable database.
+#include <serval/kernel.h>
+
+#include "../models/faces.h"
+
+namespace serval_faces_kernel {
+
+constexpr unsigned LABEL_BYTES = 12;
+constexpr unsigned PICTURE_BYTES = 1024;
+constexpr unsigned KEY_BYTES = 5 + 2 * LABEL_BYTES;
+constexpr unsigned QUERY_BYTES = 4 + KEY_BYTES + 2;  // "get KEY\r\n"
+enum Verdict : uint32_t { NO_MATCH = 0, MATCH = 1, UNKNOWN = 2, UNAVAILABLE = 3 };
+struct Answer {
+    uint32_t verdict;
+    float distance;
+};
+
+// Writes the query for a label; each thread its share.
+inline SERVAL_DEVICE void write_query(const serval::Block& block, const uint8_t* label, char* query) {
+    for (unsigned i = block.rank(); i < QUERY_BYTES; i += block.size()) {
+        const unsigned digit = i - 9;
+        if (i < 9)
+            query[i] = "get face:"[i];
+        else if (digit < 2 * LABEL_BYTES)
+            query[i] = "0123456789abcdef"[(digit % 2 ? label[digit / 2] : label[digit / 2] >> 4) & 15];
+        else
+            query[i] = i == QUERY_BYTES - 1 ? '\n' : '\r';
+    }
+}
+
+// Reads a response from the front.
+struct Reader {
+    const uint8_t* at;
+    uint32_t left;
+
+    SERVAL_DEVICE bool skip(const char* text, unsigned bytes) {
+        if (left < bytes) return false;
+        for (unsigned i = 0; i < bytes; i++)
+            if (at[i] != static_cast<uint8_t>(text[i])) return false;
+        at += bytes;
+        left -= bytes;
+        return true;
+    }
+    // A decimal number of at most nine digits.
+    SERVAL_DEVICE bool number(uint32_t& value) {
+        unsigned digits = 0;
+        for (value = 0; left > 0 && digits < 10 && *at >= '0' && *at <= '9'; at++, left--, digits++)
+            value = value * 10 + (*at - '0');
+        return digits > 0 && digits < 10;
+    }
+};
+
+// The picture in the response to `query`; null when there is none, `verdict` says why.
+inline SERVAL_DEVICE const uint8_t* read_response(const serval::Message& answer, const char* query, uint32_t& verdict) {
+    verdict = UNAVAILABLE;
+    if (answer.status() != serval::OK) return nullptr;
+    Reader r = {answer.as<const uint8_t>(), answer.len()};
+    if (answer.len() == 5 && r.skip("END\r\n", 5)) {
+        verdict = UNKNOWN;
+        return nullptr;
+    }
+    uint32_t flags, bytes;
+    if (!r.skip("VALUE ", 6) || !r.skip(query + 4, KEY_BYTES) || !r.skip(" ", 1) || !r.number(flags) || !r.skip(" ", 1) ||
+        !r.number(bytes) || !r.skip("\r\n", 2) || bytes != PICTURE_BYTES || r.left != PICTURE_BYTES + 7)
+        return nullptr;
+    const uint8_t* picture = r.at;
+    r.at += PICTURE_BYTES;
+    r.left -= PICTURE_BYTES;
+    return r.skip("\r\nEND\r\n", 7) ? picture : nullptr;
+}
+
+}  // namespace serval_faces_kernel
+
+SERVAL_KERNEL(faces) (serval::Block& block, serval::Mqueue& q) {
+    using namespace serval_faces_kernel;
+    SERVAL_SHARED serval_faces::Scratch scratch;
+    SERVAL_SHARED char query[QUERY_BYTES];
+    const float threshold = static_cast<float>(block.param("threshold", serval_faces::DEFAULT_THRESHOLD));
+    uint64_t tag = 0;
+    while (auto msg = q.recv(block)) {
+        if (msg.len() != LABEL_BYTES + PICTURE_BYTES) {
+            q.drop(block, msg, serval::BAD_LENGTH);
+            continue;
+        }
+        Answer result = {UNAVAILABLE, 0};
+        write_query(block, msg.as<const uint8_t>(), query);
+        if (q.backends() > 0 && q.backend(0).send(block, query, QUERY_BYTES, ++tag)) {
+            serval::Message answer = q.backend(0).recv(block);
+            while (answer && answer.tag() != tag) answer = q.backend(0).recv(block);
+            if (!answer) break;
+            if (const uint8_t* stored = read_response(answer, query, result.verdict)) {
+                auto face = serval_faces::verify(block.rank(), block.size(), [&] { block.sync(); },
+                                                 msg.as<const uint8_t>() + LABEL_BYTES, stored, threshold, scratch);
+                result = {face.match ? MATCH : NO_MATCH, face.distance};
+            }
+        }
+        auto reply = q.reply(block, msg, sizeof result);
+        if (reply && block.rank() == 0) *reply.as<Answer>() = result;
+        q.send(block, reply);
+    }
+}

@@ -1,0 +1,45 @@
+//! How an input becomes a case: one byte chooses framing, maximum and chunks, the rest is the stream.
+
+#[path = "../../crates/wire/tests/support/mod.rs"]
+mod support;
+
+pub(crate) use support::{Side, check_split, converse};
+use wire::framing::Framing;
+
+/// bits 0-2: framing, bits 3-4: maximum, bits 5-7: chunk sizes.
+pub(crate) fn run(side: Side, input: &[u8]) {
+    let Some((selector, stream)) = input.split_first() else { return };
+    let framing = [
+        Framing::Memcached,
+        Framing::Line,
+        Framing::LengthU16,
+        Framing::LengthU32,
+        Framing::Sockperf,
+        Framing::Fixed(5),
+        Framing::Raw,
+        Framing::Memcached,
+    ][usize::from(selector & 7)];
+    let max = [4096, 64, 14, 1][usize::from(selector >> 3 & 3)];
+    let sizes: &[usize] =
+        [&[1][..], &[2], &[3, 1], &[7, 64, 2], &[16], &[100, 1, 1], &[1500], &[13, 5]]
+            [usize::from(selector >> 5)];
+    check_split(framing, side, max, stream, sizes);
+    check_encoding(framing, side, stream);
+}
+
+/// The stream as a payload: either refused without a trace, or one message to the other side.
+fn check_encoding(framing: Framing, side: Side, payload: &[u8]) {
+    let mut out = Vec::new();
+    let encoded = match side {
+        Side::Request => framing.encode_request(payload, &mut out),
+        Side::Response => framing.encode_reply(payload, &mut out),
+    };
+    let as_produced = matches!(framing, Framing::Raw | Framing::Fixed(_)) && side == Side::Response;
+    if encoded.is_err() {
+        assert!(out.is_empty());
+    } else if !as_produced {
+        let transcript = converse(framing, side, payload.len().max(14), [&out[..]], true);
+        assert_eq!(transcript.events.len(), 1);
+        assert_eq!(transcript.payload(), payload);
+    }
+}

@@ -1,0 +1,208 @@
+//! Continuous integration: `cargo xtask ci STEP...`.
+//!
+//! Quiet about what passes: one line a step. A step that fails shows everything it printed. What could
+//! not run on this machine says why, and the last line counts it as skipped.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use crate::files::root;
+use crate::{Findings, abi, drop_reasons, edges, tidy};
+
+/// How a step ended well.
+enum Done {
+    Passed,
+    /// The machine lacks something; says what.
+    NotRun(String),
+}
+
+type Outcome = Result<Done, Findings>;
+
+struct Step {
+    name: &'static str,
+    what: &'static str,
+    run: fn() -> Outcome,
+}
+
+const STEPS: &[Step] = &[
+    Step { name: "fmt", what: "cargo fmt", run: fmt },
+    Step { name: "clippy", what: "clippy, warnings refused", run: clippy },
+    Step { name: "tidy", what: "house rules", run: || found(tidy::check()) },
+    Step { name: "edges", what: "ordering edges", run: || found(edges::check()) },
+    Step {
+        name: "abi-diff",
+        what: "generated files are up to date",
+        run: || found(abi::differences()),
+    },
+    Step {
+        name: "drop-reasons",
+        what: "a test for each",
+        run: || found(drop_reasons::check(false)),
+    },
+    Step { name: "test", what: "cargo test", run: test },
+    Step { name: "device", what: "the device library and the kernels on the host", run: device },
+    Step { name: "models", what: "LeNet and faces against their references", run: models },
+    Step { name: "tsan", what: "the device library under ThreadSanitizer", run: tsan },
+    Step { name: "nvcc", what: "every kernel compiles for sm_90", run: nvcc },
+    Step { name: "wasm", what: "the sans-IO crates build for wasm32", run: wasm },
+    Step { name: "loom", what: "the rings under loom", run: loom },
+    Step { name: "miri", what: "the rings under Miri (nightly)", run: miri },
+    Step { name: "asan", what: "the rings under AddressSanitizer (nightly)", run: asan },
+    Step { name: "docs", what: "rustdoc, warnings refused", run: docs },
+];
+
+/// Runs the named steps (`all` for every one), or lists them.
+pub(crate) fn run(names: &[&str]) -> ExitCode {
+    if names.is_empty() {
+        println!("usage: cargo xtask ci STEP...   (all: every step)\n");
+        for step in STEPS {
+            println!("  {:13} {}", step.name, step.what);
+        }
+        return ExitCode::SUCCESS;
+    }
+    let everything = names == ["all"];
+    let known = |name: &&&str| !STEPS.iter().any(|step| step.name == **name);
+    if let Some(unknown) = names.iter().find(known).filter(|_| !everything) {
+        eprintln!("ci: no step {unknown:?}; `cargo xtask ci` lists them");
+        return ExitCode::from(2);
+    }
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    for step in STEPS.iter().filter(|step| everything || names.contains(&step.name)) {
+        print!("{:13} {:50} ", step.name, step.what);
+        // A terminal shows what is running.
+        let _ = std::io::stdout().flush();
+        let start = Instant::now();
+        let outcome = (step.run)();
+        let seconds = start.elapsed().as_secs();
+        match outcome {
+            Ok(Done::Passed) => {
+                passed += 1;
+                println!("passed {seconds:5} s");
+            }
+            Ok(Done::NotRun(why)) => {
+                skipped += 1;
+                println!("SKIPPED: {why}");
+            }
+            Err(findings) => {
+                failed += 1;
+                println!("FAILED {seconds:5} s");
+                for finding in &findings {
+                    println!("{}: {finding}", step.name);
+                }
+            }
+        }
+    }
+    println!("\n{passed} passed, {failed} failed, {skipped} skipped");
+    if failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn found(findings: Findings) -> Outcome {
+    if findings.is_empty() { Ok(Done::Passed) } else { Err(findings) }
+}
+
+/// Runs a command in the root with environment variables added.
+fn command(line: &str, environment: &[(&str, &str)]) -> Outcome {
+    let mut words = line.split(' ');
+    let program = words.next().expect("a program");
+    let output = Command::new(program)
+        .args(words)
+        .envs(environment.iter().copied())
+        .current_dir(root())
+        .stdin(Stdio::null())
+        .output();
+    match output {
+        Ok(output) if output.status.success() => Ok(Done::Passed),
+        Ok(output) => {
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            let (out, err) = (text(&output.stdout), text(&output.stderr));
+            Err(vec![format!("`{line}`: {}\n{out}{err}", output.status)])
+        }
+        Err(error) => Err(vec![format!("`{line}`: {error}")]),
+    }
+}
+
+fn fmt() -> Outcome {
+    command("cargo fmt --all --check", &[])
+}
+
+fn clippy() -> Outcome {
+    command("cargo clippy --workspace --all-targets -- -D warnings", &[])
+}
+
+fn test() -> Outcome {
+    command("cargo test --workspace --no-fail-fast", &[])
+}
+
+fn device() -> Outcome {
+    command("make --no-print-directory -C device test", &[])
+}
+
+fn models() -> Outcome {
+    command("make --no-print-directory -C device/models test", &[])
+}
+
+fn tsan() -> Outcome {
+    command("make --no-print-directory -C device tsan", &[])
+}
+
+/// The compiler comes from PyPI (`device/Makefile` installs it); no GPU and no driver is needed.
+fn nvcc() -> Outcome {
+    command("make --no-print-directory -C device nvcc-check", &[])
+}
+
+fn wasm() -> Outcome {
+    let target = "wasm32-unknown-unknown";
+    let installed = Command::new("rustc")
+        .args(["--print", "target-libdir", "--target", target])
+        .output()
+        .is_ok_and(|o| Path::new(String::from_utf8_lossy(&o.stdout).trim()).exists());
+    if !installed {
+        let install = format!("rustup target add {target}");
+        return Ok(Done::NotRun(format!("`{install}` installs the target")));
+    }
+    command(&format!("cargo build -p serval-wire --target {target}"), &[])
+}
+
+fn docs() -> Outcome {
+    command("cargo doc --workspace --no-deps", &[("RUSTDOCFLAGS", "-D warnings")])
+}
+
+/// With its own target folder, because the flag would rebuild everything twice.
+fn loom() -> Outcome {
+    let environment = [("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")];
+    command("cargo test --release -p serval-mqueue --test loom", &environment)
+}
+
+/// Whether a command of the nightly toolchain works here.
+fn works(line: &str) -> bool {
+    let mut words = line.split(' ');
+    let program = words.next().expect("a program");
+    let quiet =
+        Command::new(program).args(words).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    quiet.is_ok_and(|status| status.success())
+}
+
+fn miri() -> Outcome {
+    if !works("cargo +nightly miri --version") {
+        let install = "rustup component add --toolchain nightly miri rust-src";
+        return Ok(Done::NotRun(format!("no Miri here; `{install}` installs it")));
+    }
+    let environment = [
+        ("MIRIFLAGS", "-Zmiri-disable-isolation"),
+        ("CARGO_TARGET_DIR", "target/miri"),
+        ("RUST_BACKTRACE", "0"),
+    ];
+    command("cargo +nightly miri test -p serval-mqueue", &environment)
+}
+
+fn asan() -> Outcome {
+    if !works("cargo +nightly --version") {
+        return Ok(Done::NotRun("no nightly toolchain here".to_owned()));
+    }
+    let environment = [("RUSTFLAGS", "-Zsanitizer=address"), ("CARGO_TARGET_DIR", "target/asan")];
+    // The target is named, so that build scripts and macros are built without the sanitizer.
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    command(&format!("cargo +nightly test -p serval-mqueue --target {target}"), &environment)
+}

@@ -1,0 +1,159 @@
+//! Ordering edges: `cargo xtask edges`.
+//!
+//! Code that carries half of an edge says so in a comment of one form:
+//!
+//! ```text
+//! // EDGE NAME [NAME...] (release half|acquire half|sleeper half|waker half)[: why]
+//! ```
+//!
+//! Here stands which halves must exist in Rust and which in the device library. A marker of another form,
+//! an edge nobody knows, an edge without a section in ORDERING.md and a missing half are findings. Prose in
+//! doc comments may name edges as it likes.
+
+use crate::Findings;
+use crate::files::{self, File};
+
+/// Where a half of an edge must be marked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Side {
+    Rust,
+    Device,
+}
+use Side::{Device, Rust};
+
+const RELEASE: &str = "release half";
+const ACQUIRE: &str = "acquire half";
+const SLEEPER: &str = "sleeper half";
+const WAKER: &str = "waker half";
+
+/// An edge: its name and the halves that must be marked.
+struct Edge {
+    name: &'static str,
+    halves: &'static [(&'static str, Side)],
+}
+
+const EDGES: &[Edge] = &[
+    Edge { name: "RX_PUBLISH", halves: &[(RELEASE, Rust), (ACQUIRE, Rust), (ACQUIRE, Device)] },
+    Edge { name: "RX_RELEASE", halves: &[(RELEASE, Rust), (RELEASE, Device), (ACQUIRE, Rust)] },
+    Edge { name: "TX_PUBLISH", halves: &[(RELEASE, Rust), (RELEASE, Device), (ACQUIRE, Rust)] },
+    Edge { name: "TX_RELEASE", halves: &[(RELEASE, Rust), (ACQUIRE, Rust), (ACQUIRE, Device)] },
+    Edge { name: "HANDOVER", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
+    Edge { name: "STOP", halves: &[(RELEASE, Rust), (ACQUIRE, Rust), (ACQUIRE, Device)] },
+    Edge { name: "HEARTBEAT", halves: &[(RELEASE, Rust), (ACQUIRE, Rust), (ACQUIRE, Device)] },
+    Edge { name: "STATE", halves: &[(RELEASE, Rust), (RELEASE, Device), (ACQUIRE, Rust)] },
+    Edge { name: "FORMAT", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
+    Edge { name: "PARK", halves: &[(SLEEPER, Rust), (WAKER, Rust)] },
+    Edge { name: "DOORBELL", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
+];
+
+/// One name of a marker.
+#[derive(Debug, PartialEq, Eq)]
+struct Marker<'a> {
+    name: &'a str,
+    half: &'a str,
+}
+
+pub(crate) fn check() -> Findings {
+    let files = files::all();
+    let mut findings = Vec::new();
+    let mut found: Vec<(String, String, Side)> = Vec::new();
+    for file in &files {
+        let Some(side) = side_of(file) else { continue };
+        for (line, text) in file.text.lines().enumerate() {
+            match parse(text) {
+                None => {}
+                Some(Err(problem)) => findings.push(format!("{}: {problem}", file.at(line))),
+                Some(Ok(markers)) => {
+                    for Marker { name, half } in markers {
+                        if EDGES.iter().all(|edge| edge.name != name) {
+                            findings.push(format!(
+                                "{}: edge {name} is not known: describe it in ORDERING.md and \
+                                 add it to xtask/src/edges.rs",
+                                file.at(line)
+                            ));
+                        }
+                        found.push((name.to_owned(), half.to_owned(), side));
+                    }
+                }
+            }
+        }
+    }
+    for edge in EDGES {
+        for (half, side) in edge.halves {
+            let marked =
+                |(name, h, s): &(String, String, Side)| name == edge.name && h == half && s == side;
+            if !found.iter().any(marked) {
+                findings.push(format!("edge {} has no {half} marked in {side:?} code", edge.name));
+            }
+        }
+    }
+    findings.extend(undocumented(&files));
+    findings
+}
+
+/// Edges without a section of their name in ORDERING.md.
+fn undocumented(files: &[File]) -> Findings {
+    let text = files.iter().find(|file| file.path == "ORDERING.md").map_or("", |file| &file.text);
+    let has_section = |name: &str| {
+        let words = |line: &str| {
+            line.split(|c: char| !c.is_ascii_uppercase() && c != '_').any(|w| w == name)
+        };
+        text.lines().any(|line| line.starts_with('#') && words(line))
+    };
+    let missing = EDGES.iter().filter(|edge| !has_section(edge.name));
+    missing.map(|edge| format!("ORDERING.md has no section on edge {}", edge.name)).collect()
+}
+
+/// Which side a file belongs to, if code in it may carry an edge. Tests may talk about edges freely.
+fn side_of(file: &File) -> Option<Side> {
+    let source = file.path.starts_with("crates/") && file.path.contains("/src/");
+    if source && file.extension() == "rs" {
+        Some(Rust)
+    } else if file.path.starts_with("device/include/") {
+        Some(Device)
+    } else {
+        None
+    }
+}
+
+/// The markers of a line: nothing, a marker of a wrong form, or its names with their half.
+fn parse(line: &str) -> Option<Result<Vec<Marker<'_>>, &'static str>> {
+    let marker = line.split_once("// EDGE ")?.1;
+    let Some((names, rest)) = marker.split_once(" (") else {
+        return Some(Err("a marker reads `// EDGE NAME [NAME...] (HALF)[: why]`"));
+    };
+    let Some((half, rest)) = rest.split_once(')') else {
+        return Some(Err("the marker's half is not closed"));
+    };
+    if ![RELEASE, ACQUIRE, SLEEPER, WAKER].contains(&half) {
+        return Some(Err("a half is a release, acquire, sleeper or waker half"));
+    }
+    if !(rest.is_empty() || rest.starts_with(": ")) {
+        return Some(Err("after the half there is nothing, or `: ` and the reason"));
+    }
+    let upper = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+    if names.is_empty() || !names.split(' ').all(upper) {
+        return Some(Err("names of edges are upper case, one space apart"));
+    }
+    Some(Ok(names.split(' ').map(|name| Marker { name, half }).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markers_have_one_form() {
+        let good =
+            parse("    // EDGE RX_PUBLISH HANDOVER (release half): because").unwrap().unwrap();
+        let expected = ["RX_PUBLISH", "HANDOVER"].map(|name| Marker { name, half: RELEASE });
+        assert_eq!(good, expected);
+        assert!(parse("// EDGE STOP (acquire half)").unwrap().is_ok());
+        assert!(parse("//! EDGE STOP: prose in documentation").is_none());
+        assert!(parse("let edge = 1; // an edge").is_none());
+        for bad in ["STOP", "STOP: why", "STOP (both)", "stop (release half)", "A (release half) x"]
+        {
+            assert!(parse(&format!("// EDGE {bad}")).unwrap().is_err(), "{bad}");
+        }
+    }
+}

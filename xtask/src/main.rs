@@ -1,0 +1,54 @@
+//! Repository chores: `cargo xtask <chore>`. Every check of the house rules is one of them, and
+//! `cargo xtask ci` is the only entry to continuous integration.
+
+mod abi;
+mod ci;
+mod drop_reasons;
+mod edges;
+mod files;
+mod tidy;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask CHORE
+
+  gen-abi       writes the C header and the table of the region's layout
+  edges         every ordering edge has both halves, where ORDERING.md says
+  tidy          file sizes, where unsafety lives, names, left-overs
+  drop-reasons  every drop reason is provoked by a test
+  ci [STEP...]  runs steps of continuous integration; without a step lists them
+";
+
+/// What a check found; empty is good.
+type Findings = Vec<String>;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["gen-abi"] => report("gen-abi", &abi::generate()),
+        ["edges"] => report("edges", &edges::check()),
+        ["tidy"] => report("tidy", &tidy::check()),
+        ["drop-reasons"] => report("drop-reasons", &drop_reasons::check(true)),
+        ["ci", steps @ ..] => ci::run(steps),
+        _ => {
+            eprint!("{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Prints what a check found and turns it into an exit code.
+fn report(what: &str, findings: &Findings) -> ExitCode {
+    for finding in findings {
+        eprintln!("{what}: {finding}");
+    }
+    match findings.len() {
+        0 => ExitCode::SUCCESS,
+        count => {
+            eprintln!("{what}: {count} to mend");
+            ExitCode::FAILURE
+        }
+    }
+}

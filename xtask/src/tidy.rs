@@ -1,0 +1,204 @@
+//! House rules that a tool can check: `cargo xtask tidy`.
+
+use crate::Findings;
+use crate::files::{self, File};
+
+/// Lines of a source file without its tests.
+const LINES_MAX: usize = 800;
+/// Lines of any source file, tests included.
+const LINES_MAX_HARD: usize = 900;
+/// Files that a program wrote.
+const GENERATED: &[&str] = &["device/include/serval/abi.h", "device/models/lenet_weights.h"];
+/// Crates that may contain unsafe code.
+const UNSAFE_CRATES: &[&str] = &["crates/mqueue/", "crates/sys/", "crates/accel/"];
+/// Words that say nothing: not in names of types and modules.
+const BANNED_WORDS: &[&str] = &["manager", "handler", "helper", "data", "info", "ctx"];
+
+pub(crate) fn check() -> Findings {
+    let mut findings = Vec::new();
+    for file in files::all() {
+        machine_paths(&file, &mut findings);
+        if is_source(&file) && !GENERATED.contains(&file.path.as_str()) {
+            length(&file, &mut findings);
+            left_overs(&file, &mut findings);
+        }
+        if file.extension() == "rs" {
+            unsafe_address(&file, &mut findings);
+            names(&file, &mut findings);
+        }
+    }
+    findings
+}
+
+fn is_source(file: &File) -> bool {
+    ["rs", "h", "cpp", "cu", "cuh", "py", "sh", "inc"].contains(&file.extension())
+}
+
+fn is_test(file: &File) -> bool {
+    file.path.contains("/tests/")
+}
+
+/// Lines before the file's test module.
+fn lines_without_tests(text: &str) -> usize {
+    let lines: Vec<&str> = text.lines().collect();
+    let starts_tests =
+        |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod tests");
+    lines.windows(2).position(starts_tests).unwrap_or(lines.len())
+}
+
+fn length(file: &File, findings: &mut Findings) {
+    let (all, code) = (file.text.lines().count(), lines_without_tests(&file.text));
+    if code > LINES_MAX && !is_test(file) {
+        findings.push(format!("{}: {code} lines of code, at most {LINES_MAX}", file.path));
+    } else if all > LINES_MAX_HARD {
+        findings.push(format!("{}: {all} lines with tests, at most {LINES_MAX_HARD}", file.path));
+    }
+}
+
+/// Marks that a thing is unfinished. (Pieced together, so that this file is tidy itself.)
+fn left_overs(file: &File, findings: &mut Findings) {
+    let marks = [concat!("FIX", "ME"), concat!("todo", "!("), concat!("unimplemented", "!(")];
+    for (line, text) in file.text.lines().enumerate() {
+        if let Some(mark) = marks.iter().find(|mark| text.contains(*mark)) {
+            findings.push(format!("{}: {mark}", file.at(line)));
+        }
+    }
+}
+
+/// Paths that exist on one machine only.
+fn machine_paths(file: &File, findings: &mut Findings) {
+    let paths = [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/")];
+    for (line, text) in file.text.lines().enumerate() {
+        for path in paths {
+            let starts_here = |at: usize| {
+                let before = text[..at].chars().next_back();
+                before.is_none_or(|c| !c.is_alphanumeric() && !"._-/}".contains(c))
+            };
+            if text.match_indices(path).any(|(at, _)| starts_here(at)) {
+                findings.push(format!("{}: a path of one machine, {path}", file.at(line)));
+            }
+        }
+    }
+}
+
+/// The line without its strings and its comment, near enough for looking for a word.
+fn code_of(line: &str) -> String {
+    let unescaped = line.replace("\\\"", "").replace("'\"'", "");
+    let outside: Vec<&str> = unescaped.split('"').step_by(2).collect();
+    let mut code = outside.join(" ");
+    code.truncate(code.find("//").unwrap_or(code.len()));
+    code
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+fn unsafe_address(file: &File, findings: &mut Findings) {
+    if UNSAFE_CRATES.iter().any(|path| file.path.starts_with(path)) {
+        return;
+    }
+    for (line, text) in file.text.lines().enumerate() {
+        if words(&code_of(text)).any(|word| word == "unsafe") {
+            let crates = UNSAFE_CRATES.join(", ");
+            findings.push(format!("{}: unsafe code belongs into {crates}", file.at(line)));
+        }
+    }
+}
+
+/// Names of types, modules and functions that are defined here.
+fn names(file: &File, findings: &mut Findings) {
+    for (line, text) in file.text.lines().enumerate() {
+        let code = code_of(text);
+        let mut words = words(&code).skip_while(|word| {
+            ["pub", "crate", "super", "in", "const", "async", "unsafe", "extern", "C"]
+                .contains(word)
+        });
+        let Some(kind) = words.next() else { continue };
+        if !["struct", "enum", "trait", "type", "mod", "fn"].contains(&kind) {
+            continue;
+        }
+        let Some(name) = words.next() else { continue };
+        if let Some(problem) = banned(kind, name) {
+            findings.push(format!("{}: {kind} {name}: {problem}", file.at(line)));
+        }
+    }
+}
+
+fn banned(kind: &str, name: &str) -> Option<String> {
+    if kind == "fn" && name.starts_with("get_") {
+        return Some("say what it returns, without get_".to_owned());
+    }
+    if kind == "fn" {
+        return None;
+    }
+    let word = parts(name).into_iter().find(|part| BANNED_WORDS.contains(&part.as_str()))?;
+    Some(format!("{word:?} says nothing; name the thing"))
+}
+
+/// The words of a name in snake or camel case, in lower case.
+fn parts(name: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    for c in name.chars() {
+        if c == '_' || c.is_uppercase() {
+            parts.push(String::new());
+        }
+        if c != '_' {
+            parts.last_mut().expect("never empty").extend(c.to_lowercase());
+        }
+    }
+    parts.retain(|part| !part.is_empty());
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: &str) -> File {
+        File { path: path.to_owned(), text: text.to_owned() }
+    }
+
+    fn found(check: fn(&File, &mut Findings), path: &str, text: &str) -> usize {
+        let mut findings = Vec::new();
+        check(&file(path, text), &mut findings);
+        findings.len()
+    }
+
+    #[test]
+    fn tests_do_not_count_as_code() {
+        let text =
+            format!("{}#[cfg(test)]\nmod tests {{\n{}}}\n", "x\n".repeat(800), "y\n".repeat(50));
+        assert_eq!(found(length, "crates/a/src/b.rs", &text), 0);
+        assert_eq!(found(length, "crates/a/src/b.rs", &format!("x\n{text}")), 1);
+        assert_eq!(found(length, "crates/a/tests/b.rs", &"x\n".repeat(900)), 0);
+        assert_eq!(found(length, "crates/a/tests/b.rs", &"x\n".repeat(901)), 1);
+    }
+
+    #[test]
+    fn names_are_checked_word_by_word() {
+        assert_eq!(found(names, "a.rs", "pub(crate) struct RingManager;"), 1);
+        assert_eq!(found(names, "a.rs", "    pub fn get_ring(&self) {"), 1);
+        assert_eq!(found(names, "a.rs", "enum OnPathData {"), 1);
+        assert_eq!(found(names, "a.rs", "struct Datagram; // data"), 0);
+        assert_eq!(found(names, "a.rs", "mod information {"), 0);
+        assert_eq!(found(names, "a.rs", "let data = get_it();"), 0);
+    }
+
+    #[test]
+    fn unsafe_code_has_an_address() {
+        assert_eq!(found(unsafe_address, "crates/wire/src/a.rs", "unsafe { x() }"), 1);
+        assert_eq!(found(unsafe_address, "crates/mqueue/src/a.rs", "unsafe { x() }"), 0);
+        assert_eq!(found(unsafe_address, "crates/wire/src/a.rs", "#![forbid(unsafe_code)]"), 0);
+        assert_eq!(found(unsafe_address, "crates/wire/src/a.rs", "// unsafe is not needed"), 0);
+        assert_eq!(found(unsafe_address, "crates/wire/src/a.rs", "say(\"unsafe\");"), 0);
+        assert_eq!(found(unsafe_address, "crates/wire/src/a.rs", "say(\"x\"); unsafe { x() }"), 1);
+    }
+
+    #[test]
+    fn machine_paths_are_found_at_their_start() {
+        let path = concat!("/wo", "rk/");
+        assert_eq!(found(machine_paths, "a.md", &format!("see {path}shared")), 1);
+        assert_eq!(found(machine_paths, "a.md", &format!("home{path}shared")), 0);
+    }
+}
