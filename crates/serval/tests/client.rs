@@ -122,7 +122,10 @@ fn wrong_and_second_replies_are_told_apart() {
 
 #[test]
 fn a_port_where_nobody_listens_loses_everything_and_ends() {
-    let free = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // A socket that listens to itself alone keeps the port from others and refuses the client.
+    let closed = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let free = closed.local_addr().unwrap();
+    closed.connect(free).unwrap();
     let outcome = client::udp(free, &load(4, 20), &mut Echo::new(32)).unwrap();
     assert_eq!((outcome.sent, outcome.replied), (20, 0), "{outcome:?}");
     assert_eq!(outcome.lost, 20);

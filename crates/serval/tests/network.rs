@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
-use std::net::{Shutdown, UdpSocket};
+use std::net::{Shutdown, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use common::*;
@@ -85,9 +85,7 @@ fn replies_leave_from_the_address_and_port_the_client_used() {
 
 #[test]
 fn udp_and_tcp_share_a_port_number() {
-    let probe = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let address = probe.local_addr().unwrap();
-    drop(probe);
+    let address: SocketAddr = ([127, 0, 0, 1], free_port()).into();
     let both = [Transport::Udp, Transport::Tcp].map(|transport| Listen { transport, address });
     let server = start(topology(vec![echo("echo", both.to_vec())]));
     assert_eq!(ask(&udp_client(address), b"u"), b"u");

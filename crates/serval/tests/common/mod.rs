@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -246,9 +247,24 @@ impl Drop for Peer {
     }
 }
 
-/// A TCP port of 127.0.0.1 that nobody listens on (it may be taken again at any time).
+/// A port of 127.0.0.1 that nobody has, neither on UDP nor on TCP. It lies outside the range the
+/// host kernel gives out by itself, so only another call of this function could take it: those of
+/// one process never meet, those of different processes start at different places.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let first_ephemeral: u32 = range.split_whitespace().next().unwrap().parse().unwrap();
+    let (first, end) = (2048, first_ephemeral.max(4096));
+    let start = std::process::id().wrapping_mul(7919);
+    for _ in 0..1000 {
+        let call = CALLS.fetch_add(1, Ordering::Relaxed);
+        let port = (first + start.wrapping_add(call) % (end - first)) as u16;
+        let address = ("127.0.0.1", port);
+        if UdpSocket::bind(address).is_ok() && TcpListener::bind(address).is_ok() {
+            return port;
+        }
+    }
+    panic!("no free port below {end}");
 }
 
 /// `serval serve` in a process of its own, ready for clients.
