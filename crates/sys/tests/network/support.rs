@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use sys::{PortSpec, SocketNic, SocketOptions};
+use sys::{OpenError, PortSpec, SocketNic, SocketOptions};
 use wire::nic::{Event, Nic, RxBatch, StreamKey, Transport, TxBatch};
 
 /// Far longer than anything here takes; reaching it is a failure, not a measurement.
@@ -21,6 +21,17 @@ pub(crate) fn open(ports: &[PortSpec]) -> (SocketNic, Vec<SocketAddr>) {
     let nic = SocketNic::open(ports, SocketOptions::default()).unwrap();
     let addresses = nic.local_addresses();
     (nic, addresses)
+}
+
+/// Repeats a test whose fixed port may have been taken by somebody else. What is really refused is
+/// refused every time.
+pub(crate) fn retry(mut test: impl FnMut() -> Result<(), OpenError>) {
+    for _ in 0..20 {
+        if test().is_ok() {
+            return;
+        }
+    }
+    test().unwrap();
 }
 
 pub(crate) fn rx() -> RxBatch {
