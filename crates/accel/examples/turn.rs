@@ -1,0 +1,183 @@
+//! What a message costs on the engine's turn without a network: a `Nic` that hands in batches of 64-byte
+//! datagrams and takes the replies, echo blocks on the worker's own core.
+//!
+//! `cargo run --release -p serval-accel --example turn [seconds per figure] [mqueues] [batch]`
+//!
+//! Columns: datagrams of one client each (`single`), and trains of 64 datagrams of one client (`train`), as
+//! receive offload delivers them. Nanoseconds per message, the fastest tenth of many short measurements.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use accel::Kernel;
+use accel::cpu::{Options, WorkerBlocks};
+use engine::metrics::Metrics;
+use engine::topology::{
+    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, Polling, Service,
+    Topology,
+};
+use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerParts, worker_links};
+use mqueue::{HeapMapping, Region};
+use wire::nic::{
+    Close, Datagram, Event, Nic, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey,
+    Transport, TxBatch, Written,
+};
+
+const BYTES: usize = 64;
+const TRAIN: usize = 64;
+
+/// Hands in `batch` datagrams whenever all earlier ones are answered.
+struct Echo {
+    batch: usize,
+    train: bool,
+    sent: u64,
+    answered: u64,
+    checksum: u64,
+}
+
+impl Nic for Echo {
+    type Socket = ();
+
+    fn poll(&mut self, _: u64, events: &mut Vec<Event>) {
+        events.clear();
+        events.push(Event::Datagrams(0));
+    }
+
+    fn recv(&mut self, _: PortIndex, batch: &mut RxBatch) -> bool {
+        batch.items.clear();
+        batch.overflowed = 0;
+        if self.sent != self.answered {
+            return false;
+        }
+        let slot_bytes = batch.bytes.len() / 64;
+        for i in 0..self.batch {
+            let (client, offset) = match self.train {
+                true => (i / TRAIN, i / TRAIN * slot_bytes + i % TRAIN * BYTES),
+                false => (i, i % 64 * slot_bytes + i / 64 * BYTES),
+            };
+            batch.items.push(Datagram {
+                peer: SocketAddr::from(([127, 0, 0, 1], 1000 + client as u16)),
+                local: None,
+                offset: offset as u32,
+                len: BYTES as u32,
+                truncated: false,
+            });
+            batch.bytes[offset..offset + 8].copy_from_slice(&(self.sent + i as u64).to_le_bytes());
+        }
+        self.sent += self.batch as u64;
+        false
+    }
+
+    fn send(&mut self, _: PortIndex, batch: &mut TxBatch) -> SendOutcome {
+        let sent = batch.waiting().len();
+        for departure in batch.waiting() {
+            let number = batch.payload(departure)[..8].try_into().expect("8 bytes");
+            self.checksum = self.checksum.wrapping_add(u64::from_le_bytes(number));
+        }
+        batch.advance(sent);
+        self.answered += sent as u64;
+        SendOutcome { sent, refused: 0 }
+    }
+
+    fn accept(&mut self, _: PortIndex) -> Option<((), SocketAddr)> {
+        None
+    }
+    fn adopt(&mut self, (): (), _: StreamKey) -> Result<(), NicError> {
+        Ok(())
+    }
+    fn connect(&mut self, _: SocketAddr, _: Transport, _: StreamKey) -> Result<(), NicError> {
+        Ok(())
+    }
+    fn read(&mut self, _: StreamKey, _: &mut [u8]) -> Read {
+        Read::Empty
+    }
+    fn write(&mut self, _: StreamKey, _: &[u8]) -> Written {
+        Written::Full
+    }
+    fn close(&mut self, _: StreamKey, _: Close) {}
+    fn stop_listening(&mut self) {}
+}
+
+fn worker(mqueues: u32, batch: usize, train: bool) -> Worker<Echo> {
+    let address = SocketAddr::from(([127, 0, 0, 1], 9000));
+    let listen = Listen { transport: Transport::Udp, address };
+    let mut service = Service::new("echo", vec![listen], "echo");
+    service.mqueues = mqueues;
+    service.slots = 256;
+    let placement = CpuPlacement::Worker;
+    let topology = Topology {
+        engine: EngineSettings { polling: Polling::Spin, ..EngineSettings::default() },
+        limits: Limits::default(),
+        accelerators: vec![Accelerator {
+            name: "cpu".into(),
+            kind: AcceleratorKind::Cpu { placement },
+        }],
+        services: vec![service],
+    };
+    topology.check().expect("a sound topology");
+    let plan = topology.services[0].region_plan(1);
+    let memory = HeapMapping::memory(plan.bytes().expect("a sound plan") as usize);
+    let mut region = Region::format(memory.clone(), &plan).expect("a sound plan");
+    let own: Vec<u32> = (0..mqueues).collect();
+    let mut ends =
+        |&block: &u32| BlockEnds { block, server: region.engine_ends(block), clients: Vec::new() };
+    let ends = own.iter().map(&mut ends).collect();
+    let kernel = Kernel::builtin("echo").expect("echo is built in");
+    let blocks = WorkerBlocks::start(memory, kernel, &[], &own, &Options::default());
+    let blocks = Box::new(blocks.expect("it starts"));
+    let parts = WorkerParts {
+        index: 0,
+        nic: Echo { batch, train, sent: 0, answered: 0, checksum: 0 },
+        addresses: vec![address],
+        attachments: vec![vec![Attachment { blocks, ends }]],
+        links: worker_links(1, &topology).remove(0),
+    };
+    let metrics = Metrics::new(1, ["echo".to_owned()]);
+    Worker::new(parts, &topology, &metrics, Fabric::new(vec![Box::new(|| ())], 1))
+}
+
+fn nanoseconds_per_message(mqueues: u32, batch: usize, train: bool, time: Duration) -> f64 {
+    let mut worker = worker(mqueues, batch, train);
+    let turns = 10_000usize.div_ceil(batch);
+    let mut measured = Vec::new();
+    let begin = Instant::now();
+    let mut now_ns = 1;
+    while begin.elapsed() < time {
+        let (start, before) = (Instant::now(), worker.nic().answered);
+        for _ in 0..turns {
+            now_ns += 1000;
+            worker.turn(now_ns);
+            worker.wait(0);
+        }
+        let answered = worker.nic().answered - before;
+        measured.push(start.elapsed().as_nanos() as f64 / answered.max(1) as f64);
+    }
+    for _ in 0..batch {
+        worker.turn(now_ns);
+        worker.wait(0);
+        if worker.nic().sent == worker.nic().answered {
+            break;
+        }
+    }
+    let nic = worker.nic();
+    let handed_in = (0..nic.sent).fold(0, u64::wrapping_add);
+    assert_eq!(nic.checksum, handed_in, "each message comes back once");
+    measured.sort_by(f64::total_cmp);
+    measured[measured.len() / 10]
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let seconds = arguments.next().map_or(0.3, |s| s.parse().expect("seconds"));
+    let mqueues = arguments.next().map(|s| vec![s.parse().expect("mqueues")]);
+    let batches = arguments.next().map(|s| vec![s.parse().expect("batch")]);
+    let time = Duration::from_secs_f64(seconds);
+    println!("mqueues  batch  single ns/msg  train ns/msg");
+    for mqueues in mqueues.unwrap_or(vec![1, 28, 240]) {
+        for batch in batches.clone().unwrap_or(vec![1, 64, 256]) {
+            let single = nanoseconds_per_message(mqueues, batch, false, time);
+            let train = nanoseconds_per_message(mqueues, batch, true, time);
+            println!("{mqueues:7}  {batch:5}  {single:13.1}  {train:12.1}");
+        }
+    }
+}
