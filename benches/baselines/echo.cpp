@@ -1,0 +1,85 @@
+// E: one thread, batched socket calls, the function called in place. What a UDP server without any hand-over can be.
+//
+// A turn: one recvmmsg, the function on every message where it lies, one sendmmsg. --gso receives trains (UDP_GRO) and sends
+// the replies of one client as trains (UDP_SEGMENT). --tcp serves TCP instead: one epoll call, one read and one write for each
+// ready connection, messages of a fixed size.
+#include "functions.h"
+#include "health.h"
+#include "tcp.h"
+#include "udp.h"
+
+namespace {
+
+const char HELP[] =
+    "usage: echo [FLAGS]   a UDP (or TCP) server on one thread that calls a function in place\n"
+    "  --handler F        echo, lenet, scale, sockperf or spin:MICROSECONDS (echo)\n"
+    "  --listen A:P       address and port; port 0 takes a free one (127.0.0.1:0)\n"
+    "  --core N           run on this core (not pinned)\n"
+    "  --batch N          datagrams a call, 1..1024 (64)\n"
+    "  --max-bytes N      longest message, 1..65507 (2048)\n"
+    "  --gso              GRO receive, GSO send\n"
+    "  --blocking         sleep while there is nothing to do, instead of spinning\n"
+    "  --tcp              serve TCP; --frame N is the length of a message (what the function wants)\n"
+    "  --health           measure this server with 64 messages in flight and say whether the machine is fit to measure on\n";
+
+struct Options {
+    sockaddr_in address;
+    unsigned batch;
+    uint32_t bytes_max;
+    bool gso, blocking;
+};
+
+template <class Function>
+int serve_udp(const Options& options, Function function) {
+    sockaddr_in address = options.address;
+    const int fd = udp_server(address, options.gso);
+    Inbox inbox(options.batch, options.bytes_max, options.gso);
+    Outbox outbox(fd, options.batch, options.gso);
+    // Room for a reply to everything that one call can bring; a train has at most 65507 messages of a byte, and the only
+    // function that uses it refuses messages shorter than 784.
+    std::vector<uint8_t> out(size_t(options.batch) * (options.gso ? 65536 / serval_lenet::INPUT_BYTES + 1 : 1) * OUT_BYTES);
+    std::vector<Account> accounts(1);
+    Account& account = accounts[0];
+    ready("echo", url("udp", address));
+    Turns turns(account);
+    while (going()) {
+        const unsigned count = inbox.receive(fd, options.blocking ? MSG_WAITFORONE : MSG_DONTWAIT);
+        if (options.blocking) turns.woke();
+        uint8_t* room = out.data();
+        for (unsigned i = 0; i < count; i++)
+            inbox.each(i, [&](const sockaddr_in& peer, uint8_t* message, uint32_t bytes) {
+                const Reply reply = function(message, bytes, room);
+                if (reply.at == room) room += reply.bytes;
+                if (reply.at) outbox.add(peer, reply.at, reply.bytes);
+            });
+        account.messages += outbox.flush();
+        turns.end(count > 0);
+    }
+    return report(accounts);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    Flags flags(argc, argv, HELP);
+    const std::string handler = flags.text("--handler", "echo");
+    Options options;
+    options.address = address_of("--listen", flags.text("--listen", "127.0.0.1:0"));
+    options.batch = unsigned(flags.number("--batch", 64, 1, 1024));
+    options.bytes_max = uint32_t(flags.number("--max-bytes", 2048, 1, DATAGRAM_BYTES_MAX));
+    options.gso = flags.on("--gso");
+    options.blocking = flags.on("--blocking");
+    const auto cores = flags.cores("--core");
+    const bool tcp = flags.on("--tcp"), health = flags.on("--health");
+    const uint32_t frame = uint32_t(flags.number("--frame", handler == "lenet" ? serval_lenet::INPUT_BYTES : 64, 1, FRAME_BYTES_MAX));
+    flags.end();
+    if (cores.size() > 1) misused("--core is one core");
+    if (tcp && options.gso) misused("--gso is for UDP");
+    if (tcp && handler == "sockperf") misused("--tcp has messages of a fixed size, sockperf says the size in the message");
+    if (health) return judge_health([&] { return serve_udp(options, Echo{}); });
+    stop_on_signals();
+    if (!cores.empty()) pin(cores[0]);
+    return with_function(handler, [&](auto make) {
+        return tcp ? serve_tcp(options.address, frame, options.blocking, make()) : serve_udp(options, make());
+    });
+}

@@ -1,0 +1,239 @@
+// UDP in batches: recvmmsg with GRO, sendmmsg with GSO.
+//
+// With GRO the host kernel hands over a train of equal datagrams of one sender as one buffer; with GSO replies to one client
+// leave as such a train, which goes through the host kernel's stack once.
+#ifndef SERVAL_BASELINES_UDP_H
+#define SERVAL_BASELINES_UDP_H
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/udp.h>
+#include <sys/socket.h>
+
+#include <memory>
+
+#include "contract.h"
+
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103
+#endif
+#ifndef UDP_GRO
+#define UDP_GRO 104
+#endif
+
+constexpr uint32_t DATAGRAM_BYTES_MAX = 65507;
+constexpr uint32_t SEGMENTS_MAX = 64;  // UDP_MAX_SEGMENTS of every Linux that has GSO is at least this
+constexpr int SOCKET_BUFFER_BYTES = 4 << 20;
+
+inline sockaddr_in address_of(const std::string& name, const std::string& text) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    const size_t colon = text.rfind(':');
+    const std::string host = text.substr(0, colon);
+    if (colon == std::string::npos || inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1)
+        misused(name + " is ADDRESS:PORT with an IPv4 address, not `" + text + "`");
+    address.sin_port = htons(uint16_t(Flags::parse(name, text.substr(colon + 1), 0, 65535)));
+    return address;
+}
+
+inline std::string url(const char* scheme, const sockaddr_in& address) {
+    char host[INET_ADDRSTRLEN];
+    inet_ntop(AF_INET, &address.sin_addr, host, sizeof host);
+    return std::string(scheme) + "://" + host + ":" + std::to_string(ntohs(address.sin_port));
+}
+
+inline void set_option(int fd, int level, int name, int value, const char* what) {
+    if (setsockopt(fd, level, name, &value, sizeof value)) fail(what);
+}
+
+// A bound socket of `type`; `address` gets the port it was given.
+inline int bound_socket(int type, sockaddr_in& address) {
+    const int fd = socket(AF_INET, type | SOCK_CLOEXEC, 0);
+    if (fd < 0) fail("open a socket");
+    if (type == SOCK_STREAM) set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1, "set SO_REUSEADDR");
+    socklen_t length = sizeof address;
+    if (bind(fd, reinterpret_cast<sockaddr*>(&address), length)) fail("listen on " + url(type == SOCK_STREAM ? "tcp" : "udp", address));
+    getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+    return fd;
+}
+
+// A receive with a time limit, so that a blocked server notices that it is to end.
+inline void limit_waiting(int fd, long ms) {
+    const timeval limit = {ms / 1000, ms % 1000 * 1000};
+    if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit)) fail("set SO_RCVTIMEO");
+}
+
+inline int udp_server(sockaddr_in& address, bool gro) {
+    const int fd = bound_socket(SOCK_DGRAM, address);
+    set_option(fd, SOL_SOCKET, SO_RCVBUF, SOCKET_BUFFER_BYTES, "set SO_RCVBUF");
+    set_option(fd, SOL_SOCKET, SO_SNDBUF, SOCKET_BUFFER_BYTES, "set SO_SNDBUF");
+    if (gro) set_option(fd, IPPROTO_UDP, UDP_GRO, 1, "turn on UDP_GRO");
+    limit_waiting(fd, 100);
+    return fd;
+}
+
+struct Control {
+    alignas(cmsghdr) char bytes[CMSG_SPACE(sizeof(int))];
+};
+
+// Receives up to `slots` buffers a call.
+class Inbox {
+  public:
+    Inbox(unsigned slots, uint32_t bytes_max, bool gro)
+        : gro(gro), bytes_max(gro ? 65536 : bytes_max), stride((this->bytes_max + 63) / 64 * 64 + 64), headers(slots), vectors(slots),
+          peers(slots), controls(slots), buffers(new uint8_t[size_t(slots) * stride]) {
+        // Slots are an odd number of cache lines apart: with a power of two all would meet in the same few cache sets.
+        for (unsigned i = 0; i < slots; i++) {
+            vectors[i] = {buffers.get() + size_t(i) * stride, this->bytes_max};
+            auto& header = headers[i].msg_hdr;
+            header = {};
+            header.msg_name = &peers[i];
+            header.msg_iov = &vectors[i];
+            header.msg_iovlen = 1;
+            if (gro) header.msg_control = &controls[i];
+            restore(i);
+        }
+    }
+    // The number of buffers filled. `flags`: MSG_DONTWAIT or MSG_WAITFORONE.
+    unsigned receive(int fd, int flags) {
+        for (unsigned i = 0; i < used; i++) restore(i);
+        const int count = recvmmsg(fd, headers.data(), unsigned(headers.size()), flags, nullptr);
+        used = count > 0 ? unsigned(count) : 1;
+        if (count >= 0) return unsigned(count);
+        if (errno != EAGAIN && errno != EINTR && errno != ECONNREFUSED) fail("receive");
+        return 0;
+    }
+    // Calls `take(peer, message, bytes)` for every datagram in buffer `i`.
+    template <class Take>
+    void each(unsigned i, Take take) {
+        const uint32_t bytes = headers[i].msg_len;
+        if (headers[i].msg_hdr.msg_flags & MSG_TRUNC) return;
+        const uint32_t step = gro ? segment_bytes(i, bytes) : bytes;
+        auto* at = static_cast<uint8_t*>(vectors[i].iov_base);
+        if (bytes == 0) take(peers[i], at, 0u);
+        for (uint32_t from = 0; from < bytes; from += step) take(peers[i], at + from, std::min(step, bytes - from));
+    }
+
+  private:
+    void restore(unsigned i) {
+        headers[i].msg_hdr.msg_namelen = sizeof(sockaddr_in);
+        if (gro) headers[i].msg_hdr.msg_controllen = sizeof(Control);
+    }
+    uint32_t segment_bytes(unsigned i, uint32_t bytes) {
+        auto& header = headers[i].msg_hdr;
+        for (auto* c = CMSG_FIRSTHDR(&header); c; c = CMSG_NXTHDR(&header, c))
+            if (c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO) {
+                int step;
+                memcpy(&step, CMSG_DATA(c), sizeof step);
+                if (step > 0) return uint32_t(step);
+            }
+        return bytes;
+    }
+
+    const bool gro;
+    const uint32_t bytes_max;
+    const size_t stride;
+    unsigned used = 0;
+    std::vector<mmsghdr> headers;
+    std::vector<iovec> vectors;
+    std::vector<sockaddr_in> peers;
+    std::vector<Control> controls;
+    std::unique_ptr<uint8_t[]> buffers;
+};
+
+// Collects replies and sends them with one call; with GSO those of one client and one length as trains. What it is given
+// must stay in place until `flush`.
+class Outbox {
+  public:
+    Outbox(int fd, unsigned trains, bool gso) : fd(fd), segments_max(gso ? SEGMENTS_MAX : 1), trains(trains), headers(trains) {
+        for (unsigned i = 0; i < trains; i++) {
+            auto& header = headers[i].msg_hdr;
+            header = {};
+            header.msg_name = &this->trains[i].peer;
+            header.msg_namelen = sizeof(sockaddr_in);
+            header.msg_iov = this->trains[i].vectors;
+        }
+    }
+    void add(const sockaddr_in& peer, uint8_t* at, uint32_t bytes) {
+        Train* train = segments_max > 1 ? open_train(peer, bytes) : nullptr;
+        if (!train) {
+            if (used == trains.size()) taken += flush();
+            train = &trains[used++];
+            train->peer = peer;
+            train->vectors[0] = {at, bytes};
+            train->vector_count = train->segments = 1;
+            train->step = train->bytes = bytes;
+            train->closed = bytes == 0;
+            return;
+        }
+        auto& last = train->vectors[train->vector_count - 1];
+        if (static_cast<uint8_t*>(last.iov_base) + last.iov_len == at)
+            last.iov_len += bytes;
+        else
+            train->vectors[train->vector_count++] = {at, bytes};
+        train->segments++;
+        train->bytes += bytes;
+        train->closed = bytes < train->step;
+    }
+    // Sends everything; the number of replies that the host kernel took.
+    uint64_t flush() {
+        for (unsigned i = 0; i < used; i++) finish(i);
+        uint64_t sent = taken;  // by `add`, when it had no room
+        taken = 0;
+        for (unsigned from = 0; from < used;) {
+            const int count = sendmmsg(fd, headers.data() + from, used - from, 0);
+            if (count < 0 && errno == EINTR) continue;
+            // One that cannot be sent (a client that gave a port nobody may send to) is left out.
+            for (int i = 0; i < count; i++) sent += trains[from + unsigned(i)].segments;
+            from += count > 0 ? unsigned(count) : 1;
+        }
+        used = 0;
+        return sent;
+    }
+
+  private:
+    struct Train {
+        sockaddr_in peer;
+        uint32_t step, bytes, segments, vector_count;
+        bool closed;  // its last datagram is shorter: nothing may follow
+        Control control;
+        iovec vectors[SEGMENTS_MAX];
+    };
+    // The newest train of a client, if it can take another reply.
+    Train* open_train(const sockaddr_in& peer, uint32_t bytes) {
+        const unsigned oldest = used > 16 ? used - 16 : 0;
+        for (unsigned i = used; i-- > oldest;) {
+            Train& train = trains[i];
+            if (train.peer.sin_port != peer.sin_port || train.peer.sin_addr.s_addr != peer.sin_addr.s_addr) continue;
+            const bool fits = !train.closed && bytes > 0 && bytes <= train.step && train.segments < segments_max &&
+                              train.bytes + bytes <= DATAGRAM_BYTES_MAX;
+            return fits ? &train : nullptr;
+        }
+        return nullptr;
+    }
+    void finish(unsigned i) {
+        Train& train = trains[i];
+        auto& header = headers[i].msg_hdr;
+        header.msg_iovlen = train.vector_count;
+        header.msg_control = nullptr;
+        header.msg_controllen = 0;
+        if (train.segments == 1) return;
+        header.msg_control = &train.control;
+        header.msg_controllen = CMSG_SPACE(sizeof(uint16_t));
+        auto* c = CMSG_FIRSTHDR(&header);
+        c->cmsg_level = IPPROTO_UDP;
+        c->cmsg_type = UDP_SEGMENT;
+        c->cmsg_len = CMSG_LEN(sizeof(uint16_t));
+        const uint16_t step = uint16_t(train.step);
+        memcpy(CMSG_DATA(c), &step, sizeof step);
+    }
+
+    const int fd;
+    const unsigned segments_max;
+    unsigned used = 0;
+    uint64_t taken = 0;
+    std::vector<Train> trains;
+    std::vector<mmsghdr> headers;
+};
+
+#endif
