@@ -169,6 +169,13 @@ pub struct WorkerCounters {
     pub busy_turns: Counter,
     /// Times the worker went to sleep.
     pub sleeps: Counter,
+    /// Nanoseconds from turns that found something to do until the turn after each.
+    pub busy_ns: Counter,
+    /// Nanoseconds from turns that found nothing until the turn after each, awake: looking again, or
+    /// with the core offered to others.
+    pub idle_ns: Counter,
+    /// Nanoseconds from turns after which the worker slept until the turn after each.
+    pub sleep_ns: Counter,
     /// Open TCP connections (gauge).
     pub connections: Counter,
     /// Requests under way on this worker: tokens, unsent replies, RX rings of reply-less services (gauge).

@@ -127,6 +127,8 @@ pub struct Worker<N: Nic> {
     events: Vec<Event>,
     polling: Polling,
     work: bool,
+    /// It went to sleep after the last turn.
+    slept: bool,
     idle_since_ns: u64,
     neighbour_until_ns: u64,
     next_tick_ns: u64,
@@ -202,6 +204,7 @@ impl<N: Nic> Worker<N> {
             events: Vec::with_capacity(1024),
             polling: topology.engine.polling,
             work: false,
+            slept: false,
             idle_since_ns: 0,
             neighbour_until_ns: 0,
             next_tick_ns: 0,
@@ -217,13 +220,22 @@ impl<N: Nic> Worker<N> {
 
     /// The turn's one readiness call; sleeps at most `sleep_ns`.
     pub fn wait(&mut self, sleep_ns: u64) {
-        if sleep_ns == 0 || self.fabric.workers() == 1 {
-            return self.nic.poll(sleep_ns, &mut self.events);
+        if sleep_ns == 0 {
+            return self.nic.poll(0, &mut self.events);
         }
-        self.fabric.fall_asleep(self.index);
-        let mail = self.fabric.has_mail(self.index) || self.links_hinted();
+        let alone = self.fabric.workers() == 1;
+        if !alone {
+            self.fabric.fall_asleep(self.index);
+        }
+        let mail = !alone && (self.fabric.has_mail(self.index) || self.links_hinted());
+        if !mail {
+            self.slept = true;
+            self.counters.sleeps.one();
+        }
         self.nic.poll(if mail { 0 } else { sleep_ns }, &mut self.events);
-        self.fabric.awake(self.index);
+        if !alone {
+            self.fabric.awake(self.index);
+        }
     }
 
     fn links_hinted(&self) -> bool {
@@ -233,6 +245,7 @@ impl<N: Nic> Worker<N> {
     /// One pass: everything that [`Self::wait`] reported, everything that waited. `now_ns` never
     /// runs backwards. Returns whether there was anything to do.
     pub fn turn(&mut self, now_ns: u64) -> bool {
+        self.account_time(now_ns);
         self.now_ns = now_ns;
         self.work = false;
         // Inhale.
@@ -270,6 +283,23 @@ impl<N: Nic> Worker<N> {
             self.counters.busy_turns.one();
         }
         self.work
+    }
+
+    /// The time since the last turn began belongs to what that turn was: every nanosecond of a running
+    /// worker is in exactly one of the three counters, and no turn reads the clock for them.
+    #[inline]
+    fn account_time(&mut self, now_ns: u64) {
+        if self.counters.turns.value() == 0 {
+            return;
+        }
+        let passed_ns = now_ns - self.now_ns;
+        let counters = &*self.counters;
+        let spent = match (self.work, std::mem::take(&mut self.slept)) {
+            (true, _) => &counters.busy_ns,
+            (false, false) => &counters.idle_ns,
+            (false, true) => &counters.sleep_ns,
+        };
+        spent.add(passed_ns);
     }
 
     /// Something happened this turn: the worker stays awake.

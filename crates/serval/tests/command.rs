@@ -279,7 +279,16 @@ fn programs_read_the_life_of_a_service_as_json() {
     let stopped: Json = serde_json::from_str(&out).unwrap();
     assert_eq!((code, err.as_str()), (Some(0), ""));
     assert_eq!(stopped["services"][0]["received"], 1);
+    assert_eq!(stopped["services"][0]["drops"], serde_json::json!({}));
     assert_eq!(stopped["clean"], true);
+    assert_eq!(stopped["messages"], 1);
+    let number = |value: &Json| value.as_u64().unwrap();
+    assert!(number(&stopped["busy_ns"]) > 0 && number(&stopped["cpu_ns"]) > 0, "{stopped}");
+    let worker = &stopped["workers"][0];
+    assert_eq!(worker["busy_ns"], stopped["busy_ns"]);
+    assert!(number(&worker["busy_turns"]) < number(&worker["turns"]), "{stopped}");
+    // An idle worker sleeps, and says so.
+    assert!(number(&worker["sleeps"]) > 0 && number(&worker["sleep_ns"]) > 0, "{stopped}");
 }
 
 #[test]

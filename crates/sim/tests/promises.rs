@@ -102,6 +102,22 @@ fn a_quiet_command_stays_quiet_across_workers() {
 }
 
 #[test]
+fn a_workers_time_is_busy_idle_or_asleep() {
+    let mut scene = script(Framing::Raw).play();
+    scene.world.turn(0);
+    let began_ns = scene.world.now_ns();
+    for _ in 0..5 {
+        scene.ask_times(2, request(0));
+        scene.wait_ms(2);
+    }
+    let passed_ns = scene.world.now_ns() - began_ns;
+    let worker = scene.world.metrics.workers().next().unwrap();
+    let spent = [&worker.busy_ns, &worker.idle_ns, &worker.sleep_ns].map(|c| c.value());
+    assert_eq!(spent.iter().sum::<u64>(), passed_ns);
+    assert!(spent.iter().all(|ns| *ns > 0) && worker.sleeps.value() > 0, "{spent:?}");
+}
+
+#[test]
 fn nothing_settles_while_something_crosses() {
     let mut scene = far_away(Framing::LengthU16).play();
     let caller = scene.connect_to(1);

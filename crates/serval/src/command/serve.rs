@@ -3,19 +3,23 @@
 use std::process;
 use std::sync::Arc;
 
-use serde_json::json;
+use engine::metrics::{Metrics, WorkerCounters};
+use serde_json::{Value as Json, json};
 use sys::signal::{Signal, Signals};
+use wire::DropReason;
 
 use super::{Failure, File};
 use crate::config::{Config, url};
 use crate::exporter::{Exporter, Health};
 use crate::screen::{Screen, print};
-use crate::server::Server;
+use crate::server::{Server, ShutdownReport};
 
 pub(super) const HELP: &str = "\
 Prints one line that starts with `ready` once every port is open and every kernel runs, and logs to
 standard error. SIGTERM or Ctrl-C drains: nothing new is accepted, what was accepted is answered for
 up to engine.drain_ms. A second signal ends at once.
+With --json the last line is an object: messages (replies sent), busy_ns (time of turns that found
+work), cpu_ns (processor time of the process), and more by service and worker.
 
 Examples:
   serval serve service.toml
@@ -111,7 +115,6 @@ fn end_on_second_signal(mut signals: Signals) {
 fn finish(screen: &Screen, server: Server) -> Result<(), Failure> {
     let metrics = server.metrics();
     let report = server.shutdown();
-    let mut services = Vec::new();
     for (index, name) in metrics.services.iter().enumerate() {
         let s = metrics.service(index);
         let dropped = s.dropped_requests();
@@ -122,17 +125,9 @@ fn finish(screen: &Screen, server: Server) -> Result<(), Failure> {
             dropped,
             "{name}"
         );
-        services.push(json!({
-            "name": name, "received": s.received, "replied": s.replied,
-            "consumed": s.consumed, "dropped": dropped,
-        }));
     }
     if screen.json {
-        let value = json!({
-            "event": "stopped", "clean": report.is_clean(), "unanswered": report.unanswered,
-            "hung": report.hung, "services": services,
-        });
-        print(&format!("{value}\n"));
+        print(&format!("{}\n", last_words(&metrics, &report)));
     }
     if report.hung {
         tracing::error!("a kernel did not come back when it was told to stop");
@@ -144,4 +139,37 @@ fn finish(screen: &Screen, server: Server) -> Result<(), Failure> {
         );
     }
     if report.is_clean() { Ok(()) } else { Err(Failure::Unfinished) }
+}
+
+/// What a whole life came to, for programs that measure: `messages` is replies sent, `busy_ns` the time
+/// of turns that found work, `cpu_ns` the processor time of the process.
+fn last_words(metrics: &Metrics, report: &ShutdownReport) -> Json {
+    let (mut messages, mut services) = (0, Vec::new());
+    for (index, name) in metrics.services.iter().enumerate() {
+        let s = metrics.service(index);
+        messages += s.replied;
+        let lost = DropReason::ALL.iter().filter(|r| s.dropped(**r) > 0);
+        let drops: serde_json::Map<_, _> =
+            lost.map(|r| (r.name().to_owned(), s.dropped(*r).into())).collect();
+        services.push(json!({
+            "name": name, "received": s.received, "replied": s.replied,
+            "consumed": s.consumed, "dropped": s.dropped_requests(), "drops": drops,
+        }));
+    }
+    let worker = |w: &WorkerCounters| {
+        json!({
+            "turns": w.turns.value(), "busy_turns": w.busy_turns.value(),
+            "sleeps": w.sleeps.value(), "busy_ns": w.busy_ns.value(),
+            "idle_ns": w.idle_ns.value(), "sleep_ns": w.sleep_ns.value(),
+        })
+    };
+    json!({
+        "event": "stopped",
+        "messages": messages,
+        "busy_ns": metrics.workers().map(|w| w.busy_ns.value()).sum::<u64>(),
+        "cpu_ns": sys::time::process_cpu_ns(),
+        "clean": report.is_clean(), "unanswered": report.unanswered, "hung": report.hung,
+        "services": services,
+        "workers": metrics.workers().map(worker).collect::<Vec<_>>(),
+    })
 }
