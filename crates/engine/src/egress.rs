@@ -143,11 +143,13 @@ impl<N: Nic> Worker<N> {
                 self.end(lane, token, request);
                 self.lanes[lane].counters.replied_bytes.add(payload.len() as u64);
             }
-            Origin::Stream { worker, .. } if worker == self.index => {
+            Origin::Stream { worker, .. } | Origin::Memory { worker, .. }
+                if worker == self.index =>
+            {
                 self.end(lane, token, request);
-                self.deliver_to_stream(lane, &request.origin, request.expects, payload);
+                self.deliver(lane, &request.origin, request.expects, payload);
             }
-            Origin::Stream { worker, .. } => {
+            Origin::Stream { worker, .. } | Origin::Memory { worker, .. } => {
                 let envelope = Envelope {
                     service: lane as u16,
                     mqueue: ANY,
@@ -168,8 +170,23 @@ impl<N: Nic> Worker<N> {
         Forwarded::Done
     }
 
-    /// A reply for a connection of this worker; its request's token is gone.
-    pub(crate) fn deliver_to_stream(
+    /// A reply for a connection or memory client of this worker; its request's token is gone.
+    #[inline]
+    pub(crate) fn deliver(
+        &mut self,
+        lane: usize,
+        origin: &Origin,
+        expects: Expects,
+        payload: &[u8],
+    ) {
+        match origin {
+            Origin::Stream { .. } => self.deliver_to_stream(lane, origin, expects, payload),
+            Origin::Memory { .. } => self.deliver_to_memory(lane, origin, Ok(payload)),
+            Origin::Datagram { .. } => {}
+        }
+    }
+
+    fn deliver_to_stream(
         &mut self,
         lane: usize,
         origin: &Origin,
@@ -225,10 +242,12 @@ impl<N: Nic> Worker<N> {
         }
         match *origin {
             Origin::Datagram { .. } => {}
-            Origin::Stream { worker, .. } if worker == self.index => {
+            Origin::Stream { worker, .. } | Origin::Memory { worker, .. }
+                if worker == self.index =>
+            {
                 self.settle_lost(lane, origin, expects, reason);
             }
-            Origin::Stream { worker, .. } => {
+            Origin::Stream { worker, .. } | Origin::Memory { worker, .. } => {
                 let envelope =
                     Envelope { service: lane as u16, mqueue: ANY, expects, origin: *origin };
                 let link = &mut self.links[worker as usize][lane];
@@ -249,7 +268,7 @@ impl<N: Nic> Worker<N> {
         });
     }
 
-    /// Tells a connection of this worker that a request of it was lost (and counted).
+    /// Tells a connection or memory client of this worker that a request of it was lost (and counted).
     pub(crate) fn settle_lost(
         &mut self,
         lane: usize,
@@ -257,6 +276,9 @@ impl<N: Nic> Worker<N> {
         expects: Expects,
         reason: DropReason,
     ) {
+        if let Origin::Memory { .. } = origin {
+            return self.deliver_to_memory(lane, origin, Err(reason));
+        }
         let Origin::Stream { key, generation, sequence, .. } = *origin else { return };
         let kernel_choice = matches!(reason, DropReason::KernelDrop | DropReason::BadLength);
         let outcome = if expects == Expects::ReplyOrNothing && kernel_choice {
@@ -299,6 +321,7 @@ impl<N: Nic> Worker<N> {
         }
         dirty.append(&mut self.to_write);
         self.to_write = dirty;
+        self.memory.publish();
         for lane in 0..self.lanes.len() {
             let Self { lanes, nic, now_ns, .. } = self;
             lanes[lane].flush_backends(nic, *now_ns);

@@ -9,7 +9,8 @@
 //! reason: a request that waits for a service whose accelerator is stuck would hold up everybody's.
 //!
 //! A message is its origin (64 bytes) followed by the payload. Datagrams are answered by the worker
-//! that owns the mqueue, from its own socket on the same port; only replies to connections travel back.
+//! that owns the mqueue, from its own socket on the same port; only replies to connections and to
+//! shared-memory clients travel back.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -25,6 +26,7 @@ use wire::framing::Expects;
 use wire::nic::PortIndex;
 use wire::session::Origin;
 
+use crate::memory_port::MemoryClient;
 use crate::topology::{Service, Topology};
 
 /// Slots of a hand-over ring.
@@ -71,6 +73,13 @@ impl Envelope {
                 bytes[24..28].copy_from_slice(&generation.to_le_bytes());
                 bytes[32..40].copy_from_slice(&sequence.to_le_bytes());
             }
+            Origin::Memory { worker, client, generation, tag } => {
+                bytes[0] = 2;
+                bytes[16..18].copy_from_slice(&worker.to_le_bytes());
+                bytes[20..24].copy_from_slice(&client.to_le_bytes());
+                bytes[24..28].copy_from_slice(&generation.to_le_bytes());
+                bytes[32..40].copy_from_slice(&tag.to_le_bytes());
+            }
         }
         bytes
     }
@@ -79,21 +88,28 @@ impl Envelope {
         let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4"));
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8"));
-        let origin = if bytes[0] == 0 {
-            let ip = take_ip(&bytes[18..35]).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-            let mut peer = SocketAddr::new(ip, u16_at(36));
-            if let SocketAddr::V6(peer) = &mut peer {
-                peer.set_scope_id(u32_at(38));
+        let origin = match bytes[0] {
+            0 => {
+                let ip = take_ip(&bytes[18..35]).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+                let mut peer = SocketAddr::new(ip, u16_at(36));
+                if let SocketAddr::V6(peer) = &mut peer {
+                    peer.set_scope_id(u32_at(38));
+                }
+                let port: PortIndex = u16_at(16);
+                Origin::Datagram { port, peer, local: take_ip(&bytes[42..59]) }
             }
-            let port: PortIndex = u16_at(16);
-            Origin::Datagram { port, peer, local: take_ip(&bytes[42..59]) }
-        } else {
-            Origin::Stream {
+            1 => Origin::Stream {
                 worker: u16_at(16),
                 key: u32_at(20),
                 generation: u32_at(24),
                 sequence: u64_at(32),
-            }
+            },
+            _ => Origin::Memory {
+                worker: u16_at(16),
+                client: u32_at(20),
+                generation: u32_at(24),
+                tag: u64_at(32),
+            },
         };
         let expects = match bytes[1] {
             0 => Expects::Reply,
@@ -279,6 +295,15 @@ struct Seat<S> {
     connections: AtomicUsize,
     mail_waiting: AtomicBool,
     mail: Mutex<Vec<Accepted<S>>>,
+    memory_mail: Mutex<Vec<MemoryMail>>,
+}
+
+/// What the control side tells a worker about shared-memory clients.
+pub(crate) enum MemoryMail {
+    /// A new client of this worker.
+    Joined(MemoryClient),
+    /// The client with this id is gone.
+    Left(u64),
 }
 
 /// An accepted connection on its way to its worker.
@@ -298,6 +323,7 @@ impl<S> Fabric<S> {
             connections: AtomicUsize::new(0),
             mail_waiting: AtomicBool::new(false),
             mail: Mutex::default(),
+            memory_mail: Mutex::default(),
         };
         let seats = wakers.into_iter().map(seat).collect();
         Arc::new(Self { seats, credit, services, settled: AtomicUsize::new(0) })
@@ -350,8 +376,8 @@ impl<S> Fabric<S> {
         self.credit[worker * self.services + service].load(Ordering::Relaxed)
     }
 
-    /// Open connections of the whole engine.
-    pub(crate) fn connections(&self) -> usize {
+    /// Open connections of the whole engine, shared-memory clients among them.
+    pub fn connections(&self) -> usize {
         self.seats.iter().map(|s| s.connections.load(Ordering::Relaxed)).sum()
     }
 
@@ -375,6 +401,40 @@ impl<S> Fabric<S> {
         seat.mail.lock().expect("nothing panics with the lock held").push(accepted);
         seat.mail_waiting.store(true, Ordering::Release);
         self.wake(worker);
+    }
+
+    /// The worker that a new shared-memory client goes to, which [`Self::admit`] must follow: the one
+    /// with the fewest connections. The client is counted as one.
+    pub fn seat_memory_client(&self) -> u16 {
+        self.seat_connection(0)
+    }
+
+    /// A seat was taken for a shared-memory client that is not [admitted](Self::admit) after all.
+    pub fn unseat_memory_client(&self, worker: u16) {
+        self.unseat_connection(worker);
+    }
+
+    /// Gives a shared-memory client to the worker it was seated with.
+    pub fn admit(&self, worker: u16, client: MemoryClient) {
+        self.tell(worker, MemoryMail::Joined(client));
+    }
+
+    /// Tells a worker that a shared-memory client's process is gone.
+    pub fn dismiss(&self, worker: u16, id: u64) {
+        self.tell(worker, MemoryMail::Left(id));
+    }
+
+    fn tell(&self, worker: u16, mail: MemoryMail) {
+        let seat = &self.seats[worker as usize];
+        seat.memory_mail.lock().expect("nothing panics with the lock held").push(mail);
+        seat.mail_waiting.store(true, Ordering::Release);
+        (seat.wake)();
+    }
+
+    /// Takes the news about shared-memory clients for `worker`, in order.
+    pub(crate) fn collect_memory_mail(&self, worker: u16) -> Vec<MemoryMail> {
+        let seat = &self.seats[worker as usize];
+        std::mem::take(&mut *seat.memory_mail.lock().expect("nothing panics with the lock held"))
     }
 
     /// Whether [`Self::collect`] would find something.
@@ -419,6 +479,7 @@ mod tests {
             generation: u32::MAX,
             sequence: u64::MAX - 1,
         }];
+        origins.push(Origin::Memory { worker: 65_535, client: 5, generation: 1, tag: u64::MAX });
         for peer in peers {
             for local in locals {
                 origins.push(Origin::Datagram { port: 513, peer: peer.parse().unwrap(), local });

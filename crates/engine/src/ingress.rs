@@ -203,7 +203,7 @@ impl<N: Nic> Worker<N> {
             self.settle_lost(service, &envelope.origin, envelope.expects, reason);
         } else {
             self.lanes[service].counters.replies_handed_in.one();
-            self.deliver_to_stream(service, &envelope.origin, envelope.expects, payload);
+            self.deliver(service, &envelope.origin, envelope.expects, payload);
         }
         self.scratch = message;
         true
@@ -228,10 +228,10 @@ impl<N: Nic> Worker<N> {
         let waited_ns = self.now_ns.saturating_sub(header.tag);
         let overdue = waited_ns > self.lanes[service].timeout_ns;
         let outcome = match self.submit(service, arrival, payload) {
-            // A stream's request waits at the head of this ring until there is credit or no time.
+            // A stream's or memory client's request waits at the head of this ring until there is credit or no time.
             Err(Refusal::Hold(_)) if overdue => Err(Some(DropReason::RequestTimeout)),
             Err(Refusal::Hold(reason)) => match envelope.origin {
-                Origin::Stream { .. } => Err(None),
+                Origin::Stream { .. } | Origin::Memory { .. } => Err(None),
                 Origin::Datagram { .. } => Err(Some(reason)),
             },
             Err(Refusal::Drop(reason)) => Err(Some(reason)),
@@ -306,6 +306,7 @@ impl<N: Nic> Worker<N> {
         for accepted in self.fabric.collect(self.index) {
             self.adopt_connection(accepted);
         }
+        self.collect_memory_clients();
     }
 
     fn adopt_connection(&mut self, accepted: Accepted<N::Socket>) {

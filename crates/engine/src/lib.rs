@@ -9,10 +9,12 @@ mod egress;
 mod handover;
 mod ingress;
 mod lane;
+mod memory_port;
 pub mod metrics;
 pub mod topology;
 mod worker;
 
 pub use handover::Fabric;
 pub use lane::{Attachment, BlockEnds};
+pub use memory_port::{MemoryClient, MemoryPeer};
 pub use worker::{Worker, WorkerLinks, WorkerParts, worker_links};

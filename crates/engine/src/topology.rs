@@ -5,6 +5,7 @@
 //! a file can point at the line. Everything later (regions, workers, ports) follows from it.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 use mqueue::abi::{
     BACKENDS_MAX, BLOCKS_MAX, DEPTH_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, protocol,
@@ -16,6 +17,8 @@ use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 
 /// Most workers of an engine.
 pub const WORKERS_MAX: usize = 64;
+/// About the size of an arena of a shared-memory client.
+const CLIENT_ARENA_BYTES: u64 = 32 << 20;
 
 /// Everything an engine runs.
 #[derive(Clone, Debug)]
@@ -134,6 +137,8 @@ pub struct Service {
     pub name: String,
     /// Where clients connect.
     pub listen: Vec<Listen>,
+    /// Paths where shared-memory clients connect.
+    pub memory_ports: Vec<PathBuf>,
     /// How TCP messages are delimited.
     pub framing: Framing,
     /// Indices into [`Topology::accelerators`]; the service's mqueues exist on each.
@@ -176,6 +181,7 @@ impl Service {
         Self {
             name: name.to_owned(),
             listen,
+            memory_ports: Vec::new(),
             framing: Framing::Raw,
             accelerators: vec![0],
             kernel: kernel.to_owned(),
@@ -335,7 +341,7 @@ impl Topology {
                 Err(wrong(field, format!("is {value}, must be in [{min}, {max}]")))
             }
         };
-        if service.listen.is_empty() {
+        if service.listen.is_empty() && service.memory_ports.is_empty() {
             return Err(wrong("listen", "names no address; give at least one".into()));
         }
         if service.accelerators.is_empty() {
@@ -401,16 +407,24 @@ impl Topology {
     /// No two listens may claim the same address (port 0 never collides).
     fn check_ports(&self) -> Result<(), TopologyError> {
         let mut seen: Vec<(&str, Listen)> = Vec::new();
+        let mut paths: Vec<(&str, &Path)> = Vec::new();
         for (index, service) in self.services.iter().enumerate() {
+            let taken_by = |what: String, by: &str| TopologyError {
+                place: format!("service {:?}", service.name),
+                path: ("service", index, None),
+                field: "listen",
+                message: format!("{what} is taken by service {by:?}"),
+            };
+            for path in &service.memory_ports {
+                if let Some((by, _)) = paths.iter().find(|(_, other)| other == path) {
+                    return Err(taken_by(path.display().to_string(), by));
+                }
+                paths.push((&service.name, path));
+            }
             for listen in &service.listen {
                 let taken = seen.iter().find(|(_, other)| other == listen);
                 if let (Some((by, _)), true) = (taken, listen.address.port() != 0) {
-                    return Err(TopologyError {
-                        place: format!("service {:?}", service.name),
-                        path: ("service", index, None),
-                        field: "listen",
-                        message: format!("{} is taken by service {by:?}", listen.address),
-                    });
+                    return Err(taken_by(listen.address.to_string(), by));
                 }
                 seen.push((&service.name, *listen));
             }
@@ -424,6 +438,13 @@ impl Topology {
             service.listen.clone().into_iter().map(move |listen| (index, listen))
         };
         self.services.iter().enumerate().flat_map(of)
+    }
+
+    /// Every path of shared-memory clients with the index of its service.
+    pub fn memory_ports(&self) -> impl Iterator<Item = (usize, &Path)> + '_ {
+        let services = self.services.iter().enumerate();
+        services
+            .flat_map(|(index, s)| s.memory_ports.iter().map(move |path| (index, path.as_path())))
     }
 }
 
@@ -452,6 +473,23 @@ impl Service {
         let mut mqueues = vec![server];
         mqueues.extend(self.backends.iter().map(client));
         RegionPlan { block_count: self.mqueues, mqueues, generation, start: 0 }
+    }
+
+    /// The region of one shared-memory client that wishes `depth` slots: one mqueue, in which the client
+    /// has the accelerator's part. A ring with messages over 1 KiB gets fewer slots, so that it and its
+    /// arena stay small, and an arena in which as many of the longest messages as it has slots find room.
+    pub fn client_region_plan(&self, depth: u32) -> RegionPlan {
+        let longest = self.max_message_bytes.max(self.max_reply_bytes);
+        let fit = CLIENT_ARENA_BYTES / u64::from(longest.max(INLINE_BYTES_MAX));
+        let most = (fit.max(2) as u32).min(DEPTH_MAX).next_power_of_two();
+        let depth = depth.clamp(1, DEPTH_MAX).next_power_of_two().min(most);
+        // A payload that would cross the arena's end skips what is left there: up to a message a lap.
+        let ring = |bytes: u32| {
+            RingPlan::doorbell(bytes, u64::from(bytes.next_multiple_of(8)) * u64::from(depth + 2))
+        };
+        let (rx, tx) = (ring(self.max_reply_bytes), ring(self.max_message_bytes));
+        let mqueues = vec![MqueuePlan { depth, rx, tx }];
+        RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 }
     }
 
     /// Why a region is too large, as a sum a person can check.

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | readiness, one call | [`Worker::wait`] → [`Nic::poll`] |
 //! | datagrams and streams in | `ingress.rs` |
+//! | shared-memory clients | `memory_port.rs` |
 //! | which mqueue | `dispatch.rs`, into the RX ring by `lane.rs` |
 //! | blocks | [`crate::accelerator::Blocks::drive`] |
 //! | TX rings out, replies, order | `egress.rs`, `connection.rs` |
@@ -26,6 +27,7 @@ use wire::session::Origin;
 use crate::connection::{Connections, Pool, Reading};
 use crate::handover::{ENVELOPE_BYTES, Fabric, Link, links};
 use crate::lane::{Attachment, Lane, Touched};
+use crate::memory_port::MemoryClients;
 use crate::metrics::{Metrics, WorkerCounters};
 use crate::topology::{Polling, Replies, Topology};
 
@@ -105,6 +107,7 @@ pub struct Worker<N: Nic> {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) connections: Connections,
     pub(crate) pool: Pool,
+    pub(crate) memory: MemoryClients,
     /// By worker and service; none to itself.
     pub(crate) links: Vec<Vec<Link>>,
     pub(crate) fabric: Arc<Fabric<N::Socket>>,
@@ -187,6 +190,7 @@ impl<N: Nic> Worker<N> {
             envelope: Vec::new(),
             connections: Connections::new(topology.services.len()),
             pool: Pool::default(),
+            memory: MemoryClients::default(),
             links: links.0,
             fabric,
             counters,
@@ -223,17 +227,20 @@ impl<N: Nic> Worker<N> {
         if sleep_ns == 0 {
             return self.nic.poll(0, &mut self.events);
         }
-        let alone = self.fabric.workers() == 1;
+        let alone = self.fabric.workers() == 1 && self.memory.is_empty();
         if !alone {
             self.fabric.fall_asleep(self.index);
+            self.memory.set_parked(true);
         }
-        let mail = !alone && (self.fabric.has_mail(self.index) || self.links_hinted());
+        let mail = !alone
+            && (self.fabric.has_mail(self.index) || self.links_hinted() || self.memory.hinted());
         if !mail {
             self.slept = true;
             self.counters.sleeps.one();
         }
         self.nic.poll(if mail { 0 } else { sleep_ns }, &mut self.events);
         if !alone {
+            self.memory.set_parked(false);
             self.fabric.awake(self.index);
         }
     }
@@ -256,9 +263,11 @@ impl<N: Nic> Worker<N> {
         // flood of the ones does not keep the others out.
         if self.counters.turns.value() % 2 == 0 {
             self.receive_datagrams();
+            self.read_memory_clients();
             self.read_streams();
         } else {
             self.read_streams();
+            self.read_memory_clients();
             self.receive_datagrams();
         }
         // Accelerate.
@@ -440,7 +449,8 @@ impl<N: Nic> Worker<N> {
             }
         }
         self.sweep_connections();
-        self.counters.connections.set(self.connections.open_count() as u64);
+        let connections = self.connections.open_count() + self.memory.len();
+        self.counters.connections.set(connections as u64);
         self.counters.outstanding.set(self.outstanding());
         if self.draining {
             self.report_settled();
@@ -595,6 +605,10 @@ impl<N: Nic> Worker<N> {
         if self.connections.open_count() > 0 {
             sleep_ns = sleep_ns.min(SLEEP_NS_MAX / 4);
         }
+        if self.memory.waits_for_room() {
+            // The client that makes room does not ring for it.
+            sleep_ns = sleep_ns.min(TICK_NS);
+        }
         sleep_ns
     }
 
@@ -623,6 +637,7 @@ impl<N: Nic> Worker<N> {
         }
         self.nic.stop_listening();
         self.stop_reading();
+        self.stop_reading_memory();
     }
 
     /// Tells the others when everything this worker accepted is answered, or no longer.
@@ -666,6 +681,7 @@ impl<N: Nic> Worker<N> {
                 self.end_connection(key, Close::Graceful, DropReason::DrainTimeout);
             }
         }
+        self.close_memory_clients();
         for port in &mut self.ports {
             let waiting = port.tx.waiting().len();
             let counters = &self.lanes[port.service as usize].counters;

@@ -52,7 +52,7 @@
 /// First eight bytes of a region: "SERVALRG", little endian.
 pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"SERVALRG");
 /// Version of this layout. A runtime or kernel library of another version is refused.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 /// Distance that keeps words of different writers apart (two x86 lines: adjacent-line prefetch).
 pub const LINE_BYTES: u64 = 128;
 /// Largest inline payload of a slot in bytes.
@@ -284,8 +284,10 @@ shared_structs! {
         reason: u64,
         /// Advances at least once a second while the runtime lives.
         heartbeat: u64,
+        /// 1 while the accelerator's side sleeps and wants to be woken when a message is published.
+        parked: u64,
         /// Zero.
-        reserved: [u64; 13],
+        reserved: [u64; 12],
     }
 
     /// A block's line of the status page, written by the block only.

@@ -548,16 +548,37 @@ impl<M: Memory> Words<M> {
     /// Says that a worker is about to sleep (or no longer does). Having said so it must look at its
     /// rings once more before it sleeps: either it sees the last message, or the publisher sees the flag.
     pub fn set_parked(&self, parked: bool) {
-        self.memory.store(PARKED_OFFSET, parked.into(), Ordering::Relaxed);
+        self.set_sleeping(ENGINE_PARKED_OFFSET, parked);
+    }
+
+    /// Whether a worker sleeps. Ask after publishing, and wake it if so.
+    #[inline]
+    pub fn parked(&self) -> bool {
+        self.sleeping(ENGINE_PARKED_OFFSET)
+    }
+
+    /// The same from the accelerator's side: see [`Self::set_parked`].
+    pub fn set_accelerator_parked(&self, parked: bool) {
+        self.set_sleeping(ACCELERATOR_PARKED_OFFSET, parked);
+    }
+
+    /// Whether the accelerator's side sleeps. Ask after publishing, and wake it if so.
+    #[inline]
+    pub fn accelerator_parked(&self) -> bool {
+        self.sleeping(ACCELERATOR_PARKED_OFFSET)
+    }
+
+    fn set_sleeping(&self, at: u64, sleeping: bool) {
+        self.memory.store(at, sleeping.into(), Ordering::Relaxed);
         // EDGE PARK (sleeper half)
         self.memory.fence();
     }
 
-    /// Whether a worker sleeps. Ask after publishing, and wake it if so.
-    pub fn parked(&self) -> bool {
+    #[inline]
+    fn sleeping(&self, at: u64) -> bool {
         // EDGE PARK (waker half)
         self.memory.fence();
-        self.memory.load(PARKED_OFFSET, Ordering::Relaxed) != 0
+        self.memory.load(at, Ordering::Relaxed) != 0
     }
 
     fn block_offset(&self, block: u32) -> u64 {
@@ -611,4 +632,6 @@ impl<M: Memory> Words<M> {
     }
 }
 
-const PARKED_OFFSET: u64 = ENGINE_WORDS_OFFSET + offset_of!(EngineWords, parked) as u64;
+const ENGINE_PARKED_OFFSET: u64 = ENGINE_WORDS_OFFSET + offset_of!(EngineWords, parked) as u64;
+const ACCELERATOR_PARKED_OFFSET: u64 =
+    ACCELERATOR_WORDS_OFFSET + offset_of!(AcceleratorWords, parked) as u64;

@@ -500,7 +500,13 @@ impl<M: Memory> Consumer<M> {
     /// Whether the head word says that something is waiting: a cheap look at the doorbell.
     #[inline]
     pub fn hinted(&self) -> bool {
-        self.memory.load(self.layout.head_offset, Ordering::Relaxed) != self.tail
+        self.hint() != 0
+    }
+
+    /// How many messages are waiting if the head word tells the truth, which nothing has checked.
+    #[inline]
+    pub fn hint(&self) -> u64 {
+        self.memory.load(self.layout.head_offset, Ordering::Relaxed).wrapping_sub(self.tail)
     }
 }
 

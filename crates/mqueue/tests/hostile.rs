@@ -372,7 +372,9 @@ fn use_words(words: &Result<Words<MappedMemory>, JoinError>, numbers: &mut Numbe
     words.set_stop(numbers.next());
     words.set_engine_heartbeat(numbers.next());
     words.set_parked(numbers.below(2) == 0);
+    words.set_accelerator_parked(numbers.below(2) == 0);
     let _ = (words.stop(), words.engine_heartbeat(), words.parked());
+    let _ = words.accelerator_parked();
     let _ = (words.accelerator_state(), words.accelerator_reason(), words.accelerator_heartbeat());
     let _ = (words.block(0), words.block_state(0), words.rx_head(0), words.tx_head(0));
     words.set_block(0, numbers.next(), numbers.next());

@@ -9,6 +9,8 @@
 //!   is replaced, so that a late answer cannot be taken for the next one's.
 //! * [`tcp`]: connections with requests pipelined on them; replies come in order. A connection whose
 //!   oldest request is not answered in time is replaced, and everything in flight on it is lost.
+//! * [`shm()`]: a shared-memory port of an engine on this machine, without a network; [`mod@shm`] is the
+//!   client itself, for programs.
 //!
 //! ```no_run
 //! use serval::client::{self, Echo, Load};
@@ -20,11 +22,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod shm;
 mod tcp;
 mod udp;
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -182,6 +186,15 @@ pub enum ClientError {
     /// Nothing listens there.
     #[error("{0} refuses connections: is the server running?")]
     Refused(SocketAddr),
+    /// A shared-memory port cannot be used.
+    #[error(transparent)]
+    Shm(#[from] shm::ShmError),
+    /// The service answers nothing, so there is nothing to check.
+    #[error("the service at {0:?} has replies = \"none\": a load needs replies to count")]
+    NoReplies(PathBuf),
+    /// The engine went away during the run.
+    #[error("the engine at {0:?} ended the connection during the run")]
+    Ended(PathBuf),
 }
 
 /// Runs a load against a UDP port.
@@ -191,6 +204,12 @@ pub fn udp(
     workload: &mut dyn Workload,
 ) -> Result<Outcome, ClientError> {
     udp::Run::new(address, load, workload)?.run()
+}
+
+/// Runs a load against a shared-memory port. A window that is larger than the rings the engine gives
+/// (long messages) is as large as they are.
+pub fn shm(path: &Path, load: &Load, workload: &mut dyn Workload) -> Result<Outcome, ClientError> {
+    shm::load::Run::new(path, load, workload)?.run()
 }
 
 /// How a TCP service is spoken to.

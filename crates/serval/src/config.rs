@@ -34,7 +34,7 @@ use engine::topology::Topology;
 use diagnostic::{Problem, Source};
 use reader::Report;
 
-pub(crate) use address::url;
+pub(crate) use address::{memory_url, url};
 pub use diagnostic::{ConfigError, Origin, ProblemEntry};
 pub use kernel::{BUILTINS, Builtin};
 pub use reader::Setting;

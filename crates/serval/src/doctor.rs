@@ -10,11 +10,12 @@ use std::path::PathBuf;
 
 use engine::topology::{AcceleratorKind, CpuPlacement, Dispatch, Polling, Service, Topology};
 use mqueue::abi::protocol;
+use sys::local::LocalListener;
 use sys::probe::{Capability, State, probe_all};
 use sys::{PortSpec, SocketNic, SocketOptions};
 use wire::nic::Transport;
 
-use crate::config::{Config, url};
+use crate::config::{Config, memory_url, url};
 
 /// Every capability of this machine. Takes milliseconds and changes nothing.
 pub fn capabilities() -> Vec<Capability> {
@@ -112,13 +113,17 @@ fn service_path(topology: &Topology, service: &Service) -> ServicePath {
         let obstacle = SocketNic::open(&[spec], SocketOptions::default()).err();
         (url(listen.transport, listen.address), obstacle.map(|error| error.to_string()))
     });
+    let memory_ports = service.memory_ports.iter().map(|path| {
+        let obstacle = LocalListener::bind(path).err();
+        (memory_url(path), obstacle.map(|error| error.to_string()))
+    });
     let accelerator = |index: &usize| {
         let accelerator = &topology.accelerators[*index];
         format!("{} on {} ({})", service.kernel, accelerator.name, placement(&accelerator.kind))
     };
     ServicePath {
         service: service.name.clone(),
-        ports: ports.collect(),
+        ports: ports.chain(memory_ports).collect(),
         workers: workers(topology),
         rings: rings(service),
         accelerators: service.accelerators.iter().map(accelerator).collect(),

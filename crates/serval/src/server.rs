@@ -6,6 +6,7 @@
 //! threads alone handle messages; this side only counts, drains and stops.
 
 mod heart;
+mod memory_ports;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,6 +26,7 @@ use sys::{PortSpec, RegionOptions, SharedMemory, SocketNic, SocketOptions};
 use wire::DropReason;
 
 use heart::Heart;
+use memory_ports::{Doorman, MemoryPorts};
 
 /// Why a server did not start. The message is one sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +37,9 @@ pub enum ServerError {
     /// A port cannot be opened.
     #[error(transparent)]
     Open(#[from] sys::OpenError),
+    /// A shared-memory port cannot be opened.
+    #[error(transparent)]
+    MemoryPort(#[from] sys::local::LocalError),
     /// A region cannot be created.
     #[error("service {service:?}: {source}")]
     Memory {
@@ -88,6 +93,8 @@ pub struct Server {
     /// (service, words) of every region.
     regions: Vec<(usize, Words<MappedMemory>)>,
     heart: Heart,
+    /// Lets shared-memory clients in; goes before the fabric's workers do.
+    doorman: Option<Doorman>,
 }
 
 /// One region and who serves it.
@@ -116,10 +123,12 @@ impl Server {
         while nics.len() < worker_count {
             nics.push(nics[0].sibling()?);
         }
-        let wakers = nics.iter().map(|nic| {
-            let waker = nic.waker();
-            Box::new(move || waker.wake()) as Box<dyn Fn() + Send + Sync>
-        });
+        let memory_ports = MemoryPorts::open(&topology)?;
+        let nic_wakers: Vec<sys::Waker> = nics.iter().map(SocketNic::waker).collect();
+        let wakers = nic_wakers
+            .iter()
+            .cloned()
+            .map(|waker| Box::new(move || waker.wake()) as Box<dyn Fn() + Send + Sync>);
         let fabric = Fabric::new(wakers.collect(), topology.services.len());
         let names = topology.services.iter().map(|s| s.name.clone());
         let mut server = Self {
@@ -131,6 +140,7 @@ impl Server {
             accelerators: Vec::new(),
             regions: Vec::new(),
             heart: Heart::start().map_err(|e| ServerError::Thread(e.to_string()))?,
+            doorman: None,
             topology: topology.clone(),
         };
         // From here on dropping `server` stops what has been started.
@@ -143,6 +153,8 @@ impl Server {
             regions.push(of_service);
         }
         server.start_workers(nics, regions)?;
+        let doorman = memory_ports.serve(topology, server.fabric.clone(), nic_wakers);
+        server.doorman = doorman.map_err(|e| ServerError::Thread(e.to_string()))?;
         Ok(server)
     }
 
@@ -276,6 +288,9 @@ impl Server {
     pub fn shutdown(mut self) -> ShutdownReport {
         let patience = Duration::from_millis(self.topology.engine.drain_ms);
         let deadline = Instant::now() + patience;
+        if let Some(doorman) = &self.doorman {
+            doorman.stop_listening();
+        }
         self.phase.store(DRAIN, Ordering::Relaxed);
         while !self.fabric.all_settled() && Instant::now() < deadline {
             self.fabric.wake_all();

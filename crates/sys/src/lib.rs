@@ -2,6 +2,7 @@
 //!
 //! * [`memory`]: shared regions (sealed memfd) and private guarded memory.
 //! * [`socket_nic`]: one worker's network over kernel sockets, in batches.
+//! * [`local`]: Unix sockets that pass descriptors, and bells between processes.
 //! * [`probe`]: what this host can do, for `serval doctor`.
 //! * [`affinity`], [`time`], [`futex`], [`process`], [`signal`]: threads, clock, parking, limits,
 //!   signals.
@@ -16,6 +17,7 @@ compile_error!("serval-sys needs Linux: memfd seals, epoll, recvmmsg and futexes
 
 pub mod affinity;
 pub mod futex;
+pub mod local;
 pub mod memory;
 pub mod probe;
 pub mod process;

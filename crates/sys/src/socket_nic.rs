@@ -291,7 +291,7 @@ impl SocketNic {
                 (Source::Stream(key), bits) => self.stream_events(key, bits, events),
                 (Source::Listener(_), _) => listeners += 1,
                 (Source::Waker, _) if slept => self.poller.consume_wake(),
-                (Source::Waker, _) => {}
+                (Source::Waker | Source::Bell, _) => {}
             }
         }
         if listeners > 0 {

@@ -38,6 +38,17 @@ pub enum Origin {
         /// Position among the requests of the connection, from 0.
         sequence: u64,
     },
+    /// A message of a shared-memory client.
+    Memory {
+        /// The worker that serves the client.
+        worker: u16,
+        /// That worker's name for it.
+        client: u32,
+        /// Life of the name: names are reused.
+        generation: u32,
+        /// The client's own name for the request, which comes back with the outcome.
+        tag: u64,
+    },
 }
 
 /// A request that is under way.

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #define SERVAL_REGION_MAGIC 5139253968287974739ull
-#define SERVAL_ABI_VERSION 1u
+#define SERVAL_ABI_VERSION 2u
 #define SERVAL_LINE_BYTES 128u
 #define SERVAL_INLINE_BYTES_MAX 1024u
 #define SERVAL_DEPTH_MAX 16384u
@@ -90,7 +90,8 @@ struct serval_accelerator_words {
   uint64_t state; /* 0: ABSENT, READY or ENDED. */
   uint64_t reason; /* 8: Why it ended. */
   uint64_t heartbeat; /* 16: Advances at least once a second while the runtime lives. */
-  uint64_t reserved[13]; /* 24: Zero. */
+  uint64_t parked; /* 24: 1 while the accelerator's side sleeps and wants to be woken when a message is published. */
+  uint64_t reserved[12]; /* 32: Zero. */
 };
 
 /* A block's line of the status page, written by the block only. */
@@ -193,7 +194,8 @@ SERVAL_ASSERT_LAYOUT(sizeof(struct serval_accelerator_words) == 128);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, state) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, reason) == 8);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, heartbeat) == 16);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, reserved) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, parked) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, reserved) == 32);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_block_words) == 128);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, state) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, reason) == 8);

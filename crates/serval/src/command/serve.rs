@@ -9,7 +9,7 @@ use sys::signal::{Signal, Signals};
 use wire::DropReason;
 
 use super::{Failure, File};
-use crate::config::{Config, url};
+use crate::config::{Config, memory_url, url};
 use crate::exporter::{Exporter, Health};
 use crate::screen::{Screen, print};
 use crate::server::{Server, ShutdownReport};
@@ -74,6 +74,9 @@ fn announce(screen: &Screen, config: &Config, server: &Server, exporter: Option<
     let mut listens: Vec<Vec<String>> = vec![Vec::new(); services.len()];
     for (service, listen) in server.addresses() {
         listens[service].push(url(listen.transport, listen.address));
+    }
+    for (service, path) in config.topology.memory_ports() {
+        listens[service].push(memory_url(path));
     }
     let metrics = exporter.map(|exporter| format!("http://{}/metrics", exporter.address()));
     screen.show(

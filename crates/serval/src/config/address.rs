@@ -1,11 +1,13 @@
-//! `listen` and `connect` addresses: `udp://127.0.0.1:9000`, `tcp://[::1]:9000`.
+//! `listen` and `connect` addresses: `udp://127.0.0.1:9000`, `tcp://[::1]:9000`, `shm:///run/digits`.
 //!
 //! A listening host is an IP address, since a name could become another interface tomorrow;
 //! `localhost` is 127.0.0.1. `0.0.0.0` is every IPv4 address of the machine and `[::]` every IPv6
 //! address (and no IPv4 one). A backend may also be a name, which is looked up once, at start.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
 
+use sys::local::PATH_BYTES_MAX;
 use wire::nic::Transport;
 
 use super::reader::nearest;
@@ -37,6 +39,25 @@ pub(super) fn listen(url: &str) -> Result<(Transport, SocketAddr), Wrong> {
         };
     };
     Ok((transport, SocketAddr::new(ip, port)))
+}
+
+/// The path of a shared-memory port (`shm:///run/digits`); `None` if the text is of another scheme.
+pub(super) fn memory_port(url: &str) -> Option<Result<PathBuf, Wrong>> {
+    let path = url.strip_prefix("shm://")?;
+    if !path.starts_with('/') || path.len() < 2 || path.ends_with('/') {
+        let what = format!("`{url}` has no absolute path of a socket");
+        return Some(wrong(what, "such as \"shm:///run/digits\""));
+    }
+    if path.len() > PATH_BYTES_MAX {
+        let right = format!("a socket's path has at most {PATH_BYTES_MAX} bytes");
+        return Some(wrong(format!("`{path}` is too long"), right));
+    }
+    Some(Ok(PathBuf::from(path)))
+}
+
+/// The path of a shared-memory port as a URL.
+pub(crate) fn memory_url(path: &Path) -> String {
+    format!("shm://{}", path.display())
 }
 
 /// A backend's address. A name is looked up; its first address is taken.
@@ -92,12 +113,12 @@ fn split<'u>(url: &'u str, example: &str) -> Result<(Transport, &'u str, u16), W
         "tcp" => Transport::Tcp,
         "shm" => {
             return wrong(
-                "shared-memory clients (shm://) are not built yet",
+                "shared memory (shm://) is for clients, not for backends",
                 "use udp:// or tcp://",
             );
         }
         _ => {
-            let right = match nearest(scheme, ["udp", "tcp"]) {
+            let right = match nearest(scheme, ["udp", "tcp", "shm"]) {
                 Some(near) => format!("did you mean {near}://?"),
                 None => "use udp:// or tcp://".to_owned(),
             };
@@ -179,12 +200,23 @@ mod tests {
     }
 
     #[test]
+    fn paths_of_memory_ports_are_absolute() {
+        assert!(memory_port("udp://127.0.0.1:1").is_none());
+        assert_eq!(memory_port("shm:///run/digits"), Some(Ok(PathBuf::from("/run/digits"))));
+        let long = format!("shm:///{}", "x".repeat(PATH_BYTES_MAX));
+        for url in ["shm://run/digits", "shm://", "shm:///", "shm:///run/", &long] {
+            let wrong = memory_port(url).expect("the scheme is right").unwrap_err();
+            assert!(!wrong.right.is_empty(), "{url}: {wrong:?}");
+        }
+        assert!(connect("shm:///run/digits").unwrap_err().what.contains("not for backends"));
+    }
+
+    #[test]
     fn wrong_addresses_say_what_would_be_right() {
         let cases = [
             ("127.0.0.1:9000", "no scheme"),
             ("udb://127.0.0.1:9000", "no transport"),
             ("http://127.0.0.1:9000", "no transport"),
-            ("shm:///run/digits", "not built yet"),
             ("udp://127.0.0.1", "no port"),
             ("udp://127.0.0.1:", "no port"),
             ("udp://[::1]", "no port"),

@@ -1,6 +1,6 @@
 //! `[[service]]` and `[[service.backend]]`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use engine::topology::{Backend, Dispatch, Listen, Replies, Rings, Service};
 use mqueue::abi::{BLOCKS_MAX, DEPTH_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAMS_MAX};
@@ -40,7 +40,7 @@ pub(super) fn read(
     let (mut section, name) = named_section(report, table, "service", "service", index, taken);
     let at = &mut section;
     let mut service = Service::new(&name, Vec::new(), "");
-    service.listen = read_listen(report, at);
+    (service.listen, service.memory_ports) = read_listen(report, at);
     service.framing = read_framing(report, at);
     service.accelerators = accelerator_indices(report, at, context);
     let kernel = read_kernel(report, at, context, &mut service);
@@ -69,31 +69,36 @@ pub(super) fn read(
     (service, (section.finish(report), backend_places))
 }
 
-fn read_listen(report: &mut Report<'_>, section: &mut Section<'_>) -> Vec<Listen> {
+fn read_listen(report: &mut Report<'_>, section: &mut Section<'_>) -> (Vec<Listen>, Vec<PathBuf>) {
     let Some(entry) = section.entry("listen") else {
         section.missing(report, "listen", "[\"udp://127.0.0.1:9000\"]");
-        return Vec::new();
+        return Default::default();
     };
     let items = match &entry.node.value {
         Value::Array(items) => items.as_slice(),
         _ => std::slice::from_ref(&entry.node),
     };
-    let mut listens = Vec::new();
+    let (mut listens, mut paths) = (Vec::new(), Vec::new());
     for item in items {
         let example = "\"udp://127.0.0.1:9000\", or a list of such";
         let Some((text, span)) = text_of(report, "listen", item, example) else { continue };
-        match address::listen(&text) {
-            Ok((transport, address)) => listens.push(Listen { transport, address }),
-            Err(wrong) => report.problem(Problem::new(span, wrong.what, wrong.right)),
+        let read = match address::memory_port(&text) {
+            Some(path) => path.map(|path| paths.push(path)),
+            None => address::listen(&text)
+                .map(|(transport, address)| listens.push(Listen { transport, address })),
+        };
+        if let Err(wrong) = read {
+            report.problem(Problem::new(span, wrong.what, wrong.right));
         }
     }
     if items.is_empty() {
         let right = "give at least one, such as \"udp://127.0.0.1:9000\"";
         report.problem(Problem::new(entry.node.span, "`listen` names no address", right));
     }
-    let shown: Vec<String> = listens.iter().map(|l| address::url(l.transport, l.address)).collect();
-    section.record(report, "listen", shown);
-    listens
+    let shown = listens.iter().map(|l| address::url(l.transport, l.address));
+    let shown = shown.chain(paths.iter().map(|path| address::memory_url(path)));
+    section.record(report, "listen", shown.collect::<Vec<String>>());
+    (listens, paths)
 }
 
 fn read_framing(report: &mut Report<'_>, section: &mut Section<'_>) -> Framing {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_int, epoll_event};
 
+use crate::local::Bell;
 use crate::os::{check, check_size, own};
 
 /// Events taken from the host kernel by one call.
@@ -19,6 +20,8 @@ pub(super) enum Source {
     Stream(u32),
     Listener(u16),
     Waker,
+    /// A bell of another process; ringing it ends a sleep and says nothing else.
+    Bell,
 }
 
 impl Source {
@@ -27,6 +30,7 @@ impl Source {
             Self::Stream(key) => u64::from(key),
             Self::Listener(port) => 1 << 32 | u64::from(port),
             Self::Waker => 2 << 32,
+            Self::Bell => 3 << 32,
         }
     }
 
@@ -34,7 +38,8 @@ impl Source {
         match word >> 32 {
             0 => Self::Stream(word as u32),
             1 => Self::Listener(word as u16),
-            _ => Self::Waker,
+            2 => Self::Waker,
+            _ => Self::Bell,
         }
     }
 }
@@ -50,6 +55,7 @@ pub struct Waker {
 
 #[derive(Debug)]
 struct WakerShared {
+    epoll: OwnedFd,
     eventfd: OwnedFd,
     /// The eventfd is signalled and the worker has not slept since.
     pending: AtomicBool,
@@ -58,8 +64,31 @@ struct WakerShared {
 impl Waker {
     fn new() -> io::Result<Self> {
         // SAFETY: no pointers.
+        let epoll = own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: no pointers.
         let eventfd = own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
-        Ok(Self { shared: Arc::new(WakerShared { eventfd, pending: AtomicBool::new(false) }) })
+        let pending = AtomicBool::new(false);
+        Ok(Self { shared: Arc::new(WakerShared { epoll, eventfd, pending }) })
+    }
+
+    /// From now on another process may end the worker's sleeps by ringing `bell`, and do nothing else
+    /// with it: each ring is an edge, and nobody reads the bell's count.
+    pub fn listen_to(&self, bell: &Bell) -> io::Result<()> {
+        add(&self.shared.epoll, bell.as_fd(), Source::Bell, libc::EPOLLIN | libc::EPOLLET)
+    }
+
+    /// Forgets a bell. Closing it is not enough while another process holds it.
+    pub fn forget(&self, bell: &Bell) {
+        // It fails only for a bell that was never listened to.
+        // SAFETY: a deletion looks at no event.
+        let _ = check(unsafe {
+            libc::epoll_ctl(
+                self.shared.epoll.as_raw_fd(),
+                libc::EPOLL_CTL_DEL,
+                bell.as_fd().as_raw_fd(),
+                ptr::null_mut(),
+            )
+        });
     }
 
     /// Ends the current sleep, or the next one if the worker is awake.
@@ -89,8 +118,8 @@ impl Waker {
 
 /// The epoll set and the arrays to sleep with.
 pub(super) struct Poller {
-    epoll: OwnedFd,
     ready: Vec<epoll_event>,
+    /// Holds the epoll set: bells are added to it from other threads.
     waker: Waker,
     /// The epoll set first, then the sockets watched by a sleep only.
     sleepers: Vec<libc::pollfd>,
@@ -98,12 +127,10 @@ pub(super) struct Poller {
 
 impl Poller {
     pub(super) fn new() -> io::Result<Self> {
-        // SAFETY: no pointers.
-        let epoll = own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         let waker = Waker::new()?;
         let mut poller =
-            Self { epoll, ready: Vec::with_capacity(EVENTS_MAX), waker, sleepers: Vec::new() };
-        poller.sleepers.push(pollfd(poller.epoll.as_fd()));
+            Self { ready: Vec::with_capacity(EVENTS_MAX), waker, sleepers: Vec::new() };
+        poller.sleepers.push(pollfd(poller.waker.shared.epoll.as_fd()));
         // Level-triggered: a wake that nobody consumed yet must end the next sleep as well.
         let eventfd = poller.waker.shared.eventfd.as_fd();
         poller.add(eventfd, Source::Waker, libc::EPOLLIN)?;
@@ -118,7 +145,7 @@ impl Poller {
     pub(super) fn watch(&self, socket: BorrowedFd<'_>, source: Source) -> io::Result<()> {
         let interest = match source {
             Source::Stream(_) => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP,
-            Source::Listener(_) | Source::Waker => libc::EPOLLIN,
+            Source::Listener(_) | Source::Waker | Source::Bell => libc::EPOLLIN,
         };
         self.add(socket, source, interest | libc::EPOLLET)
     }
@@ -135,17 +162,7 @@ impl Poller {
     }
 
     fn add(&self, file: BorrowedFd<'_>, source: Source, events: c_int) -> io::Result<()> {
-        let mut event = epoll_event { events: events as u32, u64: source.pack() };
-        // SAFETY: `event` outlives the call.
-        check(unsafe {
-            libc::epoll_ctl(
-                self.epoll.as_raw_fd(),
-                libc::EPOLL_CTL_ADD,
-                file.as_raw_fd(),
-                &raw mut event,
-            )
-        })?;
-        Ok(())
+        add(&self.waker.shared.epoll, file, source, events)
     }
 
     /// Collects what is ready in the epoll set without sleeping; returns how many.
@@ -203,9 +220,9 @@ impl Poller {
             let events = room.as_mut_ptr().cast::<epoll_event>();
             let len = room.len() as c_int;
             if sleep_ns == 0 {
-                libc::epoll_wait(self.epoll.as_raw_fd(), events, len, 0)
+                libc::epoll_wait(self.waker.shared.epoll.as_raw_fd(), events, len, 0)
             } else {
-                epoll_pwait2(self.epoll.as_raw_fd(), events, len, &timeout)
+                epoll_pwait2(self.waker.shared.epoll.as_raw_fd(), events, len, &timeout)
             }
         };
         // An interruption ends the sleep early, which the caller allows for.
@@ -245,6 +262,15 @@ unsafe fn epoll_pwait2(
         timeout.tv_sec.saturating_mul(1000).saturating_add((timeout.tv_nsec + 999_999) / 1_000_000);
     // SAFETY: as above.
     unsafe { libc::epoll_wait(epoll, events, len, c_int::try_from(ms).unwrap_or(c_int::MAX)) }
+}
+
+fn add(epoll: &OwnedFd, file: BorrowedFd<'_>, source: Source, events: c_int) -> io::Result<()> {
+    let mut event = epoll_event { events: events as u32, u64: source.pack() };
+    // SAFETY: `event` outlives the call.
+    check(unsafe {
+        libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, file.as_raw_fd(), &raw mut event)
+    })?;
+    Ok(())
 }
 
 fn pollfd(file: BorrowedFd<'_>) -> libc::pollfd {

@@ -1,0 +1,437 @@
+//! Shared-memory ports: clients on this machine that speak to a worker through a ring, not a socket.
+//!
+//! A client has a region of its own with one block and one mqueue, in which it plays the
+//! *accelerator's* part: its requests come in the TX ring, its replies go into the RX ring. So the
+//! rings, their ordering edges and their checks are the ones of every region. A slot is a message:
+//! there is no framing. The header's `tag` is the client's name for a request and comes back with the
+//! outcome, in whatever order outcomes come. A request that is lost comes back as a slot of kind DROP
+//! whose status is the [`DropReason`]'s number; a service without replies answers nothing at all.
+//!
+//! *Nothing is lost for want of room.* A request that finds no credit stays in its ring, as do those
+//! for whose reply there would be no slot: the worker takes a request only while
+//! `replies under way + replies unread < depth`. A client that does not read is not read.
+//!
+//! *Everything a client writes is hostile.* Impossible ring words or headers close that client, count
+//! as `bad_framing`, and concern nobody else. Requests of a closed client that are still under way end
+//! as `client_gone` when their replies come.
+//!
+//! Who listens, shakes hands and notices that a client's process is gone is outside the engine: it
+//! [admits](crate::Fabric::admit) and [dismisses](crate::Fabric::dismiss) clients. A worker looks at
+//! the head word of each of its clients once a turn; before it sleeps it says so in every client's
+//! region (edge PARK), and clients then wake it through the network's readiness call.
+
+use mqueue::abi::{kind, stop};
+use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, RingError, Words};
+use wire::DropReason;
+use wire::admission::key_hash;
+use wire::framing::Expects;
+use wire::nic::Nic;
+use wire::session::Origin;
+
+use crate::handover::MemoryMail;
+use crate::ingress::{Arrival, Refusal};
+use crate::topology::Replies;
+use crate::worker::Worker;
+
+/// Requests taken from one client in a turn.
+const BUDGET: u32 = 64;
+
+/// A shared-memory client on its way to its worker.
+pub struct MemoryClient {
+    /// The control side's name for it, never used twice.
+    pub id: u64,
+    /// Index of the service it speaks to.
+    pub service: u16,
+    /// Slots of each of its two rings.
+    pub depth: u32,
+    /// The engine's end of its RX ring.
+    pub replies: Producer<MappedMemory>,
+    /// The engine's end of its TX ring.
+    pub requests: Consumer<MappedMemory>,
+    /// The words of its region.
+    pub words: Words<MappedMemory>,
+    /// The way to its process.
+    pub peer: Box<dyn MemoryPeer>,
+}
+
+/// What a worker can do to a client besides writing into its ring. Dropping it ends the client's
+/// connection.
+pub trait MemoryPeer: Send {
+    /// Wakes the client, which has said that it sleeps.
+    fn wake(&self);
+}
+
+/// A client of this worker.
+struct Seated {
+    client: MemoryClient,
+    /// Its requests get an outcome each.
+    answers: bool,
+    /// Requests without an outcome.
+    outstanding: u32,
+    /// It wrote something impossible; closed at the next look.
+    broken: bool,
+    /// A request waits in its ring until it reads replies.
+    no_room: bool,
+    /// Listed in [`MemoryClients::dirty`].
+    dirty: bool,
+}
+
+impl Seated {
+    /// How many requests may be taken so that every outcome finds a slot.
+    #[inline]
+    fn room(&mut self) -> Result<u32, RingError> {
+        if !self.answers {
+            return Ok(BUDGET);
+        }
+        let MemoryClient { depth, replies, .. } = &mut self.client;
+        let unread = (replies.committed() - replies.released()) as u32;
+        if *depth - unread >= self.outstanding.saturating_add(BUDGET) {
+            return Ok(BUDGET);
+        }
+        Ok(replies.credit()?.saturating_sub(self.outstanding))
+    }
+}
+
+#[derive(Default)]
+struct Entry {
+    /// Life of this entry.
+    generation: u32,
+    /// Boxed, so that a visit moves a pointer.
+    seated: Option<Box<Seated>>,
+}
+
+/// The shared-memory clients of one worker.
+#[derive(Default)]
+pub(crate) struct MemoryClients {
+    entries: Vec<Entry>,
+    /// Entries in use, in no order.
+    open: Vec<u32>,
+    /// Clients with replies that are not published.
+    dirty: Vec<u32>,
+    /// Who is looked at first next time.
+    first: usize,
+}
+
+/// The client that a reply is for has gone, or must go.
+struct Gone;
+
+impl MemoryClients {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    fn insert(&mut self, client: MemoryClient, answers: bool) {
+        let free = self.entries.iter().position(|entry| entry.seated.is_none());
+        let index = free.unwrap_or_else(|| {
+            self.entries.push(Entry::default());
+            self.entries.len() - 1
+        });
+        self.entries[index].seated = Some(Box::new(Seated {
+            client,
+            answers,
+            outstanding: 0,
+            broken: false,
+            no_room: false,
+            dirty: false,
+        }));
+        self.open.push(index as u32);
+    }
+
+    /// Frees an entry; whoever still names it by its generation finds nobody.
+    fn remove(&mut self, index: u32) -> Option<Box<Seated>> {
+        let entry = &mut self.entries[index as usize];
+        entry.generation = entry.generation.wrapping_add(1);
+        self.open.retain(|open| *open != index);
+        self.dirty.retain(|dirty| *dirty != index);
+        entry.seated.take()
+    }
+
+    fn seated(&self) -> impl Iterator<Item = &Seated> {
+        self.open.iter().filter_map(|index| self.entries[*index as usize].seated.as_deref())
+    }
+
+    fn at(&mut self, index: u32) -> Option<&mut Seated> {
+        self.entries.get_mut(index as usize)?.seated.as_deref_mut()
+    }
+
+    /// Whether a client's request can be taken now: the last look before a sleep.
+    pub(crate) fn hinted(&self) -> bool {
+        self.seated().any(|s| s.broken || (s.client.requests.hinted() && !s.no_room))
+    }
+
+    /// Whether a request waits for its client to read replies.
+    pub(crate) fn waits_for_room(&self) -> bool {
+        self.seated().any(|s| s.no_room)
+    }
+
+    /// See [`Words::set_parked`].
+    pub(crate) fn set_parked(&self, parked: bool) {
+        for seated in self.seated() {
+            seated.client.words.set_parked(parked);
+        }
+    }
+
+    /// Writes the outcome of a request into its client's ring; [`Self::publish`] must follow.
+    #[inline]
+    fn reply(
+        &mut self,
+        index: u32,
+        generation: u32,
+        tag: u64,
+        outcome: Result<&[u8], DropReason>,
+    ) -> Result<Result<(), LoanError>, Gone> {
+        let entry = self.entries.get_mut(index as usize).ok_or(Gone)?;
+        if entry.generation != generation {
+            return Err(Gone);
+        }
+        let seated = entry.seated.as_deref_mut().filter(|s| !s.broken).ok_or(Gone)?;
+        let (kind, status) = match outcome {
+            Ok(_) => (kind::MESSAGE, 0),
+            Err(reason) => (kind::DROP, reason as u8),
+        };
+        let head = Head { token: 0, tag, kind, status };
+        match seated.client.replies.push(head, outcome.unwrap_or(&[])) {
+            Ok(()) => {}
+            Err(LoanError::Corrupt) => {
+                seated.broken = true;
+                return Err(Gone);
+            }
+            Err(error) => return Ok(Err(error)),
+        }
+        seated.outstanding = seated.outstanding.saturating_sub(1);
+        if !seated.dirty {
+            seated.dirty = true;
+            self.dirty.push(index);
+        }
+        Ok(Ok(()))
+    }
+
+    /// Shows the clients the turn's replies, and wakes those that sleep.
+    pub(crate) fn publish(&mut self) {
+        for index in self.dirty.drain(..) {
+            let Some(seated) = &mut self.entries[index as usize].seated else { continue };
+            seated.dirty = false;
+            seated.client.replies.publish();
+            if seated.client.words.accelerator_parked() {
+                seated.client.peer.wake();
+            }
+        }
+    }
+}
+
+/// What ended a visit to a client.
+enum Stop {
+    /// Nothing more to take now.
+    Enough,
+    /// It wrote something impossible.
+    Broken,
+}
+
+impl<N: Nic> Worker<N> {
+    /// Clients that the control side admitted or found gone.
+    pub(crate) fn collect_memory_clients(&mut self) {
+        for mail in self.fabric.collect_memory_mail(self.index) {
+            match mail {
+                MemoryMail::Joined(client) => self.adopt_memory_client(client),
+                MemoryMail::Left(id) => {
+                    let of_id = |index: &&u32| {
+                        let entry = &self.memory.entries[**index as usize];
+                        entry.seated.as_ref().is_some_and(|s| s.client.id == id)
+                    };
+                    let found = self.memory.open.iter().find(of_id).copied();
+                    if let Some(index) = found {
+                        self.close_memory_client(index);
+                    }
+                }
+            }
+        }
+    }
+
+    fn adopt_memory_client(&mut self, client: MemoryClient) {
+        let lane = &self.lanes[client.service as usize];
+        if self.draining {
+            // Dropping its peer ends the connection.
+            self.fabric.unseat_connection(self.index);
+            return lane.counters.drop_one(DropReason::ConnectionLimit);
+        }
+        lane.counters.connections_accepted.one();
+        let answers = lane.replies == Replies::One;
+        self.memory.insert(client, answers);
+        self.busy();
+    }
+
+    /// Takes requests from every client that has some, each time beginning with another client.
+    #[inline]
+    pub(crate) fn read_memory_clients(&mut self) {
+        if self.memory.is_empty() || self.draining {
+            return;
+        }
+        self.memory.first += 1;
+        let mut broken = false;
+        for step in 0..self.memory.open.len() {
+            let place = (self.memory.first + step) % self.memory.open.len();
+            let index = self.memory.open[place];
+            let seated = self.memory.at(index).expect("it is open");
+            if seated.client.requests.hinted() && !seated.broken {
+                self.visit(index);
+            }
+            broken |= self.memory.at(index).is_some_and(|s| s.broken);
+        }
+        if broken {
+            self.close_broken_clients();
+        }
+    }
+
+    fn visit(&mut self, index: u32) {
+        let entry = &mut self.memory.entries[index as usize];
+        let generation = entry.generation;
+        let Some(mut seated) = entry.seated.take() else { return };
+        let (taken, stop) = self.take_requests(index, generation, &mut seated);
+        if taken > 0 {
+            seated.client.requests.release();
+            self.busy();
+        }
+        seated.broken |= matches!(stop, Stop::Broken);
+        self.memory.entries[index as usize].seated = Some(seated);
+    }
+
+    /// Submits up to a budget of a client's requests. The client is not in its entry meanwhile.
+    fn take_requests(&mut self, index: u32, generation: u32, seated: &mut Seated) -> (u32, Stop) {
+        let service = seated.client.service as usize;
+        let Ok(room) = seated.room() else { return (0, Stop::Broken) };
+        seated.no_room = room == 0;
+        let room = room.min(BUDGET);
+        let waiting = seated.client.requests.hint().min(room.into());
+        self.lanes[service].dispatcher.burst(waiting as usize);
+        let flow = match self.lanes[service].dispatcher.needs_flow() {
+            true => key_hash(&seated.client.id.to_le_bytes()),
+            false => 0,
+        };
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let (mut taken, mut bytes) = (0, 0);
+        let mut stop = Stop::Enough;
+        while taken < room {
+            let header = match seated.client.requests.peek() {
+                Ok(Some(header)) if header.kind == kind::MESSAGE => header,
+                Ok(None) => break,
+                Ok(Some(_)) | Err(_) => {
+                    stop = Stop::Broken;
+                    break;
+                }
+            };
+            // A ring's longest message is the service's, which the scratch space has room for.
+            let payload = &mut scratch[..header.len as usize];
+            let arrived = seated.client.requests.copy_out(&header, payload);
+            debug_assert!(arrived, "doorbell rings hold whole messages");
+            let origin =
+                Origin::Memory { worker: self.index, client: index, generation, tag: header.tag };
+            let arrival = Arrival {
+                origin,
+                expects: Expects::Reply,
+                received_ns: self.now_ns,
+                flow,
+                target: None,
+            };
+            let refused = match self.submit(service, arrival, payload) {
+                Ok(()) => None,
+                Err(Refusal::Hold(_)) => break,
+                Err(Refusal::Drop(reason)) => Some(reason),
+            };
+            seated.client.requests.advance();
+            taken += 1;
+            bytes += u64::from(header.len);
+            if seated.answers {
+                seated.outstanding += 1;
+            }
+            if let Some(reason) = refused {
+                self.refuse(service, index, seated, header.tag, reason);
+            }
+        }
+        self.scratch = scratch;
+        let counters = &self.lanes[service].counters;
+        counters.received.add(taken.into());
+        counters.received_bytes.add(bytes);
+        (taken, stop)
+    }
+
+    /// A request that no mqueue will ever take.
+    #[cold]
+    fn refuse(&mut self, lane: usize, index: u32, seated: &mut Seated, tag: u64, why: DropReason) {
+        self.lanes[lane].counters.drop_one(why);
+        if !seated.answers {
+            return;
+        }
+        seated.outstanding -= 1;
+        let head = Head { token: 0, tag, kind: kind::DROP, status: why as u8 };
+        // There is a slot, and a drop needs nothing else.
+        seated.broken |= seated.client.replies.push(head, &[]).is_err();
+        if !std::mem::replace(&mut seated.dirty, true) {
+            self.memory.dirty.push(index);
+        }
+    }
+
+    /// The outcome of a request of a client of this worker; a lost request has been counted.
+    #[inline]
+    pub(crate) fn deliver_to_memory(
+        &mut self,
+        lane: usize,
+        origin: &Origin,
+        outcome: Result<&[u8], DropReason>,
+    ) {
+        let Origin::Memory { client, generation, tag, .. } = *origin else { return };
+        let written = self.memory.reply(client, generation, tag, outcome);
+        let counters = &self.lanes[lane].counters;
+        match (written, outcome) {
+            (Ok(Ok(())), Ok(payload)) => {
+                counters.replied.one();
+                counters.replied_bytes.add(payload.len() as u64);
+            }
+            (Err(Gone), Ok(_)) => counters.drop_one(DropReason::ClientGone),
+            (Ok(Err(error)), Ok(_)) => {
+                let reason = match error {
+                    LoanError::TooLong => DropReason::ReplyTooLong,
+                    _ => DropReason::ReplyMemory,
+                };
+                counters.drop_one(reason);
+                self.deliver_to_memory(lane, origin, Err(reason));
+            }
+            (_, Err(_)) => {}
+        }
+    }
+
+    #[cold]
+    fn close_broken_clients(&mut self) {
+        for index in 0..self.memory.entries.len() as u32 {
+            let Some(seated) = self.memory.at(index).filter(|s| s.broken) else { continue };
+            let (id, service) = (seated.client.id, seated.client.service as usize);
+            tracing::warn!(client = id, service, "a shared-memory client broke its rings: closed");
+            self.lanes[service].counters.drop_one(DropReason::BadFraming);
+            self.close_memory_client(index);
+        }
+    }
+
+    fn close_memory_client(&mut self, index: u32) {
+        self.memory.publish();
+        let Some(seated) = self.memory.remove(index) else { return };
+        self.fabric.unseat_connection(self.index);
+        self.lanes[seated.client.service as usize].counters.connections_closed.one();
+    }
+
+    /// Draining: tells the clients that nothing more is read.
+    pub(crate) fn stop_reading_memory(&self) {
+        for seated in self.memory.seated() {
+            seated.client.words.set_stop(stop::DRAIN);
+        }
+    }
+
+    /// The end: every client finds its outcomes in its ring and the connection closed.
+    pub(crate) fn close_memory_clients(&mut self) {
+        for index in 0..self.memory.entries.len() as u32 {
+            self.close_memory_client(index);
+        }
+    }
+}

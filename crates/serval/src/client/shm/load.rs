@@ -1,0 +1,165 @@
+//! The closed loop over a shared-memory port.
+
+use std::path::Path;
+
+use sys::time::monotonic_ns;
+
+use super::{Client, Options, ShmError};
+use crate::client::{ClientError, Load, Outcome, Tally, Workload};
+
+/// Outcomes received before requests are sent in their place.
+const BATCH: usize = 64;
+/// Outcomes that share a look at the clock.
+const LOOK: usize = 8;
+
+/// What a request's slot in the window knows.
+#[derive(Clone, Copy, Debug)]
+enum Slot {
+    Free,
+    Waiting { index: u64, sent_ns: u64 },
+}
+
+/// One run. A tag is a request's place in the window (low half) and the life of the place (high half),
+/// so that an outcome that comes after its request was given up is known as late.
+pub(in crate::client) struct Run<'a> {
+    client: Client,
+    path: &'a Path,
+    slots: Vec<Slot>,
+    lives: Vec<u32>,
+    free: Vec<u32>,
+    /// A request that found no room.
+    held: Option<u64>,
+    workload: &'a mut dyn Workload,
+    tally: Tally,
+    request: Vec<u8>,
+    reply: Vec<u8>,
+}
+
+impl<'a> Run<'a> {
+    pub(in crate::client) fn new(
+        path: &'a Path,
+        load: &Load,
+        workload: &'a mut dyn Workload,
+    ) -> Result<Self, ClientError> {
+        let tally = Tally::new(load)?;
+        let options = Options { depth: load.window as u32, ..Options::default() };
+        let client = Client::connect(path, &options)?;
+        if !client.answers() {
+            return Err(ClientError::NoReplies(path.to_owned()));
+        }
+        let window = load.window.min(client.depth());
+        Ok(Self {
+            reply: vec![0; client.reply_bytes_max().max(load.reply_bytes_max)],
+            client,
+            path,
+            slots: vec![Slot::Free; window],
+            lives: vec![0; window],
+            free: (0..window as u32).rev().collect(),
+            held: None,
+            workload,
+            tally,
+            request: Vec::new(),
+        })
+    }
+
+    pub(in crate::client) fn run(mut self) -> Result<Outcome, ClientError> {
+        // A look at the clock serves several messages: latencies begin with the look before a request
+        // was made, never after it.
+        let mut now_ns = monotonic_ns();
+        loop {
+            self.send(now_ns)?;
+            let mut received = 0;
+            while received < BATCH {
+                match self.client.try_receive(&mut self.reply)? {
+                    Some(reply) => {
+                        if received % LOOK == 0 {
+                            now_ns = monotonic_ns();
+                        }
+                        received += 1;
+                        self.settle(reply, now_ns);
+                    }
+                    None => break,
+                }
+            }
+            if received == 0 {
+                now_ns = monotonic_ns();
+                if self.tally.search_is_due(now_ns) {
+                    self.search(now_ns)?;
+                }
+            }
+            if self.tally.is_over(now_ns) {
+                return Ok(self.tally.finish());
+            }
+            self.tally.idle(received > 0);
+        }
+    }
+
+    /// Fills the window, as far as the rings have room.
+    fn send(&mut self, now_ns: u64) -> Result<(), ClientError> {
+        while let Some(place) = self.free.last().copied() {
+            // Requests that were given up still have a slot of the rings.
+            if self.client.under_way() == self.client.depth() {
+                break;
+            }
+            let Some(index) = self.held.take().or_else(|| self.tally.next(now_ns)) else { break };
+            self.request.clear();
+            self.workload.request(index, &mut self.request);
+            let life = self.lives[place as usize];
+            let tag = u64::from(life) << 32 | u64::from(place);
+            match self.client.try_send(tag, &self.request) {
+                Ok(()) => {
+                    self.free.pop();
+                    self.slots[place as usize] = Slot::Waiting { index, sent_ns: now_ns };
+                }
+                // No room for a long message until the engine has taken those before it.
+                Err(ShmError::Full) => {
+                    self.held = Some(index);
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.client.publish();
+        Ok(())
+    }
+
+    fn settle(&mut self, reply: super::Reply, now_ns: u64) {
+        let place = reply.tag as u32 as usize;
+        // A tag of an earlier life: its request was given up.
+        let known = self.lives.get(place).is_some_and(|life| *life == (reply.tag >> 32) as u32);
+        let Some(Slot::Waiting { index, sent_ns }) =
+            self.slots.get(place).copied().filter(|_| known)
+        else {
+            return;
+        };
+        match reply.lost {
+            None => {
+                let right = self.workload.accepts(index, &self.reply[..reply.len]);
+                self.tally.reply(right, sent_ns, now_ns);
+            }
+            Some(_) => self.tally.outcome.lost += 1,
+        }
+        self.retire(place);
+    }
+
+    fn retire(&mut self, place: usize) {
+        self.slots[place] = Slot::Free;
+        self.lives[place] = self.lives[place].wrapping_add(1);
+        self.free.push(place as u32);
+    }
+
+    fn search(&mut self, now_ns: u64) -> Result<(), ClientError> {
+        if self.client.is_closed() {
+            return Err(ClientError::Ended(self.path.to_owned()));
+        }
+        for place in 0..self.slots.len() {
+            if let Slot::Waiting { sent_ns, .. } = self.slots[place]
+                && now_ns.saturating_sub(sent_ns) > self.tally.timeout_ns
+            {
+                self.tally.outcome.lost += 1;
+                self.retire(place);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,393 @@
+//! Programs of one machine that meet at a path: Unix sockets that keep messages apart and pass
+//! descriptors, and bells that one process rings for another.
+//!
+//! This is the control path of shared-memory ports: a message here is a handshake, not a request. A
+//! socket is of type `SOCK_SEQPACKET`, so a message arrives whole or not at all, and the end of either
+//! process is the end of the connection.
+
+use std::fs;
+use std::io;
+use std::mem::{size_of, size_of_val};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::time::Duration;
+
+use libc::{c_int, c_void};
+
+use crate::os::{check, check_size, own, zeroed};
+use crate::process::{PeerCredentials, peer_credentials};
+
+/// Longest path of a socket in bytes: what `sockaddr_un` holds besides the final zero.
+pub const PATH_BYTES_MAX: usize = 107;
+/// Most descriptors of one message.
+pub const DESCRIPTORS_MAX: usize = 4;
+/// Connections that wait to be accepted.
+const BACKLOG: c_int = 128;
+
+/// Why nobody can listen at a path.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    /// The path cannot name a socket.
+    #[error(
+        "{path:?} cannot name a socket: it has to be absolute, without NUL, and at most {PATH_BYTES_MAX} bytes long"
+    )]
+    Path {
+        /// The path given.
+        path: PathBuf,
+    },
+    /// Another process listens there.
+    #[error("{path:?} is taken: another process listens there; stop it or choose another path")]
+    Taken {
+        /// The path given.
+        path: PathBuf,
+    },
+    /// There is something that is no socket.
+    #[error("{path:?} exists and is no socket: choose another path, or remove it")]
+    NoSocket {
+        /// The path given.
+        path: PathBuf,
+    },
+    /// Anything else the host kernel said.
+    #[error("cannot listen at {path:?}: {source}")]
+    Host {
+        /// The path given.
+        path: PathBuf,
+        /// The host kernel's answer.
+        source: io::Error,
+    },
+}
+
+/// A listening socket; its file goes when it is dropped.
+#[derive(Debug)]
+pub struct LocalListener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Device and number of the socket's file: another's file at the same path is not removed.
+    file: (u64, u64),
+}
+
+impl LocalListener {
+    /// Listens at `path`, for processes of this user (mode 0600). A file that a process left behind is
+    /// replaced; one at which somebody listens is not.
+    pub fn bind(path: &Path) -> Result<Self, LocalError> {
+        let wrong = || LocalError::Path { path: path.to_owned() };
+        let address = Address::new(path).filter(|_| path.is_absolute()).ok_or_else(wrong)?;
+        let host = |source| LocalError::Host { path: path.to_owned(), source };
+        if let Ok(found) = fs::symlink_metadata(path) {
+            if !found.file_type().is_socket() {
+                return Err(LocalError::NoSocket { path: path.to_owned() });
+            }
+            match LocalSocket::connect_to(&address) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    fs::remove_file(path).map_err(host)?;
+                }
+                // Somebody listens, even if not for us, or not just now.
+                _ => return Err(LocalError::Taken { path: path.to_owned() }),
+            }
+        }
+        let socket = socket().map_err(host)?;
+        let (pointer, len) = address.raw();
+        // SAFETY: pointer and length describe `address`, which outlives the call.
+        check(unsafe { libc::bind(socket.as_raw_fd(), pointer, len) }).map_err(|source| {
+            match source.kind() {
+                io::ErrorKind::AddrInUse => LocalError::Taken { path: path.to_owned() },
+                _ => host(source),
+            }
+        })?;
+        // Nobody can connect before it listens, so nobody gets in before its mode is right.
+        let prepared = fs::set_permissions(path, fs::Permissions::from_mode(0o600))
+            .and_then(|()| fs::symlink_metadata(path))
+            .and_then(|found| {
+                // SAFETY: no pointers.
+                check(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) })?;
+                Ok((found.dev(), found.ino()))
+            });
+        match prepared {
+            Ok(file) => Ok(Self { socket, path: path.to_owned(), file }),
+            Err(error) => {
+                // The first failure is the one to tell.
+                let _ = fs::remove_file(path);
+                Err(host(error))
+            }
+        }
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Accepts one connection; `None` when none waits.
+    pub fn accept(&self) -> io::Result<Option<LocalSocket>> {
+        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: the peer's address is not asked for.
+        let accepted = own(unsafe {
+            libc::accept4(self.socket.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags)
+        });
+        match accepted {
+            Ok(socket) => Ok(Some(LocalSocket { socket })),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl AsFd for LocalListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for LocalListener {
+    fn drop(&mut self) {
+        let ours = |found: &fs::Metadata| (found.dev(), found.ino()) == self.file;
+        if fs::symlink_metadata(&self.path).as_ref().is_ok_and(ours) {
+            // A file that cannot be removed is replaced by the next listener.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// One connection. Non-blocking.
+#[derive(Debug)]
+pub struct LocalSocket {
+    socket: OwnedFd,
+}
+
+impl LocalSocket {
+    /// Connects to a listener.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        let address = Address::new(path).ok_or(io::ErrorKind::InvalidInput)?;
+        Self::connect_to(&address)
+    }
+
+    fn connect_to(address: &Address) -> io::Result<Self> {
+        let socket = socket()?;
+        let (pointer, len) = address.raw();
+        // SAFETY: pointer and length describe `address`, which outlives the call.
+        check(unsafe { libc::connect(socket.as_raw_fd(), pointer, len) })?;
+        Ok(Self { socket })
+    }
+
+    /// Who is at the other end.
+    pub fn peer(&self) -> io::Result<PeerCredentials> {
+        peer_credentials(self.socket.as_fd())
+    }
+
+    /// Sends one message with descriptors, at most [`DESCRIPTORS_MAX`]; does not wait.
+    pub fn send(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        assert!(descriptors.len() <= DESCRIPTORS_MAX, "more than {DESCRIPTORS_MAX} descriptors");
+        let raw: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+        let mut part = libc::iovec {
+            iov_base: message.as_ptr().cast_mut().cast::<c_void>(),
+            iov_len: message.len(),
+        };
+        let mut control = Control::new();
+        // SAFETY: integers and pointers, for which zero is a value.
+        let mut header: libc::msghdr = unsafe { zeroed() };
+        header.msg_iov = &raw mut part;
+        header.msg_iovlen = 1;
+        if !raw.is_empty() {
+            let bytes = size_of_val(raw.as_slice());
+            header.msg_control = control.0.as_mut_ptr().cast();
+            // SAFETY: arithmetic.
+            header.msg_controllen = unsafe { libc::CMSG_SPACE(bytes as u32) } as _;
+            // SAFETY: the control buffer is aligned for a header and holds DESCRIPTORS_MAX descriptors,
+            // of which there are no more (asserted above).
+            unsafe {
+                let first = libc::CMSG_FIRSTHDR(&raw const header);
+                (*first).cmsg_level = libc::SOL_SOCKET;
+                (*first).cmsg_type = libc::SCM_RIGHTS;
+                (*first).cmsg_len = libc::CMSG_LEN(bytes as u32) as _;
+                ptr::copy_nonoverlapping(raw.as_ptr().cast::<u8>(), libc::CMSG_DATA(first), bytes);
+            }
+        }
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: `header` leads to `message`, which is only read, and to `control`; all outlive the call.
+        check_size(unsafe { libc::sendmsg(self.socket.as_raw_fd(), &raw const header, flags) })?;
+        Ok(())
+    }
+
+    /// Receives one message without its descriptors, which the host kernel closes. `None`: there is
+    /// none yet. `Some(0)`: the connection has ended.
+    pub fn receive(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        // SAFETY: pointer and length describe `into`.
+        let got = check_size(unsafe {
+            libc::recv(
+                self.socket.as_raw_fd(),
+                into.as_mut_ptr().cast(),
+                into.len(),
+                libc::MSG_DONTWAIT,
+            )
+        });
+        match got {
+            Ok(len) => Ok(Some(len)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Receives one message with its descriptors, at most [`DESCRIPTORS_MAX`], as [`Self::receive`].
+    pub fn receive_descriptors(
+        &self,
+        into: &mut [u8],
+    ) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+        let mut part =
+            libc::iovec { iov_base: into.as_mut_ptr().cast::<c_void>(), iov_len: into.len() };
+        let mut control = Control::new();
+        // SAFETY: integers and pointers, for which zero is a value.
+        let mut header: libc::msghdr = unsafe { zeroed() };
+        header.msg_iov = &raw mut part;
+        header.msg_iovlen = 1;
+        header.msg_control = control.0.as_mut_ptr().cast();
+        header.msg_controllen = size_of_val(&control.0) as _;
+        let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+        // SAFETY: `header` leads to `into` and `control`, which outlive the call.
+        let got =
+            check_size(unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut header, flags) });
+        let len = match got {
+            Ok(len) => len,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut descriptors = Vec::new();
+        // SAFETY: the host kernel filled in `control` and its length; the macros stay inside it. Every
+        // descriptor in it is fresh and nobody else's.
+        unsafe {
+            let mut at = libc::CMSG_FIRSTHDR(&raw const header);
+            while !at.is_null() {
+                if (*at).cmsg_level == libc::SOL_SOCKET && (*at).cmsg_type == libc::SCM_RIGHTS {
+                    let bytes = (*at).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                    let first = libc::CMSG_DATA(at).cast::<RawFd>();
+                    for index in 0..bytes / size_of::<RawFd>() {
+                        let raw = ptr::read_unaligned(first.add(index));
+                        descriptors.push(OwnedFd::from_raw_fd(raw));
+                    }
+                }
+                at = libc::CMSG_NXTHDR(&raw const header, at);
+            }
+        }
+        Ok(Some((len, descriptors)))
+    }
+
+    /// Ends the connection for every descriptor of it, in both processes.
+    pub fn shut_down(&self) {
+        // It fails when the connection has ended already.
+        // SAFETY: no pointers.
+        let _ = check(unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) });
+    }
+}
+
+impl AsFd for LocalSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Something one process rings and another one waits for (an eventfd).
+#[derive(Debug)]
+pub struct Bell(OwnedFd);
+
+impl Bell {
+    /// A silent bell.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).map(Self)
+    }
+
+    /// A bell that another process passed.
+    pub fn received(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+
+    /// Rings. Whoever waits for it, or will, wakes up.
+    pub fn ring(&self) {
+        let one = 1u64.to_ne_bytes();
+        // Fails only if it was rung 2⁶⁴ times, in which case it is ringing anyway.
+        // SAFETY: `one` is 8 readable bytes.
+        let _ = unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    /// Silences it.
+    pub fn silence(&self) {
+        let mut count = [0u8; 8];
+        // Fails when it was silent.
+        // SAFETY: `count` is 8 writable bytes.
+        let _ = unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Waits until one of `files` is readable, has ended or failed, at most `timeout` (for ever if
+/// `None`); which ones. An interruption may end it early.
+pub fn wait_readable(files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Vec<bool> {
+    let pollfd = |file: &BorrowedFd<'_>| libc::pollfd {
+        fd: file.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut list: Vec<libc::pollfd> = files.iter().map(pollfd).collect();
+    let timeout = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
+        tv_nsec: timeout.subsec_nanos() as _,
+    });
+    let pointer = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: pointer and length describe `list`; the timeout outlives the call; no signal mask.
+    let ready =
+        unsafe { libc::ppoll(list.as_mut_ptr(), list.len() as libc::nfds_t, pointer, ptr::null()) };
+    list.iter().map(|entry| ready > 0 && entry.revents != 0).collect()
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no pointers.
+    own(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
+}
+
+/// A path as the host kernel wants it.
+struct Address {
+    raw: libc::sockaddr_un,
+    len: libc::socklen_t,
+}
+
+impl Address {
+    fn new(path: &Path) -> Option<Self> {
+        let bytes = path.as_os_str().as_bytes();
+        if bytes.is_empty() || bytes.len() > PATH_BYTES_MAX || bytes.contains(&0) {
+            return None;
+        }
+        // SAFETY: integers, for which zero is a value.
+        let mut raw: libc::sockaddr_un = unsafe { zeroed() };
+        raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        for (to, from) in raw.sun_path.iter_mut().zip(bytes) {
+            *to = *from as libc::c_char;
+        }
+        Some(Self { raw, len: size_of::<libc::sockaddr_un>() as libc::socklen_t })
+    }
+
+    fn raw(&self) -> (*const libc::sockaddr, libc::socklen_t) {
+        ((&raw const self.raw).cast(), self.len)
+    }
+}
+
+/// Room for the descriptors of one message, aligned for its header.
+#[repr(align(8))]
+struct Control([u8; 64]);
+
+impl Control {
+    fn new() -> Self {
+        // SAFETY: arithmetic.
+        let need = unsafe { libc::CMSG_SPACE((DESCRIPTORS_MAX * size_of::<RawFd>()) as u32) };
+        let control = Self([0; 64]);
+        assert!(need as usize <= control.0.len());
+        control
+    }
+}
