@@ -301,7 +301,7 @@ struct Seat<S> {
 /// What the control side tells a worker about shared-memory clients.
 pub(crate) enum MemoryMail {
     /// A new client of this worker.
-    Joined(MemoryClient),
+    Joined(Box<MemoryClient>),
     /// The client with this id is gone.
     Left(u64),
 }
@@ -416,7 +416,7 @@ impl<S> Fabric<S> {
 
     /// Gives a shared-memory client to the worker it was seated with.
     pub fn admit(&self, worker: u16, client: MemoryClient) {
-        self.tell(worker, MemoryMail::Joined(client));
+        self.tell(worker, MemoryMail::Joined(Box::new(client)));
     }
 
     /// Tells a worker that a shared-memory client's process is gone.

@@ -236,7 +236,7 @@ impl<N: Nic> Worker<N> {
     pub(crate) fn collect_memory_clients(&mut self) {
         for mail in self.fabric.collect_memory_mail(self.index) {
             match mail {
-                MemoryMail::Joined(client) => self.adopt_memory_client(client),
+                MemoryMail::Joined(client) => self.adopt_memory_client(*client),
                 MemoryMail::Left(id) => {
                     let of_id = |index: &&u32| {
                         let entry = &self.memory.entries[**index as usize];
