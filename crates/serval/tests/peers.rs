@@ -3,10 +3,10 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
+use common::faces::*;
 use common::*;
 use engine::topology::{Backend, Dispatch, Service};
 use serval::server::Server;
@@ -134,93 +134,6 @@ fn sockperf_throughput_wants_no_answers() {
 
 // --- memcached behind the faces kernel ---
 
-const GET_MEMCACHED: &str = "install memcached (make setup-test does)";
-
-/// A memcached of this test's own; ends with it.
-struct Memcached {
-    port: u16,
-    process: Peer,
-}
-
-impl Memcached {
-    fn start() -> Self {
-        // The port was free a moment ago: whoever took it meanwhile costs another try.
-        for _ in 0..10 {
-            if let Some(memcached) = Self::start_on(free_port()) {
-                return memcached;
-            }
-        }
-        panic!("memcached does not start on any port");
-    }
-
-    fn start_on(port: u16) -> Option<Self> {
-        let mut command = Command::new("memcached");
-        command.args(["-l", "127.0.0.1", "-p", &port.to_string(), "-U", "0", "-u", "nobody"]);
-        command.args(["-m", "16", "-t", "1"]).stderr(Stdio::null());
-        let mut memcached = Self { port, process: Peer::start(&mut command, GET_MEMCACHED) };
-        let deadline = Instant::now() + PATIENCE;
-        while Instant::now() < deadline {
-            if memcached.process.0.try_wait().unwrap().is_some() {
-                return None;
-            }
-            if TcpStream::connect(memcached.address()).is_ok() {
-                return Some(memcached);
-            }
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-        None
-    }
-
-    fn address(&self) -> SocketAddr {
-        ([127, 0, 0, 1], self.port).into()
-    }
-
-    /// Stores the picture of every label.
-    fn fill(&self) {
-        let mut stream = tcp_client(self.address());
-        for n in 0..LABELS {
-            let digits: String = label(n).iter().map(|byte| format!("{byte:02x}")).collect();
-            let mut command = format!("set face:{digits} 0 0 1024\r\n").into_bytes();
-            command.extend(picture(n));
-            command.extend(b"\r\n");
-            stream.write_all(&command).unwrap();
-            let mut line = [0; 8];
-            stream.read_exact(&mut line).unwrap();
-            assert_eq!(&line, b"STORED\r\n");
-        }
-    }
-}
-
-const LABELS: usize = 20;
-/// A label that was never stored.
-const NOBODY: usize = 1000;
-
-fn label(n: usize) -> [u8; 12] {
-    let mut label = [0xfa; 12];
-    label[..8].copy_from_slice(&(n as u64 * 0x0101_0101_0101).to_le_bytes());
-    label
-}
-
-/// Noise, other for every label: such pictures have next to no local patterns in common.
-fn picture(n: usize) -> Vec<u8> {
-    Random::new(n as u64 + 1).bytes(1024)
-}
-
-fn request(label_of: usize, picture_of: usize) -> Vec<u8> {
-    [&label(label_of)[..], &picture(picture_of)].concat()
-}
-
-const NO_MATCH: u32 = 0;
-const MATCH: u32 = 1;
-const UNKNOWN: u32 = 2;
-const UNAVAILABLE: u32 = 3;
-
-fn verdict(reply: &[u8]) -> (u32, f32) {
-    assert_eq!(reply.len(), 8);
-    let word = |at: usize| <[u8; 4]>::try_from(&reply[at..at + 4]).unwrap();
-    (u32::from_le_bytes(word(0)), f32::from_le_bytes(word(4)))
-}
-
 fn faces(memcached: &Memcached, timeout_ms: u64) -> Server {
     let backend = Backend::new("db", Transport::Tcp, memcached.address(), Framing::Memcached);
     let service = Service {
@@ -232,22 +145,6 @@ fn faces(memcached: &Memcached, timeout_ms: u64) -> Server {
     };
     let bystander = Service::new("echo", vec![udp()], "echo");
     start(topology(vec![service, bystander]))
-}
-
-fn ask_faces(client: &UdpSocket, label_of: usize, picture_of: usize) -> u32 {
-    verdict(&ask(client, &request(label_of, picture_of))).0
-}
-
-/// Asks until the database is reached again; any other verdict on the way is a wrong one.
-fn ask_until_available(client: &UdpSocket, label_of: usize, picture_of: usize) -> u32 {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let verdict = ask_faces(client, label_of, picture_of);
-        if verdict != UNAVAILABLE {
-            return verdict;
-        }
-        assert!(Instant::now() < deadline, "the database stays unavailable");
-    }
 }
 
 fn bystander_is_well(server: &Server) {

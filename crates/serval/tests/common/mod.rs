@@ -1,6 +1,8 @@
 //! What the integration tests share: a server on free loopback ports, and clients that check.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod faces;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
