@@ -282,6 +282,11 @@ impl Connection {
         std::mem::take(&mut self.lost)
     }
 
+    /// Whether the outcome of request `sequence` has left with everything before it.
+    pub(crate) fn has_sent(&self, sequence: u64) -> bool {
+        self.owed.is_empty() && (!self.ordered || sequence < self.turn)
+    }
+
     /// Bytes the host kernel has not taken.
     pub(crate) fn unsent(&self) -> &[u8] {
         &self.output[self.written..]

@@ -118,11 +118,17 @@ impl<N: Nic> Worker<N> {
         reason: DropReason,
     ) -> Forwarded {
         self.end(lane, token, request);
+        if self.lanes[lane].mqueues[request.mqueue as usize].followed == token {
+            self.lanes[lane].unfollow(request.mqueue);
+        }
         self.drop_request(lane, &request.origin, request.expects, reason);
         Forwarded::Done
     }
 
     fn reply(&mut self, lane: usize, token: Token, request: &Request, payload: &[u8]) -> Forwarded {
+        if self.lanes[lane].mqueues[request.mqueue as usize].followed == token {
+            self.followed_reply(lane, request.mqueue, request.origin);
+        }
         match request.origin {
             Origin::Datagram { port, peer, local } => {
                 if payload.len() > UDP_PAYLOAD_MAX {

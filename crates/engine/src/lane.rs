@@ -5,12 +5,13 @@ use std::sync::Arc;
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, abi};
 use wire::DropReason;
 use wire::framing::Framing;
-use wire::session::{Request, Sessions};
+use wire::session::{Request, Sessions, Token};
 
 use crate::accelerator::Blocks;
 use crate::backend::{BackendPool, ClientMqueue};
 use crate::dispatch::{Credit, Dispatcher, Owner};
 use crate::metrics::ServiceCounters;
+use crate::stages::{Follower, NOBODY, Observations};
 use crate::topology::{Replies, Service};
 
 /// The engine's ends of the mqueues of one block: producer of RX, consumer of TX.
@@ -51,6 +52,8 @@ pub(crate) struct ServerMqueue {
     arrivals: Box<[u64]>,
     /// Messages released by the kernel, as counted (services without replies).
     consumed: u64,
+    /// The request whose way is being measured.
+    pub(crate) followed: Token,
 }
 
 /// What drives the blocks of one accelerator, and what they told.
@@ -77,6 +80,7 @@ pub(crate) struct Lane {
     workers: u32,
     per_block: u32,
     pub(crate) counters: Arc<ServiceCounters>,
+    pub(crate) follower: Follower,
     pub(crate) sessions: Sessions,
     pub(crate) dispatcher: Dispatcher,
     pub(crate) mqueues: Vec<ServerMqueue>,
@@ -102,7 +106,7 @@ impl Lane {
         worker: u32,
         workers: u32,
         attachments: Vec<Attachment>,
-        counters: Arc<ServiceCounters>,
+        (counters, observed): (Arc<ServiceCounters>, Arc<Observations>),
         mut stream_key: impl FnMut() -> u32,
     ) -> Self {
         let queue_ns_max = service.queue_us_max * 1000;
@@ -140,6 +144,7 @@ impl Lane {
                     late: false,
                     full: false,
                     arrivals: vec![0; waits].into_boxed_slice(),
+                    followed: NOBODY,
                 });
             }
         }
@@ -163,6 +168,7 @@ impl Lane {
             workers,
             per_block: 1 + service.backends.len() as u32,
             counters,
+            follower: Follower::new(observed),
             sessions: Sessions::new(capacity, 1),
             dispatcher: Dispatcher::new(service.dispatch, owner, worker),
             outstanding: vec![0; mqueues.len()],
@@ -217,6 +223,9 @@ impl Lane {
         }
         self.outstanding[number as usize] += 1;
         self.counters.accepted.one();
+        if self.follower.is_due() {
+            self.follow(number, token, received_ns);
+        }
         Ok(())
     }
 

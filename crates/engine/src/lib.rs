@@ -11,6 +11,7 @@ mod ingress;
 mod lane;
 mod memory_port;
 pub mod metrics;
+pub mod stages;
 pub mod topology;
 mod worker;
 

@@ -8,6 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wire::DropReason;
+use wire::nic::NicCounters;
+
+use crate::stages::{ObservationSnapshot, Observations};
 
 /// A single-writer counter.
 #[derive(Debug, Default)]
@@ -176,10 +179,28 @@ pub struct WorkerCounters {
     pub idle_ns: Counter,
     /// Nanoseconds from turns after which the worker slept until the turn after each.
     pub sleep_ns: Counter,
+    /// Connections accepted and reset at once because no descriptor was free.
+    pub shed_connections: Counter,
+    /// Trains of datagrams that the host kernel refused, which were then sent one by one.
+    pub segmentation_fallbacks: Counter,
+    /// Looks at the epoll set.
+    pub epoll_calls: Counter,
+    /// Packets that a tap saw and could not keep.
+    pub tap_dropped: Counter,
     /// Open TCP connections (gauge).
     pub connections: Counter,
     /// Requests under way on this worker: tokens, unsent replies, RX rings of reply-less services (gauge).
     pub outstanding: Counter,
+}
+
+impl WorkerCounters {
+    /// Takes over what the worker's network counts itself.
+    pub(crate) fn set_below(&self, below: &NicCounters) {
+        self.shed_connections.set(below.shed_connections);
+        self.segmentation_fallbacks.set(below.segmentation_fallbacks);
+        self.epoll_calls.set(below.epoll_calls);
+        self.tap_dropped.set(below.tap_dropped);
+    }
 }
 
 /// All counters of an engine; cheap to clone.
@@ -193,8 +214,11 @@ pub struct Metrics {
 #[derive(Debug)]
 struct PerWorker {
     own: Arc<WorkerCounters>,
-    services: Vec<Arc<ServiceCounters>>,
+    services: Vec<OfService>,
 }
+
+/// What one worker writes for one service.
+type OfService = (Arc<ServiceCounters>, Arc<Observations>);
 
 impl Metrics {
     /// Zeroed counters for `workers` workers and these services.
@@ -202,13 +226,13 @@ impl Metrics {
         let services: Arc<[String]> = services.into_iter().collect();
         let worker = |_| PerWorker {
             own: Arc::default(),
-            services: services.iter().map(|_| Arc::default()).collect(),
+            services: services.iter().map(|_| OfService::default()).collect(),
         };
         Self { workers: (0..workers).map(worker).collect(), services }
     }
 
-    /// The counters that worker `worker` writes: its own, and one set per service.
-    pub fn of_worker(&self, worker: usize) -> (Arc<WorkerCounters>, Vec<Arc<ServiceCounters>>) {
+    /// What worker `worker` writes: its own counters, and two sets for each service.
+    pub fn of_worker(&self, worker: usize) -> (Arc<WorkerCounters>, Vec<OfService>) {
         let per = &self.workers[worker];
         (per.own.clone(), per.services.clone())
     }
@@ -222,7 +246,16 @@ impl Metrics {
     pub fn service(&self, service: usize) -> ServiceSnapshot {
         let mut sum = ServiceSnapshot::default();
         for worker in self.workers.iter() {
-            sum.add(&worker.services[service]);
+            sum.add(&worker.services[service].0);
+        }
+        sum
+    }
+
+    /// Sums what was observed of a service over all workers.
+    pub fn observed(&self, service: usize) -> ObservationSnapshot {
+        let mut sum = ObservationSnapshot::default();
+        for worker in self.workers.iter() {
+            sum.add(&worker.services[service].1);
         }
         sum
     }

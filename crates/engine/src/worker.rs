@@ -126,6 +126,8 @@ pub struct Worker<N: Nic> {
     pub(crate) scratch: Vec<u8>,
     pub(crate) envelope: Vec<u8>,
     pub(crate) draining: bool,
+    /// See [`Self::set_clock`].
+    pub(crate) clock: Option<Box<dyn Fn() -> u64 + Send>>,
     owners: Vec<StreamOwner>,
     events: Vec<Event>,
     polling: Polling,
@@ -204,6 +206,7 @@ impl<N: Nic> Worker<N> {
             notices: Vec::new(),
             rx: RxBatch::new(RX_SLOTS, RX_SLOT_BYTES),
             draining: false,
+            clock: None,
             owners,
             events: Vec::with_capacity(1024),
             polling: topology.engine.polling,
@@ -220,6 +223,12 @@ impl<N: Nic> Worker<N> {
             ports,
             lanes,
         }
+    }
+
+    /// The clock that `now_ns` of every turn comes from. With it the times of stages inside a turn are
+    /// measured; without it they are known to a turn.
+    pub fn set_clock(&mut self, clock: impl Fn() -> u64 + Send + 'static) {
+        self.clock = Some(Box::new(clock));
     }
 
     /// The turn's one readiness call; sleeps at most `sleep_ns`.
@@ -273,7 +282,15 @@ impl<N: Nic> Worker<N> {
         // Accelerate.
         for lane in &mut self.lanes {
             self.work |= lane.drives.iter().any(|d| !d.rang.is_empty());
-            lane.drive(now_ns);
+            // A clock is read only for a message that is followed, see `stages.rs`.
+            let clock_ns = || self.clock.as_ref().map_or(now_ns, |clock| clock());
+            if lane.awaits_release() {
+                lane.look(clock_ns());
+                lane.drive(now_ns);
+                lane.look(clock_ns());
+            } else {
+                lane.drive(now_ns);
+            }
         }
         // Exhale.
         for lane in 0..self.lanes.len() {
@@ -286,6 +303,9 @@ impl<N: Nic> Worker<N> {
             self.keep_house();
         }
         self.flush();
+        for lane in 0..self.lanes.len() {
+            self.note_sent(lane);
+        }
         self.counters.turns.one();
         if self.work {
             self.idle_since_ns = now_ns;
@@ -438,6 +458,8 @@ impl<N: Nic> Worker<N> {
             let Self { lanes, nic, now_ns, .. } = self;
             lanes[lane].expire_backends(nic, *now_ns);
             lanes[lane].look_for_late(*now_ns);
+            lanes[lane].unfollow_ended();
+            lanes[lane].observe_depth();
             self.bury_the_dead(lane);
             if self.fabric.workers() > 1 {
                 let credit = self.lanes[lane].free_credit();
@@ -452,6 +474,7 @@ impl<N: Nic> Worker<N> {
         let connections = self.connections.open_count() + self.memory.len();
         self.counters.connections.set(connections as u64);
         self.counters.outstanding.set(self.outstanding());
+        self.counters.set_below(&self.nic.counters());
         if self.draining {
             self.report_settled();
         }

@@ -402,6 +402,7 @@ impl WorkerStart {
         }
         let parts = WorkerParts { index, nic, addresses, attachments, links };
         let mut worker = Worker::new(parts, &topology, &metrics, fabric);
+        worker.set_clock(sys::time::monotonic_ns);
         let _ = ready.send(Ok(()));
         loop {
             let now_ns = sys::time::monotonic_ns();

@@ -57,7 +57,7 @@ fn counters_are_served_as_they_are_now() {
         "{before}"
     );
     assert!(before.contains(&line(0)), "{before}");
-    metrics.of_worker(0).1[0].received.add(41);
+    metrics.of_worker(0).1[0].0.received.add(41);
     assert!(get(exporter.address(), "/metrics?name[]=x").contains(&line(41)));
     let (head, body) = before.split_once("\r\n\r\n").unwrap();
     assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");

@@ -13,6 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use engine::metrics::Metrics;
+use engine::stages::ObservationSnapshot;
 use engine::topology::{Replies, Topology};
 use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerParts, worker_links};
 use mqueue::abi::RingEntry;
@@ -350,6 +351,8 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
                 }
             }
         }
+        check_stages(&self.metrics.observed(service), spec.replies)
+            .map_err(|error| format!("service {service}: {error}"))?;
         let datagrams_only = spec.listen.iter().all(|l| l.transport == Transport::Udp);
         lock(&self.net).ledger.audit(service, &counted, datagrams_only);
         Ok(())
@@ -451,6 +454,23 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
             None => Ok(()),
         }
     }
+}
+
+/// Every followed message is in the histograms of all its stages, and they add up to its whole way.
+fn check_stages(observed: &ObservationSnapshot, replies: Replies) -> Result<(), String> {
+    let ObservationSnapshot { stages, total, .. } = observed;
+    let ends = if replies == Replies::None { 0 } else { total.count() };
+    let expected = [total.count(), total.count(), ends, ends];
+    let counts = [0, 1, 2, 3].map(|stage: usize| stages[stage].count());
+    let sum_ns: u64 = stages.iter().map(|stage| stage.sum_ns).sum();
+    if counts != expected || sum_ns != total.sum_ns {
+        return Err(format!(
+            "stages hold {counts:?} messages and {sum_ns} ns, the whole way {} and {} ns",
+            total.count(),
+            total.sum_ns
+        ));
+    }
+    Ok(())
 }
 
 fn role(setup: &Setup, service: usize, accelerator: usize) -> Role {

@@ -24,7 +24,7 @@
 //!
 //! When `accept` finds no descriptor free, a descriptor held in reserve is spent to accept the
 //! connection and reset it, so that clients learn at once and the backlog does not spin
-//! ([`Counters::shed_connections`]).
+//! ([`NicCounters::shed_connections`]).
 
 mod address;
 mod listen;
@@ -41,8 +41,8 @@ use std::sync::Arc;
 
 use libc::c_int;
 use wire::nic::{
-    Close, Event, Nic, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey, Transport,
-    TxBatch, Written,
+    Close, Event, Nic, NicCounters, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey,
+    Transport, TxBatch, Written,
 };
 
 pub use listen::OpenError;
@@ -121,17 +121,6 @@ impl Default for SocketOptions {
     }
 }
 
-/// What went on below the [`Nic`] trait since the NIC was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Connections accepted and reset at once because no descriptor was free.
-    pub shed_connections: u64,
-    /// Trains the host kernel refused, which were then sent one by one.
-    pub segmentation_fallbacks: u64,
-    /// Looks at the epoll set.
-    pub epoll_calls: u64,
-}
-
 /// An accepted TCP connection on its way to its worker.
 #[derive(Debug)]
 pub struct AcceptedSocket(OwnedFd);
@@ -175,7 +164,7 @@ pub struct SocketNic {
     active_polls: u32,
     quiet_work: u32,
     stalled_polls: u32,
-    counters: Counters,
+    counters: NicCounters,
 }
 
 impl SocketNic {
@@ -197,15 +186,6 @@ impl SocketNic {
     /// Ends this NIC's sleeps from other threads.
     pub fn waker(&self) -> Waker {
         self.poller.waker()
-    }
-
-    /// What went on so far.
-    pub fn counters(&self) -> Counters {
-        let fallbacks = self.ports.iter().map(|port| match port {
-            Port::Udp(udp) => udp.segmentation.fallbacks,
-            Port::Tcp(_) => 0,
-        });
-        Counters { segmentation_fallbacks: fallbacks.sum(), ..self.counters }
     }
 
     /// Receive and send buffer sizes in force on a UDP port, in bytes; `None` for other ports.
@@ -237,7 +217,7 @@ impl SocketNic {
             active_polls: ACTIVE_POLLS,
             quiet_work: 0,
             stalled_polls: 0,
-            counters: Counters::default(),
+            counters: NicCounters::default(),
         };
         for spec in specs {
             nic.open_port(*spec, claim)?;
@@ -522,6 +502,14 @@ impl Nic for SocketNic {
         self.poller.forget_sleeping();
         self.sleeping_ports.clear();
         self.listening = false;
+    }
+
+    fn counters(&self) -> NicCounters {
+        let fallbacks = self.ports.iter().map(|port| match port {
+            Port::Udp(udp) => udp.segmentation.fallbacks,
+            Port::Tcp(_) => 0,
+        });
+        NicCounters { segmentation_fallbacks: fallbacks.sum(), ..self.counters }
     }
 }
 

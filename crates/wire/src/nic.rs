@@ -230,6 +230,19 @@ pub enum Event {
     Failed(StreamKey),
 }
 
+/// What went on below a [`Nic`] since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NicCounters {
+    /// Connections accepted and reset at once because no descriptor was free.
+    pub shed_connections: u64,
+    /// Trains the host kernel refused, which were then sent one by one.
+    pub segmentation_fallbacks: u64,
+    /// Looks at the epoll set.
+    pub epoll_calls: u64,
+    /// Packets that a tap around the NIC saw and could not keep.
+    pub tap_dropped: u64,
+}
+
 /// One worker's network. See the module's text.
 pub trait Nic {
     /// An accepted connection on its way to the worker that will own it.
@@ -272,6 +285,11 @@ pub trait Nic {
 
     /// Stops listening everywhere: no further connection is accepted, datagrams are no longer read.
     fn stop_listening(&mut self);
+
+    /// What went on so far; asked about once a millisecond. A NIC that counts nothing says so.
+    fn counters(&self) -> NicCounters {
+        NicCounters::default()
+    }
 }
 
 /// Why a control operation of a [`Nic`] failed.

@@ -8,8 +8,9 @@ use std::fmt::Error;
 use std::sync::Arc;
 
 use engine::metrics::{Metrics, WorkerCounters};
+use engine::stages::{BOUNDS_NS, HistogramSnapshot, ObservationSnapshot, Stage};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -53,6 +54,23 @@ const WORKER_COUNTERS: &[WorkerMetric] = &[
     ("turns", "Turns made", |w| w.turns.value()),
     ("busy_turns", "Turns that found something to do", |w| w.busy_turns.value()),
     ("sleeps", "Times the worker went to sleep", |w| w.sleeps.value()),
+    ("shed_connections", "Connections reset at once for lack of a descriptor", |w| {
+        w.shed_connections.value()
+    }),
+    ("segmentation_fallbacks", "Trains of datagrams the host kernel refused", |w| {
+        w.segmentation_fallbacks.value()
+    }),
+    ("epoll_calls", "Looks at the epoll set", |w| w.epoll_calls.value()),
+    ("tap_dropped_packets", "Packets the tap could not keep", |w| w.tap_dropped.value()),
+];
+/// A share of a worker's time: name, nanoseconds.
+type WorkerState = (&'static str, fn(&WorkerCounters) -> u64);
+
+/// What a worker's time goes into; the three add up to the time it runs.
+const WORKER_STATES: &[WorkerState] = &[
+    ("busy", |w| w.busy_ns.value()),
+    ("idle", |w| w.idle_ns.value()),
+    ("asleep", |w| w.sleep_ns.value()),
 ];
 const WORKER_GAUGES: &[WorkerMetric] = &[
     ("connections", "Open TCP connections", |w| w.connections.value()),
@@ -64,6 +82,7 @@ impl Collector for Engine {
         let services = self.services();
         self.encode_services(&mut encoder, &services)?;
         encode_drops(&mut encoder, &services)?;
+        self.encode_observations(&mut encoder)?;
         self.encode_workers(&mut encoder)?;
         let ready = ConstGauge::new(i64::from(self.health.is_ready()));
         let help = "1 while clients should come";
@@ -119,6 +138,43 @@ impl Engine {
         Ok(())
     }
 
+    /// Durations of stages, and how deep the queues are.
+    fn encode_observations(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        let names = self.metrics.services.iter();
+        let services: Vec<_> =
+            names.enumerate().map(|(index, name)| (name, self.metrics.observed(index))).collect();
+        let help = "Time of a request in each stage of its way, for a sample of requests";
+        let name = "serval_stage_duration_seconds";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (service, observed) in &services {
+            for stage in Stage::ALL {
+                let labels = [("service", service.as_str()), ("stage", stage.name())];
+                let histogram = &observed.stages[stage as usize];
+                Durations(histogram).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let help = "Time from receiving a request to its reply's departure, for the same sample";
+        let name = "serval_request_duration_seconds";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (service, observed) in &services {
+            let labels = [("service", service.as_str())];
+            Durations(&observed.total).encode(family.encode_family(&labels)?)?;
+        }
+        let mut gauge = |name, help, value_of: fn(&ObservationSnapshot) -> f64| {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (service, observed) in &services {
+                let labels = [("service", service.as_str())];
+                ConstGauge::new(value_of(observed)).encode(family.encode_family(&labels)?)?;
+            }
+            Ok(())
+        };
+        gauge("serval_mqueues", "Mqueues of the service", |o| o.mqueues as f64)?;
+        let help = "Requests under way on an mqueue, on average";
+        gauge("serval_mqueue_depth_mean", help, |o| o.depth as f64 / o.mqueues.max(1) as f64)?;
+        let help = "Requests under way on the mqueue that has most";
+        gauge("serval_mqueue_depth_max", help, |o| o.depth_max as f64)
+    }
+
     fn encode_workers(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let kinds = [(WORKER_COUNTERS, MetricType::Counter), (WORKER_GAUGES, MetricType::Gauge)];
         for (table, kind) in kinds {
@@ -135,8 +191,38 @@ impl Engine {
                 }
             }
         }
+        let help = "What the worker's time went into; idle is awake without finding work";
+        let name = "serval_worker_time_seconds";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (index, worker) in self.metrics.workers().enumerate() {
+            for (state, ns_of) in WORKER_STATES {
+                let labels = [("worker", index.to_string()), ("state", (*state).to_owned())];
+                let seconds = ConstCounter::new(seconds(ns_of(worker)));
+                seconds.encode(family.encode_family(&labels)?)?;
+            }
+        }
         Ok(())
     }
+}
+
+/// A histogram as the encoder takes it.
+struct Durations<'a>(&'a HistogramSnapshot);
+
+impl EncodeMetric for Durations<'_> {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), Error> {
+        let bounds = BOUNDS_NS.iter().map(|ns| seconds(*ns)).chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(self.0.counts).collect();
+        let (sum, count) = (seconds(self.0.sum_ns), self.0.count());
+        encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
 }
 
 fn encode_drops(encoder: &mut DescriptorEncoder<'_>, services: &[Snapshot]) -> Result<(), Error> {
@@ -180,7 +266,8 @@ mod tests {
         let metrics = Metrics::new(2, services.iter().map(|s| (*s).to_owned()));
         let (worker, counters) = metrics.of_worker(1);
         worker.turns.add(7);
-        if let Some(counters) = counters.first() {
+        worker.idle_ns.add(1_500_000_000);
+        if let Some((counters, _)) = counters.first() {
             counters.received.add(5);
             counters.replied.add(2);
             counters.drop_many(DropReason::NoCredit, 1);
@@ -205,6 +292,12 @@ mod tests {
             "serval_outstanding_requests{service=\"digits\"} 2",
             "serval_worker_turns_total{worker=\"1\"} 7",
             "serval_worker_connections{worker=\"0\"} 0",
+            "serval_worker_time_seconds_total{worker=\"1\",state=\"idle\"} 1.5",
+            "serval_worker_shed_connections_total{worker=\"0\"} 0",
+            "serval_stage_duration_seconds_count{service=\"echo\",stage=\"queue\"} 0",
+            "serval_request_duration_seconds_bucket{le=\"0.000001\",service=\"digits\"} 0",
+            "serval_request_duration_seconds_bucket{le=\"+Inf\",service=\"digits\"} 0",
+            "serval_mqueue_depth_max{service=\"echo\"} 0.0",
             "serval_ready 0",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
