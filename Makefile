@@ -6,7 +6,7 @@ CARGO ?= cargo
 CACHE ?= .cache
 SERVAL := target/release/serval
 
-.PHONY: help demo demo-faces test bench ci setup setup-test build clean
+.PHONY: help demo demo-faces test bench microbench ci setup setup-test build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make demo-faces  the same with a real memcached behind the kernel"
 	@echo "make test        every test of the repository (about 12 minutes on 2 cores)"
 	@echo "make bench       the measurements behind docs/benchmarks.md"
+	@echo "make microbench  what single operations cost: rings, framings, the dispatcher, the turn"
 	@echo "make ci          what the continuous integration runs"
 
 demo: build
@@ -37,6 +38,12 @@ bench: build
 	@$(CARGO) run --quiet --release --package serval-mqueue --example ring_rate
 	@$(CARGO) run --quiet --release --package serval-accel --example hop
 	@$(MAKE) --no-print-directory -C device/models bench
+
+# Figures of one operation each; arguments of criterion in ARGS, for example ARGS=ring/doorbell.
+microbench: setup
+	@$(CARGO) bench --quiet --package serval-benches -- $(ARGS)
+	@$(CARGO) run --quiet --release --package serval-accel --example turn
+	@$(CARGO) run --quiet --release --package serval-mqueue --example ring_rate
 
 # What must be there before anything else, in one sentence each.
 setup:

@@ -42,6 +42,7 @@ const STEPS: &[Step] = &[
         run: || found(drop_reasons::check(false)),
     },
     Step { name: "test", what: "cargo test", run: test },
+    Step { name: "microbench", what: "every microbenchmark once, checked", run: microbench },
     Step { name: "device", what: "the device library and the kernels on the host", run: device },
     Step { name: "models", what: "LeNet and faces against their references", run: models },
     Step { name: "tsan", what: "the device library under ThreadSanitizer", run: tsan },
@@ -133,6 +134,10 @@ fn clippy() -> Outcome {
 
 fn test() -> Outcome {
     command("cargo test --workspace --no-fail-fast", &[])
+}
+
+fn microbench() -> Outcome {
+    command("cargo bench --quiet --package serval-benches -- --test", &[])
 }
 
 fn device() -> Outcome {
