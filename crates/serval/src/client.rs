@@ -1,16 +1,24 @@
-//! A client that measures: keeps a window of requests in flight, checks every reply, and counts.
+//! A client that measures: keeps requests in flight, checks every reply, and counts.
 //!
-//! One thread, ordinary non-blocking kernel sockets, closed loop: a new request leaves when a reply
-//! has come (or was given up). It looks for replies in a loop and yields its core while there are
-//! none, so that it adds little to the latency it measures and still shares a small machine.
+//! One thread. In a *closed loop* a new request leaves when a
+//! reply has come (or was given up), so that a window of them is always in flight. In an *open loop*
+//! requests arrive by a Poisson process whatever the server does, and their latency counts from the
+//! arrival, not from when the client got round to sending them. The client looks for replies in a loop
+//! and asks the sockets directly, which adds least to the latency it measures; unless it has a core of
+//! its own ([`Load::spin`]) it offers the core to others while there is nothing to do.
 //!
 //! * [`udp`]: one connected socket for every request in flight, since a datagram carries nothing that
 //!   says which request it answers. A request without an answer in time counts as lost, and its socket
 //!   is replaced, so that a late answer cannot be taken for the next one's.
+//! * [`burst`]: a few sockets with many requests in flight on each, in trains of equal datagrams where
+//!   the host kernel carries those (GSO, GRO). Replies are matched by an identity in their payload.
 //! * [`tcp`]: connections with requests pipelined on them; replies come in order. A connection whose
 //!   oldest request is not answered in time is replaced, and everything in flight on it is lost.
 //! * [`shm()`]: a shared-memory port of an engine on this machine, without a network; [`mod@shm`] is the
 //!   client itself, for programs.
+//!
+//! [`workload`] has what can be asked. [`crate::bench`] makes measurements of it that say when they
+//! are not to be believed.
 //!
 //! ```no_run
 //! use serval::client::{self, Echo, Load};
@@ -22,37 +30,52 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod arrivals;
+mod burst;
 pub mod shm;
+mod tally;
 mod tcp;
 mod udp;
+pub mod workload;
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use sys::time::monotonic_ns;
 use wire::framing::Framing;
 
-/// Most requests in flight.
-pub const WINDOW_MAX: usize = 4096;
+use tally::Tally;
+pub use workload::{Echo, Workload};
 
-/// How much to ask, and for how long.
+/// Most requests in flight with a socket for each, or on connections.
+pub const WINDOW_MAX: usize = 4096;
+/// Most requests in flight with many on a socket ([`burst`]).
+pub const BURST_WINDOW_MAX: usize = 1 << 16;
+
+/// How much to ask, how fast, and for how long.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// Requests in flight, in [1, [`WINDOW_MAX`]]. On TCP: of all connections together.
+    /// Requests in flight, from 1. On TCP: of all connections together. In an open loop: the most
+    /// there may be; arrivals beyond it wait, and their latency shows it.
     pub window: usize,
     /// Requests to send in all.
     pub requests: u64,
-    /// No new request leaves after this long.
+    /// When requests leave.
+    pub pace: Pace,
+    /// At the start, not measured.
+    pub warmup: Duration,
+    /// What is measured; no new request leaves afterwards.
     pub duration: Duration,
     /// A request without a reply for this long is lost.
     pub timeout: Duration,
     /// Longest reply that is understood, in bytes.
     pub reply_bytes_max: usize,
+    /// Never offers the core to others: for a thread with a core of its own.
+    pub spin: bool,
     /// Ends the run early when set, for instance by a signal.
     pub cancel: Arc<AtomicBool>,
 }
@@ -62,79 +85,71 @@ impl Default for Load {
         Self {
             window: 1,
             requests: u64::MAX,
+            pace: Pace::Closed,
+            warmup: Duration::ZERO,
             duration: Duration::from_secs(3600),
             timeout: Duration::from_secs(1),
             reply_bytes_max: 65_536,
+            spin: false,
             cancel: Arc::default(),
         }
     }
 }
 
-/// What is asked, and what the right answer is.
-pub trait Workload {
-    /// Writes request number `index` into `into`, which is empty. The same index gives the same
-    /// request: it may be asked for again when the host kernel had no room.
-    fn request(&mut self, index: u64, into: &mut Vec<u8>);
-
-    /// Whether `reply` is the right answer to request number `index`.
-    fn accepts(&mut self, index: u64, reply: &[u8]) -> bool;
+/// When requests leave.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pace {
+    /// When there is room in the window.
+    Closed,
+    /// At random times, whatever the server does: a Poisson process.
+    Open {
+        /// Requests a second, in the mean.
+        rate: f64,
+        /// The same seed gives the same arrivals.
+        seed: u64,
+    },
 }
 
-/// Messages that come back unchanged; every one is different.
-#[derive(Clone, Debug)]
-pub struct Echo {
-    len_bytes: usize,
-    expected: Vec<u8>,
-}
-
-impl Echo {
-    /// Messages of this length.
-    pub fn new(len_bytes: usize) -> Self {
-        Self { len_bytes, expected: Vec::with_capacity(len_bytes) }
-    }
-
-    fn fill(&self, index: u64, into: &mut Vec<u8>) {
-        let mut word = index;
-        while into.len() < self.len_bytes {
-            let bytes = word.to_le_bytes();
-            into.extend_from_slice(&bytes[..bytes.len().min(self.len_bytes - into.len())]);
-            word = word.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) ^ index;
-        }
-    }
-}
-
-impl Workload for Echo {
-    fn request(&mut self, index: u64, into: &mut Vec<u8>) {
-        self.fill(index, into);
-    }
-
-    fn accepts(&mut self, index: u64, reply: &[u8]) -> bool {
-        let mut expected = std::mem::take(&mut self.expected);
-        expected.clear();
-        self.fill(index, &mut expected);
-        let right = reply == expected.as_slice();
-        self.expected = expected;
-        right
-    }
-}
-
-/// What came of a run. `sent = replied + wrong + lost`.
+/// What came of a run. `sent = replied + wrong + lost`, unless a reply to [`burst`] was too damaged to
+/// tell which request it answers (then `wrong` counts it and `lost` its request). With a warm-up,
+/// counts begin after it, with what is in flight then.
 #[derive(Clone)]
 pub struct Outcome {
     /// Requests sent.
     pub sent: u64,
     /// Right replies.
     pub replied: u64,
-    /// Replies that were not the right ones.
+    /// Replies that were not the right ones; also those of the warm-up.
     pub wrong: u64,
     /// Requests without a reply in time.
     pub lost: u64,
+    /// Replies to requests that had theirs already; also those of the warm-up.
+    pub duplicated: u64,
+    /// Right replies to requests that had been given up.
+    pub late: u64,
+    /// Open loop: arrivals for which there was no room in the window until the end.
+    pub unsent: u64,
     /// Sockets or connections that had to be replaced.
     pub reconnects: u64,
-    /// From the first request to the last reply.
+    /// The measured part. Where a number of requests ends the run: until the last reply.
     pub elapsed: Duration,
-    /// Nanoseconds from send to reply, of right replies.
+    /// From the last reply to the end of the measured part.
+    pub silence: Duration,
+    /// Nanoseconds from send (in an open loop: arrival) to reply, of right replies in the measured
+    /// part.
     pub latency: Histogram<u64>,
+    /// Time that requests spent in flight, summed over those that ended in the measured part.
+    pub in_flight_ns: u64,
+    /// Requests in flight, integrated over the measured part.
+    pub waiting_ns: u128,
+    /// Time in turns of the client's loop that found something to do.
+    pub busy: Duration,
+    /// Time in turns that took so long that somebody else must have had the core.
+    pub stolen: Duration,
+    /// CPU time of the client's thread during [`Self::cpu_period`].
+    pub cpu: Duration,
+    /// From the begin of the measured part to the end of the run.
+    pub cpu_period: Duration,
 }
 
 impl fmt::Debug for Outcome {
@@ -144,6 +159,9 @@ impl fmt::Debug for Outcome {
             .field("replied", &self.replied)
             .field("wrong", &self.wrong)
             .field("lost", &self.lost)
+            .field("duplicated", &self.duplicated)
+            .field("late", &self.late)
+            .field("unsent", &self.unsent)
             .field("reconnects", &self.reconnects)
             .field("elapsed", &self.elapsed)
             .field("p50_us", &self.quantile_us(0.5))
@@ -152,9 +170,31 @@ impl fmt::Debug for Outcome {
 }
 
 impl Outcome {
-    /// Right replies per second.
+    fn new(latency: Histogram<u64>) -> Self {
+        Self {
+            sent: 0,
+            replied: 0,
+            wrong: 0,
+            lost: 0,
+            duplicated: 0,
+            late: 0,
+            unsent: 0,
+            reconnects: 0,
+            elapsed: Duration::ZERO,
+            silence: Duration::ZERO,
+            latency,
+            in_flight_ns: 0,
+            waiting_ns: 0,
+            busy: Duration::ZERO,
+            stolen: Duration::ZERO,
+            cpu: Duration::ZERO,
+            cpu_period: Duration::ZERO,
+        }
+    }
+
+    /// Right replies per second of the measured part.
     pub fn rate(&self) -> f64 {
-        self.replied as f64 / self.elapsed.as_secs_f64().max(1e-9)
+        self.latency.len() as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 
     /// A quantile of the latency in microseconds; 0.5 is the median.
@@ -162,9 +202,9 @@ impl Outcome {
         self.latency.value_at_quantile(quantile) as f64 / 1000.0
     }
 
-    /// Whether every request got its right reply.
+    /// Whether every request got its right reply, once.
     pub fn is_perfect(&self) -> bool {
-        self.sent > 0 && self.replied == self.sent
+        self.sent > 0 && self.replied == self.sent && self.duplicated == 0
     }
 }
 
@@ -172,14 +212,20 @@ impl Outcome {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The window is outside its range.
-    #[error("the window is {0}, must be in [1, {WINDOW_MAX}]")]
-    Window(usize),
+    #[error("the window is {0}, must be in [1, {1}]")]
+    Window(usize, usize),
+    /// The rate of an open loop is no rate.
+    #[error("the rate is {0}, must be a positive number of requests a second")]
+    Rate(f64),
     /// More connections than requests in flight, or none.
     #[error("{0} connections cannot share a window of {1}: use 1 to {1} connections")]
     Connections(usize, usize),
     /// Sockets cannot be had.
     #[error("cannot open a socket to {0}: {1}")]
     Socket(SocketAddr, String),
+    /// The host kernel does not send the request.
+    #[error("cannot send {1} bytes to {0}: {2}")]
+    Send(SocketAddr, usize, std::io::Error),
     /// The workload wrote a request that the framing cannot carry.
     #[error("the framing {0} cannot carry a request of {1} bytes: {2}")]
     Unframable(Framing, usize, wire::framing::FramingError),
@@ -197,13 +243,37 @@ pub enum ClientError {
     Ended(PathBuf),
 }
 
-/// Runs a load against a UDP port.
+/// Runs a load against a UDP port with a socket for every request in flight.
 pub fn udp(
     address: SocketAddr,
     load: &Load,
     workload: &mut dyn Workload,
 ) -> Result<Outcome, ClientError> {
     udp::Run::new(address, load, workload)?.run()
+}
+
+/// How datagrams share sockets.
+#[derive(Clone, Copy, Debug)]
+pub struct Burst {
+    /// Sockets; the window is spread over them. A service with several workers gives each worker
+    /// some of them, a service with `dispatch = "flow-hash"` each mqueue.
+    pub sockets: usize,
+    /// Send and receive trains of datagrams as one (GSO, GRO), not only many in one call.
+    pub offload: bool,
+}
+
+/// Runs a load against a UDP port with many requests in flight on each socket.
+///
+/// Replies are matched by [`Workload::identify`]. Where that is not possible they are taken in the order
+/// of their requests, socket by socket, which needs a server that keeps the order of a flow: one worker
+/// and one mqueue, or `dispatch = "flow-hash"` with a kernel that answers in order.
+pub fn burst(
+    address: SocketAddr,
+    burst: &Burst,
+    load: &Load,
+    workload: &mut dyn Workload,
+) -> Result<Outcome, ClientError> {
+    burst::Run::new(address, burst, load, workload)?.run()
 }
 
 /// Runs a load against a shared-memory port. A window that is larger than the rings the engine gives
@@ -241,107 +311,5 @@ pub fn tcp(
     tcp::Run::new(address, stream, load, workload)?.run()
 }
 
-/// How many empty looks before the core is offered to others.
-const EMPTY_LOOKS: u32 = 32;
-/// Nanoseconds between two searches for lost requests.
-const SEARCH_NS: u64 = 1_000_000;
-/// How long a refused or replaced socket rests, in nanoseconds.
+/// How long a refused socket or a replaced connection rests, in nanoseconds.
 const REST_NS: u64 = 5_000_000;
-
-/// The counting that both transports share.
-struct Tally {
-    outcome: Outcome,
-    began_ns: u64,
-    last_ns: u64,
-    stop_ns: u64,
-    requests: u64,
-    timeout_ns: u64,
-    search_ns: u64,
-    cancel: Arc<AtomicBool>,
-    looks: u32,
-}
-
-impl Tally {
-    fn new(load: &Load) -> Result<Self, ClientError> {
-        if load.window == 0 || load.window > WINDOW_MAX {
-            return Err(ClientError::Window(load.window));
-        }
-        let began_ns = monotonic_ns();
-        let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        let latency = Histogram::new_with_bounds(1, 3_600_000_000_000, 3).expect("valid bounds");
-        Ok(Self {
-            outcome: Outcome {
-                sent: 0,
-                replied: 0,
-                wrong: 0,
-                lost: 0,
-                reconnects: 0,
-                elapsed: Duration::ZERO,
-                latency,
-            },
-            began_ns,
-            last_ns: began_ns,
-            stop_ns: began_ns.saturating_add(ns(load.duration)),
-            requests: load.requests,
-            timeout_ns: ns(load.timeout).max(1),
-            search_ns: began_ns,
-            cancel: load.cancel.clone(),
-            looks: 0,
-        })
-    }
-
-    /// The number of the next request, if there is to be one.
-    fn next(&mut self, now_ns: u64) -> Option<u64> {
-        if self.outcome.sent >= self.requests || now_ns >= self.stop_ns {
-            return None;
-        }
-        self.outcome.sent += 1;
-        Some(self.outcome.sent - 1)
-    }
-
-    fn reply(&mut self, right: bool, sent_ns: u64, now_ns: u64) {
-        self.last_ns = now_ns;
-        if right {
-            self.outcome.replied += 1;
-            self.outcome.latency.saturating_record(now_ns.saturating_sub(sent_ns));
-        } else {
-            self.outcome.wrong += 1;
-        }
-    }
-
-    /// Requests that wait for a reply.
-    fn waiting(&self) -> u64 {
-        let done = self.outcome.replied + self.outcome.wrong + self.outcome.lost;
-        self.outcome.sent - done
-    }
-
-    fn is_over(&mut self, now_ns: u64) -> bool {
-        if self.cancel.load(Ordering::Relaxed) {
-            self.outcome.lost += self.waiting();
-            return true;
-        }
-        self.waiting() == 0 && (self.outcome.sent >= self.requests || now_ns >= self.stop_ns)
-    }
-
-    /// Whether it is time to look for lost requests.
-    fn search_is_due(&mut self, now_ns: u64) -> bool {
-        let due = now_ns >= self.search_ns;
-        if due {
-            self.search_ns = now_ns + SEARCH_NS;
-        }
-        due
-    }
-
-    /// Between two looks: others may want the core.
-    fn idle(&mut self, found: bool) {
-        self.looks = if found { 0 } else { self.looks + 1 };
-        if self.looks > EMPTY_LOOKS {
-            std::thread::yield_now();
-        }
-    }
-
-    fn finish(mut self) -> Outcome {
-        self.outcome.elapsed = Duration::from_nanos(self.last_ns - self.began_ns);
-        self.outcome
-    }
-}

@@ -11,7 +11,8 @@
 //! * [`config`]: the TOML file, the environment and flags, with every mistake shown in its place;
 //! * [`server`]: starts an engine from a topology, drains and stops it;
 //! * [`exporter`]: `/metrics`, `/healthz`, `/readyz`;
-//! * [`client`]: a client that measures and checks;
+//! * [`client`]: a client that measures and checks; [`bench`]: measurements with it, and whether to
+//!   believe them;
 //! * [`doctor`]: what the machine can do, and which way a service's messages go;
 //! * [`demo`]: what `serval demo` shows; [`command`] and [`screen`]: the command line itself.
 //!
@@ -56,6 +57,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod client;
 pub mod command;
 pub mod config;

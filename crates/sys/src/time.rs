@@ -1,4 +1,4 @@
-//! The clock of heartbeats and deadlines, and the one of work done.
+//! The clock of heartbeats and deadlines, and those of work done.
 
 /// Nanoseconds of CLOCK_MONOTONIC: the same in every process of this host, unlike
 /// [`std::time::Instant`], whose zero is unknown. About 20 ns a call (vDSO, no system call).
@@ -11,6 +11,11 @@ pub fn monotonic_ns() -> u64 {
 /// kernel, since it started.
 pub fn process_cpu_ns() -> u64 {
     read(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+/// The same for the calling thread.
+pub fn thread_cpu_ns() -> u64 {
+    read(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
 #[inline]
@@ -41,5 +46,14 @@ mod tests {
         let before = process_cpu_ns();
         while process_cpu_ns() == before {}
         assert!(process_cpu_ns() > before);
+    }
+
+    #[test]
+    fn work_takes_time_of_the_thread_and_sleep_does_not() {
+        let start = thread_cpu_ns();
+        while thread_cpu_ns() - start < 1_000_000 {}
+        let before = thread_cpu_ns();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(thread_cpu_ns() - before < 25_000_000);
     }
 }

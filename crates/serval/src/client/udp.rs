@@ -1,43 +1,73 @@
-//! The UDP side: a socket for every request in flight.
+//! The UDP side with a socket for every request in flight.
+//!
+//! The sockets are asked directly, without a readiness call: in the order in which their requests
+//! left, which is the order in which most servers answer. Between two looks at the oldest one goes to
+//! the others in turn, so that answers in another order are found as well. A request that later ones
+//! have overtaken by far is probably lost; it is looked at seldom until its time is up.
 
-use std::net::SocketAddr;
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use sys::time::monotonic_ns;
-use sys::{SocketNic, SocketOptions};
-use wire::nic::{Close, Event, Nic, Read, Transport, Written};
 
-use super::{ClientError, Load, Outcome, REST_NS, Tally, Workload};
+use super::{ClientError, Load, Outcome, REST_NS, Tally, WINDOW_MAX, Workload};
+
+/// A request that was overtaken by one sent this much later is looked at seldom.
+const OVERTAKEN_NS: u64 = 1_000_000;
 
 /// What one socket is doing.
 #[derive(Clone, Copy)]
-enum Slot {
+enum State {
     /// Nothing, until its time.
     Resting(u64),
     /// Ready for a request.
     Free,
     /// A request that the host kernel has not taken yet.
-    Unsent(u64),
+    Unsent { index: u64, due_ns: u64 },
     /// A request whose reply is awaited.
-    Waiting { index: u64, sent_ns: u64 },
+    Waiting { index: u64, due_ns: u64, sent_ns: u64 },
+}
+
+struct Slot {
+    socket: UdpSocket,
+    state: State,
+    /// The last request that was answered, to know its answer when it comes again.
+    answered: Option<u64>,
 }
 
 pub(super) struct Run<'w> {
-    nic: SocketNic,
     address: SocketAddr,
     slots: Vec<Slot>,
+    /// Sockets that may take a request.
+    free: Vec<usize>,
+    /// Waiting sockets, by the time of sending.
+    young: VecDeque<usize>,
+    /// Where in `young` the next look besides the oldest goes.
+    young_at: usize,
+    /// Waiting sockets that were overtaken, and the next one to look at.
+    old: Vec<usize>,
+    old_at: usize,
+    /// When the latest answered request was sent.
+    answered_sent_ns: u64,
     tally: Tally,
     workload: &'w mut dyn Workload,
     request: Vec<u8>,
     reply: Vec<u8>,
 }
 
-/// Small buffers: a socket carries one datagram each way.
-fn options() -> SocketOptions {
-    SocketOptions {
-        receive_buffer_bytes: 256 << 10,
-        send_buffer_bytes: 256 << 10,
-        ..SocketOptions::default()
-    }
+fn open(address: SocketAddr) -> Result<UdpSocket, ClientError> {
+    let any: SocketAddr = match address {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    let open = || -> io::Result<UdpSocket> {
+        let socket = UdpSocket::bind(any)?;
+        socket.connect(address)?;
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    };
+    open().map_err(|error| ClientError::Socket(address, error.to_string()))
 }
 
 impl<'w> Run<'w> {
@@ -46,22 +76,20 @@ impl<'w> Run<'w> {
         load: &Load,
         workload: &'w mut dyn Workload,
     ) -> Result<Self, ClientError> {
-        let mut tally = Tally::new(load)?;
-        let failed = |error: String| ClientError::Socket(address, error);
-        let mut nic = SocketNic::open(&[], options()).map_err(|e| failed(e.to_string()))?;
-        for key in 0..load.window as u32 {
-            nic.connect(address, Transport::Udp, key).map_err(|e| failed(e.to_string()))?;
-        }
-        // Opening many sockets takes time that is not the server's.
-        let now_ns = monotonic_ns();
-        let late = now_ns - tally.began_ns;
-        tally.began_ns = now_ns;
-        tally.last_ns = now_ns;
-        tally.stop_ns = tally.stop_ns.saturating_add(late);
+        let mut tally = Tally::new(load, WINDOW_MAX)?;
+        let slot =
+            |_| open(address).map(|socket| Slot { socket, state: State::Free, answered: None });
+        let slots = (0..load.window).map(slot).collect::<Result<Vec<_>, _>>()?;
+        tally.begin(load);
         Ok(Self {
-            nic,
             address,
-            slots: vec![Slot::Free; load.window],
+            free: (0..slots.len()).rev().collect(),
+            young: VecDeque::with_capacity(slots.len()),
+            young_at: 0,
+            old: Vec::new(),
+            old_at: 0,
+            answered_sent_ns: 0,
+            slots,
             tally,
             workload,
             request: Vec::new(),
@@ -70,102 +98,180 @@ impl<'w> Run<'w> {
     }
 
     pub(super) fn run(mut self) -> Result<Outcome, ClientError> {
-        let mut events = Vec::new();
-        for key in 0..self.slots.len() {
-            self.start(key, monotonic_ns())?;
-        }
         loop {
-            self.nic.poll(0, &mut events);
-            for event in &events {
-                match *event {
-                    Event::Readable(key) => self.receive(key as usize)?,
-                    Event::Writable(key) => self.resume(key as usize)?,
-                    Event::Failed(key) => self.replace(key as usize, true)?,
-                    _ => {}
-                }
-            }
+            let mut found = self.ask()?;
+            found |= self.look()?;
             let now_ns = monotonic_ns();
             if self.tally.search_is_due(now_ns) {
                 self.search(now_ns)?;
             }
-            if self.tally.is_over(now_ns) {
+            if self.tally.turn(found, now_ns) {
                 return Ok(self.tally.finish());
             }
-            self.tally.idle(!events.is_empty());
+            self.tally.idle(found);
         }
     }
 
-    /// Sends the next request, if there is one.
-    fn start(&mut self, key: usize, now_ns: u64) -> Result<(), ClientError> {
-        self.slots[key] = Slot::Free;
-        let Some(index) = self.tally.next(now_ns) else { return Ok(()) };
+    /// Sends what may leave now. Returns whether anything did.
+    fn ask(&mut self) -> Result<bool, ClientError> {
+        let mut asked = false;
+        while let Some(&key) = self.free.last() {
+            let Some((index, due_ns)) = self.tally.next(monotonic_ns()) else { break };
+            self.free.pop();
+            self.send(key, index, due_ns)?;
+            asked = true;
+        }
+        Ok(asked)
+    }
+
+    fn send(&mut self, key: usize, index: u64, due_ns: u64) -> Result<(), ClientError> {
         self.request.clear();
         self.workload.request(index, &mut self.request);
-        self.send(key, index)
-    }
-
-    fn send(&mut self, key: usize, index: u64) -> Result<(), ClientError> {
         let sent_ns = monotonic_ns();
-        match self.nic.write(key as u32, &self.request) {
-            Written::Bytes(_) => self.slots[key] = Slot::Waiting { index, sent_ns },
-            Written::Full => self.slots[key] = Slot::Unsent(index),
-            Written::Broken => {
-                self.tally.outcome.lost += 1;
-                self.replace(key, false)?;
+        let mut sent = self.slots[key].socket.send(&self.request);
+        if sent.as_ref().is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused) {
+            // Perhaps the news about an earlier request (ICMP), which the call has taken off.
+            sent = self.slots[key].socket.send(&self.request);
+        }
+        match sent {
+            Ok(_) => {
+                self.slots[key].state = State::Waiting { index, due_ns, sent_ns };
+                self.young.push_back(key);
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                self.slots[key].state = State::Unsent { index, due_ns };
+            }
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
+                self.tally.lose(due_ns, sent_ns);
+                self.replace(key, true)?;
+            }
+            Err(e) => return Err(ClientError::Send(self.address, self.request.len(), e)),
+        }
+        Ok(())
+    }
+
+    /// Looks for replies. Returns whether there was one.
+    fn look(&mut self) -> Result<bool, ClientError> {
+        let mut found = false;
+        // At most as many as there are, or a fast server would keep the loop here.
+        for _ in 0..self.young.len() {
+            let Some(&key) = self.young.front() else { break };
+            if !self.receive(key)? {
+                break;
+            }
+            self.young.pop_front();
+            self.ask()?;
+            found = true;
+        }
+        for _ in 1..self.young.len() {
+            if self.young.len() < 2 {
+                break;
+            }
+            if self.young_at == 0 || self.young_at >= self.young.len() {
+                self.young_at = 1;
+            }
+            if !self.receive(self.young[self.young_at])? {
+                self.young_at += 1;
+                break;
+            }
+            self.young.remove(self.young_at);
+            self.ask()?;
+            found = true;
+        }
+        if !self.old.is_empty() {
+            self.old_at = (self.old_at + 1) % self.old.len();
+            if self.receive(self.old[self.old_at])? {
+                self.old.swap_remove(self.old_at);
+                found = true;
             }
         }
-        Ok(())
+        Ok(found)
     }
 
-    /// The socket has room again.
-    fn resume(&mut self, key: usize) -> Result<(), ClientError> {
-        if let Slot::Unsent(index) = self.slots[key] {
-            self.request.clear();
-            self.workload.request(index, &mut self.request);
-            self.send(key, index)?;
-        }
-        Ok(())
-    }
-
-    fn receive(&mut self, key: usize) -> Result<(), ClientError> {
-        match self.nic.read(key as u32, &mut self.reply) {
-            Read::Bytes(len) => {
+    /// Reads from a waiting socket. True when its request is done with: the socket is to be taken off
+    /// its list.
+    fn receive(&mut self, key: usize) -> Result<bool, ClientError> {
+        let slot = &mut self.slots[key];
+        let State::Waiting { index, due_ns, sent_ns } = slot.state else { return Ok(true) };
+        match slot.socket.recv(&mut self.reply) {
+            Ok(len) => {
                 let now_ns = monotonic_ns();
-                // Nothing was asked on this socket: a second reply.
-                let Slot::Waiting { index, sent_ns } = self.slots[key] else { return Ok(()) };
-                let right = self.workload.accepts(index, &self.reply[..len]);
-                self.tally.reply(right, sent_ns, now_ns);
-                self.start(key, now_ns)
-            }
-            Read::Empty => Ok(()),
-            // The host kernel reports that nobody listens (ICMP), perhaps about an earlier request.
-            Read::Closed | Read::Broken => self.replace(key, true),
-        }
-    }
-
-    /// Gives a socket up, so that whatever still arrives there reaches nobody, and rests.
-    fn replace(&mut self, key: usize, loses: bool) -> Result<(), ClientError> {
-        if loses && matches!(self.slots[key], Slot::Waiting { .. } | Slot::Unsent(_)) {
-            self.tally.outcome.lost += 1;
-        }
-        self.tally.outcome.reconnects += 1;
-        self.nic.close(key as u32, Close::Reset);
-        self.slots[key] = Slot::Resting(monotonic_ns() + REST_NS);
-        let opened = self.nic.connect(self.address, Transport::Udp, key as u32);
-        opened.map_err(|e| ClientError::Socket(self.address, e.to_string()))
-    }
-
-    fn search(&mut self, now_ns: u64) -> Result<(), ClientError> {
-        for key in 0..self.slots.len() {
-            match self.slots[key] {
-                Slot::Waiting { sent_ns, .. }
-                    if now_ns - sent_ns.min(now_ns) > self.tally.timeout_ns =>
-                {
-                    self.replace(key, true)?;
+                let reply = &self.reply[..len];
+                let right = self.workload.accepts(index, reply);
+                if right {
+                    slot.answered = Some(index);
+                    slot.state = State::Free;
+                    self.free.push(key);
+                } else if slot.answered.is_some_and(|last| self.workload.accepts(last, reply)) {
+                    self.tally.outcome.duplicated += 1;
+                    return Ok(false);
+                } else {
+                    // What else comes here belongs to nobody.
+                    self.replace(key, false)?;
                 }
-                Slot::Resting(until) if now_ns >= until => self.start(key, now_ns)?,
+                self.answered_sent_ns = self.answered_sent_ns.max(sent_ns);
+                self.tally.reply(right, due_ns, now_ns);
+                Ok(true)
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                Ok(false)
+            }
+            // The host kernel reports that nobody listens (ICMP).
+            Err(_) => {
+                self.tally.lose(due_ns, monotonic_ns());
+                self.replace(key, true)?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Gives a socket up, so that whatever still arrives there reaches nobody. The new one `rests`
+    /// where asking again at once would only keep two machines busy.
+    fn replace(&mut self, key: usize, rests: bool) -> Result<(), ClientError> {
+        self.tally.outcome.reconnects += 1;
+        let state = if rests { State::Resting(monotonic_ns() + REST_NS) } else { State::Free };
+        self.slots[key] = Slot { socket: open(self.address)?, state, answered: None };
+        if !rests {
+            self.free.push(key);
+        }
+        Ok(())
+    }
+
+    /// What need not be looked at all the time.
+    fn search(&mut self, now_ns: u64) -> Result<(), ClientError> {
+        let mut lost = false;
+        for key in 0..self.slots.len() {
+            match self.slots[key].state {
+                State::Waiting { due_ns, sent_ns, .. } if self.tally.is_late(sent_ns, now_ns) => {
+                    self.tally.lose(due_ns, now_ns);
+                    self.replace(key, false)?;
+                    lost = true;
+                }
+                State::Resting(until) if now_ns >= until => {
+                    self.slots[key].state = State::Free;
+                    self.free.push(key);
+                }
+                State::Unsent { index, due_ns } => self.send(key, index, due_ns)?,
                 _ => {}
             }
+        }
+        let slots = &self.slots;
+        let sent_ns = |key: usize| match slots[key].state {
+            State::Waiting { sent_ns, .. } => Some(sent_ns),
+            _ => None,
+        };
+        if lost {
+            self.young.retain(|&key| sent_ns(key).is_some());
+            self.old.retain(|&key| sent_ns(key).is_some());
+        }
+        let overtaken = |key| {
+            sent_ns(key).is_some_and(|sent_ns| sent_ns + OVERTAKEN_NS < self.answered_sent_ns)
+        };
+        while let Some(&key) = self.young.front()
+            && overtaken(key)
+        {
+            self.young.pop_front();
+            self.old.push(key);
         }
         Ok(())
     }

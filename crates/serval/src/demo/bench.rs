@@ -62,20 +62,19 @@ impl Stage<'_> {
         workload: &mut dyn Workload,
     ) -> Result<Outcome, DemoError> {
         let (_, duration) = self.rounds();
-        let load = |duration| Load {
+        let load = Load {
             window,
+            // What a cold cache and a sleeping server cost is not measured.
+            warmup: duration / 8,
             duration,
             timeout: Duration::from_secs(5),
             cancel: self.options.cancel.clone(),
             ..Load::default()
         };
-        let mut once = |load: &Load| match stream {
-            Some(stream) => client::tcp(address, stream, load, workload),
-            None => client::udp(address, load, workload),
-        };
-        // What a cold cache and a sleeping server cost is not measured.
-        once(&load(duration / 8))?;
-        let outcome = once(&load(duration))?;
+        let outcome = match stream {
+            Some(stream) => client::tcp(address, stream, &load, workload),
+            None => client::udp(address, &load, workload),
+        }?;
         self.go_on()?;
         perfect("measuring", &outcome)?;
         Ok(outcome)

@@ -7,35 +7,11 @@ use wire::framing::Framing;
 
 use super::bench::Contest;
 use super::{DemoError, HostCentric, Report, Stage, accounts};
-use crate::client::{Stream, Workload};
+use crate::client::Stream;
+use crate::client::workload::Vectors;
 use crate::screen::Tone;
 
-const NUMBERS: usize = 64;
-
-/// Vectors of numbers; the right reply is three times each.
-struct Vectors;
-
-impl Vectors {
-    fn numbers(index: u64) -> impl Iterator<Item = f32> {
-        // Whole numbers below 2^22: three times each is exact.
-        (0..NUMBERS as u64).map(move |i| ((index * 31 + i * 7919) % (1 << 22)) as f32)
-    }
-}
-
-impl Workload for Vectors {
-    fn request(&mut self, index: u64, into: &mut Vec<u8>) {
-        Self::numbers(index).for_each(|x| into.extend_from_slice(&x.to_le_bytes()));
-    }
-
-    fn accepts(&mut self, index: u64, reply: &[u8]) -> bool {
-        let (numbers, rest) = reply.as_chunks::<4>();
-        rest.is_empty()
-            && numbers
-                .iter()
-                .map(|b| f32::from_le_bytes(*b))
-                .eq(Self::numbers(index).map(|x| 3.0 * x))
-    }
-}
+const NUMBERS: usize = Vectors::NUMBERS;
 
 pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let framing = Framing::Fixed(4 * NUMBERS as u32);
@@ -46,7 +22,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let (server, udp, tcp) = stage.serve(service)?;
     let stream = Stream { connections: 4, ..Stream::new(framing) };
     let contest = Contest { udp, tcp, stream, other: &other };
-    let verdict = stage.compare(&contest, || Box::new(Vectors))?;
+    let verdict = stage.compare(&contest, || Box::new(Vectors::new(NUMBERS)))?;
 
     let screen = &stage.options.screen;
     let title = format!("{NUMBERS} numbers times 3, by a kernel of nine lines");

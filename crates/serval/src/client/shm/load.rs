@@ -1,11 +1,11 @@
-//! The closed loop over a shared-memory port.
+//! A load over a shared-memory port.
 
 use std::path::Path;
 
 use sys::time::monotonic_ns;
 
 use super::{Client, Options, ShmError};
-use crate::client::{ClientError, Load, Outcome, Tally, Workload};
+use crate::client::{ClientError, Load, Outcome, Tally, WINDOW_MAX, Workload};
 
 /// Outcomes received before requests are sent in their place.
 const BATCH: usize = 64;
@@ -16,7 +16,7 @@ const LOOK: usize = 8;
 #[derive(Clone, Copy, Debug)]
 enum Slot {
     Free,
-    Waiting { index: u64, sent_ns: u64 },
+    Waiting { index: u64, due_ns: u64, sent_ns: u64 },
 }
 
 /// One run. A tag is a request's place in the window (low half) and the life of the place (high half),
@@ -27,8 +27,8 @@ pub(in crate::client) struct Run<'a> {
     slots: Vec<Slot>,
     lives: Vec<u32>,
     free: Vec<u32>,
-    /// A request that found no room.
-    held: Option<u64>,
+    /// A request that found no room: its number and since when it waits.
+    held: Option<(u64, u64)>,
     workload: &'a mut dyn Workload,
     tally: Tally,
     request: Vec<u8>,
@@ -41,13 +41,14 @@ impl<'a> Run<'a> {
         load: &Load,
         workload: &'a mut dyn Workload,
     ) -> Result<Self, ClientError> {
-        let tally = Tally::new(load)?;
+        let mut tally = Tally::new(load, WINDOW_MAX)?;
         let options = Options { depth: load.window as u32, ..Options::default() };
         let client = Client::connect(path, &options)?;
         if !client.answers() {
             return Err(ClientError::NoReplies(path.to_owned()));
         }
         let window = load.window.min(client.depth());
+        tally.begin(load);
         Ok(Self {
             reply: vec![0; client.reply_bytes_max().max(load.reply_bytes_max)],
             client,
@@ -87,7 +88,7 @@ impl<'a> Run<'a> {
                     self.search(now_ns)?;
                 }
             }
-            if self.tally.is_over(now_ns) {
+            if self.tally.turn(received > 0, now_ns) {
                 return Ok(self.tally.finish());
             }
             self.tally.idle(received > 0);
@@ -101,7 +102,8 @@ impl<'a> Run<'a> {
             if self.client.under_way() == self.client.depth() {
                 break;
             }
-            let Some(index) = self.held.take().or_else(|| self.tally.next(now_ns)) else { break };
+            let next = self.held.take().or_else(|| self.tally.next(now_ns));
+            let Some((index, due_ns)) = next else { break };
             self.request.clear();
             self.workload.request(index, &mut self.request);
             let life = self.lives[place as usize];
@@ -109,11 +111,11 @@ impl<'a> Run<'a> {
             match self.client.try_send(tag, &self.request) {
                 Ok(()) => {
                     self.free.pop();
-                    self.slots[place as usize] = Slot::Waiting { index, sent_ns: now_ns };
+                    self.slots[place as usize] = Slot::Waiting { index, due_ns, sent_ns: now_ns };
                 }
                 // No room for a long message until the engine has taken those before it.
                 Err(ShmError::Full) => {
-                    self.held = Some(index);
+                    self.held = Some((index, due_ns));
                     break;
                 }
                 Err(error) => return Err(error.into()),
@@ -127,7 +129,7 @@ impl<'a> Run<'a> {
         let place = reply.tag as u32 as usize;
         // A tag of an earlier life: its request was given up.
         let known = self.lives.get(place).is_some_and(|life| *life == (reply.tag >> 32) as u32);
-        let Some(Slot::Waiting { index, sent_ns }) =
+        let Some(Slot::Waiting { index, due_ns, .. }) =
             self.slots.get(place).copied().filter(|_| known)
         else {
             return;
@@ -135,9 +137,9 @@ impl<'a> Run<'a> {
         match reply.lost {
             None => {
                 let right = self.workload.accepts(index, &self.reply[..reply.len]);
-                self.tally.reply(right, sent_ns, now_ns);
+                self.tally.reply(right, due_ns, now_ns);
             }
-            Some(_) => self.tally.outcome.lost += 1,
+            Some(_) => self.tally.lose(due_ns, now_ns),
         }
         self.retire(place);
     }
@@ -153,10 +155,10 @@ impl<'a> Run<'a> {
             return Err(ClientError::Ended(self.path.to_owned()));
         }
         for place in 0..self.slots.len() {
-            if let Slot::Waiting { sent_ns, .. } = self.slots[place]
-                && now_ns.saturating_sub(sent_ns) > self.tally.timeout_ns
+            if let Slot::Waiting { due_ns, sent_ns, .. } = self.slots[place]
+                && self.tally.is_late(sent_ns, now_ns)
             {
-                self.tally.outcome.lost += 1;
+                self.tally.lose(due_ns, now_ns);
                 self.retire(place);
             }
         }

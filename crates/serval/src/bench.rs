@@ -1,0 +1,252 @@
+//! Measurements: a load against a server, and a report that says when it is not to be believed.
+//!
+//! # Client classes
+//!
+//! What a client costs decides what can be measured with it, so results of different classes are never
+//! compared.
+//!
+//! | class | client | what it stands for |
+//! |---|---|---|
+//! | T0 | ordinary kernel sockets, a socket or a connection place for every request in flight | any client |
+//! | T2 | [`crate::client::burst`]: trains of equal datagrams through kernel sockets (GSO, GRO) | a client that batches |
+//!
+//! # When a run is void
+//!
+//! A number that cannot be trusted is not shown. A run is [`Void`] when a reply was wrong or came twice,
+//! when the server went silent, when the client was not where it was told to be or was not let work, when
+//! an open loop could not offer its rate, and when the run contradicts Little's law (J. Little, "A Proof
+//! for the Queuing Formula L = λW", 1961): requests in flight = rate x mean latency. The client knows the left
+//! side (in a closed loop it is the window) and has measured the right side; a client that miscounts its
+//! window or its clock does not get both the same.
+//!
+//! ```no_run
+//! use serval::bench::{self, Mode, Plan};
+//!
+//! let mut plan = Plan::new("udp://127.0.0.1:9000".parse()?);
+//! plan.mode = Mode::Closed { window: 64 };
+//! let report = bench::run(&plan)?;
+//! match &report.void {
+//!     None => println!("{:.0}/s, p99 {} ns", report.rate, report.latency.p99_ns),
+//!     Some(void) => println!("void: {void}"),
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod plan;
+mod report;
+mod server;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use crate::client::{self, Burst, ClientError, Load, Outcome, Pace, Stream, WINDOW_MAX, Workload};
+
+pub use plan::{Class, Mode, Plan, PlanError, Target, Work};
+pub use report::{Bottleneck, Latency, Report, ServerCost, Void};
+
+use plan::Material;
+use server::Observer;
+
+/// Requests of the question whether anybody is there.
+const CALLS: u64 = 3;
+/// How long that takes at most, if nobody is.
+const CALL_TIME: Duration = Duration::from_secs(4);
+/// Most requests in flight in an open loop with a socket for each.
+const OPEN_SOCKETS: usize = 1024;
+/// Seed of arrivals: every run of a rate has the same ones.
+const SEED: u64 = 0x5e7a1;
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The plan contradicts itself.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Nobody answered before the run.
+    #[error("nothing answers at {0}: is the server running there?")]
+    Unreachable(String),
+    /// Somebody answered before the run, but not as the workload's kernel would.
+    #[error(
+        "{target} does not answer `{work}` as it should: does its service run that kernel, with the same framing?"
+    )]
+    Stranger {
+        /// Who.
+        target: String,
+        /// What was asked.
+        work: String,
+    },
+    /// The client cannot run.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The server's costs cannot be read.
+    #[error("{0}")]
+    Observe(String),
+    /// The workload needs something that is not there.
+    #[error("cannot prepare the workload: {0}")]
+    Material(String),
+}
+
+/// Which client does it.
+#[derive(Clone, Copy, Debug)]
+enum Client {
+    Udp,
+    Burst(Burst),
+    Tcp(Stream),
+}
+
+/// A plan with everything decided.
+struct Prepared<'p> {
+    plan: &'p Plan,
+    address: SocketAddr,
+    client: Client,
+    load: Load,
+}
+
+/// Makes the measurement. Takes warm-up and duration, and at most the time-out more.
+pub fn run(plan: &Plan) -> Result<Report, BenchError> {
+    run_watched(plan, &mut |_| ())
+}
+
+/// The same; `watch` is told some times a second which share of the time is over.
+pub fn run_watched(plan: &Plan, watch: &mut dyn FnMut(f64)) -> Result<Report, BenchError> {
+    plan.check()?;
+    let prepared = Prepared::new(plan)?;
+    let material = Material::new(plan.work).map_err(BenchError::Material)?;
+    prepared.call(&mut *material.workload())?;
+    let mut observer = Observer::new(plan)?;
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            if let Some(core) = plan.core
+                && let Err(error) = sys::affinity::pin_current_thread(core)
+            {
+                return Err(Ended::Void(Void::NotPinned { core, why: error.to_string() }));
+            }
+            // Some workloads stay on the thread that made them.
+            prepared.measure(&mut *material.workload()).map_err(Ended::Error)
+        });
+        let began = Instant::now();
+        while !client.is_finished() {
+            let whole = (plan.warmup + plan.duration).as_secs_f64();
+            watch((began.elapsed().as_secs_f64() / whole.max(1e-9)).min(1.0));
+            observer.look(began.elapsed());
+            std::thread::sleep(observer.pause(began.elapsed()));
+        }
+        let ended = client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        match ended {
+            Ok(outcome) => {
+                let window = prepared.full_window();
+                Ok(Report::new(plan, window, &outcome, observer.cost()?))
+            }
+            Err(Ended::Void(void)) => Ok(Report::void(plan, void)),
+            // It was there a moment ago.
+            Err(Ended::Error(ClientError::Refused(_))) => Ok(Report::void(plan, Void::Refused)),
+            Err(Ended::Error(error)) => Err(error.into()),
+        }
+    })
+}
+
+/// How a client ended without an outcome.
+enum Ended {
+    Void(Void),
+    Error(ClientError),
+}
+
+impl<'p> Prepared<'p> {
+    fn new(plan: &'p Plan) -> Result<Self, BenchError> {
+        let has_identity = plan.work.has_identity();
+        let (address, client) = match plan.target {
+            Target::Tcp(address) => {
+                let window = plan.window().unwrap_or(WINDOW_MAX);
+                let stream = Stream {
+                    connections: plan.connections.unwrap_or_else(|| window.min(4)),
+                    framing: plan.framing(),
+                    reply_framing: plan.reply_framing(),
+                };
+                (address, Client::Tcp(stream))
+            }
+            Target::Udp(address) => {
+                let shared = Burst { sockets: plan.sockets(), offload: plan.class() == Class::T2 };
+                let own_socket = plan.class() == Class::T0
+                    && match plan.window() {
+                        Some(window) => plan.connections.is_none_or(|n| n == window),
+                        None => !has_identity,
+                    };
+                (address, if own_socket { Client::Udp } else { Client::Burst(shared) })
+            }
+        };
+        let window_max = match client {
+            Client::Udp => OPEN_SOCKETS,
+            Client::Tcp(_) => WINDOW_MAX,
+            Client::Burst(_) => client::BURST_WINDOW_MAX,
+        };
+        let (window, pace) = match plan.mode {
+            Mode::Closed { window } => (window, Pace::Closed),
+            Mode::Open { rate } => (window_max, Pace::Open { rate, seed: SEED }),
+        };
+        let load = Load {
+            window,
+            pace,
+            warmup: plan.warmup,
+            duration: plan.duration,
+            timeout: plan.timeout(),
+            reply_bytes_max: plan.work.reply_bytes().max(2048),
+            spin: plan.core.is_some(),
+            cancel: plan.cancel.clone(),
+            ..Load::default()
+        };
+        Ok(Self { plan, address, client, load })
+    }
+
+    /// Asks a few times, one after the other, whether the server is there and answers what it should.
+    fn call(&self, workload: &mut dyn Workload) -> Result<(), BenchError> {
+        let load = Load {
+            window: 1,
+            pace: Pace::Closed,
+            warmup: Duration::ZERO,
+            requests: CALLS,
+            duration: CALL_TIME,
+            timeout: CALL_TIME / 4,
+            spin: false,
+            ..self.load.clone()
+        };
+        let unreachable = || BenchError::Unreachable(self.plan.target.to_string());
+        let called = match self.client {
+            Client::Tcp(stream) => {
+                client::tcp(self.address, &Stream { connections: 1, ..stream }, &load, workload)
+            }
+            Client::Udp | Client::Burst(_) => client::udp(self.address, &load, workload),
+        };
+        match called {
+            Err(ClientError::Refused(_)) => Err(unreachable()),
+            Err(error) => Err(error.into()),
+            Ok(outcome) if outcome.replied > 0 && outcome.wrong == 0 => Ok(()),
+            // A byte stream that is taken but not answered is not understood.
+            Ok(outcome) if outcome.wrong > 0 || self.is_tcp() && outcome.lost > 0 => {
+                Err(BenchError::Stranger {
+                    target: self.plan.target.to_string(),
+                    work: self.plan.work.to_string(),
+                })
+            }
+            Ok(_) => Err(unreachable()),
+        }
+    }
+
+    /// Requests that are in flight at any time. Who shares sockets waits for a train to be full or for
+    /// other sockets' turns and fills the window less, and an open loop has what has arrived.
+    fn full_window(&self) -> Option<usize> {
+        let shared = matches!(self.client, Client::Burst(_));
+        self.plan.window().filter(|_| !shared)
+    }
+
+    fn is_tcp(&self) -> bool {
+        matches!(self.client, Client::Tcp(_))
+    }
+
+    fn measure(&self, workload: &mut dyn Workload) -> Result<Outcome, ClientError> {
+        match &self.client {
+            Client::Udp => client::udp(self.address, &self.load, workload),
+            Client::Burst(burst) => client::burst(self.address, burst, &self.load, workload),
+            Client::Tcp(stream) => client::tcp(self.address, stream, &self.load, workload),
+        }
+    }
+}

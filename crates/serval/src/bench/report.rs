@@ -1,0 +1,315 @@
+//! What a measurement found, and whether it is to be believed.
+
+use std::time::Duration;
+
+use serde_json::{Value as Json, json};
+
+use super::{Class, Mode, Plan};
+use crate::client::Outcome;
+
+/// How far a run may be from Little's law.
+const LITTLE_TOLERANCE: f64 = 0.05;
+/// Share of the time that others may take from the client.
+const STOLEN_MAX: f64 = 0.05;
+/// Share of an open loop's arrivals that may be left unsent.
+const UNSENT_MAX: f64 = 0.01;
+/// Share of the measured part that a server which loses requests may end with in silence.
+const SILENCE_MAX: f64 = 0.1;
+/// Fewer replies than this say nothing about a distribution.
+const REPLIES_MIN: u64 = 100;
+/// From this share on, the client or the server has no time left.
+const BUSY: f64 = 0.95;
+
+/// One measurement. All times are nanoseconds of CLOCK_MONOTONIC or CPU time.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The server.
+    pub target: String,
+    /// The kind of client.
+    pub class: Class,
+    /// When requests left.
+    pub mode: Mode,
+    /// What was asked.
+    pub work: String,
+    /// Requests sent, or in flight when the measurement began.
+    pub sent: u64,
+    /// Right replies.
+    pub replied: u64,
+    /// Replies that were not the right ones.
+    pub wrong: u64,
+    /// Requests without a reply in time.
+    pub lost: u64,
+    /// Replies that came twice.
+    pub duplicated: u64,
+    /// Right replies that came after their request had been given up.
+    pub late: u64,
+    /// Right replies a second.
+    pub rate: f64,
+    /// From sending (open loop: arrival) to reply.
+    pub latency: Latency,
+    /// Requests in flight by Little's law, over those there were by the client's count: rate x mean
+    /// latency / window in a closed loop where nothing is lost. Lost and wrongly answered requests
+    /// count with the time they were in flight.
+    pub little: f64,
+    /// Requests in flight, in the mean.
+    pub in_flight: f64,
+    /// CPU time of the client for each reply; a client that polls uses all of its core.
+    pub client_cpu_ns_per_message: f64,
+    /// Time of the client's loop in which it did anything, for each reply.
+    pub client_busy_ns_per_message: f64,
+    /// The share of the time in which the client did anything.
+    pub client_busy: f64,
+    /// The share of the time that others took from the client.
+    pub stolen: f64,
+    /// What the server spent, if it was looked at.
+    pub server: Option<ServerCost>,
+    /// Why none of this is to be believed.
+    pub void: Option<Void>,
+}
+
+/// Nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Latency {
+    /// Arithmetic mean.
+    pub mean_ns: f64,
+    /// Median.
+    pub p50_ns: u64,
+    /// 90th percentile.
+    pub p90_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+    /// 99.9th percentile.
+    pub p999_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+}
+
+/// CPU time of the server.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerCost {
+    /// Cores in use, in the mean; polling counts.
+    pub cores: f64,
+}
+
+/// What kept the rate from being higher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bottleneck {
+    /// The client had no time left: the server may be faster than this.
+    Client,
+    /// The client had time left: the server, or the window or rate asked for.
+    Elsewhere,
+}
+
+/// Why a run is not to be believed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Void {
+    /// The client could not have its core.
+    #[error("the client cannot be pinned to core {core}: {why}")]
+    NotPinned {
+        /// The core asked for.
+        core: usize,
+        /// What the host kernel said.
+        why: String,
+    },
+    /// A signal came.
+    #[error("the run was interrupted")]
+    Interrupted,
+    /// Wrong replies.
+    #[error("{0} replies were wrong{1}")]
+    Wrong(u64, &'static str),
+    /// Replies that came twice.
+    #[error("{0} replies came twice")]
+    Duplicated(u64),
+    /// The server does not accept connections any more.
+    #[error("the server refuses connections since some time in the run: did it end?")]
+    Refused,
+    /// The server stopped answering.
+    #[error(
+        "the server said nothing in the last {0:.0?} of {1:.0?}, and {2} requests were lost: did it end?"
+    )]
+    Silent(Duration, Duration, u64),
+    /// Little's law does not hold.
+    #[error(
+        "rate x mean latency gives {0:.2} times the requests that were in flight (Little's law): the client does not count what it says it does"
+    )]
+    Little(f64),
+    /// The client was not let work.
+    #[error(
+        "somebody else had the client's core for {:.0} % of the time: keep the machine quiet, or give the client a core of its own (--core)",
+        100.0 * .0
+    )]
+    Stolen(f64),
+    /// The open loop was none.
+    #[error(
+        "{:.1} % of the requests could not be sent, since {}: ask for a lower rate", 100.0 * .0,
+        if *.1 { "the client is too slow" } else { "too many were in flight" }
+    )]
+    Unsent(f64, bool),
+    /// Too short.
+    #[error("only {0} replies came, which is too few for percentiles: measure for longer")]
+    Few(u64),
+}
+
+impl Report {
+    pub(super) fn void(plan: &Plan, void: Void) -> Self {
+        Self {
+            target: plan.target.to_string(),
+            class: plan.class(),
+            mode: plan.mode,
+            work: plan.work.to_string(),
+            sent: 0,
+            replied: 0,
+            wrong: 0,
+            lost: 0,
+            duplicated: 0,
+            late: 0,
+            rate: 0.0,
+            latency: Latency::default(),
+            little: 0.0,
+            in_flight: 0.0,
+            client_cpu_ns_per_message: 0.0,
+            client_busy_ns_per_message: 0.0,
+            client_busy: 0.0,
+            stolen: 0.0,
+            server: None,
+            void: Some(void),
+        }
+    }
+
+    pub(super) fn new(
+        plan: &Plan,
+        window: Option<usize>,
+        outcome: &Outcome,
+        server: Option<ServerCost>,
+    ) -> Self {
+        let elapsed_ns = (outcome.elapsed.as_nanos() as f64).max(1.0);
+        let in_flight = outcome.waiting_ns as f64 / elapsed_ns;
+        let expected = window.map_or(in_flight, |window| window as f64).max(1e-9);
+        let busy = outcome.busy.as_nanos() as f64;
+        let measured = (outcome.latency.len() as f64).max(1.0);
+        let cpu = outcome.cpu.as_nanos() as f64;
+        let hist = &outcome.latency;
+        let quantile = |q| hist.value_at_quantile(q);
+        let mut report = Self {
+            sent: outcome.sent,
+            replied: outcome.replied,
+            wrong: outcome.wrong,
+            lost: outcome.lost,
+            duplicated: outcome.duplicated,
+            late: outcome.late,
+            rate: outcome.rate(),
+            latency: Latency {
+                mean_ns: hist.mean(),
+                p50_ns: quantile(0.5),
+                p90_ns: quantile(0.9),
+                p99_ns: quantile(0.99),
+                p999_ns: quantile(0.999),
+                max_ns: hist.max(),
+            },
+            little: outcome.in_flight_ns as f64 / elapsed_ns / expected,
+            in_flight,
+            client_cpu_ns_per_message: cpu / (outcome.replied as f64).max(1.0),
+            client_busy_ns_per_message: busy / measured,
+            client_busy: busy / elapsed_ns,
+            stolen: outcome.stolen.as_nanos() as f64 / elapsed_ns,
+            server,
+            ..Self::void(plan, Void::Interrupted)
+        };
+        report.void = report.judge(plan, outcome);
+        report
+    }
+
+    /// What, if anything, makes the run void; the cause before its consequences.
+    fn judge(&self, plan: &Plan, outcome: &Outcome) -> Option<Void> {
+        use std::sync::atomic::Ordering;
+        if plan.cancel.load(Ordering::Relaxed) {
+            return Some(Void::Interrupted);
+        }
+        if outcome.duplicated > 0 {
+            return Some(Void::Duplicated(outcome.duplicated));
+        }
+        if outcome.wrong > 0 {
+            let in_order = self.class == Class::T2 && !plan.work.has_identity();
+            let hint = if in_order {
+                ", or came in another order than their requests, which only a service with dispatch = \"flow-hash\" avoids"
+            } else {
+                ""
+            };
+            return Some(Void::Wrong(outcome.wrong, hint));
+        }
+        let silence = outcome.silence.as_secs_f64() / outcome.elapsed.as_secs_f64().max(1e-9);
+        if outcome.lost > 0 && silence > SILENCE_MAX {
+            return Some(Void::Silent(outcome.silence, outcome.elapsed, outcome.lost));
+        }
+        if self.stolen > STOLEN_MAX {
+            return Some(Void::Stolen(self.stolen));
+        }
+        let unsent = outcome.unsent as f64 / (outcome.unsent + outcome.sent).max(1) as f64;
+        if unsent > UNSENT_MAX {
+            return Some(Void::Unsent(unsent, self.client_busy >= BUSY));
+        }
+        if outcome.latency.len() < REPLIES_MIN {
+            return Some(Void::Few(outcome.latency.len()));
+        }
+        // Requests in flight at the beginning and at the end are counted with another part of their
+        // time than the one that was measured.
+        let mut edge = outcome.latency.value_at_quantile(0.99) as f64;
+        if outcome.lost > 0 {
+            edge = edge.max(plan.timeout().as_nanos() as f64);
+        }
+        let tolerance = LITTLE_TOLERANCE + edge / outcome.elapsed.as_nanos().max(1) as f64;
+        let holds = little_holds(self.little, tolerance);
+        (!holds).then_some(Void::Little(self.little))
+    }
+
+    /// What kept the rate from being higher.
+    pub fn bottleneck(&self) -> Bottleneck {
+        if self.client_busy >= BUSY { Bottleneck::Client } else { Bottleneck::Elsewhere }
+    }
+
+    /// CPU time of the server for each reply, if it was looked at.
+    pub fn server_cpu_ns_per_message(&self) -> Option<f64> {
+        self.server.map(|server| 1e9 * server.cores / self.rate.max(1e-9))
+    }
+
+    /// Everything, for programs. A void report has no numbers but counts.
+    pub fn to_json(&self) -> Json {
+        let (mode, asked) = match self.mode {
+            Mode::Closed { window } => ("closed", json!({ "window": window })),
+            Mode::Open { rate } => ("open", json!({ "rate": rate })),
+        };
+        let mut json = json!({
+            "target": self.target, "class": self.class.to_string(), "work": self.work,
+            "mode": mode, "asked": asked,
+            "sent": self.sent, "replied": self.replied, "wrong": self.wrong, "lost": self.lost,
+            "duplicated": self.duplicated, "late": self.late,
+            "void": self.void.as_ref().map(ToString::to_string),
+        });
+        let Some(fields) = json.as_object_mut().filter(|_| self.void.is_none()) else {
+            return json;
+        };
+        let l = &self.latency;
+        fields.insert("rate".into(), json!(self.rate));
+        let latency = json!({
+            "mean": l.mean_ns, "p50": l.p50_ns, "p90": l.p90_ns, "p99": l.p99_ns,
+            "p999": l.p999_ns, "max": l.max_ns,
+        });
+        fields.insert("latency_ns".into(), latency);
+        fields.insert("little".into(), json!(self.little));
+        fields.insert("in_flight".into(), json!(self.in_flight));
+        fields.insert("client_cpu_ns_per_message".into(), json!(self.client_cpu_ns_per_message));
+        fields.insert("client_busy_ns_per_message".into(), json!(self.client_busy_ns_per_message));
+        fields.insert("client_busy".into(), json!(self.client_busy));
+        fields.insert("stolen".into(), json!(self.stolen));
+        let client = self.bottleneck() == Bottleneck::Client;
+        fields.insert("bottleneck".into(), json!(if client { "client" } else { "elsewhere" }));
+        let server = self.server_cpu_ns_per_message();
+        fields.insert("server_cpu_ns_per_message".into(), json!(server));
+        json
+    }
+}
+
+/// Little's law, as a ratio of its sides.
+fn little_holds(ratio: f64, tolerance: f64) -> bool {
+    (ratio - 1.0).abs() <= tolerance
+}

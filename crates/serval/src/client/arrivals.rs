@@ -1,0 +1,120 @@
+//! When requests of an open loop are meant to leave: a Poisson process.
+//!
+//! The gaps between arrivals are exponentially distributed, as those of many independent clients are.
+//! The schedule does not depend on the server or on how late the client is: a request that leaves late
+//! has been waiting since its arrival, and its latency counts from there. Measured from the time of
+//! sending, a stall would hide the requests that it held up ("coordinated omission", G. Tene, "How NOT
+//! to Measure Latency", 2013).
+
+/// A Poisson process in nanoseconds; the same seed gives the same arrivals.
+#[derive(Clone, Debug)]
+pub(super) struct Arrivals {
+    start_ns: u64,
+    /// From the start to the next arrival.
+    next: f64,
+    gap_ns: f64,
+    state: u64,
+}
+
+impl Arrivals {
+    /// Arrivals from `start_ns` on, `rate` a second in the mean; `rate` is positive.
+    pub(super) fn new(rate: f64, seed: u64, start_ns: u64) -> Self {
+        let mut arrivals = Self { start_ns, next: 0.0, gap_ns: 1e9 / rate, state: seed };
+        arrivals.next = arrivals.gap();
+        arrivals
+    }
+
+    /// The next arrival if it has come by `now_ns`; the one after it is next then.
+    #[inline]
+    pub(super) fn due(&mut self, now_ns: u64) -> Option<u64> {
+        let at_ns = self.start_ns + self.next as u64;
+        if at_ns > now_ns {
+            return None;
+        }
+        self.next += self.gap();
+        Some(at_ns)
+    }
+
+    /// Arrivals until `now_ns` that nobody has taken.
+    pub(super) fn overdue(mut self, now_ns: u64) -> u64 {
+        std::iter::from_fn(|| self.due(now_ns)).count() as u64
+    }
+
+    /// A gap by inversion: -ln(u) times the mean, u uniform in (0, 1].
+    fn gap(&mut self) -> f64 {
+        // splitmix64 (G. Steele et al., "Fast Splittable Pseudorandom Number Generators", 2014).
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.state;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^= word >> 31;
+        let uniform = ((word >> 11) + 1) as f64 / (1u64 << 53) as f64;
+        -uniform.ln() * self.gap_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const COUNT: usize = 20_000;
+
+    fn gaps(rate: f64, seed: u64) -> Vec<f64> {
+        let mut arrivals = Arrivals::new(rate, seed, 0);
+        let mut last = 0;
+        let mut gap = || {
+            let at = arrivals.due(u64::MAX).expect("everything is due at the end of time");
+            assert!(at >= last, "time does not go back");
+            let gap = (at - last) as f64;
+            last = at;
+            gap
+        };
+        (0..COUNT).map(|_| gap()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn gaps_are_exponential(rate in 10.0..1e6, seed: u64) {
+            let gaps = gaps(rate, seed);
+            let mean = gaps.iter().sum::<f64>() / COUNT as f64;
+            // Six standard errors of a mean (1/sqrt(n)) and of a variance (sqrt(8/n)).
+            let expected = 1e9 / rate;
+            prop_assert!((mean / expected - 1.0).abs() < 0.045, "mean {mean} of {expected}");
+            let variance = gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / COUNT as f64;
+            prop_assert!((variance / mean.powi(2) - 1.0).abs() < 0.15, "variance {variance}");
+            // P(gap > k * mean) = exp(-k).
+            for k in [0.1, 1.0, 3.0] {
+                let share = gaps.iter().filter(|g| **g > k * mean).count() as f64 / COUNT as f64;
+                prop_assert!((share - f64::exp(-k)).abs() < 0.025, "{share} beyond {k}");
+            }
+            // No memory: neighbours are uncorrelated.
+            let pairs = gaps.windows(2).map(|w| (w[0] - mean) * (w[1] - mean)).sum::<f64>();
+            prop_assert!((pairs / variance / COUNT as f64).abs() < 0.05);
+        }
+
+        #[test]
+        fn nothing_is_early_and_what_is_not_taken_is_overdue(
+            rate in 1e3..1e6, seed: u64, start in 0..u64::MAX / 4, steps in prop::collection::vec(0..100_000u64, 1..50),
+        ) {
+            let mut arrivals = Arrivals::new(rate, seed, start);
+            let untouched = arrivals.clone();
+            let (mut now, mut taken) = (start, 0);
+            for step in steps {
+                now += step;
+                while let Some(at) = arrivals.due(now) {
+                    prop_assert!((start..=now).contains(&at));
+                    taken += 1;
+                }
+                prop_assert_eq!(arrivals.clone().overdue(now), 0);
+            }
+            prop_assert_eq!(untouched.overdue(now), taken);
+        }
+    }
+
+    #[test]
+    fn the_seed_decides() {
+        assert_eq!(gaps(1e4, 7), gaps(1e4, 7));
+        assert_ne!(gaps(1e4, 7), gaps(1e4, 8));
+    }
+}

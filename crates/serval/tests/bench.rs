@@ -1,0 +1,283 @@
+//! The measuring harness against a real server, and against servers that spoil a measurement.
+
+mod common;
+
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use engine::topology::Service;
+use serval::bench::{self, BenchError, Class, Mode, Plan, Report, Target, Void, Work};
+use serval::server::Server;
+use wire::framing::Framing;
+
+use common::{PATIENCE, address, start, tcp, topology, udp};
+
+/// A service of `work` with a UDP and a TCP port.
+fn serve(work: Work) -> Server {
+    let kernel = work.to_string().split(':').next().unwrap().to_owned();
+    let mut service = Service::new("a", vec![udp(), tcp()], &kernel);
+    service.framing = match work {
+        Work::Echo { .. } => Framing::LengthU16,
+        Work::Sockperf { .. } => Framing::Sockperf,
+        _ => Framing::Fixed(work.request_bytes() as u32),
+    };
+    start(topology(vec![service]))
+}
+
+fn plan(target: Target, work: Work, window: usize) -> Plan {
+    Plan {
+        work,
+        mode: Mode::Closed { window },
+        warmup: Duration::from_millis(50),
+        duration: Duration::from_millis(400),
+        timeout: Some(PATIENCE),
+        ..Plan::new(target)
+    }
+}
+
+/// What a busy machine may do to a run is no fault of it.
+fn sound(report: &Report) {
+    let excused = matches!(report.void, None | Some(Void::Stolen(_) | Void::Few(_)));
+    assert!(excused, "{report:?}");
+    assert_eq!((report.wrong, report.duplicated, report.lost), (0, 0, 0), "{report:?}");
+    assert!(report.replied > 0 && report.sent == report.replied, "{report:?}");
+    let l = &report.latency;
+    assert!(l.p50_ns <= l.p90_ns && l.p90_ns <= l.p99_ns && l.p999_ns <= l.max_ns, "{report:?}");
+    if report.void.is_none() {
+        assert!((0.9..=1.1).contains(&report.little), "{report:?}");
+        assert!(report.client_busy > 0.0 && report.client_busy <= 1.0, "{report:?}");
+    }
+}
+
+#[test]
+fn every_class_and_mode_measures_a_real_server() {
+    for work in [
+        Work::Echo { bytes: 64 },
+        Work::Sockperf { bytes: 100 },
+        Work::Scale { numbers: 16 },
+        Work::Lenet,
+    ] {
+        let server = serve(work);
+        let (udp, tcp) = (Target::Udp(address(&server, 0)), Target::Tcp(address(&server, 1)));
+        for (target, window) in [(udp, 1), (udp, 16), (tcp, 1), (tcp, 16)] {
+            sound(&bench::run(&plan(target, work, window)).unwrap());
+        }
+        let open = Plan { mode: Mode::Open { rate: 2000.0 }, ..plan(udp, work, 1) };
+        sound(&bench::run(&open).unwrap());
+        sound(&bench::run(&Plan { target: tcp, ..open }).unwrap());
+        let burst = Plan { class: Some(Class::T2), ..plan(udp, work, 64) };
+        if work.has_identity() {
+            sound(&bench::run(&burst).unwrap());
+            let shared = Plan { connections: Some(3), ..plan(udp, work, 64) };
+            sound(&bench::run(&shared).unwrap());
+        }
+    }
+}
+
+#[test]
+fn bursts_without_identity_need_the_order_kept() {
+    let mut service = Service::new("a", vec![udp()], "lenet");
+    service.framing = Framing::Fixed(784);
+    // One mqueue keeps the order of all flows.
+    service.mqueues = 1;
+    let server = start(topology(vec![service]));
+    let target = Target::Udp(address(&server, 0));
+    let burst = Plan { class: Some(Class::T2), ..plan(target, Work::Lenet, 32) };
+    sound(&bench::run(&burst).unwrap());
+}
+
+/// A UDP server on a thread of its own: `answer` is given each request and its number.
+struct Fake {
+    target: Target,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Fake {
+    fn start(mut answer: impl FnMut(u64, &[u8]) -> Vec<Vec<u8>> + Send + 'static) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+        let target = Target::Udp(socket.local_addr().unwrap());
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let (mut buffer, mut n) = ([0; 4096], 0);
+            while !stopped.load(Ordering::Relaxed) {
+                let Ok((len, peer)) = socket.recv_from(&mut buffer) else { continue };
+                for reply in answer(n, &buffer[..len]) {
+                    // The client may have closed the socket it asked from.
+                    let _ = socket.send_to(&reply, peer);
+                }
+                n += 1;
+            }
+        });
+        Self { target, stop, thread: Some(thread) }
+    }
+
+    fn report(&self, change: impl FnOnce(&mut Plan)) -> Report {
+        let mut plan = plan(self.target, Work::Echo { bytes: 32 }, 4);
+        plan.timeout = Some(Duration::from_millis(50));
+        change(&mut plan);
+        bench::run(&plan).unwrap()
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+fn burst(plan: &mut Plan) {
+    plan.class = Some(Class::T2);
+}
+
+#[test]
+fn one_wrong_reply_spoils_a_run() {
+    for change in [|_: &mut Plan| (), burst] {
+        let fake = Fake::start(|n, request| {
+            let mut reply = request.to_vec();
+            reply[20] ^= u8::from(n == 50);
+            vec![reply]
+        });
+        let report = fake.report(change);
+        assert_eq!(report.void, Some(Void::Wrong(1, "")), "{report:?}");
+        assert_eq!(report.to_json()["rate"], serde_json::Value::Null);
+    }
+}
+
+#[test]
+fn repeated_replies_are_noticed_and_are_not_taken_for_others() {
+    for change in [|_: &mut Plan| (), burst] {
+        let fake =
+            Fake::start(|n, request| vec![request.to_vec(); if n % 10 == 9 { 2 } else { 1 }]);
+        let report = fake.report(change);
+        assert!(matches!(report.void, Some(Void::Duplicated(1..))), "{report:?}");
+        assert_eq!(report.wrong, 0, "{report:?}");
+    }
+}
+
+#[test]
+fn a_server_that_dies_makes_the_run_void() {
+    for change in [|_: &mut Plan| (), burst] {
+        let fake = Fake::start(|n, request| if n < 40 { vec![request.to_vec()] } else { vec![] });
+        let report = fake.report(change);
+        assert!(matches!(report.void, Some(Void::Silent(..))), "{report:?}");
+    }
+}
+
+#[test]
+fn losses_are_counted_and_do_not_make_a_run_void() {
+    for change in [|_: &mut Plan| (), burst] {
+        let fake =
+            Fake::start(|n, request| if n % 50 == 7 { vec![] } else { vec![request.to_vec()] });
+        let report = fake.report(change);
+        assert!(report.lost > 0 && report.wrong == 0 && report.duplicated == 0, "{report:?}");
+        assert!(!matches!(report.void, Some(Void::Wrong(..) | Void::Duplicated(_))), "{report:?}");
+    }
+}
+
+#[test]
+fn late_replies_are_neither_wrong_nor_repeated() {
+    // Every tenth answer comes two time-outs later.
+    let held = Arc::new(AtomicU64::new(0));
+    let count = held.clone();
+    let mut waiting = Vec::new();
+    let fake = Fake::start(move |n, request| {
+        if n % 10 == 9 {
+            waiting.push((std::time::Instant::now(), request.to_vec()));
+            count.fetch_add(1, Ordering::Relaxed);
+            return vec![];
+        }
+        let (ripe, rest) = std::mem::take(&mut waiting)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(at, _)| at.elapsed() > Duration::from_millis(100));
+        waiting = rest;
+        ripe.into_iter().map(|(_, reply)| reply).chain([request.to_vec()]).collect()
+    });
+    let report = fake.report(|plan| {
+        burst(plan);
+        plan.connections = Some(1);
+    });
+    assert!(held.load(Ordering::Relaxed) > 0 && report.late > 0, "{report:?}");
+    assert_eq!((report.wrong, report.duplicated), (0, 0), "{report:?}");
+}
+
+#[test]
+fn nobody_there_is_said_in_one_sentence() {
+    let free = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for target in [Target::Udp(free), Target::Tcp(free)] {
+        let error = bench::run(&plan(target, Work::Echo { bytes: 64 }, 4)).unwrap_err();
+        assert!(matches!(error, BenchError::Unreachable(_)), "{error}");
+        assert!(error.to_string().contains(&format!("{target}: is the server running")), "{error}");
+    }
+}
+
+#[test]
+fn another_kernel_is_noticed_before_the_run() {
+    let server = serve(Work::Scale { numbers: 16 });
+    for at in [Target::Udp(address(&server, 0)), Target::Tcp(address(&server, 1))] {
+        let echo =
+            Plan { framing: Some(Framing::Fixed(64)), ..plan(at, Work::Echo { bytes: 64 }, 1) };
+        let error = bench::run(&echo).unwrap_err();
+        assert!(matches!(error, BenchError::Stranger { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_core_that_cannot_be_had_makes_the_run_void() {
+    let fake = Fake::start(|_, request| vec![request.to_vec()]);
+    let report = fake.report(|plan| plan.core = Some(1023));
+    assert!(matches!(report.void, Some(Void::NotPinned { core: 1023, .. })), "{report:?}");
+    assert_eq!((report.sent, report.rate), (0, 0.0));
+}
+
+#[test]
+fn an_interrupted_run_is_void() {
+    let fake = Fake::start(|_, request| vec![request.to_vec()]);
+    let report = fake.report(|plan| {
+        plan.duration = Duration::from_secs(3600);
+        let cancel = plan.cancel.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            cancel.store(true, Ordering::Relaxed);
+        });
+    });
+    assert_eq!(report.void, Some(Void::Interrupted));
+}
+
+#[test]
+fn a_rate_that_cannot_be_sent_is_not_called_measured() {
+    // One answer a millisecond, in turn: at most a thousand a second, and arrivals pile up.
+    let fake = Fake::start(|_, request| {
+        std::thread::sleep(Duration::from_millis(1));
+        vec![request.to_vec()]
+    });
+    let report = fake.report(|plan| {
+        plan.mode = Mode::Open { rate: 1e6 };
+        plan.timeout = Some(PATIENCE);
+        plan.duration = Duration::from_millis(300);
+    });
+    let told = matches!(report.void, Some(Void::Unsent(..) | Void::Stolen(_) | Void::Few(_)));
+    assert!(told, "{report:?}");
+}
+
+#[test]
+fn what_the_server_spends_is_read_from_outside() {
+    let server = serve(Work::Echo { bytes: 64 });
+    // The server is this process here, and so is the client.
+    let plan = Plan {
+        server_pid: Some(std::process::id()),
+        duration: Duration::from_millis(600),
+        ..plan(Target::Udp(address(&server, 0)), Work::Echo { bytes: 64 }, 8)
+    };
+    let report = bench::run(&plan).unwrap();
+    sound(&report);
+    let cost = report.server_cpu_ns_per_message().expect("it was asked for");
+    assert!(cost > 0.0 && report.client_cpu_ns_per_message > 0.0, "{report:?}");
+    let nobody = Plan { server_pid: Some(u32::MAX), ..plan };
+    assert!(matches!(bench::run(&nobody), Err(BenchError::Observe(_))));
+}
