@@ -160,6 +160,44 @@ inline SERVAL_DEVICE bool granule16_supported() {
 #endif
 }
 
+// Copies of payload between private and shared memory by one thread: words, and on x86-64 pieces of 32 bytes. Nothing is asked of
+// their order or atomicity, the edges order a payload as a whole; inline assembly, because what the other side writes meanwhile
+// must not meet what a compiler assumes of plain accesses. ThreadSanitizer gets to see words.
+#if !SERVAL_CUDA && defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+constexpr unsigned PIECE_WORDS = 4;
+struct __attribute__((may_alias)) Piece {
+    uint64_t word[PIECE_WORDS];
+};
+#if defined(__AVX__)
+#define SERVAL_MOVE_PIECE "vmovups %2, %0\n\tvmovups %3, %1"
+#else
+#define SERVAL_MOVE_PIECE "movups %2, %0\n\tmovups %3, %1"
+#endif
+SERVAL_INLINE void move_piece(void* to, const void* from) {
+    Vector16 low, high;
+    const Piece& source = *static_cast<const Piece*>(from);
+    Piece& target = *static_cast<Piece*>(to);
+    asm volatile(SERVAL_MOVE_PIECE : "=&x"(low), "=&x"(high) : "m"(source), "m"(source.word[2]));
+    asm volatile(SERVAL_MOVE_PIECE : "=m"(target), "=m"(target.word[2]) : "x"(low), "x"(high));
+}
+SERVAL_INLINE unsigned move_pieces(void* to, const void* from, unsigned words) {
+    unsigned i = 0;
+    for (; i + PIECE_WORDS <= words; i += PIECE_WORDS)
+        move_piece(static_cast<uint8_t*>(to) + 8 * i, static_cast<const uint8_t*>(from) + 8 * i);
+    return i;
+}
+#elif !SERVAL_CUDA
+SERVAL_INLINE unsigned move_pieces(void*, const void*, unsigned) { return 0; }
+#endif
+#if !SERVAL_CUDA
+SERVAL_INLINE void copy_words_out(uint8_t* to, const uint64_t* from, unsigned words) {
+    for (unsigned i = move_pieces(to, from, words); i < words; i++) private_store(to + 8 * i, load_relaxed(from + i));
+}
+SERVAL_INLINE void copy_words_in(uint64_t* to, const uint8_t* from, unsigned words) {
+    for (unsigned i = move_pieces(to, from, words); i < words; i++) store_relaxed(to + i, private_load<uint64_t>(from + 8 * i));
+}
+#endif
+
 // Keeps the host compiler from moving granule accesses (inline assembly) across; the processor side is the business of the
 // ordered load or store that stands next to it.
 SERVAL_INLINE void granule_barrier() {

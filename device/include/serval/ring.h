@@ -111,8 +111,12 @@ struct Consumer {
         const bool in_slot = SERVAL_LIKELY(message.flags == 0);
         const uint8_t* from = in_slot ? ring.slot(next) + HEADER_BYTES : ring.arena + message.arena_offset;
         const unsigned words = (message.len + 7) / 8;
+#if !SERVAL_CUDA
+        copy_words_out(to, reinterpret_cast<const uint64_t*>(from), words);
+#else
         for (unsigned i = (in_slot ? FETCHED_WORDS : 0) + block_rank(); i < words; i += block_size())
             private_store(to + 8 * i, load_relaxed(reinterpret_cast<const uint64_t*>(from) + i));
+#endif
     }
 
     // Called by the leader once every thread has copied.
@@ -408,7 +412,11 @@ struct Producer {
             store_relaxed(word + 3, message.pack());
         }
         uint64_t* to = reinterpret_cast<uint64_t*>(message.flags ? ring.arena + message.arena_offset : slot + HEADER_BYTES);
+#if !SERVAL_CUDA
+        copy_words_in(to, data, words);
+#else
         for (unsigned i = block_rank(); i < words; i += block_size()) store_relaxed(to + i, private_load<uint64_t>(data + 8 * i));
+#endif
         // The last word is padded with zeros.
         if (len % 8 && leader()) store_relaxed(to + words, private_bytes(data + 8 * words, len % 8));
     }
