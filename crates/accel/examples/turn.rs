@@ -142,7 +142,7 @@ fn nanoseconds_per_message(mqueues: u32, batch: usize, train: bool, time: Durati
     let mut measured = Vec::new();
     let begin = Instant::now();
     let mut now_ns = 1;
-    while begin.elapsed() < time {
+    loop {
         let (start, before) = (Instant::now(), worker.nic().answered);
         for _ in 0..turns {
             now_ns += 1000;
@@ -151,6 +151,9 @@ fn nanoseconds_per_message(mqueues: u32, batch: usize, train: bool, time: Durati
         }
         let answered = worker.nic().answered - before;
         measured.push(start.elapsed().as_nanos() as f64 / answered.max(1) as f64);
+        if begin.elapsed() >= time {
+            break;
+        }
     }
     for _ in 0..batch {
         worker.turn(now_ns);

@@ -100,6 +100,13 @@ pub trait Memory: Clone {
         }
     }
 
+    /// Stores words, and bytes right behind them as [`Self::copy_in`] does.
+    #[inline]
+    fn store_slot<const N: usize>(&self, at: u64, words: [u64; N], bytes: &[u8]) {
+        self.store_words(at, words);
+        self.copy_in(at + 8 * N as u64, bytes);
+    }
+
     /// Copies bytes in, by relaxed words; the last word is padded with zeros.
     #[inline]
     fn copy_in(&self, at: u64, bytes: &[u8]) {
@@ -244,28 +251,23 @@ impl Memory for MappedMemory {
     }
 
     #[inline]
+    fn store_slot<const N: usize>(&self, at: u64, values: [u64; N], bytes: &[u8]) {
+        let words = self.words(at, N + bytes.len().div_ceil(8));
+        let (head, rest) = words.split_at(N);
+        for (word, value) in head.iter().zip(values) {
+            word.store(value, Ordering::Relaxed);
+        }
+        copy_in(bytes, rest);
+    }
+
+    #[inline]
     fn copy_in(&self, at: u64, bytes: &[u8]) {
-        let words = self.words(at, bytes.len().div_ceil(8));
-        let (whole, rest) = bytes.as_chunks::<8>();
-        for (word, chunk) in words.iter().zip(whole) {
-            word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
-        }
-        if let (false, Some(last)) = (rest.is_empty(), words.last()) {
-            last.store(word_of(rest), Ordering::Relaxed);
-        }
+        copy_in(bytes, self.words(at, bytes.len().div_ceil(8)));
     }
 
     #[inline]
     fn copy_out(&self, at: u64, bytes: &mut [u8]) {
-        let words = self.words(at, bytes.len().div_ceil(8));
-        let (whole, rest) = bytes.as_chunks_mut::<8>();
-        for (word, chunk) in words.iter().zip(whole) {
-            *chunk = word.load(Ordering::Relaxed).to_le_bytes();
-        }
-        if let (false, Some(last)) = (rest.is_empty(), words.last()) {
-            let word = last.load(Ordering::Relaxed).to_le_bytes();
-            rest.copy_from_slice(&word[..rest.len()]);
-        }
+        copy_out(self.words(at, bytes.len().div_ceil(8)), bytes);
     }
 
     #[inline]
@@ -344,6 +346,103 @@ impl Memory for MappedMemory {
                 units.store::<3>(whole.len(), words_from(rest), sequence);
             }
         }
+    }
+}
+
+/// Copies bytes into shared words, as many as it takes: the last one is padded with zeros.
+#[inline]
+fn copy_in(bytes: &[u8], words: &[AtomicU64]) {
+    let (pieces, bytes) = bytes.as_chunks::<PIECE_BYTES>();
+    let (shared, words) = words.split_at(PIECE_WORDS * pieces.len());
+    pieces_in(pieces, shared);
+    let (whole, rest) = bytes.as_chunks::<8>();
+    for (word, chunk) in words.iter().zip(whole) {
+        word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
+    }
+    if !rest.is_empty() {
+        words[whole.len()].store(word_of(rest), Ordering::Relaxed);
+    }
+}
+
+/// Copies shared words to bytes: as many words as it takes, of the last one only its first bytes.
+#[inline]
+fn copy_out(words: &[AtomicU64], bytes: &mut [u8]) {
+    let (pieces, bytes) = bytes.as_chunks_mut::<PIECE_BYTES>();
+    let (shared, words) = words.split_at(PIECE_WORDS * pieces.len());
+    pieces_out(shared, pieces);
+    let (whole, rest) = bytes.as_chunks_mut::<8>();
+    for (word, chunk) in words.iter().zip(&mut *whole) {
+        *chunk = word.load(Ordering::Relaxed).to_le_bytes();
+    }
+    if !rest.is_empty() {
+        let word = words[whole.len()].load(Ordering::Relaxed).to_le_bytes();
+        rest.copy_from_slice(&word[..rest.len()]);
+    }
+}
+
+/// Payload is copied in pieces of this size where the processor has wider accesses than words: nothing
+/// is asked of their order or atomicity, the edges order a payload as a whole.
+const PIECE_BYTES: usize = 32;
+const PIECE_WORDS: usize = PIECE_BYTES / 8;
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn pieces_in(pieces: &[[u8; PIECE_BYTES]], shared: &[AtomicU64]) {
+    assert!(shared.len() == PIECE_WORDS * pieces.len());
+    for (i, piece) in pieces.iter().enumerate() {
+        // SAFETY: the words of the piece are inside `shared`.
+        unsafe {
+            move_piece(piece.as_ptr(), shared.as_ptr().add(PIECE_WORDS * i).cast_mut().cast())
+        };
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn pieces_out(shared: &[AtomicU64], pieces: &mut [[u8; PIECE_BYTES]]) {
+    assert!(shared.len() == PIECE_WORDS * pieces.len());
+    for (i, piece) in pieces.iter_mut().enumerate() {
+        // SAFETY: the words of the piece are inside `shared`.
+        unsafe { move_piece(shared.as_ptr().add(PIECE_WORDS * i).cast(), piece.as_mut_ptr()) };
+    }
+}
+
+/// Copies a piece.
+///
+/// # Safety
+///
+/// `from` is readable, `to` writable for a piece; whichever is shared is accessed by others through atomics.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn move_piece(from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's promise. Assembly, because what others write meanwhile must not meet the
+    // compiler's assumptions about plain accesses.
+    unsafe {
+        core::arch::asm!(
+            "movups {a}, [{from}]",
+            "movups {b}, [{from} + 16]",
+            "movups [{to}], {a}",
+            "movups [{to} + 16], {b}",
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            from = in(reg) from,
+            to = in(reg) to,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn pieces_in(pieces: &[[u8; PIECE_BYTES]], shared: &[AtomicU64]) {
+    for (word, chunk) in shared.iter().zip(pieces.as_flattened().as_chunks::<8>().0) {
+        word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn pieces_out(shared: &[AtomicU64], pieces: &mut [[u8; PIECE_BYTES]]) {
+    for (word, chunk) in shared.iter().zip(pieces.as_flattened_mut().as_chunks_mut::<8>().0) {
+        *chunk = word.load(Ordering::Relaxed).to_le_bytes();
     }
 }
 

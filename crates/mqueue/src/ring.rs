@@ -97,6 +97,11 @@ impl Layout {
         }
     }
 
+    /// Longest payload that lies in its slot.
+    fn inline_max(&self) -> u64 {
+        self.inline_bytes.min(self.message_bytes_max)
+    }
+
     /// How many times the ring was filled before message `n`.
     #[inline]
     pub(crate) fn lap(&self, n: u64) -> u64 {
@@ -165,6 +170,8 @@ pub struct Producer<M: Memory> {
     published: u64,
     /// The consumer's tail as last seen.
     tail: u64,
+    /// Payloads below this many bytes need nothing but a free slot; 0 where none do.
+    plain_end: u64,
     arena: Arena,
 }
 
@@ -198,7 +205,9 @@ impl<M: Memory> Producer<M> {
         let layout = Layout::of(entry);
         let Counts { head, tail } = counts;
         let arena = Arena::new(&layout, counts);
-        Self { memory, layout, head, published: head, tail, arena }
+        let plain = layout.protocol == Protocol::Doorbell && layout.arena_bytes == 0;
+        let plain_end = if plain { layout.inline_max() + 1 } else { 0 };
+        Self { memory, layout, head, published: head, tail, plain_end, arena }
     }
 
     /// Messages committed since the region was formatted.
@@ -278,6 +287,18 @@ impl<M: Memory> Producer<M> {
     /// Copies a whole message in: loan, write, commit. [`Self::publish`] must follow.
     #[inline]
     pub fn push(&mut self, head: Head, payload: &[u8]) -> Result<(), LoanError> {
+        let len = payload.len() as u64;
+        if len < self.plain_end && self.head - self.tail < self.layout.depth {
+            let words = [head.token, head.tag, 0, last_word(len as u32, &head, 0)];
+            self.memory.store_slot(self.layout.slot(self.head), words, payload);
+            self.head += 1;
+            return Ok(());
+        }
+        self.push_loan(head, payload)
+    }
+
+    #[inline(never)]
+    fn push_loan(&mut self, head: Head, payload: &[u8]) -> Result<(), LoanError> {
         let mut loan = self.loan(payload.len())?;
         loan.write(head, payload);
         loan.commit();
@@ -395,29 +416,29 @@ impl<M: Memory> Consumer<M> {
             // So whoever reads until there is nothing left comes to an end, whatever the peer does.
             return Ok(None);
         }
-        let slot = self.layout.slot(self.tail);
         let header = match self.layout.protocol {
             Protocol::Doorbell => {
                 if self.head == self.tail && !self.look()? {
                     return Ok(None);
                 }
-                header_of(self.memory.load_words(slot))
+                header_of(self.memory.load_words(self.layout.slot(self.tail)))
             }
-            Protocol::Granule8 => {
-                match granule::read_header::<M, 1>(&self.memory, &self.layout, self.tail) {
-                    Some(words) => header_of(words),
-                    None => return Ok(None),
-                }
-            }
-            Protocol::Granule16 => {
-                match granule::read_header::<M, 3>(&self.memory, &self.layout, self.tail) {
-                    Some(words) => header_of(words),
-                    None => return Ok(None),
-                }
-            }
+            _ => match self.granule_header() {
+                Some(words) => header_of(words),
+                None => return Ok(None),
+            },
         };
         self.check(&header)?;
         Ok(Some(header))
+    }
+
+    #[inline(never)]
+    fn granule_header(&self) -> Option<[u64; 4]> {
+        if self.layout.protocol == Protocol::Granule8 {
+            granule::read_header::<M, 1>(&self.memory, &self.layout, self.tail)
+        } else {
+            granule::read_header::<M, 3>(&self.memory, &self.layout, self.tail)
+        }
     }
 
     /// Loads the head; whether there is a message.
@@ -468,12 +489,16 @@ impl<M: Memory> Consumer<M> {
                 self.memory.copy_out(at, payload);
                 true
             }
-            Protocol::Granule8 => {
-                granule::read_payload::<M, 1>(&self.memory, &self.layout, self.tail, payload)
-            }
-            Protocol::Granule16 => {
-                granule::read_payload::<M, 3>(&self.memory, &self.layout, self.tail, payload)
-            }
+            _ => self.granule_payload(payload),
+        }
+    }
+
+    #[inline(never)]
+    fn granule_payload(&self, payload: &mut [u8]) -> bool {
+        if self.layout.protocol == Protocol::Granule8 {
+            granule::read_payload::<M, 1>(&self.memory, &self.layout, self.tail, payload)
+        } else {
+            granule::read_payload::<M, 3>(&self.memory, &self.layout, self.tail, payload)
         }
     }
 
@@ -487,14 +512,17 @@ impl<M: Memory> Consumer<M> {
         self.tail += 1;
     }
 
-    /// Returns every slot read so far to the producer. One store, however many slots.
+    /// Returns every slot read so far to the producer. One store, however many slots. Says whether there
+    /// were any.
     #[inline]
-    pub fn release(&mut self) {
-        if self.released != self.tail {
+    pub fn release(&mut self) -> bool {
+        let any = self.released != self.tail;
+        if any {
             // EDGE RX_RELEASE TX_RELEASE HANDOVER (release half)
             self.memory.store(self.layout.tail_offset, self.tail, Ordering::Release);
             self.released = self.tail;
         }
+        any
     }
 
     /// Whether the head word says that something is waiting: a cheap look at the doorbell.
