@@ -136,17 +136,24 @@ impl Dispatcher {
         }
     }
 
+    #[inline]
     fn round_robin(&mut self, mqueues: &impl Credit) -> Route {
-        let count = mqueues.count();
         if self.run_left > 0
-            && self.cursor < count
+            && self.cursor < mqueues.count()
             && mqueues.credit(self.cursor).is_some_and(|c| c > 0)
         {
             self.run_left -= 1;
             return Route::Local(self.cursor);
         }
+        self.next_in_turn(mqueues)
+    }
+
+    /// The next mqueue with credit, for a run.
+    fn next_in_turn(&mut self, mqueues: &impl Credit) -> Route {
+        let count = mqueues.count();
         for step in 1..=count {
-            let mqueue = (self.cursor + step) % count;
+            let at = self.cursor + step;
+            let mqueue = if at < count { at } else { at - count };
             if mqueues.credit(mqueue).is_some_and(|c| c > 0) {
                 self.cursor = mqueue;
                 self.run_left = self.run - 1;

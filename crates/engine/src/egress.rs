@@ -5,7 +5,7 @@ use mqueue::{LoanError, RingError};
 use wire::DropReason;
 use wire::admission::reply_allowed;
 use wire::framing::Expects;
-use wire::nic::{Close, Nic, StreamKey, Transport, UDP_PAYLOAD_MAX, Written};
+use wire::nic::{Close, Nic, PortIndex, StreamKey, Transport, UDP_PAYLOAD_MAX, Written};
 use wire::session::{Origin, Request, Token};
 
 use crate::connection::{Outcome, Reading};
@@ -22,22 +22,22 @@ enum Forwarded {
     Done,
     /// There is no room where it goes: it stays in the ring.
     Blocked,
+    /// There was no room, now there is.
+    Again,
 }
 
 impl<N: Nic> Worker<N> {
     /// Empties the TX ring of a server mqueue, or blocks at the first reply without room.
     pub(crate) fn gather_replies(&mut self, lane: usize, mqueue: u32) {
+        if !self.lanes[lane].loads[mqueue as usize].alive {
+            return;
+        }
         loop {
             let entry = &mut self.lanes[lane].mqueues[mqueue as usize];
-            if !entry.alive {
-                return;
-            }
             match entry.tx.peek() {
                 Ok(Some(header)) => match self.forward(lane, mqueue, &header) {
-                    Forwarded::Done => {
-                        self.busy();
-                        self.lanes[lane].mqueues[mqueue as usize].tx.advance();
-                    }
+                    Forwarded::Done => self.lanes[lane].mqueues[mqueue as usize].tx.advance(),
+                    Forwarded::Again => continue,
                     Forwarded::Blocked => {
                         let lane = &mut self.lanes[lane];
                         if !lane.blocked.contains(&mqueue) {
@@ -57,11 +57,44 @@ impl<N: Nic> Worker<N> {
                 }
             }
         }
-        self.lanes[lane].mqueues[mqueue as usize].tx.release();
+        self.work |= self.lanes[lane].mqueues[mqueue as usize].tx.release();
     }
 
-    /// The forwarder: what a TX message is and where it goes.
+    /// The forwarder: what a TX message is and where it goes. This is the way of most replies: to whoever
+    /// sent a datagram, with one copy.
+    #[inline]
     fn forward(&mut self, lane: usize, mqueue: u32, header: &SlotHeader) -> Forwarded {
+        let token = Token(header.token);
+        if self.lanes[lane].mqueues[mqueue as usize].followed == token {
+            self.followed_reply(lane, mqueue, token);
+        }
+        let entry = &mut self.lanes[lane];
+        let len = header.len as usize;
+        if header.kind == abi::kind::MESSAGE
+            && let Some(request) = entry.sessions.find(token, mqueue)
+            && let Origin::Datagram { port, peer, local } = &request.origin
+            && request.expects != Expects::Nothing
+            && len <= entry.max_reply_bytes.min(UDP_PAYLOAD_MAX)
+        {
+            let port = &mut self.ports[*port as usize];
+            let allowed = reply_allowed(request.len as usize, len, port.reply_ratio);
+            if allowed && port.tx.room_for(len) {
+                let ring = &entry.mqueues[mqueue as usize].tx;
+                if !port.tx.push_if(*peer, *local, len, |bytes| ring.copy_out(header, bytes)) {
+                    return Forwarded::Blocked;
+                }
+                entry.sessions.end(token, mqueue);
+                entry.ended(mqueue);
+                entry.counters.replied_bytes.add(len as u64);
+                return Forwarded::Done;
+            }
+        }
+        self.forward_other(lane, mqueue, header)
+    }
+
+    /// Everything else that a TX message may be.
+    #[inline(never)]
+    fn forward_other(&mut self, lane: usize, mqueue: u32, header: &SlotHeader) -> Forwarded {
         let entry = &mut self.lanes[lane];
         let token = Token(header.token);
         if header.kind != abi::kind::MESSAGE && header.kind != abi::kind::DROP {
@@ -87,13 +120,16 @@ impl<N: Nic> Worker<N> {
             return self.end_lost(lane, token, &request, reason);
         }
         if request.expects == Expects::Nothing {
-            self.end(lane, token, &request);
+            self.end_silently(lane, token, &request);
             self.lanes[lane].counters.consumed.one();
             return Forwarded::Done;
         }
         let len = header.len as usize;
         if len > entry.max_reply_bytes {
             return self.end_lost(lane, token, &request, DropReason::ReplyTooLong);
+        }
+        if let Origin::Datagram { port, .. } = request.origin {
+            return self.make_room(lane, port, token, &request, len);
         }
         let mut scratch = std::mem::take(&mut self.scratch);
         let payload = &mut scratch[..len];
@@ -104,10 +140,38 @@ impl<N: Nic> Worker<N> {
         forwarded
     }
 
+    /// A reply that cannot be sent as a datagram now, or never.
+    fn make_room(
+        &mut self,
+        lane: usize,
+        port: PortIndex,
+        token: Token,
+        request: &Request,
+        len: usize,
+    ) -> Forwarded {
+        if len > UDP_PAYLOAD_MAX {
+            return self.end_lost(lane, token, request, DropReason::ReplyTooLong);
+        }
+        if !reply_allowed(request.len as usize, len, self.ports[port as usize].reply_ratio) {
+            return self.end_lost(lane, token, request, DropReason::ReplyRatio);
+        }
+        self.send_datagrams(port);
+        let room = self.ports[port as usize].tx.room_for(len);
+        if room { Forwarded::Again } else { Forwarded::Blocked }
+    }
+
     fn end(&mut self, lane: usize, token: Token, request: &Request) {
         let ended = self.lanes[lane].sessions.end(token, request.mqueue);
         debug_assert!(ended.is_some());
         self.lanes[lane].ended(request.mqueue);
+    }
+
+    /// Ends a request that gets no reply.
+    fn end_silently(&mut self, lane: usize, token: Token, request: &Request) {
+        self.end(lane, token, request);
+        if self.lanes[lane].mqueues[request.mqueue as usize].followed == token {
+            self.lanes[lane].unfollow(request.mqueue);
+        }
     }
 
     fn end_lost(
@@ -117,38 +181,14 @@ impl<N: Nic> Worker<N> {
         request: &Request,
         reason: DropReason,
     ) -> Forwarded {
-        self.end(lane, token, request);
-        if self.lanes[lane].mqueues[request.mqueue as usize].followed == token {
-            self.lanes[lane].unfollow(request.mqueue);
-        }
+        self.end_silently(lane, token, request);
         self.drop_request(lane, &request.origin, request.expects, reason);
         Forwarded::Done
     }
 
     fn reply(&mut self, lane: usize, token: Token, request: &Request, payload: &[u8]) -> Forwarded {
-        if self.lanes[lane].mqueues[request.mqueue as usize].followed == token {
-            self.followed_reply(lane, request.mqueue, request.origin);
-        }
         match request.origin {
-            Origin::Datagram { port, peer, local } => {
-                if payload.len() > UDP_PAYLOAD_MAX {
-                    return self.end_lost(lane, token, request, DropReason::ReplyTooLong);
-                }
-                let ratio = self.ports[port as usize].reply_ratio;
-                if !reply_allowed(request.len as usize, payload.len(), ratio) {
-                    return self.end_lost(lane, token, request, DropReason::ReplyRatio);
-                }
-                if !self.ports[port as usize].tx.room_for(payload.len()) {
-                    self.send_datagrams(port);
-                    if !self.ports[port as usize].tx.room_for(payload.len()) {
-                        return Forwarded::Blocked;
-                    }
-                }
-                let tx = &mut self.port_of(port).tx;
-                tx.push(peer, local, payload.len(), |bytes| bytes.copy_from_slice(payload));
-                self.end(lane, token, request);
-                self.lanes[lane].counters.replied_bytes.add(payload.len() as u64);
-            }
+            Origin::Datagram { .. } => unreachable!("forward() knows them"),
             Origin::Stream { worker, .. } | Origin::Memory { worker, .. }
                 if worker == self.index =>
             {

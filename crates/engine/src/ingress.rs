@@ -4,7 +4,7 @@ use mqueue::{LoanError, abi};
 use wire::DropReason;
 use wire::framing::{ErrorReply, Expects, Parsed};
 use wire::nic::{Close, Nic, Read, StreamKey, Transport};
-use wire::session::{Origin, Request};
+use wire::session::Origin;
 
 use crate::connection::{Outcome, Reading};
 use crate::dispatch::Route;
@@ -23,18 +23,6 @@ pub(crate) struct Arrival {
     pub(crate) flow: u64,
     /// `Some`: handed over by another worker, for this mqueue or [`ANY`].
     pub(crate) target: Option<u32>,
-}
-
-impl Arrival {
-    fn request(&self, mqueue: u32, len: usize) -> Request {
-        Request {
-            origin: self.origin,
-            mqueue,
-            len: len as u32,
-            received_ns: self.received_ns,
-            expects: self.expects,
-        }
-    }
 }
 
 /// Why a message did not get into an mqueue.
@@ -68,15 +56,14 @@ impl<N: Nic> Worker<N> {
         let more = self.nic.recv(port, &mut batch);
         let service = self.ports[port as usize].service as usize;
         self.ports[port as usize].ready = more;
-        let counters = self.lanes[service].counters.clone();
-        counters.drop_many(DropReason::SocketOverflow, batch.overflowed.into());
-        if !batch.items.is_empty() {
-            self.busy();
-            self.lanes[service].dispatcher.burst(batch.items.len());
-        }
+        let lane = &mut self.lanes[service];
+        lane.counters.drop_many(DropReason::SocketOverflow, batch.overflowed.into());
+        lane.dispatcher.burst(batch.items.len());
+        self.work |= !batch.items.is_empty();
+        let (mut received, mut received_bytes) = (0, 0);
         for datagram in &batch.items {
             if datagram.truncated {
-                counters.drop_one(DropReason::Truncated);
+                self.lanes[service].counters.drop_one(DropReason::Truncated);
                 continue;
             }
             let origin = Origin::Datagram { port, peer: datagram.peer, local: datagram.local };
@@ -88,29 +75,33 @@ impl<N: Nic> Worker<N> {
                 target: None,
             };
             let payload = batch.payload(datagram);
-            counters.received.one();
-            counters.received_bytes.add(payload.len() as u64);
+            received += 1;
+            received_bytes += payload.len() as u64;
             if let Err(Refusal::Drop(reason) | Refusal::Hold(reason)) =
-                self.submit(service, arrival, payload)
+                self.submit(service, &arrival, payload)
             {
-                counters.drop_one(reason);
+                self.lanes[service].counters.drop_one(reason);
             }
         }
+        let counters = &self.lanes[service].counters;
+        counters.received.add(received);
+        counters.received_bytes.add(received_bytes);
         self.rx = batch;
     }
 
     /// Finds an mqueue for a message and writes it there, or hands it to the worker that owns it.
+    #[inline]
     pub(crate) fn submit(
         &mut self,
         service: usize,
-        arrival: Arrival,
+        arrival: &Arrival,
         payload: &[u8],
     ) -> Result<(), Refusal> {
         let lane = &mut self.lanes[service];
         if payload.len() > lane.max_message_bytes {
             return Err(Refusal::Drop(DropReason::TooLong));
         }
-        let (worker, target) = loop {
+        loop {
             let (dispatcher, mut credits) = lane.dispatch();
             let route = match arrival.target {
                 None => dispatcher.route(payload, arrival.flow, &credits),
@@ -120,38 +111,45 @@ impl<N: Nic> Worker<N> {
                 }
                 Some(mqueue) => dispatcher.check(mqueue, &credits),
             };
-            match route {
-                Route::Local(mqueue) => {
-                    match lane.accept(arrival.request(mqueue, payload.len()), payload) {
-                        Ok(()) => return Ok(()),
-                        // It has no room after all, and now says so; another one may have.
-                        Err(DropReason::NoCredit) if lane.mqueues[mqueue as usize].full => {}
-                        Err(DropReason::NoCredit) => {
-                            return Err(Refusal::Hold(DropReason::NoCredit));
-                        }
-                        Err(reason) => {
-                            let corrupt = reason == DropReason::MqueueDead;
-                            lane.mqueues[mqueue as usize].tx_corrupt |= corrupt;
-                            return Err(Refusal::Drop(reason));
-                        }
-                    }
-                }
-                Route::AnyOf { worker } => break (worker, ANY),
-                Route::Remote { worker, mqueue } => break (worker, mqueue),
-                Route::Shed(reason) => {
-                    return Err(match lane.shed_reason(reason) {
-                        DropReason::NoCredit => Refusal::Hold(DropReason::NoCredit),
-                        reason => Refusal::Drop(reason),
-                    });
+            let Route::Local(mqueue) = route else {
+                return self.submit_elsewhere(service, arrival, payload, route);
+            };
+            match lane.accept(mqueue, arrival, payload) {
+                Ok(()) => return Ok(()),
+                // It has no room after all, and now says so; another one may have.
+                Err(DropReason::NoCredit) if lane.loads[mqueue as usize].full => {}
+                Err(DropReason::NoCredit) => return Err(Refusal::Hold(DropReason::NoCredit)),
+                Err(reason) => {
+                    let corrupt = reason == DropReason::MqueueDead;
+                    lane.mqueues[mqueue as usize].tx_corrupt |= corrupt;
+                    return Err(Refusal::Drop(reason));
                 }
             }
+        }
+    }
+
+    /// A message for which this worker has no mqueue.
+    #[cold]
+    fn submit_elsewhere(
+        &mut self,
+        service: usize,
+        arrival: &Arrival,
+        payload: &[u8],
+        route: Route,
+    ) -> Result<(), Refusal> {
+        let (worker, mqueue) = match route {
+            Route::AnyOf { worker } => (worker, ANY),
+            Route::Remote { worker, mqueue } => (worker, mqueue),
+            Route::Local(_) => unreachable!("the caller looked"),
+            Route::Shed(reason) => {
+                return Err(match self.lanes[service].shed_reason(reason) {
+                    DropReason::NoCredit => Refusal::Hold(DropReason::NoCredit),
+                    reason => Refusal::Drop(reason),
+                });
+            }
         };
-        let envelope = Envelope {
-            service: service as u16,
-            mqueue: target,
-            expects: arrival.expects,
-            origin: arrival.origin,
-        };
+        let (expects, origin) = (arrival.expects, arrival.origin);
+        let envelope = Envelope { service: service as u16, mqueue, expects, origin };
         let link = &mut self.links[worker as usize][service];
         match link.request(&envelope, arrival.received_ns, payload, &mut self.envelope) {
             Ok(()) => {
@@ -227,7 +225,7 @@ impl<N: Nic> Worker<N> {
         };
         let waited_ns = self.now_ns.saturating_sub(header.tag);
         let overdue = waited_ns > self.lanes[service].timeout_ns;
-        let outcome = match self.submit(service, arrival, payload) {
+        let outcome = match self.submit(service, &arrival, payload) {
             // A stream's or memory client's request waits at the head of this ring until there is credit or no time.
             Err(Refusal::Hold(_)) if overdue => Err(Some(DropReason::RequestTimeout)),
             Err(Refusal::Hold(reason)) => match envelope.origin {
@@ -542,7 +540,7 @@ impl<N: Nic> Worker<N> {
             flow: connection.flow,
             target: None,
         };
-        let refusal = match self.submit(service, arrival, payload) {
+        let refusal = match self.submit(service, &arrival, payload) {
             Err(Refusal::Hold(_)) => return false,
             Err(Refusal::Drop(reason)) => Some(reason),
             Ok(()) => None,

@@ -10,6 +10,7 @@ use wire::session::{Request, Sessions, Token};
 use crate::accelerator::Blocks;
 use crate::backend::{BackendPool, ClientMqueue};
 use crate::dispatch::{Credit, Dispatcher, Owner};
+use crate::ingress::Arrival;
 use crate::metrics::ServiceCounters;
 use crate::stages::{Follower, NOBODY, Observations};
 use crate::topology::{Replies, Service};
@@ -36,11 +37,24 @@ pub struct Attachment {
 pub(crate) struct ServerMqueue {
     pub(crate) attachment: u16,
     pub(crate) block: u32,
-    pub(crate) alive: bool,
     /// The accelerator wrote impossible ring words; housekeeping buries the mqueue.
     pub(crate) tx_corrupt: bool,
     pub(crate) rx: Producer<MappedMemory>,
     pub(crate) tx: Consumer<MappedMemory>,
+    /// When the message in each RX slot was received; kept only where waits are limited.
+    arrivals: Box<[u64]>,
+    /// Messages released by the kernel, as counted (services without replies).
+    consumed: u64,
+    /// The request whose way is being measured.
+    pub(crate) followed: Token,
+}
+
+/// What the dispatcher wants to know of a server mqueue; apart from the rest, so that many fit a line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    /// Requests under way.
+    outstanding: u32,
+    pub(crate) alive: bool,
     /// In the attachment's list of mqueues whose RX ring got messages.
     rang: bool,
     /// The oldest message in the RX ring waits longer than the service allows.
@@ -48,12 +62,12 @@ pub(crate) struct ServerMqueue {
     /// Its RX ring refused a message this turn although it has credit: unread messages whose requests
     /// have timed out fill the slots, or long ones the arena.
     pub(crate) full: bool,
-    /// When the message in each RX slot was received; kept only where waits are limited.
-    arrivals: Box<[u64]>,
-    /// Messages released by the kernel, as counted (services without replies).
-    consumed: u64,
-    /// The request whose way is being measured.
-    pub(crate) followed: Token,
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Self { outstanding: 0, alive: true, rang: false, late: false, full: false }
+    }
 }
 
 /// What drives the blocks of one accelerator, and what they told.
@@ -84,8 +98,8 @@ pub(crate) struct Lane {
     pub(crate) sessions: Sessions,
     pub(crate) dispatcher: Dispatcher,
     pub(crate) mqueues: Vec<ServerMqueue>,
-    /// Requests under way on each mqueue.
-    outstanding: Vec<u32>,
+    /// By mqueue.
+    pub(crate) loads: Vec<Load>,
     pub(crate) drives: Vec<Drive>,
     pub(crate) clients: Vec<ClientMqueue>,
     pub(crate) backends: Vec<BackendPool>,
@@ -135,14 +149,10 @@ impl Lane {
                 mqueues.push(ServerMqueue {
                     attachment: number as u16,
                     block: ends.block,
-                    alive: true,
                     tx_corrupt: false,
                     consumed: ends.server.0.released(),
                     rx: ends.server.0,
                     tx: ends.server.1,
-                    rang: false,
-                    late: false,
-                    full: false,
                     arrivals: vec![0; waits].into_boxed_slice(),
                     followed: NOBODY,
                 });
@@ -171,7 +181,7 @@ impl Lane {
             follower: Follower::new(observed),
             sessions: Sessions::new(capacity, 1),
             dispatcher: Dispatcher::new(service.dispatch, owner, worker),
-            outstanding: vec![0; mqueues.len()],
+            loads: vec![Load::default(); mqueues.len()],
             full: Vec::with_capacity(mqueues.len()),
             blocked: Vec::with_capacity(mqueues.len()),
             blocked_clients: Vec::with_capacity(clients.len()),
@@ -185,68 +195,82 @@ impl Lane {
 
     /// Writes a request into an mqueue's RX ring. The caller counts what becomes of it.
     #[inline]
-    pub(crate) fn accept(&mut self, request: Request, payload: &[u8]) -> Result<(), DropReason> {
-        let number = request.mqueue;
-        let received_ns = request.received_ns;
+    pub(crate) fn accept(
+        &mut self,
+        number: u32,
+        arrival: &Arrival,
+        payload: &[u8],
+    ) -> Result<(), DropReason> {
         let mqueue = &mut self.mqueues[number as usize];
-        let token = match self.replies {
-            Replies::None => None,
-            Replies::One => Some(self.sessions.issue(request).ok_or(DropReason::NoCredit)?),
-        };
-        let head = Head {
-            token: token.map_or(0, |t| t.0),
-            tag: 0,
-            kind: abi::kind::MESSAGE,
-            status: abi::status::OK,
-        };
+        let mut token = Token(0);
+        if self.replies == Replies::One {
+            let request = Request {
+                origin: arrival.origin,
+                mqueue: number,
+                len: payload.len() as u32,
+                received_ns: arrival.received_ns,
+                expects: arrival.expects,
+            };
+            token = self.sessions.issue(request).ok_or(DropReason::NoCredit)?;
+        }
+        let head =
+            Head { token: token.0, tag: 0, kind: abi::kind::MESSAGE, status: abi::status::OK };
         if let Err(error) = mqueue.rx.push(head, payload) {
-            if let Some(token) = token {
-                self.sessions.end(token, number);
-            }
-            if error == LoanError::Full && !std::mem::replace(&mut mqueue.full, true) {
-                self.full.push(number);
-            }
-            return Err(match error {
-                LoanError::Full => DropReason::NoCredit,
-                LoanError::TooLong => DropReason::TooLong,
-                LoanError::Corrupt => DropReason::MqueueDead,
-            });
+            return Err(self.refused(number, token, error));
         }
         if !mqueue.arrivals.is_empty() {
             let slot = (mqueue.rx.committed() - 1) % mqueue.arrivals.len() as u64;
-            mqueue.arrivals[slot as usize] = received_ns;
+            mqueue.arrivals[slot as usize] = arrival.received_ns;
         }
-        if !mqueue.rang {
-            mqueue.rang = true;
+        let load = &mut self.loads[number as usize];
+        load.outstanding += 1;
+        if !load.rang {
+            load.rang = true;
             let drive = &mut self.drives[mqueue.attachment as usize];
             drive.rang.push(mqueue.block * self.per_block);
         }
-        self.outstanding[number as usize] += 1;
         self.counters.accepted.one();
         if self.follower.is_due() {
-            self.follow(number, token, received_ns);
+            let token = (self.replies == Replies::One).then_some(token);
+            self.follow(number, token, arrival.received_ns);
         }
         Ok(())
+    }
+
+    /// The RX ring did not take a request.
+    #[cold]
+    fn refused(&mut self, number: u32, token: Token, error: LoanError) -> DropReason {
+        if self.replies == Replies::One {
+            self.sessions.end(token, number);
+        }
+        let full = &mut self.loads[number as usize].full;
+        if error == LoanError::Full && !std::mem::replace(full, true) {
+            self.full.push(number);
+        }
+        match error {
+            LoanError::Full => DropReason::NoCredit,
+            LoanError::TooLong => DropReason::TooLong,
+            LoanError::Corrupt => DropReason::MqueueDead,
+        }
     }
 
     /// A request of `mqueue` has ended.
     #[inline]
     pub(crate) fn ended(&mut self, mqueue: u32) {
-        self.outstanding[mqueue as usize] -= 1;
+        self.loads[mqueue as usize].outstanding -= 1;
     }
 
     /// Publishes every RX ring that got messages and runs or wakes the blocks.
     pub(crate) fn drive(&mut self, now_ns: u64) {
         for mqueue in self.full.drain(..) {
-            self.mqueues[mqueue as usize].full = false;
+            self.loads[mqueue as usize].full = false;
         }
         for drive in &mut self.drives {
             for region_mqueue in &drive.rang {
                 let local = (region_mqueue / self.per_block / self.workers + drive.first) as usize;
                 if region_mqueue % self.per_block == 0 {
-                    let mqueue = &mut self.mqueues[local];
-                    mqueue.rx.publish();
-                    mqueue.rang = false;
+                    self.mqueues[local].rx.publish();
+                    self.loads[local].rang = false;
                 } else {
                     let backends = (self.per_block - 1) as usize;
                     let client = local * backends + (region_mqueue % self.per_block) as usize - 1;
@@ -284,7 +308,8 @@ impl Lane {
     /// Services without replies: counts what kernels released since the last call.
     pub(crate) fn count_consumed(&mut self) {
         for (number, mqueue) in self.mqueues.iter_mut().enumerate() {
-            if self.outstanding[number] == 0 || !mqueue.alive {
+            let load = &mut self.loads[number];
+            if load.outstanding == 0 || !load.alive {
                 continue;
             }
             if mqueue.rx.credit().is_err() {
@@ -295,7 +320,7 @@ impl Lane {
             let released = mqueue.rx.released();
             let new = released - mqueue.consumed;
             mqueue.consumed = released;
-            self.outstanding[number] -= new as u32;
+            load.outstanding -= new as u32;
             self.counters.consumed.add(new);
         }
     }
@@ -305,47 +330,48 @@ impl Lane {
         if self.queue_ns_max == 0 {
             return;
         }
-        for mqueue in self.mqueues.iter_mut().filter(|m| m.alive) {
+        let alive = self.mqueues.iter_mut().zip(&mut self.loads).filter(|(_, load)| load.alive);
+        for (mqueue, load) in alive {
             let waits = mqueue.rx.credit().is_ok() && mqueue.rx.released() < mqueue.rx.committed();
             let slot = (mqueue.rx.released() % mqueue.arrivals.len() as u64) as usize;
             let oldest = mqueue.arrivals[slot];
-            mqueue.late = waits && now_ns.saturating_sub(oldest) > self.queue_ns_max;
+            load.late = waits && now_ns.saturating_sub(oldest) > self.queue_ns_max;
         }
     }
 
     /// The reason to give when no mqueue took a request.
     pub(crate) fn shed_reason(&self, reason: DropReason) -> DropReason {
-        let late = self.queue_ns_max > 0 && self.mqueues.iter().any(|m| m.late);
+        let late = self.queue_ns_max > 0 && self.loads.iter().any(|load| load.late);
         if reason == DropReason::NoCredit && late { DropReason::QueueTime } else { reason }
     }
 
     /// An mqueue can no longer be used. The caller ends its requests.
     pub(crate) fn kill(&mut self, mqueue: u32) -> bool {
-        std::mem::replace(&mut self.mqueues[mqueue as usize].alive, false)
+        std::mem::replace(&mut self.loads[mqueue as usize].alive, false)
     }
 
     /// Requests that a dead mqueue of a reply-less service will never consume.
     pub(crate) fn abandon_unread(&mut self, mqueue: u32) -> u64 {
-        u64::from(std::mem::take(&mut self.outstanding[mqueue as usize]))
+        u64::from(std::mem::take(&mut self.loads[mqueue as usize].outstanding))
     }
 
     /// Requests under way on this lane's mqueues.
     pub(crate) fn under_way(&self) -> u64 {
         match self.replies {
             Replies::One => self.sessions.live().into(),
-            Replies::None => self.outstanding.iter().map(|n| u64::from(*n)).sum(),
+            Replies::None => self.outstanding_by_mqueue().map(u64::from).sum(),
         }
     }
 
     /// Requests under way on each mqueue.
     pub(crate) fn outstanding_by_mqueue(&self) -> impl Iterator<Item = u32> + '_ {
-        self.outstanding.iter().copied()
+        self.loads.iter().map(|load| load.outstanding)
     }
 
     /// Requests that this lane's mqueues still take together.
     pub(crate) fn free_credit(&self) -> u32 {
-        let alive = self.mqueues.iter().zip(&self.outstanding).filter(|(m, _)| m.alive);
-        alive.map(|(_, outstanding)| self.slots.saturating_sub(*outstanding)).sum()
+        let alive = self.loads.iter().filter(|load| load.alive);
+        alive.map(|load| self.slots.saturating_sub(load.outstanding)).sum()
     }
 }
 
@@ -360,9 +386,8 @@ pub(crate) enum Touched {
 
 /// The dispatcher's view of a lane, without the dispatcher itself.
 pub(crate) struct Credits<'a> {
-    pub(crate) mqueues: &'a [ServerMqueue],
-    pub(crate) outstanding: &'a [u32],
-    pub(crate) slots: u32,
+    loads: &'a [Load],
+    slots: u32,
     /// What the other workers still take; empty when a request may not be handed over again.
     pub(crate) other_credit: &'a [u32],
 }
@@ -370,24 +395,24 @@ pub(crate) struct Credits<'a> {
 impl Credit for Credits<'_> {
     #[inline]
     fn count(&self) -> u32 {
-        self.mqueues.len() as u32
+        self.loads.len() as u32
     }
 
     #[inline]
     fn credit(&self, mqueue: u32) -> Option<u32> {
-        let entry = &self.mqueues[mqueue as usize];
-        if !entry.alive {
+        let load = &self.loads[mqueue as usize];
+        if !load.alive {
             return None;
         }
-        if entry.late || entry.full {
+        if load.late || load.full {
             return Some(0);
         }
-        Some(self.slots.saturating_sub(self.outstanding[mqueue as usize]))
+        Some(self.slots.saturating_sub(load.outstanding))
     }
 
     #[inline]
     fn outstanding(&self, mqueue: u32) -> u32 {
-        self.outstanding[mqueue as usize]
+        self.loads[mqueue as usize].outstanding
     }
 
     #[inline]
@@ -401,12 +426,8 @@ impl Lane {
     /// Splits the lane into its dispatcher and what that looks at.
     #[inline]
     pub(crate) fn dispatch(&mut self) -> (&mut Dispatcher, Credits<'_>) {
-        let credits = Credits {
-            mqueues: &self.mqueues,
-            outstanding: &self.outstanding,
-            slots: self.slots,
-            other_credit: &self.other_credit,
-        };
+        let credits =
+            Credits { loads: &self.loads, slots: self.slots, other_credit: &self.other_credit };
         (&mut self.dispatcher, credits)
     }
 }

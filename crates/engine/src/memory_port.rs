@@ -336,7 +336,7 @@ impl<N: Nic> Worker<N> {
                 flow,
                 target: None,
             };
-            let refused = match self.submit(service, arrival, payload) {
+            let refused = match self.submit(service, &arrival, payload) {
                 Ok(()) => None,
                 Err(Refusal::Hold(_)) => break,
                 Err(Refusal::Drop(reason)) => Some(reason),

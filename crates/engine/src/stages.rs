@@ -352,7 +352,7 @@ impl Lane {
                 Replies::One => seen_ns != 0 || self.sessions.find(token, mqueue).is_some(),
                 Replies::None => true,
             };
-            if !lives || !self.mqueues[mqueue as usize].alive {
+            if !lives || !self.loads[mqueue as usize].alive {
                 self.unfollow(mqueue);
             }
         }
@@ -367,9 +367,12 @@ impl<N: Nic> Worker<N> {
 
     /// The reply of a followed message is about to be forwarded.
     #[cold]
-    pub(crate) fn followed_reply(&mut self, lane: usize, mqueue: u32, origin: Origin) {
+    pub(crate) fn followed_reply(&mut self, lane: usize, mqueue: u32, token: Token) {
         let now_ns = self.stage_ns();
-        self.lanes[lane].note_seen(mqueue, origin, now_ns);
+        let request = self.lanes[lane].sessions.find(token, mqueue);
+        if let Some(origin) = request.map(|request| request.origin) {
+            self.lanes[lane].note_seen(mqueue, origin, now_ns);
+        }
     }
 
     /// After the flush: which followed replies did the host kernel take?

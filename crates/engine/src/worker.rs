@@ -19,9 +19,7 @@ use std::sync::Arc;
 
 use wire::DropReason;
 use wire::admission::flow_hash;
-use wire::nic::{
-    Close, Event, Nic, PortIndex, RxBatch, StreamKey, Transport, TxBatch, UDP_PAYLOAD_MAX,
-};
+use wire::nic::{Close, Event, Nic, RxBatch, StreamKey, Transport, TxBatch, UDP_PAYLOAD_MAX};
 use wire::session::Origin;
 
 use crate::connection::{Connections, Pool, Reading};
@@ -131,7 +129,7 @@ pub struct Worker<N: Nic> {
     owners: Vec<StreamOwner>,
     events: Vec<Event>,
     polling: Polling,
-    work: bool,
+    pub(crate) work: bool,
     /// It went to sleep after the last turn.
     slept: bool,
     idle_since_ns: u64,
@@ -514,7 +512,7 @@ impl<N: Nic> Worker<N> {
         }
         for mqueue in 0..self.lanes[lane].mqueues.len() {
             let entry = &self.lanes[lane].mqueues[mqueue];
-            if entry.alive && entry.tx_corrupt {
+            if self.lanes[lane].loads[mqueue].alive && entry.tx_corrupt {
                 tracing::error!(
                     service = lane,
                     block = entry.block,
@@ -739,10 +737,6 @@ impl<N: Nic> Worker<N> {
     /// The network, for tests and the simulator.
     pub fn nic(&mut self) -> &mut N {
         &mut self.nic
-    }
-
-    pub(crate) fn port_of(&mut self, port: PortIndex) -> &mut Port {
-        &mut self.ports[port as usize]
     }
 }
 

@@ -82,10 +82,10 @@ pub struct Departure {
 /// more fits. What the host kernel did not take stays for the next call.
 #[derive(Debug)]
 pub struct TxBatch {
-    bytes: Vec<u8>,
+    bytes: Box<[u8]>,
+    used: usize,
     items: Vec<Departure>,
     sent: usize,
-    bytes_max: usize,
     items_max: usize,
 }
 
@@ -93,10 +93,10 @@ impl TxBatch {
     /// A batch of at most `items_max` datagrams and `bytes_max` bytes.
     pub fn new(items_max: usize, bytes_max: usize) -> Self {
         Self {
-            bytes: Vec::with_capacity(bytes_max),
+            bytes: vec![0; bytes_max].into_boxed_slice(),
+            used: 0,
             items: Vec::with_capacity(items_max),
             sent: 0,
-            bytes_max,
             items_max,
         }
     }
@@ -104,10 +104,11 @@ impl TxBatch {
     /// Whether a datagram of `len` bytes still fits.
     #[inline]
     pub fn room_for(&self, len: usize) -> bool {
-        self.items.len() < self.items_max && self.bytes.len() + len <= self.bytes_max
+        self.items.len() < self.items_max && len <= self.bytes.len() - self.used
     }
 
-    /// Appends a datagram of `len` bytes that `fill` writes. The caller has asked [`Self::room_for`].
+    /// Appends a datagram of `len` bytes that `fill` writes, every one of them. The caller has asked
+    /// [`Self::room_for`].
     #[inline]
     pub fn push(
         &mut self,
@@ -116,11 +117,30 @@ impl TxBatch {
         len: usize,
         fill: impl FnOnce(&mut [u8]),
     ) {
+        self.push_if(peer, local, len, |bytes| {
+            fill(bytes);
+            true
+        });
+    }
+
+    /// As [`Self::push`], unless `fill` says that it could not: then nothing is appended. Returns what
+    /// `fill` says.
+    #[inline]
+    pub fn push_if(
+        &mut self,
+        peer: SocketAddr,
+        local: Option<IpAddr>,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> bool,
+    ) -> bool {
         debug_assert!(self.room_for(len));
-        let offset = self.bytes.len();
-        self.bytes.resize(offset + len, 0);
-        fill(&mut self.bytes[offset..]);
-        self.items.push(Departure { peer, local, offset: offset as u32, len: len as u32 });
+        let offset = self.used;
+        let filled = fill(&mut self.bytes[offset..offset + len]);
+        if filled {
+            self.used += len;
+            self.items.push(Departure { peer, local, offset: offset as u32, len: len as u32 });
+        }
+        filled
     }
 
     /// Datagrams not sent yet, oldest first.
@@ -154,7 +174,7 @@ impl TxBatch {
         debug_assert!(self.sent <= self.items.len());
         if self.sent == self.items.len() {
             self.items.clear();
-            self.bytes.clear();
+            self.used = 0;
             self.sent = 0;
         }
     }

@@ -71,12 +71,15 @@ pub struct Request {
 pub struct Token(pub u64);
 
 impl Token {
+    #[inline]
     fn new(index: u32, generation: u32) -> Self {
         Self(u64::from(index) | u64::from(generation) << 32)
     }
+    #[inline]
     fn index(self) -> usize {
         self.0 as u32 as usize
     }
+    #[inline]
     fn generation(self) -> u32 {
         (self.0 >> 32) as u32
     }
@@ -194,6 +197,7 @@ impl Sessions {
         self.entries.get(self.oldest as usize)?.request.as_ref().map(|r| r.received_ns)
     }
 
+    #[inline]
     fn remove(&mut self, index: u32) -> Request {
         let free = self.free;
         let entry = &mut self.entries[index as usize];
