@@ -4,9 +4,11 @@
 //! `cargo run --release -p serval-accel --example turn [seconds per figure] [mqueues] [batch]`
 //!
 //! Columns: datagrams of one client each (`single`), and trains of 64 datagrams of one client (`train`), as
-//! receive offload delivers them. Nanoseconds per message, the fastest tenth of many short measurements.
+//! receive offload delivers them, and one shared-memory client on the same thread, its part included
+//! (`memory`). Nanoseconds per message, the fastest tenth of many short measurements.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use accel::Kernel;
@@ -16,8 +18,8 @@ use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, Polling, Service,
     Topology,
 };
-use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerParts, worker_links};
-use mqueue::{HeapMapping, Region};
+use engine::{Attachment, BlockEnds, Fabric, MemoryPeer, Worker, WorkerParts, worker_links};
+use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Producer, Region, abi};
 use wire::nic::{
     Close, Datagram, Event, Nic, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey,
     Transport, TxBatch, Written,
@@ -98,7 +100,11 @@ impl Nic for Echo {
     fn stop_listening(&mut self) {}
 }
 
-fn worker(mqueues: u32, batch: usize, train: bool) -> Worker<Echo> {
+fn worker(
+    mqueues: u32,
+    batch: usize,
+    train: bool,
+) -> (Worker<Echo>, Arc<Fabric<()>>, Service) {
     let address = SocketAddr::from(([127, 0, 0, 1], 9000));
     let listen = Listen { transport: Transport::Udp, address };
     let mut service = Service::new("echo", vec![listen], "echo");
@@ -133,11 +139,93 @@ fn worker(mqueues: u32, batch: usize, train: bool) -> Worker<Echo> {
         links: worker_links(1, &topology).remove(0),
     };
     let metrics = Metrics::new(1, ["echo".to_owned()]);
-    Worker::new(parts, &topology, &metrics, Fabric::new(vec![Box::new(|| ())], 1))
+    let fabric = Fabric::new(vec![Box::new(|| ())], 1);
+    let worker = Worker::new(parts, &topology, &metrics, fabric.clone());
+    let service = topology.services.into_iter().next().expect("there is one");
+    (worker, fabric, service)
+}
+
+/// A shared-memory client that sends a batch and reads what came back.
+struct MemoryClient {
+    requests: Producer<MappedMemory>,
+    replies: Consumer<MappedMemory>,
+    sent: u64,
+    answered: u64,
+}
+
+struct Silent;
+
+impl MemoryPeer for Silent {
+    fn wake(&self) {}
+}
+
+impl MemoryClient {
+    fn new(fabric: &Fabric<()>, service: &Service) -> Self {
+        let plan = service.client_region_plan(1024);
+        let memory = HeapMapping::memory(plan.bytes().expect("a sound plan") as usize);
+        let mut region = Region::format(memory.clone(), &plan).expect("a sound plan");
+        let (replies, requests) = region.engine_ends(0);
+        let depth = plan.mqueues[0].depth;
+        let (words, peer) = (region.words(), Box::new(Silent));
+        let worker = fabric.seat_memory_client();
+        let engine_side =
+            engine::MemoryClient { id: 1, service: 0, depth, replies, requests, words, peer };
+        fabric.admit(worker, engine_side);
+        let mut region = Region::join(memory).expect("just formatted");
+        let (replies, requests) = region.accelerator_ends(0);
+        Self { requests, replies, sent: 0, answered: 0 }
+    }
+
+    fn send(&mut self, batch: usize) {
+        let mut message = [0x5a; BYTES];
+        for _ in 0..batch {
+            message[..8].copy_from_slice(&self.sent.to_le_bytes());
+            let head = Head { tag: self.sent, kind: abi::kind::MESSAGE, ..Head::default() };
+            self.requests.push(head, &message).expect("room for a batch");
+            self.sent += 1;
+        }
+        self.requests.publish();
+    }
+
+    fn receive(&mut self) {
+        let mut message = [0; BYTES];
+        while let Some(header) = self.replies.peek().expect("sound rings") {
+            assert!(self.replies.copy_out(&header, &mut message[..header.len as usize]));
+            assert_eq!(message[..8], header.tag.to_le_bytes());
+            self.replies.advance();
+            self.answered += 1;
+        }
+        self.replies.release();
+    }
+}
+
+fn memory_nanoseconds_per_message(mqueues: u32, batch: usize, time: Duration) -> f64 {
+    let (mut worker, fabric, service) = worker(mqueues, 0, false);
+    let mut client = MemoryClient::new(&fabric, &service);
+    let turns = 10_000usize.div_ceil(batch);
+    let mut measured = Vec::new();
+    let begin = Instant::now();
+    let mut now_ns = 1;
+    while begin.elapsed() < time {
+        let (start, before) = (Instant::now(), client.answered);
+        for _ in 0..turns {
+            if client.answered == client.sent {
+                client.send(batch);
+            }
+            now_ns += 1000;
+            worker.turn(now_ns);
+            worker.wait(0);
+            client.receive();
+        }
+        let answered = client.answered - before;
+        measured.push(start.elapsed().as_nanos() as f64 / answered.max(1) as f64);
+    }
+    measured.sort_by(f64::total_cmp);
+    measured[measured.len() / 10]
 }
 
 fn nanoseconds_per_message(mqueues: u32, batch: usize, train: bool, time: Duration) -> f64 {
-    let mut worker = worker(mqueues, batch, train);
+    let (mut worker, ..) = worker(mqueues, batch, train);
     let turns = 10_000usize.div_ceil(batch);
     let mut measured = Vec::new();
     let begin = Instant::now();
@@ -175,12 +263,13 @@ fn main() {
     let mqueues = arguments.next().map(|s| vec![s.parse().expect("mqueues")]);
     let batches = arguments.next().map(|s| vec![s.parse().expect("batch")]);
     let time = Duration::from_secs_f64(seconds);
-    println!("mqueues  batch  single ns/msg  train ns/msg");
+    println!("mqueues  batch  single ns/msg  train ns/msg  memory ns/msg");
     for mqueues in mqueues.unwrap_or(vec![1, 28, 240]) {
         for batch in batches.clone().unwrap_or(vec![1, 64, 256]) {
             let single = nanoseconds_per_message(mqueues, batch, false, time);
             let train = nanoseconds_per_message(mqueues, batch, true, time);
-            println!("{mqueues:7}  {batch:5}  {single:13.1}  {train:12.1}");
+            let memory = memory_nanoseconds_per_message(mqueues, batch, time);
+            println!("{mqueues:7}  {batch:5}  {single:13.1}  {train:12.1}  {memory:13.1}");
         }
     }
 }
