@@ -1,7 +1,7 @@
 //! What a message costs on the engine's turn without a network: a `Nic` that hands in batches of 64-byte
 //! datagrams and takes the replies, echo blocks on the worker's own core.
 //!
-//! `cargo run --release -p serval-accel --example turn [seconds per figure] [mqueues] [batch]`
+//! `cargo run --release -p serval-accel --example turn [seconds per figure] [mqueues] [batch] [column]`
 //!
 //! Columns: datagrams of one client each (`single`), and trains of 64 datagrams of one client (`train`), as
 //! receive offload delivers them, and one shared-memory client on the same thread, its part included
@@ -100,11 +100,7 @@ impl Nic for Echo {
     fn stop_listening(&mut self) {}
 }
 
-fn worker(
-    mqueues: u32,
-    batch: usize,
-    train: bool,
-) -> (Worker<Echo>, Arc<Fabric<()>>, Service) {
+fn worker(mqueues: u32, batch: usize, train: bool) -> (Worker<Echo>, Arc<Fabric<()>>, Service) {
     let address = SocketAddr::from(([127, 0, 0, 1], 9000));
     let listen = Listen { transport: Transport::Udp, address };
     let mut service = Service::new("echo", vec![listen], "echo");
@@ -262,14 +258,21 @@ fn main() {
     let seconds = arguments.next().map_or(0.3, |s| s.parse().expect("seconds"));
     let mqueues = arguments.next().map(|s| vec![s.parse().expect("mqueues")]);
     let batches = arguments.next().map(|s| vec![s.parse().expect("batch")]);
+    let column = arguments.next();
     let time = Duration::from_secs_f64(seconds);
-    println!("mqueues  batch  single ns/msg  train ns/msg  memory ns/msg");
+    let wanted = |name: &str| column.as_deref().is_none_or(|column| column == name);
+    println!("mqueues  batch  ns/msg");
     for mqueues in mqueues.unwrap_or(vec![1, 28, 240]) {
         for batch in batches.clone().unwrap_or(vec![1, 64, 256]) {
-            let single = nanoseconds_per_message(mqueues, batch, false, time);
-            let train = nanoseconds_per_message(mqueues, batch, true, time);
-            let memory = memory_nanoseconds_per_message(mqueues, batch, time);
-            println!("{mqueues:7}  {batch:5}  {single:13.1}  {train:12.1}  {memory:13.1}");
+            print!("{mqueues:7}  {batch:5}");
+            for name in ["single", "train", "memory"].into_iter().filter(|name| wanted(name)) {
+                let ns = match name {
+                    "memory" => memory_nanoseconds_per_message(mqueues, batch, time),
+                    _ => nanoseconds_per_message(mqueues, batch, name == "train", time),
+                };
+                print!("  {name} {ns:6.1}");
+            }
+            println!();
         }
     }
 }

@@ -35,6 +35,8 @@ use crate::worker::Worker;
 
 /// Requests taken from one client in a turn.
 const BUDGET: u32 = 64;
+/// How many messages ahead slots are fetched from the client's cache.
+const AHEAD: u64 = 8;
 
 /// A shared-memory client on its way to its worker.
 pub struct MemoryClient {
@@ -194,6 +196,7 @@ impl MemoryClients {
             Err(reason) => (kind::DROP, reason as u8),
         };
         let head = Head { token: 0, tag, kind, status };
+        seated.client.replies.prefetch(AHEAD, outcome.map_or(0, |payload| payload.len() as u64));
         match seated.client.replies.push(head, outcome.unwrap_or(&[])) {
             Ok(()) => {}
             Err(LoanError::Corrupt) => {
@@ -323,6 +326,7 @@ impl<N: Nic> Worker<N> {
                     break;
                 }
             };
+            seated.client.requests.prefetch(AHEAD, header.len.into());
             // A ring's longest message is the service's, which the scratch space has room for.
             let payload = &mut scratch[..header.len as usize];
             let arrived = seated.client.requests.copy_out(&header, payload);

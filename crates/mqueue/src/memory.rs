@@ -41,6 +41,10 @@ pub trait Memory: Clone {
         std::sync::atomic::fence(Ordering::SeqCst);
     }
 
+    /// Hints that a cache line's worth of bytes at `at` is about to be read (or, `for_write`, written).
+    #[inline]
+    fn prefetch(&self, _at: u64, _for_write: bool) {}
+
     /// Whether aligned 16-byte accesses are single-copy atomic here (the `granule16` protocol).
     fn has_unit16(&self) -> bool {
         false
@@ -268,6 +272,24 @@ impl Memory for MappedMemory {
     #[inline]
     fn copy_out(&self, at: u64, bytes: &mut [u8]) {
         copy_out(self.words(at, bytes.len().div_ceil(8)), bytes);
+    }
+
+    #[inline]
+    fn prefetch(&self, at: u64, for_write: bool) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
+            let address = self.base.wrapping_add(at as usize).cast::<i8>();
+            // SAFETY: a prefetch is a hint: it accesses nothing and faults nowhere.
+            unsafe {
+                match for_write {
+                    true => _mm_prefetch::<_MM_HINT_ET0>(address),
+                    false => _mm_prefetch::<_MM_HINT_T0>(address),
+                }
+            }
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = (at, for_write);
     }
 
     #[inline]

@@ -284,6 +284,16 @@ impl<M: Memory> Producer<M> {
         (at + need - self.arena.tail <= bytes).then_some(at)
     }
 
+    /// Hints that messages of up to `bytes` follow soon: fetches the slot `ahead` messages on from
+    /// wherever its lines are now (the consumer's cache). A slot that is not free is left alone.
+    #[inline]
+    pub fn prefetch(&self, ahead: u64, bytes: u64) {
+        let n = self.head + ahead;
+        if n - self.tail < self.layout.depth {
+            prefetch_slot(&self.memory, &self.layout, n, bytes, true);
+        }
+    }
+
     /// Copies a whole message in: loan, write, commit. [`Self::publish`] must follow.
     #[inline]
     pub fn push(&mut self, head: Head, payload: &[u8]) -> Result<(), LoanError> {
@@ -525,6 +535,16 @@ impl<M: Memory> Consumer<M> {
         any
     }
 
+    /// Fetches the slot `ahead` messages on from the producer's cache, if it is known to be published: a
+    /// slot that is being written would only be taken away from its writer.
+    #[inline]
+    pub fn prefetch(&self, ahead: u64, bytes: u64) {
+        let n = self.tail + ahead;
+        if n < self.head {
+            prefetch_slot(&self.memory, &self.layout, n, bytes, false);
+        }
+    }
+
     /// Whether the head word says that something is waiting: a cheap look at the doorbell.
     #[inline]
     pub fn hinted(&self) -> bool {
@@ -535,6 +555,17 @@ impl<M: Memory> Consumer<M> {
     #[inline]
     pub fn hint(&self) -> u64 {
         self.memory.load(self.layout.head_offset, Ordering::Relaxed).wrapping_sub(self.tail)
+    }
+}
+
+/// The lines of a slot that hold the header and the first `bytes` of a payload: slots are aligned to a
+/// line, and more than a few lines are the processor's own business.
+#[inline]
+fn prefetch_slot<M: Memory>(memory: &M, layout: &Layout, n: u64, bytes: u64, for_write: bool) {
+    const LINE: u64 = 64;
+    let slot = layout.slot(n);
+    for line in 0..(HEADER_BYTES + bytes.min(layout.inline_bytes)).div_ceil(LINE).min(4) {
+        memory.prefetch(slot + line * LINE, for_write);
     }
 }
 

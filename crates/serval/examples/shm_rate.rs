@@ -1,6 +1,6 @@
 //! How fast a shared-memory port is: rate at a full window, latency at a window of one.
 //!
-//! `cargo run --release --example shm_rate -- [SECONDS]`: the engine with its echo blocks on core 0,
+//! `cargo run --release --example shm_rate -- [SECONDS [MQUEUES [WINDOW]]]`: the engine with its echo blocks on core 0,
 //! the client on core 1. The client checks every reply's tag and first word. Besides the rate over the
 //! whole run it prints that of the fastest slices of a millisecond (the 95th percentile and the best):
 //! on a machine where others compute too, those are the ones in which both sides had their core.
@@ -16,10 +16,13 @@ use serval::server::Server;
 const BYTES: usize = 64;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let seconds = std::env::args().nth(1).map_or(Ok(0.5), |text| text.parse::<f64>())?;
+    let mut arguments = std::env::args().skip(1);
+    let seconds = arguments.next().map_or(Ok(0.5), |text| text.parse::<f64>())?;
     let span = Duration::from_secs_f64(seconds);
+    let mqueues = arguments.next().map(|text| text.parse().map(|n| vec![n])).transpose()?;
+    let windows = arguments.next().map(|text| text.parse().map(|n| vec![n])).transpose()?;
     sys::affinity::pin_current_thread(1)?;
-    for mqueues in [1, 28, 240] {
+    for mqueues in mqueues.unwrap_or(vec![1, 28, 240]) {
         let path = std::env::temp_dir().join(format!("serval-shm-rate-{}", std::process::id()));
         let mut service = Service::new("echo", Vec::new(), "echo");
         service.memory_ports = vec![path.clone()];
@@ -40,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         })?;
         let options = Options { depth: 1024, ..Options::default() };
         let mut client = Client::connect(&path, &options)?;
-        for window in [1, 16, 64, 256, 512] {
+        for window in windows.clone().unwrap_or(vec![1, 16, 64, 256, 512]) {
             let found = run(&mut client, window, span)?;
             println!("{mqueues:4} mqueues, window {window:4}: {found}");
         }
