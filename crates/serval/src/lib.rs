@@ -60,6 +60,7 @@
 pub mod bench;
 pub mod client;
 pub mod command;
+pub mod compare;
 pub mod config;
 pub mod demo;
 pub mod doctor;

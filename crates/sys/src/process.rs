@@ -67,6 +67,15 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<PeerCredentials> {
     Ok(PeerCredentials { process, user: peer.uid, group: peer.gid })
 }
 
+/// Asks a process to end in order (SIGTERM).
+pub fn terminate(process: u32) -> io::Result<()> {
+    // Zero and negative numbers would mean groups of processes.
+    let process = libc::pid_t::try_from(process).ok().filter(|&process| process > 0);
+    let process = process.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+    // SAFETY: no pointers.
+    check(unsafe { libc::kill(process, libc::SIGTERM) }).map(|_| ())
+}
+
 /// The effective user of this process.
 pub fn user() -> u32 {
     // SAFETY: no pointers; cannot fail.
@@ -115,6 +124,17 @@ mod tests {
         assert_eq!((peer.process, peer.user), (std::process::id(), user()));
         let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
         assert!(peer_credentials(udp.as_fd()).is_err());
+    }
+
+    #[test]
+    fn a_process_is_asked_to_end_and_groups_are_not() {
+        use std::os::unix::process::ExitStatusExt as _;
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        terminate(child.id()).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
+        for group in [0, u32::MAX, 1 << 31] {
+            assert_eq!(terminate(group).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        }
     }
 
     #[test]

@@ -1,0 +1,282 @@
+//! Interleaved pairs: A and B measured in turn, each pair guarded by a calibration before and after.
+//!
+//! Who is first alternates, so that what one leaves behind (a warm cache, a busy host) meets both. A pair
+//! is discarded and measured again when the machine moved under it or a measurement declared itself
+//! void. That is bounded: a machine that keeps moving proves nothing, and says so.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::calibration::Calibration;
+use super::verdict::{Better, Combine};
+
+/// The figures of one measurement by name; times in nanoseconds (`p50_ns`), `rate` per second.
+pub type Figures = BTreeMap<String, f64>;
+
+/// One of the two that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Side {
+    /// The candidate.
+    A,
+    /// The baseline.
+    B,
+}
+
+/// What measuring one side once came to.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Run {
+    /// A measurement.
+    Figures(Figures),
+    /// Something disturbed it; says what.
+    Void(String),
+}
+
+/// What pairs are measured with.
+pub trait Bench {
+    /// Why a side cannot be measured at all; ends everything.
+    type Error;
+    /// How fast the machine is now.
+    fn calibrate(&mut self) -> Result<Calibration, Self::Error>;
+    /// Measures one side once.
+    fn measure(&mut self, side: Side) -> Result<Run, Self::Error>;
+    /// A pair has been kept or discarded.
+    fn progress(&mut self, kept: usize, discarded: usize);
+}
+
+/// What to measure.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Pairs to keep.
+    pub pairs: usize,
+    /// Pairs that may be discarded on the way.
+    pub discards_max: usize,
+    /// How two figures become a value.
+    pub combine: Combine,
+    /// Which way the figure improves.
+    pub better: Better,
+    /// The figure of each side.
+    pub figure: [String; 2],
+}
+
+/// One pair that counts.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Pair {
+    /// Who was measured first.
+    pub first: Side,
+    /// The value of the pair.
+    pub value: f64,
+    /// A's figures.
+    pub a: Figures,
+    /// B's figures, where there is a B.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub b: Option<Figures>,
+    /// The machine before.
+    pub before: Calibration,
+    /// The machine after.
+    pub after: Calibration,
+}
+
+/// What came of a plan.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pairs {
+    /// The pairs that count.
+    pub kept: Vec<Pair>,
+    /// Why the others do not.
+    pub discarded: Vec<String>,
+}
+
+impl Pairs {
+    /// The pairs' values.
+    pub fn values(&self) -> Vec<f64> {
+        self.kept.iter().map(|pair| pair.value).collect()
+    }
+}
+
+/// Why there is no result.
+#[derive(Debug, PartialEq)]
+pub enum PairsError<E> {
+    /// A side cannot be measured.
+    Side(E),
+    /// A side has no figure of that name.
+    NoFigure {
+        /// The side.
+        side: Side,
+        /// What was looked for.
+        figure: String,
+        /// What there is.
+        known: String,
+    },
+}
+
+/// Measures. Ends early, with fewer pairs than planned, once too many had to be discarded.
+pub fn measure<B: Bench>(bench: &mut B, plan: &Plan) -> Result<Pairs, PairsError<B::Error>> {
+    let mut pairs = Pairs::default();
+    while pairs.kept.len() < plan.pairs && pairs.discarded.len() <= plan.discards_max {
+        let first = if pairs.kept.len() % 2 == 0 { Side::A } else { Side::B };
+        match pair(bench, plan, first)? {
+            Ok(pair) => pairs.kept.push(pair),
+            Err(why) => pairs.discarded.push(why),
+        }
+        bench.progress(pairs.kept.len(), pairs.discarded.len());
+    }
+    Ok(pairs)
+}
+
+/// One pair, or why it does not count.
+fn pair<B: Bench>(
+    bench: &mut B,
+    plan: &Plan,
+    first: Side,
+) -> Result<Result<Pair, String>, PairsError<B::Error>> {
+    let before = bench.calibrate().map_err(PairsError::Side)?;
+    let order: &[Side] = match (plan.combine, first) {
+        (Combine::Alone, _) => &[Side::A],
+        (_, Side::A) => &[Side::A, Side::B],
+        (_, Side::B) => &[Side::B, Side::A],
+    };
+    let mut found: [Option<Figures>; 2] = [None, None];
+    for &side in order {
+        match bench.measure(side).map_err(PairsError::Side)? {
+            Run::Figures(figures) => found[side as usize] = Some(figures),
+            Run::Void(why) => return Ok(Err(format!("{side:?}: {why}"))),
+        }
+    }
+    let after = bench.calibrate().map_err(PairsError::Side)?;
+    if let Some(moved) = before.moved(&after) {
+        return Ok(Err(format!("the {} moved by {:.0} %", moved.figure, 100.0 * moved.share)));
+    }
+    let figure = |side: Side| {
+        let Some(figures) = &found[side as usize] else { return Ok(None) };
+        let name = &plan.figure[side as usize];
+        figures.get(name).copied().map(Some).ok_or_else(|| PairsError::NoFigure {
+            side,
+            figure: name.clone(),
+            known: figures.keys().cloned().collect::<Vec<_>>().join(", "),
+        })
+    };
+    let (a, b) = (figure(Side::A)?.expect("A is always measured"), figure(Side::B)?);
+    let Some(value) = plan.combine.value(plan.better, a, b) else {
+        return Ok(Err(format!("no value from {a} and {b:?}")));
+    };
+    let [a, b] = found;
+    let a = a.expect("A is always measured");
+    Ok(Ok(Pair { first, value, a, b, before, after }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUIET: Calibration =
+        Calibration { server_spin_ns: 100.0, client_spin_ns: 100.0, ping_pong_ns: Some(110.0) };
+
+    /// Follows a script: every calibration and every measurement is given.
+    #[derive(Default)]
+    struct Scripted {
+        /// Speed of the server's core at the n-th calibration; 100 afterwards.
+        spins: Vec<f64>,
+        calibrations: usize,
+        /// Numbers of measurements that are void.
+        void: Vec<usize>,
+        /// Number of the measurement that fails.
+        fails: Option<usize>,
+        measured: Vec<Side>,
+        reports: Vec<(usize, usize)>,
+    }
+
+    impl Bench for Scripted {
+        type Error = String;
+
+        fn calibrate(&mut self) -> Result<Calibration, String> {
+            let spin = self.spins.get(self.calibrations).copied().unwrap_or(100.0);
+            self.calibrations += 1;
+            Ok(Calibration { server_spin_ns: spin, ..QUIET })
+        }
+
+        fn measure(&mut self, side: Side) -> Result<Run, String> {
+            let number = self.measured.len();
+            self.measured.push(side);
+            if self.fails == Some(number) {
+                return Err("it burns".to_owned());
+            }
+            if self.void.contains(&number) {
+                return Ok(Run::Void("stolen time".to_owned()));
+            }
+            let rate = if side == Side::A { 300.0 } else { 200.0 };
+            Ok(Run::Figures(Figures::from([("rate".to_owned(), rate)])))
+        }
+
+        fn progress(&mut self, kept: usize, discarded: usize) {
+            self.reports.push((kept, discarded));
+        }
+    }
+
+    fn plan(pairs: usize, combine: Combine) -> Plan {
+        let figure = ["rate".to_owned(), "rate".to_owned()];
+        Plan { pairs, discards_max: pairs, combine, better: Better::Higher, figure }
+    }
+
+    #[test]
+    fn sides_alternate_in_who_is_first() {
+        let mut bench = Scripted::default();
+        let pairs = measure(&mut bench, &plan(3, Combine::Ratio)).unwrap();
+        use Side::{A, B};
+        assert_eq!(bench.measured, [A, B, B, A, A, B]);
+        assert_eq!(pairs.values(), [1.5; 3]);
+        assert_eq!(pairs.kept.iter().map(|pair| pair.first).collect::<Vec<_>>(), [A, B, A]);
+        assert_eq!(bench.calibrations, 6, "before and after every pair");
+        assert_eq!(bench.reports, [(1, 0), (2, 0), (3, 0)]);
+        assert!(pairs.discarded.is_empty());
+    }
+
+    #[test]
+    fn a_pair_during_which_the_machine_moved_is_measured_again() {
+        let spins = vec![100.0, 100.0, 100.0, 111.0];
+        let mut bench = Scripted { spins, ..Scripted::default() };
+        let pairs = measure(&mut bench, &plan(3, Combine::Ratio)).unwrap();
+        assert_eq!((pairs.kept.len(), pairs.discarded.len()), (3, 1));
+        assert!(pairs.discarded[0].contains("server's core moved by 11 %"), "{pairs:?}");
+        // The pair is repeated with the same side first, so that both are first equally often.
+        assert_eq!(bench.measured[2..6], [Side::B, Side::A, Side::B, Side::A]);
+    }
+
+    #[test]
+    fn void_measurements_discard_their_pair() {
+        let mut bench = Scripted { void: vec![0, 3], ..Scripted::default() };
+        let pairs = measure(&mut bench, &plan(2, Combine::Ratio)).unwrap();
+        assert_eq!(pairs.discarded, ["A: stolen time", "B: stolen time"]);
+        assert_eq!(pairs.kept.len(), 2);
+    }
+
+    #[test]
+    fn a_machine_that_keeps_moving_is_given_up() {
+        let spins = (0..100).map(|n| if n % 2 == 0 { 100.0 } else { 150.0 }).collect();
+        let mut bench = Scripted { spins, ..Scripted::default() };
+        let pairs = measure(&mut bench, &plan(4, Combine::Ratio)).unwrap();
+        assert_eq!((pairs.kept.len(), pairs.discarded.len()), (0, 5));
+    }
+
+    #[test]
+    fn a_side_alone_has_no_other() {
+        let mut bench = Scripted::default();
+        let pairs = measure(&mut bench, &plan(2, Combine::Alone)).unwrap();
+        assert_eq!(bench.measured, [Side::A, Side::A]);
+        assert_eq!(pairs.values(), [300.0, 300.0]);
+        assert!(pairs.kept.iter().all(|pair| pair.b.is_none()));
+    }
+
+    #[test]
+    fn failures_and_unknown_figures_end_everything() {
+        let mut bench = Scripted { fails: Some(3), ..Scripted::default() };
+        let failed = measure(&mut bench, &plan(7, Combine::Ratio));
+        assert_eq!(failed, Err(PairsError::Side("it burns".to_owned())));
+        let mut plan = plan(7, Combine::Ratio);
+        plan.figure[1] = "p50_ns".to_owned();
+        let missing = measure(&mut Scripted::default(), &plan).unwrap_err();
+        let known = "rate".to_owned();
+        let figure = "p50_ns".to_owned();
+        assert_eq!(missing, PairsError::NoFigure { side: Side::B, figure, known });
+    }
+}

@@ -1,0 +1,191 @@
+//! When a measurement proves a claim.
+//!
+//! A claim is a value and a threshold. It holds when the whole interval of the measurements lies on the
+//! good side of the threshold, fails when the whole interval lies on the bad side, and is undecided in
+//! between. Fewer than [`PAIRS_MIN`] measurements prove nothing, whatever they are.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::statistics::Summary;
+
+/// Fewest measurements behind a verdict.
+pub const PAIRS_MIN: usize = 7;
+
+/// Which way a figure improves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    /// More is better.
+    Higher,
+    /// Less is better.
+    Lower,
+}
+
+/// How the figures of the two sides become one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Combine {
+    /// How many times better A is than B: above 1, A is better, whichever way the figure improves.
+    Ratio,
+    /// A's figure less B's.
+    Difference,
+    /// A's figure; there is no B.
+    Alone,
+}
+
+/// What is asked of a value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Claim {
+    /// Which way the *value* improves; a ratio always upwards.
+    pub better: Better,
+    /// What must be reached; `None`: nothing is claimed.
+    pub must: Option<f64>,
+    /// What is aimed at.
+    pub aim: Option<f64>,
+}
+
+/// What the measurements say about a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// The interval lies on the good side of `must`.
+    Pass,
+    /// The interval lies on the bad side of `must`.
+    Fail,
+    /// `must` lies inside the interval.
+    Undecided,
+    /// Nothing was claimed, or there are too few measurements.
+    NoVerdict,
+    /// The measurements are not to be believed.
+    Void,
+}
+
+impl Verdict {
+    /// Whether a run with this verdict succeeds.
+    pub fn is_good(self) -> bool {
+        matches!(self, Self::Pass | Self::NoVerdict)
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Pass => "pass",
+            Self::Fail => "fail",
+            Self::Undecided => "undecided",
+            Self::NoVerdict => "no verdict",
+            Self::Void => "void",
+        })
+    }
+}
+
+impl Combine {
+    /// The value of one measurement; `None` where it has none (a missing B, a division by nothing).
+    pub fn value(self, better: Better, a: f64, b: Option<f64>) -> Option<f64> {
+        let value = match (self, better) {
+            (Self::Ratio, Better::Higher) => a / b?,
+            (Self::Ratio, Better::Lower) => b? / a,
+            (Self::Difference, _) => a - b?,
+            (Self::Alone, _) => a,
+        };
+        value.is_finite().then_some(value)
+    }
+
+    /// Which way the value improves when the figure improves that way.
+    pub fn better(self, figure: Better) -> Better {
+        if self == Self::Ratio { Better::Higher } else { figure }
+    }
+}
+
+impl Claim {
+    /// What the measurements say about `must`.
+    pub fn judge(&self, summary: &Summary) -> Verdict {
+        let (Some(must), Some((good, bad))) = (self.must, self.ends(summary)) else {
+            return Verdict::NoVerdict;
+        };
+        match () {
+            () if self.beats(good, must) => Verdict::Pass,
+            () if self.beats(must, bad) => Verdict::Fail,
+            () => Verdict::Undecided,
+        }
+    }
+
+    /// Whether the measurements prove that the aim is met; `None` without an aim or with too few
+    /// measurements.
+    pub fn meets_aim(&self, summary: &Summary) -> Option<bool> {
+        let (good, _) = self.ends(summary)?;
+        Some(self.beats(good, self.aim?))
+    }
+
+    /// The worst and the best value that the measurements allow.
+    fn ends(&self, summary: &Summary) -> Option<(f64, f64)> {
+        let interval = summary.interval.filter(|_| summary.count >= PAIRS_MIN)?;
+        Some(match self.better {
+            Better::Higher => (interval.low, interval.high),
+            Better::Lower => (interval.high, interval.low),
+        })
+    }
+
+    /// Whether `one` is strictly better than `other`.
+    fn beats(&self, one: f64, other: f64) -> bool {
+        match self.better {
+            Better::Higher => one > other,
+            Better::Lower => one < other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(better: Better, must: f64) -> Claim {
+        Claim { better, must: Some(must), aim: Some(must * 2.0) }
+    }
+
+    fn summary(values: &[f64]) -> Summary {
+        Summary::of(values).unwrap()
+    }
+
+    const SEVEN: [f64; 7] = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6];
+
+    #[test]
+    fn a_claim_holds_only_when_the_whole_interval_does() {
+        let seven = summary(&SEVEN);
+        for (must, higher, lower) in [
+            (0.9, Verdict::Pass, Verdict::Fail),
+            (1.0, Verdict::Undecided, Verdict::Undecided),
+            (1.3, Verdict::Undecided, Verdict::Undecided),
+            (1.6, Verdict::Undecided, Verdict::Undecided),
+            (1.7, Verdict::Fail, Verdict::Pass),
+        ] {
+            assert_eq!(claim(Better::Higher, must).judge(&seven), higher, "{must}");
+            assert_eq!(claim(Better::Lower, must).judge(&seven), lower, "{must}");
+        }
+    }
+
+    #[test]
+    fn too_few_measurements_and_no_claim_give_no_verdict() {
+        let six = summary(&SEVEN[..6]);
+        assert!(six.interval.is_some(), "enough for an interval, not for a claim");
+        assert_eq!(claim(Better::Higher, 0.1).judge(&six), Verdict::NoVerdict);
+        assert_eq!(claim(Better::Higher, 0.1).meets_aim(&six), None);
+        let nothing = Claim { better: Better::Higher, must: None, aim: Some(0.5) };
+        assert_eq!(nothing.judge(&summary(&SEVEN)), Verdict::NoVerdict);
+        assert_eq!(nothing.meets_aim(&summary(&SEVEN)), Some(true));
+    }
+
+    #[test]
+    fn ratios_improve_upwards() {
+        assert_eq!(Combine::Ratio.value(Better::Higher, 2.0, Some(1.0)), Some(2.0));
+        assert_eq!(Combine::Ratio.value(Better::Lower, 2.0, Some(1.0)), Some(0.5));
+        assert_eq!(Combine::Difference.value(Better::Lower, 2.0, Some(1.5)), Some(0.5));
+        assert_eq!(Combine::Alone.value(Better::Lower, 2.0, None), Some(2.0));
+        assert_eq!(Combine::Ratio.value(Better::Higher, 2.0, None), None);
+        assert_eq!(Combine::Ratio.value(Better::Higher, 2.0, Some(0.0)), None);
+        assert_eq!(Combine::Ratio.better(Better::Lower), Better::Higher);
+        assert_eq!(Combine::Difference.better(Better::Lower), Better::Lower);
+    }
+}
