@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use crate::files::root;
-use crate::{Findings, abi, drop_reasons, edges, tidy};
+use crate::{Findings, abi, benchmarks, drop_reasons, edges, tidy};
 
 /// How a step ended well.
 enum Done {
@@ -35,6 +35,11 @@ const STEPS: &[Step] = &[
         name: "abi-diff",
         what: "generated files are up to date",
         run: || found(abi::differences()),
+    },
+    Step {
+        name: "benchmarks",
+        what: "the table of benchmarks is what was measured",
+        run: || found(benchmarks::differences()),
     },
     Step {
         name: "drop-reasons",

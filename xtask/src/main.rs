@@ -2,6 +2,7 @@
 //! `cargo xtask ci` is the only entry to continuous integration.
 
 mod abi;
+mod benchmarks;
 mod ci;
 mod drop_reasons;
 mod edges;
@@ -14,6 +15,7 @@ const USAGE: &str = "\
 usage: cargo xtask CHORE
 
   gen-abi       writes the C header and the table of the region's layout
+  benchmarks    writes docs/benchmarks.md from the results; with --check says whether it is up to date
   edges         every ordering edge has both halves, where ORDERING.md says
   tidy          file sizes, where unsafety lives, names, left-overs
   drop-reasons  every drop reason is provoked by a test
@@ -28,6 +30,8 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
         ["gen-abi"] => report("gen-abi", &abi::generate()),
+        ["benchmarks"] => report("benchmarks", &benchmarks::generate()),
+        ["benchmarks", "--check"] => report("benchmarks", &benchmarks::differences()),
         ["edges"] => report("edges", &edges::check()),
         ["tidy"] => report("tidy", &tidy::check()),
         ["drop-reasons"] => report("drop-reasons", &drop_reasons::check(true)),

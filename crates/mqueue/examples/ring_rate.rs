@@ -6,6 +6,9 @@
 //! both sides, which is the instructions alone; and the round trip of one message. Every message is
 //! copied in and out and its number is checked.
 //!
+//! With `--json PROTOCOL DEPTH` it prints one figure instead: `{"rate":...}` with 64 messages a publish, for
+//! the table of benchmarks.
+//!
 //! The depth matters: the lines of a shallow ring are still in the writer's nearest cache when the reader
 //! asks for them and the other way round, which has been several times slower than with deep rings on
 //! the processors tried so far.
@@ -184,18 +187,43 @@ fn round_trips(protocol: u8, count: usize, cores: (usize, usize)) -> Vec<u64> {
     })
 }
 
+/// The protocols there are on this machine.
+fn protocols() -> Vec<(&'static str, u8)> {
+    let mut protocols = vec![("doorbell", protocol::DOORBELL), ("granule8", protocol::GRANULE8)];
+    if mqueue::memory::unit16_is_atomic() {
+        protocols.push(("granule16", protocol::GRANULE16));
+    }
+    protocols
+}
+
+/// One rate as JSON: the best and the median of several slices of a tenth of a second.
+fn json(arguments: &[String]) -> Result<(), String> {
+    let [name, depth] = arguments else { return Err("give a protocol and a depth".to_owned()) };
+    let known = protocols();
+    let found = known.iter().find(|(known, _)| known == name);
+    let (_, protocol) = found.ok_or_else(|| format!("no protocol {name} here, only {known:?}"))?;
+    let depth: u32 = depth.parse().map_err(|_| format!("{depth} is no depth"))?;
+    let (median, best) = slices(|| rate(*protocol, depth, 64, 0.1, (0, 1)));
+    println!("{{\"rate\":{median:.0},\"best_rate\":{best:.0}}}");
+    Ok(())
+}
+
 fn main() {
-    let mut arguments = std::env::args().skip(1).map(|a| a.parse::<f64>().expect("a number"));
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|word| word == "--json") {
+        if let Err(what) = json(&words[1..]) {
+            eprintln!("ring_rate: {what}");
+            std::process::exit(2);
+        }
+        return;
+    }
+    let mut arguments = words.iter().map(|a| a.parse::<f64>().expect("a number"));
     let seconds = arguments.next().unwrap_or(0.1);
     let mut core = |default: f64| arguments.next().unwrap_or(default) as usize;
     let cores = (core(0.0), core(1.0));
 
     println!("{PAYLOAD_BYTES} B payload, cores {cores:?}");
-    let mut protocols = vec![("doorbell", protocol::DOORBELL), ("granule8", protocol::GRANULE8)];
-    if mqueue::memory::unit16_is_atomic() {
-        protocols.push(("granule16", protocol::GRANULE16));
-    }
-    for (name, protocol) in protocols {
+    for (name, protocol) in protocols() {
         for depth in DEPTHS {
             for batch in [1, 16, 64] {
                 let measure = || rate(protocol, depth, batch, seconds, cores) / 1e6;

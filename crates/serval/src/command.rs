@@ -1,6 +1,7 @@
 //! The `serval` command: arguments, exit codes, and one module for each verb.
 
 mod check;
+mod compare;
 mod demo;
 mod doctor;
 mod kernel;
@@ -9,9 +10,12 @@ mod tables;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::json;
+use sys::signal::{Signal, Signals};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::config::{Config, ConfigError, Overrides};
@@ -68,6 +72,10 @@ enum Verb {
     /// See Serval work on this machine, in less than a minute
     #[command(after_help = demo::HELP)]
     Demo(demo::Options),
+
+    /// Measure two servers side by side, or every row of a suite
+    #[command(after_help = compare::HELP)]
+    Compare(Box<compare::Options>),
 
     /// Check a configuration file and show what it means
     #[command(name = "check-config", after_help = check::HELP)]
@@ -166,6 +174,7 @@ pub fn main() -> ExitCode {
     let result = match &arguments.verb {
         Verb::Serve(file) => serve::run(&screen, file),
         Verb::Demo(options) => demo::run(&screen, options),
+        Verb::Compare(options) => compare::run(&screen, options),
         Verb::CheckConfig(file) => check::run(&screen, file),
         Verb::Doctor(options) => doctor::run(&screen, options),
         Verb::Kernel(verb) => kernel::run(&screen, verb),
@@ -185,6 +194,19 @@ pub fn main() -> ExitCode {
             ExitCode::from(failure.code())
         }
     }
+}
+
+/// The first signal ends what a verb does in order, so that what it started is stopped too.
+fn cancel_on_signal(cancel: Arc<AtomicBool>) -> std::io::Result<()> {
+    let mut signals = Signals::install()?;
+    std::thread::Builder::new().name("serval-signals".into()).spawn(move || {
+        while let Ok(signal) = signals.wait(None) {
+            if matches!(signal, Some(Signal::Terminate | Signal::Interrupt)) {
+                cancel.store(true, Ordering::Relaxed);
+            }
+        }
+    })?;
+    Ok(())
 }
 
 fn start_log(level: Option<LogLevel>, serves: bool) {

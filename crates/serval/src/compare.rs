@@ -1,6 +1,321 @@
+//! Two servers side by side: which is better, by how much, and how sure that is.
+//!
+//! Absolute figures of a shared machine move by a fifth and more with whatever else runs on it; ratios
+//! that are measured side by side do not. So a *row* measures its two sides in interleaved pairs
+//! ([`pairs`]), on the same cores with the same client, with the machine's own speed taken before and
+//! after each ([`calibration`]). The value of a row is the median of the pairs' ratios, with the exact
+//! interval in which it lies ([`statistics`]); a claim holds when the whole interval does ([`verdict`]).
+//! A ratio above 1 means that A, the candidate, is better, for rates and for latencies alike.
+//!
+//! A side is a process: a server under measurement ([`server`]) or a program that prints its figures.
+//! The rows of the published table are a [`suite`]; a [`record`] is what is kept of one.
+
 pub mod calibration;
+pub mod machine;
 pub mod pairs;
+pub mod record;
 pub mod server;
+pub mod show;
 pub mod statistics;
-pub mod verdict;
 pub mod suite;
+pub mod verdict;
+
+mod load;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::bench::{BenchError, PlanError};
+use crate::client::workload::Pictures;
+use crate::demo::{DemoError, Memcached};
+use calibration::Calibration;
+use pairs::{Bench, Pairs, PairsError, Plan, Run, Side};
+use record::Record;
+use server::ServerError;
+use statistics::Summary;
+use suite::{Row, SideSpec, Timing};
+use verdict::{PAIRS_MIN, Verdict};
+
+/// Longest time of a program.
+const PROGRAM_MAX: Duration = Duration::from_secs(120);
+
+/// The two cores of a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Cores {
+    /// Both sides' servers, in turn; programs.
+    pub server: usize,
+    /// The client, which is this process.
+    pub client: usize,
+}
+
+/// How often and how long, with nothing left open.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Schedule {
+    /// Pairs that count.
+    pub pairs: usize,
+    /// Seconds of load before each measurement.
+    pub warmup_s: f64,
+    /// Seconds of each measurement.
+    pub duration_s: f64,
+}
+
+impl Schedule {
+    /// For looking, not for claims: one pair of short measurements.
+    pub const QUICK: Self = Self { pairs: 1, warmup_s: 0.1, duration_s: 0.3 };
+}
+
+impl From<Timing> for Schedule {
+    fn from(timing: Timing) -> Self {
+        Self {
+            pairs: timing.pairs.unwrap_or(9),
+            warmup_s: timing.warmup_s.unwrap_or(0.5),
+            duration_s: timing.duration_s.unwrap_or(2.0),
+        }
+    }
+}
+
+/// Why a side cannot be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum SideError {
+    /// Its process.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// The client.
+    #[error(transparent)]
+    Bench(#[from] BenchError),
+    /// Its load says something impossible.
+    #[error("{0}")]
+    Load(String),
+    /// Its database.
+    #[error(transparent)]
+    Database(#[from] DemoError),
+    /// The client's core.
+    #[error("the client cannot run on core {0}: {1}")]
+    Pin(usize, std::io::Error),
+    /// A folder for sockets and the like.
+    #[error("cannot make the folder {0}: {1}")]
+    Scratch(PathBuf, std::io::Error),
+    /// The machine.
+    #[error("cannot calibrate cores {0:?}: {1}")]
+    Calibrate(Cores, std::io::Error),
+    /// A signal came.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl From<PlanError> for SideError {
+    fn from(error: PlanError) -> Self {
+        BenchError::from(error).into()
+    }
+}
+
+/// A memcached with the built-in pictures, on the client's core.
+struct Database(Memcached);
+
+impl Database {
+    fn start(core: usize) -> Result<Self, DemoError> {
+        let start = || {
+            // Processes start where the thread is that starts them; unpinned is slower, not wrong.
+            let _ = sys::affinity::pin_current_thread(core);
+            Memcached::start()
+        };
+        let memcached = std::thread::scope(|scope| scope.spawn(start).join()).expect("no panic")?;
+        let pictures = Pictures::built_in();
+        let entry = |person: &crate::client::workload::Person<'static>| {
+            (person.database_key(), person.stored)
+        };
+        memcached.store(pictures.people.iter().map(entry))?;
+        Ok(Self(memcached))
+    }
+}
+
+/// What a measurement has besides its processes, and what goes with it.
+struct Surroundings {
+    database: Option<Database>,
+    scratch: PathBuf,
+}
+
+impl Surroundings {
+    fn new(side: &SideSpec, cores: &Cores) -> Result<Self, SideError> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("serval-compare-{}-{number}", std::process::id());
+        let scratch = std::env::temp_dir().join(name);
+        std::fs::create_dir(&scratch)
+            .map_err(|error| SideError::Scratch(scratch.clone(), error))?;
+        let mut surroundings = Self { database: None, scratch };
+        if side.memcached {
+            surroundings.database = Some(Database::start(cores.client)?);
+        }
+        Ok(surroundings)
+    }
+
+    /// The command line with cores, folder and database in place of their names.
+    fn fill_in(&self, command: &str, cores: &Cores) -> String {
+        let database = self.database.as_ref().map(|database| database.0.address().to_string());
+        command
+            .replace("{server_core}", &cores.server.to_string())
+            .replace("{client_core}", &cores.client.to_string())
+            .replace("{scratch}", &self.scratch.display().to_string())
+            .replace("{memcached}", &database.unwrap_or_default())
+    }
+}
+
+impl Drop for Surroundings {
+    fn drop(&mut self) {
+        // What is left behind lies in the folder for such things.
+        let _ = std::fs::remove_dir_all(&self.scratch);
+    }
+}
+
+/// What a row is measured with: processes, a client, and the machine itself.
+struct Rig<'r> {
+    row: &'r Row,
+    schedule: Schedule,
+    cores: Cores,
+    cancel: Arc<AtomicBool>,
+    watch: &'r mut dyn FnMut(usize, usize),
+}
+
+impl Bench for Rig<'_> {
+    type Error = SideError;
+
+    fn calibrate(&mut self) -> Result<Calibration, SideError> {
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(SideError::Interrupted);
+        }
+        Calibration::measure(self.cores.server, self.cores.client)
+            .map_err(|error| SideError::Calibrate(self.cores, error))
+    }
+
+    fn measure(&mut self, side: Side) -> Result<Run, SideError> {
+        let row = self.row;
+        let side = match side {
+            Side::A => &row.a,
+            Side::B => row.b.as_ref().expect("a row with a B"),
+        };
+        match (&side.server, &side.program, row.load_on(side)) {
+            (Some(command), _, Some(load)) => {
+                load::measure_server(command, side, load, &self.schedule, &self.cores, &self.cancel)
+            }
+            (None, Some(command), _) => {
+                let core = (side.on == suite::On::ServerCore).then_some(self.cores.server);
+                let surroundings = Surroundings::new(side, &self.cores)?;
+                let command = surroundings.fill_in(command, &self.cores);
+                let figures = server::run_program(&command, core, PROGRAM_MAX)?;
+                Ok(Run::Figures(figures.into_iter().collect()))
+            }
+            _ => unreachable!("rows are checked when they are read"),
+        }
+    }
+
+    fn progress(&mut self, kept: usize, discarded: usize) {
+        (self.watch)(kept, discarded);
+    }
+}
+
+/// Measures one row. What goes wrong with a side makes the row void and is said in its record; only an
+/// interruption ends the caller's work.
+///
+/// `watch` is told the pairs kept and discarded so far.
+pub fn measure(
+    row: &Row,
+    schedule: Schedule,
+    cores: Cores,
+    cancel: &Arc<AtomicBool>,
+    watch: &mut dyn FnMut(usize, usize),
+) -> Result<Record, SideError> {
+    let figure = |side: Option<&SideSpec>| {
+        side.and_then(|side| side.figure.clone()).unwrap_or_else(|| row.metric.clone())
+    };
+    let plan = Plan {
+        pairs: schedule.pairs,
+        // As many as are kept, and a few where few are kept.
+        discards_max: schedule.pairs + 2,
+        combine: row.combine(),
+        better: row.better(),
+        figure: [figure(Some(&row.a)), figure(row.b.as_ref())],
+    };
+    let mut rig = Rig { row, schedule, cores, cancel: cancel.clone(), watch };
+    let found = pairs::measure(&mut rig, &plan);
+    if cancel.load(Ordering::Relaxed) {
+        return Err(SideError::Interrupted);
+    }
+    let (pairs, trouble) = match found {
+        Ok(pairs) => (pairs, None),
+        Err(PairsError::Side(error)) => (Pairs::default(), Some(error.to_string())),
+        Err(PairsError::NoFigure { side, figure, known }) => {
+            let what = format!("{side:?} has no figure {figure:?}; it has {known}");
+            (Pairs::default(), Some(what))
+        }
+    };
+    let (verdict, reason) = judge(row, schedule, &pairs, trouble);
+    Ok(Record::new(row, schedule, cores, pairs, verdict, reason))
+}
+
+/// The verdict on a row's pairs, and the reason where there is none.
+fn judge(
+    row: &Row,
+    schedule: Schedule,
+    pairs: &Pairs,
+    trouble: Option<String>,
+) -> (Verdict, Option<String>) {
+    if trouble.is_some() {
+        return (Verdict::Void, trouble);
+    }
+    let (kept, discarded) = (pairs.kept.len(), pairs.discarded.len());
+    if kept < schedule.pairs {
+        let last = pairs.discarded.last().map(String::as_str).unwrap_or_default();
+        let what =
+            format!("{discarded} pairs were discarded and {kept} kept, the last since {last}");
+        return (Verdict::Void, Some(what));
+    }
+    let Some(summary) = Summary::of(&pairs.values()) else {
+        return (Verdict::Void, Some("nothing was measured".to_owned()));
+    };
+    let verdict = row.claim().judge(&summary);
+    let reason = (verdict == Verdict::NoVerdict && kept < PAIRS_MIN)
+        .then(|| format!("{kept} pairs prove nothing, {PAIRS_MIN} would"));
+    (verdict, reason)
+}
+
+/// Measures rows of a suite in their order. A row whose needs did not pass is void and not measured.
+///
+/// `each` gets every record as it is made; `watch` is told a row's name and the pairs kept and discarded.
+pub fn measure_suite(
+    rows: &[&Row],
+    schedule: impl Fn(&Row) -> Schedule,
+    cores: Cores,
+    cancel: &Arc<AtomicBool>,
+    watch: &mut dyn FnMut(&Row, usize, usize),
+    each: &mut dyn FnMut(&Record) -> Result<(), SideError>,
+) -> Result<Vec<Record>, SideError> {
+    let mut verdicts: HashMap<&str, Verdict> = HashMap::new();
+    let mut records = Vec::new();
+    for &row in rows {
+        let schedule = schedule(row);
+        let unmet = row
+            .needs
+            .iter()
+            .find(|need| verdicts.get(need.as_str()).is_none_or(|verdict| !verdict.is_good()));
+        let record = match unmet {
+            Some(need) => {
+                let reason = format!("it needs {need}, which did not pass");
+                let pairs = Pairs::default();
+                Record::new(row, schedule, cores, pairs, Verdict::Void, Some(reason))
+            }
+            None => measure(row, schedule, cores, cancel, &mut |kept, discarded| {
+                watch(row, kept, discarded);
+            })?,
+        };
+        verdicts.insert(&row.name, record.verdict);
+        each(&record)?;
+        records.push(record);
+    }
+    Ok(records)
+}

@@ -37,6 +37,7 @@ use crate::server::{Server, ServerError};
 
 pub use baseline::HostCentric;
 pub use function::KernelFunction;
+pub(crate) use memcached::Memcached;
 
 /// Which demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

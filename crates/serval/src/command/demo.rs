@@ -2,14 +2,13 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use engine::topology::WORKERS_MAX;
 use mqueue::abi::BLOCKS_MAX;
-use sys::signal::{Signal, Signals};
 
-use super::Failure;
+use super::{Failure, cancel_on_signal};
 use crate::demo::{self, Name};
 use crate::screen::Screen;
 
@@ -70,18 +69,5 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     };
     let report = demo::run(name, &options).map_err(Failure::run)?;
     screen.show(|| report.text, || report.json);
-    Ok(())
-}
-
-/// The first signal ends the demo in order, so that what it started is stopped too.
-fn cancel_on_signal(cancel: Arc<AtomicBool>) -> std::io::Result<()> {
-    let mut signals = Signals::install()?;
-    std::thread::Builder::new().name("serval-signals".into()).spawn(move || {
-        while let Ok(signal) = signals.wait(None) {
-            if matches!(signal, Some(Signal::Terminate | Signal::Interrupt)) {
-                cancel.store(true, Ordering::Relaxed);
-            }
-        }
-    })?;
     Ok(())
 }

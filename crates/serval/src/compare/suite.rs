@@ -144,6 +144,10 @@ pub struct Load {
     /// Seconds after which a request is lost; default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<f64>,
+    /// The client's core has others on it, who get it while the client has nothing to do; otherwise the
+    /// client looks for replies all the time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shares_core: bool,
     /// Framing on TCP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub framing: Option<String>,
@@ -254,13 +258,13 @@ impl Timing {
         }
     }
 
-    fn check(&self, what: &str) -> Result<(), String> {
+    /// Checks the ranges; `what` is whose they are.
+    pub fn check(&self, what: &str) -> Result<(), String> {
         if self.pairs.is_some_and(|pairs| !(1..=PAIRS_MAX).contains(&pairs)) {
             return Err(format!("{what}: pairs must be in [1, {PAIRS_MAX}]"));
         }
-        let seconds = |value: Option<f64>, min: f64| {
-            value.is_none_or(|value| (min..=600.0).contains(&value))
-        };
+        let seconds =
+            |value: Option<f64>, min: f64| value.is_none_or(|value| (min..=600.0).contains(&value));
         if !seconds(self.warmup_s, 0.0) {
             return Err(format!("{what}: warmup_s must be in [0, 600]"));
         }
@@ -392,6 +396,24 @@ mod tests {
         assert_eq!(one.b.as_ref().unwrap().on, On::Anywhere);
     }
 
+    /// The table of record itself, and the configurations it names.
+    #[test]
+    fn the_suite_of_this_repository_is_sound() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let suite = Suite::load(&root.join("benches/speed.toml")).unwrap();
+        for row in &suite.rows {
+            for side in std::iter::once(&row.a).chain(&row.b) {
+                let command = side.server.iter().chain(&side.program).next().unwrap();
+                let mut words = command.split(' ');
+                if let Some(path) = words.find(|word| word.starts_with("benches/")) {
+                    let overrides = crate::config::Overrides::default();
+                    crate::config::Config::load(&root.join(path), &overrides)
+                        .unwrap_or_else(|error| panic!("{}: {}", row.name, error.render(false)));
+                }
+            }
+        }
+    }
+
     #[test]
     fn needs_come_with_the_rows_that_are_named() {
         let suite = Suite::parse(GOOD).unwrap();
@@ -432,7 +454,8 @@ mod tests {
             let error = Suite::parse(&GOOD.replacen(from, to, 1)).unwrap_err();
             assert!(error.contains(expected), "{to}: {error}");
         }
-        let without_load = GOOD.replace("load = { class = \"T0\", workload = \"echo:64\", window = 64 }", "");
+        let without_load =
+            GOOD.replace("load = { class = \"T0\", workload = \"echo:64\", window = 64 }", "");
         assert!(Suite::parse(&without_load).unwrap_err().contains("no load"));
     }
 }

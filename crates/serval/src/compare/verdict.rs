@@ -14,7 +14,7 @@ use super::statistics::Summary;
 pub const PAIRS_MIN: usize = 7;
 
 /// Which way a figure improves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
     /// More is better.

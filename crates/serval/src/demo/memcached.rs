@@ -13,13 +13,13 @@ const START: Duration = Duration::from_secs(10);
 /// Another program may take the port between finding it free and using it.
 const TRIES: usize = 3;
 
-pub(super) struct Memcached {
+pub(crate) struct Memcached {
     child: Child,
     address: SocketAddr,
 }
 
 impl Memcached {
-    pub(super) fn start() -> Result<Self, DemoError> {
+    pub(crate) fn start() -> Result<Self, DemoError> {
         let program = find_program("memcached").ok_or_else(|| {
             DemoError::Missing(
                 "this demo needs memcached, which is not on PATH: install it (apt install memcached)"
@@ -73,12 +73,12 @@ impl Memcached {
         asks().unwrap_or(false)
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Stores values under keys; both without bytes that have a meaning in the protocol.
-    pub(super) fn store<'a>(
+    pub(crate) fn store<'a>(
         &self,
         entries: impl Iterator<Item = (String, &'a [u8])>,
     ) -> Result<usize, DemoError> {

@@ -1,0 +1,120 @@
+//! The load on a server under measurement, and the figures that come of it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use wire::framing::{Framing, FramingParseError};
+
+use super::pairs::{Figures, Run};
+use super::server::{START_MAX, Server};
+use super::suite::{Load, On, SideSpec};
+use super::{Cores, Schedule, SideError, Surroundings};
+use crate::bench::{self, Mode, Plan, Report};
+
+/// Share of the duration for which the peak is measured first, where a load is a multiple of it.
+const PEAK_SHARE: f64 = 0.5;
+
+/// Measures one server once: starts it, puts the load on it, ends it.
+pub(super) fn measure_server(
+    command: &str,
+    side: &SideSpec,
+    load: &Load,
+    schedule: &Schedule,
+    cores: &Cores,
+    cancel: &Arc<AtomicBool>,
+) -> Result<Run, SideError> {
+    // Lives as long as the server.
+    let surroundings = Surroundings::new(side, cores)?;
+    let command = surroundings.fill_in(command, cores);
+    let core = (side.on == On::ServerCore).then_some(cores.server);
+    let server = Server::start(&command, core, START_MAX)?;
+    let mut plan = Plan::new(server.url(&load.url)?.parse()?);
+    plan.class = Some(class(&load.class)?);
+    plan.work = load.workload.parse()?;
+    plan.framing = match &load.framing {
+        Some(text) => Some(framing(text)?),
+        None => None,
+    };
+    plan.connections = load.connections;
+    plan.timeout = load.timeout_s.map(Duration::from_secs_f64);
+    plan.core = (!load.shares_core).then_some(cores.client);
+    plan.cancel = cancel.clone();
+    plan.warmup = Duration::from_secs_f64(schedule.warmup_s);
+    plan.duration = Duration::from_secs_f64(schedule.duration_s);
+    plan.mode = Mode::Closed { window: load.window };
+    let mut peak = None;
+    let mut rate = load.rate;
+    if let Some(times) = load.times_peak {
+        let duration = plan.duration.mul_f64(PEAK_SHARE);
+        let report = run(&Plan { duration, ..plan.clone() }, cores)?;
+        if let Some(void) = &report.void {
+            return Ok(Run::Void(format!("peak: {void}")));
+        }
+        (peak, rate) = (Some(report.rate), Some(times * report.rate));
+    }
+    if let Some(rate) = rate {
+        plan.mode = Mode::Open { rate };
+    }
+    plan.server_pid = Some(server.id());
+    let report = run(&plan, cores)?;
+    let account = server.stop()?;
+    if let Some(void) = &report.void {
+        return Ok(Run::Void(void.to_string()));
+    }
+    let mut figures = figures(&report);
+    if let Some(peak) = peak {
+        figures.insert("peak_rate".to_owned(), peak);
+        figures.insert("share_of_peak".to_owned(), report.rate / peak);
+    }
+    if account.messages > 0 {
+        let per_message = |ns: u64| ns as f64 / account.messages as f64;
+        figures.insert("busy_ns".to_owned(), per_message(account.busy_ns));
+        // Of its whole life, where the host does not say what it was during the measurement.
+        figures.entry("server_cpu_ns".to_owned()).or_insert(per_message(account.cpu_ns));
+    }
+    Ok(Run::Figures(figures))
+}
+
+/// Runs a load from the client's core, whether the client spins there or shares it.
+fn run(plan: &Plan, cores: &Cores) -> Result<Report, SideError> {
+    let pinned = || {
+        let pinned = sys::affinity::pin_current_thread(cores.client);
+        pinned.map_err(|error| SideError::Pin(cores.client, error))?;
+        // The client is a thread that this one starts: it inherits the core.
+        Ok(bench::run(plan)?)
+    };
+    let ran = std::thread::scope(|scope| scope.spawn(pinned).join());
+    ran.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn framing(text: &str) -> Result<Framing, SideError> {
+    text.parse().map_err(|error: FramingParseError| SideError::Load(error.to_string()))
+}
+
+fn class(name: &str) -> Result<bench::Class, SideError> {
+    let known = <bench::Class as clap::ValueEnum>::from_str(name, true);
+    known.map_err(|_| SideError::Load(format!("there is no client of class {name:?}")))
+}
+
+fn figures(report: &Report) -> Figures {
+    let latency = &report.latency;
+    let mut figures: Figures = [
+        ("rate", report.rate),
+        ("mean_ns", latency.mean_ns),
+        ("p50_ns", latency.p50_ns as f64),
+        ("p90_ns", latency.p90_ns as f64),
+        ("p99_ns", latency.p99_ns as f64),
+        ("p999_ns", latency.p999_ns as f64),
+        ("max_ns", latency.max_ns as f64),
+        ("lost_share", report.lost as f64 / (report.sent as f64).max(1.0)),
+        ("client_cpu_ns", report.client_cpu_ns_per_message),
+        ("client_busy", report.client_busy),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into();
+    if let Some(server) = report.server.filter(|_| report.rate > 0.0) {
+        figures.insert("server_cpu_ns".to_owned(), server.cores * 1e9 / report.rate);
+    }
+    figures
+}

@@ -1,0 +1,172 @@
+//! What is kept of a measured row: enough to publish it, to doubt it, and to measure it again.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::Value as Json;
+
+use super::machine::Machine;
+use super::pairs::{Figures, Pair, Pairs};
+use super::show::{self, Shown, Style};
+use super::statistics::Summary;
+use super::suite::{Row, SideSpec};
+use super::verdict::{Better, Combine, Verdict};
+use super::{Cores, Schedule};
+
+/// Version of the form of [`Record`].
+pub const SCHEMA: u32 = 1;
+
+/// The result of a row.
+#[derive(Clone, Debug, Serialize)]
+pub struct Record {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The row's name.
+    pub name: String,
+    /// What is measured.
+    pub what: String,
+    /// Class of the client.
+    pub class: String,
+    /// The figure that is compared.
+    pub metric: String,
+    /// How two figures became a value.
+    pub combine: Combine,
+    /// Which way the value improves.
+    pub better: Better,
+    /// What must be reached.
+    pub must: Option<f64>,
+    /// What is aimed at.
+    pub aim: Option<f64>,
+    /// What the measurements say about `must`.
+    pub verdict: Verdict,
+    /// Whether they prove that the aim is met.
+    pub meets_aim: Option<bool>,
+    /// Why there is no verdict, or the row is void.
+    pub reason: Option<String>,
+    /// The pairs' values.
+    pub value: Option<Summary>,
+    /// All of that as texts.
+    pub shown: Shown,
+    /// The candidate.
+    pub a: SideRecord,
+    /// The baseline.
+    pub b: Option<SideRecord>,
+    /// Why pairs were discarded.
+    pub discarded: Vec<String>,
+    /// Every pair that counts, with all its figures.
+    pub pairs: Vec<Pair>,
+    /// How often and how long.
+    pub schedule: Schedule,
+    /// Where the sides and the client ran.
+    pub cores: Cores,
+    /// `near`, `far` or `one core`: how the cores lay to each other in the last pair.
+    pub state: String,
+    /// The median round trip of a cache line between the cores in nanoseconds.
+    pub ping_pong_ns: Option<f64>,
+    /// The machine and the source.
+    pub machine: Machine,
+    /// What bounds the value.
+    pub bound: String,
+    /// What the next step would be.
+    pub next: String,
+}
+
+/// One side of a record.
+#[derive(Clone, Debug, Serialize)]
+pub struct SideRecord {
+    /// The side as the suite has it: its command line, and its load where it has one of its own.
+    #[serde(flatten)]
+    pub spec: SideSpec,
+    /// The medians of its figures.
+    pub figures: Figures,
+}
+
+impl Record {
+    pub(super) fn new(
+        row: &Row,
+        schedule: Schedule,
+        cores: Cores,
+        pairs: Pairs,
+        verdict: Verdict,
+        reason: Option<String>,
+    ) -> Self {
+        let value = Summary::of(&pairs.values());
+        let claim = row.claim();
+        let side = |spec: &SideSpec, figures: Vec<&Figures>| {
+            let mut spec = spec.clone();
+            spec.load = row.load_on(&spec).cloned().filter(|_| spec.server.is_some());
+            SideRecord { spec, figures: medians(&figures) }
+        };
+        let a = side(&row.a, pairs.kept.iter().map(|pair| &pair.a).collect());
+        let bs = || pairs.kept.iter().filter_map(|pair| pair.b.as_ref()).collect();
+        let b = row.b.as_ref().map(|b| side(b, bs()));
+        let style = Style { metric: &row.metric, combine: row.combine(), better: claim.better };
+        let figures = |side: &SideRecord| {
+            let main = side.spec.figure.as_ref().unwrap_or(&row.metric);
+            show::figures(&side.figures, main)
+        };
+        let shown = Shown {
+            must: style.threshold(row.must),
+            aim: style.threshold(row.aim),
+            value: value.as_ref().map(|value| style.summary(value)).unwrap_or_default(),
+            range: value.as_ref().map(|value| style.range(value)).unwrap_or_default(),
+            a: figures(&a),
+            b: b.as_ref().map(figures).unwrap_or_default(),
+        };
+        let ping_pongs = pairs.kept.iter().filter_map(|pair| pair.before.ping_pong_ns);
+        Self {
+            schema: SCHEMA,
+            name: row.name.clone(),
+            what: row.what.clone(),
+            class: row.class.clone(),
+            metric: row.metric.clone(),
+            combine: row.combine(),
+            better: claim.better,
+            must: row.must,
+            aim: row.aim,
+            verdict,
+            meets_aim: value.as_ref().and_then(|value| claim.meets_aim(value)),
+            reason,
+            value,
+            shown,
+            a,
+            b,
+            state: pairs.kept.last().map(|pair| pair.after.state()).unwrap_or_default().to_owned(),
+            ping_pong_ns: Summary::of(&ping_pongs.collect::<Vec<_>>()).map(|all| all.median),
+            discarded: pairs.discarded,
+            pairs: pairs.kept,
+            schedule,
+            cores,
+            machine: Machine::here(),
+            bound: row.bound.clone(),
+            next: row.next.clone(),
+        }
+    }
+
+    /// The record as JSON.
+    pub fn json(&self) -> Json {
+        serde_json::to_value(self).expect("numbers, texts and lists")
+    }
+
+    /// Writes the record to `FOLDER/NAME.json`, beside its place first: a reader never sees half of it.
+    pub fn write(&self, folder: &Path) -> io::Result<PathBuf> {
+        std::fs::create_dir_all(folder)?;
+        let path = folder.join(format!("{}.json", self.name));
+        let beside = path.with_extension("json.new");
+        std::fs::write(&beside, format!("{:#}\n", self.json()))?;
+        std::fs::rename(&beside, &path)?;
+        Ok(path)
+    }
+}
+
+/// The median of each figure that every measurement has.
+fn medians(all: &[&Figures]) -> Figures {
+    let Some(first) = all.first() else { return Figures::new() };
+    let median = |name: &String| {
+        let values: Option<Vec<f64>> =
+            all.iter().map(|figures| figures.get(name).copied()).collect();
+        Some((name.clone(), Summary::of(&values?)?.median))
+    };
+    first.keys().filter_map(median).collect()
+}

@@ -1,0 +1,360 @@
+//! `docs/benchmarks.md`, made from the results in `docs/benchmarks/*.json` that `serval compare --suite`
+//! writes. Rows stand in the order of `benches/speed.toml`; a row without a result says so.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs;
+
+use serde_json::Value as Json;
+
+use crate::Findings;
+use crate::files::root;
+
+const TABLE: &str = "docs/benchmarks.md";
+const RESULTS: &str = "docs/benchmarks";
+const SUITE: &str = "benches/speed.toml";
+
+const HEAD: &str = "\
+# Benchmarks
+
+<!-- Made by `cargo xtask benchmarks` from docs/benchmarks/*.json; change benches/speed.toml and measure instead. -->
+
+`make bench` measures every row (about half an hour, on a machine that does nothing else) and writes this page. Two sides are measured in
+interleaved pairs, on the same core, with the same client on the other core; every reply is checked. A *value* is the median of the
+pairs' ratios with the exact interval in which it lies (95 % or more); a ratio above 1 means that A, the candidate, is better, for rates and
+for latencies alike. A row *passes* when the whole interval lies on the good side of what it must reach, *fails* when the whole
+interval lies on the bad side, and is *undecided* in between. Pairs during which the machine itself changed speed are discarded and repeated.
+Absolute figures are of one machine and move by a fifth with whatever else runs on it.
+
+Client classes, never mixed in one ratio: **T0** ordinary kernel sockets; **T2** trains of datagrams through kernel sockets (GSO, GRO);
+**T3** shared memory.
+";
+
+/// One row: as the suite has it, and its result if there is one.
+struct Row {
+    name: String,
+    what: String,
+    result: Option<Json>,
+}
+
+/// Writes the page.
+pub(crate) fn generate() -> Findings {
+    match page() {
+        Ok(page) => match fs::write(root().join(TABLE), page) {
+            Ok(()) => Findings::new(),
+            Err(error) => vec![format!("{TABLE}: {error}")],
+        },
+        Err(findings) => findings,
+    }
+}
+
+/// Whether the page is what the results give.
+pub(crate) fn differences() -> Findings {
+    let page = match page() {
+        Ok(page) => page,
+        Err(findings) => return findings,
+    };
+    match fs::read_to_string(root().join(TABLE)) {
+        Ok(text) if text == page => Findings::new(),
+        Ok(_) => vec![format!("{TABLE} is not what {RESULTS} gives: run `cargo xtask benchmarks`")],
+        Err(error) => vec![format!("{TABLE}: {error}")],
+    }
+}
+
+fn page() -> Result<String, Findings> {
+    let text = fs::read_to_string(root().join(SUITE)).map_err(|e| vec![format!("{SUITE}: {e}")])?;
+    let mut results = results()?;
+    let rows = rows(&text, &mut results).map_err(|what| vec![format!("{SUITE}: {what}")])?;
+    if !results.is_empty() {
+        let stray = |name: &String| format!("{RESULTS}/{name}.json: {SUITE} has no such row");
+        return Err(results.keys().map(stray).collect());
+    }
+    Ok(render(&rows))
+}
+
+/// The results by name.
+fn results() -> Result<HashMap<String, Json>, Findings> {
+    let mut results = HashMap::new();
+    let Ok(entries) = fs::read_dir(root().join(RESULTS)) else { return Ok(results) };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let Some(name) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json"))
+        else {
+            continue;
+        };
+        let text = fs::read_to_string(&path).map_err(|error| error.to_string());
+        let json = text.and_then(|text| {
+            serde_json::from_str::<Json>(&text).map_err(|error| error.to_string())
+        });
+        let json = json.map_err(|what| vec![format!("{RESULTS}/{name}.json: {what}")])?;
+        if json["schema"] != 1 || json["name"] != name {
+            return Err(vec![format!(
+                "{RESULTS}/{name}.json: not a result of schema 1 by that name"
+            )]);
+        }
+        results.insert(name.to_owned(), json);
+    }
+    Ok(results)
+}
+
+/// The suite's rows in order; takes their results out of `results`.
+fn rows(suite: &str, results: &mut HashMap<String, Json>) -> Result<Vec<Row>, String> {
+    let suite: toml::Table = suite.parse().map_err(|error: toml::de::Error| error.to_string())?;
+    let rows = suite.get("row").and_then(toml::Value::as_array).ok_or("it has no rows")?;
+    rows.iter()
+        .map(|row| {
+            let text = |key: &str| row.get(key).and_then(toml::Value::as_str).map(str::to_owned);
+            let name = text("name").ok_or("a row has no name")?;
+            let what = text("what").ok_or_else(|| format!("row {name} does not say what it is"))?;
+            Ok(Row { result: results.remove(&name), name, what })
+        })
+        .collect()
+}
+
+fn render(rows: &[Row]) -> String {
+    let mut page = HEAD.to_owned();
+    page.push_str("\n## The table\n\n");
+    page.push_str("| row | what | class | must | aim | value | pairs (discarded) | verdict |\n");
+    page.push_str("|---|---|---|---|---|---|---|---|\n");
+    for row in rows {
+        let _ = match &row.result {
+            None => {
+                writeln!(page, "| {} | {} | | | | | | not measured |", row.name, cell(&row.what))
+            }
+            Some(result) => table_line(&mut page, row, result),
+        };
+    }
+    let measured = || rows.iter().filter_map(|row| Some((row, row.result.as_ref()?)));
+    page.push_str(
+        "\n## Both sides\n\nMedians over the pairs; CPU and busy times are per message.\n\n",
+    );
+    page.push_str("| row | A | B |\n|---|---|---|\n");
+    for (row, result) in measured() {
+        let side = |key: &str| match result[key].as_object() {
+            None => String::new(),
+            Some(_) => {
+                let label = text(&result[key]["label"]);
+                let colon = if label.is_empty() { "" } else { ": " };
+                format!("{label}{colon}{}", text(&result["shown"][key]))
+            }
+        };
+        let _ = writeln!(page, "| {} | {} | {} |", row.name, cell(&side("a")), cell(&side("b")));
+    }
+    page.push_str("\n## What bounds it, and the next step\n\n");
+    for (row, result) in measured() {
+        let (bound, next) = (text(&result["bound"]), text(&result["next"]));
+        if !bound.is_empty() || !next.is_empty() {
+            let _ = writeln!(page, "- **{}**: {bound} *Next:* {next}", row.name);
+        }
+    }
+    page.push_str("\n## How each was measured\n");
+    for (row, result) in measured() {
+        how(&mut page, row, result);
+    }
+    page
+}
+
+fn table_line(page: &mut String, row: &Row, result: &Json) -> std::fmt::Result {
+    let shown = |key: &str| cell(text(&result["shown"][key]));
+    let count = |key: &str| result[key].as_array().map_or(0, Vec::len);
+    let verdict = match (text(&result["verdict"]), &result["meets_aim"]) {
+        (verdict, Json::Bool(true)) => format!("{verdict}, aim met"),
+        ("no-verdict", Json::Bool(false)) => "aim not met".to_owned(),
+        (verdict, _) => verdict.replace('-', " "),
+    };
+    let reason = match text(&result["reason"]) {
+        "" => String::new(),
+        reason => format!(": {}", cell(reason)),
+    };
+    writeln!(
+        page,
+        "| {} | {} | {} | {} | {} | {} | {} ({}) | {verdict}{reason} |",
+        row.name,
+        cell(&row.what),
+        text(&result["class"]),
+        shown("must"),
+        shown("aim"),
+        shown("value"),
+        count("pairs"),
+        count("discarded"),
+    )
+}
+
+/// Where, when, with which commands.
+fn how(page: &mut String, row: &Row, result: &Json) {
+    let (machine, cores) = (&result["machine"], &result["cores"]);
+    let _ = writeln!(page, "\n### {}\n", row.name);
+    for (name, key) in [("A", "a"), ("B", "b")] {
+        let side = &result[key];
+        let command = text(&side["server"]);
+        let command = if command.is_empty() { text(&side["program"]) } else { command };
+        if command.is_empty() {
+            continue;
+        }
+        let _ = write!(page, "- {name}: `{command}`");
+        if let Some(load) = side["load"].as_object() {
+            let parts = load.iter().filter(|(key, _)| *key != "class");
+            let parts =
+                parts.map(|(key, value)| format!("{} {}", key.replace('_', " "), plain(value)));
+            let _ = write!(page, "; load: {}", parts.collect::<Vec<_>>().join(", "));
+        }
+        page.push('\n');
+    }
+    let schedule = &result["schedule"];
+    let range = match text(&result["shown"]["range"]) {
+        "" => String::new(),
+        range => format!("; all pairs: {range}"),
+    };
+    let _ = writeln!(
+        page,
+        "- {} of {} s after {} s{range}; server on core {}, client on core {}{}",
+        result["pairs"].as_array().map_or(0, Vec::len),
+        plain(&schedule["duration_s"]),
+        plain(&schedule["warmup_s"]),
+        plain(&cores["server"]),
+        plain(&cores["client"]),
+        match (result["ping_pong_ns"].as_f64(), text(&result["state"])) {
+            (Some(ns), state) => format!(", {state} ({ns:.0} ns there and back)"),
+            _ => String::new(),
+        }
+    );
+    let commit: String = text(&machine["commit"]).chars().take(12).collect();
+    let governor = match text(&machine["governor"]) {
+        "" => String::new(),
+        governor => format!(", governor {governor}"),
+    };
+    let _ = writeln!(
+        page,
+        "- {}, {} cores, Linux {}{governor}; commit {commit}{}; {}",
+        text(&machine["cpu"]),
+        plain(&machine["cores"]),
+        text(&machine["host_kernel"]),
+        if machine["dirty"] == true { " with changes" } else { "" },
+        text(&machine["date"]),
+    );
+}
+
+fn text(value: &Json) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// A value without the quotes of texts.
+fn plain(value: &Json) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// Text inside a table's cell.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const SUITE: &str = r#"
+        schema = 1
+        [[row]]
+        name = "echo"
+        what = "echo | of 64 B"
+        [[row]]
+        name = "idle"
+        what = "nothing to do"
+        [[row]]
+        name = "later"
+        what = "not built"
+    "#;
+
+    fn results() -> HashMap<String, Json> {
+        let machine = json!({
+            "cpu": "A Processor", "cores": 2, "host_kernel": "6.1", "governor": "", "dirty": true,
+            "commit": "0123456789abcdef", "date": "2026-03-01T12:00:00Z",
+        });
+        let common = |name: &str| {
+            json!({
+                "schema": 1, "name": name, "machine": machine, "cores": { "server": 0, "client": 1 },
+                "schedule": { "pairs": 2, "warmup_s": 0.5, "duration_s": 2.0 }, "state": "near",
+                "ping_pong_ns": 110.4, "pairs": [{}, {}], "discarded": ["the core moved"],
+                "bound": "", "next": "", "reason": null, "meets_aim": null, "class": "",
+            })
+        };
+        let with = |mut base: Json, more: Json| {
+            let more = more.as_object().unwrap().clone();
+            base.as_object_mut().unwrap().extend(more);
+            base
+        };
+        let load = json!({ "url": "udp", "class": "T0", "workload": "echo:64", "window": 64 });
+        let echo = json!({
+            "class": "T0", "verdict": "pass", "meets_aim": true, "bound": "The host kernel.",
+            "next": "Fewer calls.",
+            "a": { "label": "Serval", "server": "serval serve x", "load": load },
+            "b": { "label": "", "program": "target/baselines/echo" },
+            "shown": {
+                "must": "at least 0.950x", "aim": "at least 0.980x", "value": "0.990x [0.985x, 0.995x]",
+                "range": "0.980x to 1.000x", "a": "310.0 k/s", "b": "313.0 k/s",
+            },
+        });
+        let idle = json!({
+            "verdict": "void", "reason": "it burns", "a": { "program": "measure idle" }, "b": null,
+            "shown": { "must": "", "aim": "", "value": "", "range": "", "a": "", "b": "" },
+        });
+        let entry = |name: &str, more| (name.to_owned(), with(common(name), more));
+        HashMap::from([entry("echo", echo), entry("idle", idle)])
+    }
+
+    #[test]
+    fn the_page_says_what_the_results_say() {
+        let mut results = results();
+        let rows = rows(SUITE, &mut results).unwrap();
+        assert!(results.is_empty());
+        let page = render(&rows);
+        let body = page.strip_prefix(HEAD).unwrap();
+        let expected = "
+## The table
+
+| row | what | class | must | aim | value | pairs (discarded) | verdict |
+|---|---|---|---|---|---|---|---|
+| echo | echo \\| of 64 B | T0 | at least 0.950x | at least 0.980x | 0.990x [0.985x, 0.995x] | 2 (1) | pass, aim met |
+| idle | nothing to do |  |  |  |  | 2 (1) | void: it burns |
+| later | not built | | | | | | not measured |
+
+## Both sides
+
+Medians over the pairs; CPU and busy times are per message.
+
+| row | A | B |
+|---|---|---|
+| echo | Serval: 310.0 k/s | 313.0 k/s |
+| idle |  |  |
+
+## What bounds it, and the next step
+
+- **echo**: The host kernel. *Next:* Fewer calls.
+
+## How each was measured
+
+### echo
+
+- A: `serval serve x`; load: url udp, workload echo:64, window 64
+- B: `target/baselines/echo`
+- 2 of 2.0 s after 0.5 s; all pairs: 0.980x to 1.000x; server on core 0, client on core 1, near (110 ns there and back)
+- A Processor, 2 cores, Linux 6.1; commit 0123456789ab with changes; 2026-03-01T12:00:00Z
+
+### idle
+
+- A: `measure idle`
+- 2 of 2.0 s after 0.5 s; server on core 0, client on core 1, near (110 ns there and back)
+- A Processor, 2 cores, Linux 6.1; commit 0123456789ab with changes; 2026-03-01T12:00:00Z
+";
+        assert_eq!(body, expected);
+    }
+
+    #[test]
+    fn rows_need_names_and_results_need_rows() {
+        let mut stray = HashMap::from([("other".to_owned(), json!({}))]);
+        assert_eq!(rows(SUITE, &mut stray).unwrap().len(), 3);
+        assert_eq!(stray.len(), 1, "what no row took is left");
+        assert!(rows("schema = 1", &mut stray).is_err());
+        assert!(rows("[[row]]\nwhat = \"x\"", &mut stray).is_err());
+    }
+}
