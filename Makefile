@@ -6,14 +6,15 @@ CARGO ?= cargo
 CACHE ?= .cache
 SERVAL := target/release/serval
 
-.PHONY: help demo demo-faces test bench microbench ci setup setup-test build clean
+.PHONY: help demo demo-faces test bench bench-quick bench-build microbench ci setup setup-test build clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo        build Serval and watch clients being answered by an accelerator (2 minutes)"
 	@echo "make demo-faces  the same with a real memcached behind the kernel"
 	@echo "make test        every test of the repository (about 12 minutes on 2 cores)"
-	@echo "make bench       the measurements behind docs/benchmarks.md"
+	@echo "make bench       the measurements behind docs/benchmarks.md (half an hour; leave the machine alone)"
+	@echo "make bench-quick a look at each of them (2 minutes; proves nothing)"
 	@echo "make microbench  what single operations cost: rings, framings, the dispatcher, the turn"
 	@echo "make ci          what the continuous integration runs"
 
@@ -32,18 +33,24 @@ test: setup setup-test
 
 ci: test
 
-bench: build
-	@tools/measure idle
-	@tools/measure memory 240
-	@$(CARGO) run --quiet --release --package serval-mqueue --example ring_rate
-	@$(CARGO) run --quiet --release --package serval-accel --example hop
-	@$(MAKE) --no-print-directory -C device/models bench
+# Every row of the table of record, then the page made from them, whatever the verdicts.
+bench: bench-build
+	@$(SERVAL) compare --suite benches/speed.toml; status=$$?; $(CARGO) xtask benchmarks && exit $$status
+
+bench-quick: bench-build
+	@$(SERVAL) compare --suite benches/speed.toml --quick
+
+bench-build: build setup-test
+	@$(MAKE) --no-print-directory --silent -C benches/baselines
+	@$(CARGO) build --release --quiet --package serval-mqueue --example ring_rate
 
 # Figures of one operation each; arguments of criterion in ARGS, for example ARGS=ring/doorbell.
 microbench: setup
 	@$(CARGO) bench --quiet --package serval-benches -- $(ARGS)
 	@$(CARGO) run --quiet --release --package serval-accel --example turn
+	@$(CARGO) run --quiet --release --package serval-accel --example hop
 	@$(CARGO) run --quiet --release --package serval-mqueue --example ring_rate
+	@$(MAKE) --no-print-directory -C device/models bench
 
 # What must be there before anything else, in one sentence each.
 setup:

@@ -130,6 +130,8 @@ enum Failure {
     Usage(String),
     /// Something failed; one sentence.
     Run(String),
+    /// What was to be proven was not; the result has been shown, one sentence about it.
+    Unproven(String),
     /// The service ended with work left over; it has been reported.
     Unfinished,
 }
@@ -141,7 +143,7 @@ impl Failure {
 
     fn code(&self) -> u8 {
         match self {
-            Self::Run(_) => 1,
+            Self::Run(_) | Self::Unproven(_) => 1,
             Self::Config(_) | Self::Usage(_) => 2,
             Self::Unfinished => 3,
         }
@@ -156,6 +158,10 @@ impl Failure {
             }
             Self::Usage(message) | Self::Run(message) => {
                 (format!("error: {message}"), json!({ "error": message }))
+            }
+            Self::Unproven(message) => {
+                eprintln!("{message}");
+                return;
             }
             Self::Unfinished => return,
         };

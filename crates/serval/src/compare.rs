@@ -62,11 +62,13 @@ pub struct Schedule {
     pub warmup_s: f64,
     /// Seconds of each measurement.
     pub duration_s: f64,
+    /// Whether pairs that the machine disturbed are discarded; there is no verdict without.
+    pub guard: bool,
 }
 
 impl Schedule {
     /// For looking, not for claims: one pair of short measurements.
-    pub const QUICK: Self = Self { pairs: 1, warmup_s: 0.1, duration_s: 0.3 };
+    pub const QUICK: Self = Self { pairs: 1, warmup_s: 0.1, duration_s: 0.3, guard: false };
 }
 
 impl From<Timing> for Schedule {
@@ -75,6 +77,7 @@ impl From<Timing> for Schedule {
             pairs: timing.pairs.unwrap_or(9),
             warmup_s: timing.warmup_s.unwrap_or(0.5),
             duration_s: timing.duration_s.unwrap_or(2.0),
+            guard: true,
         }
     }
 }
@@ -237,6 +240,7 @@ pub fn measure(
         pairs: schedule.pairs,
         // As many as are kept, and a few where few are kept.
         discards_max: schedule.pairs + 2,
+        guard: schedule.guard,
         combine: row.combine(),
         better: row.better(),
         figure: [figure(Some(&row.a)), figure(row.b.as_ref())],
@@ -278,6 +282,10 @@ fn judge(
     let Some(summary) = Summary::of(&pairs.values()) else {
         return (Verdict::Void, Some("nothing was measured".to_owned()));
     };
+    if !schedule.guard {
+        let what = "not guarded against noise: this proves nothing".to_owned();
+        return (Verdict::NoVerdict, Some(what));
+    }
     let verdict = row.claim().judge(&summary);
     let reason = (verdict == Verdict::NoVerdict && kept < PAIRS_MIN)
         .then(|| format!("{kept} pairs prove nothing, {PAIRS_MIN} would"));

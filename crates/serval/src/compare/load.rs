@@ -10,7 +10,7 @@ use super::pairs::{Figures, Run};
 use super::server::{START_MAX, Server};
 use super::suite::{Load, On, SideSpec};
 use super::{Cores, Schedule, SideError, Surroundings};
-use crate::bench::{self, Mode, Plan, Report};
+use crate::bench::{self, Mode, Plan, Report, Void};
 
 /// Share of the duration for which the peak is measured first, where a load is a multiple of it.
 const PEAK_SHARE: f64 = 0.5;
@@ -43,13 +43,16 @@ pub(super) fn measure_server(
     plan.warmup = Duration::from_secs_f64(schedule.warmup_s);
     plan.duration = Duration::from_secs_f64(schedule.duration_s);
     plan.mode = Mode::Closed { window: load.window };
-    let mut peak = None;
+    let (mut peak, mut noise) = (None, None);
     let mut rate = load.rate;
     if let Some(times) = load.times_peak {
         let duration = plan.duration.mul_f64(PEAK_SHARE);
         let report = run(&Plan { duration, ..plan.clone() }, cores)?;
         if let Some(void) = &report.void {
-            return Ok(Run::Void(format!("peak: {void}")));
+            noise = Some(format!("peak: {void}"));
+            if !is_noise(void) {
+                return Ok(Run::Void(noise.unwrap_or_default()));
+            }
         }
         (peak, rate) = (Some(report.rate), Some(times * report.rate));
     }
@@ -60,7 +63,10 @@ pub(super) fn measure_server(
     let report = run(&plan, cores)?;
     let account = server.stop()?;
     if let Some(void) = &report.void {
-        return Ok(Run::Void(void.to_string()));
+        noise = Some(void.to_string());
+        if !is_noise(void) {
+            return Ok(Run::Void(void.to_string()));
+        }
     }
     let mut figures = figures(&report);
     if let Some(peak) = peak {
@@ -73,7 +79,15 @@ pub(super) fn measure_server(
         // Of its whole life, where the host does not say what it was during the measurement.
         figures.entry("server_cpu_ns".to_owned()).or_insert(per_message(account.cpu_ns));
     }
-    Ok(Run::Figures(figures))
+    Ok(match noise {
+        None => Run::Figures(figures),
+        Some(noise) => Run::Noisy(figures, noise),
+    })
+}
+
+/// Whether the machine is to blame rather than the server.
+fn is_noise(void: &Void) -> bool {
+    matches!(void, Void::Stolen(_) | Void::Little(_) | Void::Few(_) | Void::Unsent(..))
 }
 
 /// Runs a load from the client's core, whether the client spins there or shares it.

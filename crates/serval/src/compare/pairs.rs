@@ -29,7 +29,9 @@ pub enum Side {
 pub enum Run {
     /// A measurement.
     Figures(Figures),
-    /// Something disturbed it; says what.
+    /// A measurement that the machine disturbed; says how.
+    Noisy(Figures, String),
+    /// No measurement at all; says why.
     Void(String),
 }
 
@@ -52,6 +54,8 @@ pub struct Plan {
     pub pairs: usize,
     /// Pairs that may be discarded on the way.
     pub discards_max: usize,
+    /// Whether what the machine disturbed is discarded. Without, pairs prove nothing.
+    pub guard: bool,
     /// How two figures become a value.
     pub combine: Combine,
     /// Which way the figure improves.
@@ -140,11 +144,12 @@ fn pair<B: Bench>(
     for &side in order {
         match bench.measure(side).map_err(PairsError::Side)? {
             Run::Figures(figures) => found[side as usize] = Some(figures),
-            Run::Void(why) => return Ok(Err(format!("{side:?}: {why}"))),
+            Run::Noisy(figures, _) if !plan.guard => found[side as usize] = Some(figures),
+            Run::Noisy(_, why) | Run::Void(why) => return Ok(Err(format!("{side:?}: {why}"))),
         }
     }
     let after = bench.calibrate().map_err(PairsError::Side)?;
-    if let Some(moved) = before.moved(&after) {
+    if let Some(moved) = before.moved(&after).filter(|_| plan.guard) {
         return Ok(Err(format!("the {} moved by {:.0} %", moved.figure, 100.0 * moved.share)));
     }
     let figure = |side: Side| {
@@ -180,6 +185,8 @@ mod tests {
         calibrations: usize,
         /// Numbers of measurements that are void.
         void: Vec<usize>,
+        /// Numbers of measurements that are noisy.
+        noisy: Vec<usize>,
         /// Number of the measurement that fails.
         fails: Option<usize>,
         measured: Vec<Side>,
@@ -205,7 +212,11 @@ mod tests {
                 return Ok(Run::Void("stolen time".to_owned()));
             }
             let rate = if side == Side::A { 300.0 } else { 200.0 };
-            Ok(Run::Figures(Figures::from([("rate".to_owned(), rate)])))
+            let figures = Figures::from([("rate".to_owned(), rate)]);
+            if self.noisy.contains(&number) {
+                return Ok(Run::Noisy(figures, "a neighbour".to_owned()));
+            }
+            Ok(Run::Figures(figures))
         }
 
         fn progress(&mut self, kept: usize, discarded: usize) {
@@ -215,7 +226,7 @@ mod tests {
 
     fn plan(pairs: usize, combine: Combine) -> Plan {
         let figure = ["rate".to_owned(), "rate".to_owned()];
-        Plan { pairs, discards_max: pairs, combine, better: Better::Higher, figure }
+        Plan { pairs, discards_max: pairs, guard: true, combine, better: Better::Higher, figure }
     }
 
     #[test]
@@ -248,6 +259,24 @@ mod tests {
         let pairs = measure(&mut bench, &plan(2, Combine::Ratio)).unwrap();
         assert_eq!(pairs.discarded, ["A: stolen time", "B: stolen time"]);
         assert_eq!(pairs.kept.len(), 2);
+    }
+
+    #[test]
+    fn without_the_guard_noise_is_kept_and_failures_are_not() {
+        let bench = || Scripted {
+            spins: vec![100.0, 200.0],
+            noisy: vec![0],
+            void: vec![1],
+            ..Scripted::default()
+        };
+        let guarded = measure(&mut bench(), &plan(2, Combine::Alone)).unwrap();
+        assert_eq!(guarded.discarded, ["A: a neighbour", "A: stolen time"]);
+        let open = Plan { guard: false, ..plan(2, Combine::Alone) };
+        let open = measure(&mut bench(), &open).unwrap();
+        assert_eq!(
+            (open.kept.len(), open.discarded.as_slice()),
+            (2, &["A: stolen time".to_owned()][..])
+        );
     }
 
     #[test]
