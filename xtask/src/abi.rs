@@ -1,14 +1,40 @@
-//! The generated files of the region's layout: `cargo xtask gen-abi`.
+//! The generated files of what crosses between programs: `cargo xtask gen-abi`. The region's layout comes
+//! from `mqueue::abi`, the handshake of shared-memory ports and the drop reasons from `wire`.
 
 use crate::Findings;
 use crate::files::root;
 
 /// The generated files: path and content.
-fn files() -> [(&'static str, String); 2] {
+fn files() -> [(&'static str, String); 3] {
     [
         ("device/include/serval/abi.h", mqueue::abi::c_header()),
         ("crates/mqueue/tests/layout.snapshot", mqueue::abi::layout_table()),
+        ("client/src/handshake.h", handshake_header()),
     ]
+}
+
+/// The handshake of shared-memory ports and the names of the drop reasons, for the C client library.
+fn handshake_header() -> String {
+    use wire::handshake::{ANSWER_BYTES_MAX, Answer, DESCRIPTORS, HELLO_BYTES, MAGIC, VERSION};
+    let text_at = Answer::Refused(String::new()).encode().len();
+    let mut names = String::new();
+    for reason in wire::DropReason::ALL {
+        names += &format!("    X({}, \"{}\") \\\n", *reason as u8, reason.name());
+    }
+    format!(
+        "/* Generated from crates/wire by `cargo xtask gen-abi`. Do not edit.\n \
+         * The concepts are explained in handshake.rs and drop_reason.rs there. */\n\
+         #ifndef SERVAL_CLIENT_HANDSHAKE_H\n#define SERVAL_CLIENT_HANDSHAKE_H\n\n\
+         #include <stdint.h>\n\n\
+         #define SERVAL_HANDSHAKE_MAGIC {MAGIC}ull\n\
+         #define SERVAL_HANDSHAKE_VERSION {VERSION}u\n\
+         #define SERVAL_HANDSHAKE_HELLO_BYTES {HELLO_BYTES}u\n\
+         #define SERVAL_HANDSHAKE_ANSWER_BYTES {text_at}u\n\
+         #define SERVAL_HANDSHAKE_ANSWER_BYTES_MAX {ANSWER_BYTES_MAX}u\n\
+         #define SERVAL_HANDSHAKE_DESCRIPTORS {DESCRIPTORS}u\n\n\
+         #define SERVAL_DROP_REASONS(X) \\\n{names}\n\
+         #endif\n"
+    )
 }
 
 /// Writes them.

@@ -6,7 +6,7 @@
 //! // EDGE NAME [NAME...] (release half|acquire half|sleeper half|waker half)[: why]
 //! ```
 //!
-//! Here stands which halves must exist in Rust and which in the device library. A marker of another form,
+//! Here stands which halves must exist in Rust, in the device library and in the client library. A marker of another form,
 //! an edge nobody knows, an edge without a section in ORDERING.md and a missing half are findings. Prose in
 //! doc comments may name edges as it likes.
 
@@ -18,8 +18,10 @@ use crate::files::{self, File};
 enum Side {
     Rust,
     Device,
+    /// The C client library, which goes through the device library's rings.
+    Client,
 }
-use Side::{Device, Rust};
+use Side::{Client, Device, Rust};
 
 const RELEASE: &str = "release half";
 const ACQUIRE: &str = "acquire half";
@@ -42,7 +44,10 @@ const EDGES: &[Edge] = &[
     Edge { name: "HEARTBEAT", halves: &[(RELEASE, Rust), (ACQUIRE, Rust), (ACQUIRE, Device)] },
     Edge { name: "STATE", halves: &[(RELEASE, Rust), (RELEASE, Device), (ACQUIRE, Rust)] },
     Edge { name: "FORMAT", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
-    Edge { name: "PARK", halves: &[(SLEEPER, Rust), (WAKER, Rust)] },
+    Edge {
+        name: "PARK",
+        halves: &[(SLEEPER, Rust), (WAKER, Rust), (SLEEPER, Client), (WAKER, Client)],
+    },
     Edge { name: "DOORBELL", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
 ];
 
@@ -111,6 +116,8 @@ fn side_of(file: &File) -> Option<Side> {
         Some(Rust)
     } else if file.path.starts_with("device/include/") {
         Some(Device)
+    } else if file.path.starts_with("client/src/") {
+        Some(Client)
     } else {
         None
     }

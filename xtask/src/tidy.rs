@@ -31,7 +31,7 @@ pub(crate) fn check() -> Findings {
 }
 
 fn is_source(file: &File) -> bool {
-    ["rs", "h", "cpp", "cu", "cuh", "py", "sh", "inc"].contains(&file.extension())
+    ["rs", "h", "c", "cpp", "cu", "cuh", "py", "sh", "inc"].contains(&file.extension())
 }
 
 fn is_test(file: &File) -> bool {

@@ -299,10 +299,11 @@ struct ArenaUse {
     uint64_t used;
 };
 
-// The writing end of a ring. Begin, reserve until there is room, write, publish, in this order.
+// The writing end of a ring. Begin, reserve until there is room, write, publish, in this order. Whoever shows several messages
+// with one store commits each and then shows them.
 struct Producer {
     Ring ring;
-    uint64_t next;        // messages published
+    uint64_t next;        // messages committed
     uint64_t tail;        // slots known to be released
     Header message;       // under way
     uint64_t place_end;   // where its payload ends in the arena
@@ -334,10 +335,14 @@ struct Producer {
         write_granule<Granule8>(data);
     }
 
-    // Called by the leader once every thread has written.
-    SERVAL_INLINE void publish() {
+    // Called by the leader once every thread has written: the next message may begin, show() must follow.
+    SERVAL_INLINE void commit() {
         if (place_room) take_arena();
         next++;
+    }
+
+    // Called by the leader: the consumer sees every message committed.
+    SERVAL_INLINE void show() {
         if (ring.protocol == SERVAL_PROTOCOL_DOORBELL) {
             // EDGE TX_PUBLISH (release half)
             store_release(ring.head, next);
@@ -351,6 +356,11 @@ struct Producer {
             else
                 store_release(ring.head, next);
         }
+    }
+
+    SERVAL_INLINE void publish() {
+        commit();
+        show();
     }
 
   private:

@@ -1,0 +1,50 @@
+/* Generated from crates/wire by `cargo xtask gen-abi`. Do not edit.
+ * The concepts are explained in handshake.rs and drop_reason.rs there. */
+#ifndef SERVAL_CLIENT_HANDSHAKE_H
+#define SERVAL_CLIENT_HANDSHAKE_H
+
+#include <stdint.h>
+
+#define SERVAL_HANDSHAKE_MAGIC 5571881007492253011ull
+#define SERVAL_HANDSHAKE_VERSION 1u
+#define SERVAL_HANDSHAKE_HELLO_BYTES 24u
+#define SERVAL_HANDSHAKE_ANSWER_BYTES 32u
+#define SERVAL_HANDSHAKE_ANSWER_BYTES_MAX 512u
+#define SERVAL_HANDSHAKE_DESCRIPTORS 3u
+
+#define SERVAL_DROP_REASONS(X) \
+    X(0, "socket_overflow") \
+    X(1, "truncated") \
+    X(2, "bad_framing") \
+    X(3, "connection_limit") \
+    X(4, "idle_timeout") \
+    X(5, "too_long") \
+    X(6, "too_short") \
+    X(7, "no_credit") \
+    X(8, "no_accelerator") \
+    X(9, "queue_time") \
+    X(10, "request_timeout") \
+    X(11, "bad_length") \
+    X(12, "kernel_drop") \
+    X(13, "reply_too_long") \
+    X(14, "reply_ratio") \
+    X(15, "reply_unframable") \
+    X(16, "client_gone") \
+    X(17, "slow_client") \
+    X(18, "reply_memory") \
+    X(19, "send_failed") \
+    X(20, "mqueue_dead") \
+    X(21, "handover_full") \
+    X(22, "draining") \
+    X(23, "drain_timeout") \
+    X(24, "stale_token") \
+    X(25, "bad_message") \
+    X(26, "unwanted_reply") \
+    X(27, "consumed_drop") \
+    X(28, "backend_late") \
+    X(29, "backend_protocol") \
+    X(30, "backend_unasked") \
+    X(31, "backend_too_long") \
+    X(32, "backend_no_credit") \
+
+#endif
