@@ -6,7 +6,7 @@ CARGO ?= cargo
 CACHE ?= .cache
 SERVAL := target/release/serval
 
-.PHONY: help demo demo-faces test bench bench-quick bench-build microbench ci setup setup-test build clean
+.PHONY: help demo demo-faces test bench bench-quick bench-build microbench ci fuzz fuzz-quick setup setup-test build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,8 @@ help:
 	@echo "make bench       the measurements behind docs/benchmarks.md (half an hour; leave the machine alone)"
 	@echo "make bench-quick a look at each of them (2 minutes; proves nothing)"
 	@echo "make microbench  what single operations cost: rings, framings, the dispatcher, the turn"
+	@echo "make fuzz-quick  every fuzz target for 30 seconds"
+	@echo "make fuzz        every fuzz target for MINUTES=60"
 	@echo "make ci          what the continuous integration runs"
 
 demo: build
@@ -32,6 +34,14 @@ test: setup setup-test
 	@$(CARGO) xtask ci all
 
 ci: test
+
+# Each target gets this long; as many run at a time as there are cores.
+MINUTES ?= 60
+fuzz: setup
+	@$(CARGO) xtask fuzz $$(($(MINUTES) * 60))
+
+fuzz-quick: setup
+	@$(CARGO) xtask fuzz 30
 
 # Every row of the table of record, then the page made from them, whatever the verdicts.
 bench: bench-build

@@ -1,7 +1,4 @@
-//! The response grammars: no panic, no unbounded buffer, the same messages however the stream is cut, and
-//! what is written is read.
+//! See the library's text.
 #![no_main]
 
-mod case;
-
-libfuzzer_sys::fuzz_target!(|input: &[u8]| case::run(case::Side::Response, input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| serval_fuzz::framing::response(input));

@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use crate::files::root;
-use crate::{Findings, abi, benchmarks, drop_reasons, edges, tidy};
+use crate::{Findings, abi, benchmarks, drop_reasons, edges, fuzz, tidy};
 
 /// How a step ended well.
 enum Done {
@@ -56,6 +56,11 @@ const STEPS: &[Step] = &[
     Step { name: "loom", what: "the rings under loom", run: loom },
     Step { name: "miri", what: "the rings under Miri (nightly)", run: miri },
     Step { name: "asan", what: "the rings under AddressSanitizer (nightly)", run: asan },
+    Step {
+        name: "fuzz",
+        what: "every fuzz target over its corpus and for 5 s",
+        run: || fuzz::run(5).map(|_| Done::Passed),
+    },
     Step { name: "docs", what: "rustdoc, warnings refused", run: docs },
 ];
 

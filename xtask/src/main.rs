@@ -7,6 +7,7 @@ mod ci;
 mod drop_reasons;
 mod edges;
 mod files;
+mod fuzz;
 mod tidy;
 
 use std::process::ExitCode;
@@ -19,6 +20,7 @@ usage: cargo xtask CHORE
   edges         every ordering edge has both halves, where ORDERING.md says
   tidy          file sizes, where unsafety lives, names, left-overs
   drop-reasons  every drop reason is provoked by a test
+  fuzz SECONDS  runs every fuzz target for that long
   ci [STEP...]  runs steps of continuous integration; without a step lists them
 ";
 
@@ -35,12 +37,27 @@ fn main() -> ExitCode {
         ["edges"] => report("edges", &edges::check()),
         ["tidy"] => report("tidy", &tidy::check()),
         ["drop-reasons"] => report("drop-reasons", &drop_reasons::check(true)),
+        ["fuzz", seconds] => match seconds.parse() {
+            Ok(seconds) => fuzz_for(seconds),
+            Err(_) => {
+                eprintln!("fuzz: {seconds:?} is no number of seconds");
+                ExitCode::from(2)
+            }
+        },
         ["ci", steps @ ..] => ci::run(steps),
         _ => {
             eprint!("{USAGE}");
             ExitCode::from(2)
         }
     }
+}
+
+fn fuzz_for(seconds: u32) -> ExitCode {
+    let result = fuzz::run(seconds);
+    for line in result.iter().flatten() {
+        println!("{line}");
+    }
+    report("fuzz", &result.err().unwrap_or_default())
 }
 
 /// Prints what a check found and turns it into an exit code.

@@ -14,7 +14,7 @@ use mqueue::abi::{RESTAMP_LAPS, flags, protocol};
 use mqueue::memory::Memory;
 use mqueue::{LoanError, Region, RingError};
 use proptest::prelude::*;
-use support::{Ring, Shape, fill, head, payload, ring, shapes};
+use support::{Choose, Ring, Shape, fill, head, payload, ring, shapes};
 
 #[derive(Clone, Copy, Debug)]
 enum Op {

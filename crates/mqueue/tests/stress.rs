@@ -9,7 +9,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use mqueue::LoanError;
-use support::{Numbers, Shape, fill, head, ring, shapes};
+use support::{Choose, Numbers, Shape, fill, head, ring, shapes};
 
 /// Messages sent however short the time.
 const MESSAGES_MIN: u64 = if cfg!(miri) { 12 } else { 50 };

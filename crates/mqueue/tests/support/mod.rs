@@ -1,6 +1,8 @@
 //! What the tests of this crate share: regions of one mqueue, and messages whose content is known.
 #![allow(dead_code, reason = "each test binary uses its own part of this module")]
 
+pub(crate) mod victims;
+
 use mqueue::abi::{kind, protocol};
 use mqueue::{
     Consumer, Head, HeapMapping, MappedMemory, MqueuePlan, Producer, Region, RegionPlan, RingPlan,
@@ -77,7 +79,7 @@ pub(crate) fn head(n: u64) -> Head {
 /// The payload of message `n`.
 pub(crate) fn fill(n: u64, payload: &mut [u8]) {
     for (i, byte) in payload.iter_mut().enumerate() {
-        *byte = (n.wrapping_mul(131) as usize + 7 * i + i / 256) as u8;
+        *byte = (n.wrapping_mul(131) as usize).wrapping_add(7 * i + i / 256) as u8;
     }
 }
 
@@ -88,24 +90,18 @@ pub(crate) fn payload(n: u64, len: usize) -> Vec<u8> {
     payload
 }
 
-/// A small generator of arbitrary numbers (xorshift), so that a failure shows its seed.
-pub(crate) struct Numbers(pub(crate) u64);
-
-impl Numbers {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
+/// Where a test takes its decisions from.
+pub(crate) trait Choose {
+    /// Any number.
+    fn next(&mut self) -> u64;
 
     /// A number below `end`.
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
+    fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
     /// Numbers that a hostile peer would try: extremes, neighbours of `near`, small, arbitrary.
-    pub(crate) fn hostile(&mut self, near: u64) -> u64 {
+    fn hostile(&mut self, near: u64) -> u64 {
         match self.below(8) {
             0 => 0,
             1 => u64::MAX - self.below(3),
@@ -116,5 +112,17 @@ impl Numbers {
             6 => self.below(4096),
             _ => self.next(),
         }
+    }
+}
+
+/// A small generator of arbitrary numbers (xorshift), so that a failure shows its seed.
+pub(crate) struct Numbers(pub(crate) u64);
+
+impl Choose for Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
     }
 }

@@ -1,13 +1,27 @@
-//! How an input becomes a case: one byte chooses framing, maximum and chunks, the rest is the stream.
+//! Framings: one byte of the input chooses framing, maximum and chunks, the rest is the stream.
 
+#[allow(dead_code, reason = "shared with the property tests, which use more of it")]
 #[path = "../../crates/wire/tests/support/mod.rs"]
 mod support;
 
-pub(crate) use support::{Side, check_split, converse};
+use support::{Side, check_split, converse};
 use wire::framing::Framing;
 
+/// Longest stream that is cut at every place; longer ones are cut at the places the input chooses.
+const EVERY_CUT_BYTES: usize = 48;
+
+/// What clients send.
+pub fn request(input: &[u8]) {
+    run(Side::Request, input);
+}
+
+/// What backends answer.
+pub fn response(input: &[u8]) {
+    run(Side::Response, input);
+}
+
 /// bits 0-2: framing, bits 3-4: maximum, bits 5-7: chunk sizes.
-pub(crate) fn run(side: Side, input: &[u8]) {
+fn run(side: Side, input: &[u8]) {
     let Some((selector, stream)) = input.split_first() else { return };
     let framing = [
         Framing::Memcached,
@@ -24,6 +38,11 @@ pub(crate) fn run(side: Side, input: &[u8]) {
         [&[1][..], &[2], &[3, 1], &[7, 64, 2], &[16], &[100, 1, 1], &[1500], &[13, 5]]
             [usize::from(selector >> 5)];
     check_split(framing, side, max, stream, sizes);
+    if stream.len() <= EVERY_CUT_BYTES {
+        for cut in 1..stream.len() {
+            check_split(framing, side, max, stream, &[cut, stream.len()]);
+        }
+    }
     check_encoding(framing, side, stream);
 }
 

@@ -1,0 +1,20 @@
+//! What the fuzz targets run: one function for each thing that strangers can write, from bytes to a
+//! check of what must hold for all of them. A panic is a finding.
+//!
+//! | target | the stranger | what must hold |
+//! |---|---|---|
+//! | `framing_request`, `framing_response` | a client, a backend | no panic, bounded buffers, the same messages however the stream is cut, what is written is read |
+//! | `region` | whoever formatted the memory that is joined | refused, or its rings touch only what the directory gives them |
+//! | `ring` | the peer at the other end of a ring | errors at most; nothing outside the ring is touched; every loop ends |
+//! | `config` | a file, an environment, flags | no panic; every mistake has a place inside the text; what is accepted passes the engine's own check |
+//! | `metrics_request` | whoever reaches the metrics port | decided once, whatever the chunks; no request without its end |
+//! | `handshake` | a process at a shared-memory port, or a false engine | read as written, or refused |
+//!
+//! The targets are coverage-guided (libFuzzer) and need nothing but the stable compiler:
+//! `cargo xtask fuzz SECONDS` builds them, runs each over its corpus and then for that long.
+
+pub mod config;
+pub mod framing;
+pub mod handshake;
+pub mod metrics;
+pub mod rings;

@@ -1,0 +1,117 @@
+//! Shared memory that somebody else wrote: regions that are joined, and rings whose other end lies.
+
+#[allow(dead_code, reason = "shared with the tests of mqueue, which use more of it")]
+#[path = "../../crates/mqueue/tests/support/mod.rs"]
+mod support;
+
+use mqueue::memory::{Memory, Ordering};
+use mqueue::{HeapMapping, MappedMemory, Region};
+use support::victims::{Seen, use_words, victims};
+use support::{Choose, ring as formatted, shapes};
+
+/// Largest memory that is joined, in bytes.
+const REGION_BYTES_MAX: usize = 64 << 10;
+/// What both ends of a ring do to a region that can be joined, in operations.
+const OPERATIONS: usize = 64;
+
+/// Decisions from the input: small ones cost a byte. Zeros when it is used up.
+struct Tape<'a> {
+    rest: &'a [u8],
+}
+
+impl Tape<'_> {
+    fn byte(&mut self) -> u64 {
+        let Some((first, rest)) = self.rest.split_first() else { return 0 };
+        self.rest = rest;
+        u64::from(*first)
+    }
+}
+
+impl Choose for Tape<'_> {
+    fn next(&mut self) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|_| self.byte() as u8))
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        match end {
+            0..=256 => self.byte() % end,
+            257..=65_536 => (self.byte() | self.byte() << 8) % end,
+            _ => self.next() % end,
+        }
+    }
+}
+
+/// Memory as it was found: the input is its content.
+pub fn region(input: &[u8]) {
+    let input = &input[..input.len().min(REGION_BYTES_MAX)];
+    let memory = memory_of(input);
+    let Ok(mut region) = Region::join(memory.clone()) else { return };
+    let (mut tape, mut seen) = (Tape { rest: input }, Seen::default());
+    // Every ring, both ends; accesses outside the memory panic.
+    let mqueues = region.entries().len() as u32 / 2;
+    for mqueue in 0..mqueues.min(8) {
+        let (mut producer, mut consumer) = region.engine_ends(mqueue);
+        let len = producer.credit().unwrap_or(0) as usize;
+        let _ = producer.push(support::head(1), &support::payload(1, len));
+        producer.publish();
+        for _ in 0..OPERATIONS {
+            match consumer.peek() {
+                Ok(Some(header)) => {
+                    let mut received = vec![0; header.len as usize];
+                    let _ = consumer.copy_out(&header, &mut received);
+                    consumer.advance();
+                }
+                Ok(None) | Err(mqueue::RingError::Corrupt) => break,
+                Err(mqueue::RingError::BadHeader) => consumer.advance(),
+            }
+        }
+        consumer.release();
+    }
+    // The first ring once more, fenced in by its directory entry.
+    if let Ok(mut ends) = victims(&memory_of(input)) {
+        for _ in 0..OPERATIONS {
+            ends.step(&mut tape, &mut seen);
+        }
+    }
+    use_words(&Region::join(memory).map(|region| region.words()), &mut tape);
+}
+
+fn memory_of(bytes: &[u8]) -> MappedMemory {
+    let memory = HeapMapping::memory(bytes.len());
+    let words = bytes.chunks(8).map(|chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        u64::from_le_bytes(word)
+    });
+    for (at, word) in (0..).step_by(8).zip(words) {
+        memory.store(at, word, Ordering::Relaxed);
+    }
+    memory
+}
+
+/// A sound ring whose words and slots the other side overwrites while both ends work. The first bytes
+/// choose the ring, the others what happens to it.
+pub fn ring(input: &[u8]) {
+    let mut tape = Tape { rest: input };
+    let shapes = shapes();
+    let shape = shapes[tape.below(shapes.len() as u64) as usize];
+    let depth = 1 << tape.below(5);
+    let start = [0, (1 << 31) - 3, (1 << 32) - 5, 1 << 60][tape.below(4) as usize];
+    let ring = formatted(shape, depth, start);
+    let mut ends = victims(&ring.memory).expect("a region that was just formatted");
+    let mut seen = Seen::default();
+    while !tape.rest.is_empty() {
+        match tape.below(8) {
+            0..3 => ends.scribble(&mut tape),
+            3 => ends.mend(),
+            _ => ends.step(&mut tape, &mut seen),
+        }
+    }
+    // Whatever the ring holds now, whoever reads it to its end comes to an end.
+    let mut read = 0;
+    while matches!(ends.consumer.peek(), Ok(Some(_)) | Err(mqueue::RingError::BadHeader)) {
+        ends.consumer.advance();
+        read += 1;
+        assert!(read <= depth, "more messages than slots");
+    }
+}
