@@ -13,7 +13,8 @@
 //! * [`exporter`]: `/metrics`, `/healthz`, `/readyz`;
 //! * [`client`]: a client that measures and checks; [`bench`]: measurements with it, and whether to
 //!   believe them;
-//! * [`doctor`]: what the machine can do, and which way a service's messages go;
+//! * [`doctor`]: what the machine can do, and which way a service's messages go; [`litmus`]: whether
+//!   its memory keeps the order that rings rely on;
 //! * [`demo`]: what `serval demo` shows; [`command`] and [`screen`]: the command line itself.
 //!
 //! # Example
@@ -65,5 +66,6 @@ pub mod config;
 pub mod demo;
 pub mod doctor;
 pub mod exporter;
+pub mod litmus;
 pub mod screen;
 pub mod server;

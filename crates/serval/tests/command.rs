@@ -245,6 +245,36 @@ fn doctor_knows_this_machine_and_the_way_of_a_service() {
     assert_eq!(value["services"][0]["service"], "echo");
 }
 
+/// Both processes go through every test and no edge is violated. The controls need two cores at the same
+/// time, which a busy machine may not give at the first attempt.
+#[test]
+fn litmus_tests_hold_and_their_controls_fail() {
+    let mut rounds = 20_000;
+    for attempt in 1.. {
+        let done = run(&["doctor", "--litmus", "--json", "--rounds", &rounds.to_string()]);
+        let shown = text(&done.stdout);
+        // A failure adds a second value with its message.
+        let first = serde_json::Deserializer::from_str(&shown).into_iter().next();
+        let value: Json = first.unwrap_or_else(|| panic!("{}", text(&done.stderr))).unwrap();
+        let rows = value["litmus"].as_array().unwrap_or_else(|| panic!("{shown}"));
+        assert!(rows.len() > 10, "{shown}");
+        for row in rows {
+            assert!(row["rounds"].as_u64().unwrap() > 0, "{row}");
+            assert!(matches!(row["violations"].as_u64(), None | Some(0)), "{row}");
+        }
+        let controls: Vec<&Json> = rows.iter().filter(|row| row["control"] == true).collect();
+        assert!(controls.len() >= 3, "{shown}");
+        let blind = controls.iter().any(|row| row["weak"] == 0);
+        assert_eq!(done.status.code(), Some(i32::from(blind)), "{shown}");
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if !blind || cores == 1 {
+            return;
+        }
+        assert!(attempt < 6, "the controls show nothing: {shown}");
+        rounds *= 4;
+    }
+}
+
 #[test]
 fn a_service_is_ready_serves_and_drains() {
     let folder = Folder::new("serve");

@@ -1,6 +1,7 @@
-//! `serval doctor [FILE]`.
+//! `serval doctor [FILE]`, `serval doctor --litmus`.
 
 use std::fmt::Write as _;
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -9,18 +10,25 @@ use sys::probe::{Capability, State};
 
 use super::{Failure, File, Sets};
 use crate::doctor::{ServicePath, capabilities, service_paths};
+use crate::litmus::{self, Expect, Row};
 use crate::screen::{Screen, Table, Tone};
 
 pub(super) const HELP: &str = "\
 Available: all of it. Degraded: it works, with less speed or capacity. Off: Serval does without. With
 a configuration file, also the way every service's messages would go.
 
+--litmus starts a second process and looks for outcomes that the ordering of the message queues
+forbids: at most 3 seconds for each of its tests, on two cores. Controls that are wrong on purpose have
+to show their wrong outcome.
+
 Examples:
   serval doctor
   serval doctor service.toml
   serval doctor --json
+  serval doctor --litmus --rounds 10000000
 
-Exit code 0, whatever is missing: nothing in the list is required.";
+Exit code 0, whatever is missing: nothing in the list is required. With --litmus, 1 when a forbidden
+outcome was seen or a control saw nothing.";
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
@@ -30,9 +38,29 @@ pub(super) struct Options {
 
     #[command(flatten)]
     overrides: Sets,
+
+    /// Test the ordering of shared memory between two processes
+    #[arg(long, conflicts_with_all = ["path", "sets"])]
+    litmus: bool,
+
+    /// Rounds of each litmus test
+    #[arg(long, value_name = "N", requires = "litmus", default_value_t = litmus::ROUNDS_DEFAULT,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+
+    /// The second process of the litmus tests; the shared memory is its standard input
+    #[arg(long, hide = true)]
+    litmus_peer: bool,
 }
 
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
+    if options.litmus_peer {
+        let region = std::io::stdin().as_fd().try_clone_to_owned().map_err(Failure::run)?;
+        return litmus::peer(region).map_err(Failure::run);
+    }
+    if options.litmus {
+        return run_litmus(screen, options.rounds);
+    }
     let paths = match &options.path {
         Some(path) => {
             let overrides = Sets { sets: options.overrides.sets.clone() };
@@ -100,4 +128,51 @@ fn as_json(found: &[Capability], paths: &[ServicePath]) -> Json {
         "capabilities": found.iter().map(capability).collect::<Vec<_>>(),
         "services": paths.iter().map(path).collect::<Vec<_>>(),
     })
+}
+
+fn run_litmus(screen: &Screen, rounds: u64) -> Result<(), Failure> {
+    let program = std::env::current_exe().map_err(Failure::run)?;
+    let mut peer = std::process::Command::new(program);
+    peer.args(["doctor", "--litmus-peer"]);
+    let rows = litmus::run(rounds, peer).map_err(Failure::run)?;
+    screen.show(|| litmus_text(screen, &rows), || litmus_json(&rows));
+    let bad = |expect| rows.iter().any(|row| row.expect == expect && !row.is_good());
+    if bad(Expect::Never) {
+        let what = "a forbidden outcome was seen: this machine or this build breaks the queues";
+        return Err(Failure::Run(format!("{what}; please report it")));
+    }
+    if bad(Expect::Seen) {
+        let what = "a control showed nothing, so the other results mean nothing";
+        return Err(Failure::Run(format!("{what}: use two idle cores, or more --rounds")));
+    }
+    Ok(())
+}
+
+fn litmus_text(screen: &Screen, rows: &[Row]) -> String {
+    let mut table = Table::new(&["edge", "looked for", "rounds", "seen", "verdict"]);
+    for row in rows {
+        let tone = if row.is_good() { Tone::Green } else { Tone::Red };
+        table.toned([
+            (Tone::Plain, row.name.to_owned()),
+            (Tone::Plain, row.what.to_owned()),
+            (Tone::Plain, row.rounds.to_string()),
+            (Tone::Plain, row.seen.to_string()),
+            (tone, row.verdict().to_owned()),
+        ]);
+    }
+    table.render(screen)
+}
+
+fn litmus_json(rows: &[Row]) -> Json {
+    let row = |row: &Row| {
+        let (violations, weak) = match row.expect {
+            Expect::Never => (Some(row.seen), None),
+            Expect::Allowed | Expect::Seen => (None, Some(row.seen)),
+        };
+        json!({
+            "edge": row.name, "outcome": row.what, "rounds": row.rounds, "violations": violations,
+            "weak": weak, "control": row.expect == Expect::Seen, "verdict": row.verdict(),
+        })
+    };
+    json!({ "litmus": rows.iter().map(row).collect::<Vec<_>>() })
 }

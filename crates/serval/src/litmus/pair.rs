@@ -1,0 +1,298 @@
+//! Two processes and the memory between them: a formatted region, and behind it the words through which
+//! they meet.
+
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mqueue::abi::{LINE_BYTES, protocol};
+use mqueue::memory::{Memory, Ordering, unit16_is_atomic};
+use mqueue::{MappedMemory, MqueuePlan, Region, RegionPlan, RingPlan, Words};
+use sys::{MemoryError, RegionOptions, SharedMemory};
+
+/// How long one process waits for the other before it takes it for dead.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Most memory that the second process maps.
+const REGION_BYTES_MAX: usize = 64 << 20;
+/// Looks at a word before the core is offered to others.
+const SPINS: u32 = 2000;
+
+/// Why the tests could not be carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum LitmusError {
+    /// There is no memory to share.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The memory does not hold what it should.
+    #[error("the two processes do not understand each other: {0}; use one build")]
+    Region(String),
+    /// The second process could not be started.
+    #[error("cannot start a second process: {0}")]
+    Start(std::io::Error),
+    /// The other process does not answer.
+    #[error(
+        "the other process does not answer: it ended or was stopped; look at its messages above"
+    )]
+    Gone,
+    /// The ends of a ring contradict each other: worse than a wrong message.
+    #[error("a ring between two honest processes became unusable: {0}")]
+    Ring(&'static str),
+}
+
+// Mqueues of the region. Their rings are short, so that every slot is reused all the time.
+pub(super) const DOORBELL: u32 = 0;
+pub(super) const ARENA: u32 = 1;
+pub(super) const GRANULE8: u32 = 2;
+pub(super) const GRANULE16: u32 = 3;
+pub(super) const STOP: u32 = 4;
+pub(super) const ENGINE_PARK: u32 = 5;
+pub(super) const ACCELERATOR_PARK: u32 = 6;
+
+/// Longest message of each ring; the arena's is longer than a slot.
+pub(super) const MESSAGE_BYTES_MAX: u32 = 61;
+pub(super) const ARENA_MESSAGE_BYTES_MAX: u32 = 1500;
+
+fn plan() -> RegionPlan {
+    let ring = |protocol, message_bytes_max, arena_bytes| {
+        let ring = RingPlan { protocol, message_bytes_max, arena_bytes };
+        MqueuePlan { depth: 4, rx: ring, tx: ring }
+    };
+    // Without 16-byte accesses the place stays, and its test runs over 8-byte units again.
+    let widest = if unit16_is_atomic() { protocol::GRANULE16 } else { protocol::GRANULE8 };
+    let mqueues = vec![
+        ring(protocol::DOORBELL, MESSAGE_BYTES_MAX, 0),
+        ring(protocol::DOORBELL, ARENA_MESSAGE_BYTES_MAX, 4096),
+        ring(protocol::GRANULE8, MESSAGE_BYTES_MAX, 0),
+        ring(widest, MESSAGE_BYTES_MAX, 0),
+        ring(protocol::DOORBELL, 8, 0),
+        ring(protocol::DOORBELL, 8, 0),
+        ring(protocol::DOORBELL, 8, 0),
+    ];
+    RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 }
+}
+
+/// Words behind the region, a line each.
+#[derive(Clone, Copy)]
+pub(super) enum Word {
+    /// Meetings of the first process.
+    First,
+    /// Meetings of the second one.
+    Second,
+    /// Rounds that are wanted, then whether there is another one.
+    Wanted,
+    /// Who reads has seen enough.
+    Enough,
+    /// The second process's rounds and outcomes.
+    Rounds,
+    Seen,
+    /// What a round leaves for the other side to judge.
+    Result,
+    /// Free for the tests.
+    X,
+    Y,
+}
+
+const WORDS: u64 = 9;
+
+/// Rounds, and how often the outcome in question was seen.
+pub(super) type Counts = (u64, u64);
+
+/// One side of a test.
+pub(super) type Run = fn(&mut Side, Limit) -> Result<Counts, LitmusError>;
+
+/// When a test ends. The second process has none of its own: it is told.
+#[derive(Clone, Copy)]
+pub(super) struct Limit {
+    pub(super) rounds: u64,
+    until: Instant,
+}
+
+impl Limit {
+    /// Whether there is to be a round after `done` ones. Looks at the clock now and then.
+    pub(super) fn goes_on(&self, done: u64) -> bool {
+        done < self.rounds && (done % 64 != 0 || Instant::now() < self.until)
+    }
+
+    /// Whether the time is up.
+    pub(super) fn is_late(&self) -> bool {
+        Instant::now() >= self.until
+    }
+}
+
+/// One of the two processes.
+pub(super) struct Side {
+    pub(super) memory: MappedMemory,
+    pub(super) region: Region<MappedMemory>,
+    pub(super) words: Words<MappedMemory>,
+    /// The first process is the engine's side, the second the accelerator's.
+    pub(super) first: bool,
+    lab: u64,
+    met: u64,
+    /// For pauses of different lengths.
+    noise: u64,
+}
+
+impl Side {
+    fn new(memory: MappedMemory, region: Region<MappedMemory>, first: bool) -> Self {
+        let lab = region.bytes().next_multiple_of(LINE_BYTES);
+        let words = region.words();
+        Self { memory, region, words, first, lab, met: 0, noise: 1 + u64::from(first) }
+    }
+
+    pub(super) fn at(&self, word: Word) -> u64 {
+        self.lab + word as u64 * LINE_BYTES
+    }
+
+    pub(super) fn load(&self, word: Word, order: Ordering) -> u64 {
+        self.memory.load(self.at(word), order)
+    }
+
+    pub(super) fn store(&self, word: Word, value: u64, order: Ordering) {
+        self.memory.store(self.at(word), value, order);
+    }
+
+    /// Waits for the other side. What either did before is seen by the other afterwards.
+    pub(super) fn meet(&mut self) -> Result<(), LitmusError> {
+        self.met += 1;
+        let (own, other) =
+            if self.first { (Word::First, Word::Second) } else { (Word::Second, Word::First) };
+        self.store(own, self.met, Ordering::Release);
+        let mut wait = Wait::default();
+        while self.load(other, Ordering::Acquire) < self.met {
+            wait.a_moment()?;
+        }
+        Ok(())
+    }
+
+    /// A pause of 0 to 15 looks, so that the sides meet in every possible way.
+    pub(super) fn jitter(&mut self) {
+        self.noise = self.noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        for _ in 0..self.noise >> 60 {
+            std::hint::spin_loop();
+        }
+    }
+
+    /// The first process says whether there is another round; both get to know.
+    pub(super) fn next_round(&mut self, limit: Limit, done: u64) -> Result<bool, LitmusError> {
+        if self.first {
+            self.store(Word::Wanted, limit.goes_on(done).into(), Ordering::Relaxed);
+        }
+        self.meet()?;
+        Ok(self.load(Word::Wanted, Ordering::Relaxed) != 0)
+    }
+
+    /// One test, on the second process.
+    pub(super) fn run(&mut self, test: Run) -> Result<(), LitmusError> {
+        self.meet()?;
+        let rounds = self.load(Word::Wanted, Ordering::Relaxed);
+        let limit = Limit { rounds, until: Instant::now() + super::TEST_TIME };
+        self.meet()?;
+        let (rounds, seen) = test(self, limit)?;
+        self.store(Word::Rounds, rounds, Ordering::Relaxed);
+        self.store(Word::Seen, seen, Ordering::Relaxed);
+        self.meet()
+    }
+}
+
+/// Waiting for another process: politely, and not for ever.
+#[derive(Default)]
+pub(super) struct Wait {
+    spins: u32,
+    since: Option<Instant>,
+}
+
+impl Wait {
+    pub(super) fn a_moment(&mut self) -> Result<(), LitmusError> {
+        self.spins += 1;
+        if self.spins < SPINS {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        self.spins = SPINS / 2;
+        std::thread::yield_now();
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if since.elapsed() > PATIENCE { Err(LitmusError::Gone) } else { Ok(()) }
+    }
+}
+
+/// The first process, and the second one that it started.
+pub(super) struct Pair {
+    side: Side,
+    child: Child,
+}
+
+impl Pair {
+    pub(super) fn start(mut peer: Command) -> Result<Self, LitmusError> {
+        let plan = plan();
+        let unsound = |error: &dyn std::fmt::Display| LitmusError::Region(error.to_string());
+        let bytes = plan.bytes().map_err(|e| unsound(&e))? + (WORDS + 1) * LINE_BYTES;
+        let shared =
+            SharedMemory::create("serval:litmus", bytes as usize, &RegionOptions::default())?;
+        let file = shared.fd().try_clone_to_owned().map_err(LitmusError::Start)?;
+        let memory = MappedMemory::new(Arc::new(shared));
+        let region = Region::format(memory.clone(), &plan).map_err(|e| unsound(&e))?;
+        peer.stdin(Stdio::from(file)).stdout(Stdio::null());
+        let child = peer.spawn().map_err(LitmusError::Start)?;
+        // After that: a process starts on the cores of whoever started it.
+        stay_on(0);
+        Ok(Self { side: Side::new(memory, region, true), child })
+    }
+
+    /// One test on both sides; rounds of whoever counts them, outcomes of both.
+    pub(super) fn run(
+        &mut self,
+        rounds: u64,
+        time: Duration,
+        test: Run,
+    ) -> Result<Counts, LitmusError> {
+        let side = &mut self.side;
+        side.store(Word::Wanted, rounds, Ordering::Relaxed);
+        for word in [Word::Enough, Word::Result, Word::X, Word::Y] {
+            side.store(word, 0, Ordering::Relaxed);
+        }
+        side.memory.store(side.at(Word::X) + 8, 0, Ordering::Relaxed);
+        side.meet()?;
+        side.meet()?;
+        let (own_rounds, own_seen) = test(side, Limit { rounds, until: Instant::now() + time })?;
+        side.meet()?;
+        let rounds = own_rounds.max(side.load(Word::Rounds, Ordering::Relaxed));
+        Ok((rounds, own_seen + side.load(Word::Seen, Ordering::Relaxed)))
+    }
+
+    /// The second process ends by itself after the last test.
+    pub(super) fn finish(mut self) -> Result<(), LitmusError> {
+        let status = self.child.wait().map_err(LitmusError::Start)?;
+        if status.success() { Ok(()) } else { Err(LitmusError::Gone) }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // After `finish` there is nobody left; otherwise a test has failed and the other side waits.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The second process's side.
+pub(super) fn second(region: OwnedFd) -> Result<Side, LitmusError> {
+    let shared = SharedMemory::open(region, REGION_BYTES_MAX, false)?;
+    let memory = MappedMemory::new(Arc::new(shared));
+    let region = Region::join(memory.clone()).map_err(|e| LitmusError::Region(e.to_string()))?;
+    if region.entries().len() != 2 * plan().mqueues.len() {
+        return Err(LitmusError::Region("another number of rings".to_owned()));
+    }
+    stay_on(1);
+    Ok(Side::new(memory, region, false))
+}
+
+/// Keeps this process on its own core, if there are enough.
+fn stay_on(index: usize) {
+    if let Ok(cores) = sys::affinity::allowed_cores()
+        && let [core] = cores.get(index..=index).unwrap_or_default()
+    {
+        // Best effort: on one core together they are slow, and the controls say so.
+        let _ = sys::affinity::pin_current_thread(*core);
+    }
+}
