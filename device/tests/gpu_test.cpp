@@ -465,10 +465,10 @@ TEST(gpu_faces_asks_its_backend) {
             CHECK(send(s.rx[1], message(1, 1036), request.data()));
             while (s.alive() && recv(db_tx, query) != Look::FOUND) {
             }
-            CHECK_EQ(query.size(), 35);
-            std::string key(query.begin() + 4, query.end() - 2);
+            CHECK_EQ(query.size(), 38);
+            std::string key(query.begin() + 3, query.end() - 6);
             CHECK(key == "face:6c6162656c2d6c6162656c2d");
-            std::string text = n == 7 ? "END\r\n" : "VALUE " + key + " 0 1024\r\n" + stored + "\r\nEND\r\n";
+            std::string text = n == 7 ? "EN\r\n" : "VA 1024 k" + key + "\r\n" + stored + "\r\n";
             Header h = message(0, static_cast<uint32_t>(text.size()));
             h.tag = db_tx.message.tag;
             CHECK(send(db_rx, h, text.data()));

@@ -30,7 +30,7 @@ struct Service {
 
     static Shape shape(unsigned backends) {
         Shape s;
-        s.depth = 16;
+        s.depth = 32;
         s.inline_bytes = 1024;
         s.len_max = 1100;
         s.arena_bytes = 32768;
@@ -209,7 +209,7 @@ TEST(faces_asks_the_database) {
     random.fill(&other[0], 1024);
     const std::string label = "\x01\x23\x45\x67\x89\xab\xcd\xef\xff\x10\x20\x30";
     const std::string key = "face:0123456789abcdefff102030";
-    const std::string head = "VALUE " + key + " 0 1024\r\n", tail = "\r\nEND\r\n";
+    const std::string head = "VA 1024 k" + key + "\r\n", tail = "\r\n";
 
     struct Case {
         const char* what;
@@ -219,27 +219,31 @@ TEST(faces_asks_the_database) {
     };
     const std::vector<Case> cases = {
         {"match", head + face + tail, 0, 1},
-        {"flags", "VALUE " + key + " 123456789 1024\r\n" + face + tail, 0, 1},
         {"no match", head + other + tail, 0, 0},
-        {"miss", "END\r\n", 0, 2},
+        {"miss", "EN k" + key + "\r\n", 0, 2},
+        {"bare miss", "EN\r\n", 0, 2},
+        {"other miss", "EN kface:0123456789abcdefff102031\r\n", 0, 3},
+        {"cut miss", "EN k" + key, 0, 3},
         {"timeout", "", SERVAL_STATUS_TIMEOUT, 3},
-        {"refused", "END\r\n", SERVAL_STATUS_REFUSED, 3},
+        {"refused", "EN\r\n", SERVAL_STATUS_REFUSED, 3},
         {"error", "SERVER_ERROR out of memory\r\n", 0, 3},
         {"empty", "", 0, 3},
         {"cut", (head + face + tail).substr(0, 1000), 0, 3},
-        {"no end", head + face + "\r\n", 0, 3},
-        {"wrong end", head + face + "\r\nENDE\n", 0, 3},
-        {"other key", "VALUE face:0123456789abcdefff102031 0 1024\r\n" + face + tail, 0, 3},
-        {"short value", "VALUE " + key + " 0 1023\r\n" + face.substr(1) + tail, 0, 3},
-        {"huge value", "VALUE " + key + " 0 4294968320\r\n" + face + tail, 0, 3},
-        {"no length", "VALUE " + key + " 0 \r\n" + face + tail, 0, 3},
+        {"no end", head + face, 0, 3},
+        {"wrong end", head + face + "\n\r", 0, 3},
+        {"more", head + face + tail + "EN\r\n", 0, 3},
+        {"other key", "VA 1024 kface:0123456789abcdefff102031\r\n" + face + tail, 0, 3},
+        {"no key", "VA 1024\r\n" + face + tail, 0, 3},
+        {"short value", "VA 1023 k" + key + "\r\n" + face.substr(1) + tail, 0, 3},
+        {"huge value", "VA 4294968320 k" + key + "\r\n" + face + tail, 0, 3},
+        {"no length", "VA k" + key + "\r\n" + face + tail, 0, 3},
     };
     std::vector<std::vector<uint8_t>> requests;
     for (size_t i = 0; i < cases.size(); i++) requests.push_back(bytes(label + face));
     requests.push_back(bytes(label + face.substr(1)));
     size_t asked = 0;
     s.database = [&](const std::string& query, uint8_t& status) {
-        if (query != "get " + key + "\r\n") check::fail(__FILE__, __LINE__, "the query names the label");
+        if (query != "mg " + key + " k v\r\n") check::fail(__FILE__, __LINE__, "the query names the label");
         status = cases[asked].status;
         return cases[asked++].response;
     };
@@ -268,7 +272,7 @@ TEST(faces_obeys_its_threshold_and_needs_a_backend) {
     Service s(1);
     s.runner.param("threshold", -1);  // even the same face is too far away
     s.database = [&](const std::string& query, uint8_t&) {
-        return "VALUE " + query.substr(4, 29) + " 0 1024\r\n" + face + "\r\nEND\r\n";
+        return "VA 1024 k" + query.substr(3, 29) + "\r\n" + face + "\r\n";
     };
     answers = s.ask("faces", {bytes(std::string(12, 'x') + face)});
     CHECK_EQ(value_at<uint32_t>(answers[0].data, 0), 0);

@@ -124,8 +124,9 @@ fn line(text: &[u8], phase: u8) -> Option<Line> {
         b"ERROR" | b"CLIENT_ERROR" | b"SERVER_ERROR" => Some(Line::Last),
         _ if phase != START => None,
         b"STORED" | b"NOT_STORED" | b"EXISTS" | b"NOT_FOUND" | b"DELETED" | b"TOUCHED" | b"OK"
-        | b"RESET" | b"EN" | b"MN" => alone(arguments),
-        b"HD" | b"NF" | b"NS" | b"EX" => Some(Line::Last),
+        | b"RESET" | b"MN" => alone(arguments),
+        // memcached 1.6 returns the flags `k` and `O` with a miss too: `EN kKEY`.
+        b"EN" | b"HD" | b"NF" | b"NS" | b"EX" => Some(Line::Last),
         b"ME" | b"VERSION" => arguments.next().map(|_| Line::Last),
         b"VA" => Some(Line::Block { bytes: decimal(arguments.next()?)?, phase: META_BLOCK }),
         _ => number(word).and_then(|()| alone(arguments)),
@@ -175,6 +176,7 @@ mod tests {
         "RESET\r\n",
         "END\r\n",
         "EN\r\n",
+        "EN kface:01 Oab\r\n",
         "MN\r\n",
         "HD\r\n",
         "HD t90 O123\r\n",
@@ -256,7 +258,6 @@ mod tests {
             "VA -1\r\n",
             "VERSION\r\n",
             "ME\r\n",
-            "EN x\r\n",
             "MN x\r\n",
             &key,
             "VALUE a 0 1\r\nx\r\nSTAT a b\r\n",
