@@ -67,7 +67,7 @@ enum LogLevel {
 enum Verb {
     /// Run the services of a configuration file
     #[command(after_help = serve::HELP)]
-    Serve(File),
+    Serve(serve::Options),
 
     /// See Serval work on this machine, in less than a minute
     #[command(after_help = demo::HELP)]
@@ -178,7 +178,7 @@ pub fn main() -> ExitCode {
     let screen = Screen::new(arguments.json);
     start_log(arguments.log, matches!(arguments.verb, Verb::Serve(_)));
     let result = match &arguments.verb {
-        Verb::Serve(file) => serve::run(&screen, file),
+        Verb::Serve(options) => serve::run(&screen, options),
         Verb::Demo(options) => demo::run(&screen, options),
         Verb::Compare(options) => compare::run(&screen, options),
         Verb::CheckConfig(file) => check::run(&screen, file),

@@ -22,8 +22,10 @@ use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerLinks, WorkerParts, wo
 use mqueue::abi::stop;
 use mqueue::{MappedMemory, Region, Words};
 use sys::socket_nic::AcceptedSocket;
+use sys::tap::TapFile;
 use sys::{PortSpec, RegionOptions, SharedMemory, SocketNic, SocketOptions};
 use wire::DropReason;
+use wire::nic::Nic;
 
 use heart::Heart;
 use memory_ports::{Doorman, MemoryPorts};
@@ -110,6 +112,19 @@ struct PreparedRegion {
 impl Server {
     /// Starts everything; see the module's text.
     pub fn start(topology: Topology) -> Result<Self, ServerError> {
+        Self::start_on(topology, |nic, _| nic)
+    }
+
+    /// The same with a tap on every worker's network.
+    pub fn start_tapped(topology: Topology, tap: &TapFile) -> Result<Self, ServerError> {
+        Self::start_on(topology, |nic, addresses| tap.attach(nic, addresses))
+    }
+
+    /// `wrap` makes a worker's network from its sockets and the addresses of its ports.
+    fn start_on<N: Nic<Socket = AcceptedSocket> + Send + 'static>(
+        topology: Topology,
+        wrap: impl Fn(SocketNic, Vec<SocketAddr>) -> N,
+    ) -> Result<Self, ServerError> {
         topology.check()?;
         let topology = Arc::new(topology);
         let worker_count = topology.engine.workers;
@@ -152,6 +167,8 @@ impl Server {
             }
             regions.push(of_service);
         }
+        let addresses = server.addresses.clone();
+        let nics = nics.into_iter().map(|nic| wrap(nic, addresses.clone())).collect();
         server.start_workers(nics, regions)?;
         let doorman = memory_ports.serve(topology, server.fabric.clone(), nic_wakers);
         server.doorman = doorman.map_err(|e| ServerError::Thread(e.to_string()))?;
@@ -214,9 +231,9 @@ impl Server {
     }
 
     /// Starts one thread per worker and waits until each is ready.
-    fn start_workers(
+    fn start_workers<N: Nic<Socket = AcceptedSocket> + Send + 'static>(
         &mut self,
-        nics: Vec<SocketNic>,
+        nics: Vec<N>,
         mut regions: Vec<Vec<PreparedRegion>>,
     ) -> Result<(), ServerError> {
         let (ready, readiness) = mpsc::channel();
@@ -351,9 +368,9 @@ impl PreparedRegion {
 }
 
 /// Everything a worker thread starts with.
-struct WorkerStart {
+struct WorkerStart<N> {
     index: usize,
-    nic: SocketNic,
+    nic: N,
     links: WorkerLinks,
     shares: Vec<Vec<RegionShare>>,
     topology: Arc<Topology>,
@@ -363,7 +380,7 @@ struct WorkerStart {
     phase: Arc<AtomicU32>,
 }
 
-impl WorkerStart {
+impl<N: Nic<Socket = AcceptedSocket>> WorkerStart<N> {
     /// The worker thread: puts the worker together, reports, turns until told to stop. Returns
     /// whether a block hangs.
     fn run(self, ready: &mpsc::Sender<Result<(), ServerError>>) -> bool {

@@ -322,6 +322,42 @@ fn programs_read_the_life_of_a_service_as_json() {
 }
 
 #[test]
+fn a_tap_records_what_crosses_the_network() {
+    let folder = Folder::new("tap");
+    let both = "listen = [\"udp://127.0.0.1:0\", \"tcp://127.0.0.1:0\"]\nframing = \"line\"";
+    let file = folder.file("a.toml", &ECHO.replace("listen = \"udp://127.0.0.1:0\"", both));
+    let pcap = folder.0.join("traffic.pcap");
+    let tap = pcap.to_str().unwrap();
+    let serving = Serving::start(&["--json", "--log", "off", &file, "--tap", tap]);
+    assert_eq!(ask(&serving.address("udp://"), b"hello"), b"hello");
+    let mut stream = TcpStream::connect(serving.address("tcp://")).unwrap();
+    stream.write_all(b"good day\r\n").unwrap();
+    let mut reply = [0; 10];
+    stream.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply, b"good day\r\n");
+    serving.signal("-TERM");
+    let (code, out, err) = serving.end();
+    assert_eq!(code, Some(0), "{err}");
+    let stopped: Json = serde_json::from_str(&out).unwrap();
+    // Two datagrams, three segments of a handshake, two with a line each, at least one of the end.
+    assert!(stopped["tap"]["packets"].as_u64().unwrap() >= 8, "{stopped}");
+    assert_eq!(stopped["tap"]["dropped"], 0);
+    let recorded = fs::read(&pcap).unwrap();
+    let count = |part: &[u8]| recorded.windows(part.len()).filter(|w| *w == part).count();
+    assert_eq!((count(b"hello"), count(b"good day\r\n")), (2, 2));
+    // Where tcpdump is installed, it agrees that all is well with every packet.
+    if let Ok(read) = Command::new("tcpdump").args(["-nvvr", tap]).output() {
+        let told = text(&read.stdout);
+        assert!(read.status.success() && told.matches("udp sum ok").count() == 2, "{told}");
+        assert!(told.contains("(correct)") && !told.contains("incorrect"), "{told}");
+    }
+    let denied = run(&["serve", &file, "--tap", "/no/such/folder/a.pcap"]);
+    assert_eq!(denied.status.code(), Some(1));
+    assert!(text(&denied.stderr).contains("a.pcap cannot be written"), "{}", text(&denied.stderr));
+    assert_eq!(run(&["serve", &file, "--tap-snap", "128"]).status.code(), Some(2));
+}
+
+#[test]
 fn what_is_left_unanswered_is_told_by_exit_code_3() {
     let folder = Folder::new("unfinished");
     let slow = ECHO.replace(

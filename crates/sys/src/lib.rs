@@ -3,6 +3,7 @@
 //! * [`memory`]: shared regions (sealed memfd) and private guarded memory.
 //! * [`socket_nic`]: one worker's network over kernel sockets, in batches.
 //! * [`local`]: Unix sockets that pass descriptors, and bells between processes.
+//! * [`tap`]: what crosses that network, recorded as a pcap file.
 //! * [`probe`]: what this host can do, for `serval doctor`.
 //! * [`affinity`], [`time`], [`futex`], [`process`], [`signal`]: threads, clock, parking, limits,
 //!   signals.
@@ -23,6 +24,7 @@ pub mod probe;
 pub mod process;
 pub mod signal;
 pub mod socket_nic;
+pub mod tap;
 pub mod time;
 
 mod os;

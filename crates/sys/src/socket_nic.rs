@@ -125,6 +125,14 @@ impl Default for SocketOptions {
 #[derive(Debug)]
 pub struct AcceptedSocket(OwnedFd);
 
+impl AcceptedSocket {
+    /// Its addresses on this side and on the peer's.
+    pub fn addresses(&self) -> io::Result<(SocketAddr, SocketAddr)> {
+        let stream = std::net::TcpStream::from(self.0.try_clone()?);
+        Ok((stream.local_addr()?, stream.peer_addr()?))
+    }
+}
+
 struct UdpPort {
     socket: OwnedFd,
     receive_offload: bool,

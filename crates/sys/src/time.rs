@@ -7,6 +7,12 @@ pub fn monotonic_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
+/// Nanoseconds since 1970 (CLOCK_REALTIME): for records that people read, never for waiting.
+#[inline]
+pub fn realtime_ns() -> u64 {
+    read(libc::CLOCK_REALTIME)
+}
+
 /// Nanoseconds for which the threads of this process have computed, in user mode and in the host
 /// kernel, since it started.
 pub fn process_cpu_ns() -> u64 {

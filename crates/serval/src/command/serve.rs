@@ -1,11 +1,14 @@
 //! `serval serve FILE`.
 
+use std::path::PathBuf;
 use std::process;
 use std::sync::Arc;
 
+use clap::Args;
 use engine::metrics::{Metrics, WorkerCounters};
 use serde_json::{Value as Json, json};
 use sys::signal::{Signal, Signals};
+use sys::tap::{SNAP_BYTES_MAX, TapFile, TapOptions, TapReport};
 use wire::DropReason;
 
 use super::{Failure, File};
@@ -25,12 +28,46 @@ Examples:
   serval serve service.toml
   serval serve service.toml --set engine.workers=2 --set engine.metrics=127.0.0.1:9464
   SERVAL_LIMITS_CONNECTIONS=1000 serval serve service.toml --log debug
+  serval serve service.toml --tap traffic.pcap --tap-snap 128
 
 Exit codes: 0 drained, 1 could not start, 2 wrong configuration, 3 requests left unanswered or a
 kernel hung.";
 
-pub(super) fn run(screen: &Screen, file: &File) -> Result<(), Failure> {
-    let config = file.load()?;
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    #[command(flatten)]
+    file: File,
+
+    /// Record what crosses the network as a pcap file (nanoseconds, raw IP)
+    #[arg(long, value_name = "FILE")]
+    tap: Option<PathBuf>,
+
+    /// Keep this many bytes of each packet
+    #[arg(long, value_name = "BYTES", default_value_t = SNAP_BYTES_MAX, requires = "tap",
+          value_parser = clap::value_parser!(u32).range(64..=i64::from(SNAP_BYTES_MAX)))]
+    tap_snap: u32,
+
+    /// Let the file grow to this size; what comes later is counted and not kept
+    #[arg(long, value_name = "MIB", default_value_t = 1024, requires = "tap",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    tap_limit: u32,
+}
+
+impl Options {
+    fn open_tap(&self) -> Result<Option<TapFile>, Failure> {
+        let Some(path) = self.tap.clone() else { return Ok(None) };
+        let limit_bytes = u64::from(self.tap_limit) << 20;
+        let options = TapOptions { path, snap_bytes: self.tap_snap, limit_bytes };
+        let opened = TapFile::create(&options);
+        let sentence = |error| {
+            Failure::Run(format!("the tap {} cannot be written: {error}", options.path.display()))
+        };
+        opened.map(Some).map_err(sentence)
+    }
+}
+
+pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
+    let config = options.file.load()?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
@@ -39,7 +76,13 @@ pub(super) fn run(screen: &Screen, file: &File) -> Result<(), Failure> {
     if let Err(error) = sys::process::raise_descriptor_limit() {
         tracing::warn!(%error, "the limit of open descriptors stays as it is");
     }
-    let server = Server::start(config.topology.clone()).map_err(Failure::run)?;
+    let tap = options.open_tap()?;
+    let topology = config.topology.clone();
+    let started = match &tap {
+        Some(tap) => Server::start_tapped(topology, tap),
+        None => Server::start(topology),
+    };
+    let server = started.map_err(Failure::run)?;
     let health = Arc::new(Health::default());
     let exporter = match config.metrics {
         Some(address) => {
@@ -65,7 +108,7 @@ pub(super) fn run(screen: &Screen, file: &File) -> Result<(), Failure> {
         "draining; a second signal ends at once"
     );
     end_on_second_signal(signals);
-    finish(screen, server)
+    finish(screen, server, tap)
 }
 
 /// The line that scripts wait for.
@@ -115,9 +158,21 @@ fn end_on_second_signal(mut signals: Signals) {
     });
 }
 
-fn finish(screen: &Screen, server: Server) -> Result<(), Failure> {
+fn finish(screen: &Screen, server: Server, tap: Option<TapFile>) -> Result<(), Failure> {
     let metrics = server.metrics();
     let report = server.shutdown();
+    let tapped = tap.map(TapFile::finish);
+    if let Some(TapReport { packets, dropped, bytes, error }) = &tapped {
+        tracing::info!(packets, dropped, bytes, "the tap");
+        if let Some(error) = error {
+            tracing::error!("the tap's file could not be written: {error}");
+        } else if *dropped > 0 {
+            tracing::warn!(
+                dropped,
+                "packets are not in the tap's file: it is full, or was too slow"
+            );
+        }
+    }
     for (index, name) in metrics.services.iter().enumerate() {
         let s = metrics.service(index);
         let dropped = s.dropped_requests();
@@ -130,7 +185,7 @@ fn finish(screen: &Screen, server: Server) -> Result<(), Failure> {
         );
     }
     if screen.json {
-        print(&format!("{}\n", last_words(&metrics, &report)));
+        print(&format!("{}\n", last_words(&metrics, &report, tapped.as_ref())));
     }
     if report.hung {
         tracing::error!("a kernel did not come back when it was told to stop");
@@ -146,7 +201,7 @@ fn finish(screen: &Screen, server: Server) -> Result<(), Failure> {
 
 /// What a whole life came to, for programs that measure: `messages` is replies sent, `busy_ns` the time
 /// of turns that found work, `cpu_ns` the processor time of the process.
-fn last_words(metrics: &Metrics, report: &ShutdownReport) -> Json {
+fn last_words(metrics: &Metrics, report: &ShutdownReport, tapped: Option<&TapReport>) -> Json {
     let (mut messages, mut services) = (0, Vec::new());
     for (index, name) in metrics.services.iter().enumerate() {
         let s = metrics.service(index);
@@ -174,5 +229,6 @@ fn last_words(metrics: &Metrics, report: &ShutdownReport) -> Json {
         "clean": report.is_clean(), "unanswered": report.unanswered, "hung": report.hung,
         "services": services,
         "workers": metrics.workers().map(worker).collect::<Vec<_>>(),
+        "tap": tapped.map(|t| json!({ "packets": t.packets, "dropped": t.dropped, "error": t.error })),
     })
 }

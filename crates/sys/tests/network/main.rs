@@ -3,5 +3,6 @@
 mod ports;
 mod sleep;
 mod support;
+mod tap;
 mod tcp;
 mod udp;
