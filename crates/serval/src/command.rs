@@ -7,6 +7,7 @@ mod doctor;
 mod kernel;
 mod serve;
 mod tables;
+mod top;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,6 +28,7 @@ Examples:
   serval check-config service.toml     what a file means, and what it costs
   serval serve service.toml            serve until SIGTERM or Ctrl-C
   serval doctor service.toml           what this machine can do, and how a service would run
+  serval top                           what a running server does, live
   serval kernel build mine.cpp         compile a kernel of your own
 
 Exit codes:
@@ -84,6 +86,10 @@ enum Verb {
     /// Show what this machine can do, why, and how to get more
     #[command(after_help = doctor::HELP)]
     Doctor(doctor::Options),
+
+    /// Watch what a running server does
+    #[command(after_help = top::HELP)]
+    Top(top::Options),
 
     /// Compile kernels and list those there are
     #[command(subcommand, arg_required_else_help = true)]
@@ -183,6 +189,7 @@ pub fn main() -> ExitCode {
         Verb::Compare(options) => compare::run(&screen, options),
         Verb::CheckConfig(file) => check::run(&screen, file),
         Verb::Doctor(options) => doctor::run(&screen, options),
+        Verb::Top(options) => top::run(&screen, options),
         Verb::Kernel(verb) => kernel::run(&screen, verb),
         Verb::DropReasons => {
             tables::drop_reasons(&screen);

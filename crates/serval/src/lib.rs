@@ -11,6 +11,7 @@
 //! * [`config`]: the TOML file, the environment and flags, with every mistake shown in its place;
 //! * [`server`]: starts an engine from a topology, drains and stops it;
 //! * [`exporter`]: `/metrics`, `/healthz`, `/readyz`;
+//! * [`top`]: what a running server does, from two looks at its metrics;
 //! * [`client`]: a client that measures and checks; [`bench`]: measurements with it, and whether to
 //!   believe them;
 //! * [`doctor`]: what the machine can do, and which way a service's messages go; [`litmus`]: whether
@@ -69,3 +70,4 @@ pub mod exporter;
 pub mod litmus;
 pub mod screen;
 pub mod server;
+pub mod top;

@@ -322,6 +322,50 @@ fn programs_read_the_life_of_a_service_as_json() {
 }
 
 #[test]
+fn top_shows_what_a_server_does() {
+    let folder = Folder::new("top");
+    let serving = Serving::start(&[&folder.file("a.toml", ECHO)]);
+    let (udp, metrics) = (serving.address("udp://"), serving.address("http://"));
+    let watch = |more: &[&str]| {
+        let mut command = serval();
+        command.args(["top", &metrics, "--interval", "0.2"]).args(more);
+        let mut watching = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        while watching.try_wait().unwrap().is_none() {
+            assert_eq!(ask(&udp, b"again"), b"again");
+        }
+        let done = watching.wait_with_output().unwrap();
+        assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+        text(&done.stdout)
+    };
+    let seen: Json = serde_json::from_str(&watch(&["--json"])).unwrap();
+    let service = &seen["services"][0];
+    assert_eq!((&service["name"], &seen["ready"]), (&Json::from("echo"), &Json::from(true)));
+    assert!(service["replied"].as_f64().unwrap() > 0.0, "{seen}");
+    assert!(service["stages"]["total"]["p50"].as_f64().unwrap() > 0.0, "{seen}");
+    let worker = &seen["workers"][0];
+    let share = |state: &str| worker[state].as_f64().unwrap();
+    assert!((share("busy") + share("idle") + share("asleep") - 1.0).abs() < 1e-6, "{seen}");
+    let shown = watch(&["--once"]);
+    assert!(shown.contains("echo") && shown.contains("accelerator"), "{shown}");
+}
+
+#[test]
+fn top_says_what_is_missing() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let done = run(&["top", &address, "--once"]);
+    let told = text(&done.stderr);
+    assert_eq!((done.status.code(), told.lines().count()), (Some(1), 1), "{told}");
+    assert!(told.contains(&address) && told.contains("engine.metrics"), "{told}");
+    let folder = Folder::new("topless");
+    let file = folder.file("a.toml", &ECHO.replace("metrics = \"127.0.0.1:0\"\n", ""));
+    for wrong in [&["top", &file, "--once"][..], &["top", "nothing"], &["top", &address]] {
+        assert_eq!(run(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
 fn a_tap_records_what_crosses_the_network() {
     let folder = Folder::new("tap");
     let both = "listen = [\"udp://127.0.0.1:0\", \"tcp://127.0.0.1:0\"]\nframing = \"line\"";

@@ -1,5 +1,6 @@
 //! The metrics endpoint over raw sockets: what well-behaved and other clients get.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use engine::metrics::Metrics;
 use serval::exporter::{CONNECTIONS_MAX, Exporter, Health, REQUEST_BYTES_MAX};
+use serval::top::Page;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -62,6 +64,30 @@ fn counters_are_served_as_they_are_now() {
     let (head, body) = before.split_once("\r\n\r\n").unwrap();
     assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");
     assert!(head.ends_with("Connection: close"), "{head}");
+}
+
+#[test]
+fn the_dashboard_shows_only_what_is_exported() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/grafana.json");
+    let board: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    let (exporter, _, _) = start();
+    let answer = get(exporter.address(), "/metrics");
+    let page = Page::parse(answer.split_once("\r\n\r\n").unwrap().1);
+    let exported: BTreeSet<&str> = page.names().collect();
+    let (mut shown, mut ids) = (BTreeSet::new(), BTreeSet::new());
+    for panel in board["panels"].as_array().unwrap() {
+        assert!(ids.insert(panel["id"].as_u64().unwrap()), "two panels have one id: {panel}");
+        for target in panel["targets"].as_array().unwrap() {
+            let words = target["expr"].as_str().unwrap();
+            let words = words.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            shown.extend(words.filter(|w| w.starts_with("serval_")).map(str::to_owned));
+        }
+    }
+    for name in &shown {
+        assert!(exported.contains(name.as_str()), "{name} is not exported");
+    }
+    assert!(shown.len() >= 10, "{shown:?}");
 }
 
 #[test]
