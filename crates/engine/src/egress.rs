@@ -61,7 +61,7 @@ impl<N: Nic> Worker<N> {
     }
 
     /// The forwarder: what a TX message is and where it goes. This is the way of most replies: to whoever
-    /// sent a datagram, with one copy.
+    /// sent a datagram, or to a memory client of this worker, with one copy.
     #[inline]
     fn forward(&mut self, lane: usize, mqueue: u32, header: &SlotHeader) -> Forwarded {
         let token = Token(header.token);
@@ -72,21 +72,36 @@ impl<N: Nic> Worker<N> {
         let len = header.len as usize;
         if header.kind == abi::kind::MESSAGE
             && let Some(request) = entry.sessions.find(token, mqueue)
-            && let Origin::Datagram { port, peer, local } = &request.origin
             && request.expects != Expects::Nothing
-            && len <= entry.max_reply_bytes.min(UDP_PAYLOAD_MAX)
+            && len <= entry.max_reply_bytes
         {
-            let port = &mut self.ports[*port as usize];
-            let allowed = reply_allowed(request.len as usize, len, port.reply_ratio);
-            if allowed && port.tx.room_for(len) {
-                let ring = &entry.mqueues[mqueue as usize].tx;
-                if !port.tx.push_if(*peer, *local, len, |bytes| ring.copy_out(header, bytes)) {
-                    return Forwarded::Blocked;
+            let ring = &entry.mqueues[mqueue as usize].tx;
+            match &request.origin {
+                Origin::Datagram { port, peer, local } if len <= UDP_PAYLOAD_MAX => {
+                    let port = &mut self.ports[*port as usize];
+                    let allowed = reply_allowed(request.len as usize, len, port.reply_ratio);
+                    if allowed && port.tx.room_for(len) {
+                        let copy = |bytes: &mut [u8]| ring.copy_out(header, bytes);
+                        if !port.tx.push_if(*peer, *local, len, copy) {
+                            return Forwarded::Blocked;
+                        }
+                        entry.sessions.end(token, mqueue);
+                        entry.ended(mqueue);
+                        entry.counters.replied_bytes.add(len as u64);
+                        return Forwarded::Done;
+                    }
                 }
-                entry.sessions.end(token, mqueue);
-                entry.ended(mqueue);
-                entry.counters.replied_bytes.add(len as u64);
-                return Forwarded::Done;
+                Origin::Memory { worker, client, generation, tag }
+                    if *worker == self.index
+                        && self.memory.relay((*client, *generation, *tag), ring, header) =>
+                {
+                    entry.sessions.end(token, mqueue);
+                    entry.ended(mqueue);
+                    entry.counters.replied.one();
+                    entry.counters.replied_bytes.add(len as u64);
+                    return Forwarded::Done;
+                }
+                _ => {}
             }
         }
         self.forward_other(lane, mqueue, header)

@@ -20,7 +20,7 @@
 //! the head word of each of its clients once a turn; before it sleeps it says so in every client's
 //! region (edge PARK), and clients then wake it through the network's readiness call.
 
-use mqueue::abi::{kind, stop};
+use mqueue::abi::{SlotHeader, kind, stop};
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, RingError, Words};
 use wire::DropReason;
 use wire::admission::key_hash;
@@ -178,7 +178,6 @@ impl MemoryClients {
     }
 
     /// Writes the outcome of a request into its client's ring; [`Self::publish`] must follow.
-    #[inline]
     fn reply(
         &mut self,
         index: u32,
@@ -196,7 +195,6 @@ impl MemoryClients {
             Err(reason) => (kind::DROP, reason as u8),
         };
         let head = Head { token: 0, tag, kind, status };
-        seated.client.replies.prefetch(AHEAD, outcome.map_or(0, |payload| payload.len() as u64));
         match seated.client.replies.push(head, outcome.unwrap_or(&[])) {
             Ok(()) => {}
             Err(LoanError::Corrupt) => {
@@ -211,6 +209,33 @@ impl MemoryClients {
             self.dirty.push(index);
         }
         Ok(Ok(()))
+    }
+
+    /// Copies a reply from the TX ring that shows it to its client, if that is all there is to do.
+    #[inline]
+    pub(crate) fn relay(
+        &mut self,
+        (index, generation, tag): (u32, u32, u64),
+        from: &Consumer<MappedMemory>,
+        header: &SlotHeader,
+    ) -> bool {
+        let Some(entry) = self.entries.get_mut(index as usize) else { return false };
+        let Some(seated) = entry.seated.as_deref_mut() else { return false };
+        if entry.generation != generation || seated.broken {
+            return false;
+        }
+        let replies = &mut seated.client.replies;
+        replies.prefetch(AHEAD, header.len.into());
+        let head = Head { token: 0, tag, kind: kind::MESSAGE, status: 0 };
+        if !replies.push_from(head, from, header) {
+            return false;
+        }
+        seated.outstanding = seated.outstanding.saturating_sub(1);
+        if !seated.dirty {
+            seated.dirty = true;
+            self.dirty.push(index);
+        }
+        true
     }
 
     /// Shows the clients the turn's replies, and wakes those that sleep.
@@ -379,7 +404,6 @@ impl<N: Nic> Worker<N> {
     }
 
     /// The outcome of a request of a client of this worker; a lost request has been counted.
-    #[inline]
     pub(crate) fn deliver_to_memory(
         &mut self,
         lane: usize,

@@ -121,6 +121,16 @@ pub trait Memory: Clone {
         }
     }
 
+    /// Copies bytes from other memory, by relaxed words; the last word is padded with zeros.
+    #[inline]
+    fn copy_from(&self, at: u64, from: &Self, from_at: u64, len_bytes: u64) {
+        for word in 0..len_bytes.div_ceil(8) {
+            let value = from.load(from_at + 8 * word, Ordering::Relaxed);
+            let value = value & mask_of(len_bytes - 8 * word);
+            self.store(at + 8 * word, value, Ordering::Relaxed);
+        }
+    }
+
     /// Copies bytes out, by relaxed words.
     #[inline]
     fn copy_out(&self, at: u64, bytes: &mut [u8]) {
@@ -131,6 +141,12 @@ pub trait Memory: Clone {
             at += 8;
         }
     }
+}
+
+/// The bits of a word's first `len_bytes` bytes, from 1; all of them from 8 on.
+#[inline]
+fn mask_of(len_bytes: u64) -> u64 {
+    u64::MAX >> (64 - 8 * len_bytes.min(8))
 }
 
 /// Up to eight bytes as a word, zero padded.
@@ -267,6 +283,20 @@ impl Memory for MappedMemory {
     #[inline]
     fn copy_in(&self, at: u64, bytes: &[u8]) {
         copy_in(bytes, self.words(at, bytes.len().div_ceil(8)));
+    }
+
+    #[inline]
+    fn copy_from(&self, at: u64, from: &Self, from_at: u64, len_bytes: u64) {
+        let count = len_bytes.div_ceil(8) as usize;
+        let whole = len_bytes as usize / 8;
+        let (to, from) = (self.words(at, count), from.words(from_at, count));
+        for (to, from) in to[..whole].iter().zip(&from[..whole]) {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        if let (Some(to), Some(from)) = (to.get(whole), from.get(whole)) {
+            let value = from.load(Ordering::Relaxed) & mask_of(len_bytes % 8);
+            to.store(value, Ordering::Relaxed);
+        }
     }
 
     #[inline]

@@ -315,6 +315,27 @@ impl<M: Memory> Producer<M> {
         Ok(())
     }
 
+    /// Copies the message whose header `from` just showed into a slot, under another head, without a
+    /// buffer between. False when either ring needs more than a copy from slot to slot, or has no slot
+    /// free as far as is known: [`Consumer::copy_out`] and [`Self::push`] do it then. The header was read
+    /// once and checked; payload that a hostile producer changes meanwhile arrives changed.
+    #[inline]
+    #[must_use]
+    pub fn push_from(&mut self, head: Head, from: &Consumer<M>, header: &SlotHeader) -> bool {
+        let len = u64::from(header.len);
+        let plain = from.layout.protocol == Protocol::Doorbell && header.flags == 0;
+        if !plain || len >= self.plain_end || self.head - self.tail == self.layout.depth {
+            return false;
+        }
+        let slot = self.layout.slot(self.head);
+        let words = [head.token, head.tag, 0, last_word(header.len, &head, 0)];
+        self.memory.store_words(slot, words);
+        let payload = from.layout.slot(from.tail) + HEADER_BYTES;
+        self.memory.copy_from(slot + HEADER_BYTES, &from.memory, payload, len);
+        self.head += 1;
+        true
+    }
+
     /// Shows the consumer everything committed so far. One store, however many messages.
     #[inline]
     pub fn publish(&mut self) {
@@ -419,7 +440,9 @@ impl<M: Memory> Consumer<M> {
 
     /// The header of the next message, if one is published. Nothing is consumed. At most `depth`
     /// messages can be read between two calls of [`Self::release`].
-    #[inline]
+    // Always inline: a header that is returned through memory is stored in parts and loaded as a whole,
+    // which the processor cannot forward.
+    #[inline(always)]
     pub fn peek(&mut self) -> Result<Option<SlotHeader>, RingError> {
         if self.tail - self.released == self.layout.depth {
             // Every slot was read and none given back: what a producer shows now it had no credit for.

@@ -3,8 +3,10 @@
 mod support;
 
 use mqueue::abi::{ARENA_BYTES_MAX, kind, protocol};
+use mqueue::memory::Ordering;
 use mqueue::{
-    Head, HeapMapping, LoanError, MqueuePlan, PlanError, Region, RegionPlan, RingError, RingPlan,
+    Head, HeapMapping, LoanError, Memory, MqueuePlan, PlanError, Region, RegionPlan, RingError,
+    RingPlan,
 };
 use support::{payload, plan, ring, shapes};
 
@@ -164,4 +166,55 @@ fn granule16_needs_its_atomic_access() {
     let formatted = Region::format(HeapMapping::memory(plan.bytes().unwrap() as usize), &plan);
     let expected = (!mqueue::memory::unit16_is_atomic()).then_some(PlanError::Unit16);
     assert_eq!(formatted.err(), expected);
+}
+
+/// From ring to ring without a buffer: only between slots that hold whole plain messages, and nothing
+/// that lies behind a payload travels along.
+#[test]
+fn a_message_is_copied_from_ring_to_ring() {
+    for from in shapes() {
+        for to in shapes() {
+            let (mut source, mut target) = (ring(from, 4, 0), ring(to, 4, 0));
+            for len in 0..=from.message_bytes_max.min(to.message_bytes_max).min(40) as usize {
+                let sent = payload(len as u64, len);
+                let head = Head { tag: 1, kind: kind::MESSAGE, ..Head::default() };
+                source.producer.push(head, &sent).unwrap();
+                source.producer.publish();
+                let header = source.consumer.peek().unwrap().expect("published");
+                // A producer that does not pad with zeros.
+                let slot = |ring: &support::Ring, n: u64| {
+                    let entry = ring.engine.entries()[0];
+                    entry.slots_offset
+                        + n % 4 * u64::from(entry.slot_stride)
+                        + 32
+                        + len as u64 / 8 * 8
+                };
+                let behind = if len % 8 == 0 { 0 } else { u64::MAX << (8 * (len % 8)) };
+                if from.name == "doorbell" {
+                    let at = slot(&source, source.consumer.consumed());
+                    let word = source.memory.load(at, Ordering::Relaxed);
+                    source.memory.store(at, word | behind, Ordering::Relaxed);
+                }
+                let other = Head { tag: 2, ..head };
+                target.producer.credit().unwrap();
+                if !target.producer.push_from(other, &source.consumer, &header) {
+                    let plain = |name: &str| name == "doorbell";
+                    assert!(!plain(from.name) || !plain(to.name), "{} {}", from.name, to.name);
+                    break;
+                }
+                source.consumer.advance();
+                source.consumer.release();
+                let word = target.memory.load(slot(&target, len as u64), Ordering::Relaxed);
+                assert_eq!(word & behind, 0, "{len}");
+                target.producer.publish();
+                let copied = target.consumer.peek().unwrap().expect("published");
+                assert_eq!((copied.tag, copied.len as usize), (2, len));
+                let mut received = vec![0; len];
+                assert!(target.consumer.copy_out(&copied, &mut received));
+                assert_eq!(received, sent);
+                target.consumer.advance();
+                target.consumer.release();
+            }
+        }
+    }
 }
