@@ -268,7 +268,7 @@ void give_back(Consumer& replies) {
     if (replies.released != replies.next) replies.release();
 }
 
-Look look(serval_shm* client) {
+SERVAL_INLINE Look look(serval_shm* client) {
     if (SERVAL_UNLIKELY(client->corrupt)) return Look::CORRUPT;
     const Look found = client->replies.look(nullptr);
     if (SERVAL_UNLIKELY(found == Look::CORRUPT)) client->corrupt = true;
