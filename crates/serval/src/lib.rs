@@ -13,7 +13,7 @@
 //! * [`exporter`]: `/metrics`, `/healthz`, `/readyz`;
 //! * [`top`]: what a running server does, from two looks at its metrics;
 //! * [`client`]: a client that measures and checks; [`bench`]: measurements with it, and whether to
-//!   believe them;
+//!   believe them; [`compare`]: two servers side by side, and the table of record;
 //! * [`doctor`]: what the machine can do, and which way a service's messages go; [`litmus`]: whether
 //!   its memory keeps the order that rings rely on;
 //! * [`demo`]: what `serval demo` shows; [`command`] and [`screen`]: the command line itself.

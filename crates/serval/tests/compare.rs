@@ -171,6 +171,8 @@ fn wrong_command_lines_are_refused() {
         (&["--a", "x", "--pairs", "0"], "pairs must be in"),
         (&["--a", "x", "--duration", "soon"], "0.5s"),
         (&["--a", "x", "--metric", "beauty"], "better"),
+        (&["--a", "x", "--workload", "juggling"], "no workload"),
+        (&["--a", "x", "--framing", "round"], "round"),
         (&["--a", "x", "--a-program", "y"], "cannot be used with"),
         (&["--a", "x", "--server-core", "1023"], "core 1023 is not usable"),
         (&["--a", "x", "--server-core", "0", "--client-core", "0"], "a core each"),
@@ -195,7 +197,6 @@ fn a_server_of_another_kind_is_told_apart() {
     for (arguments, part) in [
         (&["--url", "tcp"][..], "names no tcp:// URL"),
         (&["--workload", "scale:64"], "does not answer"),
-        (&["--workload", "juggling"], "no workload"),
         (&["--class", "T9"], "no client of class"),
     ] {
         let mut all = vec!["--json", "--a", &echo, "--pairs", "1"];

@@ -69,11 +69,22 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<PeerCredentials> {
 
 /// Asks a process to end in order (SIGTERM).
 pub fn terminate(process: u32) -> io::Result<()> {
-    // Zero and negative numbers would mean groups of processes.
-    let process = libc::pid_t::try_from(process).ok().filter(|&process| process > 0);
-    let process = process.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+    let process = process_id(process)?;
     // SAFETY: no pointers.
     check(unsafe { libc::kill(process, libc::SIGTERM) }).map(|_| ())
+}
+
+/// Ends every process of a group at once (SIGKILL); the group has the number of its first process.
+pub fn kill_group(group: u32) -> io::Result<()> {
+    let group = process_id(group)?;
+    // SAFETY: no pointers.
+    check(unsafe { libc::kill(-group, libc::SIGKILL) }).map(|_| ())
+}
+
+/// Zero, one and negative numbers would mean more processes than one, or all.
+fn process_id(process: u32) -> io::Result<libc::pid_t> {
+    let process = libc::pid_t::try_from(process).ok().filter(|&process| process > 1);
+    process.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))
 }
 
 /// The effective user of this process.
@@ -127,13 +138,22 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_asked_to_end_and_groups_are_not() {
-        use std::os::unix::process::ExitStatusExt as _;
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    fn processes_are_asked_to_end_and_groups_are_killed() {
+        use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+        let sleep = || {
+            let mut command = std::process::Command::new("sleep");
+            command.arg("60").process_group(0).spawn().unwrap()
+        };
+        let mut child = sleep();
         terminate(child.id()).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
-        for group in [0, u32::MAX, 1 << 31] {
-            assert_eq!(terminate(group).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        let mut child = sleep();
+        kill_group(child.id()).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+        for nobody in [0, 1, u32::MAX, 1 << 31] {
+            for refused in [terminate(nobody), kill_group(nobody)] {
+                assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ESRCH));
+            }
         }
     }
 

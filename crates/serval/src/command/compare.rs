@@ -147,6 +147,9 @@ fn seconds(text: &str) -> Result<f64, String> {
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let cancel = Arc::new(AtomicBool::new(false));
     cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
+    if let Err(error) = sys::process::raise_descriptor_limit() {
+        tracing::warn!(%error, "the limit of open descriptors stays as it is");
+    }
     let cores = cores(options)?;
     options.timing().check("the command line").map_err(Failure::Usage)?;
     match &options.suite {

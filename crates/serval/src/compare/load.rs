@@ -4,8 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use wire::framing::{Framing, FramingParseError};
-
 use super::pairs::{Figures, Run};
 use super::server::{START_MAX, Server};
 use super::suite::{Load, On, SideSpec};
@@ -32,10 +30,7 @@ pub(super) fn measure_server(
     let mut plan = Plan::new(server.url(&load.url)?.parse()?);
     plan.class = Some(class(&load.class)?);
     plan.work = load.workload.parse()?;
-    plan.framing = match &load.framing {
-        Some(text) => Some(framing(text)?),
-        None => None,
-    };
+    plan.framing = load.framing().map_err(SideError::Load)?;
     plan.connections = load.connections;
     plan.timeout = load.timeout_s.map(Duration::from_secs_f64);
     plan.core = (!load.shares_core).then_some(cores.client);
@@ -100,10 +95,6 @@ fn run(plan: &Plan, cores: &Cores) -> Result<Report, SideError> {
     };
     let ran = std::thread::scope(|scope| scope.spawn(pinned).join());
     ran.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-fn framing(text: &str) -> Result<Framing, SideError> {
-    text.parse().map_err(|error: FramingParseError| SideError::Load(error.to_string()))
 }
 
 fn class(name: &str) -> Result<bench::Class, SideError> {

@@ -11,6 +11,7 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Read};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
@@ -123,6 +124,9 @@ impl Process {
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
+                // Ctrl-C is for this process, which ends the others in order; and what they start
+                // themselves can be killed with them.
+                .process_group(0)
                 .spawn()
         };
         let spawned = std::thread::scope(|scope| scope.spawn(spawn).join()).expect("no panic");
@@ -179,7 +183,7 @@ impl Process {
 
     fn kill(&mut self) {
         // Both fail only when it has ended already.
-        let _ = self.child.kill();
+        let _ = sys::process::kill_group(self.child.id());
         let _ = self.child.wait();
     }
 
@@ -507,8 +511,23 @@ mod tests {
         assert!(matches!(run("echo '{}'"), Err(ServerError::Garbage { .. })));
         assert!(matches!(run("echo 5"), Err(ServerError::Garbage { .. })));
         assert!(matches!(run("exit 1"), Err(ServerError::Failed { .. })));
-        let slow = run_program("sleep 60", None, Duration::from_millis(50));
+    }
+
+    #[test]
+    fn what_hangs_is_killed_with_what_it_started() {
+        let script = Script::new("sleep 61 &\necho $! >\"$0.child\"\nwait");
+        let child = script.0.with_extension("sh.child");
+        let slow = run_program(&script.command(), None, Duration::from_millis(500));
         assert!(matches!(slow, Err(ServerError::Hung { .. })));
+        let id = std::fs::read_to_string(&child).unwrap();
+        std::fs::remove_file(&child).unwrap();
+        let command = format!("/proc/{}/cmdline", id.trim());
+        let deadline = Instant::now() + PATIENCE;
+        // A number that somebody else has by now is no sleeper of this test.
+        while std::fs::read(&command).is_ok_and(|line| line.starts_with(b"sleep\x0061")) {
+            assert!(Instant::now() < deadline, "{id} still sleeps");
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     #[test]

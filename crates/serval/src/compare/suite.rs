@@ -8,8 +8,10 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use wire::framing::Framing;
 
 use super::verdict::{Better, Claim, Combine};
+use crate::bench::Work;
 
 /// Most pairs of a row.
 pub const PAIRS_MAX: usize = 1000;
@@ -344,7 +346,14 @@ impl Load {
         if given.into_iter().flatten().any(|value| !(value > 0.0 && value.is_finite())) {
             return Err("rate, times_peak and timeout_s must be above 0".to_owned());
         }
-        Ok(())
+        self.workload.parse::<Work>().map_err(|error| error.to_string())?;
+        self.framing().map(drop)
+    }
+
+    /// Framing on TCP, if it is given.
+    pub(super) fn framing(&self) -> Result<Option<Framing>, String> {
+        let parsed = self.framing.as_ref().map(|text| text.parse::<Framing>());
+        parsed.transpose().map_err(|error| error.to_string())
     }
 }
 
@@ -449,6 +458,8 @@ mod tests {
             ("must = 280e3", "combine = \"difference\"", "has no b"),
             ("must = 280e3", "must = nan", "numbers"),
             ("window = 64 }", "window = 64, speed = 9 }", "speed"),
+            ("window = 64 }", "window = 64, framing = \"round\" }", "round"),
+            ("\"echo:64\"", "\"juggling\"", "no workload"),
         ] {
             assert!(GOOD.contains(from), "{from}");
             let error = Suite::parse(&GOOD.replacen(from, to, 1)).unwrap_err();
