@@ -3,7 +3,7 @@
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
-use ratatui::text::Line;
+use ratatui::text::{Line, Text};
 use ratatui::widgets::{Row, Table as Widget};
 
 use super::{Sample, Sort};
@@ -152,16 +152,16 @@ fn time(seconds: f64) -> String {
     }
 }
 
-/// The whole screen: a line that says what this is, the tables, a line of keys.
+/// The whole screen: what this is and the news, the tables, the keys.
 pub fn draw(frame: &mut Frame<'_>, url: &str, sample: &Sample, sort: Sort, news: &str) {
     let grids = Grid::of(sample);
-    let mut heights = vec![Constraint::Length(2)];
+    let mut heights = vec![Constraint::Length(3)];
     heights.extend(grids.iter().map(|grid| Constraint::Length(grid.height())));
     heights.extend([Constraint::Fill(1), Constraint::Length(1)]);
     let areas = Layout::vertical(heights).split(frame.area());
     let state = if sample.ready { "ready" } else { "not ready" };
-    let title = format!("serval top  {url}  {state}  every {:.1} s  {news}", sample.seconds);
-    frame.render_widget(Line::from(title), areas[0]);
+    let title = format!("serval top  {url}  {state}  every {:.1} s", sample.seconds);
+    frame.render_widget(Text::from(vec![Line::from(title), Line::from(news)]), areas[0]);
     for (grid, area) in grids.iter().zip(&areas[1..]) {
         frame.render_widget(grid.widget(), *area);
     }
@@ -196,13 +196,18 @@ mod tests {
         let paper: String = Grid::of(&sample).map(|grid| grid.table().render(&screen)).concat();
         let mut terminal = Terminal::new(TestBackend::new(120, 30)).unwrap();
         let url = "http://127.0.0.1:9464/metrics";
-        terminal.draw(|frame| draw(frame, url, &sample, Sort::Replied, "")).unwrap();
+        terminal.draw(|frame| draw(frame, url, &sample, Sort::Replied, "paused")).unwrap();
         let drawn = terminal.backend().to_string();
         for part in ["digits", "no_credit 10", "2.00 ms / 2.00 ms", "50 %", "1.00k", "depth max"] {
             assert!(paper.contains(part), "{part} is not in\n{paper}");
             assert!(drawn.contains(part), "{part} is not in\n{drawn}");
         }
-        assert!(drawn.contains("ready") && drawn.contains("sort by: replied"), "{drawn}");
+        assert!(
+            drawn.contains("paused")
+                && drawn.contains("ready")
+                && drawn.contains("sort by: replied"),
+            "{drawn}"
+        );
         // A terminal that is too small cuts; it does not panic.
         let mut small = Terminal::new(TestBackend::new(7, 3)).unwrap();
         small.draw(|frame| draw(frame, url, &sample, Sort::Replied, "")).unwrap();
