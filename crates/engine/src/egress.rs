@@ -85,7 +85,7 @@ impl<N: Nic> Worker<N> {
                         if !port.tx.push_if(*peer, *local, len, copy) {
                             return Forwarded::Blocked;
                         }
-                        entry.sessions.end(token, mqueue);
+                        entry.sessions.end_found(token);
                         entry.ended(mqueue);
                         entry.counters.replied_bytes.add(len as u64);
                         return Forwarded::Done;
@@ -95,7 +95,7 @@ impl<N: Nic> Worker<N> {
                     if *worker == self.index
                         && self.memory.relay((*client, *generation, *tag), ring, header) =>
                 {
-                    entry.sessions.end(token, mqueue);
+                    entry.sessions.end_found(token);
                     entry.ended(mqueue);
                     entry.counters.replied.one();
                     entry.counters.replied_bytes.add(len as u64);

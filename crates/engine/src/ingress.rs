@@ -3,7 +3,7 @@
 use mqueue::{LoanError, abi};
 use wire::DropReason;
 use wire::framing::{ErrorReply, Expects, Parsed};
-use wire::nic::{Close, Nic, Read, StreamKey, Transport};
+use wire::nic::{Close, Datagram, Nic, Read, StreamKey, Transport};
 use wire::session::Origin;
 
 use crate::connection::{Outcome, Reading};
@@ -23,6 +23,15 @@ pub(crate) struct Arrival {
     pub(crate) flow: u64,
     /// `Some`: handed over by another worker, for this mqueue or [`ANY`].
     pub(crate) target: Option<u32>,
+}
+
+impl Arrival {
+    /// Whether it describes a datagram of the same port.
+    #[inline]
+    fn is_from(&self, datagram: &Datagram) -> bool {
+        matches!(&self.origin, Origin::Datagram { peer, local, .. }
+            if *peer == datagram.peer && *local == datagram.local)
+    }
 }
 
 /// Why a message did not get into an mqueue.
@@ -61,24 +70,32 @@ impl<N: Nic> Worker<N> {
         lane.dispatcher.burst(batch.items.len());
         self.work |= !batch.items.is_empty();
         let (mut received, mut received_bytes) = (0, 0);
+        // Datagrams of one client often come in a row: what it is about them stays.
+        let mut arrival: Option<Arrival> = None;
         for datagram in &batch.items {
             if datagram.truncated {
                 self.lanes[service].counters.drop_one(DropReason::Truncated);
                 continue;
             }
-            let origin = Origin::Datagram { port, peer: datagram.peer, local: datagram.local };
-            let arrival = Arrival {
-                origin,
-                expects: Expects::Reply,
-                received_ns: self.now_ns,
-                flow: self.flow_of(service, &origin),
-                target: None,
+            let arrival = match &mut arrival {
+                Some(arrival) if arrival.is_from(datagram) => arrival,
+                other => {
+                    let (peer, local) = (datagram.peer, datagram.local);
+                    let origin = Origin::Datagram { port, peer, local };
+                    other.insert(Arrival {
+                        origin,
+                        expects: Expects::Reply,
+                        received_ns: self.now_ns,
+                        flow: self.flow_of(service, &origin),
+                        target: None,
+                    })
+                }
             };
             let payload = batch.payload(datagram);
             received += 1;
             received_bytes += payload.len() as u64;
             if let Err(Refusal::Drop(reason) | Refusal::Hold(reason)) =
-                self.submit(service, &arrival, payload)
+                self.submit(service, arrival, payload)
             {
                 self.lanes[service].counters.drop_one(reason);
             }

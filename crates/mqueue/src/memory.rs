@@ -401,12 +401,29 @@ impl Memory for MappedMemory {
     }
 }
 
-/// Copies bytes into shared words, as many as it takes: the last one is padded with zeros.
+/// Bytes that one step of a copy moves where the processor has wider accesses than words. Nothing is asked
+/// of their order or atomicity: the edges order a payload as a whole.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const PIECE_BYTES: usize = 32;
+
+/// Copies bytes into shared words; the last one is padded with zeros. Panics when there are too few.
 #[inline]
 fn copy_in(bytes: &[u8], words: &[AtomicU64]) {
-    let (pieces, bytes) = bytes.as_chunks::<PIECE_BYTES>();
-    let (shared, words) = words.split_at(PIECE_WORDS * pieces.len());
-    pieces_in(pieces, shared);
+    let pieces = whole_pieces(bytes.len(), words);
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for at in (0..pieces).step_by(PIECE_BYTES) {
+        // SAFETY: whole_pieces() has counted.
+        unsafe {
+            move_piece(bytes.as_ptr().add(at), words.as_ptr().cast_mut().byte_add(at).cast())
+        };
+    }
+    if pieces != bytes.len() {
+        copy_in_words(&bytes[pieces..], &words[pieces / 8..]);
+    }
+}
+
+#[inline]
+fn copy_in_words(bytes: &[u8], words: &[AtomicU64]) {
     let (whole, rest) = bytes.as_chunks::<8>();
     for (word, chunk) in words.iter().zip(whole) {
         word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
@@ -416,12 +433,22 @@ fn copy_in(bytes: &[u8], words: &[AtomicU64]) {
     }
 }
 
-/// Copies shared words to bytes: as many words as it takes, of the last one only its first bytes.
+/// Copies shared words to bytes; of the last one only its first bytes. Panics when there are too few.
 #[inline]
 fn copy_out(words: &[AtomicU64], bytes: &mut [u8]) {
-    let (pieces, bytes) = bytes.as_chunks_mut::<PIECE_BYTES>();
-    let (shared, words) = words.split_at(PIECE_WORDS * pieces.len());
-    pieces_out(shared, pieces);
+    let pieces = whole_pieces(bytes.len(), words);
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for at in (0..pieces).step_by(PIECE_BYTES) {
+        // SAFETY: whole_pieces() has counted.
+        unsafe { move_piece(words.as_ptr().byte_add(at).cast(), bytes.as_mut_ptr().add(at)) };
+    }
+    if pieces != bytes.len() {
+        copy_out_words(&words[pieces / 8..], &mut bytes[pieces..]);
+    }
+}
+
+#[inline]
+fn copy_out_words(words: &[AtomicU64], bytes: &mut [u8]) {
     let (whole, rest) = bytes.as_chunks_mut::<8>();
     for (word, chunk) in words.iter().zip(&mut *whole) {
         *chunk = word.load(Ordering::Relaxed).to_le_bytes();
@@ -432,31 +459,14 @@ fn copy_out(words: &[AtomicU64], bytes: &mut [u8]) {
     }
 }
 
-/// Payload is copied in pieces of this size where the processor has wider accesses than words: nothing
-/// is asked of their order or atomicity, the edges order a payload as a whole.
-const PIECE_BYTES: usize = 32;
-const PIECE_WORDS: usize = PIECE_BYTES / 8;
-
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+/// Bytes of the whole pieces in `bytes` bytes, which `words` has.
 #[inline]
-fn pieces_in(pieces: &[[u8; PIECE_BYTES]], shared: &[AtomicU64]) {
-    assert!(shared.len() == PIECE_WORDS * pieces.len());
-    for (i, piece) in pieces.iter().enumerate() {
-        // SAFETY: the words of the piece are inside `shared`.
-        unsafe {
-            move_piece(piece.as_ptr(), shared.as_ptr().add(PIECE_WORDS * i).cast_mut().cast())
-        };
-    }
-}
-
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline]
-fn pieces_out(shared: &[AtomicU64], pieces: &mut [[u8; PIECE_BYTES]]) {
-    assert!(shared.len() == PIECE_WORDS * pieces.len());
-    for (i, piece) in pieces.iter_mut().enumerate() {
-        // SAFETY: the words of the piece are inside `shared`.
-        unsafe { move_piece(shared.as_ptr().add(PIECE_WORDS * i).cast(), piece.as_mut_ptr()) };
-    }
+fn whole_pieces(bytes: usize, words: &[AtomicU64]) -> usize {
+    assert!(bytes.div_ceil(8) <= words.len(), "too few words");
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    return bytes & !(PIECE_BYTES - 1);
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    return 0;
 }
 
 /// Copies a piece.
@@ -481,20 +491,6 @@ unsafe fn move_piece(from: *const u8, to: *mut u8) {
             to = in(reg) to,
             options(nostack, preserves_flags),
         );
-    }
-}
-
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
-fn pieces_in(pieces: &[[u8; PIECE_BYTES]], shared: &[AtomicU64]) {
-    for (word, chunk) in shared.iter().zip(pieces.as_flattened().as_chunks::<8>().0) {
-        word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
-    }
-}
-
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
-fn pieces_out(shared: &[AtomicU64], pieces: &mut [[u8; PIECE_BYTES]]) {
-    for (word, chunk) in shared.iter().zip(pieces.as_flattened_mut().as_chunks_mut::<8>().0) {
-        *chunk = word.load(Ordering::Relaxed).to_le_bytes();
     }
 }
 

@@ -424,13 +424,15 @@ pub struct Consumer<M: Memory> {
     tail: u64,
     /// Messages released.
     released: u64,
+    /// Longest payload that lies in its slot.
+    inline_max: u64,
 }
 
 impl<M: Memory> Consumer<M> {
     pub(crate) fn new(memory: M, entry: &RingEntry, counts: Counts) -> Self {
         let layout = Layout::of(entry);
-        let tail = counts.tail;
-        Self { memory, layout, head: tail, tail, released: tail }
+        let (tail, inline_max) = (counts.tail, layout.inline_max());
+        Self { memory, layout, head: tail, tail, released: tail, inline_max }
     }
 
     /// Messages read since the region was formatted.
@@ -488,6 +490,11 @@ impl<M: Memory> Consumer<M> {
 
     #[inline]
     fn check(&self, header: &SlotHeader) -> Result<(), RingError> {
+        let plain = header.flags == 0 && u64::from(header.len) <= self.inline_max;
+        if plain && header.kind != 0 { Ok(()) } else { self.check_closely(header) }
+    }
+
+    fn check_closely(&self, header: &SlotHeader) -> Result<(), RingError> {
         let len = u64::from(header.len);
         let layout = &self.layout;
         let fits = match header.flags {

@@ -169,6 +169,13 @@ impl Sessions {
         Some(self.remove(token.index() as u32))
     }
 
+    /// Ends the request that [`Self::find`] has just shown for a token.
+    #[inline]
+    pub fn end_found(&mut self, token: Token) {
+        debug_assert_eq!(self.entries[token.index()].generation, token.generation());
+        self.remove(token.index() as u32);
+    }
+
     /// Ends the oldest request if it was received before `before_ns`.
     #[inline]
     pub fn expire(&mut self, before_ns: u64) -> Option<Request> {

@@ -374,7 +374,7 @@ SERVAL_INLINE Reply Mqueue::reply(Block&, const Message& msg, uint32_t len) {
     r.data_ = channel_.out_;
     const uint64_t room = detail::round8(len);
     detail::block_sync();
-    for (uint64_t at = 8 * detail::block_rank(); at < room; at += 8 * detail::block_size())
+    for (uint64_t at = 8 * detail::block_rank() + detail::clear_pieces(r.data_, room); at < room; at += 8 * detail::block_size())
         detail::private_store(r.data_ + at, uint64_t{0});
     if (detail::leader() && room + 8 <= channel_.out_bytes_) detail::private_store(r.data_ + room, detail::GUARD);
     detail::block_sync();

@@ -186,8 +186,21 @@ SERVAL_INLINE unsigned move_pieces(void* to, const void* from, unsigned words) {
         move_piece(static_cast<uint8_t*>(to) + 8 * i, static_cast<const uint8_t*>(from) + 8 * i);
     return i;
 }
-#elif !SERVAL_CUDA
+// Clears as many of the first `bytes` bytes, which are private, as make whole pieces; returns how many.
+SERVAL_INLINE uint64_t clear_pieces(uint8_t* to, uint64_t bytes) {
+    const Vector16 zero = {};
+    uint64_t at = 0;
+    for (; at + sizeof(Piece) <= bytes; at += sizeof(Piece)) {
+        __builtin_memcpy(to + at, &zero, sizeof zero);
+        __builtin_memcpy(to + at + sizeof zero, &zero, sizeof zero);
+    }
+    return at;
+}
+#else
+#if !SERVAL_CUDA
 SERVAL_INLINE unsigned move_pieces(void*, const void*, unsigned) { return 0; }
+#endif
+SERVAL_INLINE uint64_t clear_pieces(uint8_t*, uint64_t) { return 0; }
 #endif
 #if !SERVAL_CUDA
 SERVAL_INLINE void copy_words_out(uint8_t* to, const uint64_t* from, unsigned words) {
