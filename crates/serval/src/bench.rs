@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | T0 | ordinary kernel sockets, a socket or a connection place for every request in flight | any client |
 //! | T2 | [`crate::client::burst`]: trains of equal datagrams through kernel sockets (GSO, GRO) | a client that batches |
+//! | T3 | [`client::shm()`]: a ring in shared memory | a tenant on the same machine; network cards that write to memory |
 //!
 //! # When a run is void
 //!
@@ -37,8 +38,10 @@ mod report;
 mod server;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use crate::client::shm::ShmError;
 use crate::client::{self, Burst, ClientError, Load, Outcome, Pace, Stream, WINDOW_MAX, Workload};
 
 pub use plan::{Class, Mode, Plan, PlanError, Target, Work};
@@ -87,17 +90,17 @@ pub enum BenchError {
 }
 
 /// Which client does it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Client {
-    Udp,
-    Burst(Burst),
-    Tcp(Stream),
+    Udp(SocketAddr),
+    Burst(SocketAddr, Burst),
+    Tcp(SocketAddr, Stream),
+    Shm(PathBuf),
 }
 
 /// A plan with everything decided.
 struct Prepared<'p> {
     plan: &'p Plan,
-    address: SocketAddr,
     client: Client,
     load: Load,
 }
@@ -122,7 +125,8 @@ pub fn run_watched(plan: &Plan, watch: &mut dyn FnMut(f64)) -> Result<Report, Be
                 return Err(Ended::Void(Void::NotPinned { core, why: error.to_string() }));
             }
             // Some workloads stay on the thread that made them.
-            prepared.measure(&mut *material.workload()).map_err(Ended::Error)
+            let workload = &mut *material.workload();
+            prepared.client.run(&prepared.load, workload).map_err(Ended::Error)
         });
         let began = Instant::now();
         while !client.is_finished() {
@@ -135,11 +139,16 @@ pub fn run_watched(plan: &Plan, watch: &mut dyn FnMut(f64)) -> Result<Report, Be
         match ended {
             Ok(outcome) => {
                 let window = prepared.full_window();
-                Ok(Report::new(plan, window, &outcome, observer.cost()?))
+                Ok(Report::new(plan, window, &outcome, observer.cost()))
             }
             Err(Ended::Void(void)) => Ok(Report::void(plan, void)),
             // It was there a moment ago.
-            Err(Ended::Error(ClientError::Refused(_))) => Ok(Report::void(plan, Void::Refused)),
+            Err(Ended::Error(ClientError::Refused(_) | ClientError::Ended(_))) => {
+                Ok(Report::void(plan, Void::Gone))
+            }
+            Err(Ended::Error(ClientError::Shm(ShmError::Closed))) => {
+                Ok(Report::void(plan, Void::Gone))
+            }
             Err(Ended::Error(error)) => Err(error.into()),
         }
     })
@@ -154,7 +163,8 @@ enum Ended {
 impl<'p> Prepared<'p> {
     fn new(plan: &'p Plan) -> Result<Self, BenchError> {
         let has_identity = plan.work.has_identity();
-        let (address, client) = match plan.target {
+        let client = match &plan.target {
+            Target::Shm(path) => Client::Shm(path.clone()),
             Target::Tcp(address) => {
                 let window = plan.window().unwrap_or(WINDOW_MAX);
                 let stream = Stream {
@@ -162,7 +172,7 @@ impl<'p> Prepared<'p> {
                     framing: plan.framing(),
                     reply_framing: plan.reply_framing(),
                 };
-                (address, Client::Tcp(stream))
+                Client::Tcp(*address, stream)
             }
             Target::Udp(address) => {
                 let shared = Burst { sockets: plan.sockets(), offload: plan.class() == Class::T2 };
@@ -171,13 +181,13 @@ impl<'p> Prepared<'p> {
                         Some(window) => plan.connections.is_none_or(|n| n == window),
                         None => !has_identity,
                     };
-                (address, if own_socket { Client::Udp } else { Client::Burst(shared) })
+                if own_socket { Client::Udp(*address) } else { Client::Burst(*address, shared) }
             }
         };
         let window_max = match client {
-            Client::Udp => OPEN_SOCKETS,
-            Client::Tcp(_) => WINDOW_MAX,
-            Client::Burst(_) => client::BURST_WINDOW_MAX,
+            Client::Udp(_) => OPEN_SOCKETS,
+            Client::Tcp(..) | Client::Shm(_) => WINDOW_MAX,
+            Client::Burst(..) => client::BURST_WINDOW_MAX,
         };
         let (window, pace) = match plan.mode {
             Mode::Closed { window } => (window, Pace::Closed),
@@ -194,7 +204,7 @@ impl<'p> Prepared<'p> {
             cancel: plan.cancel.clone(),
             ..Load::default()
         };
-        Ok(Self { plan, address, client, load })
+        Ok(Self { plan, client, load })
     }
 
     /// Asks a few times, one after the other, whether the server is there and answers what it should.
@@ -210,12 +220,14 @@ impl<'p> Prepared<'p> {
             ..self.load.clone()
         };
         let unreachable = || BenchError::Unreachable(self.plan.target.to_string());
-        let called = match self.client {
-            Client::Tcp(stream) => {
-                client::tcp(self.address, &Stream { connections: 1, ..stream }, &load, workload)
+        let client = match &self.client {
+            Client::Tcp(address, stream) => {
+                Client::Tcp(*address, Stream { connections: 1, ..*stream })
             }
-            Client::Udp | Client::Burst(_) => client::udp(self.address, &load, workload),
+            Client::Burst(address, _) => Client::Udp(*address),
+            client => client.clone(),
         };
+        let called = client.run(&load, workload);
         match called {
             Err(ClientError::Refused(_)) => Err(unreachable()),
             Err(error) => Err(error.into()),
@@ -232,21 +244,25 @@ impl<'p> Prepared<'p> {
     }
 
     /// Requests that are in flight at any time. Who shares sockets waits for a train to be full or for
-    /// other sockets' turns and fills the window less, and an open loop has what has arrived.
+    /// other sockets' turns and fills the window less, a ring may be shorter than the window, and an
+    /// open loop has what has arrived.
     fn full_window(&self) -> Option<usize> {
-        let shared = matches!(self.client, Client::Burst(_));
-        self.plan.window().filter(|_| !shared)
+        let full = matches!(self.client, Client::Udp(_) | Client::Tcp(..));
+        self.plan.window().filter(|_| full)
     }
 
     fn is_tcp(&self) -> bool {
-        matches!(self.client, Client::Tcp(_))
+        matches!(self.client, Client::Tcp(..))
     }
+}
 
-    fn measure(&self, workload: &mut dyn Workload) -> Result<Outcome, ClientError> {
-        match &self.client {
-            Client::Udp => client::udp(self.address, &self.load, workload),
-            Client::Burst(burst) => client::burst(self.address, burst, &self.load, workload),
-            Client::Tcp(stream) => client::tcp(self.address, stream, &self.load, workload),
+impl Client {
+    fn run(&self, load: &Load, workload: &mut dyn Workload) -> Result<Outcome, ClientError> {
+        match self {
+            Self::Udp(address) => client::udp(*address, load, workload),
+            Self::Burst(address, burst) => client::burst(*address, burst, load, workload),
+            Self::Tcp(address, stream) => client::tcp(*address, stream, load, workload),
+            Self::Shm(path) => client::shm(path, load, workload),
         }
     }
 }

@@ -138,9 +138,9 @@ pub struct Outcome {
     /// Nanoseconds from send (in an open loop: arrival) to reply, of right replies in the measured
     /// part.
     pub latency: Histogram<u64>,
-    /// Time that requests spent in flight, summed over those that ended in the measured part.
+    /// The time in the measured part that requests spent in flight, summed over requests as they ended.
     pub in_flight_ns: u64,
-    /// Requests in flight, integrated over the measured part.
+    /// The same by another way: the number of requests in flight, summed over time.
     pub waiting_ns: u128,
     /// Time in turns of the client's loop that found something to do.
     pub busy: Duration,
@@ -170,7 +170,7 @@ impl fmt::Debug for Outcome {
 }
 
 impl Outcome {
-    fn new(latency: Histogram<u64>) -> Self {
+    pub(crate) fn new(latency: Histogram<u64>) -> Self {
         Self {
             sent: 0,
             replied: 0,
@@ -206,6 +206,23 @@ impl Outcome {
     pub fn is_perfect(&self) -> bool {
         self.sent > 0 && self.replied == self.sent && self.duplicated == 0
     }
+}
+
+/// An empty histogram of latencies in nanoseconds: up to an hour, to a thousandth.
+pub(crate) fn latencies() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 3_600_000_000_000, 3).expect("valid bounds")
+}
+
+/// A distribution of latencies, for drawing: shares of the replies, and the microseconds that they took at
+/// most, as far as there are replies to show it.
+pub fn distribution_us(latency: &Histogram<u64>) -> Vec<(f64, f64)> {
+    let shares = [
+        0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998,
+        0.9999, 0.99999,
+    ];
+    // What only the last few replies tell is chance.
+    let shown = shares.into_iter().filter(|share| (1.0 - share) * latency.len() as f64 >= 5.0);
+    shown.map(|share| (share, latency.value_at_quantile(share) as f64 / 1e3)).collect()
 }
 
 /// Why a run could not be made.

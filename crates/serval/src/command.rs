@@ -1,5 +1,6 @@
 //! The `serval` command: arguments, exit codes, and one module for each verb.
 
+mod bench;
 mod check;
 mod compare;
 mod demo;
@@ -27,6 +28,7 @@ Examples:
   serval demo                          see it work: a digit reader over UDP and TCP
   serval check-config service.toml     what a file means, and what it costs
   serval serve service.toml            serve until SIGTERM or Ctrl-C
+  serval bench udp://127.0.0.1:9000    how fast a server is, with every reply checked
   serval doctor service.toml           what this machine can do, and how a service would run
   serval top                           what a running server does, live
   serval kernel build mine.cpp         compile a kernel of your own
@@ -74,6 +76,10 @@ enum Verb {
     /// See Serval work on this machine, in less than a minute
     #[command(after_help = demo::HELP)]
     Demo(demo::Options),
+
+    /// Measure a server: how many requests a second, and how long they take
+    #[command(after_help = bench::HELP)]
+    Bench(Box<bench::Options>),
 
     /// Measure two servers side by side, or every row of a suite
     #[command(after_help = compare::HELP)]
@@ -187,6 +193,7 @@ pub fn main() -> ExitCode {
         Verb::Serve(options) => serve::run(&screen, options),
         Verb::Demo(options) => demo::run(&screen, options),
         Verb::Compare(options) => compare::run(&screen, options),
+        Verb::Bench(options) => bench::run(&screen, options),
         Verb::CheckConfig(file) => check::run(&screen, file),
         Verb::Doctor(options) => doctor::run(&screen, options),
         Verb::Top(options) => top::run(&screen, options),

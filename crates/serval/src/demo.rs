@@ -32,6 +32,7 @@ use serde_json::Value as Json;
 use wire::nic::Transport;
 
 use crate::client::{ClientError, Outcome};
+use crate::plot::Chart;
 use crate::screen::Screen;
 use crate::server::{Server, ServerError};
 
@@ -76,6 +77,8 @@ pub struct Report {
     pub text: String,
     /// For programs.
     pub json: Json,
+    /// For a picture.
+    pub chart: Chart,
 }
 
 /// Why a demo failed.

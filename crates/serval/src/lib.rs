@@ -16,7 +16,7 @@
 //!   believe them; [`compare`]: two servers side by side, and the table of record;
 //! * [`doctor`]: what the machine can do, and which way a service's messages go; [`litmus`]: whether
 //!   its memory keeps the order that rings rely on;
-//! * [`demo`]: what `serval demo` shows; [`command`] and [`screen`]: the command line itself.
+//! * [`demo`]: what `serval demo` shows; [`command`], [`screen`] and [`plot`]: the command line itself.
 //!
 //! # Example
 //!
@@ -68,6 +68,7 @@ pub mod demo;
 pub mod doctor;
 pub mod exporter;
 pub mod litmus;
+pub mod plot;
 pub mod screen;
 pub mod server;
 pub mod top;

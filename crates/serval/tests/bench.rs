@@ -3,6 +3,8 @@
 mod common;
 
 use std::net::UdpSocket;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,12 +14,26 @@ use serval::bench::{self, BenchError, Class, Mode, Plan, Report, Target, Void, W
 use serval::server::Server;
 use wire::framing::Framing;
 
-use common::{PATIENCE, address, start, tcp, topology, udp};
+use common::{PATIENCE, Served, address, start, tcp, topology, udp};
+
+/// A path that no other test uses.
+fn memory_port(work: Work) -> PathBuf {
+    std::env::temp_dir().join(format!("serval-bench-{}-{}", std::process::id(), kernel(work)))
+}
+
+fn kernel(work: Work) -> String {
+    work.to_string().split(':').next().unwrap().to_owned()
+}
 
 /// A service of `work` with a UDP and a TCP port.
 fn serve(work: Work) -> Server {
-    let kernel = work.to_string().split(':').next().unwrap().to_owned();
-    let mut service = Service::new("a", vec![udp(), tcp()], &kernel);
+    serve_at(work, &[])
+}
+
+/// The same, and in shared memory.
+fn serve_at(work: Work, paths: &[PathBuf]) -> Server {
+    let mut service = Service::new("a", vec![udp(), tcp()], &kernel(work));
+    service.memory_ports = paths.to_vec();
     service.framing = match work {
         Work::Echo { .. } => Framing::LengthU16,
         Work::Sockperf { .. } => Framing::Sockperf,
@@ -26,20 +42,22 @@ fn serve(work: Work) -> Server {
     start(topology(vec![service]))
 }
 
-fn plan(target: Target, work: Work, window: usize) -> Plan {
+fn plan(target: &Target, work: Work, window: usize) -> Plan {
     Plan {
         work,
         mode: Mode::Closed { window },
         warmup: Duration::from_millis(50),
         duration: Duration::from_millis(400),
         timeout: Some(PATIENCE),
-        ..Plan::new(target)
+        // What a busy machine does to a run is no fault of it.
+        stolen_max: 1.0,
+        ..Plan::new(target.clone())
     }
 }
 
-/// What a busy machine may do to a run is no fault of it.
 fn sound(report: &Report) {
-    let excused = matches!(report.void, None | Some(Void::Stolen(_) | Void::Few(_)));
+    // On a busy machine there may be few replies in the time.
+    let excused = matches!(report.void, None | Some(Void::Few(_)));
     assert!(excused, "{report:?}");
     assert_eq!((report.wrong, report.duplicated, report.lost), (0, 0, 0), "{report:?}");
     assert!(report.replied > 0 && report.sent == report.replied, "{report:?}");
@@ -59,18 +77,21 @@ fn every_class_and_mode_measures_a_real_server() {
         Work::Scale { numbers: 16 },
         Work::Lenet,
     ] {
-        let server = serve(work);
+        let path = memory_port(work);
+        let server = serve_at(work, std::slice::from_ref(&path));
         let (udp, tcp) = (Target::Udp(address(&server, 0)), Target::Tcp(address(&server, 1)));
-        for (target, window) in [(udp, 1), (udp, 16), (tcp, 1), (tcp, 16)] {
-            sound(&bench::run(&plan(target, work, window)).unwrap());
+        let shm = Target::Shm(path);
+        for target in [&udp, &tcp, &shm] {
+            for window in [1, 16] {
+                sound(&bench::run(&plan(target, work, window)).unwrap());
+            }
+            let open = Plan { mode: Mode::Open { rate: 2000.0 }, ..plan(target, work, 1) };
+            sound(&bench::run(&open).unwrap());
         }
-        let open = Plan { mode: Mode::Open { rate: 2000.0 }, ..plan(udp, work, 1) };
-        sound(&bench::run(&open).unwrap());
-        sound(&bench::run(&Plan { target: tcp, ..open }).unwrap());
-        let burst = Plan { class: Some(Class::T2), ..plan(udp, work, 64) };
+        let burst = Plan { class: Some(Class::T2), ..plan(&udp, work, 64) };
         if work.has_identity() {
             sound(&bench::run(&burst).unwrap());
-            let shared = Plan { connections: Some(3), ..plan(udp, work, 64) };
+            let shared = Plan { connections: Some(3), ..plan(&udp, work, 64) };
             sound(&bench::run(&shared).unwrap());
         }
     }
@@ -84,7 +105,7 @@ fn bursts_without_identity_need_the_order_kept() {
     service.mqueues = 1;
     let server = start(topology(vec![service]));
     let target = Target::Udp(address(&server, 0));
-    let burst = Plan { class: Some(Class::T2), ..plan(target, Work::Lenet, 32) };
+    let burst = Plan { class: Some(Class::T2), ..plan(&target, Work::Lenet, 32) };
     sound(&bench::run(&burst).unwrap());
 }
 
@@ -117,7 +138,7 @@ impl Fake {
     }
 
     fn report(&self, change: impl FnOnce(&mut Plan)) -> Report {
-        let mut plan = plan(self.target, Work::Echo { bytes: 32 }, 4);
+        let mut plan = plan(&self.target, Work::Echo { bytes: 32 }, 4);
         plan.timeout = Some(Duration::from_millis(50));
         change(&mut plan);
         bench::run(&plan).unwrap()
@@ -210,7 +231,7 @@ fn late_replies_are_neither_wrong_nor_repeated() {
 fn nobody_there_is_said_in_one_sentence() {
     let free = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     for target in [Target::Udp(free), Target::Tcp(free)] {
-        let error = bench::run(&plan(target, Work::Echo { bytes: 64 }, 4)).unwrap_err();
+        let error = bench::run(&plan(&target, Work::Echo { bytes: 64 }, 4)).unwrap_err();
         assert!(matches!(error, BenchError::Unreachable(_)), "{error}");
         assert!(error.to_string().contains(&format!("{target}: is the server running")), "{error}");
     }
@@ -221,7 +242,7 @@ fn another_kernel_is_noticed_before_the_run() {
     let server = serve(Work::Scale { numbers: 16 });
     for at in [Target::Udp(address(&server, 0)), Target::Tcp(address(&server, 1))] {
         let echo =
-            Plan { framing: Some(Framing::Fixed(64)), ..plan(at, Work::Echo { bytes: 64 }, 1) };
+            Plan { framing: Some(Framing::Fixed(64)), ..plan(&at, Work::Echo { bytes: 64 }, 1) };
         let error = bench::run(&echo).unwrap_err();
         assert!(matches!(error, BenchError::Stranger { .. }), "{error}");
     }
@@ -261,7 +282,7 @@ fn a_rate_that_cannot_be_sent_is_not_called_measured() {
         plan.timeout = Some(PATIENCE);
         plan.duration = Duration::from_millis(300);
     });
-    let told = matches!(report.void, Some(Void::Unsent(..) | Void::Stolen(_) | Void::Few(_)));
+    let told = matches!(report.void, Some(Void::Unsent(..) | Void::Few(_)));
     assert!(told, "{report:?}");
 }
 
@@ -272,7 +293,7 @@ fn what_the_server_spends_is_read_from_outside() {
     let plan = Plan {
         server_pid: Some(std::process::id()),
         duration: Duration::from_millis(600),
-        ..plan(Target::Udp(address(&server, 0)), Work::Echo { bytes: 64 }, 8)
+        ..plan(&Target::Udp(address(&server, 0)), Work::Echo { bytes: 64 }, 8)
     };
     let report = bench::run(&plan).unwrap();
     sound(&report);
@@ -280,4 +301,118 @@ fn what_the_server_spends_is_read_from_outside() {
     assert!(cost > 0.0 && report.client_cpu_ns_per_message > 0.0, "{report:?}");
     let nobody = Plan { server_pid: Some(u32::MAX), ..plan };
     assert!(matches!(bench::run(&nobody), Err(BenchError::Observe(_))));
+}
+
+/// `serval bench`, in runs of a fraction of a second that a busy machine does not spoil.
+fn command(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+    command
+        .args(["bench", "--warmup", "50ms", "--duration", "500ms", "--stolen-max", "100"])
+        .args(arguments);
+    command.stdin(Stdio::null()).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn the_command_shows_a_table_a_document_and_a_plot() {
+    let server = serve(Work::Echo { bytes: 64 });
+    let target = Target::Udp(address(&server, 0)).to_string();
+    let plot = std::env::temp_dir().join(format!("serval-bench-{}.svg", std::process::id()));
+    let path = plot.to_str().unwrap();
+
+    let shown = command(&[&target, "--window", "1,8", "--plot", path]);
+    assert!(shown.status.success(), "{}", stderr(&shown));
+    let text = String::from_utf8(shown.stdout).unwrap();
+    for part in ["echo:64 at udp://", "class T0", "in flight", "p99.9", "/s", path] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    for part in
+        ["<svg", "replies a second", "latency, us", ">p99</text>", "1 in flight, 8 in flight"]
+    {
+        assert!(svg.contains(part), "{part} is not in\n{svg}");
+    }
+    std::fs::remove_file(&plot).unwrap();
+
+    let told = command(&[&target, "--rate", "1k", "--json"]);
+    assert!(told.status.success(), "{}", stderr(&told));
+    let json: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap();
+    assert!(json["machine"]["cores"].as_u64().unwrap() >= 1 && json["version"].is_string());
+    let run = &json["runs"][0];
+    assert_eq!((&run["mode"], &run["asked"]["rate"]), (&"open".into(), &1000.0.into()), "{json}");
+    assert!(run["rate"].as_f64().unwrap() > 0.0 && run["void"].is_null(), "{json}");
+    assert_eq!(run["sent"], run["replied"], "{json}");
+}
+
+#[test]
+fn a_void_run_shows_no_numbers_and_fails() {
+    let fake = Fake::start(|n, request| vec![request.to_vec(); if n > 50 { 2 } else { 1 }]);
+    let target = fake.target.to_string();
+    let output = command(&[&target, "--window", "1"]);
+    assert_eq!(output.status.code(), Some(1));
+    let (out, err) = (String::from_utf8_lossy(&output.stdout).into_owned(), stderr(&output));
+    assert!(out.contains("void") && !out.contains("/s"), "{out}");
+    assert!(err.contains("1 in flight is void") && err.contains("came twice"), "{err}");
+    assert_eq!(err.trim_end().lines().count(), 1, "{err}");
+}
+
+#[test]
+fn wrong_command_lines_are_told_in_one_sentence() {
+    for (arguments, part) in [
+        (&["udp://127.0.0.1:9", "--window", "5000"][..], "must be in [1, 4096]"),
+        (&["tcp://127.0.0.1:9", "--class", "T2"], "udp:// server"),
+        (&["http://127.0.0.1:9"], "udp://HOST:PORT"),
+        (&["udp://127.0.0.1:9", "--workload", "chess"], "echo:BYTES"),
+        (&["udp://127.0.0.1:9", "--rate", "fast"], "1.5M"),
+        (&["udp://127.0.0.1:9", "--rate", "1k", "--window", "1"], "cannot be used with"),
+        (&["udp://127.0.0.1:9", "--framing", "morse"], "length:u16"),
+    ] {
+        let output = command(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(part), "{arguments:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn the_servers_own_metrics_tell_how_busy_it_was() {
+    let service =
+        "[[service]]\nname = \"echo\"\nlisten = \"udp://127.0.0.1:0\"\nkernel = \"echo\"\n";
+    let served = Served::start("bench_metrics", "", service);
+    let plan = Plan {
+        metrics: Some(format!("http://{}/metrics", served.metrics)),
+        server_pid: Some(served.process.0.id()),
+        duration: Duration::from_millis(600),
+        ..plan(&Target::Udp(served.services[0][0]), Work::Echo { bytes: 64 }, 8)
+    };
+    let report = bench::run(&plan).unwrap();
+    sound(&report);
+    let busy = report.server_busy_ns_per_message().expect("it was asked for");
+    let used = report.server_cpu_ns_per_message().expect("it was asked for");
+    assert!(busy > 0.0 && used > 0.0, "{report:?}");
+    let other = Plan { metrics: Some("http://127.0.0.1:1/metrics".to_owned()), ..plan };
+    assert!(matches!(bench::run(&other), Err(BenchError::Observe(_))));
+}
+
+#[test]
+fn a_client_that_others_keep_from_its_core_says_so() {
+    // As many busy threads as it takes to have every core, wherever the client goes.
+    let stop = Arc::new(AtomicBool::new(false));
+    let busy: Vec<_> = (0..4 * std::thread::available_parallelism().unwrap().get())
+        .map(|_| {
+            let stop = stop.clone();
+            std::thread::spawn(move || while !stop.load(Ordering::Relaxed) {})
+        })
+        .collect();
+    let fake = Fake::start(|_, request| vec![request.to_vec()]);
+    let report = fake.report(|plan| {
+        plan.stolen_max = 0.05;
+        plan.timeout = Some(PATIENCE);
+        plan.duration = Duration::from_secs(1);
+    });
+    stop.store(true, Ordering::Relaxed);
+    busy.into_iter().for_each(|thread| thread.join().unwrap());
+    assert!(matches!(report.void, Some(Void::Stolen(_))), "{report:?}");
 }

@@ -11,6 +11,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn demo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
     command.arg("demo").args(arguments).stdin(Stdio::null());
+    if !arguments.contains(&"--plot") {
+        command.arg("--no-plot");
+    }
     command
 }
 
@@ -112,4 +115,28 @@ fn an_interrupted_demo_takes_its_memcached_along() {
     assert_eq!(done.status.code(), Some(1), "{}", String::from_utf8_lossy(&done.stderr));
     assert!(String::from_utf8_lossy(&done.stderr).contains("interrupted"));
     assert!(!fs::exists(format!("/proc/{memcached}")).unwrap(), "memcached is still there");
+}
+
+#[test]
+fn a_chart_is_saved_where_it_is_said_and_nothing_else_is_overwritten() {
+    let folder = std::env::temp_dir().join(format!("serval-demo-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let plot = folder.join("scale.svg");
+    let path = plot.to_str().unwrap();
+    for _ in 0..2 {
+        let done = demo(&["scale", "--quick", "--plot", path]).output().unwrap();
+        let text = String::from_utf8(done.stdout).unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        assert!(text.trim_end().ends_with(&format!("Plot: {path}")), "{text}");
+    }
+    let svg = fs::read_to_string(&plot).unwrap();
+    for part in ["<svg", ">Serval</text>", ">host-centric</text>", "latency, us", ">99 %</text>"] {
+        assert!(svg.contains(part), "{part} is not in\n{svg}");
+    }
+    fs::write(&plot, "a letter").unwrap();
+    let done = demo(&["scale", "--quick", "--plot", path]).output().unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&done.stderr).contains("choose another name"));
+    assert_eq!(fs::read_to_string(&plot).unwrap(), "a letter");
+    fs::remove_dir_all(&folder).unwrap();
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -19,7 +20,7 @@ use crate::demo::KernelFunction;
 pub struct Plan {
     /// The server.
     pub target: Target,
-    /// The kind of client; `None` is T0.
+    /// The kind of client; `None` is T3 for a shared-memory port, else T0.
     pub class: Option<Class>,
     /// When requests leave.
     pub mode: Mode,
@@ -40,6 +41,11 @@ pub struct Plan {
     pub core: Option<usize>,
     /// A process whose CPU time is that of the server.
     pub server_pid: Option<u32>,
+    /// The server's metrics, `http://HOST:PORT/metrics`, from which the time is read that its workers
+    /// were busy.
+    pub metrics: Option<String>,
+    /// The share of the time, in [0, 1], that others may take from the client; more makes the run void.
+    pub stolen_max: f64,
     /// Ends the run early when set, which makes it void.
     pub cancel: Arc<AtomicBool>,
 }
@@ -59,13 +65,16 @@ impl Plan {
             timeout: None,
             core: None,
             server_pid: None,
+            metrics: None,
+            stolen_max: 0.05,
             cancel: Arc::default(),
         }
     }
 
     /// The kind of client.
     pub fn class(&self) -> Class {
-        self.class.unwrap_or(Class::T0)
+        let shared_memory = matches!(self.target, Target::Shm(_));
+        self.class.unwrap_or(if shared_memory { Class::T3 } else { Class::T0 })
     }
 
     /// Requests in flight of a closed loop.
@@ -113,16 +122,18 @@ impl Plan {
     }
 
     /// Refuses what contradicts itself.
-    pub(super) fn check(&self) -> Result<(), PlanError> {
+    pub fn check(&self) -> Result<(), PlanError> {
         let shares = self.class() == Class::T2 || self.connections.is_some();
-        match (self.target, self.class()) {
+        match (&self.target, self.class()) {
             (Target::Tcp(_), Class::T2) => return Err(PlanError::BurstOverTcp),
+            (Target::Udp(_) | Target::Tcp(_), Class::T3)
+            | (Target::Shm(_), Class::T0 | Class::T2) => return Err(PlanError::SharedMemory),
             (Target::Udp(_), _) if self.work.request_bytes() > UDP_PAYLOAD_MAX => {
                 return Err(PlanError::Datagram(self.work.request_bytes()));
             }
             _ => {}
         }
-        let window_max = match self.target {
+        let window_max = match &self.target {
             Target::Udp(_) if shares => BURST_WINDOW_MAX,
             _ => WINDOW_MAX,
         };
@@ -152,13 +163,15 @@ impl Plan {
     }
 }
 
-/// Where the server is: `udp://HOST:PORT` or `tcp://HOST:PORT`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where the server is: `udp://HOST:PORT`, `tcp://HOST:PORT` or `shm:///PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Datagrams.
     Udp(SocketAddr),
     /// A byte stream with a framing.
     Tcp(SocketAddr),
+    /// A shared-memory port.
+    Shm(PathBuf),
 }
 
 impl fmt::Display for Target {
@@ -166,6 +179,7 @@ impl fmt::Display for Target {
         match self {
             Self::Udp(address) => write!(f, "udp://{address}"),
             Self::Tcp(address) => write!(f, "tcp://{address}"),
+            Self::Shm(path) => write!(f, "shm://{}", path.display()),
         }
     }
 }
@@ -177,6 +191,10 @@ impl FromStr for Target {
     fn from_str(text: &str) -> Result<Self, PlanError> {
         let wrong = || PlanError::Target(text.to_owned());
         let (scheme, address) = text.split_once("://").ok_or_else(wrong)?;
+        if scheme == "shm" {
+            let path = PathBuf::from(address);
+            return if path.is_absolute() { Ok(Self::Shm(path)) } else { Err(wrong()) };
+        }
         let address = match address.parse() {
             Ok(address) => address,
             Err(_) => {
@@ -201,6 +219,9 @@ pub enum Class {
     /// Trains of datagrams through kernel sockets (GSO, GRO)
     #[value(name = "T2", alias = "t2")]
     T2,
+    /// A ring in memory shared with the engine
+    #[value(name = "T3", alias = "t3")]
+    T3,
 }
 
 impl fmt::Display for Class {
@@ -208,6 +229,7 @@ impl fmt::Display for Class {
         f.write_str(match self {
             Self::T0 => "T0",
             Self::T2 => "T2",
+            Self::T3 => "T3",
         })
     }
 }
@@ -364,7 +386,7 @@ impl Material {
 pub enum PlanError {
     /// Not a URL of a server.
     #[error(
-        "`{0}` is no server: write udp://HOST:PORT or tcp://HOST:PORT, as `serval serve` prints them"
+        "`{0}` is no server: write udp://HOST:PORT, tcp://HOST:PORT or shm:///PATH, as `serval serve` prints them"
     )]
     Target(String),
     /// No such workload.
@@ -372,6 +394,9 @@ pub enum PlanError {
         "`{0}` is no workload: write echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet or faces"
     )]
     Work(String),
+    /// Shared memory is a class of its own.
+    #[error("class T3 is the one of shm:// servers, and the only one they have")]
+    SharedMemory,
     /// Trains are made of datagrams.
     #[error("class T2 sends trains of datagrams: give a udp:// server, or leave the class out")]
     BurstOverTcp,
@@ -409,7 +434,7 @@ mod tests {
 
     #[test]
     fn targets_and_workloads_are_read_as_they_are_written() {
-        for text in ["udp://127.0.0.1:9000", "tcp://[::1]:9000"] {
+        for text in ["udp://127.0.0.1:9000", "tcp://[::1]:9000", "shm:///run/digits"] {
             assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
         }
         for text in
@@ -455,6 +480,11 @@ mod tests {
         let closed = |window| Mode::Closed { window };
         let cases = [
             (Plan { class: Some(Class::T2), ..plan("tcp://127.0.0.1:1", "echo") }, "udp:// server"),
+            (
+                Plan { class: Some(Class::T3), ..plan("udp://127.0.0.1:1", "echo") },
+                "shm:// servers",
+            ),
+            (Plan { class: Some(Class::T0), ..plan("shm:///run/a", "echo") }, "shm:// servers"),
             (plan("udp://127.0.0.1:1", "echo:65508"), "does not fit a datagram"),
             (Plan { mode: closed(0), ..plan("udp://127.0.0.1:1", "echo") }, "[1, 4096]"),
             (Plan { mode: closed(5000), ..plan("tcp://127.0.0.1:1", "echo") }, "[1, 4096]"),

@@ -5,12 +5,10 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 
 use super::{Class, Mode, Plan};
-use crate::client::Outcome;
+use crate::client::{Outcome, distribution_us};
 
 /// How far a run may be from Little's law.
 const LITTLE_TOLERANCE: f64 = 0.05;
-/// Share of the time that others may take from the client.
-const STOLEN_MAX: f64 = 0.05;
 /// Share of an open loop's arrivals that may be left unsent.
 const UNSENT_MAX: f64 = 0.01;
 /// Share of the measured part that a server which loses requests may end with in silence.
@@ -47,9 +45,11 @@ pub struct Report {
     pub rate: f64,
     /// From sending (open loop: arrival) to reply.
     pub latency: Latency,
-    /// Requests in flight by Little's law, over those there were by the client's count: rate x mean
-    /// latency / window in a closed loop where nothing is lost. Lost and wrongly answered requests
-    /// count with the time they were in flight.
+    /// Shares of the replies, and the microseconds they took at most: the whole distribution.
+    pub distribution_us: Vec<(f64, f64)>,
+    /// Requests in flight by Little's law, over those there were by the client's count: in a closed loop
+    /// of sockets and connections, rate x mean latency / window. Requests that were lost or were in
+    /// flight at the beginning or the end count with the measured time they were in flight.
     pub little: f64,
     /// Requests in flight, in the mean.
     pub in_flight: f64,
@@ -61,8 +61,8 @@ pub struct Report {
     pub client_busy: f64,
     /// The share of the time that others took from the client.
     pub stolen: f64,
-    /// What the server spent, if it was looked at.
-    pub server: Option<ServerCost>,
+    /// What the server used, as far as it was looked at.
+    pub server: ServerCost,
     /// Why none of this is to be believed.
     pub void: Option<Void>,
 }
@@ -84,11 +84,13 @@ pub struct Latency {
     pub max_ns: u64,
 }
 
-/// CPU time of the server.
-#[derive(Clone, Copy, Debug)]
+/// What the server used in the mean, in cores (seconds a second).
+#[derive(Clone, Copy, Debug, Default)]
 pub struct ServerCost {
-    /// Cores in use, in the mean; polling counts.
-    pub cores: f64,
+    /// CPU time of its process; polling counts.
+    pub cores: Option<f64>,
+    /// Time in which its workers found something to do, by its own metrics.
+    pub busy: Option<f64>,
 }
 
 /// What kept the rate from being higher.
@@ -120,9 +122,9 @@ pub enum Void {
     /// Replies that came twice.
     #[error("{0} replies came twice")]
     Duplicated(u64),
-    /// The server does not accept connections any more.
-    #[error("the server refuses connections since some time in the run: did it end?")]
-    Refused,
+    /// The server accepts nobody any more.
+    #[error("the server closed its port during the run: did it end?")]
+    Gone,
     /// The server stopped answering.
     #[error(
         "the server said nothing in the last {0:.0?} of {1:.0?}, and {2} requests were lost: did it end?"
@@ -165,13 +167,14 @@ impl Report {
             late: 0,
             rate: 0.0,
             latency: Latency::default(),
+            distribution_us: Vec::new(),
             little: 0.0,
             in_flight: 0.0,
             client_cpu_ns_per_message: 0.0,
             client_busy_ns_per_message: 0.0,
             client_busy: 0.0,
             stolen: 0.0,
-            server: None,
+            server: ServerCost::default(),
             void: Some(void),
         }
     }
@@ -180,7 +183,7 @@ impl Report {
         plan: &Plan,
         window: Option<usize>,
         outcome: &Outcome,
-        server: Option<ServerCost>,
+        server: ServerCost,
     ) -> Self {
         let elapsed_ns = (outcome.elapsed.as_nanos() as f64).max(1.0);
         let in_flight = outcome.waiting_ns as f64 / elapsed_ns;
@@ -206,6 +209,7 @@ impl Report {
                 p999_ns: quantile(0.999),
                 max_ns: hist.max(),
             },
+            distribution_us: distribution_us(hist),
             little: outcome.in_flight_ns as f64 / elapsed_ns / expected,
             in_flight,
             client_cpu_ns_per_message: cpu / (outcome.replied as f64).max(1.0),
@@ -215,12 +219,12 @@ impl Report {
             server,
             ..Self::void(plan, Void::Interrupted)
         };
-        report.void = report.judge(plan, outcome);
+        report.void = report.judge(plan, window, outcome);
         report
     }
 
     /// What, if anything, makes the run void; the cause before its consequences.
-    fn judge(&self, plan: &Plan, outcome: &Outcome) -> Option<Void> {
+    fn judge(&self, plan: &Plan, window: Option<usize>, outcome: &Outcome) -> Option<Void> {
         use std::sync::atomic::Ordering;
         if plan.cancel.load(Ordering::Relaxed) {
             return Some(Void::Interrupted);
@@ -241,7 +245,7 @@ impl Report {
         if outcome.lost > 0 && silence > SILENCE_MAX {
             return Some(Void::Silent(outcome.silence, outcome.elapsed, outcome.lost));
         }
-        if self.stolen > STOLEN_MAX {
+        if self.stolen > plan.stolen_max {
             return Some(Void::Stolen(self.stolen));
         }
         let unsent = outcome.unsent as f64 / (outcome.unsent + outcome.sent).max(1) as f64;
@@ -251,15 +255,15 @@ impl Report {
         if outcome.latency.len() < REPLIES_MIN {
             return Some(Void::Few(outcome.latency.len()));
         }
-        // Requests in flight at the beginning and at the end are counted with another part of their
-        // time than the one that was measured.
-        let mut edge = outcome.latency.value_at_quantile(0.99) as f64;
-        if outcome.lost > 0 {
-            edge = edge.max(plan.timeout().as_nanos() as f64);
+        if !little_holds(self.little, LITTLE_TOLERANCE) {
+            return Some(Void::Little(self.little));
         }
-        let tolerance = LITTLE_TOLERANCE + edge / outcome.elapsed.as_nanos().max(1) as f64;
-        let holds = little_holds(self.little, tolerance);
-        (!holds).then_some(Void::Little(self.little))
+        // What is shown has to obey it as well, but for requests that were in flight at the beginning
+        // or the end: of those, the latency counts whole or not at all.
+        let window = window.filter(|_| outcome.lost + outcome.wrong == 0)?;
+        let shown = self.rate * self.latency.mean_ns / 1e9 / window as f64;
+        let edge = 2.0 * self.latency.max_ns as f64 / outcome.elapsed.as_nanos().max(1) as f64;
+        (!little_holds(shown, LITTLE_TOLERANCE + edge)).then_some(Void::Little(shown))
     }
 
     /// What kept the rate from being higher.
@@ -267,9 +271,14 @@ impl Report {
         if self.client_busy >= BUSY { Bottleneck::Client } else { Bottleneck::Elsewhere }
     }
 
-    /// CPU time of the server for each reply, if it was looked at.
+    /// CPU time of the server for each reply, if its process is known.
     pub fn server_cpu_ns_per_message(&self) -> Option<f64> {
-        self.server.map(|server| 1e9 * server.cores / self.rate.max(1e-9))
+        self.server.cores.filter(|_| self.rate > 0.0).map(|cores| 1e9 * cores / self.rate)
+    }
+
+    /// Time for which the server's workers had something to do for each reply, if its metrics are known.
+    pub fn server_busy_ns_per_message(&self) -> Option<f64> {
+        self.server.busy.filter(|_| self.rate > 0.0).map(|busy| 1e9 * busy / self.rate)
     }
 
     /// Everything, for programs. A void report has no numbers but counts.
@@ -305,6 +314,8 @@ impl Report {
         fields.insert("bottleneck".into(), json!(if client { "client" } else { "elsewhere" }));
         let server = self.server_cpu_ns_per_message();
         fields.insert("server_cpu_ns_per_message".into(), json!(server));
+        let busy = self.server_busy_ns_per_message();
+        fields.insert("server_busy_ns_per_message".into(), json!(busy));
         json
     }
 }
@@ -312,4 +323,85 @@ impl Report {
 /// Little's law, as a ratio of its sides.
 fn little_holds(ratio: f64, tolerance: f64) -> bool {
     (ratio - 1.0).abs() <= tolerance
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client;
+    use proptest::prelude::*;
+
+    /// What a client with `really` requests in flight reports when each takes `took_ns`.
+    fn outcome(really: u64, took_ns: u64, replies: u64) -> Outcome {
+        let mut outcome = Outcome::new(client::latencies());
+        outcome.latency.record_n(took_ns, replies).unwrap();
+        outcome.sent = replies;
+        outcome.replied = replies;
+        outcome.in_flight_ns = replies * took_ns;
+        outcome.waiting_ns = u128::from(outcome.in_flight_ns);
+        outcome.elapsed = Duration::from_nanos(outcome.in_flight_ns / really);
+        outcome
+    }
+
+    fn judged(plan: &Plan, outcome: &Outcome) -> Option<Void> {
+        Report::new(plan, plan.window(), outcome, ServerCost::default()).void
+    }
+
+    proptest! {
+        #[test]
+        fn a_client_that_miscounts_its_window_is_caught(
+            really in 1..5000u64, says in 1..5000usize, took_ns in 1000..1_000_000u64,
+        ) {
+            let mut plan = Plan::new("udp://127.0.0.1:9".parse().unwrap());
+            plan.mode = Mode::Closed { window: says };
+            let ratio = really as f64 / says as f64;
+            let void = judged(&plan, &outcome(really, took_ns, 100 * really + 10_000));
+            if (ratio - 1.0).abs() < 0.04 {
+                prop_assert_eq!(void, None);
+            } else if (ratio - 1.0).abs() > 0.06 {
+                prop_assert!(matches!(void, Some(Void::Little(_))), "{:?}", void);
+            }
+        }
+
+        #[test]
+        fn latencies_in_another_unit_are_caught(window in 1..5000u64, factor in prop_oneof![0.0..0.8, 1.3..1000.0f64]) {
+            let mut plan = Plan::new("tcp://127.0.0.1:9".parse().unwrap());
+            plan.mode = Mode::Closed { window: window as usize };
+            let mut outcome = outcome(window, 100_000, 100 * window + 10_000);
+            let count = outcome.latency.len();
+            outcome.latency.reset();
+            outcome.latency.record_n((100_000.0 * factor) as u64 + 1, count).unwrap();
+            prop_assert!(matches!(judged(&plan, &outcome), Some(Void::Little(_))));
+        }
+    }
+
+    #[test]
+    fn causes_are_told_before_consequences() {
+        let plan = Plan::new("udp://127.0.0.1:9".parse().unwrap());
+        let mut bad = outcome(1, 1000, 10_000);
+        assert_eq!(judged(&plan, &bad), None);
+        bad.in_flight_ns *= 2;
+        assert_eq!(judged(&plan, &bad), Some(Void::Little(2.0)));
+        bad.stolen = bad.elapsed / 2;
+        assert_eq!(judged(&plan, &bad), Some(Void::Stolen(0.5)));
+        bad.lost = 10;
+        bad.silence = bad.elapsed / 5;
+        assert!(matches!(judged(&plan, &bad), Some(Void::Silent(..))));
+        bad.wrong = 3;
+        assert_eq!(judged(&plan, &bad), Some(Void::Wrong(3, "")));
+        bad.duplicated = 2;
+        assert_eq!(judged(&plan, &bad), Some(Void::Duplicated(2)));
+    }
+
+    #[test]
+    fn a_void_report_tells_programs_no_rate() {
+        let mut plan = Plan::new("udp://127.0.0.1:9".parse().unwrap());
+        let sound = Report::new(&plan, Some(1), &outcome(1, 1000, 10_000), ServerCost::default());
+        assert_eq!(sound.to_json()["latency_ns"]["p50"], 1000);
+        assert!(sound.to_json()["void"].is_null());
+        plan.mode = Mode::Closed { window: 2 };
+        let void = Report::new(&plan, Some(2), &outcome(1, 1000, 10_000), ServerCost::default());
+        assert!(void.to_json()["rate"].is_null() && void.to_json()["latency_ns"].is_null());
+        assert!(void.to_json()["void"].as_str().unwrap().contains("Little"));
+    }
 }

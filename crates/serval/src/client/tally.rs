@@ -14,7 +14,7 @@ use hdrhistogram::Histogram;
 use sys::time::monotonic_ns;
 
 use super::arrivals::Arrivals;
-use super::{ClientError, Load, Outcome, Pace};
+use super::{ClientError, Load, Outcome, Pace, latencies};
 
 /// How many empty looks before the core is offered to others.
 const EMPTY_LOOKS: u32 = 32;
@@ -65,9 +65,8 @@ impl Tally {
         {
             return Err(ClientError::Rate(rate));
         }
-        let latency = Histogram::new_with_bounds(1, 3_600_000_000_000, 3).expect("valid bounds");
         Ok(Self {
-            outcome: Outcome::new(latency),
+            outcome: Outcome::new(latencies()),
             arrivals: None,
             asked: 0,
             waiting: 0,
@@ -135,7 +134,7 @@ impl Tally {
         };
         self.sum_up(now_ns);
         // It has been waiting since its arrival.
-        self.outcome.waiting_ns += u128::from(now_ns - due_ns);
+        self.outcome.waiting_ns += u128::from(self.measured_ns(due_ns, now_ns));
         self.asked += 1;
         self.waiting += 1;
         self.outcome.sent += 1;
@@ -154,15 +153,19 @@ impl Tally {
         self.summed_ns = now_ns;
     }
 
+    /// The part of a time that lies in the measured part.
+    #[inline]
+    fn measured_ns(&self, from_ns: u64, to_ns: u64) -> u64 {
+        to_ns.min(self.stop_ns).saturating_sub(from_ns.max(self.began_ns))
+    }
+
     /// A request got a reply. `due_ns` is what [`Self::next`] said.
     #[inline]
     pub(super) fn reply(&mut self, right: bool, due_ns: u64, now_ns: u64) {
         self.sum_up(now_ns);
         self.waiting -= 1;
+        self.outcome.in_flight_ns += self.measured_ns(due_ns, now_ns);
         let took_ns = now_ns.saturating_sub(due_ns);
-        if now_ns < self.stop_ns {
-            self.outcome.in_flight_ns += took_ns;
-        }
         self.last_ns = now_ns;
         if !right {
             self.outcome.wrong += 1;
@@ -179,9 +182,7 @@ impl Tally {
         self.sum_up(now_ns);
         self.waiting -= 1;
         self.outcome.lost += 1;
-        if now_ns < self.stop_ns {
-            self.outcome.in_flight_ns += now_ns.saturating_sub(due_ns);
-        }
+        self.outcome.in_flight_ns += self.measured_ns(due_ns, now_ns);
     }
 
     /// Whether a request due then has waited for too long.

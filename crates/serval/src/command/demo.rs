@@ -1,15 +1,16 @@
 //! `serval demo [NAME]`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 use engine::topology::WORKERS_MAX;
 use mqueue::abi::BLOCKS_MAX;
 
 use super::{Failure, cancel_on_signal};
 use crate::demo::{self, Name};
+use crate::plot;
 use crate::screen::Screen;
 
 pub(super) const HELP: &str = "\
@@ -22,7 +23,7 @@ Examples:
   serval demo scale --quick            seconds instead of half a minute
   serval demo faces                    a kernel that asks memcached (apt install memcached)
 
-Exit code 1 when a reply is wrong or missing, or when fewer than 97 % of the digits are read right.";
+Saves a chart of what was measured and says where. Exit code 1 when a reply is wrong or missing, or when fewer than 97 % of the digits are read right.";
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
@@ -45,6 +46,14 @@ pub(super) struct Options {
     /// faces: a file of pictures made by tools/train/make_faces.py
     #[arg(long, value_name = "FILE")]
     pictures: Option<PathBuf>,
+
+    /// Where to save the chart (SVG) [default: serval-demo-NAME.svg in the current folder]
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+
+    /// Save no chart
+    #[arg(long, conflicts_with = "plot")]
+    no_plot: bool,
 }
 
 fn workers(text: &str) -> Result<usize, String> {
@@ -59,7 +68,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         tracing::warn!(%error, "the limit of open descriptors stays as it is");
     }
     let name = options.name;
-    let options = demo::Options {
+    let settings = demo::Options {
         workers: options.workers,
         mqueues: options.mqueues,
         quick: options.quick,
@@ -67,7 +76,31 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         screen: *screen,
         cancel,
     };
-    let report = demo::run(name, &options).map_err(Failure::run)?;
+    let mut report = demo::run(name, &settings).map_err(Failure::run)?;
+    if !options.no_plot {
+        save_plot(name, options.plot.as_deref(), &mut report)?;
+    }
     screen.show(|| report.text, || report.json);
     Ok(())
+}
+
+/// A chart that was asked for has to be saved; one that was not is worth a remark.
+fn save_plot(name: Name, path: Option<&Path>, report: &mut demo::Report) -> Result<(), Failure> {
+    let own_name = name.to_possible_value().expect("no demo is hidden");
+    let own_path = format!("serval-demo-{}.svg", own_name.get_name());
+    let at = path.unwrap_or(own_path.as_ref());
+    let saved = plot::save(&report.chart, at)
+        .map_err(|error| format!("cannot save the plot {}: {error}", at.display()));
+    match saved {
+        Ok(()) => {
+            report.text.push_str(&format!("  Plot: {}\n", at.display()));
+            report.json["plot"] = at.display().to_string().into();
+            Ok(())
+        }
+        Err(why) if path.is_some() => Err(Failure::Run(why)),
+        Err(why) => {
+            tracing::warn!("{why}");
+            Ok(())
+        }
+    }
 }

@@ -118,8 +118,8 @@ fn figures(report: &Report) -> Figures {
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into();
-    if let Some(server) = report.server.filter(|_| report.rate > 0.0) {
-        figures.insert("server_cpu_ns".to_owned(), server.cores * 1e9 / report.rate);
+    if let Some(ns) = report.server_cpu_ns_per_message() {
+        figures.insert("server_cpu_ns".to_owned(), ns);
     }
     figures
 }

@@ -3,11 +3,13 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use hdrhistogram::Histogram;
 use serde_json::{Value as Json, json};
 
 use super::{DemoError, HostCentric, Stage, perfect};
 use crate::client::{self, Load, Outcome, Stream, Workload};
-use crate::screen::{Screen, Table, Tone};
+use crate::plot::{self, Chart, Line};
+use crate::screen::{Screen, Table, Tone, per_second};
 
 /// Requests in flight when many are.
 pub(super) const MANY: usize = 64;
@@ -41,6 +43,9 @@ pub(super) struct Verdict {
     p99_ratio: f64,
     rate_ratio: f64,
     pub(super) rounds: usize,
+    /// Latencies with one in flight, of all rounds.
+    serval_latency: Histogram<u64>,
+    other_latency: Histogram<u64>,
 }
 
 impl Stage<'_> {
@@ -89,11 +94,15 @@ impl Stage<'_> {
         let (rounds, _) = self.rounds();
         let bar = self.progress("comparing, rounds interleaved", rounds);
         let (mut serval, mut other) = (Vec::new(), Vec::new());
+        let [mut serval_latency, mut other_latency] = [(); 2].map(|()| client::latencies());
         for _ in 0..rounds {
             let mut udp = |at, window| self.measure(at, None, window, &mut *workload());
             let one = [udp(contest.udp, 1)?, udp(contest.other.address(), 1)?];
             let many = [udp(contest.udp, MANY)?, udp(contest.other.address(), MANY)?];
             let tcp = self.measure(contest.tcp, Some(&contest.stream), MANY, &mut *workload())?;
+            // Both have the bounds that every outcome has.
+            let _ = serval_latency.add(&one[0].latency);
+            let _ = other_latency.add(&one[1].latency);
             serval.push(figures(&one[0], &many[0], tcp.rate()));
             other.push(figures(&one[1], &many[1], 0.0));
             bar.inc(1);
@@ -107,6 +116,8 @@ impl Stage<'_> {
             serval: middle(&serval),
             other: middle(&other),
             rounds,
+            serval_latency,
+            other_latency,
         })
     }
 
@@ -147,6 +158,28 @@ impl Verdict {
         table.render(screen)
     }
 
+    /// The distributions of both servers' latencies.
+    pub(super) fn chart(&self, title: &str, stage: &Stage<'_>) -> Chart {
+        let line = |name: &str, latency| Line {
+            name: name.to_owned(),
+            points: client::distribution_us(latency),
+        };
+        Chart {
+            title: title.to_owned(),
+            caption: format!(
+                "One request in flight, client class T0, loopback; {} rounds; {}.",
+                self.rounds,
+                stage.cores()
+            ),
+            x: plot::shares(),
+            y: plot::latencies(),
+            lines: vec![
+                line("Serval", &self.serval_latency),
+                line("host-centric", &self.other_latency),
+            ],
+        }
+    }
+
     pub(super) fn json(&self) -> Json {
         let figures = |f: &Figures| json!({ "p50_us": f.p50_us, "p99_us": f.p99_us, "rate": f.rate, "tcp_rate": f.tcp_rate });
         json!({
@@ -179,15 +212,6 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
 }
 
-/// `71.3 k/s`.
-pub(super) fn per_second(rate: f64) -> String {
-    match rate {
-        rate if rate >= 1e6 => format!("{:.2} M/s", rate / 1e6),
-        rate if rate >= 1e3 => format!("{:.1} k/s", rate / 1e3),
-        rate => format!("{rate:.0} /s"),
-    }
-}
-
 fn lower(ratio: f64) -> String {
     if ratio >= 1.0 { format!("{ratio:.1}x lower") } else { format!("{:.1}x higher", 1.0 / ratio) }
 }
@@ -208,7 +232,5 @@ mod tests {
         assert_eq!(lower(4.0), "4.0x lower");
         assert_eq!(lower(0.5), "2.0x higher");
         assert_eq!(higher(0.25), "4.0x lower");
-        assert_eq!(per_second(71_340.0), "71.3 k/s");
-        assert_eq!(per_second(2_500_000.0), "2.50 M/s");
     }
 }

@@ -5,10 +5,10 @@ use serde_json::json;
 use std::fmt::Write as _;
 use wire::framing::Framing;
 
-use super::bench::per_second;
 use super::{DemoError, Report, Stage, accounts};
 use crate::client::{Echo, Stream};
-use crate::screen::{Table, Tone};
+use crate::plot::{self, Chart, Line};
+use crate::screen::{Table, Tone, per_second};
 
 const LEN_BYTES: usize = 64;
 const WINDOWS: [usize; 4] = [1, 16, 64, 240];
@@ -22,7 +22,10 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let bar = stage.progress("sending messages", 2 * WINDOWS.len());
     let mut table = Table::new(&["", ">in flight", ">rate", ">p50", ">p99"]);
     let mut rows = Vec::new();
+    let mut lines: Vec<Line> = Vec::new();
     for (name, address) in [("UDP", udp), ("TCP", tcp)] {
+        let line = |what| Line { name: format!("{name} {what}"), points: Vec::new() };
+        let mut latencies = [line("p50"), line("p99")];
         for window in WINDOWS {
             let stream = Stream { connections: window.min(8), ..Stream::new(Framing::LengthU16) };
             let stream = (name == "TCP").then_some(&stream);
@@ -31,11 +34,15 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
             let us = |value: f64| format!("{value:.1} us");
             let cells = [window.to_string(), per_second(outcome.rate()), us(p50), us(p99)];
             table.row([name.to_owned()].into_iter().chain(cells));
+            for (line, us) in latencies.iter_mut().zip([p50, p99]) {
+                line.points.push((outcome.rate(), us));
+            }
             rows.push(json!({
                 "transport": name, "window": window, "rate": outcome.rate(), "p50_us": p50, "p99_us": p99,
             }));
             bar.inc(1);
         }
+        lines.extend(latencies);
     }
     bar.finish_and_clear();
     let busy = server.busy_blocks(0);
@@ -64,5 +71,12 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
         return Err(DemoError::Wrong("the server did not end cleanly".to_owned()));
     }
     let json = json!({ "demo": "echo", "mqueues": mqueues, "busy_blocks": busy, "rows": rows });
-    Ok(Report { text, json })
+    let chart = Chart {
+        title: format!("{title}: latency over rate"),
+        caption: format!("{WINDOWS:?} in flight, client class T0, loopback; {}.", stage.cores()),
+        x: plot::rates(),
+        y: plot::latencies(),
+        lines,
+    };
+    Ok(Report { text, json, chart })
 }

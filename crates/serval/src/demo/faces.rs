@@ -14,12 +14,12 @@ use serde_json::{Value as Json, json};
 use wire::framing::Framing;
 use wire::nic::Transport;
 
-use super::bench::per_second;
 use super::memcached::Memcached;
 use super::{DemoError, Report, Stage, accounts, perfect};
 use crate::client::workload::{Faces, Pictures, Question};
 use crate::client::{self, Load};
-use crate::screen::{Table, Tone};
+use crate::plot::{self, Chart, Line};
+use crate::screen::{Table, Tone, per_second};
 
 /// As the face verification services of the papers.
 const MQUEUES: u32 = 28;
@@ -84,7 +84,18 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let figures = Figures { people, mqueues, window: load.window, rate, p50_us };
     let mut text = text(stage, &pictures, &asking, &figures);
     let _ = writeln!(text, "  {accounts}");
-    Ok(Report { text, json: as_json(&pictures, &asking, &figures) })
+    let line = |name: String, latency| Line { name, points: client::distribution_us(latency) };
+    let chart = Chart {
+        title: "Faces against pictures in memcached: how long a verdict takes".to_owned(),
+        caption: format!("Client class T0, loopback; {}.", stage.cores()),
+        x: plot::shares(),
+        y: plot::latencies(),
+        lines: vec![
+            line("1 in flight".to_owned(), &one.latency),
+            line(format!("{} in flight", load.window), &many.latency),
+        ],
+    };
+    Ok(Report { text, json: as_json(&pictures, &asking, &figures), chart })
 }
 
 fn service(stage: &Stage<'_>, memcached: &Memcached) -> Service {

@@ -71,7 +71,8 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
         "demo": "lenet", "digits": digits.len(), "right_udp": right[0], "right_tcp": right[1],
         "comparison": verdict.json(),
     });
-    Ok(Report { text, json })
+    let chart = verdict.chart("LeNet-5: how long a digit takes", stage);
+    Ok(Report { text, json, chart })
 }
 
 /// Both transports give the same answers, and good ones.

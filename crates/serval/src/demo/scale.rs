@@ -33,5 +33,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     if !report.is_clean() {
         return Err(DemoError::Wrong("the server did not end cleanly".to_owned()));
     }
-    Ok(Report { text, json: json!({ "demo": "scale", "comparison": verdict.json() }) })
+    let json = json!({ "demo": "scale", "comparison": verdict.json() });
+    let chart = verdict.chart("Numbers times 3: how long a vector takes", stage);
+    Ok(Report { text, json, chart })
 }

@@ -274,7 +274,7 @@ pub(crate) struct Served {
     pub(crate) process: Peer,
     /// By service: its addresses, in the order of the configuration.
     pub(crate) services: Vec<Vec<SocketAddr>>,
-    metrics: SocketAddr,
+    pub(crate) metrics: SocketAddr,
 }
 
 impl Served {

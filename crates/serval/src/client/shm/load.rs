@@ -132,6 +132,7 @@ impl<'a> Run<'a> {
         let Some(Slot::Waiting { index, due_ns, .. }) =
             self.slots.get(place).copied().filter(|_| known)
         else {
+            self.tally.outcome.late += u64::from(reply.lost.is_none());
             return;
         };
         match reply.lost {

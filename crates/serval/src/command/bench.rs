@@ -1,0 +1,357 @@
+//! `serval bench URL`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value as Json, json};
+use wire::framing::Framing;
+
+use super::{Failure, cancel_on_signal};
+use crate::bench::{self, BenchError, Bottleneck, Class, Mode, Plan, Report, Target, Work};
+use crate::compare::machine::Machine;
+use crate::plot::{self, Chart, Line};
+use crate::screen::{Screen, Table, Tone, per_second, span};
+
+pub(super) const HELP: &str = "\
+Asks a server, checks every reply, and shows how many there were a second and how long they took.
+
+Closed loop (--window): a fixed number of requests is in flight, and a reply makes room for the next.
+One in flight shows the shortest latency, many show the highest rate. Open loop (--rate): requests
+arrive at random times (a Poisson process) whatever the server does, as those of many clients would,
+and their latency counts from the arrival, so that a stall shows in everything it held up.
+
+Clients are of three classes; compare only results of the same one.
+  T0  ordinary kernel sockets, one for every request in flight on UDP. About 3 us of the client's
+      core go into each request, so that one client ends at some 300 k/s whatever the server is.
+  T2  trains of datagrams through few sockets (GSO, GRO): for a server that is faster than that.
+      Replies are matched by a number in the payload; those of lenet and faces have none, so the
+      service must keep the order of each flow (dispatch = \"flow-hash\").
+  T3  a shm:// port: no network at all.
+
+A run that cannot be believed shows no numbers but says why: wrong or repeated replies, a server that
+fell silent, a client that somebody else kept from its core, a rate that could not be sent, or
+numbers that contradict Little's law (requests in flight = rate x mean latency). Exit code 1 then.
+
+Examples:
+  serval bench udp://127.0.0.1:9000                        echo of 64 bytes, 1 to 256 in flight
+  serval bench tcp://127.0.0.1:9000 --workload lenet       digits, answers compared
+  serval bench udp://127.0.0.1:9000 --rate 50k,100k,200k --plot load.svg
+  serval bench udp://127.0.0.1:9000 --class T2 --window 1024 --core 1
+  serval bench udp://127.0.0.1:9000 --server-pid $(pidof serval) --metrics http://127.0.0.1:9464/metrics";
+
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    /// The server: udp://HOST:PORT, tcp://HOST:PORT or shm:///PATH
+    #[arg(value_name = "URL")]
+    target: Target,
+
+    /// Requests in flight, one run for each
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = count, conflicts_with = "rate", default_value = "1,4,16,64,256")]
+    window: Vec<f64>,
+
+    /// Requests a second that arrive at random times, one run for each: 50k, 1.5M
+    #[arg(long, value_name = "RATE,...", value_delimiter = ',', value_parser = count)]
+    rate: Vec<f64>,
+
+    /// What to ask: echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet or faces
+    #[arg(long, value_name = "WORKLOAD", default_value = "echo:64")]
+    workload: Work,
+
+    /// The kind of client [default: T0; T3 for shm://]
+    #[arg(long, value_enum, ignore_case = true)]
+    class: Option<Class>,
+
+    /// TCP: how requests are delimited, as in the service's configuration [default: what suits the
+    /// workload: length:u16 for echo, sockperf, or fixed:N]
+    #[arg(long, value_name = "FRAMING")]
+    framing: Option<Framing>,
+
+    /// Connections (TCP) or sockets (UDP) that share the requests in flight [default: 4; UDP of class
+    /// T0: one for each request]
+    #[arg(long, value_name = "N")]
+    connections: Option<usize>,
+
+    /// At the start of each run, not measured
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = time)]
+    warmup: Duration,
+
+    /// What is measured of each run
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time)]
+    duration: Duration,
+
+    /// A request without a reply for this long is lost [default: 1s; 100ms with --rate over UDP]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    timeout: Option<Duration>,
+
+    /// Run the client on this core, and never let go of it
+    #[arg(long, value_name = "N")]
+    core: Option<usize>,
+
+    /// Process whose CPU time is the server's
+    #[arg(long, value_name = "PID")]
+    server_pid: Option<u32>,
+
+    /// The server's metrics, to tell for how long its workers were busy
+    #[arg(long, value_name = "URL")]
+    metrics: Option<String>,
+
+    /// Percent of the time that others may have the client's core before a run is void
+    #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u8).range(0..=100))]
+    stolen_max: u8,
+
+    /// Save a chart (SVG): latency over rate, or of a single run its distribution
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+/// `50`, `50k`, `1.5M`.
+fn count(text: &str) -> Result<f64, String> {
+    let (number, factor) = match text.strip_suffix(['k', 'K']) {
+        Some(number) => (number, 1e3),
+        None => text.strip_suffix('M').map_or((text, 1.0), |number| (number, 1e6)),
+    };
+    let parsed = number.parse::<f64>().ok().map(|number| number * factor);
+    let sound = parsed.filter(|n| n.is_finite() && *n >= 1.0);
+    sound.ok_or_else(|| "must be a number from 1, such as 64, 50k or 1.5M".to_owned())
+}
+
+/// `2s`, `500ms`, `2`.
+fn time(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 1e-3),
+        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+    };
+    let parsed = number.parse::<f64>().ok().map(|number| number * unit);
+    let sound = parsed.filter(|seconds| (0.0..=86_400.0).contains(seconds));
+    let seconds = sound.ok_or_else(|| "must be a time, such as 2s or 500ms".to_owned())?;
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+impl Options {
+    /// One plan for each run.
+    fn plans(&self, cancel: &Arc<AtomicBool>) -> Vec<Plan> {
+        let base = Plan {
+            class: self.class,
+            work: self.workload,
+            framing: self.framing,
+            connections: self.connections,
+            warmup: self.warmup,
+            duration: self.duration,
+            timeout: self.timeout,
+            core: self.core,
+            server_pid: self.server_pid,
+            metrics: self.metrics.clone(),
+            stolen_max: f64::from(self.stolen_max) / 100.0,
+            cancel: cancel.clone(),
+            ..Plan::new(self.target.clone())
+        };
+        let modes: Vec<Mode> = if self.rate.is_empty() {
+            self.window.iter().map(|window| Mode::Closed { window: *window as usize }).collect()
+        } else {
+            self.rate.iter().map(|rate| Mode::Open { rate: *rate }).collect()
+        };
+        modes.into_iter().map(|mode| Plan { mode, ..base.clone() }).collect()
+    }
+}
+
+pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
+    let cancel = Arc::new(AtomicBool::new(false));
+    let plans = options.plans(&cancel);
+    // What cannot be is said before anything is measured.
+    for plan in &plans {
+        plan.check().map_err(|error| Failure::Usage(error.to_string()))?;
+    }
+    cancel_on_signal(cancel).map_err(Failure::run)?;
+    if let Err(error) = sys::process::raise_descriptor_limit() {
+        tracing::warn!(%error, "the limit of open descriptors stays as it is");
+    }
+    let bar = progress(screen, &plans);
+    let mut reports: Vec<Report> = Vec::new();
+    for (index, plan) in plans.iter().enumerate() {
+        bar.set_message(asked(plan.mode));
+        let watch = &mut |share: f64| bar.set_position(((index as f64 + share) * 100.0) as u64);
+        let report = bench::run_watched(plan, watch).map_err(|error| match error {
+            BenchError::Plan(error) => Failure::Usage(error.to_string()),
+            error => Failure::run(error),
+        })?;
+        let stop =
+            matches!(report.void, Some(bench::Void::Interrupted | bench::Void::NotPinned { .. }));
+        reports.push(report);
+        if stop {
+            break;
+        }
+    }
+    bar.finish_and_clear();
+    let saved = match &options.plot {
+        Some(path) if reports.iter().any(|report| report.void.is_none()) => {
+            let failed = |error| format!("cannot save the plot {}: {error}", path.display());
+            plot::save(&chart(&plans[0], &reports), path)
+                .map_err(|error| Failure::Run(failed(error)))?;
+            Some(path)
+        }
+        _ => None,
+    };
+    screen.show(|| text(screen, &plans[0], &reports, saved), || as_json(&plans[0], &reports));
+    match reports.iter().filter_map(|report| Some((report, report.void.as_ref()?))).next() {
+        None => Ok(()),
+        Some((report, void)) => {
+            Err(Failure::Run(format!("the run with {} is void: {void}", asked(report.mode))))
+        }
+    }
+}
+
+fn progress(screen: &Screen, plans: &[Plan]) -> ProgressBar {
+    let target =
+        if screen.json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    let bar = ProgressBar::with_draw_target(Some(100 * plans.len() as u64), target);
+    let style = ProgressStyle::with_template("  {msg:<34} [{bar:30}] {percent} %");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
+    bar
+}
+
+fn asked(mode: Mode) -> String {
+    match mode {
+        Mode::Closed { window } => format!("{window} in flight"),
+        Mode::Open { rate } => format!("{} arriving", per_second(rate)),
+    }
+}
+
+fn text(screen: &Screen, plan: &Plan, reports: &[Report], saved: Option<&PathBuf>) -> String {
+    let closed = plan.window().is_some();
+    let mut table = Table::new(&[
+        if closed { ">in flight" } else { ">arriving" },
+        ">rate",
+        ">p50",
+        ">p99",
+        ">p99.9",
+        ">max",
+        ">lost",
+        ">client ns",
+        ">server ns",
+        "",
+    ]);
+    for report in reports {
+        table.toned(row(report));
+    }
+    let at = plan.core.map_or(String::new(), |core| format!(", client on core {core}"));
+    let title = format!("{} at {}, client class {}{at}", plan.work, plan.target, plan.class());
+    let mut text = format!("{}\n\n{}\n", screen.paint(Tone::Bold, &title), table.render(screen));
+    text.push_str(
+        "  ns: time for each reply that the client's loop was at work, and that the server",
+    );
+    text.push_str(match (plan.server_pid, &plan.metrics) {
+        (_, Some(_)) => "'s workers were.\n",
+        (Some(_), None) => "'s process\n  used (a server that polls uses all of its core).\n",
+        (None, None) => " was\n  (which needs --metrics or --server-pid).\n",
+    });
+    if reports.iter().any(|r| r.void.is_none() && r.bottleneck() == Bottleneck::Client) {
+        text.push_str(
+            "  Where the client is the bottleneck the server may be faster than the rate says.\n",
+        );
+    }
+    if let Some(path) = saved {
+        text.push_str(&format!("\n  Plot: {}\n", path.display()));
+    }
+    text
+}
+
+fn row(report: &Report) -> Vec<(Tone, String)> {
+    let asked = match report.mode {
+        Mode::Closed { window } => window.to_string(),
+        Mode::Open { rate } => per_second(rate),
+    };
+    let mut cells = vec![(Tone::Plain, asked)];
+    if report.void.is_some() {
+        cells.extend((0..8).map(|_| (Tone::Dim, "-".to_owned())));
+        cells.push((Tone::Red, "void".to_owned()));
+        return cells;
+    }
+    let ns = |ns: u64| (Tone::Plain, span(ns as f64));
+    let l = &report.latency;
+    cells.push((Tone::Bold, per_second(report.rate)));
+    cells.extend([ns(l.p50_ns), ns(l.p99_ns), ns(l.p999_ns), ns(l.max_ns)]);
+    let lost = 100.0 * report.lost as f64 / report.sent.max(1) as f64;
+    cells.push(match report.lost {
+        0 => (Tone::Dim, "0".to_owned()),
+        _ => (Tone::Yellow, format!("{lost:.2} %")),
+    });
+    cells.push((Tone::Plain, format!("{:.0}", report.client_busy_ns_per_message)));
+    let server = report.server_busy_ns_per_message().or(report.server_cpu_ns_per_message());
+    cells.push((Tone::Plain, server.map_or("-".to_owned(), |ns| format!("{ns:.0}"))));
+    cells.push(match report.bottleneck() {
+        Bottleneck::Client => (Tone::Yellow, "the client is the bottleneck".to_owned()),
+        Bottleneck::Elsewhere => (Tone::Plain, String::new()),
+    });
+    cells
+}
+
+fn as_json(plan: &Plan, reports: &[Report]) -> Json {
+    json!({
+        "version": env!("CARGO_PKG_VERSION"), "machine": Machine::here(),
+        "warmup_s": plan.warmup.as_secs_f64(), "duration_s": plan.duration.as_secs_f64(),
+        "timeout_s": plan.timeout().as_secs_f64(), "core": plan.core,
+        "runs": reports.iter().map(Report::to_json).collect::<Vec<_>>(),
+    })
+}
+
+/// Latency over rate, or of a single run the distribution of the latency.
+fn chart(plan: &Plan, reports: &[Report]) -> Chart {
+    let sound: Vec<&Report> = reports.iter().filter(|report| report.void.is_none()).collect();
+    let us = |ns: u64| (ns as f64 / 1e3).max(1e-3);
+    let (x, lines) = match sound.as_slice() {
+        [one] => {
+            let line = Line { name: asked(one.mode), points: one.distribution_us.clone() };
+            (plot::shares(), vec![line])
+        }
+        _ => {
+            let line = |name: &str, of: fn(&Report) -> u64| Line {
+                name: name.to_owned(),
+                points: sound.iter().map(|r| (r.rate, us(of(r)))).collect(),
+            };
+            let lines = vec![
+                line("p50", |r| r.latency.p50_ns),
+                line("p99", |r| r.latency.p99_ns),
+                line("p99.9", |r| r.latency.p999_ns),
+            ];
+            (plot::rates(), lines)
+        }
+    };
+    let mode = if plan.window().is_some() { "closed loop" } else { "open loop (Poisson)" };
+    let points = sound.iter().map(|r| asked(r.mode)).collect::<Vec<_>>().join(", ");
+    Chart {
+        title: format!("{} over {}", plan.work, plan.target),
+        caption: format!(
+            "Client class {}, {mode}, {} s each: {points}. Every reply was checked.",
+            plan.class(),
+            plan.duration.as_secs_f64()
+        ),
+        x,
+        y: plot::latencies(),
+        lines,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_and_times_are_read_with_their_units() {
+        assert_eq!(count("64"), Ok(64.0));
+        assert_eq!(count("50k"), Ok(50_000.0));
+        assert_eq!(count("1.5M"), Ok(1_500_000.0));
+        for text in ["", "k", "0", "-3", "inf", "nan", "5g"] {
+            assert!(count(text).is_err(), "{text}");
+        }
+        assert_eq!(time("2s"), Ok(Duration::from_secs(2)));
+        assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(time("0.25"), Ok(Duration::from_millis(250)));
+        for text in ["", "s", "-1s", "2h", "inf", "1e9"] {
+            assert!(time(text).is_err(), "{text}");
+        }
+    }
+}
