@@ -70,6 +70,8 @@ setup:
 # Real peers for the tests: stock clients and servers from Debian's packages.
 setup-test:
 	@tools/install-packages memcached sockperf python3-venv
+	@# Without these one step is skipped and says so.
+	@-tools/install-packages gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 
 clean:
 	@$(CARGO) clean --quiet

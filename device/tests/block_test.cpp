@@ -105,8 +105,6 @@ SERVAL_KERNEL(t_forward) (serval::Block& block, serval::Mqueue& q) {
 
 namespace {
 
-constexpr unsigned PROTOCOLS[] = {SERVAL_PROTOCOL_DOORBELL, SERVAL_PROTOCOL_GRANULE8, SERVAL_PROTOCOL_GRANULE16};
-
 // A region with one block, its runner and the engine's ends of the server mqueue.
 struct Bench {
     Region region;

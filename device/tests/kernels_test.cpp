@@ -283,7 +283,7 @@ TEST(misbehave_does_what_its_mode_says) {
     const std::vector<std::vector<uint8_t>> requests(4, bytes("request"));
     for (unsigned mode = 0; mode <= 13; mode++) {
         if (mode == serval::detail::HANG) continue;
-        for (unsigned protocol : {SERVAL_PROTOCOL_DOORBELL, SERVAL_PROTOCOL_GRANULE8, SERVAL_PROTOCOL_GRANULE16}) {
+        for (unsigned protocol : PROTOCOLS) {
             Shape shape;
             shape.protocol = protocol;
             Region region(shape);

@@ -19,6 +19,18 @@ using serval::detail::Header;
 using serval::detail::Look;
 using serval::detail::Producer;
 
+// The protocols that this machine has.
+constexpr unsigned PROTOCOLS[] = {SERVAL_PROTOCOL_DOORBELL, SERVAL_PROTOCOL_GRANULE8,
+#if SERVAL_HAS_GRANULE16
+                                  SERVAL_PROTOCOL_GRANULE16
+#endif
+};
+constexpr unsigned GRANULES[] = {SERVAL_PROTOCOL_GRANULE8,
+#if SERVAL_HAS_GRANULE16
+                                 SERVAL_PROTOCOL_GRANULE16
+#endif
+};
+
 struct Shape {
     unsigned protocol = SERVAL_PROTOCOL_DOORBELL;
     unsigned depth = 8;

@@ -55,8 +55,6 @@ void round_trip(const Shape& shape, uint64_t count, uint64_t seed) {
     CHECK(recv(c, data) == Look::NONE);
 }
 
-constexpr unsigned PROTOCOLS[] = {SERVAL_PROTOCOL_DOORBELL, SERVAL_PROTOCOL_GRANULE8, SERVAL_PROTOCOL_GRANULE16};
-
 Shape shape_of(unsigned protocol) {
     Shape s;
     s.protocol = protocol;
@@ -161,6 +159,12 @@ TEST(arena_space_comes_back_however_late_it_is_asked_for) {
     }
 }
 
+// Where 16-byte units could tear, their rings are refused when they are opened.
+TEST(granule16_is_refused_where_units_could_tear) {
+    const bool opened = serval::detail::slot_bytes(SERVAL_PROTOCOL_GRANULE16, 64) != 0;
+    CHECK(opened == serval::detail::granule16_supported());
+}
+
 TEST(credit_runs_out_and_comes_back) {
     for (unsigned protocol : PROTOCOLS) {
         Shape s = shape_of(protocol);
@@ -220,7 +224,7 @@ TEST(nothing_is_read_beyond_the_payload) {
 }
 
 TEST(restamp_laps_stamp_every_unit) {
-    for (unsigned protocol : {SERVAL_PROTOCOL_GRANULE8, SERVAL_PROTOCOL_GRANULE16}) {
+    for (unsigned protocol : GRANULES) {
         const unsigned unit = protocol == SERVAL_PROTOCOL_GRANULE8 ? 8 : 16;
         Shape s = shape_of(protocol);
         s.depth = 4;
@@ -244,7 +248,7 @@ TEST(restamp_laps_stamp_every_unit) {
 }
 
 TEST(half_written_granules_are_not_ready) {
-    for (unsigned protocol : {SERVAL_PROTOCOL_GRANULE8, SERVAL_PROTOCOL_GRANULE16}) {
+    for (unsigned protocol : GRANULES) {
         const unsigned unit = protocol == SERVAL_PROTOCOL_GRANULE8 ? 8 : 16;
         Region region(shape_of(protocol));
         Producer p = region.producer(0, false);
@@ -271,7 +275,7 @@ TEST(half_written_granules_are_not_ready) {
 
 TEST(zeroed_slots_hold_no_message) {
     // Sequence 0 is that of message 2^32 - 1; zeroed memory has it too.
-    for (unsigned protocol : {SERVAL_PROTOCOL_GRANULE8, SERVAL_PROTOCOL_GRANULE16}) {
+    for (unsigned protocol : GRANULES) {
         Shape s = shape_of(protocol);
         s.start = (1ull << 32) - 1;
         Region region(s);
@@ -354,7 +358,7 @@ TEST(impossible_headers_are_corrupt) {
 }
 
 TEST(impossible_granule_headers_are_corrupt) {
-    for (unsigned protocol : {SERVAL_PROTOCOL_GRANULE8, SERVAL_PROTOCOL_GRANULE16}) {
+    for (unsigned protocol : GRANULES) {
         for (int what = 0; what < 3; what++) {
             Region region(shape_of(protocol));
             // A producer that believes in longer messages than the ring carries.
@@ -377,7 +381,7 @@ TEST(random_ring_contents_are_contained) {
     check::Random random(99);
     unsigned found = 0;
     for (int round = 0; round < 3000; round++) {
-        Shape s = shape_of(PROTOCOLS[round % 3]);
+        Shape s = shape_of(PROTOCOLS[static_cast<unsigned>(round) % std::size(PROTOCOLS)]);
         s.inline_bytes = 64;
         s.len_max = s.protocol == SERVAL_PROTOCOL_DOORBELL ? 500 : 64;
         s.arena_bytes = s.protocol == SERVAL_PROTOCOL_DOORBELL ? 1024 : 0;

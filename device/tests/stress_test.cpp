@@ -25,7 +25,7 @@ constexpr uint64_t COUNT = UNDER_TSAN ? 60000 : 400000;
 
 std::vector<unsigned> protocols() {
     std::vector<unsigned> all = {SERVAL_PROTOCOL_DOORBELL, SERVAL_PROTOCOL_GRANULE8};
-    if (!UNDER_TSAN) all.push_back(SERVAL_PROTOCOL_GRANULE16);
+    if (!UNDER_TSAN && SERVAL_HAS_GRANULE16) all.push_back(SERVAL_PROTOCOL_GRANULE16);
     return all;
 }
 

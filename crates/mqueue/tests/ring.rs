@@ -2,11 +2,13 @@
 
 mod support;
 
-use mqueue::abi::{ARENA_BYTES_MAX, kind, protocol};
-use mqueue::memory::Ordering;
+use std::mem::offset_of;
+
+use mqueue::abi::{ARENA_BYTES_MAX, RegionHeader, RingEntry, kind, protocol};
+use mqueue::memory::{Memory, Ordering};
 use mqueue::{
-    Head, HeapMapping, LoanError, Memory, MqueuePlan, PlanError, Region, RegionPlan, RingError,
-    RingPlan,
+    Head, HeapMapping, JoinError, LoanError, MappedMemory, MqueuePlan, PlanError, Region,
+    RegionPlan, RingError, RingPlan,
 };
 use support::{payload, plan, ring, shapes};
 
@@ -217,4 +219,39 @@ fn a_message_is_copied_from_ring_to_ring() {
             }
         }
     }
+}
+
+/// A region with 16-byte units that comes from a machine which has them, on one that does not.
+#[test]
+fn granule16_is_not_joined_without_its_atomic_access() {
+    #[derive(Clone)]
+    struct Narrow(MappedMemory);
+    impl Memory for Narrow {
+        fn len_bytes(&self) -> u64 {
+            self.0.len_bytes()
+        }
+        fn load(&self, at: u64, order: Ordering) -> u64 {
+            self.0.load(at, order)
+        }
+        fn store(&self, at: u64, value: u64, order: Ordering) {
+            self.0.store(at, value, order);
+        }
+    }
+    // As 8-byte units, which every machine can format, and then said to be wider ones. They need less
+    // room for the same payload, so the entry is sound.
+    let ring = RingPlan { protocol: protocol::GRANULE8, message_bytes_max: 64, arena_bytes: 0 };
+    let mqueues = vec![MqueuePlan { depth: 4, rx: ring, tx: ring }];
+    let plan = RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 };
+    let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
+    Region::format(memory.clone(), &plan).unwrap();
+    let first = memory.load(offset_of!(RegionHeader, directory_offset) as u64, Ordering::Relaxed);
+    let at = first + offset_of!(RingEntry, protocol) as u64 / 8 * 8;
+    let shift = 8 * (offset_of!(RingEntry, protocol) % 8);
+    let word = memory.load(at, Ordering::Relaxed) & !(0xff << shift);
+    let wide = word | u64::from(protocol::GRANULE16) << shift;
+    memory.store(at, wide, Ordering::Relaxed);
+    let refused = |error| matches!(error, Some(JoinError::Ring { ring: 0, what }) if what.contains("16-byte"));
+    assert!(refused(Region::join(Narrow(memory.clone())).err()));
+    let here = Region::join(memory).err();
+    assert_eq!(refused(here.clone()), !mqueue::memory::unit16_is_atomic(), "{here:?}");
 }
