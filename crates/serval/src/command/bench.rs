@@ -120,7 +120,7 @@ fn count(text: &str) -> Result<f64, String> {
 }
 
 /// `2s`, `500ms`, `2`.
-fn time(text: &str) -> Result<Duration, String> {
+pub(super) fn time(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.strip_suffix("ms") {
         Some(number) => (number, 1e-3),
         None => (text.strip_suffix('s').unwrap_or(text), 1.0),

@@ -28,7 +28,7 @@ pub(super) fn measure_server(
     let core = (side.on == On::ServerCore).then_some(cores.server);
     let server = Server::start(&command, core, START_MAX)?;
     let mut plan = Plan::new(server.url(&load.url)?.parse()?);
-    plan.class = Some(class(&load.class)?);
+    plan.class = load.class();
     plan.work = load.workload.parse()?;
     plan.framing = load.framing().map_err(SideError::Load)?;
     plan.connections = load.connections;
@@ -95,11 +95,6 @@ fn run(plan: &Plan, cores: &Cores) -> Result<Report, SideError> {
     };
     let ran = std::thread::scope(|scope| scope.spawn(pinned).join());
     ran.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-fn class(name: &str) -> Result<bench::Class, SideError> {
-    let known = <bench::Class as clap::ValueEnum>::from_str(name, true);
-    known.map_err(|_| SideError::Load(format!("there is no client of class {name:?}")))
 }
 
 fn figures(report: &Report) -> Figures {

@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::pairs::Figures;
 use super::statistics::Summary;
 use super::verdict::{Better, Combine};
+use crate::screen::per_second;
 
 /// Figures that a table names beside the compared one, with what they are called.
 const BESIDE: [(&str, &str); 6] = [
@@ -97,11 +98,7 @@ pub fn figures(all: &Figures, main: &str) -> String {
 /// A figure in the unit that its name says.
 pub fn amount(name: &str, value: f64) -> String {
     match name {
-        "rate" | "peak_rate" => match value {
-            value if value >= 1e6 => format!("{:.2} M/s", value / 1e6),
-            value if value >= 1e3 => format!("{:.1} k/s", value / 1e3),
-            value => format!("{value:.0} /s"),
-        },
+        "rate" | "peak_rate" => per_second(value),
         _ if name.ends_with("_ns") || name == "ns_per_call" => match value.abs() {
             ns if ns >= 1e6 => format!("{:.2} ms", value / 1e6),
             ns if ns >= 1e3 => format!("{:.2} us", value / 1e3),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use wire::framing::Framing;
 
 use super::verdict::{Better, Claim, Combine};
-use crate::bench::Work;
+use crate::bench::{Class, Work};
 
 /// Most pairs of a row.
 pub const PAIRS_MAX: usize = 1000;
@@ -346,8 +346,14 @@ impl Load {
         if given.into_iter().flatten().any(|value| !(value > 0.0 && value.is_finite())) {
             return Err("rate, times_peak and timeout_s must be above 0".to_owned());
         }
+        self.class().ok_or_else(|| format!("there is no client of class {:?}", self.class))?;
         self.workload.parse::<Work>().map_err(|error| error.to_string())?;
         self.framing().map(drop)
+    }
+
+    /// The kind of client.
+    pub(super) fn class(&self) -> Option<Class> {
+        <Class as clap::ValueEnum>::from_str(&self.class, true).ok()
     }
 
     /// Framing on TCP, if it is given.
@@ -459,6 +465,7 @@ mod tests {
             ("must = 280e3", "must = nan", "numbers"),
             ("window = 64 }", "window = 64, speed = 9 }", "speed"),
             ("window = 64 }", "window = 64, framing = \"round\" }", "round"),
+            ("\"T0\"", "\"T9\"", "T9"),
             ("\"echo:64\"", "\"juggling\"", "no workload"),
         ] {
             assert!(GOOD.contains(from), "{from}");
