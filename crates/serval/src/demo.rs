@@ -18,6 +18,7 @@ mod faces;
 mod function;
 mod lenet;
 mod memcached;
+mod parties;
 mod scale;
 
 use std::net::SocketAddr;

@@ -73,6 +73,11 @@ impl Memcached {
         asks().unwrap_or(false)
     }
 
+    /// The process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
