@@ -170,7 +170,6 @@ struct Service {
     }
 };
 
-constexpr unsigned PROTOCOLS[] = {SERVAL_PROTOCOL_DOORBELL, SERVAL_PROTOCOL_GRANULE8, SERVAL_PROTOCOL_GRANULE16};
 const char* const NAMES[] = {"", "doorbell", "granule8", "granule16"};
 
 Shape shape_of(unsigned protocol, unsigned blocks) {
