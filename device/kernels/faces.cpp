@@ -27,6 +27,13 @@ struct Answer {
     float distance;
 };
 
+// Requests of one block that wait for the database at a time: its round trip is longer than a comparison.
+constexpr unsigned AHEAD = 4;
+struct Place {
+    alignas(16) uint8_t picture[PICTURE_BYTES];
+    char query[QUERY_BYTES];
+};
+
 // Writes the query for a label; each thread its share.
 inline SERVAL_DEVICE void write_query(const serval::Block& block, const uint8_t* label, char* query) {
     for (unsigned i = block.rank(); i < QUERY_BYTES; i += block.size()) {
@@ -72,33 +79,58 @@ inline SERVAL_DEVICE const uint8_t* read_response(const serval::Message& answer,
     return r.skip("\r\n", 2) ? picture : nullptr;
 }
 
+inline SERVAL_DEVICE void reply_with(serval::Block& block, serval::Mqueue& q, const serval::Message& msg, const Answer& result) {
+    auto reply = q.reply(block, msg, sizeof result);
+    if (reply && block.rank() == 0) *reply.as<Answer>() = result;
+    q.send(block, reply);
+}
+
 }  // namespace serval_faces_kernel
 
 SERVAL_KERNEL(faces) (serval::Block& block, serval::Mqueue& q) {
     using namespace serval_faces_kernel;
     SERVAL_SHARED serval_faces::Scratch scratch;
-    SERVAL_SHARED char query[QUERY_BYTES];
+    SERVAL_SHARED Place places[AHEAD];
     const float threshold = static_cast<float>(block.param("threshold", serval_faces::DEFAULT_THRESHOLD));
+    serval::Message asked[AHEAD];  // who asked for what lies in the place of the same number; nothing in a free place
     uint64_t tag = 0;
-    while (auto msg = q.recv(block)) {
-        if (msg.len() != LABEL_BYTES + PICTURE_BYTES) {
-            q.drop(block, msg, serval::BAD_LENGTH);
-            continue;
-        }
-        Answer result = {UNAVAILABLE, 0};
-        write_query(block, msg.as<const uint8_t>(), query);
-        if (q.backends() > 0 && q.backend(0).send(block, query, QUERY_BYTES, ++tag)) {
-            serval::Message answer = q.backend(0).recv(block);
-            while (answer && answer.tag() != tag) answer = q.backend(0).recv(block);
-            if (!answer) break;
-            if (const uint8_t* stored = read_response(answer, query, result.verdict)) {
-                auto face = serval_faces::verify(block.rank(), block.size(), [&] { block.sync(); },
-                                                 msg.as<const uint8_t>() + LABEL_BYTES, stored, threshold, scratch);
-                result = {face.match ? MATCH : NO_MATCH, face.distance};
+    unsigned waiting = 0;
+    for (;;) {
+        // Ask the database for what is there before waiting for its answers. A place is free again when its answer has come.
+        const bool free = !asked[tag % AHEAD];
+        if (waiting == 0 || free) {
+            const serval::Message msg = waiting == 0 ? q.recv(block) : q.try_recv(block);
+            if (msg && msg.len() != LABEL_BYTES + PICTURE_BYTES) {
+                q.drop(block, msg, serval::BAD_LENGTH);
+                continue;
+            }
+            if (msg) {
+                Place& place = places[tag % AHEAD];
+                write_query(block, msg.as<const uint8_t>(), place.query);
+                for (unsigned i = block.rank(); i < PICTURE_BYTES; i += block.size())
+                    place.picture[i] = msg.as<const uint8_t>()[LABEL_BYTES + i];
+                if (q.backends() > 0 && q.backend(0).send(block, place.query, QUERY_BYTES, tag)) {
+                    asked[tag++ % AHEAD] = msg;
+                    waiting++;
+                } else {
+                    reply_with(block, q, msg, {UNAVAILABLE, 0});
+                }
+                continue;
             }
         }
-        auto reply = q.reply(block, msg, sizeof result);
-        if (reply && block.rank() == 0) *reply.as<Answer>() = result;
-        q.send(block, reply);
+        if (waiting == 0) break;
+        const serval::Message answer = q.backend(0).recv(block);
+        if (!answer) break;
+        const unsigned number = unsigned(answer.tag() % AHEAD);
+        if (!asked[number]) continue;
+        const Place& place = places[number];
+        Answer result = {UNAVAILABLE, 0};
+        if (const uint8_t* stored = read_response(answer, place.query, result.verdict)) {
+            auto face = serval_faces::verify(block.rank(), block.size(), [&] { block.sync(); }, place.picture, stored, threshold, scratch);
+            result = {face.match ? MATCH : NO_MATCH, face.distance};
+        }
+        reply_with(block, q, asked[number], result);
+        asked[number] = serval::Message();
+        waiting--;
     }
 }
