@@ -65,8 +65,10 @@ inline void limit_waiting(int fd, long ms) {
 
 inline int udp_server(sockaddr_in& address, bool gro) {
     const int fd = bound_socket(SOCK_DGRAM, address);
-    set_option(fd, SOL_SOCKET, SO_RCVBUF, SOCKET_BUFFER_BYTES, "set SO_RCVBUF");
-    set_option(fd, SOL_SOCKET, SO_SNDBUF, SOCKET_BUFFER_BYTES, "set SO_SNDBUF");
+    // Beyond the machine's limit where one may, as Serval does.
+    const int bytes = SOCKET_BUFFER_BYTES;
+    if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &bytes, sizeof bytes)) set_option(fd, SOL_SOCKET, SO_RCVBUF, bytes, "set SO_RCVBUF");
+    if (setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes)) set_option(fd, SOL_SOCKET, SO_SNDBUF, bytes, "set SO_SNDBUF");
     if (gro) set_option(fd, IPPROTO_UDP, UDP_GRO, 1, "turn on UDP_GRO");
     limit_waiting(fd, 100);
     return fd;

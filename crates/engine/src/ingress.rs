@@ -119,7 +119,7 @@ impl<N: Nic> Worker<N> {
             return Err(Refusal::Drop(DropReason::TooLong));
         }
         loop {
-            let (dispatcher, mut credits) = lane.dispatch();
+            let (dispatcher, mut credits) = lane.dispatch(payload.len());
             let route = match arrival.target {
                 None => dispatcher.route(payload, arrival.flow, &credits),
                 Some(ANY) => {
@@ -134,7 +134,8 @@ impl<N: Nic> Worker<N> {
             match lane.accept(mqueue, arrival, payload) {
                 Ok(()) => return Ok(()),
                 // It has no room after all, and now says so; another one may have.
-                Err(DropReason::NoCredit) if lane.loads[mqueue as usize].full => {}
+                Err(DropReason::NoCredit)
+                    if lane.loads[mqueue as usize].is_full_for(payload.len()) => {}
                 Err(DropReason::NoCredit) => return Err(Refusal::Hold(DropReason::NoCredit)),
                 Err(reason) => {
                     let corrupt = reason == DropReason::MqueueDead;

@@ -60,13 +60,23 @@ pub(crate) struct Load {
     /// The oldest message in the RX ring waits longer than the service allows.
     late: bool,
     /// Its RX ring refused a message this turn although it has credit: unread messages whose requests
-    /// have timed out fill the slots, or long ones the arena.
-    pub(crate) full: bool,
+    /// have timed out fill the slots, or long ones the arena. What is this long finds no room.
+    full_from: u32,
 }
 
 impl Default for Load {
     fn default() -> Self {
-        Self { outstanding: 0, alive: true, rang: false, late: false, full: false }
+        Self { outstanding: 0, alive: true, rang: false, late: false, full_from: NOT_FULL }
+    }
+}
+
+/// No message is this long.
+const NOT_FULL: u32 = u32::MAX;
+
+impl Load {
+    /// Whether its RX ring has no room for a message of `len` bytes, as found out this turn.
+    pub(crate) fn is_full_for(&self, len: usize) -> bool {
+        len >= self.full_from as usize
     }
 }
 
@@ -216,7 +226,7 @@ impl Lane {
         let head =
             Head { token: token.0, tag: 0, kind: abi::kind::MESSAGE, status: abi::status::OK };
         if let Err(error) = mqueue.rx.push(head, payload) {
-            return Err(self.refused(number, token, error));
+            return Err(self.refused(number, token, payload.len(), error));
         }
         if !mqueue.arrivals.is_empty() {
             let slot = (mqueue.rx.committed() - 1) % mqueue.arrivals.len() as u64;
@@ -239,13 +249,19 @@ impl Lane {
 
     /// The RX ring did not take a request.
     #[cold]
-    fn refused(&mut self, number: u32, token: Token, error: LoanError) -> DropReason {
+    fn refused(&mut self, number: u32, token: Token, len: usize, error: LoanError) -> DropReason {
         if self.replies == Replies::One {
             self.sessions.end(token, number);
         }
-        let full = &mut self.loads[number as usize].full;
-        if error == LoanError::Full && !std::mem::replace(full, true) {
-            self.full.push(number);
+        if error == LoanError::Full {
+            // A long message may miss room in the arena alone, which short ones do not need.
+            let inline = len <= abi::INLINE_BYTES_MAX as usize;
+            let from = if inline { 0 } else { len as u32 };
+            let load = &mut self.loads[number as usize];
+            if load.full_from == NOT_FULL {
+                self.full.push(number);
+            }
+            load.full_from = load.full_from.min(from);
         }
         match error {
             LoanError::Full => DropReason::NoCredit,
@@ -263,7 +279,7 @@ impl Lane {
     /// Publishes every RX ring that got messages and runs or wakes the blocks.
     pub(crate) fn drive(&mut self, now_ns: u64) {
         for mqueue in self.full.drain(..) {
-            self.loads[mqueue as usize].full = false;
+            self.loads[mqueue as usize].full_from = NOT_FULL;
         }
         for drive in &mut self.drives {
             for region_mqueue in &drive.rang {
@@ -388,6 +404,8 @@ pub(crate) enum Touched {
 pub(crate) struct Credits<'a> {
     loads: &'a [Load],
     slots: u32,
+    /// Bytes of the message to dispatch.
+    len: usize,
     /// What the other workers still take; empty when a request may not be handed over again.
     pub(crate) other_credit: &'a [u32],
 }
@@ -404,7 +422,7 @@ impl Credit for Credits<'_> {
         if !load.alive {
             return None;
         }
-        if load.late || load.full {
+        if load.late || load.is_full_for(self.len) {
             return Some(0);
         }
         Some(self.slots.saturating_sub(load.outstanding))
@@ -425,9 +443,9 @@ impl Credit for Credits<'_> {
 impl Lane {
     /// Splits the lane into its dispatcher and what that looks at.
     #[inline]
-    pub(crate) fn dispatch(&mut self) -> (&mut Dispatcher, Credits<'_>) {
-        let credits =
-            Credits { loads: &self.loads, slots: self.slots, other_credit: &self.other_credit };
+    pub(crate) fn dispatch(&mut self, len: usize) -> (&mut Dispatcher, Credits<'_>) {
+        let (loads, other_credit) = (&self.loads[..], &self.other_credit[..]);
+        let credits = Credits { loads, slots: self.slots, len, other_credit };
         (&mut self.dispatcher, credits)
     }
 }

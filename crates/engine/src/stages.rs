@@ -8,9 +8,9 @@
 //! | send | seen | the host kernel took it, or the hand-over ring to its connection's worker |
 //!
 //! A stamp on every message would cost more than most messages do. So a few are *followed*: at most one
-//! of an mqueue and [`FOLLOWED_MAX`] of a lane at a time, chosen by count with random gaps, because the
+//! of an mqueue and `FOLLOWED_MAX` of a lane at a time, chosen by count with random gaps, because the
 //! first message of a batch waits less than the others. The gaps adapt so that about one message in
-//! [`FOLLOW_NS`] is followed: all of them in a quiet service, one in hundreds in a busy one. Other
+//! `FOLLOW_NS` is followed: all of them in a quiet service, one in hundreds in a busy one. Other
 //! messages pay for a count-down.
 //!
 //! Nobody tells the engine when a slot is released: it looks before and after it drives the blocks,

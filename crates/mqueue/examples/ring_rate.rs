@@ -66,6 +66,15 @@ fn receive(rx: &mut In, payload: &mut [u8; PAYLOAD_BYTES]) -> Option<u64> {
     Some(header.token)
 }
 
+/// Every word of a message's payload tells its number, so that a torn one shows.
+fn payload_of(n: u64) -> [u8; PAYLOAD_BYTES] {
+    let mut payload = [0; PAYLOAD_BYTES];
+    for word in payload.chunks_exact_mut(8) {
+        word.copy_from_slice(&n.to_le_bytes());
+    }
+    payload
+}
+
 /// Messages a second, one way.
 fn rate(protocol: u8, depth: u32, batch: u64, seconds: f64, cores: (usize, usize)) -> f64 {
     let ((mut tx, _), (mut rx, _)) = mqueue(protocol, depth);
@@ -74,11 +83,9 @@ fn rate(protocol: u8, depth: u32, batch: u64, seconds: f64, cores: (usize, usize
     let messages = std::thread::scope(|scope| {
         scope.spawn(|| {
             pin(cores.0);
-            let mut payload = [7; PAYLOAD_BYTES];
             let mut n = 0;
             while n % 1024 != 0 || !stop.load(Ordering::Relaxed) {
-                payload[..8].copy_from_slice(&u64::to_le_bytes(n));
-                match tx.push(head(n), &payload) {
+                match tx.push(head(n), &payload_of(n)) {
                     Ok(()) => n += 1,
                     Err(LoanError::Full) => tx.publish(),
                     Err(error) => panic!("{error}"),
@@ -98,7 +105,7 @@ fn rate(protocol: u8, depth: u32, batch: u64, seconds: f64, cores: (usize, usize
                 match receive(&mut rx, &mut payload) {
                     Some(token) => {
                         assert_eq!(token, n);
-                        assert_eq!(payload[..8], n.to_le_bytes());
+                        assert!(payload == payload_of(n), "message {n} came as {payload:?}");
                         n += 1;
                         if n % 64 == 0 {
                             rx.release();
@@ -198,12 +205,16 @@ fn protocols() -> Vec<(&'static str, u8)> {
 
 /// One rate as JSON: the best and the median of several slices of a tenth of a second.
 fn json(arguments: &[String]) -> Result<(), String> {
-    let [name, depth] = arguments else { return Err("give a protocol and a depth".to_owned()) };
+    let [name, depth, cores @ ..] = arguments else {
+        return Err("give a protocol, a depth and perhaps two cores".to_owned());
+    };
+    let cores: Vec<usize> = cores.iter().filter_map(|core| core.parse().ok()).collect();
+    let cores = if let [from, to] = cores[..] { (from, to) } else { (0, 1) };
     let known = protocols();
     let found = known.iter().find(|(known, _)| known == name);
     let (_, protocol) = found.ok_or_else(|| format!("no protocol {name} here, only {known:?}"))?;
     let depth: u32 = depth.parse().map_err(|_| format!("{depth} is no depth"))?;
-    let (median, best) = slices(|| rate(*protocol, depth, 64, 0.1, (0, 1)));
+    let (median, best) = slices(|| rate(*protocol, depth, 64, 0.1, cores));
     println!("{{\"rate\":{median:.0},\"best_rate\":{best:.0}}}");
     Ok(())
 }

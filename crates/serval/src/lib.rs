@@ -12,7 +12,7 @@
 //! * [`server`]: starts an engine from a topology, drains and stops it;
 //! * [`exporter`]: `/metrics`, `/healthz`, `/readyz`;
 //! * [`top`]: what a running server does, from two looks at its metrics;
-//! * [`client`]: a client that measures and checks; [`bench`]: measurements with it, and whether to
+//! * [`client`]: a client that measures and checks; [`mod@bench`]: measurements with it, and whether to
 //!   believe them; [`compare`]: two servers side by side, and the table of record;
 //! * [`doctor`]: what the machine can do, and which way a service's messages go; [`litmus`]: whether
 //!   its memory keeps the order that rings rely on;

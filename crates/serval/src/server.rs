@@ -82,6 +82,8 @@ impl ShutdownReport {
 const RUN: u32 = 0;
 const DRAIN: u32 = 1;
 const STOP: u32 = 2;
+/// How long a worker that stops waits for the others' last turns.
+const STOPPED_TOGETHER: Duration = Duration::from_secs(1);
 
 /// A running engine. Dropping it stops it without draining.
 pub struct Server {
@@ -238,6 +240,7 @@ impl Server {
     ) -> Result<(), ServerError> {
         let (ready, readiness) = mpsc::channel();
         let links = worker_links(nics.len(), &self.topology);
+        let turning = Arc::new(());
         for (index, (nic, links)) in nics.into_iter().zip(links).enumerate() {
             let mut shares = Vec::new();
             for of_service in &mut regions {
@@ -253,6 +256,7 @@ impl Server {
                 metrics: self.metrics.clone(),
                 fabric: self.fabric.clone(),
                 phase: self.phase.clone(),
+                turning: Turning(turning.clone()),
             };
             let ready = ready.clone();
             let thread = std::thread::Builder::new()
@@ -378,13 +382,40 @@ struct WorkerStart<N> {
     metrics: Metrics,
     fabric: Arc<Fabric<AcceptedSocket>>,
     phase: Arc<AtomicU32>,
+    turning: Turning,
+}
+
+/// A worker that may still hand something to another: one reference for each.
+struct Turning(Arc<()>);
+
+impl Turning {
+    /// Waits until no worker takes another turn, but not for one that is held up in a kernel.
+    fn end(self) {
+        let others = Arc::downgrade(&self.0);
+        drop(self);
+        let deadline = Instant::now() + STOPPED_TOGETHER;
+        while others.strong_count() > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
 }
 
 impl<N: Nic<Socket = AcceptedSocket>> WorkerStart<N> {
     /// The worker thread: puts the worker together, reports, turns until told to stop. Returns
     /// whether a block hangs.
     fn run(self, ready: &mpsc::Sender<Result<(), ServerError>>) -> bool {
-        let Self { index, nic, links, shares, topology, addresses, metrics, fabric, phase } = self;
+        let Self {
+            index,
+            nic,
+            links,
+            shares,
+            topology,
+            addresses,
+            metrics,
+            fabric,
+            phase,
+            turning,
+        } = self;
         if let Some(core) = topology.engine.cores.get(index)
             && let Err(error) = sys::affinity::pin_current_thread(*core)
         {
@@ -437,6 +468,8 @@ impl<N: Nic<Socket = AcceptedSocket>> WorkerStart<N> {
             }
             worker.wait(sleep_ns);
         }
+        // What another worker handed over in its last turn is accounted for here as well.
+        turning.end();
         worker.finish()
     }
 }

@@ -1,7 +1,7 @@
 //! A tap: what crosses a worker's network, as a file that tcpdump and Wireshark read.
 //!
 //! A [`Tap`] is a NIC around a NIC. It copies every datagram, and every read and write of a stream, with
-//! made-up headers ([`packet`]) into a chunk of memory; full chunks go to one writer thread through a
+//! made-up headers (`tap/packet.rs`) into a chunk of memory; full chunks go to one writer thread through a
 //! bounded channel and come back empty. A worker never waits: when no chunk is free, packets are
 //! counted as dropped and not copied. So a turn costs a copy and a checksum of its payloads more, and
 //! a clock reading for each batch. Without a tap the engine runs on the NIC itself and pays nothing.
