@@ -249,3 +249,41 @@ fn a_drain_does_not_wait_for_ever() {
     assert_eq!(metrics.service(0).dropped(DropReason::DrainTimeout), 5);
     assert_eq!((report.unanswered, report.hung), (5, false));
 }
+
+#[test]
+fn a_long_message_without_room_does_not_keep_short_ones_out() {
+    let long = 8000;
+    let service = Service {
+        params: vec![("microseconds".into(), 20_000.0)],
+        framing: Framing::Fixed(long),
+        mqueues: 1,
+        max_message_bytes: long,
+        max_reply_bytes: long,
+        request_timeout_ms: 20_000,
+        ..Service::new("delay", vec![udp(), tcp()], "delay")
+    };
+    let server = start(topology(vec![service]));
+    // More than the arena has room for: the rest is held, and tried again every turn.
+    let mut stream = tcp_client(address(&server, 1));
+    let requests: Vec<u8> = (0..12).flat_map(|n| pattern(long as usize, n)).collect();
+    stream.write_all(&requests).unwrap();
+    eventually("the arena is full", || server.metrics().service(0).accepted >= 4);
+    let clients: Vec<_> = (0..20)
+        .map(|n| {
+            let client = udp_client(address(&server, 0));
+            client.send(&pattern(32, n)).unwrap();
+            std::thread::sleep(Duration::from_micros(300));
+            client
+        })
+        .collect();
+    for (n, client) in clients.iter().enumerate() {
+        let mut reply = [0; 64];
+        let len = client.recv(&mut reply).expect("short ones are answered");
+        assert_eq!(reply[..len], pattern(32, n));
+    }
+    let mut replies = vec![0; requests.len()];
+    stream.read_exact(&mut replies).unwrap();
+    assert_eq!(replies, requests);
+    assert_eq!(dropped(&server, 0, DropReason::NoCredit), 0);
+    assert_accounts(&server);
+}
