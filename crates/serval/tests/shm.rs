@@ -2,9 +2,11 @@
 
 mod common;
 
+use std::fs::File;
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
@@ -12,8 +14,8 @@ use std::time::Duration;
 
 use common::*;
 use engine::topology::{Dispatch, Replies, Service};
-use mqueue::abi::{ABI_VERSION, RingEntry};
-use mqueue::{MappedMemory, Memory, Region};
+use mqueue::abi::{ABI_VERSION, RingEntry, kind};
+use mqueue::{Head, MappedMemory, Memory, Region};
 use serval::client::shm::{Client, Options, ShmError};
 use serval::client::{self, Echo, Load};
 use serval::server::Server;
@@ -417,6 +419,43 @@ fn random_words_everywhere_hurt_nobody_else() {
             let small = random.below(2) == 0;
             rogue.store(at, if small { random.next() % 16 } else { random.next() });
         }
+    }
+    assert!(exchange_all(&mut bystander, 500, 16).iter().all(Option::is_none));
+    drop(bystander);
+    assert_accounts(&server);
+    assert!(server.shutdown().is_clean());
+}
+
+/// The bell's other half is the worker's: it must not wait for a client that ruins its own.
+#[test]
+fn a_client_that_jams_its_bell_does_not_stop_the_worker() {
+    // More than the bell holds.
+    const REQUESTS: u64 = 600;
+    let path = port("jammed");
+    let server = serve(echo(&path));
+    let mut bystander = connect(&path, 16);
+    let hello = Hello { version: VERSION, abi_version: ABI_VERSION, depth: 8 };
+    let (_socket, _, descriptors) = say(&path, &hello.encode());
+    let Ok([region, engine_bell, own_bell]) = <[OwnedFd; 3]>::try_from(descriptors) else {
+        panic!("three descriptors")
+    };
+    // Blocking for all who share it, and as full as it gets.
+    UnixStream::from(own_bell.try_clone().unwrap()).set_nonblocking(false).unwrap();
+    File::from(own_bell.try_clone().unwrap()).write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let memory = SharedMemory::open(region, 1 << 30, false).unwrap();
+    let mut region = Region::join(MappedMemory::new(std::sync::Arc::new(memory))).unwrap();
+    let words = region.words();
+    let (mut replies, mut requests) = region.accelerator_ends(0);
+    let engine_bell = Bell::received(engine_bell);
+    words.set_accelerator_parked(true);
+    for tag in 0..REQUESTS {
+        let head = Head { token: 0, tag, kind: kind::MESSAGE, status: 0 };
+        requests.push(head, b"ring the bell").unwrap();
+        requests.publish();
+        engine_bell.ring();
+        eventually("the worker answers", || replies.peek().unwrap().is_some());
+        replies.advance();
+        replies.release();
     }
     assert!(exchange_all(&mut bystander, 500, 16).iter().all(Option::is_none));
     drop(bystander);

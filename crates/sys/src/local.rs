@@ -287,7 +287,10 @@ impl AsFd for LocalSocket {
     }
 }
 
-/// Something one process rings and another one waits for (an eventfd).
+/// Something one process rings and another one waits for: an eventfd, or the far end of a [`BellPull`].
+///
+/// Who holds an eventfd shares its open file description: another holder may make it blocking and fill
+/// it, so that ringing waits for ever. So a process rings an eventfd only if it trusts all who hold it.
 #[derive(Debug)]
 pub struct Bell(OwnedFd);
 
@@ -313,16 +316,45 @@ impl Bell {
 
     /// Silences it.
     pub fn silence(&self) {
-        let mut count = [0u8; 8];
+        // More than a bell pull's socket holds by default, whose every ring is a byte; an eventfd gives 8.
+        // What is left costs a waiter one more look.
+        let mut rings = [0u8; 512];
         // Fails when it was silent.
-        // SAFETY: `count` is 8 writable bytes.
-        let _ = unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        // SAFETY: pointer and length describe `rings`.
+        let _ = unsafe { libc::read(self.0.as_raw_fd(), rings.as_mut_ptr().cast(), rings.len()) };
     }
 }
 
 impl AsFd for Bell {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// Rings a bell of a process that is not trusted, and never waits for it: an end of a socket pair, whose
+/// other end the process gets. The ends do not share an open file description, so nothing that the
+/// process does to its end makes a ring block.
+#[derive(Debug)]
+pub struct BellPull(OwnedFd);
+
+impl BellPull {
+    /// A pull and the bell at its other end.
+    pub fn new() -> io::Result<(Self, Bell)> {
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let mut ends: [c_int; 2] = [-1; 2];
+        // SAFETY: the host kernel writes two descriptors to `ends`.
+        check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
+        // SAFETY: both are fresh and nobody else's.
+        let [ours, theirs] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+        Ok((Self(ours), Bell(theirs)))
+    }
+
+    /// Rings. Whoever waits for the bell, or will, wakes up.
+    pub fn ring(&self) {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // Fails if the bell is full of rings, so that it is ringing anyway, or if its owner is gone.
+        // SAFETY: one readable byte.
+        let _ = unsafe { libc::send(self.0.as_raw_fd(), [1u8].as_ptr().cast(), 1, flags) };
     }
 }
 

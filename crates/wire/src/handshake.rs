@@ -3,7 +3,8 @@
 //! The client connects to the port's path (a Unix socket of type `SOCK_SEQPACKET`) and sends a
 //! [`Hello`]. The engine answers with an [`Answer`]: either three descriptors and what the client may
 //! do, or one sentence that says why not. The descriptors are, in this order, the client's region
-//! (a sealed memfd), the bell that wakes the engine and the bell that wakes the client (eventfds).
+//! (a sealed memfd), the bell that wakes the engine (an eventfd, rung by adding to it) and the bell that
+//! wakes the client (an end of a stream socket on which every ring is a byte; non-blocking).
 //! From then on the socket carries nothing: its end is the end of the connection, for both sides.
 //!
 //! Numbers are little endian. A version that differs is refused; the text of a refusal is readable by

@@ -19,7 +19,7 @@ use engine::topology::{Replies, Topology};
 use engine::{Fabric, MemoryClient, MemoryPeer};
 use mqueue::abi::ABI_VERSION;
 use mqueue::{MappedMemory, Region};
-use sys::local::{Bell, LocalError, LocalListener, LocalSocket, wait_readable};
+use sys::local::{Bell, BellPull, LocalError, LocalListener, LocalSocket, wait_readable};
 use sys::socket_nic::AcceptedSocket;
 use sys::{RegionOptions, SharedMemory, Waker};
 use wire::handshake::{Answer, DEPTH_DEFAULT, HELLO_BYTES, Hello, Terms};
@@ -126,7 +126,7 @@ struct Guest {
 /// The worker's way to a client.
 struct Peer {
     socket: Arc<LocalSocket>,
-    bell: Arc<Bell>,
+    bell: BellPull,
 }
 
 impl MemoryPeer for Peer {
@@ -277,7 +277,7 @@ impl Desk {
         let mut region = Region::format(mapped, &plan).map_err(|e| e.to_string())?;
         let own = |error: std::io::Error| format!("the engine is short of descriptors: {error}");
         let engine_bell = Bell::new().map_err(own)?;
-        let client_bell = Arc::new(Bell::new().map_err(own)?);
+        let (bell_pull, client_bell) = BellPull::new().map_err(own)?;
         let socket = stranger.socket.clone();
         let worker = self.fabric.seat_memory_client();
         self.wakers[usize::from(worker)].listen_to(&engine_bell).map_err(|error| {
@@ -303,7 +303,7 @@ impl Desk {
                 replies,
                 requests,
                 words,
-                peer: Box::new(Peer { socket: socket.clone(), bell: client_bell.clone() }),
+                peer: Box::new(Peer { socket: socket.clone(), bell: bell_pull }),
             },
         );
         let descriptors = [memory.fd(), engine_bell.as_fd(), client_bell.as_fd()];
