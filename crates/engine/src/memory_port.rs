@@ -35,6 +35,12 @@ use crate::worker::Worker;
 
 /// Requests taken from one client in a turn.
 const BUDGET: u32 = 64;
+/// Bytes after which no further request is taken from one client in a turn.
+const BUDGET_BYTES: u64 = 256 << 10;
+/// A request longer than this in bytes that found no credit is not copied again every turn…
+const RETRY_BYTES: u32 = 4096;
+/// … but only after this long.
+const RETRY_NS: u64 = 50_000;
 /// How many messages ahead slots are fetched from the client's cache.
 const AHEAD: u64 = 8;
 
@@ -74,6 +80,8 @@ struct Seated {
     broken: bool,
     /// A request waits in its ring until it reads replies.
     no_room: bool,
+    /// Time of the next try of a long request that found no credit.
+    retry_ns: u64,
     /// Listed in [`MemoryClients::dirty`].
     dirty: bool,
 }
@@ -138,6 +146,7 @@ impl MemoryClients {
             outstanding: 0,
             broken: false,
             no_room: false,
+            retry_ns: 0,
             dirty: false,
         }));
         self.open.push(index as u32);
@@ -329,6 +338,9 @@ impl<N: Nic> Worker<N> {
 
     /// Submits up to a budget of a client's requests. The client is not in its entry meanwhile.
     fn take_requests(&mut self, index: u32, generation: u32, seated: &mut Seated) -> (u32, Stop) {
+        if self.now_ns < seated.retry_ns {
+            return (0, Stop::Enough);
+        }
         let service = seated.client.service as usize;
         let Ok(room) = seated.room() else { return (0, Stop::Broken) };
         seated.no_room = room == 0;
@@ -342,7 +354,7 @@ impl<N: Nic> Worker<N> {
         let mut scratch = std::mem::take(&mut self.scratch);
         let (mut taken, mut bytes) = (0, 0);
         let mut stop = Stop::Enough;
-        while taken < room {
+        while taken < room && bytes < BUDGET_BYTES {
             let header = match seated.client.requests.peek() {
                 Ok(Some(header)) if header.kind == kind::MESSAGE => header,
                 Ok(None) => break,
@@ -367,7 +379,12 @@ impl<N: Nic> Worker<N> {
             };
             let refused = match self.submit(service, &arrival, payload) {
                 Ok(()) => None,
-                Err(Refusal::Hold(_)) => break,
+                Err(Refusal::Hold(_)) => {
+                    if header.len > RETRY_BYTES {
+                        seated.retry_ns = self.now_ns + RETRY_NS;
+                    }
+                    break;
+                }
                 Err(Refusal::Drop(reason)) => Some(reason),
             };
             seated.client.requests.advance();
@@ -427,7 +444,13 @@ impl<N: Nic> Worker<N> {
                 counters.drop_one(reason);
                 self.deliver_to_memory(lane, origin, Err(reason));
             }
-            (_, Err(_)) => {}
+            // There was a slot for the outcome and a loss needs nothing else: the client took it away.
+            (Ok(Err(_)), Err(_)) => {
+                if let Some(seated) = self.memory.at(client) {
+                    seated.broken = true;
+                }
+            }
+            (Ok(Ok(())) | Err(Gone), Err(_)) => {}
         }
     }
 

@@ -10,7 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::*;
 use engine::topology::{Dispatch, Replies, Service};
@@ -274,9 +274,11 @@ fn a_server_that_ends_without_draining_tells_its_clients() {
     let server = serve(echo(&path));
     let mut client = connect(&path, 4);
     assert!(!client.is_closed());
+    let mut reply = [0; 1024];
+    assert!(matches!(client.receive(&mut reply, Duration::ZERO), Ok(None)));
     drop(server);
     assert!(client.is_closed());
-    let mut reply = [0; 1024];
+    assert!(matches!(client.receive(&mut reply, Duration::ZERO), Err(ShmError::Closed)));
     assert!(matches!(client.receive(&mut reply, PATIENCE), Err(ShmError::Closed)));
 }
 
@@ -506,6 +508,75 @@ fn who_cannot_be_let_in_is_told_why() {
     let silent = LocalSocket::connect(&path).unwrap();
     let mut bytes = [0; 8];
     eventually("it is sent away", || matches!(silent.receive(&mut bytes), Ok(Some(0))));
+    assert!(server.shutdown().is_clean());
+}
+
+#[test]
+fn silent_connections_do_not_close_the_door() {
+    let path = port("crowd");
+    let server = serve(echo(&path));
+    let silent = LocalSocket::connect(&path).unwrap();
+    let began = Instant::now();
+    assert!(wait_readable(&[silent.as_fd()], Some(PATIENCE))[0], "it is sent away");
+    let patience = began.elapsed();
+    // A crowd is more than the engine keeps of those who have not said hello. Whoever speaks does not
+    // wait until they are sent away; on a machine that stalls there may be a need to try again.
+    let passes = || {
+        let crowd: Vec<_> = (0..70).map(|_| LocalSocket::connect(&path).unwrap()).collect();
+        let began = Instant::now();
+        let mut client = connect(&path, 4);
+        assert_eq!(ask_once(&mut client, 1, b"excuse me"), b"excuse me");
+        assert_eq!(crowd.len(), 70);
+        began.elapsed() < patience / 2
+    };
+    assert!((0..10).any(|_| passes()));
+    assert!(server.shutdown().is_clean());
+}
+
+#[test]
+fn long_requests_that_find_no_credit_wait_and_come_back() {
+    let path = port("long");
+    let service = Service {
+        mqueues: 1,
+        slots: 2,
+        max_message_bytes: 100_000,
+        max_reply_bytes: 100_000,
+        ..echo(&path)
+    };
+    let server = serve(service);
+    let mut client = connect(&path, 16);
+    let (mut sent, mut received) = (0, 0);
+    let mut reply = vec![0; client.reply_bytes_max()];
+    while received < 400 {
+        while sent < 400 && client.under_way() < client.depth() {
+            client.try_send(sent, &pattern(100_000, sent as usize)).unwrap();
+            sent += 1;
+        }
+        let answer = client.receive(&mut reply, PATIENCE).unwrap().expect("an outcome in time");
+        assert_eq!(answer.lost, None);
+        assert_eq!(reply[..answer.len], pattern(100_000, answer.tag as usize));
+        received += 1;
+    }
+    drop(client);
+    assert_accounts(&server);
+}
+
+#[test]
+fn regions_of_clients_that_have_gone_make_room_again() {
+    let path = port("turnover");
+    let mut settings = topology(vec![echo(&path)]);
+    settings.limits.region_mib = 4;
+    let server = start(settings);
+    for tag in 0..20 {
+        let mut client = None;
+        eventually("there is room", || {
+            let options = Options { depth: 1024, timeout: PATIENCE };
+            client = Client::connect(&path, &options).ok();
+            client.is_some()
+        });
+        let mut client = client.unwrap();
+        assert_eq!(ask_once(&mut client, tag, b"next"), b"next");
+    }
     assert!(server.shutdown().is_clean());
 }
 

@@ -336,7 +336,7 @@ impl Client {
         }
         let began = Instant::now();
         let deadline = began + timeout;
-        while began.elapsed() < SPIN {
+        while began.elapsed() < SPIN.min(timeout) {
             for _ in 0..LOOKS {
                 if let Some(reply) = self.try_receive(into)? {
                     return Ok(Some(reply));
@@ -350,7 +350,8 @@ impl Client {
             let found = self.try_receive(into);
             let left = deadline.saturating_duration_since(Instant::now());
             let mut ended = false;
-            if matches!(found, Ok(None)) && !left.is_zero() {
+            // Also without time to wait: the end of the engine is told.
+            if matches!(found, Ok(None)) {
                 let files = [self.own_bell.as_fd(), self.socket.as_fd()];
                 let ready = wait_readable(&files, Some(left));
                 self.own_bell.silence();

@@ -28,6 +28,8 @@ use wire::handshake::{Answer, DEPTH_DEFAULT, HELLO_BYTES, Hello, Terms};
 const STRANGERS_MAX: usize = 64;
 /// How long a connection may take to say hello.
 const HELLO_PATIENCE: Duration = Duration::from_secs(1);
+/// How often to look whether a worker has let go of a region.
+const LEAVING_PAUSE: Duration = Duration::from_millis(10);
 /// How long to wait when the process has no descriptor left for whoever wants in.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 
@@ -66,6 +68,7 @@ impl MemoryPorts {
             call: call.clone(),
             strangers: Vec::new(),
             guests: Vec::new(),
+            leaving: Vec::new(),
             ids: 0,
         };
         let builder = std::thread::Builder::new().name("serval-memory-ports".into());
@@ -120,7 +123,8 @@ struct Guest {
     socket: Arc<LocalSocket>,
     /// Ends the worker's sleeps.
     engine_bell: Bell,
-    region_bytes: u64,
+    /// Held here so that the worker never drops the last reference: unmapping takes long.
+    memory: Arc<SharedMemory>,
 }
 
 /// The worker's way to a client.
@@ -150,6 +154,8 @@ struct Desk {
     call: Arc<Call>,
     strangers: Vec<Stranger>,
     guests: Vec<Guest>,
+    /// Regions of clients that were seen off, until their workers have let go of them.
+    leaving: Vec<Arc<SharedMemory>>,
     ids: u64,
 }
 
@@ -166,14 +172,16 @@ impl Desk {
     }
 
     fn wait_and_see(&mut self) {
-        let listening = if self.strangers.len() < STRANGERS_MAX { self.listeners.len() } else { 0 };
+        // Unmaps those that nobody else holds any more.
+        self.leaving.retain(|memory| Arc::strong_count(memory) > 1);
         let mut files: Vec<BorrowedFd<'_>> = vec![self.call.bell.as_fd()];
         files.extend(self.strangers.iter().map(|s| s.socket.as_fd()));
         files.extend(self.guests.iter().map(|g| g.socket.as_fd()));
-        files.extend(self.listeners[..listening].iter().map(|(_, l)| l.as_fd()));
+        files.extend(self.listeners.iter().map(|(_, l)| l.as_fd()));
         let now = Instant::now();
-        let next = self.strangers.iter().map(|s| s.until.saturating_duration_since(now)).min();
-        let ready = wait_readable(&files, next);
+        let patience = self.strangers.iter().map(|s| s.until.saturating_duration_since(now));
+        let pause = (!self.leaving.is_empty()).then_some(LEAVING_PAUSE);
+        let ready = wait_readable(&files, patience.chain(pause).min());
         let (bell, rest) = ready.split_at(1);
         let (strangers, rest) = rest.split_at(self.strangers.len());
         let (guests, listeners) = rest.split_at(self.guests.len());
@@ -200,17 +208,29 @@ impl Desk {
     fn accept(&mut self, listener: usize) {
         let (service, listener) = &self.listeners[listener];
         match listener.accept() {
-            Ok(Some(socket)) => self.strangers.push(Stranger {
-                service: *service,
-                socket: Arc::new(socket),
-                until: Instant::now() + HELLO_PATIENCE,
-            }),
+            Ok(Some(socket)) => {
+                let stranger = Stranger {
+                    service: *service,
+                    socket: Arc::new(socket),
+                    until: Instant::now() + HELLO_PATIENCE,
+                };
+                self.receive_stranger(stranger);
+            }
             Ok(None) => {}
             Err(error) => {
                 tracing::warn!(%error, "a shared-memory client cannot be accepted");
                 std::thread::sleep(EXHAUSTED_PAUSE);
             }
         }
+    }
+
+    /// Whoever is silent longest makes room: closing the door would keep out those who speak.
+    fn receive_stranger(&mut self, stranger: Stranger) {
+        if self.strangers.len() >= STRANGERS_MAX {
+            let oldest = (0..self.strangers.len()).min_by_key(|i| self.strangers[*i].until);
+            self.strangers.swap_remove(oldest.expect("there are some"));
+        }
+        self.strangers.push(stranger);
     }
 
     /// A stranger said something.
@@ -260,7 +280,8 @@ impl Desk {
         let wish = if hello.depth == 0 { DEPTH_DEFAULT } else { hello.depth };
         let plan = service.client_region_plan(wish);
         let bytes = plan.bytes().map_err(|e| e.to_string())?;
-        let taken: u64 = self.guests.iter().map(|g| g.region_bytes).sum();
+        let regions = self.guests.iter().map(|g| &g.memory).chain(&self.leaving);
+        let taken: u64 = regions.map(|memory| memory.len_bytes() as u64).sum();
         let most_mib = limits.region_mib;
         if taken + bytes > most_mib << 20 {
             return Err(format!(
@@ -307,9 +328,12 @@ impl Desk {
             },
         );
         let descriptors = [memory.fd(), engine_bell.as_fd(), client_bell.as_fd()];
-        // If it fails the client has gone, and its end says so.
-        let _ = stranger.socket.send(&Answer::Accepted(terms).encode(), &descriptors);
-        self.guests.push(Guest { id: self.ids, worker, socket, engine_bell, region_bytes: bytes });
+        let sent = stranger.socket.send(&Answer::Accepted(terms).encode(), &descriptors);
+        self.guests.push(Guest { id: self.ids, worker, socket, engine_bell, memory });
+        if let Err(error) = sent {
+            tracing::warn!(%error, client = self.ids, "a shared-memory client did not get its region");
+            self.see_off(self.guests.len() - 1);
+        }
         Ok(())
     }
 
@@ -319,5 +343,6 @@ impl Desk {
         self.wakers[usize::from(guest.worker)].forget(&guest.engine_bell);
         guest.socket.shut_down();
         self.fabric.dismiss(guest.worker, guest.id);
+        self.leaving.push(guest.memory);
     }
 }
