@@ -253,6 +253,7 @@ pub fn measure(
     let (pairs, trouble) = match found {
         Ok(pairs) => (pairs, None),
         Err(PairsError::Side(error)) => (Pairs::default(), Some(error.to_string())),
+        Err(PairsError::Void { side, why }) => (Pairs::default(), Some(format!("{side:?}: {why}"))),
         Err(PairsError::NoFigure { side, figure, known }) => {
             let what = format!("{side:?} has no figure {figure:?}; it has {known}");
             (Pairs::default(), Some(what))
