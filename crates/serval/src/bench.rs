@@ -14,11 +14,12 @@
 //! # When a run is void
 //!
 //! A number that cannot be trusted is not shown. A run is [`Void`] when a reply was wrong or came twice,
-//! when the server went silent, when the client was not where it was told to be or was not let work, when
-//! an open loop could not offer its rate, and when the run contradicts Little's law (J. Little, "A Proof
-//! for the Queuing Formula L = λW", 1961): requests in flight = rate x mean latency. The client knows the left
-//! side (in a closed loop it is the window) and has measured the right side; a client that miscounts its
-//! window or its clock does not get both the same.
+//! when a closed loop lost requests, when the server went silent, when the client was not where it was
+//! told to be or was not let work, when an open loop could not offer its rate, and when the run
+//! contradicts Little's law (J. Little, "A Proof for the Queuing Formula L = λW", 1961): requests in
+//! flight = rate x mean latency. The client knows the left side (in a closed loop it is the window) and
+//! has measured the right side; a client that miscounts its window or its clock does not get both the
+//! same.
 //!
 //! ```no_run
 //! use serval::bench::{self, Mode, Plan};

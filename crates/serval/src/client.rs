@@ -140,6 +140,8 @@ pub struct Outcome {
     pub latency: Histogram<u64>,
     /// The time in the measured part that requests spent in flight, summed over requests as they ended.
     pub in_flight_ns: u64,
+    /// The part of that which requests spent that were lost.
+    pub lost_ns: u64,
     /// The same by another way: the number of requests in flight, summed over time.
     pub waiting_ns: u128,
     /// Time in turns of the client's loop that found something to do.
@@ -184,6 +186,7 @@ impl Outcome {
             silence: Duration::ZERO,
             latency,
             in_flight_ns: 0,
+            lost_ns: 0,
             waiting_ns: 0,
             busy: Duration::ZERO,
             stolen: Duration::ZERO,
@@ -252,6 +255,11 @@ pub enum ClientError {
     /// A shared-memory port cannot be used.
     #[error(transparent)]
     Shm(#[from] shm::ShmError),
+    /// A closed loop wants more in flight than the rings hold.
+    #[error(
+        "the window is {0}, but the rings of {1:?} hold {2} requests: use a window of at most {2}"
+    )]
+    Depth(usize, PathBuf, usize),
     /// The service answers nothing, so there is nothing to check.
     #[error("the service at {0:?} has replies = \"none\": a load needs replies to count")]
     NoReplies(PathBuf),

@@ -191,13 +191,14 @@ fn a_server_that_dies_makes_the_run_void() {
 }
 
 #[test]
-fn losses_are_counted_and_do_not_make_a_run_void() {
-    for change in [|_: &mut Plan| (), burst] {
+fn losses_make_a_closed_loop_void_and_are_counted_in_an_open_one() {
+    let open = |plan: &mut Plan| plan.mode = Mode::Open { rate: 2000.0 };
+    for (closed, change) in [(true, (|_| ()) as fn(&mut Plan)), (true, burst), (false, open)] {
         let fake =
             Fake::start(|n, request| if n % 50 == 7 { vec![] } else { vec![request.to_vec()] });
         let report = fake.report(change);
         assert!(report.lost > 0 && report.wrong == 0 && report.duplicated == 0, "{report:?}");
-        assert!(!matches!(report.void, Some(Void::Wrong(..) | Void::Duplicated(_))), "{report:?}");
+        assert_eq!(report.void == Some(Void::Lost(report.lost)), closed, "{report:?}");
     }
 }
 

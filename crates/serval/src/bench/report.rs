@@ -9,6 +9,14 @@ use crate::client::{Outcome, distribution_us};
 
 /// How far a run may be from Little's law.
 const LITTLE_TOLERANCE: f64 = 0.05;
+/// Share of the window of a closed loop that is in flight in the mean, at least: who sends in trains or
+/// waits for its turn fills it less than whole.
+const FILLED_MIN: f64 = 0.7;
+/// At most; what is above 1 is the inaccuracy of the clock's looks.
+const FILLED_MAX: f64 = 1.05;
+/// Share of a closed loop's requests that may be lost: what is lost was not served, and a client that
+/// waits for it loads the server less than it says.
+const LOST_MAX: f64 = 0.001;
 /// Share of an open loop's arrivals that may be left unsent.
 const UNSENT_MAX: f64 = 0.01;
 /// Share of the measured part that a server which loses requests may end with in silence.
@@ -130,6 +138,12 @@ pub enum Void {
         "the server said nothing in the last {0:.0?} of {1:.0?}, and {2} requests were lost: did it end?"
     )]
     Silent(Duration, Duration, u64),
+    /// A closed loop lost requests.
+    #[error(
+        "{0} requests were lost, more than {percent:.1} % of a closed loop: look for the reason in the server's counters, or ask for less in flight",
+        percent = 100.0 * LOST_MAX
+    )]
+    Lost(u64),
     /// Little's law does not hold.
     #[error(
         "rate x mean latency gives {0:.2} times the requests that were in flight (Little's law): the client does not count what it says it does"
@@ -245,6 +259,10 @@ impl Report {
         if outcome.lost > 0 && silence > SILENCE_MAX {
             return Some(Void::Silent(outcome.silence, outcome.elapsed, outcome.lost));
         }
+        let closed = plan.window();
+        if closed.is_some() && outcome.lost as f64 > LOST_MAX * outcome.sent as f64 {
+            return Some(Void::Lost(outcome.lost));
+        }
         if self.stolen > plan.stolen_max {
             return Some(Void::Stolen(self.stolen));
         }
@@ -258,11 +276,19 @@ impl Report {
         if !little_holds(self.little, LITTLE_TOLERANCE) {
             return Some(Void::Little(self.little));
         }
+        // Both sides of that are sums of the same client: the window asked for is not.
+        let filled = self.in_flight / closed? as f64;
+        if !(FILLED_MIN..=FILLED_MAX).contains(&filled) {
+            return Some(Void::Little(filled));
+        }
         // What is shown has to obey it as well, but for requests that were in flight at the beginning
-        // or the end: of those, the latency counts whole or not at all.
-        let window = window.filter(|_| outcome.lost + outcome.wrong == 0)?;
-        let shown = self.rate * self.latency.mean_ns / 1e9 / window as f64;
-        let edge = 2.0 * self.latency.max_ns as f64 / outcome.elapsed.as_nanos().max(1) as f64;
+        // or the end: of those, the latency counts whole or not at all. What was lost has no latency,
+        // but it was in flight.
+        let elapsed_ns = outcome.elapsed.as_nanos().max(1) as f64;
+        let in_flight = window.map_or(self.in_flight, |window| window as f64);
+        let lost = outcome.lost_ns as f64 / elapsed_ns;
+        let shown = (self.rate * self.latency.mean_ns / 1e9 + lost) / in_flight;
+        let edge = 2.0 * self.latency.max_ns as f64 / elapsed_ns;
         (!little_holds(shown, LITTLE_TOLERANCE + edge)).then_some(Void::Little(shown))
     }
 
@@ -391,6 +417,42 @@ mod tests {
         assert_eq!(judged(&plan, &bad), Some(Void::Wrong(3, "")));
         bad.duplicated = 2;
         assert_eq!(judged(&plan, &bad), Some(Void::Duplicated(2)));
+    }
+
+    #[test]
+    fn a_closed_loop_fills_its_window_and_loses_nothing() {
+        // Without a window that the client keeps full (trains, shared memory), and with what is lost.
+        let judged = |plan: &Plan, outcome: &Outcome| {
+            Report::new(plan, None, outcome, ServerCost::default()).void
+        };
+        let mut plan = Plan::new("udp://127.0.0.1:9".parse().unwrap());
+        plan.mode = Mode::Closed { window: 64 };
+        assert_eq!(judged(&plan, &outcome(64, 10_000, 100_000)), None);
+        assert_eq!(judged(&plan, &outcome(48, 10_000, 100_000)), None);
+        let half = judged(&plan, &outcome(32, 10_000, 100_000));
+        assert!(
+            matches!(half, Some(Void::Little(share)) if (share - 0.5).abs() < 0.01),
+            "{half:?}"
+        );
+        // Latencies that are not those of what was in flight.
+        let mut other = outcome(64, 10_000, 100_000);
+        other.latency.reset();
+        other.latency.record_n(5_000, 100_000).unwrap();
+        other.lost = 1;
+        assert!(matches!(judged(&plan, &other), Some(Void::Little(_))));
+        // A few lost requests explain what they held, and no more.
+        let mut few = outcome(64, 10_000, 100_000);
+        (few.lost, few.lost_ns) = (50, few.in_flight_ns / 10);
+        few.in_flight_ns += few.lost_ns;
+        few.waiting_ns += u128::from(few.lost_ns);
+        few.elapsed += few.elapsed / 10;
+        assert_eq!(judged(&plan, &few), None);
+        few.lost_ns = 0;
+        assert!(matches!(judged(&plan, &few), Some(Void::Little(_))));
+        (few.lost, few.lost_ns) = (101, few.in_flight_ns / 11);
+        assert_eq!(judged(&plan, &few), Some(Void::Lost(101)));
+        plan.mode = Mode::Open { rate: 1000.0 };
+        assert_eq!(judged(&plan, &few), None, "an open loop does not stand still for what is lost");
     }
 
     #[test]

@@ -182,7 +182,9 @@ impl Tally {
         self.sum_up(now_ns);
         self.waiting -= 1;
         self.outcome.lost += 1;
-        self.outcome.in_flight_ns += self.measured_ns(due_ns, now_ns);
+        let took_ns = self.measured_ns(due_ns, now_ns);
+        self.outcome.in_flight_ns += took_ns;
+        self.outcome.lost_ns += took_ns;
     }
 
     /// Whether a request due then has waited for too long.

@@ -5,7 +5,7 @@ use std::path::Path;
 use sys::time::monotonic_ns;
 
 use super::{Client, Options, ShmError};
-use crate::client::{ClientError, Load, Outcome, Tally, WINDOW_MAX, Workload};
+use crate::client::{ClientError, Load, Outcome, Pace, Tally, WINDOW_MAX, Workload};
 
 /// Outcomes received before requests are sent in their place.
 const BATCH: usize = 64;
@@ -47,7 +47,12 @@ impl<'a> Run<'a> {
         if !client.answers() {
             return Err(ClientError::NoReplies(path.to_owned()));
         }
-        let window = load.window.min(client.depth());
+        let depth = client.depth();
+        if load.window > depth && load.pace == Pace::Closed {
+            return Err(ClientError::Depth(load.window, path.to_owned(), depth));
+        }
+        // An open loop has what has arrived; what finds no room is counted as unsent.
+        let window = load.window.min(depth);
         tally.begin(load);
         Ok(Self {
             reply: vec![0; client.reply_bytes_max().max(load.reply_bytes_max)],
