@@ -88,6 +88,8 @@ pub struct Faces<'a> {
     people: &'a [Person<'a>],
     /// Answers by question and verdict.
     counts: [[u64; VERDICTS]; 3],
+    /// The first good answer to each request: the same question has the same answer ever after.
+    first: Vec<Option<[u8; Faces::REPLY_BYTES]>>,
 }
 
 impl<'a> Faces<'a> {
@@ -98,7 +100,8 @@ impl<'a> Faces<'a> {
 
     /// About these people.
     pub fn new(people: &'a [Person<'a>]) -> Self {
-        Self { people, counts: [[0; VERDICTS]; 3] }
+        let first = vec![None; QUESTIONS.len() * people.len()];
+        Self { people, counts: [[0; VERDICTS]; 3], first }
     }
 
     /// Number of different requests.
@@ -143,10 +146,12 @@ impl Workload for Faces<'_> {
         }
         self.counts[question][verdict] += 1;
         // Whether two pictures match is the method's affair; who is unknown is not.
-        match QUESTIONS[question] {
+        let plausible = match QUESTIONS[question] {
             Question::Same | Question::Other => verdict < 2,
-            Question::Unknown => verdict == 2,
-        }
+            Question::Unknown => verdict == 2 && distance == 0.0,
+        };
+        let number = (index % self.different()) as usize;
+        plausible && *self.first[number].get_or_insert(bytes) == bytes
     }
 }
 
@@ -184,13 +189,19 @@ mod tests {
         let reply =
             |verdict: u32, distance: f32| [verdict.to_le_bytes(), distance.to_le_bytes()].concat();
         assert!(faces.accepts(0, &reply(1, 10.0)));
-        assert!(faces.accepts(0, &reply(0, 2000.0)));
+        assert!(faces.accepts(1, &reply(0, 2000.0)));
         assert!(faces.accepts(2, &reply(2, 0.0)));
+        // Another answer to the same question than the first.
+        let again = faces.different();
+        assert!(faces.accepts(again, &reply(1, 10.0)));
+        assert!(!faces.accepts(again, &reply(1, 11.0)));
+        assert!(!faces.accepts(0, &reply(0, 10.0)));
+        assert!(!faces.accepts(2, &reply(2, 1.0)), "nothing was compared");
         assert!(!faces.accepts(2, &reply(1, 0.0)));
         assert!(!faces.accepts(0, &reply(3, 0.0)));
         assert!(!faces.accepts(0, &reply(4, 0.0)));
         assert!(!faces.accepts(0, &reply(1, f32::NAN)));
         assert!(!faces.accepts(0, b"short"));
-        assert_eq!(faces.answers(Question::Same), [1, 1, 0, 1]);
+        assert_eq!(faces.answers(Question::Same), [1, 3, 0, 1]);
     }
 }
