@@ -10,8 +10,10 @@ use super::suite::{Load, On, SideSpec};
 use super::{Cores, Schedule, SideError, Surroundings};
 use crate::bench::{self, Mode, Plan, Report, Void};
 
-/// Share of the duration for which the peak is measured first, where a load is a multiple of it.
+/// Share of the duration for which each window of the peak is measured, where a load is a multiple of it.
 const PEAK_SHARE: f64 = 0.5;
+/// More right answers than so many times the peak: that was not the peak.
+const PEAK_MAX: f64 = 1.05;
 
 /// Measures one server once: starts it, puts the load on it, ends it.
 pub(super) fn measure_server(
@@ -41,15 +43,13 @@ pub(super) fn measure_server(
     let (mut peak, mut noise) = (None, None);
     let mut rate = load.rate;
     if let Some(times) = load.times_peak {
-        let duration = plan.duration.mul_f64(PEAK_SHARE);
-        let report = run(&Plan { duration, ..plan.clone() }, cores)?;
-        if let Some(void) = &report.void {
-            noise = Some(format!("peak: {void}"));
-            if !is_noise(void) {
-                return Ok(Run::Void(noise.unwrap_or_default()));
+        match measure_peak(&plan, load.window, cores)? {
+            Peak::Void(why) => return Ok(Run::Void(why)),
+            Peak::Rate(found, disturbed) => {
+                noise = disturbed;
+                (peak, rate) = (Some(found), Some(times * found));
             }
         }
-        (peak, rate) = (Some(report.rate), Some(times * report.rate));
     }
     if let Some(rate) = rate {
         plan.mode = Mode::Open { rate };
@@ -65,6 +65,10 @@ pub(super) fn measure_server(
     }
     let mut figures = figures(&report);
     if let Some(peak) = peak {
+        if report.rate > PEAK_MAX * peak {
+            let share = 100.0 * report.rate / peak;
+            noise = Some(format!("{share:.0} % of the peak was answered: that was not the peak"));
+        }
         figures.insert("peak_rate".to_owned(), peak);
         figures.insert("share_of_peak".to_owned(), report.rate / peak);
     }
@@ -78,6 +82,37 @@ pub(super) fn measure_server(
         None => Run::Figures(figures),
         Some(noise) => Run::Noisy(figures, noise),
     })
+}
+
+/// What looking for the peak came to.
+enum Peak {
+    /// Right answers a second, and what disturbed the search.
+    Rate(f64, Option<String>),
+    /// Not to be believed, and the machine is not to blame.
+    Void(String),
+}
+
+/// The highest rate of closed loops with half the window, the window and twice as much: one alone may be
+/// too short to keep the server busy, or so long that it loses.
+fn measure_peak(plan: &Plan, window: usize, cores: &Cores) -> Result<Peak, SideError> {
+    let (mut peak, mut noise) = (0.0_f64, None);
+    for window in [(window / 2).max(1), window, 2 * window] {
+        let plan = Plan {
+            mode: Mode::Closed { window },
+            duration: plan.duration.mul_f64(PEAK_SHARE),
+            connections: plan.connections.map(|count| count.min(window)),
+            ..plan.clone()
+        };
+        let report = run(&plan, cores)?;
+        match &report.void {
+            // The rate is that of the right answers.
+            None | Some(Void::Lost(_)) => {}
+            Some(void) if is_noise(void) => noise = Some(format!("peak: {void}")),
+            Some(void) => return Ok(Peak::Void(format!("peak: {void}"))),
+        }
+        peak = peak.max(report.rate);
+    }
+    Ok(Peak::Rate(peak, noise))
 }
 
 /// Whether the machine (or the client on it) is to blame rather than the server.

@@ -139,8 +139,8 @@ pub struct Load {
     /// Requests per second of an open loop; closed when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
-    /// Open loop at this multiple of the peak, which is measured with the closed loop just before. The
-    /// figures `peak_rate` and `share_of_peak` come with it.
+    /// Open loop at this multiple of the peak, which is measured just before: the best of closed loops
+    /// with half the window, the window and twice as much. The figures `peak_rate` and `share_of_peak` come with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub times_peak: Option<f64>,
     /// Seconds after which a request is lost; default 1.
