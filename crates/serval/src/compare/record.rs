@@ -44,7 +44,7 @@ pub struct Record {
     pub meets_aim: Option<bool>,
     /// Why there is no verdict, or the row is void.
     pub reason: Option<String>,
-    /// The pairs' values.
+    /// The pairs' values; none of a void row.
     pub value: Option<Summary>,
     /// All of that as texts.
     pub shown: Shown,
@@ -91,15 +91,17 @@ impl Record {
         verdict: Verdict,
         reason: Option<String>,
     ) -> Self {
-        let value = Summary::of(&pairs.values());
+        // What is void publishes nothing but its reason; the pairs stay for whoever looks for it.
+        let kept = if verdict == Verdict::Void { &[][..] } else { &pairs.kept[..] };
+        let value = Summary::of(&kept.iter().map(|pair| pair.value).collect::<Vec<_>>());
         let claim = row.claim();
         let side = |spec: &SideSpec, figures: Vec<&Figures>| {
             let mut spec = spec.clone();
             spec.load = row.load_on(&spec).cloned().filter(|_| spec.server.is_some());
             SideRecord { spec, figures: medians(&figures) }
         };
-        let a = side(&row.a, pairs.kept.iter().map(|pair| &pair.a).collect());
-        let bs = || pairs.kept.iter().filter_map(|pair| pair.b.as_ref()).collect();
+        let a = side(&row.a, kept.iter().map(|pair| &pair.a).collect());
+        let bs = || kept.iter().filter_map(|pair| pair.b.as_ref()).collect();
         let b = row.b.as_ref().map(|b| side(b, bs()));
         let style = Style { metric: &row.metric, combine: row.combine(), better: claim.better };
         let figures = |side: &SideRecord| {
