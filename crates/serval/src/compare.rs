@@ -41,6 +41,10 @@ use statistics::Summary;
 use suite::{Row, SideSpec, Timing};
 use verdict::{PAIRS_MIN, Verdict};
 
+/// Shorter loads say nothing for sure.
+const DURATION_MIN_S: f64 = 2.0;
+/// Shorter warm-ups leave cold caches and first turns in the measurement.
+const WARMUP_MIN_S: f64 = 0.5;
 /// Longest time of a program.
 const PROGRAM_MAX: Duration = Duration::from_secs(120);
 
@@ -285,6 +289,13 @@ fn judge(
     };
     if !schedule.guard {
         let what = "not guarded against noise: this proves nothing".to_owned();
+        return (Verdict::NoVerdict, Some(what));
+    }
+    let loaded = std::iter::once(&row.a).chain(&row.b).any(|side| side.server.is_some());
+    if loaded && (schedule.duration_s < DURATION_MIN_S || schedule.warmup_s < WARMUP_MIN_S) {
+        let what = format!(
+            "loads of less than {DURATION_MIN_S} s after {WARMUP_MIN_S} s of warm-up prove nothing"
+        );
         return (Verdict::NoVerdict, Some(what));
     }
     let verdict = row.claim().judge(&summary);
