@@ -35,6 +35,8 @@ struct Row {
     name: String,
     what: String,
     result: Option<Json>,
+    /// What the result was measured for that the suite does not say any more.
+    stale: Option<&'static str>,
 }
 
 /// Writes the page.
@@ -69,7 +71,13 @@ fn page() -> Result<String, Findings> {
         let stray = |name: &String| format!("{RESULTS}/{name}.json: {SUITE} has no such row");
         return Err(results.keys().map(stray).collect());
     }
-    Ok(render(&rows))
+    let stale = |row: &Row| {
+        let what = row.stale?;
+        let name = &row.name;
+        Some(format!("{RESULTS}/{name}.json: measured for another row ({what}): measure again"))
+    };
+    let stale: Findings = rows.iter().filter_map(stale).collect();
+    if stale.is_empty() { Ok(render(&rows)) } else { Err(stale) }
 }
 
 /// The results by name.
@@ -105,9 +113,30 @@ fn rows(suite: &str, results: &mut HashMap<String, Json>) -> Result<Vec<Row>, St
             let text = |key: &str| row.get(key).and_then(toml::Value::as_str).map(str::to_owned);
             let name = text("name").ok_or("a row has no name")?;
             let what = text("what").ok_or_else(|| format!("row {name} does not say what it is"))?;
-            Ok(Row { result: results.remove(&name), name, what })
+            let result = results.remove(&name);
+            let stale = result.as_ref().and_then(|result| stale(row, result));
+            Ok(Row { result, name, what, stale })
         })
         .collect()
+}
+
+/// In what a result differs from the suite's row, if it was measured for another one.
+fn stale(row: &toml::Value, result: &Json) -> Option<&'static str> {
+    let number = |key: &str| {
+        let value = row.get(key)?;
+        value.as_float().or_else(|| value.as_integer().map(|whole| whole as f64))
+    };
+    let command = |side: &str, key: &str| row.get(side)?.get(key)?.as_str();
+    let sides = [("a", "A's command"), ("b", "B's command")];
+    let mut commands = sides.into_iter().filter(|(side, _)| {
+        ["server", "program"]
+            .into_iter()
+            .any(|key| command(side, key) != result[side][key].as_str())
+    });
+    ["must", "aim"]
+        .into_iter()
+        .find(|key| number(key) != result[*key].as_f64())
+        .or_else(|| commands.next().map(|(_, what)| what))
 }
 
 fn render(rows: &[Row]) -> String {
@@ -347,6 +376,33 @@ Medians over the pairs; CPU and busy times are per message.
 - A Processor, 2 cores, Linux 6.1; commit 0123456789ab with changes; 2026-03-01T12:00:00Z
 ";
         assert_eq!(body, expected);
+    }
+
+    #[test]
+    fn results_of_another_row_are_found() {
+        let suite = r#"
+            [[row]]
+            name = "echo"
+            what = "w"
+            must = 1
+            a = { server = "serval serve x" }
+            b = { program = "echo" }
+        "#;
+        let good = json!({
+            "must": 1.0, "aim": null, "a": { "server": "serval serve x" },
+            "b": { "program": "echo" },
+        });
+        let stale = |key: &str, value: Json| {
+            let mut result = good.clone();
+            result[key] = value;
+            rows(suite, &mut HashMap::from([("echo".to_owned(), result)])).unwrap()[0].stale
+        };
+        assert_eq!(stale("must", json!(1.0)), None);
+        assert_eq!(stale("must", json!(0.9)), Some("must"));
+        assert_eq!(stale("must", json!(null)), Some("must"));
+        assert_eq!(stale("aim", json!(2.0)), Some("aim"));
+        assert_eq!(stale("a", json!({ "server": "serval serve y" })), Some("A's command"));
+        assert_eq!(stale("b", json!(null)), Some("B's command"));
     }
 
     #[test]
