@@ -304,7 +304,18 @@ fn judge(
     (verdict, reason)
 }
 
-/// Measures rows of a suite in their order. A row whose needs did not pass is void and not measured.
+/// Whether what a row needs is there: its median is good enough. A state of the machine comes and goes
+/// for minutes, so that the whole of its interval would hardly ever be.
+fn is_met(record: &Record) -> bool {
+    let Some(value) = &record.value else { return false };
+    record.verdict.is_good()
+        || record.must.is_some_and(|must| match record.better {
+            suite::Better::Higher => value.median >= must,
+            suite::Better::Lower => value.median <= must,
+        })
+}
+
+/// Measures rows of a suite in their order. A row whose needs are not met is void and not measured.
 ///
 /// `each` gets every record as it is made; `watch` is told a row's name and the pairs kept and discarded.
 pub fn measure_suite(
@@ -315,14 +326,11 @@ pub fn measure_suite(
     watch: &mut dyn FnMut(&Row, usize, usize),
     each: &mut dyn FnMut(&Record) -> Result<(), SideError>,
 ) -> Result<Vec<Record>, SideError> {
-    let mut verdicts: HashMap<&str, Verdict> = HashMap::new();
+    let mut met: HashMap<&str, bool> = HashMap::new();
     let mut records = Vec::new();
     for &row in rows {
         let schedule = schedule(row);
-        let unmet = row
-            .needs
-            .iter()
-            .find(|need| verdicts.get(need.as_str()).is_none_or(|verdict| !verdict.is_good()));
+        let unmet = row.needs.iter().find(|need| !met.get(need.as_str()).is_some_and(|met| *met));
         let record = match unmet {
             Some(need) => {
                 let reason = format!("it needs {need}, which did not pass");
@@ -333,7 +341,7 @@ pub fn measure_suite(
                 watch(row, kept, discarded);
             })?,
         };
-        verdicts.insert(&row.name, record.verdict);
+        met.insert(&row.name, is_met(&record));
         each(&record)?;
         records.push(record);
     }
