@@ -310,8 +310,8 @@ fn is_met(record: &Record) -> bool {
     let Some(value) = &record.value else { return false };
     record.verdict.is_good()
         || record.must.is_some_and(|must| match record.better {
-            suite::Better::Higher => value.median >= must,
-            suite::Better::Lower => value.median <= must,
+            verdict::Better::Higher => value.median >= must,
+            verdict::Better::Lower => value.median <= must,
         })
 }
 
