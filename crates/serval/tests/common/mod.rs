@@ -1,12 +1,13 @@
 //! What the integration tests share: a server on free loopback ports, and clients that check.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod crowd;
 pub(crate) mod faces;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, Service, Topology,
 };
+use serde_json::Value as Json;
 use serval::server::Server;
 use wire::DropReason;
 use wire::framing::Framing;
@@ -269,12 +271,14 @@ pub(crate) fn free_port() -> u16 {
     panic!("no free port below {end}");
 }
 
-/// `serval serve` in a process of its own, ready for clients.
+/// `serval serve --json` in a process of its own, ready for clients.
 pub(crate) struct Served {
     pub(crate) process: Peer,
-    /// By service: its addresses, in the order of the configuration.
+    /// By service: its addresses, in the order of the configuration; paths of shared memory left out.
     pub(crate) services: Vec<Vec<SocketAddr>>,
     pub(crate) metrics: SocketAddr,
+    output: BufReader<ChildStdout>,
+    log: PathBuf,
 }
 
 impl Served {
@@ -286,32 +290,37 @@ impl Served {
             "schema = 1\n[engine]\nmetrics = \"127.0.0.1:0\"\ncontrol = \"\"\n{engine}\n{config}"
         );
         std::fs::write(&file, text).unwrap();
-        let log = std::fs::File::create(file.with_extension("log")).unwrap();
+        let log = file.with_extension("log");
+        let errors = std::fs::File::create(&log).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
-        command.arg("serve").arg(&file).stdout(Stdio::piped()).stderr(log);
+        command.args(["serve", "--json"]).arg(&file).stdout(Stdio::piped()).stderr(errors);
         let mut process = Peer::start(&mut command, "cargo builds it");
         let mut line = String::new();
         let mut output = BufReader::new(process.0.stdout.take().unwrap());
         output.read_line(&mut line).unwrap();
-        let ready = line.trim_end().strip_prefix("ready: ").unwrap_or_else(|| {
-            let log = std::fs::read_to_string(file.with_extension("log"));
-            panic!("not ready: {line:?}\n{}", log.unwrap_or_default())
+        let ready: Json = serde_json::from_str(&line).unwrap_or_else(|_| {
+            panic!("not ready: {line:?}\n{}", std::fs::read_to_string(&log).unwrap_or_default())
         });
-        let mut services = Vec::new();
-        let mut metrics = None;
-        for part in ready.split("; ") {
-            let (name, urls) = part.split_once(' ').unwrap();
-            let address = |url: &str| {
-                let authority = url.split_once("://").unwrap().1;
-                authority.split('/').next().unwrap().parse().unwrap()
-            };
-            let addresses: Vec<SocketAddr> = urls.split(' ').map(address).collect();
-            match name {
-                "metrics" => metrics = Some(addresses[0]),
-                _ => services.push(addresses),
-            }
-        }
-        Self { process, services, metrics: metrics.expect("the configuration asks for it") }
+        let address = |url: &Json| {
+            let authority = url.as_str()?.split_once("://")?.1;
+            authority.split('/').next()?.parse().ok()
+        };
+        let listens = |service: &Json| {
+            service["listen"].as_array().unwrap().iter().filter_map(address).collect()
+        };
+        let services = ready["services"].as_array().unwrap().iter().map(listens).collect();
+        let metrics = address(&ready["metrics"]).expect("the configuration asks for it");
+        Self { process, services, metrics, output, log }
+    }
+
+    /// What it has logged so far.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// What the host kernel knows about the process.
+    pub(crate) fn usage(&self) -> Usage {
+        Usage::of(self.process.0.id())
     }
 
     /// The value of a metric as it stands on the page, such as
@@ -343,13 +352,50 @@ impl Served {
     }
 
     /// Asks the process to drain; its exit code.
-    pub(crate) fn drain(mut self) -> i32 {
+    pub(crate) fn drain(self) -> i32 {
+        self.finish().0
+    }
+
+    /// Asks the process to drain; its exit code and its last words.
+    pub(crate) fn finish(mut self) -> (i32, Json) {
         self.process.signal("TERM");
         let mut code = None;
         eventually("the process ends", || {
             code = self.process.0.try_wait().unwrap();
             code.is_some()
         });
-        code.unwrap().code().expect("an exit code, not a signal")
+        let mut last = String::new();
+        self.output.read_to_string(&mut last).unwrap();
+        let last = serde_json::from_str(&last).unwrap_or_else(|e| panic!("{e}: {last:?}"));
+        (code.unwrap().code().expect("an exit code, not a signal"), last)
+    }
+}
+
+/// What a process uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub(crate) resident_bytes: u64,
+    pub(crate) descriptors: u64,
+    pub(crate) threads: u64,
+    pub(crate) cpu_ticks: u64,
+}
+
+impl Usage {
+    pub(crate) fn of(process: u32) -> Self {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let field = |name: &str| -> u64 {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+        // Behind the program's name, which may hold spaces; proc(5) counts the fields from 1.
+        let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+        let ticks = |number: usize| fields[number - 3].parse::<u64>().unwrap();
+        Self {
+            resident_bytes: field("VmRSS:") << 10,
+            descriptors: std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().count() as u64,
+            threads: field("Threads:"),
+            cpu_ticks: ticks(14) + ticks(15),
+        }
     }
 }
