@@ -242,9 +242,11 @@ pub fn measure(
     };
     let plan = Plan {
         pairs: schedule.pairs,
-        // As many as are kept, and a few where few are kept.
-        discards_max: schedule.pairs + 2,
+        // As many as are kept, and a few where few are kept; a state of the machine comes and goes.
+        discards_max: if row.state.is_some() { 4 * schedule.pairs } else { schedule.pairs + 2 },
         guard: schedule.guard,
+        state: row.state,
+        metric: row.metric.clone(),
         combine: row.combine(),
         better: row.better(),
         figure: [figure(Some(&row.a)), figure(row.b.as_ref())],

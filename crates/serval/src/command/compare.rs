@@ -22,7 +22,7 @@ Measures two servers side by side: interleaved pairs, who is first alternates, e
 the same core and started anew for every measurement, the client on the other core. The result is
 the median of the pairs' ratios and the interval in which it lies (95 % or more, exact). A ratio
 above 1 means that A is better, for rates and for latencies alike. Pairs during which the machine
-itself got faster or slower are discarded and repeated.
+itself got faster or slower, or its cores moved apart, are discarded and repeated.
 
 A server prints a line that starts with `ready` and holds its URL, serves until SIGTERM, and ends
 with a line of JSON (messages, busy_ns, cpu_ns), as `serval serve --json` does. A program
@@ -206,6 +206,7 @@ impl Options {
             must: self.threshold,
             aim: None,
             needs: Vec::new(),
+            state: None,
             timing: self.timing(),
             load: Some(Load {
                 url: self.url.clone(),

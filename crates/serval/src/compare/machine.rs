@@ -17,7 +17,8 @@ pub struct Machine {
     pub host_kernel: String,
     /// Frequency governor of the first core.
     pub governor: String,
-    /// Commit of the checkout in the current folder.
+    /// Commit of the checkout in the current folder; where there is none, what `SERVAL_COMMIT` says that
+    /// the programs were built from.
     pub commit: String,
     /// Whether the checkout differs from it, results apart.
     pub dirty: bool,
@@ -36,7 +37,9 @@ impl Machine {
             cores: sys::affinity::allowed_cores().map_or(1, |cores| cores.len()),
             host_kernel: sys::probe::host_kernel_release(),
             governor: fs::read_to_string(governor).unwrap_or_default().trim().to_owned(),
-            commit: git(&["rev-parse", "HEAD"]).unwrap_or_default(),
+            commit: git(&["rev-parse", "HEAD"])
+                .or_else(|| std::env::var("SERVAL_COMMIT").ok())
+                .unwrap_or_default(),
             dirty: git(&["status", "--porcelain", "--", ".", ":!docs"])
                 .is_some_and(|changes| !changes.is_empty()),
             date: date(),

@@ -1,7 +1,8 @@
 //! Interleaved pairs: A and B measured in turn, each pair guarded by a calibration before and after.
 //!
 //! Who is first alternates, so that what one leaves behind (a warm cache, a busy host) meets both. A pair
-//! is discarded and measured again when the machine moved under it or disturbed a measurement. That is
+//! is discarded and measured again when the machine moved under it or disturbed a measurement, or was in
+//! another state than the plan is about; what the pair came to is said with the reason then. That is
 //! bounded: a machine that keeps moving proves nothing, and says so. A measurement that is void for any
 //! other reason (wrong or missing answers) ends everything: repeating it until it looks well proves nothing.
 
@@ -9,7 +10,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::calibration::Calibration;
+use super::calibration::{Calibration, State};
+use super::show::Style;
 use super::verdict::{Better, Combine};
 
 /// The figures of one measurement by name; times in nanoseconds (`p50_ns`), `rate` per second.
@@ -57,6 +59,10 @@ pub struct Plan {
     pub discards_max: usize,
     /// Whether what the machine disturbed is discarded. Without, pairs prove nothing.
     pub guard: bool,
+    /// The only state of the machine in which pairs count; any, if there is none.
+    pub state: Option<State>,
+    /// What is compared, for texts.
+    pub metric: String,
     /// How two figures become a value.
     pub combine: Combine,
     /// Which way the figure improves.
@@ -159,7 +165,7 @@ fn pair<B: Bench>(
     }
     let after = bench.calibrate().map_err(PairsError::Side)?;
     if let Some(moved) = before.moved(&after).filter(|_| plan.guard) {
-        return Ok(Err(format!("the {} moved by {:.0} %", moved.figure, 100.0 * moved.share)));
+        return Ok(Err(moved.to_string()));
     }
     let figure = |side: Side| {
         let Some(figures) = &found[side as usize] else { return Ok(None) };
@@ -174,6 +180,13 @@ fn pair<B: Bench>(
     let Some(value) = plan.combine.value(plan.better, a, b) else {
         return Ok(Err(format!("no value from {a} and {b:?}")));
     };
+    let state = after.state();
+    if plan.guard && plan.state.is_some_and(|wanted| wanted != state) {
+        let way = after.ping_pong_ns.map_or_else(String::new, |ns| format!(" ({ns:.0} ns)"));
+        let better = plan.combine.better(plan.better);
+        let style = Style { metric: &plan.metric, combine: plan.combine, better };
+        return Ok(Err(format!("the machine was {state}{way}; it came to {}", style.value(value))));
+    }
     let [a, b] = found;
     let a = a.expect("A is always measured");
     Ok(Ok(Pair { first, value, a, b, before, after }))
@@ -191,6 +204,8 @@ mod tests {
     struct Scripted {
         /// Speed of the server's core at the n-th calibration; 100 afterwards.
         spins: Vec<f64>,
+        /// The way between the cores at the n-th calibration; 110 afterwards.
+        ways: Vec<f64>,
         calibrations: usize,
         /// Numbers of measurements that are void.
         void: Vec<usize>,
@@ -207,8 +222,9 @@ mod tests {
 
         fn calibrate(&mut self) -> Result<Calibration, String> {
             let spin = self.spins.get(self.calibrations).copied().unwrap_or(100.0);
+            let way = self.ways.get(self.calibrations).copied().unwrap_or(110.0);
             self.calibrations += 1;
-            Ok(Calibration { server_spin_ns: spin, ..QUIET })
+            Ok(Calibration { server_spin_ns: spin, ping_pong_ns: Some(way), ..QUIET })
         }
 
         fn measure(&mut self, side: Side) -> Result<Run, String> {
@@ -235,7 +251,17 @@ mod tests {
 
     fn plan(pairs: usize, combine: Combine) -> Plan {
         let figure = ["rate".to_owned(), "rate".to_owned()];
-        Plan { pairs, discards_max: pairs, guard: true, combine, better: Better::Higher, figure }
+        let (better, metric) = (Better::Higher, "rate".to_owned());
+        Plan {
+            pairs,
+            discards_max: pairs,
+            guard: true,
+            state: None,
+            metric,
+            combine,
+            better,
+            figure,
+        }
     }
 
     #[test]
@@ -260,6 +286,20 @@ mod tests {
         assert!(pairs.discarded[0].contains("server's core moved by 11 %"), "{pairs:?}");
         // The pair is repeated with the same side first, so that both are first equally often.
         assert_eq!(bench.measured[2..6], [Side::B, Side::A, Side::B, Side::A]);
+    }
+
+    #[test]
+    fn a_pair_counts_in_one_state_and_in_the_one_that_is_asked_for() {
+        let ways = vec![110.0, 470.0, 470.0, 480.0, 90.0, 110.0];
+        let mut bench = Scripted { ways: ways.clone(), ..Scripted::default() };
+        let any = measure(&mut bench, &plan(2, Combine::Alone)).unwrap();
+        assert_eq!((any.kept.len(), bench.calibrations), (2, 6));
+        assert_eq!(any.discarded, ["the cores moved from near to far"]);
+        let near = Plan { state: Some(State::Near), ..plan(2, Combine::Alone) };
+        let near = measure(&mut Scripted { ways, ..Scripted::default() }, &near).unwrap();
+        assert_eq!(near.kept.len(), 2);
+        assert!(near.kept.iter().all(|pair| pair.after.state() == State::Near));
+        assert_eq!(near.discarded[1], "the machine was far (480 ns); it came to 300 /s");
     }
 
     #[test]

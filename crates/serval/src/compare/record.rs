@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::Value as Json;
 
+use super::calibration::State;
 use super::machine::Machine;
 use super::pairs::{Figures, Pair, Pairs};
 use super::show::{self, Shown, Style};
@@ -60,7 +61,7 @@ pub struct Record {
     pub schedule: Schedule,
     /// Where the sides and the client ran.
     pub cores: Cores,
-    /// `near`, `far` or `one core`: how the cores lay to each other in the last pair.
+    /// `near`, `far` or `one core`, or in how many pairs which: how the cores lay to each other.
     pub state: String,
     /// The median round trip of a cache line between the cores in nanoseconds.
     pub ping_pong_ns: Option<f64>,
@@ -134,7 +135,7 @@ impl Record {
             shown,
             a,
             b,
-            state: pairs.kept.last().map(|pair| pair.after.state()).unwrap_or_default().to_owned(),
+            state: states(&pairs.kept),
             ping_pong_ns: Summary::of(&ping_pongs.collect::<Vec<_>>()).map(|all| all.median),
             discarded: pairs.discarded,
             pairs: pairs.kept,
@@ -159,6 +160,18 @@ impl Record {
         std::fs::write(&beside, format!("{:#}\n", self.json()))?;
         std::fs::rename(&beside, &path)?;
         Ok(path)
+    }
+}
+
+/// `near`, `far`, or how many pairs of each.
+fn states(pairs: &[Pair]) -> String {
+    let states = [State::OneCore, State::Near, State::Far];
+    let count = |state| pairs.iter().filter(|pair| pair.after.state() == state).count();
+    let seen: Vec<_> =
+        states.map(|state| (state, count(state))).into_iter().filter(|s| s.1 > 0).collect();
+    match &seen[..] {
+        [(state, _)] => state.to_string(),
+        _ => seen.iter().map(|(state, n)| format!("{state} in {n}")).collect::<Vec<_>>().join(", "),
     }
 }
 

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use wire::framing::Framing;
 
+use super::calibration::State;
 use super::verdict::{Better, Claim, Combine};
 use crate::bench::{Class, Work};
 
@@ -67,6 +68,9 @@ pub struct Row {
     /// Rows without which this one proves nothing: they must pass.
     #[serde(default)]
     pub needs: Vec<String>,
+    /// The state of the machine in which pairs count; any, if it says none. For figures that are little more than
+    /// the way between two cores: elsewhere the figure is another one.
+    pub state: Option<State>,
     /// How long and how often.
     #[serde(default)]
     pub timing: Timing,
