@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #define SERVAL_HANDSHAKE_MAGIC 5571881007492253011ull
-#define SERVAL_HANDSHAKE_VERSION 1u
+#define SERVAL_HANDSHAKE_VERSION 2u
 #define SERVAL_HANDSHAKE_HELLO_BYTES 24u
 #define SERVAL_HANDSHAKE_ANSWER_BYTES 32u
 #define SERVAL_HANDSHAKE_ANSWER_BYTES_MAX 512u
@@ -34,17 +34,19 @@
     X(18, "reply_memory") \
     X(19, "send_failed") \
     X(20, "mqueue_dead") \
-    X(21, "handover_full") \
-    X(22, "draining") \
-    X(23, "drain_timeout") \
-    X(24, "stale_token") \
-    X(25, "bad_message") \
-    X(26, "unwanted_reply") \
-    X(27, "consumed_drop") \
-    X(28, "backend_late") \
-    X(29, "backend_protocol") \
-    X(30, "backend_unasked") \
-    X(31, "backend_too_long") \
-    X(32, "backend_no_credit") \
+    X(21, "accelerator_lost") \
+    X(22, "accelerator_stalled") \
+    X(23, "handover_full") \
+    X(24, "draining") \
+    X(25, "drain_timeout") \
+    X(26, "stale_token") \
+    X(27, "bad_message") \
+    X(28, "unwanted_reply") \
+    X(29, "consumed_drop") \
+    X(30, "backend_late") \
+    X(31, "backend_protocol") \
+    X(32, "backend_unasked") \
+    X(33, "backend_too_long") \
+    X(34, "backend_no_credit") \
 
 #endif

@@ -22,6 +22,15 @@ pub trait Blocks: Send {
         false
     }
 
+    /// Whether somebody runs the blocks. If not, requests find no accelerator until the worker is told
+    /// that their life began; see [`crate::LifeNews`].
+    fn present(&self) -> bool {
+        true
+    }
+
+    /// The worker found impossible words in the rings of a block: it looks at them no more.
+    fn condemn(&mut self, _block: u32) {}
+
     /// Blocks that ended or hang since the last call, with their [`mqueue::abi::reason`].
     fn ended(&mut self, into: &mut Vec<(u32, u64)>);
 }

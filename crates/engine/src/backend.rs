@@ -17,6 +17,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::ops::Range;
 
 use mqueue::abi::{self, status};
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, RingError};
@@ -79,6 +80,13 @@ impl ClientMqueue {
             key: stream_key(),
             datagram: DatagramState::Closed,
         }
+    }
+
+    /// Takes the rings of the accelerator's next life; nothing of the last one is left.
+    pub(crate) fn renew(&mut self, rx: Producer<MappedMemory>, tx: Consumer<MappedMemory>) {
+        (self.rx, self.tx) = (rx, tx);
+        (self.rang, self.alive) = (false, true);
+        (self.in_flight, self.blocked_since_ns) = (0, 0);
     }
 
     /// Marks the RX ring as rung; whether it already was.
@@ -572,6 +580,23 @@ impl Lane {
                 self.counters.backend_timeouts.one();
                 self.answer(client as u32, tag, status::TIMEOUT, &[]);
             }
+        }
+    }
+
+    /// The blocks behind these client mqueues are gone: answers to what they asked keep their places
+    /// and find nobody.
+    pub(crate) fn abandon_clients<N: Nic>(&mut self, nic: &mut N, clients: Range<u32>) {
+        for entry in &mut self.clients[clients.start as usize..clients.end as usize] {
+            entry.alive = false;
+            entry.in_flight = 0;
+            if !matches!(entry.datagram, DatagramState::Closed) {
+                nic.close(entry.key, Close::Reset);
+                entry.datagram = DatagramState::Closed;
+            }
+        }
+        let connections = self.backends.iter_mut().flat_map(|pool| &mut pool.connections);
+        for place in connections.flat_map(|connection| &mut connection.places) {
+            place.given_up |= clients.contains(&place.client);
         }
     }
 

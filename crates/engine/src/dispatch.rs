@@ -66,6 +66,10 @@ pub(crate) trait Credit {
     fn count(&self) -> u32;
     /// Requests that the mqueue still takes; `None` when it is dead.
     fn credit(&self, mqueue: u32) -> Option<u32>;
+    /// Whether a dead mqueue is one whose accelerator is not there.
+    fn absent(&self, _mqueue: u32) -> bool {
+        false
+    }
     /// Requests under way on it.
     fn outstanding(&self, mqueue: u32) -> u32;
     /// The other worker that last told of the most credit for this service, if any.
@@ -134,6 +138,7 @@ impl Dispatcher {
     #[inline]
     pub(crate) fn check(&self, mqueue: u32, mqueues: &impl Credit) -> Route {
         match mqueues.credit(mqueue) {
+            None if mqueues.absent(mqueue) => Route::Shed(DropReason::NoAccelerator),
             None => Route::Shed(DropReason::MqueueDead),
             Some(0) => Route::Shed(DropReason::NoCredit),
             Some(_) => Route::Local(mqueue),
@@ -199,6 +204,9 @@ mod tests {
         fn credit(&self, mqueue: u32) -> Option<u32> {
             self.0[mqueue as usize]
         }
+        fn absent(&self, mqueue: u32) -> bool {
+            mqueue == 3
+        }
         fn outstanding(&self, mqueue: u32) -> u32 {
             10 - self.0[mqueue as usize].unwrap_or(0)
         }
@@ -251,6 +259,16 @@ mod tests {
         assert_eq!(d.route(b"", flow(1), &dead), Route::Shed(DropReason::NoAccelerator));
         let other = Table(vec![Some(0); 4], Some(2));
         assert_eq!(d.route(b"", flow(1), &other), Route::AnyOf { worker: 2 });
+    }
+
+    #[test]
+    fn a_certain_mqueue_may_be_dead_or_absent() {
+        let d = dispatcher(Dispatch::FlowHash, 1, 4);
+        let table = Table(vec![Some(1), Some(0), None, None], None);
+        assert_eq!(d.check(0, &table), Route::Local(0));
+        assert_eq!(d.check(1, &table), Route::Shed(DropReason::NoCredit));
+        assert_eq!(d.check(2, &table), Route::Shed(DropReason::MqueueDead));
+        assert_eq!(d.check(3, &table), Route::Shed(DropReason::NoAccelerator));
     }
 
     #[test]

@@ -26,6 +26,7 @@ use wire::framing::Expects;
 use wire::nic::PortIndex;
 use wire::session::Origin;
 
+use crate::lives::LifeNews;
 use crate::memory_port::MemoryClient;
 use crate::topology::{Service, Topology};
 
@@ -295,14 +296,16 @@ struct Seat<S> {
     connections: AtomicUsize,
     mail_waiting: AtomicBool,
     mail: Mutex<Vec<Accepted<S>>>,
-    memory_mail: Mutex<Vec<MemoryMail>>,
+    control_mail: Mutex<Vec<ControlMail>>,
 }
 
-/// What the control side tells a worker about shared-memory clients.
-pub(crate) enum MemoryMail {
-    /// A new client of this worker.
+/// What the control side tells a worker.
+pub(crate) enum ControlMail {
+    /// About an accelerator whose blocks run elsewhere.
+    Life(Box<LifeNews>),
+    /// A new shared-memory client of this worker.
     Joined(Box<MemoryClient>),
-    /// The client with this id is gone.
+    /// The shared-memory client with this id is gone.
     Left(u64),
 }
 
@@ -323,7 +326,7 @@ impl<S> Fabric<S> {
             connections: AtomicUsize::new(0),
             mail_waiting: AtomicBool::new(false),
             mail: Mutex::default(),
-            memory_mail: Mutex::default(),
+            control_mail: Mutex::default(),
         };
         let seats = wakers.into_iter().map(seat).collect();
         Arc::new(Self { seats, credit, services, settled: AtomicUsize::new(0) })
@@ -416,25 +419,30 @@ impl<S> Fabric<S> {
 
     /// Gives a shared-memory client to the worker it was seated with.
     pub fn admit(&self, worker: u16, client: MemoryClient) {
-        self.tell(worker, MemoryMail::Joined(Box::new(client)));
+        self.tell(worker, ControlMail::Joined(Box::new(client)));
     }
 
     /// Tells a worker that a shared-memory client's process is gone.
     pub fn dismiss(&self, worker: u16, id: u64) {
-        self.tell(worker, MemoryMail::Left(id));
+        self.tell(worker, ControlMail::Left(id));
     }
 
-    fn tell(&self, worker: u16, mail: MemoryMail) {
+    /// Tells a worker about the life of an accelerator.
+    pub fn tell_life(&self, worker: u16, news: LifeNews) {
+        self.tell(worker, ControlMail::Life(Box::new(news)));
+    }
+
+    fn tell(&self, worker: u16, mail: ControlMail) {
         let seat = &self.seats[worker as usize];
-        seat.memory_mail.lock().expect("nothing panics with the lock held").push(mail);
+        seat.control_mail.lock().expect("nothing panics with the lock held").push(mail);
         seat.mail_waiting.store(true, Ordering::Release);
         (seat.wake)();
     }
 
-    /// Takes the news about shared-memory clients for `worker`, in order.
-    pub(crate) fn collect_memory_mail(&self, worker: u16) -> Vec<MemoryMail> {
+    /// Takes what the control side told `worker`, in order.
+    pub(crate) fn collect_control_mail(&self, worker: u16) -> Vec<ControlMail> {
         let seat = &self.seats[worker as usize];
-        std::mem::take(&mut *seat.memory_mail.lock().expect("nothing panics with the lock held"))
+        std::mem::take(&mut *seat.control_mail.lock().expect("nothing panics with the lock held"))
     }
 
     /// Whether [`Self::collect`] would find something.

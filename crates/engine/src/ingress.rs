@@ -322,7 +322,7 @@ impl<N: Nic> Worker<N> {
         for accepted in self.fabric.collect(self.index) {
             self.adopt_connection(accepted);
         }
-        self.collect_memory_clients();
+        self.collect_control_mail();
     }
 
     fn adopt_connection(&mut self, accepted: Accepted<N::Socket>) {

@@ -1,10 +1,12 @@
 //! A lane: one worker's share of one service. Its mqueues, tokens, dispatcher and counters.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, abi};
 use wire::DropReason;
 use wire::framing::Framing;
+use wire::nic::Nic;
 use wire::session::{Request, Sessions, Token};
 
 use crate::accelerator::Blocks;
@@ -55,6 +57,8 @@ pub(crate) struct Load {
     /// Requests under way.
     outstanding: u32,
     pub(crate) alive: bool,
+    /// Not alive because nobody runs its block: an accelerator that has not attached, or is gone.
+    absent: bool,
     /// In the attachment's list of mqueues whose RX ring got messages.
     rang: bool,
     /// The oldest message in the RX ring waits longer than the service allows.
@@ -66,7 +70,14 @@ pub(crate) struct Load {
 
 impl Default for Load {
     fn default() -> Self {
-        Self { outstanding: 0, alive: true, rang: false, late: false, full_from: NOT_FULL }
+        Self {
+            outstanding: 0,
+            alive: true,
+            absent: false,
+            rang: false,
+            late: false,
+            full_from: NOT_FULL,
+        }
     }
 }
 
@@ -74,6 +85,11 @@ impl Default for Load {
 const NOT_FULL: u32 = u32::MAX;
 
 impl Load {
+    /// Of an mqueue whose block nobody runs.
+    fn absent() -> Self {
+        Self { alive: false, absent: true, ..Self::default() }
+    }
+
     /// Whether its RX ring has no room for a message of `len` bytes, as found out this turn.
     pub(crate) fn is_full_for(&self, len: usize) -> bool {
         len >= self.full_from as usize
@@ -137,7 +153,11 @@ impl Lane {
         let mut mqueues = Vec::new();
         let mut clients = Vec::new();
         let mut drives = Vec::new();
+        let mut loads = Vec::new();
         for (number, attachment) in attachments.into_iter().enumerate() {
+            let present = attachment.blocks.present();
+            let load = if present { Load::default() } else { Load::absent() };
+            loads.extend(attachment.ends.iter().map(|_| load));
             drives.push(Drive {
                 blocks: attachment.blocks,
                 rang: Vec::with_capacity(attachment.ends.len() * (1 + service.backends.len())),
@@ -191,7 +211,7 @@ impl Lane {
             follower: Follower::new(observed),
             sessions: Sessions::new(capacity, 1),
             dispatcher: Dispatcher::new(service.dispatch, owner, worker),
-            loads: vec![Load::default(); mqueues.len()],
+            loads,
             full: Vec::with_capacity(mqueues.len()),
             blocked: Vec::with_capacity(mqueues.len()),
             blocked_clients: Vec::with_capacity(clients.len()),
@@ -366,6 +386,53 @@ impl Lane {
         std::mem::replace(&mut self.loads[mqueue as usize].alive, false)
     }
 
+    /// The mqueues of one accelerator.
+    pub(crate) fn mqueues_of(&self, accelerator: usize) -> Range<u32> {
+        let next = self.drives.get(accelerator + 1).map(|drive| drive.first);
+        self.drives[accelerator].first..next.unwrap_or(self.mqueues.len() as u32)
+    }
+
+    /// Nobody runs the accelerator's blocks any more. Its requests have been ended, so nothing of this life
+    /// is under way, and what its mqueues ask of backends finds nobody.
+    pub(crate) fn retire<N: Nic>(&mut self, accelerator: usize, nic: &mut N) {
+        let mqueues = self.mqueues_of(accelerator);
+        for mqueue in mqueues.clone() {
+            self.loads[mqueue as usize] = Load::absent();
+        }
+        self.drives[accelerator].rang.clear();
+        self.unfollow_ended();
+        let backends = self.per_block - 1;
+        self.abandon_clients(nic, mqueues.start * backends..mqueues.end * backends);
+    }
+
+    /// The rings of an accelerator's next life take the place of those of the last one.
+    pub(crate) fn renew(&mut self, accelerator: usize, attachment: Attachment) {
+        let mqueues = self.mqueues_of(accelerator);
+        let backends = self.per_block - 1;
+        let Attachment { blocks, ends } = attachment;
+        assert_eq!(ends.len(), mqueues.len(), "every life has the same blocks");
+        for (mqueue, ends) in mqueues.zip(ends) {
+            let entry = &mut self.mqueues[mqueue as usize];
+            assert_eq!(entry.block, ends.block, "every life has the same blocks");
+            entry.tx_corrupt = false;
+            entry.consumed = ends.server.0.released();
+            (entry.rx, entry.tx) = ends.server;
+            for (client, (rx, tx)) in (mqueue * backends..).zip(ends.clients) {
+                self.clients[client as usize].renew(rx, tx);
+            }
+        }
+        let drive = &mut self.drives[accelerator];
+        drive.blocks = blocks;
+        drive.rang.clear();
+    }
+
+    /// The blocks of an accelerator run: its mqueues take requests.
+    pub(crate) fn revive(&mut self, accelerator: usize) {
+        for mqueue in self.mqueues_of(accelerator) {
+            self.loads[mqueue as usize] = Load::default();
+        }
+    }
+
     /// Requests that a dead mqueue of a reply-less service will never consume.
     pub(crate) fn abandon_unread(&mut self, mqueue: u32) -> u64 {
         u64::from(std::mem::take(&mut self.loads[mqueue as usize].outstanding))
@@ -426,6 +493,10 @@ impl Credit for Credits<'_> {
             return Some(0);
         }
         Some(self.slots.saturating_sub(load.outstanding))
+    }
+
+    fn absent(&self, mqueue: u32) -> bool {
+        self.loads[mqueue as usize].absent
     }
 
     #[inline]

@@ -9,6 +9,7 @@ mod egress;
 mod handover;
 mod ingress;
 mod lane;
+mod lives;
 mod memory_port;
 pub mod metrics;
 pub mod stages;
@@ -17,5 +18,6 @@ mod worker;
 
 pub use handover::Fabric;
 pub use lane::{Attachment, BlockEnds};
+pub use lives::LifeNews;
 pub use memory_port::{MemoryClient, MemoryPeer};
 pub use worker::{Worker, WorkerLinks, WorkerParts, worker_links};

@@ -28,7 +28,6 @@ use wire::framing::Expects;
 use wire::nic::Nic;
 use wire::session::Origin;
 
-use crate::handover::MemoryMail;
 use crate::ingress::{Arrival, Refusal};
 use crate::topology::Replies;
 use crate::worker::Worker;
@@ -269,26 +268,19 @@ enum Stop {
 }
 
 impl<N: Nic> Worker<N> {
-    /// Clients that the control side admitted or found gone.
-    pub(crate) fn collect_memory_clients(&mut self) {
-        for mail in self.fabric.collect_memory_mail(self.index) {
-            match mail {
-                MemoryMail::Joined(client) => self.adopt_memory_client(*client),
-                MemoryMail::Left(id) => {
-                    let of_id = |index: &&u32| {
-                        let entry = &self.memory.entries[**index as usize];
-                        entry.seated.as_ref().is_some_and(|s| s.client.id == id)
-                    };
-                    let found = self.memory.open.iter().find(of_id).copied();
-                    if let Some(index) = found {
-                        self.close_memory_client(index);
-                    }
-                }
-            }
+    /// The client with this id is gone.
+    pub(crate) fn dismiss_memory_client(&mut self, id: u64) {
+        let of_id = |index: &&u32| {
+            let entry = &self.memory.entries[**index as usize];
+            entry.seated.as_ref().is_some_and(|s| s.client.id == id)
+        };
+        let found = self.memory.open.iter().find(of_id).copied();
+        if let Some(index) = found {
+            self.close_memory_client(index);
         }
     }
 
-    fn adopt_memory_client(&mut self, client: MemoryClient) {
+    pub(crate) fn adopt_memory_client(&mut self, client: MemoryClient) {
         let lane = &self.lanes[client.service as usize];
         if self.draining {
             // Dropping its peer ends the connection.

@@ -506,7 +506,7 @@ impl<N: Nic> Worker<N> {
                         reason,
                         "a block ended; its mqueue is dead"
                     );
-                    self.kill_mqueue(lane, mqueue as u32);
+                    self.kill_mqueue(lane, mqueue as u32, DropReason::MqueueDead);
                 }
             }
             self.ended = ended;
@@ -519,22 +519,25 @@ impl<N: Nic> Worker<N> {
                     block = entry.block,
                     "an accelerator wrote impossible ring words; the mqueue is dead"
                 );
-                self.kill_mqueue(lane, mqueue as u32);
+                let (drive, block) = (usize::from(entry.attachment), entry.block);
+                self.lanes[lane].drives[drive].blocks.condemn(block);
+                self.kill_mqueue(lane, mqueue as u32, DropReason::MqueueDead);
             }
         }
     }
 
-    fn kill_mqueue(&mut self, lane: usize, mqueue: u32) {
+    /// The mqueue takes nothing more; its requests end for `reason`.
+    pub(crate) fn kill_mqueue(&mut self, lane: usize, mqueue: u32, reason: DropReason) {
         if !self.lanes[lane].kill(mqueue) {
             return;
         }
         while let Some(request) = self.lanes[lane].sessions.end_any_of(mqueue) {
-            self.drop_request(lane, &request.origin, request.expects, DropReason::MqueueDead);
+            self.drop_request(lane, &request.origin, request.expects, reason);
         }
         let lane = &mut self.lanes[lane];
         let unread = lane.abandon_unread(mqueue);
         if lane.replies == Replies::None {
-            lane.counters.drop_many(DropReason::MqueueDead, unread);
+            lane.counters.drop_many(reason, unread);
         }
     }
 

@@ -99,6 +99,10 @@ drop_reasons! {
     SendFailed = "send_failed", Request;
     /// The mqueue was declared dead: its ring words are impossible, or its block ended early.
     MqueueDead = "mqueue_dead", Request;
+    /// The accelerator's runtime ended while the request was with it.
+    AcceleratorLost = "accelerator_lost", Request;
+    /// The accelerator's runtime stood still for longer than `heartbeat_ms` while the request was with it.
+    AcceleratorStalled = "accelerator_stalled", Request;
     /// The worker-to-worker ring was full.
     HandoverFull = "handover_full", Request;
     /// The service is draining: no new request is accepted.

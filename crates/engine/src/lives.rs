@@ -1,0 +1,100 @@
+//! Lives: how an accelerator whose blocks run elsewhere goes and comes back while the ports stay open.
+//!
+//! A lane always has the rings of one life of each of its accelerators: of the one that runs, or of the next one. The
+//! control side, outside the workers, notices that a runtime is gone, makes the next life's region and
+//! lets a runtime have it; what that means to a worker comes as [`LifeNews`] through
+//! [`crate::Fabric::tell_life`], between two turns:
+//!
+//! ```text
+//!   absent ── Began ──▶ serving ── Ended ──▶ absent (old rings) ── Next ──▶ absent (new rings) ── Began ──▶ …
+//! ```
+//!
+//! *What ends with a life.* Replies that were published before the news are still forwarded; every other
+//! request under way ends for the reason given. Its token dies with it, so whoever writes into the old
+//! region, however late, reaches nobody: nobody reads those rings, and in the new ones an old token is
+//! stale. What its blocks asked of backends keeps its place in line and is thrown away when it comes.
+//!
+//! *Memory.* A worker drops its hold on the old region when it takes the next one. Whoever made a region
+//! holds it for longer than that, so that nothing is unmapped inside a turn.
+
+use wire::DropReason;
+use wire::nic::Nic;
+
+use crate::handover::ControlMail;
+use crate::lane::Attachment;
+use crate::topology::Replies;
+use crate::worker::Worker;
+
+/// What the control side tells a worker about one accelerator of one service, by their places in the
+/// topology: the service's number, and the accelerator's in the service's list.
+pub enum LifeNews {
+    /// The blocks run: requests may come.
+    Began {
+        /// The service.
+        service: u16,
+        /// The accelerator.
+        accelerator: u16,
+    },
+    /// Nobody runs the blocks any more.
+    Ended {
+        /// The service.
+        service: u16,
+        /// The accelerator.
+        accelerator: u16,
+        /// Why requests that are with it are lost.
+        reason: DropReason,
+    },
+    /// The rings of the next life, of the same blocks.
+    Next {
+        /// The service.
+        service: u16,
+        /// The accelerator.
+        accelerator: u16,
+        /// This worker's share; [`crate::accelerator::Blocks::present`] is not asked.
+        attachment: Attachment,
+    },
+}
+
+impl<N: Nic> Worker<N> {
+    /// Does what the control side asks for.
+    pub(crate) fn collect_control_mail(&mut self) {
+        for mail in self.fabric.collect_control_mail(self.index) {
+            match mail {
+                ControlMail::Joined(client) => self.adopt_memory_client(*client),
+                ControlMail::Left(id) => self.dismiss_memory_client(id),
+                ControlMail::Life(news) => self.live(*news),
+            }
+        }
+    }
+
+    fn live(&mut self, news: LifeNews) {
+        self.busy();
+        match news {
+            LifeNews::Began { service, accelerator } => {
+                self.lanes[usize::from(service)].revive(accelerator.into());
+            }
+            LifeNews::Next { service, accelerator, attachment } => {
+                self.lanes[usize::from(service)].renew(accelerator.into(), attachment);
+            }
+            LifeNews::Ended { service, accelerator, reason } => {
+                self.end_life(service.into(), accelerator.into(), reason);
+            }
+        }
+    }
+
+    fn end_life(&mut self, lane: usize, accelerator: usize, reason: DropReason) {
+        let mqueues = self.lanes[lane].mqueues_of(accelerator);
+        for mqueue in mqueues.clone() {
+            // What had been answered is answered.
+            self.gather_replies(lane, mqueue);
+        }
+        if self.lanes[lane].replies == Replies::None {
+            self.lanes[lane].count_consumed();
+        }
+        for mqueue in mqueues {
+            self.kill_mqueue(lane, mqueue, reason);
+        }
+        let Self { lanes, nic, .. } = self;
+        lanes[lane].retire(accelerator, nic);
+    }
+}
