@@ -15,6 +15,7 @@ use mqueue::memory::Ordering;
 use mqueue::{Consumer, Head, MappedMemory, Memory, Producer};
 use wire::framing::Framing;
 
+use crate::fault::Fault;
 use crate::message::{
     Ask, Body, Flavor, decode_reply, decode_request, reply_filler_max, request_payload,
 };
@@ -276,6 +277,15 @@ impl Model {
         }
     }
 
+    /// Whether `fault` strikes now.
+    fn strikes(&mut self, fault: Fault, per_mille: u32) -> bool {
+        let strikes = self.rng.chance(per_mille);
+        if strikes {
+            lock(&self.net).struck.one(fault);
+        }
+        strikes
+    }
+
     fn step_block(&mut self, number: usize) {
         if self.blocks[number].phase != Phase::Serving {
             return;
@@ -347,19 +357,22 @@ impl Model {
         let taken = block.taken;
         let mqueue = self.role.first_mqueue + block.index;
         let over = |limit: Option<u64>| limit.is_some_and(|limit| taken > limit);
-        let index = block.index;
-        match () {
+        let end = match () {
             () if over(behaviour.die_after) => {
-                block.phase = Phase::Dead;
-                self.ended.push((index, abi::reason::RETURNED));
+                self.ended.push((block.index, abi::reason::RETURNED));
+                Some((Phase::Dead, Fault::Die))
             }
-            () if over(behaviour.stall_after) => block.phase = Phase::Stalled,
-            () if over(behaviour.scribble_after) => block.phase = Phase::Scribbling,
-            () => {}
+            () if over(behaviour.stall_after) => Some((Phase::Stalled, Fault::Stall)),
+            () if over(behaviour.scribble_after) => Some((Phase::Scribbling, Fault::Scribble)),
+            () => None,
+        };
+        if let Some((phase, fault)) = end {
+            block.phase = phase;
+            lock(&self.net).struck.one(fault);
         }
         let (low, high) = behaviour.delay_ns;
         let mut due_ns = self.now_ns + self.rng.between(low, high);
-        if self.rng.chance(behaviour.late) {
+        if self.strikes(Fault::Late, behaviour.late) {
             due_ns += behaviour.late_ns;
         }
         let mut net = lock(&self.net);
@@ -393,7 +406,7 @@ impl Model {
     /// Finishes a message, or gives it back when a ring is full or the backend is asked first.
     fn act(&mut self, number: usize, mut work: Work) -> Option<Work> {
         let behaviour = self.behaviour_of(number);
-        if self.rng.chance(behaviour.swallow) {
+        if self.strikes(Fault::Swallow, behaviour.swallow) {
             return None;
         }
         let decoded = decode_request(self.role.framing, &work.payload);
@@ -411,9 +424,9 @@ impl Model {
             }
             return Some(work);
         }
-        let rejected = self.rng.chance(behaviour.reject);
-        let bad_length = self.rng.chance(behaviour.bad_length);
-        let too_long = self.rng.chance(behaviour.too_long);
+        let rejected = self.strikes(Fault::Reject, behaviour.reject);
+        let bad_length = self.strikes(Fault::Reject, behaviour.bad_length);
+        let too_long = self.strikes(Fault::Reject, behaviour.too_long);
         let raw = self.role.framing == Framing::Raw;
         let (kind, status) = match ask {
             _ if rejected => (kind::DROP, status::REJECTED),
@@ -424,7 +437,7 @@ impl Model {
             _ => (kind::MESSAGE, status::OK),
         };
         if self.role.replies == Replies::None && kind == kind::MESSAGE {
-            if self.rng.chance(behaviour.unwanted) {
+            if self.strikes(Fault::Unwanted, behaviour.unwanted) {
                 self.push(number, work.token, kind, status, b"unwanted");
             }
             return None;
@@ -475,15 +488,15 @@ impl Model {
     /// Writes what no kernel should, besides the reply to `token`.
     fn misbehave(&mut self, number: usize, behaviour: &Behaviour, token: u64, reply: &[u8]) {
         let message = kind::MESSAGE;
-        if self.rng.chance(behaviour.twice) {
+        if self.strikes(Fault::Twice, behaviour.twice) {
             self.push(number, token, message, status::OK, reply);
         }
-        if self.rng.chance(behaviour.forge) {
+        if self.strikes(Fault::Forge, behaviour.forge) {
             // Generations start at 1 and never come this far.
             let forged = self.rng.draw() | 1 << 63;
             self.push(number, forged, message, status::OK, reply);
         }
-        if self.rng.chance(behaviour.steal) {
+        if self.strikes(Fault::Steal, behaviour.steal) {
             let mqueue = self.role.first_mqueue + self.blocks[number].index;
             let stolen =
                 lock(&self.tokens).iter().rev().find(|(of, _)| *of != mqueue).map(|(_, t)| *t);
@@ -491,11 +504,13 @@ impl Model {
                 self.push(number, stolen, message, status::OK, reply);
             }
         }
-        if self.rng.chance(behaviour.bad_kind) {
+        if self.strikes(Fault::BadKind, behaviour.bad_kind) {
             let kind = self.rng.between(3, 255) as u8;
             self.push(number, token, kind, status::OK, reply);
         }
-        if self.rng.chance(behaviour.bad_header) && self.push(number, token, 0, 0, &[]) {
+        if self.strikes(Fault::BadHeader, behaviour.bad_header)
+            && self.push(number, token, 0, 0, &[])
+        {
             self.spoil_header(number);
         }
     }
@@ -649,7 +664,7 @@ impl Blocks for ModelBlocks {
         }
         let spurious = model.behaviour.spurious;
         for number in 0..model.blocks.len() {
-            if model.rng.chance(spurious) {
+            if model.strikes(Fault::FalseAlarm, spurious) {
                 let first = model.blocks[number].index * model.per_block;
                 model.publish_touch(first);
             }

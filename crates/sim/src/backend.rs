@@ -6,6 +6,7 @@ use wire::framing::{Framing, ParseState, Parsed};
 use wire::nic::{Close, Transport};
 
 use crate::conn::ConnId;
+use crate::fault::Fault;
 use crate::message::{Flavor, decode_request, reply_payload, request_wire};
 use crate::net::{Door, Network, PeerRead};
 use crate::rng::Rng;
@@ -23,6 +24,8 @@ pub struct BackendHabits {
     pub hang: u32,
     /// Closes the connection instead of answering.
     pub close: u32,
+    /// Closes the connection inside the answer.
+    pub cut: u32,
     /// Answers with what is no answer.
     pub garbage: u32,
     /// Says something else before the answer.
@@ -41,6 +44,7 @@ impl BackendHabits {
         late_ns: 0,
         hang: 0,
         close: 0,
+        cut: 0,
         garbage: 0,
         unasked: 0,
         too_long: 0,
@@ -60,6 +64,8 @@ struct Guest {
     parser: ParseState,
     answers: VecDeque<(u64, Vec<u8>)>,
     output: Vec<u8>,
+    /// Closes after this many bytes more.
+    cut_after: Option<usize>,
     hung: bool,
     over: bool,
 }
@@ -72,7 +78,8 @@ pub struct Backend {
     transport: Transport,
     framing: Framing,
     max_message_bytes: usize,
-    habits: BackendHabits,
+    /// What it does.
+    pub habits: BackendHabits,
     /// Its kernels scribble over their questions, too.
     tolerates_garbage: bool,
     rng: Rng,
@@ -106,11 +113,6 @@ impl Backend {
         self.tolerates_garbage = true;
     }
 
-    /// Changes the habits from now on.
-    pub fn set_habits(&mut self, habits: BackendHabits) {
-        self.habits = habits;
-    }
-
     /// When the next answer is due.
     pub fn due_ns(&self) -> u64 {
         let first = |guest: &Guest| match guest.answers.front() {
@@ -130,6 +132,9 @@ impl Backend {
                 2 => Door::Unreachable,
                 _ => Door::Open { after_ns: self.rng.between(1_000, 2_000_000) },
             };
+            if !matches!(self.door, Door::Open { .. }) {
+                net.struck.one(Fault::BackendDoor);
+            }
             net.set_door(self.site, self.door);
         }
         while let Some(conn) = net.take_arrived(self.site) {
@@ -139,6 +144,7 @@ impl Backend {
                 parser: ParseState::default(),
                 answers: VecDeque::new(),
                 output: Vec::new(),
+                cut_after: None,
                 hung: false,
                 over: false,
             });
@@ -205,18 +211,18 @@ impl Backend {
         let habits = self.habits;
         let udp = self.transport == Transport::Udp;
         let guest = &mut self.guests[number];
-        if self.rng.chance(habits.hang) {
+        if net.struck.strikes(&mut self.rng, Fault::BackendHang, habits.hang) {
             guest.hung |= !udp;
             return;
         }
-        if self.rng.chance(habits.close) && !udp {
+        if !udp && net.struck.strikes(&mut self.rng, Fault::BackendClose, habits.close) {
             let how = self.rng.pick(&[Close::Graceful, Close::Reset]);
             net.peer_close(guest.conn, how);
             guest.over = true;
             return;
         }
         let mut due_ns = net.now_ns() + self.rng.between(habits.delay_ns.0, habits.delay_ns.1);
-        if self.rng.chance(habits.late) {
+        if net.struck.strikes(&mut self.rng, Fault::BackendLate, habits.late) {
             due_ns += habits.late_ns;
         }
         let payload = match self.framing {
@@ -229,16 +235,18 @@ impl Backend {
             let bytes = if udp { payload.to_vec() } else { respond(self.framing, payload) };
             guest.answers.push_back((due_ns, bytes));
         };
-        if self.rng.chance(habits.unasked) {
+        if net.struck.strikes(&mut self.rng, Fault::BackendUnasked, habits.unasked) {
             say(&payload);
         }
         match () {
-            () if self.rng.chance(habits.garbage) => {
+            () if net.struck.strikes(&mut self.rng, Fault::BackendGarbage, habits.garbage) => {
                 let garbage =
                     [self.rng.draw().to_le_bytes(), *b"\xff\xff\xff\xff\xff\xff\r\n"].concat();
                 guest.answers.push_back((due_ns, garbage));
             }
-            () if self.rng.chance(habits.too_long) => say(&vec![b'0'; self.max_message_bytes + 40]),
+            () if net.struck.strikes(&mut self.rng, Fault::BackendLong, habits.too_long) => {
+                say(&vec![b'0'; self.max_message_bytes + 40])
+            }
             () => say(&payload),
         }
     }
@@ -253,13 +261,27 @@ impl Backend {
             if self.transport == Transport::Udp {
                 net.peer_write(guest.conn, &bytes);
             } else {
+                let cut = net.struck.strikes(&mut self.rng, Fault::BackendCut, self.habits.cut);
+                if cut && guest.cut_after.is_none() {
+                    let part = self.rng.between(1, bytes.len().max(2) as u64 - 1) as usize;
+                    guest.cut_after = Some(guest.output.len() + part);
+                }
                 guest.output.extend(bytes);
             }
         }
         if !guest.output.is_empty() {
             let most = self.rng.between(1, guest.output.len() as u64) as usize;
+            let most = most.min(guest.cut_after.unwrap_or(most));
             let count = net.peer_write(guest.conn, &guest.output[..most]);
             guest.output.drain(..count);
+            if let Some(left) = &mut guest.cut_after {
+                *left -= count;
+                if *left == 0 {
+                    let how = self.rng.pick(&[Close::Graceful, Close::Reset]);
+                    net.peer_close(guest.conn, how);
+                    guest.over = true;
+                }
+            }
         }
     }
 }

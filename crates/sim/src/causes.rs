@@ -30,13 +30,14 @@ impl Plan {
         let limits = &setup.topology.limits;
         let datagrams = self.datagram_clients.iter().any(|c| c.service == service);
         let streams = self.streams(service).next().is_some();
-        let rough = self.streams(service).any(|c| c.manner.rough);
+        let rough = self.streams(service).any(|c| c.manner.fates.are_rough());
         let bogus = self.streams(service).any(|c| c.manner.bogus > 0);
         let deaf = self.streams(service).any(|c| c.manner.read_max == 0);
         let taste = |rate: fn(&Taste) -> u32| self.tastes(service).any(|t| rate(t) > 0);
         let wicked = !self.sound[service];
         let backends = !spec.backends.is_empty();
-        let drops = taste(|t| t.drops) || taste(|t| t.junk) || wicked;
+        let corrupt = faults.corrupt > 0 && datagrams;
+        let drops = taste(|t| t.drops) || taste(|t| t.junk) || corrupt || wicked;
         let none = spec.replies == Replies::None;
         let ratio = |l: &engine::topology::Listen| {
             let default = if l.address.ip().is_loopback() { 0 } else { 3 };
@@ -98,7 +99,7 @@ impl Plan {
         // A client is gone because it left, or because the engine closed on it for a reason.
         let gone = counted.dropped(DropReason::ClientGone);
         let reasons = counted.dropped_requests() - gone + counted.dropped(DropReason::BadFraming);
-        let left = self.streams(service).any(|c| c.manner.rough);
+        let left = self.streams(service).any(|c| c.manner.fates.are_rough());
         first.or((gone > 0 && reasons == 0 && !left).then_some(DropReason::ClientGone))
     }
 }

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use wire::framing::Framing;
 use wire::nic::PortIndex;
 
+use crate::fault::Fault;
 use crate::message::{Ask, Body, Flavor, request_filler_max, request_payload};
 use crate::net::Network;
 use crate::rng::Rng;
@@ -135,13 +136,15 @@ impl DatagramClient {
     }
 
     fn send(&mut self, net: &mut Network) {
-        if self.rng.chance(self.taste.junk) {
+        if net.struck.strikes(&mut self.rng, Fault::Junk, self.taste.junk) {
             let len = self.rng.below(40) as usize;
             let junk: Vec<u8> = (0..len).map(|_| self.rng.draw() as u8).collect();
             return net.send_datagram(self.peer, self.port, self.local, &junk);
         }
         let (mut body, flavor) = self.taste.request(&mut self.rng, self.id, self.sequence);
-        if flavor != Flavor::Quiet && self.rng.chance(self.taste.too_long) {
+        if flavor != Flavor::Quiet
+            && net.struck.strikes(&mut self.rng, Fault::LongRequest, self.taste.too_long)
+        {
             body.filler = self.taste.max_message_bytes as u32 + 1;
         }
         self.sequence += 1;

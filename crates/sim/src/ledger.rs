@@ -7,7 +7,8 @@
 //! * a reply to a datagram leaves to the client that asked, from the port and address it asked, with
 //!   the one correct content, at most once for each time the request was received;
 //! * no such reply is larger than the port's ratio allows;
-//! * a kernel sees a request at most as often as it was received, unchanged;
+//! * a kernel sees a request at most as often as it was received, unchanged, and whatever else came as
+//!   a datagram at most as often and with the very same bytes;
 //! * a key (or flow) always meets the same mqueue where the dispatch policy says so;
 //! * the engine's counters of what it received and sent agree with what really crossed.
 //!
@@ -36,8 +37,8 @@ pub struct ServiceRules {
     pub mqueues: u32,
     /// Whether the content of its replies is judged: not where kernels write garbage.
     pub judged: bool,
-    /// Whether clients send messages that are no [`Body`].
-    pub junk: bool,
+    /// Whether it has stream ports.
+    pub streams: bool,
 }
 
 /// Where a datagram was sent from and to: a reply must go exactly back.
@@ -88,6 +89,8 @@ pub struct Ledger {
     services: Vec<OfService>,
     asked: BTreeMap<(u32, u32), Asked>,
     exchanges: BTreeMap<Route, Exchange>,
+    /// Datagrams that are no [`Body`], by service: delivered, seen by kernels, returned.
+    strange: BTreeMap<(usize, Vec<u8>), [u64; 3]>,
     /// Mqueue of each flow, by service and client.
     flows: BTreeMap<(usize, u32), u32>,
     violation: Option<String>,
@@ -108,6 +111,7 @@ impl Ledger {
             services: rules.into_iter().map(of_service).collect(),
             asked: BTreeMap::new(),
             exchanges: BTreeMap::new(),
+            strange: BTreeMap::new(),
             flows: BTreeMap::new(),
             violation: None,
         }
@@ -152,12 +156,21 @@ impl Ledger {
         }
         of_service.datagrams_in += 1;
         self.exchanges.entry(route).or_default().delivered += 1;
-        if let Some((body, _)) = decode_request(of_service.rules.framing, payload)
-            && let Some(asked) = self.asked.get_mut(&(body.client, body.sequence))
-        {
+        let Some((body, _)) = decode_request(of_service.rules.framing, payload) else {
+            self.strange.entry((service, payload.to_vec())).or_default()[0] += 1;
+            return;
+        };
+        if let Some(asked) = self.asked.get_mut(&(body.client, body.sequence)) {
             asked.delivered += 1;
             asked.len = payload.len();
         }
+    }
+
+    /// Whether a kernel may see (1) or return (2) these bytes, which are no [`Body`], once more.
+    fn is_strange(&mut self, service: usize, payload: &[u8], what: usize) -> bool {
+        let Some(counts) = self.strange.get_mut(&(service, payload.to_vec())) else { return false };
+        counts[what] += 1;
+        counts[what] <= counts[0]
     }
 
     /// The engine was told of datagrams that found the socket full.
@@ -173,16 +186,18 @@ impl Ledger {
         exchange.replied += 1;
         let within = exchange.replied <= exchange.delivered;
         self.must(within, || format!("a reply that nobody asked for leaves by {route:?}"));
-        let ServiceRules { framing, judged, junk, .. } = self.services[service].rules;
+        let ServiceRules { framing, judged, .. } = self.services[service].rules;
         if !judged {
             return;
         }
         let reply = match framing {
-            Framing::Raw if junk && Body::of_request(payload).is_none() => return,
             Framing::Raw => Body::of_request(payload),
             _ => decode_reply(framing, payload),
         };
         let Some(reply) = reply else {
+            if framing == Framing::Raw && self.is_strange(service, payload, 2) {
+                return;
+            }
             return self.violate(|| format!("a garbled reply leaves by {route:?}: {payload:02x?}"));
         };
         let Some(asked) = self.asked.get_mut(&(reply.client, reply.sequence)) else {
@@ -218,11 +233,12 @@ impl Ledger {
 
     /// A kernel read a message from the RX ring of `mqueue` (numbered over all workers).
     pub fn seen(&mut self, service: usize, mqueue: u32, payload: &[u8]) {
-        let ServiceRules { framing, dispatch, mqueues, junk, judged } =
+        let ServiceRules { framing, dispatch, mqueues, judged, streams } =
             self.services[service].rules.clone();
         let Some((body, _)) = decode_request(framing, payload) else {
-            let fragments = framing == Framing::Raw;
-            return self.must(junk || fragments || !judged, || {
+            let fragments = framing == Framing::Raw && streams;
+            let right = fragments || self.is_strange(service, payload, 1);
+            return self.must(right || !judged, || {
                 format!("mqueue {mqueue} of service {service} got a garbled message {payload:02x?}")
             });
         };

@@ -8,16 +8,81 @@
 //!
 //! One number, the seed, decides everything: which services there are, who talks to whom, what goes
 //! wrong and who runs when ([`plan`]). [`run::simulate`] runs a seed and holds the engine to its
-//! promises after every step: the accounting identity, replies to those who asked and nobody else, once,
-//! in order, unchanged; credits returned; nothing left when it ends ([`ledger`], [`world`]). A seed
-//! that fails, fails again.
+//! promises after every step ([`ledger`], [`world`]). A seed that fails, fails again, and is made
+//! smaller as long as it does ([`case`]); `serval-sim` runs many of them ([`campaign`]).
+//!
+//! # What goes wrong
+//!
+//! Each kind of fault has a name ([`fault`]); a run counts how often each struck. The checks, by short
+//! names: *sum*, the accounting identity after every step, and no request left when all is quiet;
+//! *cause*, no loss without something in the plan that explains it; *content*, replies go to those who
+//! asked, once, in order, unchanged ([`ledger`] for datagrams, [`stream_client`] for streams); *crossed*,
+//! the engine's counters are what crossed its edges; *credit*, all credit is home when all is quiet;
+//! *others*, a service beside the misbehaving one loses nothing but by its own faults.
+//!
+//! | fault | injected in | checked by |
+//! |---|---|---|
+//! | `lose` | `net.rs`, both directions | sum, content |
+//! | `duplicate` | `net.rs`, both directions | content: at most one reply for each copy received |
+//! | `reorder` | `net.rs`, delays that differ | content |
+//! | `corrupt` | `net.rs`, towards the engine | content: kernels see exactly the bytes that came |
+//! | `truncate` | `net.rs` | crossed: every cut datagram is counted |
+//! | `socket-full` | `net.rs`, a short receive buffer | crossed: every overflow is counted |
+//! | `refuse-send` | `nic.rs` | sum, cause: `send_failed` |
+//! | `full-send` | `nic.rs` | sum, credit |
+//! | `short-read` | `nic.rs` | content, sum |
+//! | `short-write` | `nic.rs` | content: no reply is cut or repeated |
+//! | `small-pipe` | `net.rs`, `nic.rs` | content, cause: `slow_client` |
+//! | `reset-destroys` | `net.rs` | sum: `client_gone` |
+//! | `spurious` | `nic.rs` | sum |
+//! | `late-event` | `nic.rs` | sum, everything is read in the end |
+//! | `exhausted` | `nic.rs`: accept, adopt, connect | sum, cause: `connection_limit` |
+//! | `junk` | `client.rs` | content: kernels see exactly the bytes that came |
+//! | `long-request` | `client.rs` | cause: `too_long` |
+//! | `unframable` | `stream_client.rs` asks, `accelerator.rs` does | content, cause: `reply_unframable` |
+//! | `bytewise` | `stream_client.rs` | content |
+//! | `deaf` | `stream_client.rs` | credit, cause: `slow_client` |
+//! | `bogus` | `stream_client.rs` | content: an error report in its place |
+//! | `half-close` | `stream_client.rs` | content: what was asked before is answered |
+//! | `reset` | `stream_client.rs` | sum, cause: `client_gone` |
+//! | `vanish` | `stream_client.rs` | sum, cause: `client_gone` |
+//! | `nonsense` | `stream_client.rs` | cause: `bad_framing`; replies before it arrive |
+//! | `cut` | `stream_client.rs` | content, cause: `bad_framing` |
+//! | `twice` | `accelerator.rs` | content: the second is `stale_token` |
+//! | `late` | `accelerator.rs` | sum: `request_timeout`, then `stale_token` |
+//! | `swallow` | `accelerator.rs` | sum, credit: `request_timeout` |
+//! | `reject` | `accelerator.rs` | sum: `kernel_drop`, `bad_length`, `reply_too_long` |
+//! | `forge` | `accelerator.rs` | content: nobody gets anything |
+//! | `steal` | `accelerator.rs` | content: nobody gets anything |
+//! | `bad-kind` | `accelerator.rs` | cause: `bad_message` |
+//! | `bad-header` | `accelerator.rs` | cause: `bad_message`, `mqueue_dead` |
+//! | `unwanted` | `accelerator.rs` | crossed: nothing leaves |
+//! | `stall` | `accelerator.rs` | sum, credit, others |
+//! | `die` | `accelerator.rs` | sum, credit: `mqueue_dead`, `no_accelerator` |
+//! | `scribble` | `accelerator.rs`: heads, tails, slots, arenas | sum, credit, others, no panic |
+//! | `false-alarm` | `accelerator.rs` | sum |
+//! | `backend-late` | `backend.rs` | each question has one answer: `backend_late` |
+//! | `backend-hang` | `backend.rs` | each question has one answer |
+//! | `backend-close` | `backend.rs` | each question has one answer |
+//! | `backend-cut` | `backend.rs` | each question has one answer, the right one or none |
+//! | `backend-garbage` | `backend.rs` | each question has one answer: `backend_protocol` |
+//! | `backend-unasked` | `backend.rs` | each question has one answer: `backend_unasked` |
+//! | `backend-long` | `backend.rs` | each question has one answer: `backend_too_long` |
+//! | `backend-door` | `backend.rs`, `net.rs` | each question has one answer |
+//! | `pause` | `run.rs` | sum, cause |
+//! | `early-drain` | `run.rs`, after any turn, worker by worker | sum: nothing is under way after the end |
+//! | `ring-wrap` | `plan.rs`, first counts of rings | all of them |
 #![forbid(unsafe_code)]
 
 pub mod accelerator;
 pub mod backend;
+pub mod campaign;
+pub mod case;
 mod causes;
 pub mod client;
 mod conn;
+pub mod fault;
+mod healing;
 pub mod ledger;
 pub mod message;
 pub mod net;

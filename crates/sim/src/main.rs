@@ -1,135 +1,170 @@
-//! `serval-sim`: runs seeds until one fails.
+//! `serval-sim`: runs seeds until one fails, and makes that one small.
 
-use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use sim::run::{Report, simulate};
-use wire::DropReason;
+use sim::campaign::{Campaign, Progress, Totals};
+use sim::case::Case;
+use sim::fault::{Fault, FaultSet};
 
-const USAGE: &str =
-    "usage: serval-sim [--seed N] [--seeds N] [--minutes M] [--trace] [--keep-going]
-  --seed N      first seed (default 1)
-  --seeds N     how many seeds, one after the other (default 1 with --seed, else 1000)
-  --minutes M   stop after this time, however many seeds were asked for
-  --trace       print every event to stderr
-  --keep-going  go on after a seed that fails";
+const USAGE: &str = "usage: serval-sim [--seed N] [--seeds N] [--minutes M] [--jobs J] [OPTION...]
+  --seed N         first seed (default 1)
+  --seeds N        how many seeds, one after the other (default 1 with --seed, else 1000)
+  --minutes M      begin no seed after this time, however many were asked for
+  --jobs J         threads (default: as many as there are cores)
+  --keep-going     go on after a seed that fails
+  --no-shrink      do not look for a smaller case of a seed that fails
+  --coverage       fail also when some fault never struck or some loss never happened
+  --trace          print the plan and every event to stderr
+  --faults         list the kinds of faults
+smaller cases of a seed:
+  --without A,B    leave these faults out        --only A,B       leave all others out (or none)
+  --clients I,J    only these clients            --requests N     at most so many of each client
+  --turns N        at most so many under load    --workers N      at most so many";
 
 struct Options {
-    first: u64,
-    seeds: u64,
-    deadline: Option<Instant>,
-    trace: bool,
-    keep_going: bool,
+    campaign: Campaign,
+    shrink: bool,
+    coverage: bool,
 }
 
-fn options() -> Result<Options, String> {
-    let mut arguments = std::env::args().skip(1);
-    let (mut seed, mut seeds, mut minutes) = (None, None, None);
-    let (mut trace, mut keep_going) = (false, false);
+fn parse<T: FromStr>(name: &str, value: Option<String>) -> Result<T, String> {
+    let value = value.ok_or_else(|| format!("{name} needs a value"))?;
+    value.parse().map_err(|_| format!("{name}: {value:?} is not a number"))
+}
+
+fn faults(name: &str, value: Option<String>) -> Result<FaultSet, String> {
+    match value.ok_or_else(|| format!("{name} needs names of faults"))?.as_str() {
+        "none" => Ok(FaultSet::default()),
+        names => names.parse(),
+    }
+}
+
+fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
+    let mut case = Case::from(1);
+    let (mut seed, mut seeds, mut minutes, mut jobs) = (None, None, None, None);
+    let (mut trace, mut keep_going, mut shrink, mut coverage) = (false, false, true, false);
     while let Some(argument) = arguments.next() {
-        let place = match argument.as_str() {
-            "--trace" => {
-                trace = true;
-                continue;
+        let name = argument.as_str();
+        match name {
+            "--trace" => trace = true,
+            "--keep-going" => keep_going = true,
+            "--no-shrink" => shrink = false,
+            "--coverage" => coverage = true,
+            "--seed" => seed = Some(parse(name, arguments.next())?),
+            "--seeds" => seeds = Some(parse(name, arguments.next())?),
+            "--minutes" => minutes = Some(parse::<u64>(name, arguments.next())?),
+            "--jobs" => jobs = Some(parse::<usize>(name, arguments.next())?),
+            "--without" => case.without = faults(name, arguments.next())?,
+            "--only" => case.without = faults(name, arguments.next())?.others(),
+            "--clients" => {
+                let list = arguments.next().unwrap_or_default();
+                let list = list.split(',').filter(|place| !place.is_empty());
+                let places = list.map(|place| parse(name, Some(place.to_owned())));
+                case.clients = Some(places.collect::<Result<_, _>>()?);
             }
-            "--keep-going" => {
-                keep_going = true;
-                continue;
-            }
-            "--seed" => &mut seed,
-            "--seeds" => &mut seeds,
-            "--minutes" => &mut minutes,
-            _ => return Err(format!("unknown argument {argument}")),
-        };
-        let number = arguments.next().and_then(|value| value.parse::<u64>().ok());
-        *place = Some(number.ok_or_else(|| format!("{argument} needs a number"))?);
+            "--requests" => case.requests = Some(parse(name, arguments.next())?),
+            "--turns" => case.turns = Some(parse(name, arguments.next())?),
+            "--workers" => case.workers = Some(parse::<usize>(name, arguments.next())?.max(1)),
+            _ => return Err(format!("unknown argument {name}")),
+        }
     }
     let unlimited = if minutes.is_some() { u64::MAX } else { 1000 };
-    Ok(Options {
-        first: seed.unwrap_or(1),
-        seeds: seeds.unwrap_or(if seed.is_some() && minutes.is_none() { 1 } else { unlimited }),
+    let one = seed.is_some() && minutes.is_none();
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    case.seed = seed.unwrap_or(1);
+    let campaign = Campaign {
+        first: case,
+        seeds: seeds.unwrap_or(if one { 1 } else { unlimited }),
         deadline: minutes.map(|m| Instant::now() + Duration::from_secs(60 * m)),
+        jobs: if trace { 1 } else { jobs.unwrap_or_else(cores) },
         trace,
         keep_going,
-    })
+    };
+    Ok(Options { campaign, shrink, coverage })
 }
 
-/// What all runs did together: a check nobody reaches proves nothing.
-struct Totals {
-    events: u64,
-    virtual_ms: u64,
-    counters: BTreeMap<&'static str, u64>,
-    lost: [u64; DropReason::COUNT],
+/// A line that is written over and over, where somebody looks.
+struct Bar {
+    start: Instant,
+    last: Instant,
+    shown: bool,
 }
 
-impl Totals {
+impl Bar {
+    const WIDTH: u64 = 30;
+
     fn new() -> Self {
-        let lost = [0; DropReason::COUNT];
-        Self { events: 0, virtual_ms: 0, counters: BTreeMap::new(), lost }
+        let now = Instant::now();
+        Self { start: now, last: now, shown: std::io::stderr().is_terminal() }
     }
 
-    fn add(&mut self, report: &Report) {
-        self.events += report.events;
-        self.virtual_ms += report.took_ns / 1_000_000;
-        for service in &report.services {
-            for (name, _, value) in service.named() {
-                *self.counters.entry(name).or_default() += value;
-            }
-            for (sum, lost) in self.lost.iter_mut().zip(service.drops) {
-                *sum += lost;
-            }
+    fn show(&mut self, campaign: &Campaign, progress: Progress) {
+        if !self.shown || self.last.elapsed() < Duration::from_millis(500) {
+            return;
         }
+        self.last = Instant::now();
+        let Progress { runs, failures } = progress;
+        let rate = runs as f64 / self.start.elapsed().as_secs_f64();
+        let by_seeds = runs as f64 / campaign.seeds as f64;
+        let by_time = campaign.deadline.map_or(0.0, |deadline| {
+            let left = deadline.saturating_duration_since(self.last).as_secs_f64();
+            let passed = self.start.elapsed().as_secs_f64();
+            passed / (passed + left)
+        });
+        let full = ((by_seeds.max(by_time) * Self::WIDTH as f64) as u64).min(Self::WIDTH);
+        let bar = "=".repeat(full as usize) + &" ".repeat((Self::WIDTH - full) as usize);
+        eprint!("\r[{bar}] {runs} seeds, {rate:.0} a second, {failures} failed ");
+        // A line that cannot be shown is not worth failing for.
+        let _ = std::io::stderr().flush();
     }
 
-    fn print(&self) {
-        println!("{} events in {} virtual ms", self.events, self.virtual_ms);
-        for (name, value) in &self.counters {
-            println!("  {name:20} {value:>10}");
+    fn end(&self) {
+        if self.shown {
+            eprint!("\r{:80}\r", "");
         }
-        for (reason, lost) in DropReason::ALL.iter().zip(self.lost) {
-            println!("  lost: {:14} {lost:>10}", reason.name());
-        }
+    }
+}
+
+/// Prints what failed, the first seed of them as small as it gets.
+fn explain(totals: &Totals, shrink: bool) {
+    for violation in totals.violations.values() {
+        eprintln!("{violation}\nreproduce: serval-sim {}", violation.case);
+    }
+    if let Some(first) = totals.violations.values().next().filter(|_| shrink) {
+        let small = first.shrink();
+        eprintln!("smallest: {small}\nreproduce: serval-sim {} --trace", small.case);
     }
 }
 
 fn main() -> ExitCode {
-    let options = match options() {
+    if std::env::args().any(|argument| argument == "--faults") {
+        Fault::ALL.iter().for_each(|fault| println!("{}", fault.name()));
+        return ExitCode::SUCCESS;
+    }
+    let Options { campaign, shrink, coverage } = match options(std::env::args().skip(1)) {
         Ok(options) => options,
         Err(error) => {
             eprintln!("{error}\n{USAGE}");
             return ExitCode::from(2);
         }
     };
-    let (mut runs, mut failures) = (0u64, 0u64);
-    let mut totals = Totals::new();
-    for seed in (0..options.seeds).map(|n| options.first.wrapping_add(n)) {
-        if options.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            break;
-        }
-        runs += 1;
-        match simulate(seed, options.trace) {
-            Ok(report) => {
-                if options.seeds == 1 {
-                    println!("seed {seed}: trace {:#018x}", report.trace_hash);
-                }
-                totals.add(&report);
-            }
-            Err(violation) => {
-                eprintln!("{violation}");
-                eprintln!("reproduce: cargo run -p serval-sim -- --seed {seed} --trace");
-                failures += 1;
-                if !options.keep_going {
-                    break;
-                }
-            }
-        }
+    // A panic is a violation and told as one; making a case smaller repeats it hundreds of times.
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut bar = Bar::new();
+    let start = Instant::now();
+    let totals = campaign.run(|progress| bar.show(&campaign, progress));
+    bar.end();
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{totals}");
+    println!("{:.0} seeds a second on {} threads", totals.runs as f64 / seconds, campaign.jobs);
+    explain(&totals, shrink);
+    let unreached = if coverage { totals.unreached() } else { Vec::new() };
+    unreached.iter().for_each(|what| eprintln!("{what}"));
+    match totals.violations.is_empty() && unreached.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
     }
-    if failures > 0 {
-        eprintln!("{failures} of {runs} seeds failed");
-        return ExitCode::FAILURE;
-    }
-    totals.print();
-    println!("{runs} seeds, no violation");
-    ExitCode::SUCCESS
 }

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wire::nic::{Close, PortIndex, StreamKey, Transport};
 
 use crate::conn::{Conn, ConnId, Phase, Segment, Site};
+use crate::fault::{Fault, Struck};
 use crate::ledger::{Ledger, Route};
 use crate::rng::{Rng, mix};
 use crate::trace::Trace;
@@ -23,6 +24,8 @@ pub struct Faults {
     pub lose: u32,
     /// A datagram arrives twice.
     pub duplicate: u32,
+    /// A bit of a datagram changes on its way to the engine.
+    pub corrupt: u32,
     /// A datagram arrives cut.
     pub truncate: u32,
     /// The host kernel refuses to send a datagram.
@@ -55,6 +58,7 @@ impl Default for Faults {
         Self {
             lose: 0,
             duplicate: 0,
+            corrupt: 0,
             truncate: 0,
             refuse_send: 0,
             full_send: 0,
@@ -138,6 +142,8 @@ pub(crate) struct WorkerPort {
     /// An edge the engine has not been told of.
     pub(crate) news: bool,
     pub(crate) stopped: bool,
+    /// The last datagram to arrive, by when it was sent.
+    newest: u64,
 }
 
 #[derive(Debug, Default)]
@@ -166,6 +172,8 @@ pub struct Network {
     pub ledger: Ledger,
     /// What happened.
     pub trace: Trace,
+    /// What went wrong, everywhere in the run.
+    pub struck: Struck,
 }
 
 /// The network as everyone holds it. One thread uses it; the lock is there for `Send`.
@@ -209,6 +217,7 @@ impl Network {
             inboxes: BTreeMap::new(),
             ledger,
             trace: Trace::default(),
+            struck: Struck::default(),
         }
     }
 
@@ -271,12 +280,17 @@ impl Network {
             }
             self.now_ns = self.now_ns.max(due_ns);
             let flying = self.flight.remove(&(due_ns, serial)).expect("just seen");
-            self.arrive(flying);
+            self.arrive(serial, flying);
         }
         self.now_ns = now_ns;
     }
 
-    fn arrive(&mut self, flying: Flying) {
+    /// Whether `fault` strikes now.
+    pub(crate) fn strikes(&mut self, fault: Fault, per_mille: u32) -> bool {
+        self.struck.strikes(&mut self.rng, fault, per_mille)
+    }
+
+    fn arrive(&mut self, serial: u64, flying: Flying) {
         match flying {
             Flying::ToPort { route, worker, payload, truncated } => {
                 let limit = self.faults.socket_datagrams;
@@ -285,7 +299,12 @@ impl Network {
                     return;
                 }
                 port.news = true;
+                if serial < port.newest {
+                    self.struck.one(Fault::Reorder);
+                }
+                port.newest = port.newest.max(serial);
                 if port.datagrams.len() >= limit {
+                    self.struck.one(Fault::SocketFull);
                     port.overflowed += 1;
                 } else {
                     port.datagrams.push_back((route, payload, truncated));
@@ -310,7 +329,8 @@ impl Network {
     }
 
     fn arrive_segment(&mut self, id: ConnId, up: bool, segment: Segment) {
-        let destroys = segment == Segment::Reset && self.rng.chance(self.faults.reset_destroys);
+        let destroys = segment == Segment::Reset
+            && self.strikes(Fault::ResetDestroys, self.faults.reset_destroys);
         let conn = &mut self.conns[id];
         let pipe = if up { &mut conn.up } else { &mut conn.down };
         match segment {
@@ -375,13 +395,17 @@ impl Network {
         let route = self.route(peer, port, local);
         let service = self.ports[port as usize].service;
         self.trace.note(self.now_ns, "ask", &[service as u64, peer.port().into()]);
-        let copies = 1 + u32::from(self.rng.chance(self.faults.duplicate));
+        let copies = 1 + u32::from(self.strikes(Fault::Duplicate, self.faults.duplicate));
         for _ in 0..copies {
-            if self.rng.chance(self.faults.lose) {
+            if self.strikes(Fault::Lose, self.faults.lose) {
                 continue;
             }
-            let truncated = self.rng.chance(self.faults.truncate);
-            let payload = payload[..payload.len() / if truncated { 2 } else { 1 }].to_vec();
+            let truncated = self.strikes(Fault::Truncate, self.faults.truncate);
+            let mut payload = payload[..payload.len() / if truncated { 2 } else { 1 }].to_vec();
+            if !payload.is_empty() && self.strikes(Fault::Corrupt, self.faults.corrupt) {
+                let bit = self.rng.below(8 * payload.len() as u64) as usize;
+                payload[bit / 8] ^= 1 << (bit % 8);
+            }
             let worker = self.worker_of(peer, port);
             let due_ns = self.now_ns + self.delay_ns();
             self.launch(due_ns, Flying::ToPort { route, worker, payload, truncated });
@@ -406,10 +430,10 @@ impl Network {
     }
 
     pub(crate) fn depart(&mut self, route: Route, payload: Vec<u8>) {
-        if self.rng.chance(self.faults.lose) {
+        if self.strikes(Fault::Lose, self.faults.lose) {
             return;
         }
-        let copies = 1 + u32::from(self.rng.chance(self.faults.duplicate));
+        let copies = 1 + u32::from(self.strikes(Fault::Duplicate, self.faults.duplicate));
         for _ in 0..copies {
             let due_ns = self.now_ns + self.delay_ns();
             self.launch(due_ns, Flying::ToClient { route, payload: payload.clone() });
@@ -443,7 +467,7 @@ impl Network {
             return 0;
         }
         if conn.transport == Transport::Udp {
-            let lost = self.rng.chance(self.faults.lose);
+            let lost = self.strikes(Fault::Lose, self.faults.lose);
             if !lost {
                 self.send_segment(id, true, Segment::Bytes(bytes.to_vec()));
             }
@@ -451,6 +475,9 @@ impl Network {
         }
         let room = limit.saturating_sub(conn.up.ready.len() + conn.up.in_flight);
         let count = bytes.len().min(room);
+        if count < bytes.len() {
+            self.struck.one(Fault::SmallPipe);
+        }
         if count > 0 {
             self.send_segment(id, true, Segment::Bytes(bytes[..count].to_vec()));
         }

@@ -12,6 +12,7 @@ use wire::nic::{
 };
 
 use crate::conn::{ConnId, Phase, Segment, Site};
+use crate::fault::Fault;
 use crate::ledger::Route;
 use crate::net::{Network, PortSite, SharedNetwork, lock};
 
@@ -51,14 +52,21 @@ impl SimNic {
 }
 
 impl Network {
+    fn strikes_exhausted(&mut self) -> bool {
+        self.strikes(Fault::Exhausted, self.faults.exhausted)
+    }
+
     fn collect_events(&mut self, worker: usize, events: &mut Vec<Event>) {
         if self.muted {
             return;
         }
-        let Self { workers, conns, rng, faults, .. } = self;
+        let Self { workers, conns, rng, faults, struck, .. } = self;
         for (key, id) in &workers[worker].streams {
             let conn = &mut conns[*id];
             if rng.chance(faults.late_event) {
+                if conn.readable || conn.writable || conn.failed {
+                    struck.one(Fault::LateEvent);
+                }
                 continue;
             }
             if std::mem::take(&mut conn.failed) {
@@ -68,10 +76,14 @@ impl Network {
             if conn.phase == Phase::Connecting {
                 continue;
             }
-            if std::mem::take(&mut conn.readable) || rng.chance(faults.spurious) {
+            if std::mem::take(&mut conn.readable)
+                || struck.strikes(rng, Fault::Spurious, faults.spurious)
+            {
                 events.push(Event::Readable(*key));
             }
-            if std::mem::take(&mut conn.writable) || rng.chance(faults.spurious) {
+            if std::mem::take(&mut conn.writable)
+                || struck.strikes(rng, Fault::Spurious, faults.spurious)
+            {
                 events.push(Event::Writable(*key));
             }
         }
@@ -80,7 +92,9 @@ impl Network {
             if port.stopped || rng.chance(faults.late_event) {
                 continue;
             }
-            if std::mem::take(&mut port.news) || rng.chance(faults.spurious) {
+            if std::mem::take(&mut port.news)
+                || struck.strikes(rng, Fault::Spurious, faults.spurious)
+            {
                 match self.ports[index].transport {
                     Transport::Udp => events.push(Event::Datagrams(index as PortIndex)),
                     Transport::Tcp => connections.push(Event::Connections(index as PortIndex)),
@@ -137,10 +151,10 @@ impl Network {
         let PortSite { service, reply_ratio, .. } = self.ports[index as usize];
         let mut outcome = SendOutcome::default();
         while let Some(departure) = batch.waiting().first().copied() {
-            if self.rng.chance(self.faults.full_send) {
+            if self.strikes(Fault::FullSend, self.faults.full_send) {
                 break;
             }
-            if self.rng.chance(self.faults.refuse_send) {
+            if self.strikes(Fault::RefuseSend, self.faults.refuse_send) {
                 outcome.refused += 1;
                 batch.advance(1);
                 continue;
@@ -167,6 +181,9 @@ impl Network {
         let there = conn.up.ready.len().min(into.len());
         if there > 0 {
             let count = if short { self.rng.between(1, there as u64) as usize } else { there };
+            if count < there {
+                self.struck.one(Fault::ShortRead);
+            }
             let bytes = conn.up.take(count);
             into[..count].copy_from_slice(&bytes);
             // The engine takes less than it asked for as the end of what there is.
@@ -191,12 +208,18 @@ impl Network {
             return self.write_datagram(id, bytes, short);
         }
         let room = limit.saturating_sub(conn.down.ready.len() + conn.down.in_flight);
+        if room < bytes.len() {
+            self.struck.one(Fault::SmallPipe);
+        }
         if room == 0 {
             conn.wants_room = true;
             return Written::Full;
         }
         let most = bytes.len().min(room);
         let count = if short { self.rng.below(most as u64 + 1) as usize } else { most };
+        if count < most {
+            self.struck.one(Fault::ShortWrite);
+        }
         if count < bytes.len() {
             // Room that there is already is announced; other room when it comes.
             conn.wants_room = count == room;
@@ -221,7 +244,7 @@ impl Network {
             return Written::Full;
         }
         match self.takes_datagrams(id) {
-            Some(true) if !self.rng.chance(self.faults.lose) => {
+            Some(true) if !self.strikes(Fault::Lose, self.faults.lose) => {
                 self.send_segment(id, false, Segment::Bytes(bytes.to_vec()));
             }
             Some(false) => self.bounce(id),
@@ -254,10 +277,12 @@ impl Nic for SimNic {
 
     fn accept(&mut self, port: PortIndex) -> Option<(SimSocket, SocketAddr)> {
         let mut net = lock(&self.net);
-        let exhausted = net.faults.exhausted;
-        let exhausted = net.rng.chance(exhausted);
+        if net.workers[self.worker].ports[port as usize].backlog.is_empty() {
+            return None;
+        }
+        let exhausted = net.strikes_exhausted();
         let entry = &mut net.workers[self.worker].ports[port as usize];
-        if exhausted && !entry.backlog.is_empty() {
+        if exhausted {
             // Tried again at a later poll, as a listener short of descriptors is.
             entry.news = true;
             return None;
@@ -270,8 +295,7 @@ impl Nic for SimNic {
 
     fn adopt(&mut self, mut socket: SimSocket, key: StreamKey) -> Result<(), NicError> {
         let mut net = lock(&self.net);
-        let exhausted = net.faults.exhausted;
-        if net.rng.chance(exhausted) {
+        if net.strikes_exhausted() {
             // The socket is dropped after the lock.
             drop(net);
             return Err(NicError::Exhausted);
@@ -296,8 +320,7 @@ impl Nic for SimNic {
         key: StreamKey,
     ) -> Result<(), NicError> {
         let mut net = lock(&self.net);
-        let exhausted = net.faults.exhausted;
-        if net.rng.chance(exhausted) {
+        if net.strikes_exhausted() {
             return Err(NicError::Exhausted);
         }
         let Some(id) = net.start_connect(to, transport, (self.worker, key)) else {

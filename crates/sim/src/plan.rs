@@ -15,7 +15,7 @@ use crate::client::{DatagramClient, Taste};
 use crate::message::{key_range, reply_filler_max};
 use crate::net::Faults;
 use crate::rng::Rng;
-use crate::stream_client::{Manner, StreamClient};
+use crate::stream_client::{Fates, Manner, StreamClient};
 use crate::world::{Setup, client_address};
 
 const US: u64 = 1_000;
@@ -42,8 +42,8 @@ pub struct Plan {
     pub stride_ns: (u64, u64),
     /// One turn in this many comes much later.
     pub pause_one_in: u64,
-    /// The drain begins under load instead of when all is quiet.
-    pub drain_early: bool,
+    /// The turn under load after which the drain begins; `None`: when all is quiet.
+    pub drain_at: Option<u32>,
     /// How long the drain may take, in nanoseconds.
     pub drain_ns: u64,
     /// For each service, whether its accelerators and backends are sound.
@@ -80,27 +80,26 @@ impl Plan {
             accelerators,
             services,
         };
-        let junk = (0..count).map(|_| rng.chance(300)).collect::<Vec<_>>();
         let setup = Setup {
             honest_backends: habits.iter().map(BackendHabits::is_honest).collect(),
             behaviours,
-            junk,
             // Sequences of granule rings wrap at 2^32.
             ring_start: rng.pick(&[0, 0, (1 << 32) - 40, (1 << 31) - 3, 1 << 62]),
             seed: rng.draw(),
             topology,
         };
         let backends = backends(&mut rng, &setup, &habits);
+        let turns = rng.between(1500, 4000) as u32;
         let mut plan = Self {
             faults: faults(&mut rng),
             backends,
             datagram_clients: Vec::new(),
             stream_clients: Vec::new(),
             next_id: 1,
-            turns: rng.between(1500, 4000) as u32,
+            turns,
             stride_ns: rng.pick(&[(0, 3 * US), (0, 30 * US), (5 * US, 300 * US)]),
             pause_one_in: rng.pick(&[50, 400, u64::MAX]),
-            drain_early: rng.chance(300),
+            drain_at: rng.chance(300).then(|| rng.below(turns.into()) as u32),
             drain_ns: rng.pick(&[0, 5 * MS, 3000 * MS]),
             sound: (0..count).map(|s| wicked != Some(s)).collect(),
             setup,
@@ -137,7 +136,7 @@ impl Plan {
             drops: rng.pick(&[0, 0, 50]),
             unframable: if udp { 0 } else { rng.pick(&[0, 0, 30]) },
             too_long: if udp { rng.pick(&[0, 0, 50]) } else { 0 },
-            junk: if udp && self.setup.junk[service] { 50 } else { 0 },
+            junk: if udp { rng.pick(&[0, 0, 50]) } else { 0 },
             silent: if udp { 0 } else { rng.pick(&[0, 200]) },
             heavy: rng.pick(&[100, 100, 1000]),
         }
@@ -176,7 +175,7 @@ impl Plan {
             read_max: rng.pick(&[0, 1, 50, 4096, 100_000, 100_000]),
             pause_ns: rng.pick(&[(0, 20 * US), (5 * US, 200 * US), (MS, 10 * MS)]),
             bogus: rng.pick(&[0, 0, 50]),
-            rough: rng.chance(500),
+            fates: if rng.chance(500) { Fates::ALL } else { Fates::GENTLE },
         };
         let mut client = StreamClient::new(service, port, taste, manner, rng.fork());
         client.ordered = spec.ordered;
@@ -186,6 +185,31 @@ impl Plan {
         client.requests = rng.between(0, 60) as u32;
         client.next_ns = rng.below(2 * MS);
         self.stream_clients.push(client);
+    }
+
+    /// How many clients there are.
+    pub fn client_count(&self) -> usize {
+        self.datagram_clients.len() + self.stream_clients.len()
+    }
+
+    /// Only these clients take part, by their place: first those over UDP, then those over TCP.
+    pub fn keep_clients(&mut self, kept: &[usize]) {
+        let mut place = 0..;
+        let mut keep = || kept.contains(&place.next().expect("endless"));
+        self.datagram_clients.retain(|_| keep());
+        self.stream_clients.retain(|_| keep());
+    }
+
+    /// The most requests of any client.
+    pub fn requests_max(&self) -> u32 {
+        let datagrams = self.datagram_clients.iter().map(|c| c.left);
+        datagrams.chain(self.stream_clients.iter().map(|c| c.requests)).max().unwrap_or(0)
+    }
+
+    /// No client has more than `most` requests.
+    pub fn limit_requests(&mut self, most: u32) {
+        self.datagram_clients.iter_mut().for_each(|c| c.left = c.left.min(most));
+        self.stream_clients.iter_mut().for_each(|c| c.requests = c.requests.min(most));
     }
 
     fn service_of(&self, port: PortIndex) -> usize {
@@ -211,6 +235,7 @@ fn faults(rng: &mut Rng) -> Faults {
     Faults {
         lose: rate(&[0, 10, 200]),
         duplicate: rate(&[0, 10, 200]),
+        corrupt: rate(&[0, 0, 20]),
         truncate: rate(&[0, 0, 20]),
         refuse_send: rate(&[0, 0, 20]),
         full_send: rate(&[0, 50, 900]),
@@ -332,6 +357,7 @@ fn backend_habits(rng: &mut Rng, wicked: bool) -> BackendHabits {
         late: rate(&[0, 50, 300]),
         hang: rate(&[0, 20]),
         close: rate(&[0, 20, 200]),
+        cut: rate(&[0, 0, 20, 200]),
         garbage: rate(&[0, 0, 20, 300]),
         unasked: rate(&[0, 0, 20, 300]),
         too_long: rate(&[0, 0, 20, 300]),

@@ -10,6 +10,8 @@ use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::Nic;
 
+use crate::case::Case;
+use crate::fault::{Fault, Struck};
 use crate::net::lock;
 use crate::nic::{SimNic, SimSocket};
 use crate::plan::Plan;
@@ -36,13 +38,15 @@ pub struct Report {
     pub took_ns: u64,
     /// The engine's counters at the end, by service.
     pub services: Vec<ServiceSnapshot>,
+    /// How often each fault struck.
+    pub struck: Struck,
 }
 
 /// A promise that was not kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// The seed of the run.
-    pub seed: u64,
+    /// What was run.
+    pub case: Case,
     /// When, in nanoseconds of the run.
     pub at_ns: u64,
     /// What was wrong.
@@ -51,29 +55,51 @@ pub struct Violation {
 
 impl std::fmt::Display for Violation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { seed, at_ns, text } = self;
-        write!(f, "seed {seed} at {at_ns} ns: {text}")
+        let Self { case, at_ns, text } = self;
+        write!(f, "seed {} at {at_ns} ns: {text}", case.seed)
     }
 }
 
-/// Runs a seed; a panic inside the engine is a violation.
-pub fn simulate(seed: u64, trace: bool) -> Result<Report, Violation> {
-    simulate_with(seed, trace, |nic| nic)
+impl Violation {
+    /// What was wrong without the numbers in it: two runs that break the same promise say the same.
+    pub fn kind(&self) -> String {
+        let words = self.text.chars().filter(|c| !c.is_ascii_digit());
+        words.take(40).collect()
+    }
+
+    /// The smallest case that breaks the same promise.
+    pub fn shrink(&self) -> Self {
+        let mut found = self.clone();
+        self.case.shrink(|case| match simulate(case, false) {
+            Err(other) if other.kind() == self.kind() => {
+                found = other;
+                true
+            }
+            _ => false,
+        });
+        found
+    }
+}
+
+/// Runs a seed or a smaller case of it; a panic inside the engine is a violation.
+pub fn simulate(case: impl Into<Case>, trace: bool) -> Result<Report, Violation> {
+    simulate_with(case, trace, |nic| nic)
 }
 
 /// The same with something put between the workers and their network (for tests of the checks).
 pub fn simulate_with<N: Nic<Socket = SimSocket>>(
-    seed: u64,
+    case: impl Into<Case>,
     trace: bool,
     wrap: impl Fn(SimNic) -> N,
 ) -> Result<Report, Violation> {
-    let run = || Run::new(Plan::of_seed(seed), trace, wrap).go();
+    let case = case.into();
+    let run = || Run::new(case.plan(), trace, wrap).go();
     let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
         Err((0, format!("panicked: {}", text.unwrap_or_default())))
     });
-    outcome.map_err(|(at_ns, text)| Violation { seed, at_ns, text })
+    outcome.map_err(|(at_ns, text)| Violation { case, at_ns, text })
 }
 
 struct Run<N: Nic<Socket = SimSocket>> {
@@ -105,24 +131,40 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
 
     fn stages(&mut self) -> Result<(), String> {
         self.load()?;
+        if self.plan.drain_at.is_none() {
+            self.hush();
+            self.quiet()?;
+        }
+        self.drain()
+    }
+
+    /// No client asks for more.
+    fn hush(&mut self) {
         for client in &mut self.plan.stream_clients {
             client.hush();
         }
         for client in &mut self.plan.datagram_clients {
             client.left = 0;
         }
-        if !self.plan.drain_early {
-            self.quiet()?;
-        }
-        self.drain()
     }
 
     fn load(&mut self) -> Result<(), String> {
-        for _ in 0..self.plan.turns {
+        let turns = match self.plan.drain_at {
+            Some(at) if at < self.plan.turns => {
+                lock(&self.world.net).struck.one(Fault::EarlyDrain);
+                at
+            }
+            _ => self.plan.turns,
+        };
+        if self.plan.setup.ring_start > 0 {
+            lock(&self.world.net).struck.one(Fault::RingWrap);
+        }
+        for _ in 0..turns {
             let (low, high) = self.plan.stride_ns;
             let mut stride_ns = self.rng.between(low, high);
             if self.plan.pause_one_in < u64::MAX && self.rng.below(self.plan.pause_one_in) == 0 {
                 stride_ns += self.rng.below(5 * MS);
+                lock(&self.world.net).struck.one(Fault::Pause);
             }
             self.world.advance(stride_ns);
             self.peers();
@@ -310,6 +352,12 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
             trace.note(net.now_ns(), "end", &service.drops);
             trace.note(net.now_ns(), "end", &[service.received, service.replied, service.consumed]);
         }
-        Report { trace_hash: trace.hash(), events: trace.events(), took_ns: net.now_ns(), services }
+        Report {
+            trace_hash: trace.hash(),
+            events: trace.events(),
+            took_ns: net.now_ns(),
+            services,
+            struck: net.struck.clone(),
+        }
     }
 }

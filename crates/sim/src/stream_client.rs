@@ -18,8 +18,9 @@ use wire::nic::{Close, PortIndex};
 
 use crate::client::Taste;
 use crate::conn::ConnId;
+use crate::fault::Fault;
 use crate::message::{
-    Body, Flavor, FromStream, decode_reply, next_reply, request_payload, request_wire,
+    Ask, Body, Flavor, FromStream, decode_reply, next_reply, request_payload, request_wire,
 };
 use crate::net::{Network, PeerRead};
 use crate::rng::Rng;
@@ -47,6 +48,47 @@ pub enum Fate {
 const FATES: [Fate; 7] =
     [Fate::Polite, Fate::Stay, Fate::Reset, Fate::Vanish, Fate::Nonsense, Fate::Quit, Fate::Cut];
 
+impl Fate {
+    /// The kind of fault that it is, if it is one.
+    fn fault(self) -> Option<Fault> {
+        match self {
+            Self::Stay | Self::Quit => None,
+            Self::Polite => Some(Fault::HalfClose),
+            Self::Reset => Some(Fault::Reset),
+            Self::Vanish => Some(Fault::Vanish),
+            Self::Nonsense => Some(Fault::Nonsense),
+            Self::Cut => Some(Fault::Cut),
+        }
+    }
+}
+
+/// Which fates a client may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fates(u8);
+
+impl Fates {
+    /// All of them.
+    pub const ALL: Self = Self(0x7f);
+    /// Those that lose nothing.
+    pub const GENTLE: Self = Self(0b11);
+
+    /// All of these but one, which becomes [`Fate::Stay`].
+    pub fn without(self, fault: Fault) -> Self {
+        let spared = FATES.iter().filter(|fate| fate.fault() == Some(fault));
+        Self(spared.fold(self.0, |left, fate| left & !(1 << *fate as u8)))
+    }
+
+    /// Whether fates other than gentle ones are among them.
+    pub fn are_rough(self) -> bool {
+        self.0 & !Self::GENTLE.0 != 0
+    }
+
+    fn draw(self, rng: &mut Rng) -> Fate {
+        let drawn = rng.pick(&FATES[..if self.are_rough() { FATES.len() } else { 2 }]);
+        if self.0 & 1 << drawn as u8 == 0 { Fate::Stay } else { drawn }
+    }
+}
+
 /// What a client expects for one place in the order of replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
@@ -71,8 +113,8 @@ pub struct Manner {
     pub pause_ns: (u64, u64),
     /// Sends a command that the protocol refuses, in times per mille (memcached).
     pub bogus: u32,
-    /// Whether fates other than `Polite` and `Stay` happen.
-    pub rough: bool,
+    /// How its connections may end.
+    pub fates: Fates,
 }
 
 /// The connection a client has.
@@ -195,11 +237,8 @@ impl StreamClient {
         let id = *next_id;
         *next_id += 1;
         let peer: SocketAddr = client_address(id);
-        let fate = if self.manner.rough {
-            self.rng.pick(&FATES)
-        } else {
-            self.rng.pick(&[Fate::Polite, Fate::Stay])
-        };
+        let fate = self.manner.fates.draw(&mut self.rng);
+        self.note_manner(net);
         self.life = Some(Life {
             conn: net.connect(peer, self.port),
             id,
@@ -217,6 +256,16 @@ impl StreamClient {
         });
     }
 
+    /// Notes what the client does wrong all the time.
+    fn note_manner(&self, net: &mut Network) {
+        if self.manner.write_max == 1 || self.manner.read_max == 1 {
+            net.struck.one(Fault::Bytewise);
+        }
+        if self.manner.read_max == 0 {
+            net.struck.one(Fault::Deaf);
+        }
+    }
+
     fn compose(&mut self, net: &mut Network, life: &mut Life) {
         let framing = self.taste.framing;
         while life.left > 0 && life.output.len() < 4 * self.manner.write_max.max(1024) {
@@ -225,13 +274,18 @@ impl StreamClient {
                 return;
             }
             life.left -= 1;
-            if framing == Framing::Memcached && self.rng.chance(self.manner.bogus) {
+            if framing == Framing::Memcached
+                && net.struck.strikes(&mut self.rng, Fault::Bogus, self.manner.bogus)
+            {
                 life.output.extend(self.rng.pick(&[&b"bogus 1\r\n"[..], b"\r\n", b"get\n"]));
                 life.expected.push_back(Expected::Error);
                 continue;
             }
             let (body, flavor) = self.taste.request(&mut self.rng, life.id, life.sequence);
             life.sequence += 1;
+            if body.ask == Ask::Unframable {
+                net.struck.one(Fault::Unframable);
+            }
             net.ledger.ask(self.service, body, None);
             let wire = request_wire(framing, &request_payload(framing, &body, flavor));
             life.output.extend(&wire);
@@ -379,13 +433,16 @@ impl StreamClient {
     /// What the fate has in store now; false when the connection is over for the client.
     fn meet_fate(&mut self, net: &mut Network, life: &mut Life) -> bool {
         let done = life.left == 0 && life.output.is_empty();
+        let comes = done && !life.ended_own_side;
+        let fault = life.fate.fault();
         match life.fate {
             Fate::Reset | Fate::Vanish if done || self.rng.chance(20) => {
+                net.struck.one(fault.expect("it is one"));
                 let how = if life.fate == Fate::Reset { Close::Reset } else { Close::Graceful };
                 net.peer_close(life.conn, how);
                 return false;
             }
-            _ if !done || life.ended_own_side => {}
+            _ if !comes => {}
             Fate::Polite => self.end_own_side(net, life),
             Fate::Quit if self.taste.framing == Framing::Memcached => {
                 life.ended_own_side = true;
@@ -403,6 +460,9 @@ impl StreamClient {
                 self.end_own_side(net, life);
             }
             Fate::Stay | Fate::Reset | Fate::Vanish => {}
+        }
+        if let Some(fault) = fault.filter(|_| comes) {
+            net.struck.one(fault);
         }
         true
     }

@@ -38,8 +38,6 @@ pub struct Setup {
     pub behaviours: Vec<Behaviour>,
     /// For each service, whether its backends answer rightly.
     pub honest_backends: Vec<bool>,
-    /// For each service, whether clients send what is no [`crate::message::Body`].
-    pub junk: Vec<bool>,
     /// Initial count of every ring.
     pub ring_start: u64,
     /// Seed of everything random below.
@@ -54,7 +52,6 @@ impl Setup {
             topology,
             behaviours: vec![Behaviour::default(); services],
             honest_backends: vec![true; services],
-            junk: vec![false; services],
             ring_start: 0,
             seed: 1,
         }
@@ -66,7 +63,7 @@ impl Setup {
             dispatch: service.dispatch,
             mqueues: service.mqueues * service.accelerators.len() as u32,
             judged: !self.behaviours[index].corrupts(),
-            junk: self.junk[index],
+            streams: service.listen.iter().any(|l| l.transport == Transport::Tcp),
         };
         self.topology.services.iter().enumerate().map(rules).collect()
     }

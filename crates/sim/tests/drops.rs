@@ -51,7 +51,6 @@ fn a_long_datagram_is_refused() {
 fn a_message_without_its_key_is_refused() {
     let mut script = script(Framing::LengthU16);
     script.service().dispatch = Dispatch::KeyHash("16:4".parse().unwrap());
-    script.setup.junk[0] = true;
     let mut scene = script.play();
     scene.datagram(&[7; 19]);
     scene.ask(request(0));
@@ -382,7 +381,7 @@ fn a_late_answer_of_a_backend_is_passed_over() {
     // provokes: backend_late
     assert_eq!(scene.dropped(DropReason::BackendLate), 1);
     // The stream is in step again.
-    scene.backend.as_mut().unwrap().set_habits(BackendHabits::SOUND);
+    scene.backend.as_mut().unwrap().habits = BackendHabits::SOUND;
     scene.ask(question(0));
     scene.wait_ms(5);
     let counted = scene.world.metrics.service(0);

@@ -58,7 +58,6 @@ fn a_stuck_service_does_not_hold_up_what_another_one_hands_over() {
     script.setup.topology.services.push(sound);
     script.setup.behaviours.push(Behaviour::default());
     script.setup.honest_backends.push(true);
-    script.setup.junk.push(false);
     let mut scene = script.play();
     let caller = scene.connect_to(1);
     for sequence in 0..10 {

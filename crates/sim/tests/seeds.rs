@@ -1,30 +1,30 @@
 //! The simulator's everyday run: many seeds, none fails; a seed is a test case.
 
-use sim::run::{Violation, simulate};
+use sim::campaign::{Campaign, Totals};
+use sim::case::Case;
+use sim::run::simulate;
 
-fn hold(seeds: impl Iterator<Item = u64>) {
-    for seed in seeds {
-        if let Err(violation) = simulate(seed, false) {
-            panic!("{violation}\nreproduce: cargo run -p serval-sim -- --seed {seed} --trace");
-        }
+fn hold(first: u64, seeds: u64, jobs: usize) -> Totals {
+    let totals = Campaign { jobs, ..Campaign::new(first, seeds) }.run(|_| {});
+    if let Some(violation) = totals.violations.values().next() {
+        let small = violation.shrink();
+        panic!("{violation}\nsmallest: {small}\nreproduce: serval-sim {} --trace", small.case);
     }
+    totals
 }
 
+/// As many seeds as it takes to be sure; what they never reach is not tested.
 #[test]
-fn the_first_fifty_seeds_hold() {
-    hold(1..=50);
-}
-
-#[test]
-fn the_second_fifty_seeds_hold() {
-    hold(51..=100);
+fn two_thousand_seeds_hold_and_reach_everything() {
+    let totals = hold(1, 2000, 2);
+    assert_eq!(totals.unreached(), [""; 0]);
 }
 
 #[test]
 fn a_seed_reproduces_a_run_exactly() {
     let mut hashes = Vec::new();
     for seed in [3, 7, 11] {
-        let run = || -> Result<_, Violation> { simulate(seed, false) };
+        let run = || simulate(seed, false);
         let (first, second) = (run().unwrap(), run().unwrap());
         assert_eq!(first, second, "seed {seed}");
         assert!(first.events > 1000, "seed {seed} does next to nothing");
@@ -32,4 +32,18 @@ fn a_seed_reproduces_a_run_exactly() {
     }
     hashes.dedup();
     assert_eq!(hashes.len(), 3, "different seeds are different runs");
+}
+
+#[test]
+fn it_does_not_matter_which_thread_runs_a_seed() {
+    assert_eq!(hold(500, 40, 1), hold(500, 40, 4));
+}
+
+#[test]
+fn a_healed_case_has_no_faults_and_is_a_run_of_its_own() {
+    let case = Case { without: sim::fault::FaultSet::default().others(), ..Case::from(7) };
+    let healed = simulate(&case, false).unwrap();
+    let struck: u64 = sim::fault::Fault::ALL.iter().map(|f| healed.struck.count(*f)).sum();
+    assert_eq!(struck, 0, "{:?}", healed.struck);
+    assert_ne!(healed.trace_hash, simulate(7, false).unwrap().trace_hash);
 }

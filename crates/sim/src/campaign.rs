@@ -1,0 +1,186 @@
+//! Many seeds on several threads, and what they came to together.
+//!
+//! Threads take seeds off one counter, so which of them runs a seed is left to chance; what a seed does
+//! is not, and the sums do not depend on the order. [`Totals::unreached`] names what all runs together
+//! never did: a fault that never struck and a loss that never happened test nothing.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Formatter};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
+
+use wire::DropReason;
+
+use crate::case::Case;
+use crate::fault::{Fault, Struck};
+use crate::net::lock;
+use crate::rng::mix;
+use crate::run::{Report, Violation, simulate};
+
+/// Losses that no plan brings about: the arena of a client mqueue never fills up with answers that the
+/// model kernels wait for.
+const NEVER_LOST: [DropReason; 1] = [DropReason::BackendNoCredit];
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Campaign {
+    /// The first seed, and whatever every case of the campaign leaves out.
+    pub first: Case,
+    /// How many seeds, one after the other.
+    pub seeds: u64,
+    /// No seed is begun after this time.
+    pub deadline: Option<Instant>,
+    /// Threads.
+    pub jobs: usize,
+    /// Prints every event to stderr.
+    pub trace: bool,
+    /// Goes on after a seed that fails.
+    pub keep_going: bool,
+}
+
+/// How far a campaign is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Seeds run.
+    pub runs: u64,
+    /// Seeds that failed.
+    pub failures: u64,
+}
+
+/// What all runs did together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Totals {
+    /// Seeds run.
+    pub runs: u64,
+    /// One number for everything that happened in all of them.
+    pub trace_hash: u64,
+    /// Events.
+    pub events: u64,
+    /// Virtual time, in milliseconds.
+    pub virtual_ms: u64,
+    /// The engine's counters by name.
+    pub counters: BTreeMap<&'static str, u64>,
+    /// The engine's losses by reason.
+    pub lost: [u64; DropReason::COUNT],
+    /// The faults.
+    pub struck: Struck,
+    /// What failed, by seed.
+    pub violations: BTreeMap<u64, Violation>,
+}
+
+impl Totals {
+    fn new() -> Self {
+        Self {
+            runs: 0,
+            trace_hash: 0,
+            events: 0,
+            virtual_ms: 0,
+            counters: BTreeMap::new(),
+            lost: [0; DropReason::COUNT],
+            struck: Struck::default(),
+            violations: BTreeMap::new(),
+        }
+    }
+
+    fn add(&mut self, seed: u64, outcome: Result<Report, Violation>) {
+        self.runs += 1;
+        let report = match outcome {
+            Ok(report) => report,
+            Err(violation) => {
+                self.violations.insert(seed, violation);
+                return;
+            }
+        };
+        self.trace_hash = self.trace_hash.wrapping_add(mix(report.trace_hash ^ mix(seed)));
+        self.events += report.events;
+        self.virtual_ms += report.took_ns / 1_000_000;
+        self.struck.add(&report.struck);
+        for service in &report.services {
+            for (name, _, value) in service.named() {
+                *self.counters.entry(name).or_default() += value;
+            }
+            for (sum, lost) in self.lost.iter_mut().zip(service.drops) {
+                *sum += lost;
+            }
+        }
+    }
+
+    /// Faults that never struck and losses that never happened, by name.
+    pub fn unreached(&self) -> Vec<String> {
+        let quiet = Fault::ALL.iter().filter(|fault| self.struck.count(**fault) == 0);
+        let faults = quiet.map(|fault| format!("the fault {} never struck", fault.name()));
+        let lost = DropReason::ALL.iter().filter(|reason| self.lost[**reason as usize] == 0);
+        let losses = lost.filter(|reason| !NEVER_LOST.contains(reason));
+        faults.chain(losses.map(|r| format!("nothing was lost for {}", r.name()))).collect()
+    }
+}
+
+impl Display for Totals {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let hours = self.virtual_ms as f64 / 3_600_000.0;
+        writeln!(
+            f,
+            "{} events in {hours:.2} virtual hours, trace {:#018x}",
+            self.events, self.trace_hash
+        )?;
+        writeln!(f, "messages")?;
+        for (name, value) in &self.counters {
+            writeln!(f, "  {name:20} {value:>12}")?;
+        }
+        writeln!(f, "faults")?;
+        for fault in Fault::ALL {
+            writeln!(f, "  {:20} {:>12}", fault.name(), self.struck.count(*fault))?;
+        }
+        writeln!(f, "losses")?;
+        for (reason, lost) in DropReason::ALL.iter().zip(self.lost) {
+            writeln!(f, "  {:20} {lost:>12}", reason.name())?;
+        }
+        write!(f, "{} seeds, {} violations", self.runs, self.violations.len())
+    }
+}
+
+impl Campaign {
+    /// A campaign of `seeds` seeds from `first` on one thread, which ends with the first that fails.
+    pub fn new(first: impl Into<Case>, seeds: u64) -> Self {
+        let first = first.into();
+        Self { first, seeds, deadline: None, jobs: 1, trace: false, keep_going: false }
+    }
+
+    fn case(&self, number: u64) -> Case {
+        Case { seed: self.first.seed.wrapping_add(number), ..self.first.clone() }
+    }
+
+    /// Runs the seeds; `tell` hears of the progress now and then.
+    pub fn run(&self, mut tell: impl FnMut(Progress)) -> Totals {
+        let totals = Mutex::new(Totals::new());
+        let next = AtomicU64::new(0);
+        let stop = AtomicBool::new(false);
+        let work = || {
+            while !stop.load(Ordering::Relaxed) {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+                if number >= self.seeds || late {
+                    return;
+                }
+                let case = self.case(number);
+                let outcome = simulate(&case, self.trace);
+                if outcome.is_err() && !self.keep_going {
+                    stop.store(true, Ordering::Relaxed);
+                }
+                lock(&totals).add(case.seed, outcome);
+            }
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.jobs.max(1)).map(|_| scope.spawn(work)).collect();
+            while !threads.iter().all(ScopedJoinHandle::is_finished) {
+                std::thread::sleep(Duration::from_millis(20));
+                let totals = lock(&totals);
+                let failures = totals.violations.len() as u64;
+                tell(Progress { runs: totals.runs, failures });
+            }
+        });
+        totals.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,225 @@
+//! The kinds of things that go wrong, each with a name, so that a run can leave one out and count how
+//! often each happened. The table in the crate's text says where each strikes and what would notice.
+
+use std::collections::BTreeSet;
+use std::fmt::{Display, Formatter};
+use std::str::FromStr;
+
+use crate::rng::Rng;
+
+macro_rules! faults {
+    ($( $(#[doc = $doc:literal])+ $variant:ident = $name:literal; )+) => {
+        /// One kind of fault.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum Fault { $( $(#[doc = $doc])+ $variant, )+ }
+
+        impl Fault {
+            /// Every kind, in declaration order; `fault as usize` indexes it.
+            pub const ALL: &'static [Self] = &[ $( Self::$variant, )+ ];
+
+            /// Its name on the command line and in reports.
+            pub const fn name(self) -> &'static str {
+                match self { $( Self::$variant => $name, )+ }
+            }
+        }
+    };
+}
+
+faults! {
+    /// A datagram is lost.
+    Lose = "lose";
+    /// A datagram arrives twice.
+    Duplicate = "duplicate";
+    /// A datagram overtakes another one.
+    Reorder = "reorder";
+    /// A bit of a datagram changes on its way to the engine.
+    Corrupt = "corrupt";
+    /// A datagram arrives cut.
+    Truncate = "truncate";
+    /// A datagram finds the receive buffer full.
+    SocketFull = "socket-full";
+    /// The host kernel refuses to send a datagram.
+    RefuseSend = "refuse-send";
+    /// The host kernel has no room for a datagram now.
+    FullSend = "full-send";
+    /// A read returns less than there is, down to one byte.
+    ShortRead = "short-read";
+    /// A write takes less than it could, down to nothing.
+    ShortWrite = "short-write";
+    /// A stream's buffer holds less than a message.
+    SmallPipe = "small-pipe";
+    /// A reset destroys what had arrived before it.
+    ResetDestroys = "reset-destroys";
+    /// An event without a cause.
+    Spurious = "spurious";
+    /// An event is reported later.
+    LateEvent = "late-event";
+    /// No descriptor is free.
+    Exhausted = "exhausted";
+    /// A datagram that is no message.
+    Junk = "junk";
+    /// A request longer than the service takes.
+    LongRequest = "long-request";
+    /// A request for a reply that the framing cannot carry.
+    Unframable = "unframable";
+    /// A client writes and reads single bytes.
+    Bytewise = "bytewise";
+    /// A client never reads.
+    Deaf = "deaf";
+    /// A client sends a command that its protocol refuses.
+    Bogus = "bogus";
+    /// A client closes its sending side and goes on reading.
+    HalfClose = "half-close";
+    /// A client resets its connection in the middle.
+    Reset = "reset";
+    /// A client closes everything in the middle.
+    Vanish = "vanish";
+    /// A client breaks the framing.
+    Nonsense = "nonsense";
+    /// A client closes its side inside a request.
+    Cut = "cut";
+    /// A block answers twice.
+    Twice = "twice";
+    /// A block answers late.
+    Late = "late";
+    /// A block never answers a message.
+    Swallow = "swallow";
+    /// A block drops what it should answer.
+    Reject = "reject";
+    /// A block answers a token that never was.
+    Forge = "forge";
+    /// A block answers a token of another mqueue.
+    Steal = "steal";
+    /// A block writes a message of an unknown kind.
+    BadKind = "bad-kind";
+    /// A block writes a message with an impossible length, place or flag.
+    BadHeader = "bad-header";
+    /// A block replies although nobody wants replies.
+    Unwanted = "unwanted";
+    /// A block stops reading for ever.
+    Stall = "stall";
+    /// A block ends.
+    Die = "die";
+    /// A block overwrites words of its rings.
+    Scribble = "scribble";
+    /// A block is reported to have something to say, and has not.
+    FalseAlarm = "false-alarm";
+    /// A backend answers after the time-out.
+    BackendLate = "backend-late";
+    /// A backend never answers again.
+    BackendHang = "backend-hang";
+    /// A backend closes or resets instead of answering.
+    BackendClose = "backend-close";
+    /// A backend closes inside an answer.
+    BackendCut = "backend-cut";
+    /// A backend answers what is no answer.
+    BackendGarbage = "backend-garbage";
+    /// A backend says something nobody asked.
+    BackendUnasked = "backend-unasked";
+    /// A backend answers with more than fits.
+    BackendLong = "backend-long";
+    /// A backend refuses connections, ignores them, or cannot be reached.
+    BackendDoor = "backend-door";
+    /// The workers stand still for milliseconds.
+    Pause = "pause";
+    /// The drain begins under load.
+    EarlyDrain = "early-drain";
+    /// The counts of the rings are about to pass a power of two that matters.
+    RingWrap = "ring-wrap";
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.iter().find(|fault| fault.name() == name).copied();
+        found.ok_or_else(|| format!("there is no fault {name:?}; --faults lists them"))
+    }
+}
+
+/// Some kinds of faults. On the command line their names with commas between.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FaultSet(pub BTreeSet<Fault>);
+
+impl FaultSet {
+    /// Every kind but these.
+    pub fn others(&self) -> Self {
+        Self(Fault::ALL.iter().filter(|fault| !self.0.contains(fault)).copied().collect())
+    }
+}
+
+impl FromStr for FaultSet {
+    type Err = String;
+
+    fn from_str(names: &str) -> Result<Self, String> {
+        let names = names.split(',').filter(|name| !name.is_empty());
+        names.map(str::parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl Display for FaultSet {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<_> = self.0.iter().map(|fault| fault.name()).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+/// How often each kind of fault struck.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Struck([u64; Fault::ALL.len()]);
+
+impl Default for Struck {
+    fn default() -> Self {
+        Self([0; Fault::ALL.len()])
+    }
+}
+
+impl Struck {
+    /// One more.
+    pub fn one(&mut self, fault: Fault) {
+        self.0[fault as usize] += 1;
+    }
+
+    /// Whether a fault that comes `per_mille` times out of a thousand comes now; counts it.
+    pub fn strikes(&mut self, rng: &mut Rng, fault: Fault, per_mille: u32) -> bool {
+        let strikes = rng.chance(per_mille);
+        self.0[fault as usize] += u64::from(strikes);
+        strikes
+    }
+
+    /// How often `fault` struck.
+    pub fn count(&self, fault: Fault) -> u64 {
+        self.0[fault as usize]
+    }
+
+    /// Adds what struck in another run.
+    pub fn add(&mut self, other: &Self) {
+        for (sum, count) in self.0.iter_mut().zip(other.0) {
+            *sum += count;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_are_written_as_they_are_read() {
+        let all: FaultSet = FaultSet::default().others();
+        assert_eq!(all.to_string().parse(), Ok(all.clone()));
+        assert_eq!(all.others(), FaultSet::default());
+        assert_eq!("".parse(), Ok(FaultSet::default()));
+        assert!("lose,loose".parse::<FaultSet>().unwrap_err().contains("loose"));
+    }
+
+    #[test]
+    fn the_table_in_the_crates_text_has_every_fault_once() {
+        let text = include_str!("lib.rs");
+        for fault in Fault::ALL {
+            let row = format!("//! | `{}` |", fault.name());
+            assert_eq!(text.matches(&row).count(), 1, "{row}");
+        }
+    }
+}
