@@ -6,12 +6,13 @@ CARGO ?= cargo
 CACHE ?= .cache
 SERVAL := target/release/serval
 
-.PHONY: help demo demo-faces test bench bench-quick bench-build microbench ci fuzz fuzz-quick setup setup-test build clean
+.PHONY: help demo demo-faces cuda-kernels test bench bench-quick bench-build microbench ci fuzz fuzz-quick setup setup-test build clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo        build Serval and watch clients being answered by an accelerator (2 minutes)"
 	@echo "make demo-faces  the same with a real memcached behind the kernel"
+	@echo "make cuda-kernels  the kernels for NVIDIA GPUs, for the next build (happens by itself where a GPU is)"
 	@echo "make test        every test of the repository (about 12 minutes on 2 cores)"
 	@echo "make bench       the measurements behind docs/benchmarks.md (half an hour; leave the machine alone)"
 	@echo "make bench-quick a look at each of them (2 minutes; proves nothing)"
@@ -26,9 +27,14 @@ demo: build
 demo-faces: build setup-test
 	@$(SERVAL) demo faces
 
-build: setup
+# Where a GPU is, its kernels are part of the build.
+build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels)
 	@echo "building (the first time takes a few minutes)"
 	@$(CARGO) build --release --quiet --package serval
+
+# The built-in kernels for NVIDIA GPUs, for the next build. Takes nvcc from the machine, or fetches one.
+cuda-kernels:
+	@$(MAKE) --no-print-directory --silent -C device cuda-kernels
 
 test: setup setup-test
 	@$(CARGO) xtask ci all

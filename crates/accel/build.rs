@@ -13,6 +13,7 @@ fn main() {
     }
     compile_kernels(&device);
     list_headers(&device.join("include/serval"));
+    embed_cuda_kernels(&device);
 }
 
 /// One translation unit that includes every built-in kernel: their registrations, which are static
@@ -31,6 +32,32 @@ fn compile_kernels(device: &Path) {
         .file(device.join("kernels/builtin.cpp"))
         .cpp_link_stdlib(None)
         .compile("serval_kernels");
+}
+
+/// Puts the fatbin that `make cuda-kernels` made where the program includes it; an empty file when there
+/// is none, or when it is older than a source. nvcc is never needed for a build.
+fn embed_cuda_kernels(device: &Path) {
+    let folder = device.join("cuda");
+    println!("cargo:rerun-if-changed={}", folder.display());
+    let fatbin = folder.join("kernels.fatbin");
+    let mut bytes = fs::read(&fatbin).unwrap_or_default();
+    let changed = |path: &Path| fs::metadata(path).and_then(|found| found.modified()).ok();
+    let sources = ["include/serval", "kernels", "models"].map(|folder| device.join(folder));
+    let newest = (sources.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten()))
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(|path| {
+            path.extension().is_some_and(|kind| ["h", "cpp", "inc"].iter().any(|k| kind == *k))
+        })
+        .filter_map(|path| changed(&path))
+        .max();
+    if !bytes.is_empty() && changed(&fatbin) < newest {
+        println!(
+            "cargo:warning=the CUDA kernels are older than their sources and are left out: run `make cuda-kernels`"
+        );
+        bytes.clear();
+    }
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    fs::write(out.join("kernels.fatbin"), bytes).expect("OUT_DIR is writable");
 }
 
 /// Writes `headers.rs`: `&[(name, text)]` of every header, the text by `include_str!`.

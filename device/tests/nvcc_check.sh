@@ -1,6 +1,5 @@
 #!/bin/sh
-# Compiles every kernel for CUDA, without a GPU: fetches the compiler as Python wheels into a virtual environment, and checks that
-# each kernel has its entry and moves 16-byte granules in one access.
+# Compiles every kernel for CUDA, without a GPU, and checks that each kernel has its entry and moves 16-byte granules in one access.
 # Usage: nvcc_check.sh VENV OUT "ARCH ..." CUDA_VERSION KERNEL.cpp ...
 set -eu
 cd "$(dirname "$0")/.."
@@ -8,15 +7,8 @@ venv=$1 out=$2 arches=$3 version=$4
 shift 4
 [ $# -gt 0 ] || { echo "no kernel given" >&2; exit 1; }
 
-ready="$venv/cuda-$version"
-if [ ! -e "$ready" ]; then
-    "${PYTHON:-python3}" -m venv "$venv"
-    "$venv/bin/pip" install -q --disable-pip-version-check "nvidia-cuda-nvcc==$version.*" "nvidia-nvvm==$version.*" \
-        "nvidia-cuda-crt==$version.*" "nvidia-cuda-runtime==$version.*" "nvidia-cuda-cccl==$version.*"
-    touch "$ready"
-fi
-cuda=$(echo "$venv"/lib/python3*/site-packages/nvidia/cu"${version%%.*}")
-nvcc="$cuda/bin/nvcc"
+nvcc=$(./find_nvcc.sh wheels "$venv" "$version")
+cuda=${nvcc%/bin/nvcc}
 "$nvcc" --version | tail -2
 
 mkdir -p "$out"

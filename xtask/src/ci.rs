@@ -51,7 +51,7 @@ const STEPS: &[Step] = &[
     Step { name: "device", what: "the device library and the kernels on the host", run: device },
     Step { name: "models", what: "LeNet and faces against their references", run: models },
     Step { name: "tsan", what: "the device library under ThreadSanitizer", run: tsan },
-    Step { name: "nvcc", what: "every kernel compiles for sm_90", run: nvcc },
+    Step { name: "nvcc", what: "every kernel compiles for sm_80, sm_90 and sm_100", run: nvcc },
     Step { name: "wasm", what: "the sans-IO crates build for wasm32", run: wasm },
     Step { name: "arm", what: "builds for aarch64; the rings under qemu", run: arm },
     Step { name: "loom", what: "the rings under loom", run: loom },

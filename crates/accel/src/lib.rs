@@ -3,15 +3,18 @@
 //! * [`kernel`]: kernels by name, built in or from a library; [`compile`] builds such libraries.
 //! * [`params`]: what a service gives its kernel.
 //! * [`cpu`]: blocks as coroutines on the engine's workers or on threads of their own.
+//! * [`cuda`]: blocks on an NVIDIA GPU, for a runtime in a process of its own.
 //!
-//! Each kind of accelerator is one module. All give the engine [`engine::accelerator::Blocks`]; all
-//! else goes through the region.
+//! Each kind of accelerator is one module. Those inside the engine's process give it
+//! [`engine::accelerator::Blocks`]; all else goes through the region.
 
 pub mod compile;
 pub mod cpu;
+pub mod cuda;
 pub mod kernel;
 pub mod params;
 
+pub use cuda::CudaError;
 pub use kernel::{Kernel, KernelError};
 pub use params::ParamError;
 
@@ -24,6 +27,9 @@ pub enum AccelError {
     /// A parameter is outside what a kernel can be given.
     #[error(transparent)]
     Param(#[from] ParamError),
+    /// A GPU cannot be used.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// The memory is no usable region.
     #[error(transparent)]
     Region(#[from] mqueue::JoinError),

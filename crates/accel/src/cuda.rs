@@ -1,0 +1,179 @@
+//! The `cuda` accelerator: blocks as persistent blocks of a kernel on an NVIDIA GPU.
+//!
+//! A service is one launch: one CUDA block for each block of its region. The blocks poll their mqueues in
+//! host memory over the bus until the stop word, or the engine's silence, ends them; no host code runs
+//! for a message. What this module does on the host, once: it registers the region with the GPU, loads
+//! the kernel, allocates staging memory, checks that all blocks are resident together
+//! ([`occupancy`]), launches. From then on it looks at the status words and at the stream now and
+//! then, and touches nothing: an allocation, a free or a synchronisation would wait for blocks that do
+//! not end. What cannot be given back because blocks still run is left to the end of the process, which
+//! ends them too.
+//!
+//! This belongs into a process of its own, an accelerator runtime that got the region by its descriptor.
+//! The engine never loads a GPU driver.
+//!
+//! Kernels are the same sources as those of the `cpu` accelerator, built by nvcc (`kernels.rs`). They are
+//! trusted as far as their process goes: a kernel that faults takes down its own runtime, never the
+//! engine.
+
+mod driver;
+mod gpu;
+mod kernels;
+pub mod occupancy;
+mod watch;
+
+use std::path::PathBuf;
+
+pub use gpu::{CudaAccelerator, Ended, FoundGpu, Gpu, Options, Service, survey};
+pub use kernels::built_in;
+
+/// Why a GPU cannot be used, or can no longer.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaError {
+    /// There is no driver.
+    #[error(
+        "the GPU driver {path} cannot be loaded ({error}): install the NVIDIA driver, or give the \
+         container its GPUs (`--gpus all`)"
+    )]
+    NoDriver {
+        /// The library asked for.
+        path: PathBuf,
+        /// What the dynamic loader said.
+        error: libloading::Error,
+    },
+    /// The driver lacks a function that is needed.
+    #[error("the GPU driver {path} has no `{symbol}`: install a driver of CUDA 12 or later")]
+    OldDriver {
+        /// The driver's library.
+        path: PathBuf,
+        /// What it lacks.
+        symbol: &'static str,
+    },
+    /// No GPU has this number.
+    #[error("there is no GPU {index}: this process sees {count}, numbered from 0")]
+    NoGpu {
+        /// The number asked for.
+        index: u32,
+        /// How many there are.
+        count: u32,
+    },
+    /// The GPU cannot poll host memory, or is of a generation without 16-byte accesses.
+    #[error("GPU {index} ({name}) {what}")]
+    Unfit {
+        /// Its number.
+        index: u32,
+        /// Its name.
+        name: String,
+        /// What it lacks, and what to do.
+        what: &'static str,
+    },
+    /// This program was built without nvcc.
+    #[error(
+        "CUDA kernels are not built into this program: run `make cuda-kernels` and build it again, or \
+         name a fatbin file as the kernel"
+    )]
+    NotBuiltIn,
+    /// No built-in kernel has this name.
+    #[error(
+        "no CUDA kernel `{name}` is built in: use one of {known}, or the path of a fatbin file"
+    )]
+    NoBuiltin {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// The kernel's file cannot be read.
+    #[error("CUDA kernels {path} cannot be read ({error}): check the path")]
+    NoFile {
+        /// The path asked for.
+        path: PathBuf,
+        /// What the host kernel said.
+        error: std::io::Error,
+    },
+    /// The file holds no kernels for a GPU.
+    #[error("{path} is no fatbin or cubin: build it with `nvcc -fatbin`")]
+    NoImage {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file has no kernel of this name.
+    #[error(
+        "{image} has no kernel `{name}`: define it with SERVAL_KERNEL({name}), or give FILE:NAME"
+    )]
+    NoKernel {
+        /// The name asked for.
+        name: String,
+        /// Where it was looked for.
+        image: String,
+    },
+    /// A block would wait for room for ever.
+    #[error("{0}")]
+    NotResident(String),
+    /// The driver refused something, or a kernel failed.
+    #[error("cannot {what}: {name}, {meaning}{}", advice(*.code))]
+    Driver {
+        /// What was tried.
+        what: &'static str,
+        /// The driver's number.
+        code: i32,
+        /// The driver's name for it.
+        name: String,
+        /// What the driver says about it.
+        meaning: String,
+    },
+}
+
+/// What to do about an error of the driver, where there is something to do.
+fn advice(code: i32) -> &'static str {
+    match code {
+        2 => "; free memory on the GPU, or give the service fewer mqueues or shorter messages",
+        46 => "; another process has the GPU to itself: end it, or `nvidia-smi -c DEFAULT`",
+        100 | 101 => "; look at CUDA_VISIBLE_DEVICES, and give a container its GPUs (`--gpus all`)",
+        209 | 218 | 222 => "; build the kernels for this GPU and a toolkit that the driver serves",
+        214 | 215 => "; the GPU's memory failed: look at `nvidia-smi -q -d ECC`",
+        700 | 714..=719 => {
+            "; the kernel's fault: run it under compute-sanitizer. The GPU is free again when this \
+             process has ended"
+        }
+        702 => "; the GPU drives a display and ends long kernels: use another one",
+        803 | 804 => "; the driver was updated while it ran: load its new kernel module, or reboot",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_driver_is_one_sentence_with_what_to_do() {
+        let error = |code, name: &str, meaning: &str| CudaError::Driver {
+            what: "allocate GPU memory",
+            code,
+            name: name.to_owned(),
+            meaning: meaning.to_owned(),
+        };
+        assert_eq!(
+            error(2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory").to_string(),
+            "cannot allocate GPU memory: CUDA_ERROR_OUT_OF_MEMORY, out of memory; free memory on the \
+             GPU, or give the service fewer mqueues or shorter messages"
+        );
+        let plain = error(1, "CUDA_ERROR_INVALID_VALUE", "invalid argument").to_string();
+        assert!(plain.ends_with("invalid argument"), "{plain}");
+        for code in [2, 46, 100, 101, 209, 700, 719, 803] {
+            assert!(advice(code).starts_with("; "), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_machine_without_a_driver_is_told_so() {
+        let error = survey(Some("libno-such-driver.so".as_ref())).unwrap_err();
+        assert!(matches!(error, CudaError::NoDriver { .. }), "{error}");
+        let sentence = error.to_string();
+        assert!(sentence.contains("install the NVIDIA driver"), "{sentence}");
+        // A library that is no driver: the C library has none of the functions.
+        let error = survey(Some("libc.so.6".as_ref())).unwrap_err();
+        assert!(matches!(error, CudaError::OldDriver { symbol: "cuInit", .. }), "{error}");
+    }
+}

@@ -1,0 +1,403 @@
+//! The CUDA driver interface, loaded when somebody asks for it.
+//!
+//! A table of the few functions that are used, found in `libcuda.so.1` at run time: the program starts on
+//! machines without a driver, and a process that never asks never has it in its memory. (The `cudarc` crate
+//! offers the whole interface, but ends the process where the library or one function is missing; here
+//! both are errors with a sentence.) The library is never unloaded, because it has threads of its own.
+//!
+//! Functions here take what the driver takes and check what it returns; who owns what is `gpu.rs`.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use super::CudaError;
+
+/// What the dynamic linker is asked for.
+const LIBRARY: &str = "libcuda.so.1";
+
+/// Attributes of a device that are asked for, by the driver's numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum DeviceAttribute {
+    Multiprocessors = 16,
+    KernelTimeLimit = 17,
+    CanMapHostMemory = 19,
+    ComputeMode = 20,
+    ComputeMajor = 75,
+    ComputeMinor = 76,
+}
+
+/// Attributes of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum FunctionAttribute {
+    ThreadsMax = 0,
+    StaticSharedBytes = 1,
+    LocalBytes = 3,
+}
+
+/// Work is still under way on a stream.
+const NOT_READY: c_int = 600;
+const NOT_FOUND: c_int = 500;
+
+/// Objects of the driver. Zero is none.
+pub(super) type Context = usize;
+pub(super) type Module = usize;
+pub(super) type Function = usize;
+pub(super) type Stream = usize;
+/// An address in the GPU's address space.
+pub(super) type DeviceAddress = u64;
+
+macro_rules! table {
+    ($( $name:ident = $symbol:literal ($($argument:ty),*); )+) => {
+        struct Table {
+            $( $name: unsafe extern "C" fn($($argument),*) -> c_int, )+
+        }
+
+        impl Table {
+            fn find(library: &Library) -> Result<Self, &'static str> {
+                Ok(Self { $(
+                    // SAFETY: the driver's symbol of this name is a function of this type; the
+                    // interface's names carry a version wherever a type changed.
+                    $name: match unsafe { library.get($symbol) } {
+                        Ok(symbol) => *symbol,
+                        Err(_) => return Err($symbol),
+                    },
+                )+ })
+            }
+        }
+    };
+}
+
+table! {
+    init = "cuInit" (c_uint);
+    driver_version = "cuDriverGetVersion" (*mut c_int);
+    device_count = "cuDeviceGetCount" (*mut c_int);
+    device_get = "cuDeviceGet" (*mut c_int, c_int);
+    device_name = "cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_memory = "cuDeviceTotalMem_v2" (*mut usize, c_int);
+    device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
+    context_retain = "cuDevicePrimaryCtxRetain" (*mut Context, c_int);
+    context_release = "cuDevicePrimaryCtxRelease_v2" (c_int);
+    context_bind = "cuCtxSetCurrent" (Context);
+    module_load = "cuModuleLoadData" (*mut Module, *const c_void);
+    module_unload = "cuModuleUnload" (Module);
+    module_function = "cuModuleGetFunction" (*mut Function, Module, *const c_char);
+    function_attribute = "cuFuncGetAttribute" (*mut c_int, c_int, Function);
+    resident_blocks = "cuOccupancyMaxActiveBlocksPerMultiprocessor" (*mut c_int, Function, c_int, usize);
+    host_register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    host_unregister = "cuMemHostUnregister" (*mut c_void);
+    host_address = "cuMemHostGetDevicePointer_v2" (*mut DeviceAddress, *mut c_void, c_uint);
+    allocate = "cuMemAlloc_v2" (*mut DeviceAddress, usize);
+    free = "cuMemFree_v2" (DeviceAddress);
+    copy_in = "cuMemcpyHtoD_v2" (DeviceAddress, *const c_void, usize);
+    stream_create = "cuStreamCreate" (*mut Stream, c_uint);
+    stream_destroy = "cuStreamDestroy_v2" (Stream);
+    stream_query = "cuStreamQuery" (Stream);
+    launch = "cuLaunchKernel" (Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream,
+                               *mut *mut c_void, *mut *mut c_void);
+    error_name = "cuGetErrorName" (c_int, *mut *const c_char);
+    error_text = "cuGetErrorString" (c_int, *mut *const c_char);
+}
+
+/// The loaded driver.
+pub(super) struct Driver {
+    table: Table,
+    /// `cuFuncLoad`, since CUDA 12.4.
+    function_load: Option<unsafe extern "C" fn(Function) -> c_int>,
+}
+
+impl Driver {
+    /// Loads the driver's library, or the one at `library`, and initialises it.
+    pub(super) fn load(library: Option<&Path>) -> Result<&'static Self, CudaError> {
+        let path = library.map_or_else(|| PathBuf::from(LIBRARY), Path::to_owned);
+        // SAFETY: loading runs the library's constructors. It is the machine's own driver, or one that
+        // the operator named.
+        let library = match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
+            Ok(library) => library,
+            Err(error) => return Err(CudaError::NoDriver { path, error }),
+        };
+        let table =
+            Table::find(&library).map_err(|symbol| CudaError::OldDriver { path, symbol })?;
+        // SAFETY: the driver's symbol of this name is a function of this type.
+        let function_load = unsafe { library.get("cuFuncLoad") }.ok().map(|symbol| *symbol);
+        std::mem::forget(library);
+        let driver: &'static Self = Box::leak(Box::new(Self { table, function_load }));
+        // SAFETY: zero is the only flag there is.
+        driver.check("initialise the GPU driver", unsafe { (driver.table.init)(0) })?;
+        Ok(driver)
+    }
+
+    /// An error of `code` unless it says success.
+    fn check(&self, what: &'static str, code: c_int) -> Result<(), CudaError> {
+        if code == 0 {
+            return Ok(());
+        }
+        let text = |function: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
+            let mut text = ptr::null();
+            // SAFETY: writes the address of a constant string, or leaves it null for a code that the
+            // driver does not know.
+            unsafe {
+                function(code, &mut text);
+                (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+            }
+        };
+        let name = text(self.table.error_name).unwrap_or_else(|| "unknown error".to_owned());
+        let meaning = text(self.table.error_text).unwrap_or_default();
+        Err(CudaError::Driver { what, code, name, meaning })
+    }
+
+    /// 13000 means 13.0: the newest CUDA version this driver serves.
+    pub(super) fn version(&self) -> Result<u32, CudaError> {
+        let mut version = 0;
+        // SAFETY: writes one integer.
+        self.check("ask for the driver's version", unsafe {
+            (self.table.driver_version)(&mut version)
+        })?;
+        Ok(version.max(0) as u32)
+    }
+
+    pub(super) fn device_count(&self) -> Result<u32, CudaError> {
+        let mut count = 0;
+        // SAFETY: writes one integer.
+        self.check("count the GPUs", unsafe { (self.table.device_count)(&mut count) })?;
+        Ok(count.max(0) as u32)
+    }
+
+    pub(super) fn device(&self, index: u32) -> Result<c_int, CudaError> {
+        let mut device = 0;
+        // SAFETY: writes one integer.
+        let code = unsafe { (self.table.device_get)(&mut device, index as c_int) };
+        self.check("find the GPU", code)?;
+        Ok(device)
+    }
+
+    pub(super) fn device_name(&self, device: c_int) -> Result<String, CudaError> {
+        let mut name = [0u8; 128];
+        // SAFETY: writes at most as many bytes as are given, a zero included.
+        let code = unsafe {
+            (self.table.device_name)(name.as_mut_ptr().cast(), name.len() as c_int, device)
+        };
+        self.check("ask for the GPU's name", code)?;
+        let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
+        Ok(name.to_string_lossy().into_owned())
+    }
+
+    pub(super) fn device_memory(&self, device: c_int) -> Result<u64, CudaError> {
+        let mut bytes = 0;
+        // SAFETY: writes one size.
+        let code = unsafe { (self.table.device_memory)(&mut bytes, device) };
+        self.check("ask for the GPU's memory", code)?;
+        Ok(bytes as u64)
+    }
+
+    pub(super) fn device_attribute(
+        &self,
+        device: c_int,
+        attribute: DeviceAttribute,
+    ) -> Result<u32, CudaError> {
+        let mut value = 0;
+        // SAFETY: writes one integer; the attribute is one of the driver's.
+        let code = unsafe { (self.table.device_attribute)(&mut value, attribute as c_int, device) };
+        self.check("ask for an attribute of the GPU", code)?;
+        Ok(value.max(0) as u32)
+    }
+
+    pub(super) fn retain_context(&self, device: c_int) -> Result<Context, CudaError> {
+        let mut context = 0;
+        // SAFETY: writes one handle.
+        let code = unsafe { (self.table.context_retain)(&mut context, device) };
+        self.check("take the GPU", code)?;
+        Ok(context)
+    }
+
+    pub(super) fn release_context(&self, device: c_int) {
+        // SAFETY: no pointers; the driver counts who has retained it.
+        unsafe { (self.table.context_release)(device) };
+    }
+
+    /// Makes `context` the one that the calling thread's further calls mean.
+    pub(super) fn bind(&self, context: Context) -> Result<(), CudaError> {
+        // SAFETY: a handle that `retain_context` gave.
+        self.check("use the GPU from this thread", unsafe { (self.table.context_bind)(context) })
+    }
+
+    /// # Safety
+    ///
+    /// `image` is a whole fatbin or cubin.
+    pub(super) unsafe fn load_module(&self, image: &[u8]) -> Result<Module, CudaError> {
+        let mut module = 0;
+        // SAFETY: the driver reads as far as the image's own header says, which is its end by the
+        // caller's word.
+        let code = unsafe { (self.table.module_load)(&mut module, image.as_ptr().cast()) };
+        self.check("load the kernels", code)?;
+        Ok(module)
+    }
+
+    pub(super) fn unload_module(&self, module: Module) {
+        // SAFETY: a handle that `load_module` gave; nothing of it runs, by gpu.rs.
+        unsafe { (self.table.module_unload)(module) };
+    }
+
+    /// The kernel of this name, loaded; none when the module has none of this name.
+    pub(super) fn function(
+        &self,
+        module: Module,
+        name: &CString,
+    ) -> Result<Option<Function>, CudaError> {
+        let mut function = 0;
+        // SAFETY: writes one handle; the name is zero terminated.
+        let code = unsafe { (self.table.module_function)(&mut function, module, name.as_ptr()) };
+        if code == NOT_FOUND {
+            return Ok(None);
+        }
+        self.check("find the kernel", code)?;
+        if let Some(load) = self.function_load {
+            // A module may be loaded lazily, and what is loaded while a persistent kernel runs waits
+            // for that kernel's end.
+            // SAFETY: a handle that the driver has just given.
+            self.check("load the kernel", unsafe { load(function) })?;
+        }
+        Ok(Some(function))
+    }
+
+    pub(super) fn function_attribute(
+        &self,
+        function: Function,
+        attribute: FunctionAttribute,
+    ) -> Result<u32, CudaError> {
+        let mut value = 0;
+        // SAFETY: writes one integer; the attribute is one of the driver's.
+        let code =
+            unsafe { (self.table.function_attribute)(&mut value, attribute as c_int, function) };
+        self.check("ask for an attribute of the kernel", code)?;
+        Ok(value.max(0) as u32)
+    }
+
+    /// Blocks of a kernel that fit on one multiprocessor.
+    pub(super) fn resident_blocks(
+        &self,
+        function: Function,
+        threads: u32,
+        shared_bytes: u32,
+    ) -> Result<u32, CudaError> {
+        let mut blocks = 0;
+        // SAFETY: writes one integer.
+        let code = unsafe {
+            let (threads, shared) = (threads as c_int, shared_bytes as usize);
+            (self.table.resident_blocks)(&mut blocks, function, threads, shared)
+        };
+        self.check("ask how many blocks fit", code)?;
+        Ok(blocks.max(0) as u32)
+    }
+
+    /// Makes host memory visible to the GPU; returns its address there.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays mapped until `unregister`.
+    pub(super) unsafe fn register(
+        &self,
+        base: *mut u8,
+        bytes: usize,
+    ) -> Result<DeviceAddress, CudaError> {
+        const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
+        // SAFETY: mapped memory, by the caller's word.
+        let code = unsafe { (self.table.host_register)(base.cast(), bytes, PORTABLE_AND_MAPPED) };
+        self.check("register the region with the GPU", code)?;
+        let mut address = 0;
+        // SAFETY: writes one address; the memory has just been registered.
+        let code = unsafe { (self.table.host_address)(&mut address, base.cast(), 0) };
+        let found = self.check("find the region's address on the GPU", code);
+        if found.is_err() {
+            self.unregister(base);
+        }
+        found.map(|()| address)
+    }
+
+    pub(super) fn unregister(&self, base: *mut u8) {
+        // SAFETY: the driver knows what it has registered and refuses anything else.
+        unsafe { (self.table.host_unregister)(base.cast()) };
+    }
+
+    pub(super) fn allocate(&self, bytes: usize) -> Result<DeviceAddress, CudaError> {
+        let mut address = 0;
+        // SAFETY: writes one address.
+        let code = unsafe { (self.table.allocate)(&mut address, bytes) };
+        self.check("allocate GPU memory", code)?;
+        Ok(address)
+    }
+
+    pub(super) fn free(&self, address: DeviceAddress) {
+        // SAFETY: the driver knows what it has allocated and refuses anything else.
+        unsafe { (self.table.free)(address) };
+    }
+
+    /// Copies `values` to `to`, which has room for them.
+    pub(super) fn copy_in<T: Copy>(
+        &self,
+        to: DeviceAddress,
+        values: &[T],
+    ) -> Result<(), CudaError> {
+        // SAFETY: reads the slice's bytes; where they go the driver checks.
+        let code = unsafe { (self.table.copy_in)(to, values.as_ptr().cast(), size_of_val(values)) };
+        self.check("copy to the GPU", code)
+    }
+
+    pub(super) fn stream(&self) -> Result<Stream, CudaError> {
+        const NON_BLOCKING: c_uint = 1;
+        let mut stream = 0;
+        // SAFETY: writes one handle.
+        let code = unsafe { (self.table.stream_create)(&mut stream, NON_BLOCKING) };
+        self.check("create a stream", code)?;
+        Ok(stream)
+    }
+
+    pub(super) fn destroy_stream(&self, stream: Stream) {
+        // SAFETY: a handle that `stream` gave.
+        unsafe { (self.table.stream_destroy)(stream) };
+    }
+
+    /// Whether the work of a stream has ended. Work that failed is an error.
+    pub(super) fn is_done(&self, stream: Stream) -> Result<bool, CudaError> {
+        // SAFETY: a handle that `stream` gave.
+        match unsafe { (self.table.stream_query)(stream) } {
+            NOT_READY => Ok(false),
+            code => self.check("run the kernel", code).map(|()| true),
+        }
+    }
+
+    /// Starts a kernel of one argument, an address, in one-dimensional blocks.
+    ///
+    /// # Safety
+    ///
+    /// The kernel takes one address, and what lies there suits it.
+    pub(super) unsafe fn launch(
+        &self,
+        function: Function,
+        (blocks, threads, shared_bytes): (u32, u32, u32),
+        stream: Stream,
+        argument: DeviceAddress,
+    ) -> Result<(), CudaError> {
+        let mut argument = argument;
+        let mut arguments = [(&raw mut argument).cast::<c_void>()];
+        // SAFETY: the one argument the kernel takes, by the caller's word; the driver copies it.
+        let code = unsafe {
+            (self.table.launch)(
+                function,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                shared_bytes,
+                stream,
+                arguments.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        self.check("start the kernel", code)
+    }
+}

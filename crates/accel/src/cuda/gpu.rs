@@ -1,0 +1,551 @@
+//! A GPU, what is launched on it, and what is held for that.
+
+use std::ffi::c_int;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use mqueue::abi::{ABI_VERSION, BlockArgs, Param, reason, state};
+use mqueue::memory::Ordering;
+use mqueue::{MappedMemory, Memory, Region, Words};
+
+use super::CudaError;
+use super::driver::{
+    Context, DeviceAddress, DeviceAttribute, Driver, Function, FunctionAttribute, Module, Stream,
+};
+use super::kernels::Image;
+use super::occupancy::{Demand, all_resident};
+use super::watch::{Look, Watch};
+use crate::{AccelError, params, reason_name};
+
+/// Compute capability from which on a GPU moves 16-byte granules in one access, as major × 10 + minor.
+const CAPABILITY_MIN: u32 = 70;
+/// Staging of a block lies in shared memory up to this size, else in the GPU's memory.
+const SHARED_STAGING_MAX: u64 = 16 << 10;
+/// Shared memory of a block that a launch may have without asking for more.
+const SHARED_BYTES_MAX: u64 = 48 << 10;
+/// The compute mode in which nobody may use the GPU.
+const MODE_PROHIBITED: u32 = 2;
+
+/// What is known of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundGpu {
+    /// Its number, from 0, as CUDA_VISIBLE_DEVICES leaves it.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// The newest CUDA version that the driver serves, major and minor.
+    pub driver: (u32, u32),
+    /// Why it cannot serve; none when it can.
+    pub unfit: Option<&'static str>,
+}
+
+/// The GPUs that this process sees, with the driver at `library` or the machine's own.
+///
+/// Loads the driver into this process.
+pub fn survey(library: Option<&Path>) -> Result<Vec<FoundGpu>, CudaError> {
+    let driver = Driver::load(library)?;
+    (0..driver.device_count()?).map(|index| look_at(driver, index)).collect()
+}
+
+fn look_at(driver: &Driver, index: u32) -> Result<FoundGpu, CudaError> {
+    use DeviceAttribute::*;
+    let device = driver.device(index)?;
+    let ask = |attribute| driver.device_attribute(device, attribute);
+    let version = driver.version()?;
+    let capability = (ask(ComputeMajor)?, ask(ComputeMinor)?);
+    let unfit = if 10 * capability.0 + capability.1 < CAPABILITY_MIN {
+        Some("is too old: Serval needs compute capability 7.0 or later")
+    } else if ask(CanMapHostMemory)? == 0 {
+        Some("cannot read host memory: queues need that")
+    } else if ask(ComputeMode)? == MODE_PROHIBITED {
+        Some("is in compute mode PROHIBITED: `nvidia-smi -c DEFAULT` lets programs use it")
+    } else if ask(KernelTimeLimit)? != 0 {
+        Some("drives a display, and ends kernels that run longer than seconds: use another one")
+    } else {
+        None
+    };
+    Ok(FoundGpu {
+        index,
+        name: driver.device_name(device)?,
+        memory_bytes: driver.device_memory(device)?,
+        multiprocessors: ask(Multiprocessors)?,
+        capability,
+        driver: (version / 1000, version % 1000 / 10),
+        unfit,
+    })
+}
+
+/// How services are run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How long all blocks may take to their first receive.
+    pub start_within: Duration,
+    /// A block that has requests and did nothing for this long hangs. Must be longer than any message
+    /// takes.
+    pub hung_after: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { start_within: Duration::from_secs(10), hung_after: Duration::from_secs(10) }
+    }
+}
+
+/// What to launch.
+#[derive(Clone)]
+pub struct Service {
+    /// The region, formatted.
+    pub region: MappedMemory,
+    /// A built-in kernel's name, or `FILE[:NAME]` of a fatbin or cubin.
+    pub kernel: String,
+    /// What its blocks are given.
+    pub params: Vec<(String, f64)>,
+    /// Threads of each block, a multiple of 32; none for the kernel's own choice.
+    pub threads: Option<u32>,
+}
+
+/// A block that ended or hangs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Index in the list of services.
+    pub service: usize,
+    /// The block.
+    pub block: u32,
+    /// Why, one of [`mqueue::abi::reason`].
+    pub reason: u64,
+}
+
+/// A GPU that this process has taken.
+pub struct Gpu {
+    driver: &'static Driver,
+    device: c_int,
+    context: Context,
+    found: FoundGpu,
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        self.driver.release_context(self.device);
+    }
+}
+
+impl Gpu {
+    /// Takes the GPU of this number, with the driver at `library` or the machine's own.
+    pub fn open(index: u32, library: Option<&Path>) -> Result<Self, CudaError> {
+        let driver = Driver::load(library)?;
+        let count = driver.device_count()?;
+        if index >= count {
+            return Err(CudaError::NoGpu { index, count });
+        }
+        let found = look_at(driver, index)?;
+        if let Some(what) = found.unfit {
+            return Err(CudaError::Unfit { index, name: found.name, what });
+        }
+        let device = driver.device(index)?;
+        let context = driver.retain_context(device)?;
+        Ok(Self { driver, device, context, found })
+    }
+
+    /// What is known of it.
+    pub fn found(&self) -> &FoundGpu {
+        &self.found
+    }
+
+    /// Launches services. When it returns, every block of every service has reached its first receive.
+    ///
+    /// They are started once, together: nothing can be allocated while blocks run.
+    pub fn start(
+        self,
+        services: &[Service],
+        options: Options,
+    ) -> Result<CudaAccelerator, AccelError> {
+        self.driver.bind(self.context)?;
+        let prepared: Result<Vec<_>, _> =
+            services.iter().map(|service| Prepared::new(&self, service)).collect();
+        let mut prepared = prepared?;
+        check_residency(&self.found, &prepared)?;
+        // The driver makes room for the local memory of the first that needs more than all before;
+        // with the largest first there is nothing to do for the others.
+        let mut order: Vec<usize> = (0..prepared.len()).collect();
+        order.sort_by_key(|&at| std::cmp::Reverse(prepared[at].local_bytes));
+        let now = Instant::now();
+        let mut accelerator = CudaAccelerator { launches: Vec::new(), gpu: Some(self), options };
+        let mut failed = None;
+        for at in order {
+            failed = prepared[at].launch().err();
+            if failed.is_some() {
+                break;
+            }
+        }
+        accelerator.launches = prepared.drain(..).map(|one| Launch::new(one, now)).collect();
+        match failed {
+            Some(error) => Err(error.into()),
+            None => accelerator.await_first_receives().map(|()| accelerator),
+        }
+    }
+}
+
+/// Memory, code and a stream that one service holds on the GPU.
+struct Held {
+    driver: &'static Driver,
+    /// The registered memory, which must stay mapped.
+    region: MappedMemory,
+    module: Option<Module>,
+    allocations: Vec<DeviceAddress>,
+    stream: Option<Stream>,
+}
+
+impl Drop for Held {
+    /// Only when nothing of it is in use: the driver would wait.
+    fn drop(&mut self) {
+        if let Some(stream) = self.stream {
+            self.driver.destroy_stream(stream);
+        }
+        for &address in &self.allocations {
+            self.driver.free(address);
+        }
+        if let Some(module) = self.module {
+            self.driver.unload_module(module);
+        }
+        self.driver.unregister(self.region.base());
+    }
+}
+
+impl Held {
+    fn allocate(&mut self, bytes: u64) -> Result<DeviceAddress, CudaError> {
+        let address = self.driver.allocate(bytes as usize)?;
+        self.allocations.push(address);
+        Ok(address)
+    }
+}
+
+/// A service that has everything it needs, and nothing runs yet.
+struct Prepared {
+    held: Held,
+    kernel: String,
+    function: Function,
+    stream: Stream,
+    region: Region<MappedMemory>,
+    threads: u32,
+    shared_bytes: u32,
+    local_bytes: u32,
+    blocks_per_multiprocessor: u32,
+    arguments: DeviceAddress,
+}
+
+impl Prepared {
+    fn new(gpu: &Gpu, service: &Service) -> Result<Self, AccelError> {
+        let driver = gpu.driver;
+        let image = Image::find(&service.kernel)?;
+        let encoded = params::encode(&service.params)?;
+        let region = Region::join(service.region.clone())?;
+        let memory = &service.region;
+        // SAFETY: `held` keeps the mapping until it unregisters it.
+        let base = unsafe { driver.register(memory.base(), memory.len_bytes() as usize) }?;
+        let region_memory = memory.clone();
+        let mut held = Held {
+            driver,
+            region: region_memory,
+            module: None,
+            allocations: Vec::new(),
+            stream: None,
+        };
+        // SAFETY: the build made it, or its headers were checked against its length.
+        let module = unsafe { driver.load_module(&image.bytes) }?;
+        held.module = Some(module);
+        let function =
+            driver.function(module, &image.symbol()?)?.ok_or_else(|| image.no_kernel())?;
+        let ask = |attribute| driver.function_attribute(function, attribute);
+        let threads = service.threads.unwrap_or_else(|| image.threads());
+        let max = u64::from(ask(FunctionAttribute::ThreadsMax)?);
+        if !(32..=max).contains(&u64::from(threads)) || threads % 32 != 0 {
+            let (what, value) = ("threads of a block (in whole 32)", threads.into());
+            return Err(AccelError::Range { what, value, min: 32, max });
+        }
+        let staging = Staging::of(&region);
+        let static_bytes = u64::from(ask(FunctionAttribute::StaticSharedBytes)?);
+        let shared = staging.block_bytes <= SHARED_STAGING_MAX
+            && staging.block_bytes + static_bytes <= SHARED_BYTES_MAX;
+        let shared_bytes = if shared { staging.block_bytes as u32 } else { 0 };
+        let staging_base = match shared {
+            true => 0,
+            false => held.allocate(staging.block_bytes * u64::from(region.block_count()))?,
+        };
+        let arguments = give_arguments(&mut held, &region, base, &encoded, staging, staging_base)?;
+        let stream = driver.stream()?;
+        held.stream = Some(stream);
+        Ok(Self {
+            kernel: image.name,
+            function,
+            stream,
+            threads,
+            shared_bytes,
+            local_bytes: ask(FunctionAttribute::LocalBytes)?,
+            blocks_per_multiprocessor: driver.resident_blocks(function, threads, shared_bytes)?,
+            arguments,
+            region,
+            held,
+        })
+    }
+
+    fn demand(&self) -> Demand {
+        Demand {
+            blocks: self.region.block_count(),
+            blocks_per_multiprocessor: self.blocks_per_multiprocessor,
+        }
+    }
+
+    fn launch(&mut self) -> Result<(), CudaError> {
+        let shape = (self.region.block_count(), self.threads, self.shared_bytes);
+        // SAFETY: kernels of SERVAL_KERNEL take the address of their arguments, and those are there for
+        // every block.
+        unsafe { self.held.driver.launch(self.function, shape, self.stream, self.arguments) }
+    }
+}
+
+/// Private memory for the messages of one block.
+#[derive(Clone, Copy)]
+struct Staging {
+    stride: u32,
+    block_bytes: u64,
+}
+
+impl Staging {
+    fn of(region: &Region<MappedMemory>) -> Self {
+        let longest = region.entries().iter().map(|entry| entry.message_bytes_max).max();
+        // With room for the word behind a reply by which a write past it is noticed.
+        let stride = (longest.unwrap_or(0).next_multiple_of(8) + 8).next_multiple_of(64);
+        let buffers = 2 * u64::from(region.mqueues_per_block());
+        Self { stride, block_bytes: buffers * u64::from(stride) }
+    }
+}
+
+/// Puts parameters and the arguments of every block into the GPU's memory.
+fn give_arguments(
+    held: &mut Held,
+    region: &Region<MappedMemory>,
+    base: DeviceAddress,
+    encoded: &[Param],
+    staging: Staging,
+    staging_base: DeviceAddress,
+) -> Result<DeviceAddress, CudaError> {
+    let parameters = if encoded.is_empty() {
+        0
+    } else {
+        let address = held.allocate(size_of_val(encoded) as u64)?;
+        held.driver.copy_in(address, encoded)?;
+        address
+    };
+    let block_args = |block| BlockArgs {
+        abi_version: ABI_VERSION,
+        block,
+        param_count: encoded.len() as u32,
+        staging_stride: staging.stride,
+        region: base,
+        region_bytes: region.bytes(),
+        params: parameters,
+        staging: staging_base + u64::from(block) * staging.block_bytes,
+        staging_bytes: staging.block_bytes,
+        wait: 0,
+        wait_self: 0,
+        now: 0,
+        budget: 0,
+    };
+    let all: Vec<BlockArgs> = (0..region.block_count()).map(block_args).collect();
+    let address = held.allocate(size_of_val(all.as_slice()) as u64)?;
+    held.driver.copy_in(address, &all)?;
+    Ok(address)
+}
+
+/// Refuses what would leave a block outside.
+fn check_residency(gpu: &FoundGpu, prepared: &[Prepared]) -> Result<(), CudaError> {
+    let demands: Vec<Demand> = prepared.iter().map(Prepared::demand).collect();
+    if all_resident(gpu.multiprocessors, &demands) {
+        return Ok(());
+    }
+    let parts: Vec<String> = prepared.iter().map(|one| one.arithmetic(gpu)).collect();
+    Err(CudaError::NotResident(format!(
+        "the blocks do not all fit on {} ({} multiprocessors) at the same time: {}; one that waits for \
+         room would never serve its mqueue, so ask for fewer mqueues or fewer threads",
+        gpu.name,
+        gpu.multiprocessors,
+        parts.join("; ")
+    )))
+}
+
+impl Prepared {
+    fn arithmetic(&self, gpu: &FoundGpu) -> String {
+        let n = self.blocks_per_multiprocessor;
+        format!(
+            "{} blocks of `{}` with {} threads, of which {n} fit on a multiprocessor, {} in all",
+            self.region.block_count(),
+            self.kernel,
+            self.threads,
+            u64::from(n) * u64::from(gpu.multiprocessors)
+        )
+    }
+}
+
+/// A service whose blocks run.
+struct Launch {
+    held: Held,
+    kernel: String,
+    stream: Stream,
+    region: Region<MappedMemory>,
+    words: Words<MappedMemory>,
+    /// By block; none once its end was told.
+    watches: Vec<Option<Watch>>,
+    /// The kernel has left the GPU.
+    done: bool,
+}
+
+impl Launch {
+    fn new(prepared: Prepared, now: Instant) -> Self {
+        let Prepared { held, kernel, stream, region, .. } = prepared;
+        let words = region.words();
+        let watches = (0..region.block_count()).map(|_| Some(Watch::new(now))).collect();
+        Self { held, kernel, stream, region, words, watches, done: false }
+    }
+
+    fn look_at(&self, block: u32) -> Look {
+        let mqueue = block * self.region.mqueues_per_block();
+        let [rx, tx] =
+            [2 * mqueue, 2 * mqueue + 1].map(|ring| &self.region.entries()[ring as usize]);
+        let load = |offset| self.region.memory().load(offset, Ordering::Relaxed);
+        let (rx_head, rx_tail) = (load(rx.head_offset), load(rx.tail_offset));
+        let (tx_head, tx_tail) = (load(tx.head_offset), load(tx.tail_offset));
+        let counts = self.words.block(block);
+        Look {
+            waiting: rx_head.wrapping_sub(rx_tail),
+            credit: u64::from(tx.depth).saturating_sub(tx_head.wrapping_sub(tx_tail)),
+            moved: [rx_tail, tx_head, counts.received, counts.sent, counts.dropped],
+        }
+    }
+}
+
+/// Services on a GPU. Dropping it gives the GPU back if their blocks have ended; if not, everything is left
+/// to the end of the process.
+pub struct CudaAccelerator {
+    launches: Vec<Launch>,
+    /// Until it is given back.
+    gpu: Option<Gpu>,
+    options: Options,
+}
+
+impl CudaAccelerator {
+    fn await_first_receives(&mut self) -> Result<(), AccelError> {
+        let deadline = Instant::now() + self.options.start_within;
+        loop {
+            self.query()?;
+            let mut started = true;
+            for launch in &self.launches {
+                for block in 0..launch.region.block_count() {
+                    let words = launch.words.block(block);
+                    let kernel = || launch.kernel.clone();
+                    match (words.state, words.reason) {
+                        (state::ENDED, reason::REFUSED) => {
+                            return Err(AccelError::Refused { kernel: kernel(), block });
+                        }
+                        (state::ENDED, reason) if reason > reason::STOPPED => {
+                            let reason = reason_name(reason);
+                            return Err(AccelError::Returned { kernel: kernel(), block, reason });
+                        }
+                        (state::ABSENT, _) => started = false,
+                        _ => {}
+                    }
+                }
+            }
+            if started {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let kernel = self.launches.iter().map(|launch| launch.kernel.as_str());
+                return Err(AccelError::Silent {
+                    kernel: kernel.collect::<Vec<_>>().join("`, `"),
+                    seconds: self.options.start_within.as_secs(),
+                });
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Asks the driver which kernels have left the GPU.
+    fn query(&mut self) -> Result<(), CudaError> {
+        let gpu = self.gpu.as_ref().expect("given back by drop only");
+        gpu.driver.bind(gpu.context)?;
+        for launch in &mut self.launches {
+            launch.done = launch.done || gpu.driver.is_done(launch.stream)?;
+        }
+        Ok(())
+    }
+
+    /// Looks at every block, and appends those that ended or began to hang since the last call. Takes
+    /// microseconds and never waits; once in some ten milliseconds is often enough. An error is the GPU's
+    /// or a kernel's fault; after it nothing can be served any more, and the process should end.
+    pub fn poll(&mut self, ended: &mut Vec<Ended>) -> Result<(), CudaError> {
+        self.query()?;
+        let now = Instant::now();
+        for (service, launch) in self.launches.iter_mut().enumerate() {
+            for block in 0..launch.region.block_count() {
+                if launch.watches[block as usize].is_none() {
+                    continue;
+                }
+                let words = launch.words.block(block);
+                let look = launch.look_at(block);
+                let watch = launch.watches[block as usize].as_mut().expect("it was just there");
+                let reason = if words.state == state::ENDED {
+                    words.reason
+                } else if launch.done {
+                    reason::RETURNED
+                } else if watch.is_hung(look, now, self.options.hung_after) {
+                    reason::HUNG
+                } else {
+                    continue;
+                };
+                launch.watches[block as usize] = None;
+                ended.push(Ended { service, block, reason });
+            }
+        }
+        Ok(())
+    }
+
+    /// Services of which blocks are still on the GPU, as of the last [`Self::poll`].
+    pub fn running(&self) -> usize {
+        self.launches.iter().filter(|launch| !launch.done).count()
+    }
+
+    /// Waits until all blocks have left the GPU, at most for `limit`; the stop words must have told them to.
+    /// True when they have.
+    pub fn join(&mut self, limit: Duration) -> Result<bool, CudaError> {
+        let deadline = Instant::now() + limit;
+        loop {
+            self.query()?;
+            if self.running() == 0 {
+                return Ok(true);
+            }
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for CudaAccelerator {
+    fn drop(&mut self) {
+        if self.query().is_ok() && self.running() == 0 {
+            return;
+        }
+        // Freeing anything would wait for the blocks, and they may write to the region as long as they run.
+        for launch in self.launches.drain(..) {
+            std::mem::forget(launch.held);
+        }
+        std::mem::forget(self.gpu.take());
+    }
+}

@@ -1,0 +1,137 @@
+//! Do all blocks fit on a GPU at the same time?
+//!
+//! A persistent block never leaves its multiprocessor, so a block that finds no room at the launch waits for
+//! ever: its mqueue is never served. The driver tells for each kernel alone how many of its blocks fit on
+//! one multiprocessor, `n`. For one kernel the answer is exact: multiprocessors × `n` blocks.
+//!
+//! For several kernels it is not, because nobody chooses where blocks go: small ones may stand everywhere in
+//! the way of large ones. What follows holds for every placement. A block of a kernel takes at most the
+//! share 1/n of each resource of a multiprocessor. So one that cannot be placed (of kernel `j`) sees on
+//! every multiprocessor shares of more than 1 - 1/n_j. If all other blocks together have shares of at most
+//! multiprocessors × (1 - 1/n_j), that cannot be; nor if there are fewer of them than multiprocessors.
+
+/// Blocks of one kernel that must be resident.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// How many, at least one.
+    pub blocks: u32,
+    /// How many of them fit on one multiprocessor that has nothing else to do.
+    pub blocks_per_multiprocessor: u32,
+}
+
+/// Blocks of any kind on one multiprocessor, at most: the limit of the largest GPUs.
+const RESIDENT_MAX: u32 = 32;
+
+/// A multiple of every number in [1, RESIDENT_MAX]: shares become whole numbers.
+const WHOLE: u128 = 144_403_552_893_600;
+
+/// Whether the blocks of all demands are resident together, wherever the GPU puts each.
+pub fn all_resident(multiprocessors: u32, demands: &[Demand]) -> bool {
+    let fits = |demand: &Demand| {
+        let capacity = u64::from(multiprocessors) * u64::from(demand.blocks_per_multiprocessor);
+        u64::from(demand.blocks) <= capacity
+    };
+    if demands.len() <= 1 || !demands.iter().all(fits) {
+        return demands.iter().all(fits);
+    }
+    let multiprocessors = u128::from(multiprocessors);
+    // Rounding `n` down makes shares larger: never too optimistic.
+    let share = |demand: &Demand| {
+        WHOLE / u128::from(demand.blocks_per_multiprocessor.clamp(1, RESIDENT_MAX))
+    };
+    let used: u128 = demands.iter().map(|demand| u128::from(demand.blocks) * share(demand)).sum();
+    let blocks: u128 = demands.iter().map(|demand| u128::from(demand.blocks)).sum();
+    let placed_anywhere = |demand: &Demand| {
+        let share = share(demand);
+        blocks <= multiprocessors || used - share <= multiprocessors * (WHOLE - share)
+    };
+    demands.iter().all(placed_anywhere)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn demand(blocks: u32, blocks_per_multiprocessor: u32) -> Demand {
+        Demand { blocks, blocks_per_multiprocessor }
+    }
+
+    #[test]
+    fn one_kernel_fits_to_the_last_block() {
+        assert!(all_resident(132, &[]));
+        assert!(all_resident(132, &[demand(264, 2)]));
+        assert!(!all_resident(132, &[demand(265, 2)]));
+        assert!(!all_resident(132, &[demand(1, 0)]));
+        assert!(!all_resident(132, &[demand(4, 2), demand(1, 0)]));
+    }
+
+    #[test]
+    fn several_kernels_share_the_multiprocessors() {
+        // Two kernels that fit four times each: 100 + 100 of at most 400 blocks.
+        assert!(all_resident(100, &[demand(100, 4), demand(100, 4)]));
+        assert!(!all_resident(100, &[demand(300, 4), demand(300, 4)]));
+        // One small block on each multiprocessor keeps a kernel out that needs all of one.
+        assert!(!all_resident(100, &[demand(100, 32), demand(1, 1)]));
+        assert!(all_resident(100, &[demand(99, 32), demand(1, 1)]));
+    }
+
+    #[test]
+    fn every_number_of_resident_blocks_divides_the_whole() {
+        assert!((1..=u128::from(RESIDENT_MAX)).all(|n| WHOLE % n == 0));
+    }
+
+    /// A small generator: the cases are many and must be the same every time.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, bound: u32) -> u32 {
+            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((self.0 >> 33) % u64::from(bound)) as u32
+        }
+    }
+
+    /// Places blocks one by one as unkindly as it can: a block goes where it leaves the least.
+    #[test]
+    fn what_is_let_in_finds_room_under_the_worst_placement() {
+        const RESOURCES: [u32; 3] = [2048, 65536, 228];
+        let mut random = Random(1);
+        let (mut let_in, mut refused) = (0, 0);
+        for _ in 0..20_000 {
+            let multiprocessors = 1 + random.below(6);
+            let kernels: Vec<([u32; 3], Demand)> = (0..2 + random.below(2))
+                .map(|_| {
+                    let part = 1 + random.below(16);
+                    let needs = RESOURCES.map(|all| 1 + random.below(all / part));
+                    let fit = |(all, need): (&u32, &u32)| all / need;
+                    let n = RESOURCES.iter().zip(&needs).map(fit).min().unwrap();
+                    (needs, demand(1 + random.below(3 * multiprocessors), n.min(RESIDENT_MAX)))
+                })
+                .collect();
+            let demands: Vec<Demand> = kernels.iter().map(|(_, demand)| *demand).collect();
+            if !all_resident(multiprocessors, &demands) {
+                refused += 1;
+                continue;
+            }
+            let_in += 1;
+            let mut left = vec![RESOURCES; multiprocessors as usize];
+            let mut waiting: Vec<[u32; 3]> = kernels
+                .iter()
+                .flat_map(|(needs, demand)| vec![*needs; demand.blocks as usize])
+                .collect();
+            while !waiting.is_empty() {
+                let needs = waiting.swap_remove(random.below(waiting.len() as u32) as usize);
+                let room = |left: &&mut [u32; 3]| left.iter().zip(&needs).all(|(l, n)| l >= n);
+                let fullest = if random.below(2) == 0 {
+                    left.iter_mut().filter(room).min_by_key(|left| left.iter().sum::<u32>())
+                } else {
+                    left.iter_mut().filter(room).max_by_key(|left| left.iter().sum::<u32>())
+                };
+                let place = fullest.expect("a block that was let in finds room");
+                for (left, need) in place.iter_mut().zip(&needs) {
+                    *left -= need;
+                }
+            }
+        }
+        assert!(let_in > 1000 && refused > 1000, "{let_in} let in, {refused} refused");
+    }
+}

@@ -1,0 +1,70 @@
+//! Notices blocks that have messages and do nothing.
+//!
+//! A block on a GPU cannot be looked into and cannot be ended from outside. What can be seen: requests
+//! that lie in its RX ring while none of its words moves. A block that waits for room in its TX ring is
+//! not to blame for that.
+
+use std::time::{Duration, Instant};
+
+/// What a block's words say at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Look {
+    /// Requests in the RX ring: published and not released.
+    pub(super) waiting: u64,
+    /// Free slots of the TX ring.
+    pub(super) credit: u64,
+    /// Anything that moves when the block does.
+    pub(super) moved: [u64; 5],
+}
+
+/// What is remembered of one block.
+pub(super) struct Watch {
+    last: Look,
+    since: Instant,
+}
+
+impl Watch {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { last: Look::default(), since: now }
+    }
+
+    /// Whether the block has done nothing for `limit`, although it could.
+    pub(super) fn is_hung(&mut self, look: Look, now: Instant, limit: Duration) -> bool {
+        let idle = look.waiting == 0 || look.credit == 0;
+        if idle || self.last.waiting == 0 || look.moved != self.last.moved {
+            self.since = now;
+        }
+        self.last = look;
+        now.duration_since(self.since) >= limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    fn look(waiting: u64, credit: u64, received: u64) -> Look {
+        Look { waiting, credit, moved: [received, 0, 0, 0, 0] }
+    }
+
+    #[test]
+    fn only_a_block_that_could_work_and_does_not_hangs() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut watch = Watch::new(start);
+        // Nothing to do, however long.
+        assert!(!watch.is_hung(look(0, 8, 5), at(100), LIMIT));
+        // Work came just now: the time before does not count.
+        assert!(!watch.is_hung(look(1, 8, 5), at(200), LIMIT));
+        assert!(!watch.is_hung(look(1, 8, 5), at(209), LIMIT));
+        assert!(watch.is_hung(look(1, 8, 5), at(210), LIMIT));
+        // It moves again.
+        assert!(!watch.is_hung(look(1, 8, 6), at(211), LIMIT));
+        // Nobody takes its replies.
+        assert!(!watch.is_hung(look(9, 0, 6), at(300), LIMIT));
+        assert!(!watch.is_hung(look(9, 1, 6), at(301), LIMIT));
+        assert!(watch.is_hung(look(9, 1, 6), at(310), LIMIT));
+    }
+}

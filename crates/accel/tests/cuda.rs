@@ -1,0 +1,232 @@
+//! The `cuda` accelerator without a GPU: its host side with a driver that runs blocks as threads
+//! (`kernels/fake_driver.cpp`), the test as the engine. The driver ends the process where a real one would wait
+//! for ever. What a GPU really does with the kernels is `make test-gpu`.
+
+mod common;
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use accel::compile::{BuildOptions, build_kernel};
+use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service, survey};
+use accel::{AccelError, CudaError};
+use common::{Engine, Shape, kernel_source, payload};
+use mqueue::abi::{protocol, reason, state, stop};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A copy of the driver that behaves as its name says, for one test, and a file that looks like a fatbin.
+fn driver(behaviour: &str) -> (PathBuf, String) {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let built = folder.path().join("driver.so");
+        build_kernel(&kernel_source("fake_driver.cpp"), &built, &BuildOptions::default()).unwrap();
+        let mut image = 0xba55_ed50u32.to_le_bytes().to_vec();
+        image.extend(0x0010_0001u32.to_le_bytes());
+        image.extend(0u64.to_le_bytes());
+        fs::write(folder.path().join("k.fatbin"), image).unwrap();
+        folder
+    });
+    let copy = folder.path().join(format!("libcuda-{behaviour}.so"));
+    if !copy.exists() {
+        fs::copy(folder.path().join("driver.so"), &copy).unwrap();
+    }
+    (copy, folder.path().join("k.fatbin").display().to_string())
+}
+
+fn service(engine: &Engine, image: &str, kernel: &str, params: &[(&str, f64)]) -> Service {
+    let params = common::params(params);
+    let region = engine.memory.clone();
+    Service { region, kernel: format!("{image}:{kernel}"), params, threads: None }
+}
+
+fn start(behaviour: &str, engine: &Engine, kernel: &str) -> Result<CudaAccelerator, AccelError> {
+    let (library, image) = driver(behaviour);
+    let gpu = Gpu::open(0, Some(&library))?;
+    let options = Options { start_within: Duration::from_secs(20), ..Options::default() };
+    gpu.start(&[service(engine, &image, kernel, &[])], options)
+}
+
+/// The sentence with which a start is refused.
+fn refusal(behaviour: &str, engine: &Engine, kernel: &str) -> String {
+    start(behaviour, engine, kernel).err().expect("it is refused").to_string()
+}
+
+fn pop(engine: &mut Engine, mqueue: u32) -> common::Got {
+    let begin = Instant::now();
+    loop {
+        if let Some(got) = engine.pop(mqueue) {
+            return got;
+        }
+        assert!(begin.elapsed() < PATIENCE, "a reply is missing");
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+fn join(mut accelerator: CudaAccelerator, expected: usize) -> Vec<Ended> {
+    assert!(accelerator.join(PATIENCE).unwrap(), "blocks did not end");
+    let mut ended = Vec::new();
+    accelerator.poll(&mut ended).unwrap();
+    accelerator.poll(&mut ended).unwrap();
+    assert_eq!(ended.len(), expected, "each end is told once: {ended:?}");
+    ended
+}
+
+#[test]
+fn every_message_is_echoed_through_every_protocol() {
+    for protocol in [protocol::DOORBELL, protocol::GRANULE8, protocol::GRANULE16] {
+        let mut engine = Engine::new(&Shape { blocks: 5, protocol, ..Shape::default() });
+        let accelerator = start("echo", &engine, "echo").unwrap();
+        for n in 0..100u64 {
+            for mqueue in 0..5 {
+                let sent = payload(mqueue, n, (n as usize * 37) % 257);
+                engine.push(mqueue, n, &sent).unwrap();
+            }
+            for mqueue in 0..5 {
+                let got = pop(&mut engine, mqueue);
+                assert_eq!(got.token, n);
+                assert_eq!(got.payload, payload(mqueue, n, (n as usize * 37) % 257));
+            }
+        }
+        engine.words.set_stop(stop::DRAIN);
+        let ended = join(accelerator, 5);
+        assert!(ended.iter().all(|end| end.reason == reason::STOPPED), "{ended:?}");
+        assert_eq!(engine.words.block(4).state, state::ENDED);
+        assert_eq!(engine.words.block(4).sent, 100);
+    }
+}
+
+#[test]
+fn long_messages_and_backends_get_staging_of_their_size() {
+    let shape = Shape { blocks: 2, backends: 1, bytes_max: 100_000, ..Shape::default() };
+    let mut engine = Engine::new(&shape);
+    let accelerator = start("long", &engine, "echo").unwrap();
+    for len in [100_000, 1, 1024, 1025] {
+        let sent = payload(2, 1, len);
+        engine.push(2, 7, &sent).unwrap();
+        assert_eq!(pop(&mut engine, 2).payload, sent);
+    }
+    engine.words.set_stop(stop::NOW);
+    join(accelerator, 2);
+}
+
+#[test]
+fn two_services_run_together_with_their_parameters() {
+    let (library, image) = driver("two");
+    let mut engines = [Engine::new(&Shape::default()), Engine::new(&Shape::default())];
+    let delay = [("microseconds", 30_000.0)];
+    let services =
+        [service(&engines[0], &image, "scale", &[]), service(&engines[1], &image, "delay", &delay)];
+    let gpu = Gpu::open(0, Some(&library)).unwrap();
+    assert_eq!(gpu.found().capability, (9, 0));
+    let accelerator = gpu.start(&services, Options::default()).unwrap();
+    engines[0].push(0, 1, &2.5f32.to_le_bytes()).unwrap();
+    assert_eq!(pop(&mut engines[0], 0).payload, 7.5f32.to_le_bytes());
+    let begin = Instant::now();
+    engines[1].push(0, 1, b"hello").unwrap();
+    assert_eq!(pop(&mut engines[1], 0).payload, b"hello");
+    assert!(begin.elapsed() >= Duration::from_millis(29), "it was given its delay");
+    for engine in &engines {
+        engine.words.set_stop(stop::DRAIN);
+    }
+    let mut ended = join(accelerator, 2);
+    ended.sort_by_key(|end| end.service);
+    assert_eq!((ended[0].service, ended[1].service), (0, 1));
+}
+
+#[test]
+fn blocks_that_do_not_fit_are_refused_with_the_arithmetic() {
+    let engine = Engine::new(&Shape { blocks: 3, ..Shape::default() });
+    let sentence = refusal("small", &engine, "echo");
+    for part in ["3 blocks of `echo`", "2 multiprocessors", "2 in all", "fewer mqueues"] {
+        assert!(sentence.contains(part), "{part} in: {sentence}");
+    }
+    assert_eq!(engine.words.block(0).state, state::ABSENT, "nothing was started");
+    let two = Engine::new(&Shape { blocks: 2, ..Shape::default() });
+    let accelerator = start("small", &two, "echo").unwrap();
+    two.words.set_stop(stop::NOW);
+    join(accelerator, 2);
+}
+
+#[test]
+fn what_keeps_a_gpu_from_serving_is_one_sentence() {
+    let engine = Engine::new(&Shape { bytes_max: 20_000, ..Shape::default() });
+    let sentence = refusal("full", &engine, "echo");
+    assert!(
+        sentence.contains("cannot allocate GPU memory: CUDA_ERROR_OUT_OF_MEMORY"),
+        "{sentence}"
+    );
+    let sentence = refusal("taken", &engine, "echo");
+    assert!(sentence.contains("has the GPU to itself"), "{sentence}");
+    let sentence = refusal("any", &engine, "nonsense");
+    assert!(sentence.contains("no kernel `nonsense`"), "{sentence}");
+    let (library, _) = driver("number");
+    let error = Gpu::open(3, Some(&library)).err().expect("there is one");
+    assert!(matches!(error, CudaError::NoGpu { index: 3, count: 1 }), "{error}");
+    let found = survey(Some(&library)).unwrap();
+    assert_eq!((found.len(), found[0].name.as_str(), found[0].driver), (1, "fake GPU", (13, 0)));
+    assert_eq!(found[0].unfit, None);
+    let (library, image) = driver("threads");
+    for threads in [0, 31, 48, 512] {
+        let mut service = service(&engine, &image, "echo", &[]);
+        service.threads = Some(threads);
+        let gpu = Gpu::open(0, Some(&library)).unwrap();
+        let refused = gpu.start(&[service], Options::default()).err().expect("refused");
+        assert!(matches!(refused, AccelError::Range { .. }), "{threads}: {refused}");
+    }
+}
+
+#[test]
+fn blocks_that_never_begin_are_given_up() {
+    let (library, image) = driver("silent");
+    let engine = Engine::new(&Shape::default());
+    let options = Options { start_within: Duration::from_millis(200), ..Options::default() };
+    let gpu = Gpu::open(0, Some(&library)).unwrap();
+    let started = gpu.start(&[service(&engine, &image, "echo", &[])], options);
+    let error = started.err().expect("nothing began");
+    assert!(matches!(error, AccelError::Silent { .. }), "{error}");
+}
+
+#[test]
+fn a_kernel_that_faults_is_told_and_nothing_waits_for_it() {
+    let engine = Engine::new(&Shape::default());
+    let mut accelerator = start("faulty", &engine, "echo").unwrap();
+    let begin = Instant::now();
+    let error = loop {
+        if let Err(error) = accelerator.poll(&mut Vec::new()) {
+            break error.to_string();
+        }
+        assert!(begin.elapsed() < PATIENCE, "the fault is not told");
+    };
+    assert!(error.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+    assert!(error.contains("compute-sanitizer"), "{error}");
+    // The driver would end this process if anything were given back now.
+    drop(accelerator);
+    engine.words.set_stop(stop::NOW);
+}
+
+#[test]
+fn a_block_that_hangs_is_reported_once_and_left_alone() {
+    let (library, image) = driver("hang");
+    let mut engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
+    let options = Options { hung_after: Duration::from_millis(300), ..Options::default() };
+    let spin = [("microseconds", 2_000_000.0)];
+    let gpu = Gpu::open(0, Some(&library)).unwrap();
+    let mut accelerator = gpu.start(&[service(&engine, &image, "spin", &spin)], options).unwrap();
+    // One is computed on, the other waits behind it.
+    engine.push(1, 1, b"a").unwrap();
+    engine.push(1, 2, b"b").unwrap();
+    let (mut ended, begin) = (Vec::new(), Instant::now());
+    while ended.is_empty() {
+        accelerator.poll(&mut ended).unwrap();
+        assert!(begin.elapsed() < PATIENCE, "the block is not noticed");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(ended, [Ended { service: 0, block: 1, reason: reason::HUNG }]);
+    assert!(!accelerator.join(Duration::from_millis(50)).unwrap());
+    drop(accelerator);
+    engine.words.set_stop(stop::NOW);
+}

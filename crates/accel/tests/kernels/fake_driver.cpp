@@ -1,0 +1,159 @@
+// A GPU driver without a GPU: the functions that the cuda accelerator uses, with host threads for blocks. What tests want of it is
+// in its file's name, so that each can load a copy of its own:
+//
+//   small      two multiprocessors with room for one block each
+//   full       no memory can be allocated
+//   taken      another process has the GPU
+//   faulty     kernels fault after a while
+//   silent     blocks never begin
+//
+// It holds the caller to the rules: whatever would wait for a running kernel ends the process with a sentence.
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../../../../device/kernels/builtin.cpp"
+
+#define EXPORT extern "C" __attribute__((visibility("default"))) int
+
+namespace {
+
+enum { SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, UNAVAILABLE = 46, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
+constexpr int GRANULE = 4096;
+
+bool asked_for(const char* what) {
+    Dl_info self;
+    return dladdr(reinterpret_cast<void*>(&asked_for), &self) && strstr(strrchr(self.dli_fname, '/'), what);
+}
+
+struct Stream {
+    int running = 0;   // blocks
+    int queries = 0;
+};
+
+int running = 0;      // blocks of all streams
+int allocations = 0;  // with regions, modules and streams
+
+void rule(const char* function) {
+    if (__atomic_load_n(&running, __ATOMIC_ACQUIRE) == 0) return;
+    fprintf(stderr, "%s would wait for a kernel that is running\n", function);
+    _exit(70);
+}
+
+struct Block {
+    void (*entry)(const serval_block_args*);
+    serval_block_args args;
+    Stream* stream;
+};
+
+void pause(void*, uint32_t, uint64_t) { usleep(50); }
+
+void* run(void* given) {
+    Block* block = static_cast<Block*>(given);
+    void* staging = nullptr;
+    if (!block->args.staging_bytes || block->args.staging < GRANULE) {
+        // As shared memory would.
+        if (posix_memalign(&staging, 64, block->args.staging_bytes)) abort();
+        block->args.staging = reinterpret_cast<uint64_t>(staging);
+    }
+    block->args.wait = reinterpret_cast<uint64_t>(&pause);
+    block->entry(&block->args);
+    __atomic_fetch_sub(&running, 1, __ATOMIC_RELEASE);
+    __atomic_fetch_sub(&block->stream->running, 1, __ATOMIC_RELEASE);
+    free(staging);
+    delete block;
+    return nullptr;
+}
+
+}  // namespace
+
+EXPORT cuInit(unsigned) { return SUCCESS; }
+EXPORT cuDriverGetVersion(int* version) { return *version = 13000, SUCCESS; }
+EXPORT cuDeviceGetCount(int* count) { return *count = 1, SUCCESS; }
+EXPORT cuDeviceGet(int* device, int index) { return *device = index, SUCCESS; }
+EXPORT cuDeviceGetName(char* name, int bytes, int) { return snprintf(name, static_cast<size_t>(bytes), "fake GPU"), SUCCESS; }
+EXPORT cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = size_t{1} << 30, SUCCESS; }
+EXPORT cuDeviceGetAttribute(int* value, int attribute, int) {
+    switch (attribute) {
+        case 16: *value = asked_for("small") ? 2 : 8; break;
+        case 19: *value = 1; break;
+        case 75: *value = 9; break;
+        default: *value = 0;
+    }
+    return SUCCESS;
+}
+EXPORT cuDevicePrimaryCtxRetain(uintptr_t* context, int) {
+    *context = 1;
+    return asked_for("taken") ? UNAVAILABLE : SUCCESS;
+}
+EXPORT cuDevicePrimaryCtxRelease_v2(int) {
+    rule("cuDevicePrimaryCtxRelease");
+    if (allocations != 0) {
+        fprintf(stderr, "%d things were not given back\n", allocations);
+        _exit(71);
+    }
+    return SUCCESS;
+}
+EXPORT cuCtxSetCurrent(uintptr_t) { return SUCCESS; }
+EXPORT cuModuleLoadData(uintptr_t* module, const void*) {
+    rule("cuModuleLoadData");
+    allocations++;
+    return *module = 1, SUCCESS;
+}
+EXPORT cuModuleUnload(uintptr_t) { return rule("cuModuleUnload"), allocations--, SUCCESS; }
+EXPORT cuModuleGetFunction(uintptr_t* function, uintptr_t, const char* name) {
+    for (const serval_kernel_entry* e = serval_kernel_list(); e; e = reinterpret_cast<const serval_kernel_entry*>(e->next))
+        if (!strcmp(reinterpret_cast<const char*>(e->name), name + strlen("serval_kernel_"))) return *function = e->entry, SUCCESS;
+    return NOT_FOUND;
+}
+EXPORT cuFuncGetAttribute(int* value, int attribute, uintptr_t) { return *value = attribute == 0 ? 256 : 0, SUCCESS; }
+EXPORT cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, uintptr_t, int, size_t) {
+    return *blocks = asked_for("small") ? 1 : 32, SUCCESS;
+}
+EXPORT cuMemHostRegister_v2(void*, size_t, unsigned) { return rule("cuMemHostRegister"), allocations++, SUCCESS; }
+EXPORT cuMemHostUnregister(void*) { return rule("cuMemHostUnregister"), allocations--, SUCCESS; }
+EXPORT cuMemHostGetDevicePointer_v2(uint64_t* address, void* base, unsigned) { return *address = reinterpret_cast<uint64_t>(base), SUCCESS; }
+EXPORT cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+    rule("cuMemAlloc");
+    void* memory = nullptr;
+    if (asked_for("full") || posix_memalign(&memory, GRANULE, bytes)) return OUT_OF_MEMORY;
+    allocations++;
+    return *address = reinterpret_cast<uint64_t>(memory), SUCCESS;
+}
+EXPORT cuMemFree_v2(uint64_t address) { return rule("cuMemFree"), free(reinterpret_cast<void*>(address)), allocations--, SUCCESS; }
+EXPORT cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
+    rule("cuMemcpyHtoD");
+    return memcpy(reinterpret_cast<void*>(to), from, bytes), SUCCESS;
+}
+EXPORT cuStreamCreate(Stream** stream, unsigned) { return allocations++, *stream = new Stream, SUCCESS; }
+EXPORT cuStreamDestroy_v2(Stream* stream) { return rule("cuStreamDestroy"), delete stream, allocations--, SUCCESS; }
+EXPORT cuStreamQuery(Stream* stream) {
+    if (asked_for("faulty") && stream->queries++ > 200) return ILLEGAL_ADDRESS;
+    return __atomic_load_n(&stream->running, __ATOMIC_ACQUIRE) ? NOT_READY : SUCCESS;
+}
+EXPORT cuLaunchKernel(uintptr_t function, unsigned blocks, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream* stream,
+                      void** arguments, void**) {
+    const serval_block_args* args = *static_cast<const serval_block_args**>(arguments[0]);
+    for (unsigned i = 0; i < blocks; i++) {
+        stream->running++;
+        __atomic_fetch_add(&running, 1, __ATOMIC_RELEASE);
+        if (asked_for("silent")) continue;
+        pthread_t thread;
+        Block* block = new Block{reinterpret_cast<void (*)(const serval_block_args*)>(function), args[i], stream};
+        if (pthread_create(&thread, nullptr, run, block)) return INVALID;
+        pthread_detach(thread);
+    }
+    return SUCCESS;
+}
+EXPORT cuGetErrorName(int code, const char** text) {
+    *text = code == OUT_OF_MEMORY     ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : code == UNAVAILABLE     ? "CUDA_ERROR_DEVICE_UNAVAILABLE"
+            : code == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+                                      : nullptr;
+    return *text ? SUCCESS : INVALID;
+}
+EXPORT cuGetErrorString(int code, const char** text) { return cuGetErrorName(code, text); }

@@ -1,0 +1,24 @@
+#!/bin/sh
+# Prints the path of an nvcc.
+#   find_nvcc.sh any VENV VERSION      $NVCC, one on the PATH or of an installed toolkit of CUDA 12.8 or later, else as below
+#   find_nvcc.sh wheels VENV VERSION   the one of this version, fetched as Python wheels into a virtual environment
+set -eu
+how=$1 venv=$2 version=$3
+recent() {
+    [ -x "$(command -v "$1")" ] || return 1
+    release=$("$1" --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p')
+    [ -n "$release" ] && [ "${release% *}" -gt 12 ] || { [ "${release% *}" = 12 ] && [ "${release#* }" -ge 8 ]; }
+}
+if [ "$how" = any ]; then
+    [ -z "${NVCC:-}" ] || { echo "$NVCC"; exit; }
+    for nvcc in nvcc /usr/local/cuda/bin/nvcc; do
+        if recent "$nvcc"; then command -v "$nvcc"; exit; fi
+    done
+fi
+if [ ! -e "$venv/cuda-$version" ]; then
+    "${PYTHON:-python3}" -m venv "$venv" >&2
+    "$venv/bin/pip" install -q --disable-pip-version-check "nvidia-cuda-nvcc==$version.*" "nvidia-nvvm==$version.*" \
+        "nvidia-cuda-crt==$version.*" "nvidia-cuda-runtime==$version.*" "nvidia-cuda-cccl==$version.*" >&2
+    touch "$venv/cuda-$version"
+fi
+echo "$venv"/lib/python3*/site-packages/nvidia/cu"${version%%.*}"/bin/nvcc
