@@ -97,6 +97,57 @@ SERVAL_KERNEL(s_echo) (serval::Block& block, serval::Mqueue& q) {
     }
 }
 
+// What a block says to the engine, and the engine to a block, outside the region: plain words, which race unless
+// the edge that vouches for them orders the two.
+uint64_t before_stop[2], before_end[2];
+
+SERVAL_KERNEL(s_witness) (serval::Block& block, serval::Mqueue& q) {
+    while (auto msg = q.recv(block)) {
+        auto reply = q.reply(block, msg, 0);
+        q.send(block, reply);
+    }
+    before_end[block.index()] = before_stop[block.index()] + 1;
+}
+
+TEST(words_vouch) {
+    for (unsigned protocol : protocols()) {
+        Shape s;
+        s.protocol = protocol;
+        s.blocks = 2;
+        Region region(s);
+        std::memset(before_stop, 0, sizeof before_stop);
+        std::memset(before_end, 0, sizeof before_end);
+        uint64_t before_beat = 0;
+        std::vector<std::thread> blocks;
+        for (unsigned b = 0; b < s.blocks; b++) {
+            blocks.emplace_back([&region, b] {
+                Runner runner(region, b);
+                runner.waiting = [](uint32_t, uint64_t) { sched_yield(); };
+                runner.run("s_witness");
+            });
+        }
+        std::thread listener([&] {
+            while (load_acquire(&region.engine()->heartbeat) == 0) sched_yield();
+            if (before_beat != 7) check::fail(__FILE__, __LINE__, "a beat before what was done before it");
+        });
+        before_beat = 7;
+        // EDGE HEARTBEAT (release half)
+        store_release(&region.engine()->heartbeat, 1);
+        for (uint64_t& word : before_stop) word = 41;
+        // EDGE STOP (release half)
+        store_release(&region.engine()->stop, SERVAL_STOP_DRAIN);
+        uint64_t found = 0;
+        for (unsigned b = 0; b < s.blocks; b++) {
+            // EDGE STATE (acquire half): before the thread is joined, which would order everything.
+            while (load_acquire(&region.block(b)->state) != SERVAL_STATE_ENDED) sched_yield();
+            found += before_end[b];
+        }
+        for (std::thread& block : blocks) block.join();
+        listener.join();
+        CHECK_EQ(found, 84);
+    }
+}
+
 TEST(two_threads_one_ring) {
     for (unsigned protocol : protocols()) {
         for (uint64_t start : {uint64_t{0}, (uint64_t{1} << 32) - COUNT / 2}) {

@@ -9,6 +9,9 @@
 //! Here stands which halves must exist in Rust, in the device library and in the client library. A marker of another form,
 //! an edge nobody knows, an edge without a section in ORDERING.md and a missing half are findings. Prose in
 //! doc comments may name edges as it likes.
+//!
+//! ORDERING.md also has a table of what checks each edge. Every test it names must exist, and every edge
+//! needs a loom model that holds and one that fails when a half of the edge is taken away.
 
 use crate::Findings;
 use crate::files::{self, File};
@@ -93,6 +96,7 @@ pub(crate) fn check() -> Findings {
         }
     }
     findings.extend(undocumented(&files));
+    findings.extend(unchecked(&files));
     findings
 }
 
@@ -107,6 +111,58 @@ fn undocumented(files: &[File]) -> Findings {
     };
     let missing = EDGES.iter().filter(|edge| !has_section(edge.name));
     missing.map(|edge| format!("ORDERING.md has no section on edge {}", edge.name)).collect()
+}
+
+/// The columns of the table of checks behind the edge's name, and how a test's name stands in the sources.
+const COLUMNS: &[(&str, &str, fn(&str) -> Vec<String>)] = &[
+    ("loom", "crates/mqueue/tests/loom/", rust_test),
+    ("weakened", "crates/mqueue/tests/loom/", |name| vec![format!("{name}: ")]),
+    ("litmus", "crates/serval/src/litmus/", |name| vec![format!("\"{name}"), format!(" {name}\"")]),
+    ("ThreadSanitizer", "device/tests/", |name| vec![format!("TEST({name})")]),
+    ("threads", "crates/", rust_test),
+];
+
+/// A test function, or a line of a macro that makes one.
+fn rust_test(name: &str) -> Vec<String> {
+    vec![format!("fn {name}("), format!("    {name}: ")]
+}
+
+/// Edges without a row in the table of checks, rows without a loom model, and names of no test.
+fn unchecked(files: &[File]) -> Findings {
+    let text = files.iter().find(|file| file.path == "ORDERING.md").map_or("", |file| &file.text);
+    let Some((_, table)) = text.split_once("| edge | loom |") else {
+        return vec!["ORDERING.md has no table `| edge | loom | ...`".to_owned()];
+    };
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .skip(1)
+        .take_while(|line| line.starts_with('|'))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    let mut findings = Vec::new();
+    for edge in EDGES {
+        let name = format!("`{}`", edge.name);
+        let Some(row) = rows.iter().find(|row| row[0] == name) else {
+            findings
+                .push(format!("edge {} has no row in ORDERING.md's table of checks", edge.name));
+            continue;
+        };
+        for (at, (column, folder, forms)) in COLUMNS.iter().enumerate() {
+            let cell = row.get(at + 1).copied().unwrap_or_default();
+            let tests: Vec<&str> = cell.split('`').skip(1).step_by(2).collect();
+            if tests.is_empty() && (at < 2 || cell.len() < 3) {
+                findings.push(format!("edge {}: no test or reason under {column}", edge.name));
+            }
+            for test in tests {
+                let has = |file: &&File| forms(test).iter().any(|form| file.text.contains(form));
+                if !files.iter().filter(|file| file.path.starts_with(folder)).any(|f| has(&f)) {
+                    findings
+                        .push(format!("edge {}: {folder} has no {column} test {test}", edge.name));
+                }
+            }
+        }
+    }
+    findings
 }
 
 /// Which side a file belongs to, if code in it may carry an edge. Tests may talk about edges freely.

@@ -22,7 +22,6 @@
 //! code is never resumed again and its memory is leaked: C++ frames without exceptions cannot be
 //! unwound from outside.
 
-mod doorbell;
 mod scheduler;
 mod stack;
 mod staging;

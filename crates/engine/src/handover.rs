@@ -14,12 +14,12 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use mqueue::{
-    Consumer, Head, HeapMapping, LoanError, MappedMemory, MqueuePlan, Producer, Region, RegionPlan,
-    RingPlan, abi,
+    Consumer, Head, HeapMapping, LoanError, MappedMemory, MqueuePlan, ParkWord, Producer, Region,
+    RegionPlan, RingPlan, abi,
 };
 use wire::DropReason;
 use wire::framing::Expects;
@@ -291,7 +291,7 @@ pub struct Fabric<S> {
 }
 
 struct Seat<S> {
-    sleeping: AtomicBool,
+    parked: ParkWord,
     wake: Box<dyn Fn() + Send + Sync>,
     connections: AtomicUsize,
     mail_waiting: AtomicBool,
@@ -321,7 +321,7 @@ impl<S> Fabric<S> {
     pub fn new(wakers: Vec<Box<dyn Fn() + Send + Sync>>, services: usize) -> Arc<Self> {
         let credit = (0..wakers.len() * services).map(|_| AtomicU32::new(0)).collect();
         let seat = |wake| Seat {
-            sleeping: AtomicBool::new(false),
+            parked: ParkWord::default(),
             wake,
             connections: AtomicUsize::new(0),
             mail_waiting: AtomicBool::new(false),
@@ -340,22 +340,18 @@ impl<S> Fabric<S> {
     /// A worker is about to sleep: from here on others wake it. It must look for work once more
     /// before it sleeps.
     pub(crate) fn fall_asleep(&self, worker: u16) {
-        self.seats[worker as usize].sleeping.store(true, Ordering::Relaxed);
-        // EDGE PARK (sleeper half): this fence and the one in wake() are totally ordered: either the
-        // sleeper's second look sees the message, or the waker sees the flag.
-        fence(Ordering::SeqCst);
+        self.seats[worker as usize].parked.set(true);
     }
 
     pub(crate) fn awake(&self, worker: u16) {
-        self.seats[worker as usize].sleeping.store(false, Ordering::Relaxed);
+        self.seats[worker as usize].parked.set(false);
     }
 
     /// After publishing something for a worker: ends its sleep if it sleeps.
     pub(crate) fn wake(&self, worker: u16) {
-        // EDGE PARK (waker half): see fall_asleep().
-        fence(Ordering::SeqCst);
-        if self.seats[worker as usize].sleeping.load(Ordering::Relaxed) {
-            (self.seats[worker as usize].wake)();
+        let seat = &self.seats[worker as usize];
+        if seat.parked.sleeps() {
+            (seat.wake)();
         }
     }
 

@@ -8,13 +8,16 @@
 //! * [`memory`]: shared memory as atomic words.
 //! * [`ring`]: producer and consumer (`granule.rs` has the protocol of that name).
 //! * [`region`]: format, join, take rings, status words.
+//! * [`Doorbells`], [`ParkWord`]: which mqueues have news, and who sleeps.
 
 pub mod abi;
+mod bell;
 mod granule;
 pub mod memory;
 pub mod region;
 pub mod ring;
 
+pub use bell::{Doorbells, Listener, ParkWord};
 pub use memory::{HeapMapping, MappedMemory, Mapping, Memory};
 pub use region::{JoinError, MqueuePlan, PlanError, Region, RegionPlan, RingPlan, Words};
 pub use ring::{Consumer, Head, Loan, LoanError, Producer, RingError};

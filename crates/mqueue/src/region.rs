@@ -6,6 +6,7 @@
 //! built. The layout is in [`crate::abi`].
 
 use crate::abi::*;
+use crate::bell::{set_sleeping, sleeping};
 use crate::memory::{Memory, Ordering};
 use crate::ring::{Consumer, Counts, Producer, format_slots, slot_bytes};
 
@@ -548,37 +549,24 @@ impl<M: Memory> Words<M> {
     /// Says that a worker is about to sleep (or no longer does). Having said so it must look at its
     /// rings once more before it sleeps: either it sees the last message, or the publisher sees the flag.
     pub fn set_parked(&self, parked: bool) {
-        self.set_sleeping(ENGINE_PARKED_OFFSET, parked);
+        set_sleeping(&self.memory, ENGINE_PARKED_OFFSET, parked);
     }
 
     /// Whether a worker sleeps. Ask after publishing, and wake it if so.
     #[inline]
     pub fn parked(&self) -> bool {
-        self.sleeping(ENGINE_PARKED_OFFSET)
+        sleeping(&self.memory, ENGINE_PARKED_OFFSET)
     }
 
     /// The same from the accelerator's side: see [`Self::set_parked`].
     pub fn set_accelerator_parked(&self, parked: bool) {
-        self.set_sleeping(ACCELERATOR_PARKED_OFFSET, parked);
+        set_sleeping(&self.memory, ACCELERATOR_PARKED_OFFSET, parked);
     }
 
     /// Whether the accelerator's side sleeps. Ask after publishing, and wake it if so.
     #[inline]
     pub fn accelerator_parked(&self) -> bool {
-        self.sleeping(ACCELERATOR_PARKED_OFFSET)
-    }
-
-    fn set_sleeping(&self, at: u64, sleeping: bool) {
-        self.memory.store(at, sleeping.into(), Ordering::Relaxed);
-        // EDGE PARK (sleeper half)
-        self.memory.fence();
-    }
-
-    #[inline]
-    fn sleeping(&self, at: u64) -> bool {
-        // EDGE PARK (waker half)
-        self.memory.fence();
-        self.memory.load(at, Ordering::Relaxed) != 0
+        sleeping(&self.memory, ACCELERATOR_PARKED_OFFSET)
     }
 
     fn block_offset(&self, block: u32) -> u64 {

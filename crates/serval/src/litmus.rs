@@ -7,15 +7,13 @@
 //! * *Message passing through rings*: every protocol, both directions, short rings, so that slots are
 //!   reused all the time (`PUBLISH` and `RELEASE` of RX and TX; `HANDOVER` is the same code).
 //! * *Units*: whether a granule is ever seen half old, half new.
-//! * *Words*: what a beat, a state or the wish to stop vouches for (`HEARTBEAT`, `STATE`, `STOP`).
+//! * *Words*: what a beat, a state, the wish to stop, a doorbell's count or a region's magic number vouches for
+//!   (`HEARTBEAT`, `STATE`, `STOP`, `DOORBELL`, `FORMAT`).
 //! * *Store buffering*: sleeper and waker of `PARK`. Of both sides at least one must see the other.
 //!
 //! A test that cannot fail shows nothing, so there are *controls*: the same harness on code that is
 //! wrong on purpose. Each of them must show its wrong outcome, or the run is void. (On a machine with one
 //! core it always is: store buffering needs two.)
-//!
-//! `FORMAT` and `DOORBELL` are left to loom: they are crossed once in a region's life, or inside one
-//! process.
 
 mod edges;
 mod pair;

@@ -12,16 +12,15 @@
 //! reported hung; the thread is left alone, because what it holds cannot be known, and retires if it ever
 //! comes back.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use engine::accelerator::Blocks;
 use mqueue::abi::{reason, stop};
-use mqueue::{MappedMemory, Region, Words};
+use mqueue::{Doorbells, Listener, MappedMemory, ParkWord, Region, Words};
 
-use super::doorbell::{Doorbells, Listener};
 use super::scheduler::{Observer, Scheduler, check_blocks};
 use super::{Options, pin};
 use crate::{AccelError, Kernel};
@@ -40,7 +39,7 @@ const START_MAX: Duration = Duration::from_secs(30);
 struct ThreadState {
     handle: OnceLock<Thread>,
     /// It sleeps, or is about to.
-    parked: AtomicBool,
+    parked: ParkWord,
     /// Inside a run of its scheduler.
     busy: AtomicBool,
     /// Counts resumes.
@@ -249,12 +248,10 @@ impl Blocks for ThreadBlocks {
         let stop = self.words.stop();
         let stopping = std::mem::replace(&mut self.stop, stop) != stop;
         if !rang.is_empty() || stopping {
-            // EDGE PARK (waker half)
-            fence(Ordering::SeqCst);
             for link in &mut self.links {
                 let rang = std::mem::replace(&mut link.rang, false);
                 let thread = &link.link.thread;
-                if (rang || stopping) && thread.parked.load(Ordering::Relaxed) {
+                if (rang || stopping) && thread.parked.sleeps() {
                     thread.wake();
                 }
             }
@@ -487,15 +484,13 @@ impl Server {
             return;
         }
         let parked = &self.observer.state.parked;
-        parked.store(true, Ordering::Relaxed);
-        // EDGE PARK (sleeper half)
-        fence(Ordering::SeqCst);
+        parked.set(true);
         let links = self.observer.links.iter();
         let rung = self.rang.iter().zip(links).any(|(listener, link)| listener.rung(&link.rang));
         if !rung && !self.scheduler.stop_changed() {
             thread::park_timeout(SLEEP_MAX.min(Duration::from_nanos(left - AWAKE_NS)));
         }
-        parked.store(false, Ordering::Relaxed);
+        parked.set(false);
     }
 
     /// Blocks that wait cannot see that the engine is gone: they are resumed to look.

@@ -1,12 +1,16 @@
 //! The tests. Each function runs on both sides; what differs by side is an `if`.
 
 use mqueue::memory::{Memory, Ordering, unit16_is_atomic};
-use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, RingError, abi};
+use mqueue::{
+    Consumer, Doorbells, Head, JoinError, Listener, LoanError, MappedMemory, Producer, Region,
+    RingError, abi,
+};
 
 use super::Expect::{self, Allowed, Never, Seen};
 use super::pair::{
     ACCELERATOR_PARK, ARENA, ARENA_MESSAGE_BYTES_MAX, Counts, DOORBELL, ENGINE_PARK, GRANULE8,
-    GRANULE16, Limit, LitmusError, MESSAGE_BYTES_MAX, Run, STOP, Side, Wait, Word,
+    GRANULE16, Limit, LitmusError, MESSAGE_BYTES_MAX, RUNG, Run, STOP, Side, Wait, Word,
+    small_plan,
 };
 
 /// A test as it stands in the table.
@@ -36,6 +40,8 @@ pub(super) const TESTS: &[Test] = &[
     test("STOP", "a wish to stop before the messages it follows", Never, stop),
     test("HEARTBEAT", "a beat before what was done before it", Never, heartbeat),
     test("STATE", "a state before its reason", Never, state),
+    test("FORMAT", "a magic number before its directory", Never, format),
+    test("DOORBELL", "a count before the head it points at", Never, doorbell),
     test("PARK", "the engine sleeps, nobody sees the other", Never, |s, l| park(s, l, true)),
     test("PARK", "the accelerator sleeps, nobody sees the other", Never, |s, l| park(s, l, false)),
     test("store buffering, fenced", "neither store is seen", Never, |s, l| {
@@ -310,6 +316,76 @@ fn state(side: &mut Side, limit: Limit) -> Result<Counts, LitmusError> {
             Ok((block.state, block.reason < block.state))
         },
     )
+}
+
+/// The first process formats a region anew, the other one joins it as soon as there is a magic number.
+fn format(side: &mut Side, limit: Limit) -> Result<Counts, LitmusError> {
+    let window = side.window();
+    let bytes = small_plan(1).bytes().map_err(|e| LitmusError::Region(e.to_string()))?;
+    let act = |side: &Side, round| {
+        let plan = small_plan(round);
+        if side.first {
+            let formatted = Region::format(window.clone(), &plan);
+            // Nothing to see here: the verdict is the other side's alone.
+            return formatted.map(|_| false).map_err(|e| LitmusError::Region(e.to_string()));
+        }
+        for _ in 0..JOINS_MAX {
+            match Region::join(window.clone()) {
+                Err(JoinError::Magic(0)) => std::hint::spin_loop(),
+                joined => return Ok(joined.is_ok_and(|region| region.generation() == round)),
+            }
+        }
+        Ok(true)
+    };
+    let tidy = |side: &Side| {
+        if side.first {
+            for at in (0..bytes).step_by(8) {
+                window.store(at, 0, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    };
+    lockstep(side, limit, act, tidy)
+}
+
+/// How often a region that is being formatted is joined.
+const JOINS_MAX: u32 = 1000;
+
+/// A listener that sees a count must see the head it points at.
+fn doorbell(side: &mut Side, limit: Limit) -> Result<Counts, LitmusError> {
+    let window = side.window();
+    let bells = Doorbells::over(window.clone());
+    let (mut producer, mut consumer) = ends(side, RUNG);
+    if side.first {
+        // What another test left there.
+        window.store(0, 0, Ordering::Relaxed);
+    }
+    side.meet()?;
+    let write = |_: &Side, _| {
+        let head = Head { kind: abi::kind::MESSAGE, ..Head::default() };
+        let sent = matches!(offer(&mut producer, head, &[]), Ok(true));
+        if sent {
+            bells.ring(0);
+        }
+        sent
+    };
+    let mut listener = Listener::new(&[RUNG], |_| 0);
+    let (known, mut moved) = (std::cell::Cell::new(0), Vec::new());
+    let look = |side: &Side| {
+        let rings = window.load(0, Ordering::Relaxed);
+        let head = |mqueue| {
+            known.set(side.words.rx_head(mqueue));
+            known.get()
+        };
+        listener.collect(&bells, head, &mut moved);
+        moved.clear();
+        while consumer.peek().map_err(|_| LitmusError::Ring("an impossible head"))?.is_some() {
+            consumer.advance();
+        }
+        consumer.release();
+        Ok((rings, known.get() < rings))
+    };
+    stream(side, limit, side.first, write, look)
 }
 
 /// A block that has seen the wish to stop, and then an empty ring, must have seen every message.

@@ -48,6 +48,7 @@ pub(super) const GRANULE16: u32 = 3;
 pub(super) const STOP: u32 = 4;
 pub(super) const ENGINE_PARK: u32 = 5;
 pub(super) const ACCELERATOR_PARK: u32 = 6;
+pub(super) const RUNG: u32 = 7;
 
 /// Longest message of each ring; the arena's is longer than a slot.
 pub(super) const MESSAGE_BYTES_MAX: u32 = 61;
@@ -68,8 +69,40 @@ fn plan() -> RegionPlan {
         ring(protocol::DOORBELL, 8, 0),
         ring(protocol::DOORBELL, 8, 0),
         ring(protocol::DOORBELL, 8, 0),
+        ring(protocol::DOORBELL, 8, 0),
     ];
     RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 }
+}
+
+/// A region that is formatted and joined in every round, inside the window.
+pub(super) fn small_plan(generation: u64) -> RegionPlan {
+    let ring = RingPlan { protocol: protocol::DOORBELL, message_bytes_max: 8, arena_bytes: 0 };
+    let mqueues = vec![MqueuePlan { depth: 1, rx: ring, tx: ring }];
+    RegionPlan { block_count: 1, mqueues, generation, start: 0 }
+}
+
+/// Part of the shared memory as a memory of its own, behind region and words.
+#[derive(Clone)]
+pub(super) struct Window {
+    memory: MappedMemory,
+    at: u64,
+}
+
+/// More than the small region takes.
+const WINDOW_BYTES: u64 = 4096;
+
+impl Memory for Window {
+    fn len_bytes(&self) -> u64 {
+        WINDOW_BYTES
+    }
+
+    fn load(&self, at: u64, order: Ordering) -> u64 {
+        self.memory.load(self.at + at, order)
+    }
+
+    fn store(&self, at: u64, value: u64, order: Ordering) {
+        self.memory.store(self.at + at, value, order);
+    }
 }
 
 /// Words behind the region, a line each.
@@ -142,6 +175,10 @@ impl Side {
 
     pub(super) fn at(&self, word: Word) -> u64 {
         self.lab + word as u64 * LINE_BYTES
+    }
+
+    pub(super) fn window(&self) -> Window {
+        Window { memory: self.memory.clone(), at: self.lab + WORDS * LINE_BYTES }
     }
 
     pub(super) fn load(&self, word: Word, order: Ordering) -> u64 {
@@ -226,7 +263,8 @@ impl Pair {
     pub(super) fn start(mut peer: Command) -> Result<Self, LitmusError> {
         let plan = plan();
         let unsound = |error: &dyn std::fmt::Display| LitmusError::Region(error.to_string());
-        let bytes = plan.bytes().map_err(|e| unsound(&e))? + (WORDS + 1) * LINE_BYTES;
+        let bytes = plan.bytes().map_err(|e| unsound(&e))?;
+        let bytes = bytes + (WORDS + 1) * LINE_BYTES + WINDOW_BYTES;
         let shared =
             SharedMemory::create("serval:litmus", bytes as usize, &RegionOptions::default())?;
         let file = shared.fd().try_clone_to_owned().map_err(LitmusError::Start)?;

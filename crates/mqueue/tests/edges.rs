@@ -1,0 +1,196 @@
+//! The words that vouch for something, and both halves of PARK, between two threads of real memory: on
+//! this processor, on a foreign one under qemu, and under Miri, which shows each load older stores that the
+//! memory model still allows. The rings have `stress.rs`; loom has every interleaving of both.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use mqueue::abi::kind;
+use mqueue::memory::{Memory, Ordering};
+use mqueue::{
+    Doorbells, Head, HeapMapping, JoinError, Listener, MappedMemory, MqueuePlan, ParkWord, Region,
+    RegionPlan, RingPlan, Words, abi,
+};
+
+/// How often each thing is tried.
+const ROUNDS: u64 = if cfg!(miri) { 12 } else { 20_000 };
+
+fn plan(generation: u64) -> RegionPlan {
+    let ring = RingPlan { protocol: abi::protocol::DOORBELL, message_bytes_max: 8, arena_bytes: 0 };
+    let mqueues = vec![MqueuePlan { depth: 4, rx: ring, tx: ring }];
+    RegionPlan { block_count: 1, mqueues, generation, start: 0 }
+}
+
+fn region() -> Region<MappedMemory> {
+    let bytes = plan(1).bytes().unwrap() as usize;
+    Region::format(HeapMapping::memory(bytes), &plan(1)).unwrap()
+}
+
+/// One thread stores a number and then vouches for it; whoever sees `voucher` must see the number.
+fn vouches(
+    vouch: impl Fn(&Words<MappedMemory>, &MappedMemory, u64) + Sync,
+    look: impl Fn(&Words<MappedMemory>, &MappedMemory) -> (u64, u64),
+) {
+    let (words, other) = (region().words(), HeapMapping::memory(128));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 1..=ROUNDS {
+                vouch(&words, &other, n);
+                if n % 8 == 0 {
+                    std::thread::yield_now();
+                }
+            }
+            done.store(true, Relaxed);
+        });
+        let mut last = 0;
+        while !done.load(Relaxed) {
+            let (vouched, found) = look(&words, &other);
+            assert!(found >= vouched, "{vouched} was vouched for, {found} found");
+            assert!(vouched >= last, "back in time");
+            last = vouched;
+        }
+    });
+}
+
+fn number(other: &MappedMemory) -> u64 {
+    other.load(0, Ordering::Relaxed)
+}
+
+fn set_number(other: &MappedMemory, n: u64) {
+    other.store(0, n, Ordering::Relaxed);
+}
+
+#[test]
+fn the_wish_to_stop_vouches() {
+    vouches(
+        |words, other, n| (set_number(other, n), words.set_stop(n)).1,
+        |words, other| (words.stop(), number(other)),
+    );
+}
+
+#[test]
+fn beats_vouch() {
+    vouches(
+        |words, other, n| (set_number(other, n), words.set_engine_heartbeat(n)).1,
+        |words, other| (words.engine_heartbeat(), number(other)),
+    );
+    vouches(
+        |words, other, n| (set_number(other, n), words.set_accelerator_heartbeat(n)).1,
+        |words, other| (words.accelerator_heartbeat(), number(other)),
+    );
+}
+
+#[test]
+fn states_have_their_reasons() {
+    vouches(
+        |words, _, n| (words.set_accelerator_reason(n), words.set_accelerator_state(n)).1,
+        |words, _| (words.accelerator_state(), words.accelerator_reason()),
+    );
+    vouches(
+        |words, _, n| words.set_block(0, n, n),
+        |words, _| {
+            let block = words.block(0);
+            (block.state, block.reason)
+        },
+    );
+}
+
+#[test]
+fn a_region_is_joined_whole_or_not() {
+    for generation in 1..=ROUNDS.min(500) {
+        let plan = plan(generation);
+        let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
+        std::thread::scope(|scope| {
+            scope.spawn(|| Region::format(memory.clone(), &plan).unwrap());
+            loop {
+                match Region::join(memory.clone()) {
+                    Ok(region) => break assert_eq!(region.generation(), generation),
+                    Err(error) => assert_eq!(error, JoinError::Magic(0)),
+                }
+                std::thread::yield_now();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_doorbell_vouches_for_its_heads() {
+    let mut engine = region();
+    let mut accelerator = Region::join(engine.memory().clone()).unwrap();
+    let (mut producer, _) = engine.engine_ends(0);
+    let (mut consumer, _) = accelerator.accelerator_ends(0);
+    let (bells, words) = (Doorbells::new(1), engine.words());
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0..ROUNDS {
+                let head = Head { token: n, kind: kind::MESSAGE, ..Head::default() };
+                while producer.push(head, &[]).is_err() {
+                    std::thread::yield_now();
+                }
+                producer.publish();
+                bells.ring(0);
+            }
+            done.store(true, Ordering::Release);
+        });
+        // The listener looks at the ring only when the bell tells it to: a lost message stays lost.
+        let (mut listener, mut moved) = (Listener::new(&[0], |_| 0), Vec::new());
+        let mut next = 0;
+        loop {
+            let finished = done.load(Ordering::Acquire);
+            listener.collect(&bells, |mqueue| words.rx_head(mqueue), &mut moved);
+            if moved.pop().is_some() {
+                while let Some(header) = consumer.peek().unwrap() {
+                    assert_eq!(header.token, next);
+                    consumer.advance();
+                    next += 1;
+                }
+                consumer.release();
+            } else if finished {
+                break assert_eq!(next, ROUNDS, "a message was left behind");
+            } else {
+                // A full ring waits for messages that the listener has not been told of yet.
+                std::thread::yield_now();
+            }
+        }
+    });
+}
+
+/// A sleeper and a waker store one word each and look at the other's, over and over: not both may miss.
+fn never_both_miss(set: impl Fn(bool), sleeps: impl Fn() -> bool + Sync) {
+    let (barrier, woke) = (Barrier::new(2), AtomicBool::new(false));
+    let work = HeapMapping::memory(128);
+    let rounds = ROUNDS.min(100);
+    let mut missed = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 1..=rounds {
+                barrier.wait();
+                set_number(&work, n);
+                woke.store(sleeps(), Relaxed);
+                barrier.wait();
+                barrier.wait();
+            }
+        });
+        for n in 1..=rounds {
+            barrier.wait();
+            set(true);
+            let saw = number(&work) == n;
+            barrier.wait();
+            missed += u64::from(!saw && !woke.load(Relaxed));
+            set(false);
+            barrier.wait();
+        }
+    });
+    assert_eq!(missed, 0, "rounds that ended asleep with work waiting");
+}
+
+#[test]
+fn sleepers_and_wakers_never_both_miss() {
+    let parked = ParkWord::default();
+    never_both_miss(|sleeps| parked.set(sleeps), || parked.sleeps());
+    let words = region().words();
+    never_both_miss(|sleeps| words.set_parked(sleeps), || words.parked());
+    never_both_miss(|sleeps| words.set_accelerator_parked(sleeps), || words.accelerator_parked());
+}
