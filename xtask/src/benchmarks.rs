@@ -1,9 +1,11 @@
 //! `docs/benchmarks.md`, made from the results in `docs/benchmarks/*.json` that `serval compare --suite`
-//! writes. Rows stand in the order of `benches/speed.toml`; a row without a result says so.
+//! writes. Rows stand in the order of `benches/speed.toml`; a row without a result says so. A folder in there
+//! holds results of another machine, of which the page shows the values only.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs;
+use std::path::Path;
 
 use serde_json::Value as Json;
 
@@ -65,25 +67,44 @@ pub(crate) fn differences() -> Findings {
 
 fn page() -> Result<String, Findings> {
     let text = fs::read_to_string(root().join(SUITE)).map_err(|e| vec![format!("{SUITE}: {e}")])?;
-    let mut results = results()?;
-    let rows = rows(&text, &mut results).map_err(|what| vec![format!("{SUITE}: {what}")])?;
+    let mut page = render(&measured_in(RESULTS, &text)?);
+    for name in other_machines() {
+        elsewhere(&mut page, &name, &measured_in(&format!("{RESULTS}/{name}"), &text)?);
+    }
+    Ok(page)
+}
+
+/// Names of the folders with results of other machines.
+fn other_machines() -> Vec<String> {
+    let entries = fs::read_dir(root().join(RESULTS)).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.path().is_dir());
+    let mut names: Vec<String> =
+        folders.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// The suite's rows with the results of a folder.
+fn measured_in(folder: &str, suite: &str) -> Result<Vec<Row>, Findings> {
+    let mut results = results(folder)?;
+    let rows = rows(suite, &mut results).map_err(|what| vec![format!("{SUITE}: {what}")])?;
     if !results.is_empty() {
-        let stray = |name: &String| format!("{RESULTS}/{name}.json: {SUITE} has no such row");
+        let stray = |name: &String| format!("{folder}/{name}.json: {SUITE} has no such row");
         return Err(results.keys().map(stray).collect());
     }
     let stale = |row: &Row| {
         let what = row.stale?;
         let name = &row.name;
-        Some(format!("{RESULTS}/{name}.json: measured for another row ({what}): measure again"))
+        Some(format!("{folder}/{name}.json: measured for another row ({what}): measure again"))
     };
     let stale: Findings = rows.iter().filter_map(stale).collect();
-    if stale.is_empty() { Ok(render(&rows)) } else { Err(stale) }
+    if stale.is_empty() { Ok(rows) } else { Err(stale) }
 }
 
-/// The results by name.
-fn results() -> Result<HashMap<String, Json>, Findings> {
+/// The results of a folder by name.
+fn results(folder: &str) -> Result<HashMap<String, Json>, Findings> {
     let mut results = HashMap::new();
-    let Ok(entries) = fs::read_dir(root().join(RESULTS)) else { return Ok(results) };
+    let Ok(entries) = fs::read_dir(root().join(Path::new(folder))) else { return Ok(results) };
     for path in entries.flatten().map(|entry| entry.path()) {
         let Some(name) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json"))
         else {
@@ -93,10 +114,10 @@ fn results() -> Result<HashMap<String, Json>, Findings> {
         let json = text.and_then(|text| {
             serde_json::from_str::<Json>(&text).map_err(|error| error.to_string())
         });
-        let json = json.map_err(|what| vec![format!("{RESULTS}/{name}.json: {what}")])?;
+        let json = json.map_err(|what| vec![format!("{folder}/{name}.json: {what}")])?;
         if json["schema"] != 1 || json["name"] != name {
             return Err(vec![format!(
-                "{RESULTS}/{name}.json: not a result of schema 1 by that name"
+                "{folder}/{name}.json: not a result of schema 1 by that name"
             )]);
         }
         results.insert(name.to_owned(), json);
@@ -182,35 +203,71 @@ fn render(rows: &[Row]) -> String {
     page
 }
 
+/// What another machine came to: values without their details, which its results have.
+fn elsewhere(page: &mut String, name: &str, rows: &[Row]) {
+    let measured: Vec<(&Row, &Json)> =
+        rows.iter().filter_map(|row| Some((row, row.result.as_ref()?))).collect();
+    let Some((_, first)) = measured.first() else { return };
+    let _ = writeln!(
+        page,
+        "\n## Elsewhere: {name}\n\n{}. Details: `{RESULTS}/{name}/`.\n",
+        machine_of(first)
+    );
+    page.push_str("| row | must | value | A | B | pairs (discarded) | verdict |\n|---|---|---|---|---|---|---|\n");
+    for (row, result) in measured {
+        let shown = |key: &str| cell(text(&result["shown"][key]));
+        let _ = writeln!(
+            page,
+            "| {} | {} | {} | {} | {} | {} | {} |",
+            row.name,
+            shown("must"),
+            shown("value"),
+            shown("a"),
+            shown("b"),
+            counts(result),
+            verdict_of(result),
+        );
+    }
+}
+
 fn table_line(page: &mut String, row: &Row, result: &Json) -> std::fmt::Result {
     let shown = |key: &str| cell(text(&result["shown"][key]));
-    let count = |key: &str| result[key].as_array().map_or(0, Vec::len);
-    let verdict = match (text(&result["verdict"]), &result["meets_aim"]) {
-        (verdict, Json::Bool(true)) => format!("{verdict}, aim met"),
-        ("no-verdict", Json::Bool(false)) => "aim not met".to_owned(),
-        (verdict, _) => verdict.replace('-', " "),
-    };
-    let reason = match text(&result["reason"]) {
-        "" => String::new(),
-        reason => format!(": {}", cell(reason)),
-    };
     writeln!(
         page,
-        "| {} | {} | {} | {} | {} | {} | {} ({}) | {verdict}{reason} |",
+        "| {} | {} | {} | {} | {} | {} | {} | {} |",
         row.name,
         cell(&row.what),
         text(&result["class"]),
         shown("must"),
         shown("aim"),
         shown("value"),
-        count("pairs"),
-        count("discarded"),
+        counts(result),
+        verdict_of(result),
     )
+}
+
+/// Pairs that count, and those that do not.
+fn counts(result: &Json) -> String {
+    let count = |key: &str| result[key].as_array().map_or(0, Vec::len);
+    format!("{} ({})", count("pairs"), count("discarded"))
+}
+
+/// The verdict, with its reason where there is none.
+fn verdict_of(result: &Json) -> String {
+    let verdict = match (text(&result["verdict"]), &result["meets_aim"]) {
+        (verdict, Json::Bool(true)) => format!("{verdict}, aim met"),
+        ("no-verdict", Json::Bool(false)) => "aim not met".to_owned(),
+        (verdict, _) => verdict.replace('-', " "),
+    };
+    match text(&result["reason"]) {
+        "" => verdict,
+        reason => format!("{verdict}: {}", cell(reason)),
+    }
 }
 
 /// Where, when, with which commands.
 fn how(page: &mut String, row: &Row, result: &Json) {
-    let (machine, cores) = (&result["machine"], &result["cores"]);
+    let cores = &result["cores"];
     let _ = writeln!(page, "\n### {}\n", row.name);
     for (name, key) in [("A", "a"), ("B", "b")] {
         let side = &result[key];
@@ -246,20 +303,25 @@ fn how(page: &mut String, row: &Row, result: &Json) {
             _ => String::new(),
         }
     );
+    let _ = writeln!(page, "- {}", machine_of(result));
+}
+
+/// The machine, the source, the date.
+fn machine_of(result: &Json) -> String {
+    let machine = &result["machine"];
     let commit: String = text(&machine["commit"]).chars().take(12).collect();
     let governor = match text(&machine["governor"]) {
         "" => String::new(),
         governor => format!(", governor {governor}"),
     };
-    let _ = writeln!(
-        page,
-        "- {}, {} cores, Linux {}{governor}; commit {commit}{}; {}",
+    format!(
+        "{}, {} cores, Linux {}{governor}; commit {commit}{}; {}",
         text(&machine["cpu"]),
         plain(&machine["cores"]),
         text(&machine["host_kernel"]),
         if machine["dirty"] == true { " with changes" } else { "" },
         text(&machine["date"]),
-    );
+    )
 }
 
 fn text(value: &Json) -> &str {
@@ -329,6 +391,25 @@ mod tests {
         });
         let entry = |name: &str, more| (name.to_owned(), with(common(name), more));
         HashMap::from([entry("echo", echo), entry("idle", idle)])
+    }
+
+    #[test]
+    fn other_machines_show_their_values() {
+        let mut page = String::new();
+        elsewhere(&mut page, "a-processor", &rows(SUITE, &mut results()).unwrap());
+        assert_eq!(
+            page,
+            "
+## Elsewhere: a-processor
+
+A Processor, 2 cores, Linux 6.1; commit 0123456789ab with changes; 2026-03-01T12:00:00Z. Details: `docs/benchmarks/a-processor/`.
+
+| row | must | value | A | B | pairs (discarded) | verdict |
+|---|---|---|---|---|---|---|
+| echo | at least 0.950x | 0.990x [0.985x, 0.995x] | 310.0 k/s | 313.0 k/s | 2 (1) | pass, aim met |
+| idle |  |  |  |  | 2 (1) | void: it burns |
+"
+        );
     }
 
     #[test]

@@ -47,6 +47,7 @@ use crate::client::{self, Burst, ClientError, Load, Outcome, Pace, Stream, WINDO
 
 pub use plan::{Class, Mode, Plan, PlanError, Target, Work};
 pub use report::{Bottleneck, Latency, Report, ServerCost, Void};
+pub(crate) use server::cpu_seconds;
 
 use plan::Material;
 use server::Observer;

@@ -90,7 +90,7 @@ impl Observer {
 
 /// CPU time of all threads of a process in seconds: from the scheduler's own statistics, or where the
 /// host kernel has none, in its ticks of 10 ms (proc(5)).
-fn cpu_seconds(pid: u32) -> Result<f64, BenchError> {
+pub(crate) fn cpu_seconds(pid: u32) -> Result<f64, BenchError> {
     let gone = || {
         let what = format!("no process {pid} whose CPU time can be read");
         BenchError::Observe(format!("{what}: give the server's process id with --server-pid"))

@@ -55,8 +55,11 @@ pub(super) fn measure_server(
         plan.mode = Mode::Open { rate };
     }
     plan.server_pid = Some(server.id());
+    let database_cpu = || surroundings.database.as_ref()?.cpu_ns();
+    let filled_ns = database_cpu();
     let report = run(&plan, cores)?;
     let account = server.stop()?;
+    let asked_ns = database_cpu().zip(filled_ns).map(|(now, before)| now - before);
     if let Some(void) = &report.void {
         noise = Some(void.to_string());
         if !is_noise(void) {
@@ -77,6 +80,9 @@ pub(super) fn measure_server(
         figures.insert("busy_ns".to_owned(), per_message(account.busy_ns));
         // Of its whole life, where the host does not say what it was during the measurement.
         figures.entry("server_cpu_ns".to_owned()).or_insert(per_message(account.cpu_ns));
+        if let Some(ns) = asked_ns {
+            figures.insert("database_cpu_ns".to_owned(), ns / account.messages as f64);
+        }
     }
     Ok(match noise {
         None => Run::Figures(figures),

@@ -8,13 +8,14 @@ use super::verdict::{Better, Combine};
 use crate::screen::per_second;
 
 /// Figures that a table names beside the compared one, with what they are called.
-const BESIDE: [(&str, &str); 6] = [
+const BESIDE: [(&str, &str); 7] = [
     ("rate", ""),
     ("p50_ns", "p50 "),
     ("p99_ns", "p99 "),
     ("busy_ns", "busy "),
     ("server_cpu_ns", "server CPU "),
     ("client_cpu_ns", "client CPU "),
+    ("database_cpu_ns", "database CPU "),
 ];
 
 /// The texts of a record.
