@@ -129,6 +129,18 @@ impl Connection {
         }
     }
 
+    /// The table entry's next life: closed, with the memory that its lists have got.
+    fn next_life(&mut self) -> Self {
+        self.owed.clear();
+        self.early.clear();
+        Self {
+            generation: self.generation.wrapping_add(1),
+            owed: std::mem::take(&mut self.owed),
+            early: std::mem::take(&mut self.early),
+            ..Self::closed()
+        }
+    }
+
     pub(crate) fn is_open(&self) -> bool {
         self.generation % 2 == 1
     }
@@ -373,17 +385,18 @@ impl Connections {
     ) -> StreamKey {
         let key = self.free.pop().unwrap_or_else(|| {
             self.entries.push(Connection::closed());
+            // There is room for every key: closing allocates nothing.
+            self.free.reserve(self.entries.len());
             self.entries.len() as StreamKey - 1
         });
         let entry = &mut self.entries[key as usize];
         *entry = Connection {
-            generation: entry.generation.wrapping_add(1),
             service,
             reading: Reading::Open,
             last_message_ns: now_ns,
             ordered,
             window,
-            ..Connection::closed()
+            ..entry.next_life()
         };
         self.open += 1;
         key
@@ -403,8 +416,7 @@ impl Connections {
                 pool.give(encoded);
             }
         }
-        *entry =
-            Connection { generation: entry.generation.wrapping_add(1), ..Connection::closed() };
+        *entry = entry.next_life();
         self.free.push(key);
         self.open -= 1;
         lost
@@ -442,25 +454,41 @@ pub(crate) fn forget_written(output: &mut Vec<u8>, written: &mut usize) {
 }
 
 /// Buffers that connections borrow. Large ones are not kept.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Pool {
     free: Vec<Vec<u8>>,
+    kept_bytes: usize,
 }
 
+/// A new buffer's capacity.
+const BUFFER_BYTES: usize = 4096;
+/// Buffers that are there before anybody asks. More than ever were out at a time cost an allocation.
+const READY: usize = 256;
 /// Buffers of more capacity are returned to the allocator.
 const KEEP_CAPACITY_MAX: usize = 64 << 10;
-/// Buffers kept.
-const KEEP_MAX: usize = 1024;
+/// Buffers kept, and their bytes.
+const KEEP_MAX: usize = 16_384;
+const KEEP_BYTES_MAX: usize = 64 << 20;
 
 impl Pool {
+    pub(crate) fn new() -> Self {
+        let mut free = Vec::with_capacity(KEEP_MAX);
+        free.extend((0..READY).map(|_| Vec::with_capacity(BUFFER_BYTES)));
+        Self { free, kept_bytes: READY * BUFFER_BYTES }
+    }
+
     pub(crate) fn take(&mut self) -> Vec<u8> {
-        self.free.pop().unwrap_or_else(|| Vec::with_capacity(4096))
+        let Some(buffer) = self.free.pop() else { return Vec::with_capacity(BUFFER_BYTES) };
+        self.kept_bytes -= buffer.capacity();
+        buffer
     }
 
     pub(crate) fn give(&mut self, mut buffer: Vec<u8>) {
-        let keep = 1..=KEEP_CAPACITY_MAX;
-        if keep.contains(&buffer.capacity()) && self.free.len() < KEEP_MAX {
+        let bytes = buffer.capacity();
+        let room = self.free.len() < KEEP_MAX && self.kept_bytes + bytes <= KEEP_BYTES_MAX;
+        if (1..=KEEP_CAPACITY_MAX).contains(&bytes) && room {
             buffer.clear();
+            self.kept_bytes += bytes;
             self.free.push(buffer);
         }
     }
@@ -473,7 +501,7 @@ mod tests {
     fn open(ordered: bool, window: u32) -> (Connections, Pool, StreamKey) {
         let mut connections = Connections::new(1);
         let key = connections.open(0, ordered, window, 0);
-        (connections, Pool::default(), key)
+        (connections, Pool::new(), key)
     }
 
     fn reply(byte: u8) -> Outcome {

@@ -376,12 +376,12 @@ impl<N: Nic> Worker<N> {
                 self.send_datagrams(port as u16);
             }
         }
-        let mut dirty = std::mem::take(&mut self.to_write);
-        for key in dirty.drain(..) {
-            self.write_stream(key);
+        let listed = self.to_write.len();
+        for index in 0..listed {
+            // Which may list the connection again, behind the others.
+            self.write_stream(self.to_write[index]);
         }
-        dirty.append(&mut self.to_write);
-        self.to_write = dirty;
+        self.to_write.drain(..listed);
         self.memory.publish();
         for lane in 0..self.lanes.len() {
             let Self { lanes, nic, now_ns, .. } = self;

@@ -337,6 +337,10 @@ impl<N: Nic> Worker<N> {
             return self.refuse_connection(service);
         }
         let key = self.connections.open(service, ordered, self.pipelined, now_ns);
+        // Each may be listed, and while it is written listed once more: listing allocates nothing.
+        let entries = self.connections.len();
+        self.to_read.reserve(entries.saturating_sub(self.to_read.len()));
+        self.to_write.reserve((2 * entries).saturating_sub(self.to_write.len()));
         if self.nic.adopt(socket, key).is_err() {
             self.connections.close(key, &mut self.pool);
             return self.refuse_connection(service);

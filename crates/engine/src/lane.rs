@@ -135,6 +135,9 @@ pub(crate) struct Lane {
     pub(crate) blocked: Vec<u32>,
     /// Client mqueues whose TX ring could not be emptied.
     pub(crate) blocked_clients: Vec<u32>,
+    /// Those of last turn, see [`Self::take_blocked`].
+    pub(crate) retried: Vec<u32>,
+    pub(crate) retried_clients: Vec<u32>,
     /// Credit that the other workers told of, less what was handed to them since; hints.
     pub(crate) other_credit: Vec<u32>,
 }
@@ -215,12 +218,22 @@ impl Lane {
             full: Vec::with_capacity(mqueues.len()),
             blocked: Vec::with_capacity(mqueues.len()),
             blocked_clients: Vec::with_capacity(clients.len()),
+            retried: Vec::with_capacity(mqueues.len()),
+            retried_clients: Vec::with_capacity(clients.len()),
             mqueues,
             drives,
             clients,
             backends,
             other_credit: vec![0; workers as usize],
         }
+    }
+
+    /// The blocked mqueues become the retried ones; what blocks again finds an empty list.
+    pub(crate) fn take_blocked(&mut self) {
+        std::mem::swap(&mut self.blocked, &mut self.retried);
+        std::mem::swap(&mut self.blocked_clients, &mut self.retried_clients);
+        self.blocked.clear();
+        self.blocked_clients.clear();
     }
 
     /// Writes a request into an mqueue's RX ring. The caller counts what becomes of it.

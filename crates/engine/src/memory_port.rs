@@ -149,6 +149,8 @@ impl MemoryClients {
             dirty: false,
         }));
         self.open.push(index as u32);
+        // Each may be listed: listing allocates nothing.
+        self.dirty.reserve(self.open.len().saturating_sub(self.dirty.len()));
     }
 
     /// Frees an entry; whoever still names it by its generation finds nobody.

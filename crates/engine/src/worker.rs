@@ -51,6 +51,8 @@ const TX_ITEMS: usize = 1024;
 const TX_BYTES: usize = 1 << 20;
 /// Bytes of one read from a stream.
 const READ_BYTES_MIN: usize = 16 << 10;
+/// News for other workers that may wait before their list grows.
+const NOTICES: usize = 256;
 /// A share of the connections looked at by each housekeeping for time-outs.
 const SWEEP_PARTS: usize = 64;
 
@@ -188,9 +190,9 @@ impl<N: Nic> Worker<N> {
             index: index as u16,
             now_ns: 0,
             scratch: vec![0; scratch_bytes(topology)],
-            envelope: Vec::new(),
+            envelope: Vec::with_capacity(scratch_bytes(topology)),
             connections: Connections::new(topology.services.len()),
-            pool: Pool::default(),
+            pool: Pool::new(),
             memory: MemoryClients::default(),
             links: links.0,
             fabric,
@@ -202,7 +204,7 @@ impl<N: Nic> Worker<N> {
             early_bytes_max: limits.early_reply_bytes,
             to_read: Vec::new(),
             to_write: Vec::new(),
-            notices: Vec::new(),
+            notices: Vec::with_capacity(NOTICES),
             rx: RxBatch::new(RX_SLOTS, RX_SLOT_BYTES),
             draining: false,
             clock: None,
@@ -418,19 +420,13 @@ impl<N: Nic> Worker<N> {
 
     /// Empties the TX rings that may hold something: those the blocks touched, those left over.
     fn gather(&mut self, lane: usize) {
-        let mut blocked = std::mem::take(&mut self.lanes[lane].blocked);
-        for mqueue in blocked.drain(..) {
-            self.gather_replies(lane, mqueue);
+        self.lanes[lane].take_blocked();
+        for index in 0..self.lanes[lane].retried.len() {
+            self.gather_replies(lane, self.lanes[lane].retried[index]);
         }
-        // Keep the allocation; what blocked again was pushed to the lane's fresh list.
-        blocked.append(&mut self.lanes[lane].blocked);
-        self.lanes[lane].blocked = blocked;
-        let mut blocked = std::mem::take(&mut self.lanes[lane].blocked_clients);
-        for client in blocked.drain(..) {
-            self.take_backend_requests(lane, client);
+        for index in 0..self.lanes[lane].retried_clients.len() {
+            self.take_backend_requests(lane, self.lanes[lane].retried_clients[index]);
         }
-        blocked.append(&mut self.lanes[lane].blocked_clients);
-        self.lanes[lane].blocked_clients = blocked;
         for drive in 0..self.lanes[lane].drives.len() {
             for index in 0..self.lanes[lane].drives[drive].touched.len() {
                 match self.lanes[lane].touched(drive, index) {

@@ -5,6 +5,7 @@
 //! * [`local`]: Unix sockets that pass descriptors, and bells between processes.
 //! * [`tap`]: what crosses that network, recorded as a pcap file.
 //! * [`probe`]: what this host can do, for `serval doctor`.
+//! * `allocation` (feature `allocation-trap`): for tests, who allocates where nobody should.
 //! * [`affinity`], [`time`], [`futex`], [`process`], [`signal`]: threads, clock, parking, limits,
 //!   signals.
 //!
@@ -17,6 +18,8 @@
 compile_error!("serval-sys needs Linux: memfd seals, epoll, recvmmsg and futexes");
 
 pub mod affinity;
+#[cfg(feature = "allocation-trap")]
+pub mod allocation;
 pub mod futex;
 pub mod local;
 pub mod memory;

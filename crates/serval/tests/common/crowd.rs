@@ -109,6 +109,11 @@ impl Crowd {
         self.books
     }
 
+    /// From now on a client has at most `window` requests in flight.
+    pub(crate) fn widen(&mut self, window: usize) {
+        self.window = window;
+    }
+
     /// From now on every client has as many requests in flight as it may.
     pub(crate) fn ask(&mut self) {
         self.asking = true;
