@@ -6,7 +6,7 @@ CARGO ?= cargo
 CACHE ?= .cache
 SERVAL := target/release/serval
 
-.PHONY: help demo demo-faces cuda-kernels test bench bench-quick bench-build microbench ci fuzz fuzz-quick setup setup-test build clean
+.PHONY: help demo demo-faces cuda-kernels gpu-carry test-gpu bench-gpu test bench bench-quick bench-build microbench ci fuzz fuzz-quick setup setup-test build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make demo-faces  the same with a real memcached behind the kernel"
 	@echo "make cuda-kernels  the kernels for NVIDIA GPUs, for the next build (happens by itself where a GPU is)"
 	@echo "make test        every test of the repository (about 12 minutes on 2 cores)"
+	@echo "make test-gpu    the cuda accelerator on this machine's GPU; make bench-gpu measures it (3 minutes each)"
 	@echo "make bench       the measurements behind docs/benchmarks.md (half an hour; leave the machine alone)"
 	@echo "make bench-quick a look at each of them (2 minutes; proves nothing)"
 	@echo "make microbench  what single operations cost: rings, framings, the dispatcher, the turn"
@@ -35,6 +36,24 @@ build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels)
 # The built-in kernels for NVIDIA GPUs, for the next build. Takes nvcc from the machine, or fetches one.
 cuda-kernels:
 	@$(MAKE) --no-print-directory --silent -C device cuda-kernels
+
+# Everything that the two below need, in one folder that can be carried to a GPU machine without cargo, for GPUs of
+# architecture GPU. They fail where there is no GPU.
+CARRY ?= target/gpu-carry
+GPU ?= sm_90
+gpu-carry: setup cuda-kernels
+	@$(CARGO) build --release --quiet --package serval --bin serval
+	@$(CARGO) build --release --quiet --package serval-accel --example gpu
+	@$(MAKE) --no-print-directory --silent -C device gpu-programs GPU=$(GPU)
+	@mkdir -p $(CARRY)
+	@cp target/release/serval target/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/*.$(GPU).cubin tools/gpu/check $(CARRY)
+	@strip $(CARRY)/serval $(CARRY)/gpu
+
+test-gpu: $(if $(wildcard $(CARRY)/check),,gpu-carry)
+	@tools/gpu/check test $(CARRY)
+
+bench-gpu: $(if $(wildcard $(CARRY)/check),,gpu-carry)
+	@tools/gpu/check bench $(CARRY)
 
 test: setup setup-test
 	@$(CARGO) xtask ci all

@@ -32,8 +32,9 @@ pub use kernels::built_in;
 pub enum CudaError {
     /// There is no driver.
     #[error(
-        "the GPU driver {path} cannot be loaded ({error}): install the NVIDIA driver, or give the \
-         container its GPUs (`--gpus all`)"
+        "the GPU driver {path} cannot be loaded ({}): install the NVIDIA driver, or give the \
+         container its GPUs (`--gpus all`)",
+        cause(.error)
     )]
     NoDriver {
         /// The library asked for.
@@ -124,6 +125,11 @@ pub enum CudaError {
     },
 }
 
+/// What the dynamic loader really said.
+fn cause(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 /// What to do about an error of the driver, where there is something to do.
 fn advice(code: i32) -> &'static str {
     match code {
@@ -172,6 +178,7 @@ mod tests {
         assert!(matches!(error, CudaError::NoDriver { .. }), "{error}");
         let sentence = error.to_string();
         assert!(sentence.contains("install the NVIDIA driver"), "{sentence}");
+        assert!(sentence.contains("cannot open shared object file"), "{sentence}");
         // A library that is no driver: the C library has none of the functions.
         let error = survey(Some("libc.so.6".as_ref())).unwrap_err();
         assert!(matches!(error, CudaError::OldDriver { symbol: "cuInit", .. }), "{error}");

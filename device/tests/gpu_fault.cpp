@@ -1,0 +1,9 @@
+// A kernel that faults on a GPU with its first message: it writes where no memory is.
+#include <serval/kernel.h>
+
+SERVAL_KERNEL(gpu_fault) (serval::Block& block, serval::Mqueue& q) {
+    while (auto msg = q.recv(block)) {
+        *reinterpret_cast<volatile uint32_t*>(uintptr_t{64}) = msg.len();
+        q.drop(block, msg, serval::REJECTED);
+    }
+}
