@@ -7,6 +7,7 @@ use wire::DropReason;
 use wire::nic::Transport;
 
 use crate::client::Taste;
+use crate::memory_client::MemoryManner;
 use crate::plan::Plan;
 use crate::stream_client::StreamClient;
 
@@ -15,7 +16,17 @@ const MS: u64 = 1_000_000;
 impl Plan {
     fn tastes(&self, service: usize) -> impl Iterator<Item = &Taste> {
         let datagrams = self.datagram_clients.iter().filter(move |c| c.service == service);
-        datagrams.map(|c| &c.taste).chain(self.streams(service).map(|c| &c.taste))
+        let streams = self.streams(service).map(|c| &c.taste);
+        let memory = self.memory_clients.iter().filter(move |c| c.service == service);
+        datagrams.map(|c| &c.taste).chain(streams).chain(memory.map(|c| &c.taste))
+    }
+
+    /// Whether shared-memory clients of a service leave or are thrown out, and whether they scribble.
+    fn memory_faults(&self, service: usize) -> (bool, bool) {
+        let of_service = self.memory_clients.iter().filter(move |c| c.service == service);
+        let hostile = |m: &MemoryManner| m.bad_kind > 0 || m.scribble_after.is_some();
+        let faults = of_service.map(|c| (c.manner.leave > 0, hostile(&c.manner)));
+        faults.fold((false, false), |(l, h), (left, hostile)| (l | left | hostile, h | hostile))
     }
 
     fn streams(&self, service: usize) -> impl Iterator<Item = &StreamClient> {
@@ -34,10 +45,11 @@ impl Plan {
         let bogus = self.streams(service).any(|c| c.manner.bogus > 0);
         let deaf = self.streams(service).any(|c| c.manner.read_max == 0);
         let taste = |rate: fn(&Taste) -> u32| self.tastes(service).any(|t| rate(t) > 0);
+        let (left, hostile) = self.memory_faults(service);
         let wicked = !self.sound[service];
         let backends = !spec.backends.is_empty();
         let corrupt = faults.corrupt > 0 && datagrams;
-        let drops = taste(|t| t.drops) || taste(|t| t.junk) || corrupt || wicked;
+        let drops = taste(|t| t.drops) || taste(|t| t.junk) || corrupt || hostile || wicked;
         let none = spec.replies == Replies::None;
         let ratio = |l: &engine::topology::Listen| {
             let default = if l.address.ip().is_loopback() { 0 } else { 3 };
@@ -48,11 +60,11 @@ impl Plan {
         let table = [
             (R::SocketOverflow, faults.socket_datagrams < 10_000),
             (R::Truncated, faults.truncate > 0),
-            (R::BadFraming, rough || bogus),
+            (R::BadFraming, rough || bogus || hostile),
             (R::ConnectionLimit, streams && (faults.exhausted > 0 || limits.connections < 200)),
             (R::IdleTimeout, streams && now_ns >= limits.idle_ms * MS),
             (R::TooLong, rough || taste(|t| t.too_long)),
-            (R::TooShort, key && taste(|t| t.junk)),
+            (R::TooShort, key && (hostile || taste(|t| t.junk))),
             // Streams wait for credit.
             (R::NoCredit, datagrams),
             (R::HandoverFull, datagrams && setup.topology.engine.workers > 1),
@@ -67,10 +79,10 @@ impl Plan {
             (R::ReplyTooLong, wicked),
             (R::ReplyRatio, datagrams && spec.listen.iter().any(ratio)),
             (R::ReplyUnframable, taste(|t| t.unframable) || setup.behaviours[service].corrupts()),
-            (R::ClientGone, streams),
+            (R::ClientGone, streams || left),
             // A client that reads at all makes room within 500 ms.
             (R::SlowClient, deaf || streams && limits.slow_client_ms < 500),
-            (R::ReplyMemory, streams && limits.early_reply_bytes < 1 << 20),
+            (R::ReplyMemory, hostile || streams && limits.early_reply_bytes < 1 << 20),
             (R::SendFailed, faults.refuse_send > 0 || faults.full_send > 0),
             (R::MqueueDead, wicked),
             (R::BadMessage, wicked),
@@ -99,7 +111,8 @@ impl Plan {
         // A client is gone because it left, or because the engine closed on it for a reason.
         let gone = counted.dropped(DropReason::ClientGone);
         let reasons = counted.dropped_requests() - gone + counted.dropped(DropReason::BadFraming);
-        let left = self.streams(service).any(|c| c.manner.fates.are_rough());
+        let left = self.memory_faults(service).0
+            || self.streams(service).any(|c| c.manner.fates.are_rough());
         first.or((gone > 0 && reasons == 0 && !left).then_some(DropReason::ClientGone))
     }
 }

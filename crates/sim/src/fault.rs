@@ -121,6 +121,14 @@ faults! {
     BackendLong = "backend-long";
     /// A backend refuses connections, ignores them, or cannot be reached.
     BackendDoor = "backend-door";
+    /// A shared-memory client does not read its outcomes.
+    MemoryDeaf = "memory-deaf";
+    /// A shared-memory client's process ends in the middle.
+    MemoryLeave = "memory-leave";
+    /// A shared-memory client writes a message of an unknown kind.
+    MemoryKind = "memory-kind";
+    /// A shared-memory client overwrites any words of its region.
+    MemoryScribble = "memory-scribble";
     /// The workers stand still for milliseconds.
     Pause = "pause";
     /// The drain begins under load.

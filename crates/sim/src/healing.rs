@@ -3,6 +3,7 @@
 use crate::accelerator::Behaviour;
 use crate::backend::BackendHabits;
 use crate::fault::Fault;
+use crate::memory_client::MemoryManner;
 use crate::net::Faults;
 use crate::plan::Plan;
 use crate::stream_client::Manner;
@@ -24,6 +25,9 @@ impl Plan {
         }
         for client in &mut self.stream_clients {
             heal_manner(&mut client.manner, fault);
+        }
+        for client in &mut self.memory_clients {
+            heal_memory_manner(&mut client.manner, fault);
         }
         match fault {
             Fault::Pause => self.pause_one_in = u64::MAX,
@@ -88,6 +92,16 @@ fn heal_backend(habits: &mut BackendHabits, fault: Fault) {
         Fault::BackendUnasked => habits.unasked = 0,
         Fault::BackendLong => habits.too_long = 0,
         Fault::BackendDoor => habits.change_door = 0,
+        _ => {}
+    }
+}
+
+fn heal_memory_manner(manner: &mut MemoryManner, fault: Fault) {
+    match fault {
+        Fault::MemoryDeaf => manner.deaf = false,
+        Fault::MemoryLeave => manner.leave = 0,
+        Fault::MemoryKind => manner.bad_kind = 0,
+        Fault::MemoryScribble => manner.scribble_after = None,
         _ => {}
     }
 }

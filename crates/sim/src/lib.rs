@@ -69,6 +69,10 @@
 //! | `backend-unasked` | `backend.rs` | each question has one answer: `backend_unasked` |
 //! | `backend-long` | `backend.rs` | each question has one answer: `backend_too_long` |
 //! | `backend-door` | `backend.rs`, `net.rs` | each question has one answer |
+//! | `memory-deaf` | `memory_client.rs` | content: every request taken has one outcome |
+//! | `memory-leave` | `memory_client.rs` | sum, cause: `client_gone` |
+//! | `memory-kind` | `memory_client.rs` | cause: `bad_framing`; nobody else notices |
+//! | `memory-scribble` | `memory_client.rs`: any word of its region | no panic; nobody else notices |
 //! | `pause` | `run.rs` | sum, cause |
 //! | `early-drain` | `run.rs`, after any turn, worker by worker | sum: nothing is under way after the end |
 //! | `ring-wrap` | `plan.rs`, first counts of rings | all of them |
@@ -84,6 +88,7 @@ mod conn;
 pub mod fault;
 mod healing;
 pub mod ledger;
+pub mod memory_client;
 pub mod message;
 pub mod net;
 pub mod nic;

@@ -165,6 +165,10 @@ pub struct Network {
     flight: BTreeMap<(u64, u64), Flying>,
     launched: u64,
     pub(crate) muted: bool,
+    /// The engine is draining: it may close on anybody.
+    pub(crate) ending: bool,
+    /// Several workers ended before all was answered.
+    pub(crate) cut_off: bool,
     /// How long the last poll was allowed to sleep.
     pub(crate) asked_sleep_ns: u64,
     inboxes: BTreeMap<SocketAddr, VecDeque<(Route, Vec<u8>)>>,
@@ -213,6 +217,8 @@ impl Network {
             flight: BTreeMap::new(),
             launched: 0,
             muted: false,
+            ending: false,
+            cut_off: false,
             asked_sleep_ns: 0,
             inboxes: BTreeMap::new(),
             ledger,

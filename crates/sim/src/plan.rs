@@ -12,6 +12,7 @@ use wire::nic::{PortIndex, Transport};
 use crate::accelerator::Behaviour;
 use crate::backend::{Backend, BackendHabits};
 use crate::client::{DatagramClient, Taste};
+use crate::memory_client::{MemoryManner, ShmClient};
 use crate::message::{key_range, reply_filler_max};
 use crate::net::Faults;
 use crate::rng::Rng;
@@ -34,6 +35,8 @@ pub struct Plan {
     pub datagram_clients: Vec<DatagramClient>,
     /// Clients over TCP.
     pub stream_clients: Vec<StreamClient>,
+    /// Clients over shared memory.
+    pub memory_clients: Vec<ShmClient>,
     /// The first client number not given out.
     pub next_id: u32,
     /// Turns under load.
@@ -95,6 +98,7 @@ impl Plan {
             backends,
             datagram_clients: Vec::new(),
             stream_clients: Vec::new(),
+            memory_clients: Vec::new(),
             next_id: 1,
             turns,
             stride_ns: rng.pick(&[(0, 3 * US), (0, 30 * US), (5 * US, 300 * US)]),
@@ -106,6 +110,7 @@ impl Plan {
             rng: rng.fork(),
         };
         plan.add_clients(&mut rng);
+        plan.add_memory_clients(&mut rng);
         plan
     }
 
@@ -121,6 +126,41 @@ impl Plan {
                 }
             }
         }
+    }
+
+    fn add_memory_clients(&mut self, rng: &mut Rng) {
+        for service in 0..self.setup.topology.services.len() {
+            if self.setup.topology.services[service].memory_ports.is_empty() {
+                continue;
+            }
+            for _ in 0..rng.between(1, 3) {
+                // A slot is a message, as in datagrams.
+                let taste = self.taste(rng, service, Transport::Udp);
+                let taste = Taste { too_long: 0, junk: 0, ..taste };
+                let rng = rng.fork();
+                self.add_memory_client(service, taste, rng);
+            }
+        }
+    }
+
+    fn add_memory_client(&mut self, service: usize, taste: Taste, mut rng: Rng) {
+        let manner = MemoryManner {
+            depth: rng.pick(&[1, 4, 64, 1024]),
+            burst: rng.pick(&[1, 4, 100]),
+            pause_ns: rng.pick(&[(0, 20 * US), (5 * US, 200 * US), (MS, 5 * MS)]),
+            deaf: rng.chance(200),
+            leave: rng.pick(&[0, 0, 20]),
+            bad_kind: rng.pick(&[0, 0, 0, 20]),
+            scribble_after: rng.chance(200).then(|| rng.below(40) as u32),
+        };
+        let mut client = ShmClient::new(service, taste, manner, rng.fork());
+        client = client.of_service(&self.setup.topology.services[service]);
+        client.judged = !self.setup.behaviours[service].corrupts();
+        client.ring_start = self.setup.ring_start;
+        client.lives = rng.between(1, 3) as u32;
+        client.requests = rng.between(1, 200) as u32;
+        client.next_ns = rng.below(2 * MS);
+        self.memory_clients.push(client);
     }
 
     fn taste(&self, rng: &mut Rng, service: usize, transport: Transport) -> Taste {
@@ -189,27 +229,31 @@ impl Plan {
 
     /// How many clients there are.
     pub fn client_count(&self) -> usize {
-        self.datagram_clients.len() + self.stream_clients.len()
+        self.datagram_clients.len() + self.stream_clients.len() + self.memory_clients.len()
     }
 
-    /// Only these clients take part, by their place: first those over UDP, then those over TCP.
+    /// Only these clients take part, by their place: those over UDP, over TCP, over shared memory.
     pub fn keep_clients(&mut self, kept: &[usize]) {
         let mut place = 0..;
         let mut keep = || kept.contains(&place.next().expect("endless"));
         self.datagram_clients.retain(|_| keep());
         self.stream_clients.retain(|_| keep());
+        self.memory_clients.retain(|_| keep());
     }
 
     /// The most requests of any client.
     pub fn requests_max(&self) -> u32 {
         let datagrams = self.datagram_clients.iter().map(|c| c.left);
-        datagrams.chain(self.stream_clients.iter().map(|c| c.requests)).max().unwrap_or(0)
+        let streams = self.stream_clients.iter().map(|c| c.requests);
+        let memory = self.memory_clients.iter().map(|c| c.requests);
+        datagrams.chain(streams).chain(memory).max().unwrap_or(0)
     }
 
     /// No client has more than `most` requests.
     pub fn limit_requests(&mut self, most: u32) {
         self.datagram_clients.iter_mut().for_each(|c| c.left = c.left.min(most));
         self.stream_clients.iter_mut().for_each(|c| c.requests = c.requests.min(most));
+        self.memory_clients.iter_mut().for_each(|c| c.requests = c.requests.min(most));
     }
 
     fn service_of(&self, port: PortIndex) -> usize {
@@ -293,6 +337,9 @@ fn service(
         let placement = CpuPlacement::Worker;
         let name = format!("accelerator{}", accelerators.len());
         accelerators.push(Accelerator { name, kind: AcceleratorKind::Cpu { placement } });
+    }
+    if rng.chance(350) {
+        service.memory_ports.push(format!("/run/{index}").into());
     }
     service.mqueues = rng.between(1, 6) as u32;
     service.slots = rng.pick(&[1, 2, 8, 64]);

@@ -146,6 +146,9 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
         for client in &mut self.plan.datagram_clients {
             client.left = 0;
         }
+        for client in &mut self.plan.memory_clients {
+            client.hush();
+        }
     }
 
     fn load(&mut self) -> Result<(), String> {
@@ -184,10 +187,11 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
         let Some(wake_ns) = self.world.first_wake_ns() else { return };
         let clients = self.plan.datagram_clients.iter().map(|c| c.due_ns());
         let streams = self.plan.stream_clients.iter().map(|c| c.due_ns());
+        let memory = self.plan.memory_clients.iter().map(|c| c.due_ns());
         let backends = self.plan.backends.iter().map(|b| b.due_ns());
         let models = self.world.models.iter().map(|m| lock(m).remote_due_ns());
         let net_ns = lock(&self.world.net).next_due_ns().unwrap_or(u64::MAX);
-        let due_ns = clients.chain(streams).chain(backends).chain(models);
+        let due_ns = clients.chain(streams).chain(memory).chain(backends).chain(models);
         let due_ns = due_ns.fold(wake_ns.min(net_ns), u64::min);
         let now_ns = self.world.now_ns();
         self.world.advance(due_ns.saturating_sub(now_ns));
@@ -203,6 +207,12 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
         }
         for client in &mut self.plan.stream_clients {
             client.step(&mut net, &mut self.plan.next_id);
+        }
+        let topology = self.world.topology();
+        for client in &mut self.plan.memory_clients {
+            let spec = &topology.services[client.service];
+            let door = (&*self.world.fabric, spec, topology.limits.connections);
+            client.step(&mut net, door, &mut self.plan.next_id);
         }
     }
 
@@ -268,9 +278,18 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
     }
 
     /// A sound service has read everything that its clients sent.
-    fn check_unread(&self) -> Result<(), String> {
-        for service in (0..self.plan.sound.len()).filter(|s| self.plan.sound[*s]) {
-            if let Some(conn) = lock(&self.world.net).unread(service) {
+    fn check_unread(&mut self) -> Result<(), String> {
+        let Self { plan, world, .. } = self;
+        for client in plan.memory_clients.iter_mut().filter(|c| plan.sound[c.service]) {
+            let (service, owed) = (client.service, client.owed(false));
+            if owed > 0 {
+                return Err(format!(
+                    "all is quiet, but service {service} owes a memory client {owed} outcomes"
+                ));
+            }
+        }
+        for service in (0..plan.sound.len()).filter(|s| plan.sound[*s]) {
+            if let Some(conn) = lock(&world.net).unread(service) {
                 return Err(format!("all is quiet, but service {service} leaves {conn} unread"));
             }
         }
@@ -306,6 +325,7 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
 
     /// Drains, ends, lets the clients read what is left, checks that nothing is.
     fn drain(&mut self) -> Result<(), String> {
+        lock(&self.world.net).ending = true;
         let end_ns = self.world.now_ns() + self.plan.drain_ns;
         let mut draining = vec![false; self.world.workers.len()];
         loop {
@@ -316,14 +336,16 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
                     self.world.workers[worker].begin_drain();
                 }
             }
-            let over = self.world.all_settled() || self.world.now_ns() >= end_ns;
-            if over && draining.iter().all(|d| *d) {
-                break;
-            }
+            // Every worker turns once after it has heard of it.
+            let all = draining.iter().all(|d| *d);
             let by_ns = self.rng.between(0, MS);
             self.round(by_ns)?;
+            if all && (self.world.all_settled() || self.world.now_ns() >= end_ns) {
+                break;
+            }
         }
         let settled = self.world.all_settled();
+        lock(&self.world.net).cut_off = !settled && self.world.workers.len() > 1;
         self.world.finish();
         self.world.check_finished()?;
         if settled {
@@ -339,6 +361,9 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
         for _ in 0..100 {
             self.world.advance(MS);
             self.peers();
+        }
+        if !self.plan.memory_clients.iter().all(|c| c.is_gone()) {
+            return Err("the workers have ended, but a memory client is connected".into());
         }
         self.world.check_finished()
     }

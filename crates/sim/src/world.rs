@@ -63,6 +63,7 @@ impl Setup {
             dispatch: service.dispatch,
             mqueues: service.mqueues * service.accelerators.len() as u32,
             judged: !self.behaviours[index].corrupts(),
+            memory: !service.memory_ports.is_empty(),
             streams: service.listen.iter().any(|l| l.transport == Transport::Tcp),
         };
         self.topology.services.iter().enumerate().map(rules).collect()
@@ -104,7 +105,7 @@ pub struct World<N: Nic<Socket = SimSocket>> {
     /// Worker and service of each model.
     seats: Vec<(usize, usize)>,
     topology: Topology,
-    fabric: Arc<Fabric<SimSocket>>,
+    pub(crate) fabric: Arc<Fabric<SimSocket>>,
     words: Vec<Words<MappedMemory>>,
     /// Until when each worker sleeps unless something happens; 0: it does not.
     asleep_until_ns: Vec<u64>,
