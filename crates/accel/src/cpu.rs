@@ -107,7 +107,7 @@ impl Options {
 }
 
 /// Binds the calling thread to a core.
-fn pin(core: usize) -> Result<(), AccelError> {
+pub(crate) fn pin(core: usize) -> Result<(), AccelError> {
     if core >= libc::CPU_SETSIZE as usize {
         let max = libc::CPU_SETSIZE as u64 - 1;
         return Err(AccelError::Range { what: "core", value: core as u64, min: 0, max });

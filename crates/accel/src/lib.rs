@@ -4,6 +4,7 @@
 //! * [`params`]: what a service gives its kernel.
 //! * [`cpu`]: blocks as coroutines on the engine's workers or on threads of their own.
 //! * [`cuda`]: blocks on an NVIDIA GPU, for a runtime in a process of its own.
+//! * [`process`]: blocks in a process of their own, seen from both sides.
 //!
 //! Each kind of accelerator is one module. Those inside the engine's process give it
 //! [`engine::accelerator::Blocks`]; all else goes through the region.
@@ -13,6 +14,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod kernel;
 pub mod params;
+pub mod process;
 
 pub use cuda::CudaError;
 pub use kernel::{Kernel, KernelError};

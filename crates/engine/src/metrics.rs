@@ -4,8 +4,8 @@
 //! shared line on the data path. A snapshot sums the workers; while they run it is not one instant,
 //! but each counter only grows.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use wire::DropReason;
 use wire::nic::NicCounters;
@@ -203,9 +203,64 @@ impl WorkerCounters {
     }
 }
 
+/// What the control side tells of the lives of one accelerator of one service, whose blocks run elsewhere.
+#[derive(Debug, Default)]
+pub struct AcceleratorLives {
+    /// The service.
+    pub service: String,
+    /// The accelerator.
+    pub accelerator: String,
+    up: AtomicBool,
+    generation: AtomicU64,
+    ended: AtomicU64,
+    last_end: Mutex<&'static str>,
+}
+
+impl AcceleratorLives {
+    /// Of this accelerator for this service; nobody is there.
+    pub fn new(service: &str, accelerator: &str) -> Self {
+        Self { service: service.into(), accelerator: accelerator.into(), ..Self::default() }
+    }
+
+    /// A life began.
+    pub fn begin(&self, generation: u64) {
+        self.generation.store(generation, Ordering::Relaxed);
+        self.up.store(true, Ordering::Relaxed);
+    }
+
+    /// A life ended, or did not come to begin.
+    pub fn end(&self, why: &'static str) {
+        self.up.store(false, Ordering::Relaxed);
+        self.ended.fetch_add(1, Ordering::Relaxed);
+        *self.last_end.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    /// Whether somebody runs the blocks.
+    pub fn is_up(&self) -> bool {
+        self.up.load(Ordering::Relaxed)
+    }
+
+    /// The life that runs, or ran last; 0 before the first.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    /// Lives that ended.
+    pub fn ended(&self) -> u64 {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Why the last one ended, in a word; empty before that.
+    pub fn last_end(&self) -> &'static str {
+        *self.last_end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// All counters of an engine; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
+    /// Accelerators whose blocks run elsewhere, by service.
+    pub lives: Arc<[Arc<AcceleratorLives>]>,
     /// Names of the services, in topology order.
     pub services: Arc<[String]>,
     workers: Arc<[PerWorker]>,
@@ -228,7 +283,12 @@ impl Metrics {
             own: Arc::default(),
             services: services.iter().map(|_| OfService::default()).collect(),
         };
-        Self { workers: (0..workers).map(worker).collect(), services }
+        Self { workers: (0..workers).map(worker).collect(), services, lives: Arc::default() }
+    }
+
+    /// The same, with these accelerators whose blocks run elsewhere.
+    pub fn with_lives(self, lives: impl IntoIterator<Item = AcceleratorLives>) -> Self {
+        Self { lives: lives.into_iter().map(Arc::new).collect(), ..self }
     }
 
     /// What worker `worker` writes: its own counters, and two sets for each service.

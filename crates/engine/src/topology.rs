@@ -114,6 +114,40 @@ pub enum AcceleratorKind {
         /// Where they run.
         placement: CpuPlacement,
     },
+    /// Kernels in a process of their own for each service, which maps its own region only.
+    Process {
+        /// Who starts it.
+        launch: Launch,
+        /// A runtime that does not beat for this long is lost, in milliseconds, in
+        /// [[`HEARTBEAT_MS_MIN`], [`HEARTBEAT_MS_MAX`]].
+        heartbeat_ms: u64,
+    },
+}
+
+/// Shortest `heartbeat_ms`.
+pub const HEARTBEAT_MS_MIN: u64 = 100;
+/// Longest `heartbeat_ms`.
+pub const HEARTBEAT_MS_MAX: u64 = 600_000;
+/// Default `heartbeat_ms`.
+pub const HEARTBEAT_MS: u64 = 2_000;
+
+/// Who starts a runtime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Launch {
+    /// The engine, again and again, with growing pauses.
+    Engine {
+        /// The `serval` program; `None`: the one that runs.
+        program: Option<PathBuf>,
+        /// Threads that share the blocks.
+        threads: usize,
+        /// Cores to pin them to; empty: not pinned.
+        cores: Vec<usize>,
+    },
+    /// Somebody else; it attaches at this path.
+    External {
+        /// A Unix socket.
+        attach: PathBuf,
+    },
 }
 
 /// Where `cpu` blocks run.

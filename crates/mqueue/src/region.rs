@@ -400,6 +400,7 @@ impl<M: Memory> Region<M> {
             block_count: self.header.block_count,
             mqueue_count: self.entries.len() as u32 / 2,
             tx_heads_offset: self.header.tx_heads_offset,
+            tx_tails_offset: self.header.tx_tails_offset,
             rx_heads_offset: self.header.rx_heads_offset,
         }
     }
@@ -509,6 +510,7 @@ pub struct Words<M: Memory> {
     block_count: u32,
     mqueue_count: u32,
     tx_heads_offset: u64,
+    tx_tails_offset: u64,
     rx_heads_offset: u64,
 }
 
@@ -604,6 +606,15 @@ impl<M: Memory> Words<M> {
     #[inline]
     pub fn tx_head(&self, mqueue: u32) -> u64 {
         self.head_word(self.tx_heads_offset, mqueue)
+    }
+
+    /// For the engine: whether an mqueue's TX ring holds messages that it has not released. Unlike a head
+    /// that is remembered, this finds a message whose head was seen before the message itself.
+    #[inline]
+    pub fn tx_waiting(&self, mqueue: u32) -> bool {
+        // The engine's own word: nobody else's stores hang on it.
+        let head = self.tx_head(mqueue);
+        head != self.memory.load(self.tx_tails_offset + 8 * u64::from(mqueue), Ordering::Relaxed)
     }
 
     /// The doorbell of an mqueue's RX ring: its head word. Who sees it sees the messages below it.

@@ -1,5 +1,6 @@
 //! The `serval` command: arguments, exit codes, and one module for each verb.
 
+mod attach;
 mod bench;
 mod check;
 mod compare;
@@ -32,6 +33,7 @@ Examples:
   serval doctor service.toml           what this machine can do, and how a service would run
   serval top                           what a running server does, live
   serval kernel build mine.cpp         compile a kernel of your own
+  serval attach /run/serval/acc0       run a service's kernels in a process of their own
 
 Exit codes:
   0  everything went well
@@ -73,6 +75,10 @@ enum Verb {
     #[command(after_help = serve::HELP)]
     Serve(serve::Options),
 
+    /// Attach to a running engine and run a service's kernels in this process
+    #[command(after_help = attach::HELP)]
+    Attach(attach::Options),
+
     /// See Serval work on this machine, in less than a minute
     #[command(after_help = demo::HELP)]
     Demo(demo::Options),
@@ -107,6 +113,17 @@ enum Verb {
 
     /// Show the version
     Version,
+}
+
+impl Verb {
+    /// It runs for long, and somebody looks at its log.
+    fn is_watched(&self) -> bool {
+        match self {
+            Self::Serve(_) => true,
+            Self::Attach(options) => options.is_watched(),
+            _ => false,
+        }
+    }
 }
 
 /// A configuration file and what overrides it.
@@ -188,9 +205,10 @@ impl Failure {
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let screen = Screen::new(arguments.json);
-    start_log(arguments.log, matches!(arguments.verb, Verb::Serve(_)));
+    start_log(arguments.log, arguments.verb.is_watched());
     let result = match &arguments.verb {
         Verb::Serve(options) => serve::run(&screen, options),
+        Verb::Attach(options) => attach::run(options),
         Verb::Demo(options) => demo::run(&screen, options),
         Verb::Compare(options) => compare::run(&screen, options),
         Verb::Bench(options) => bench::run(&screen, options),

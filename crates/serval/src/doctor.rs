@@ -8,7 +8,9 @@
 use std::env;
 use std::path::PathBuf;
 
-use engine::topology::{AcceleratorKind, CpuPlacement, Dispatch, Polling, Service, Topology};
+use engine::topology::{
+    AcceleratorKind, CpuPlacement, Dispatch, Launch, Polling, Service, Topology,
+};
 use mqueue::abi::protocol;
 use sys::local::LocalListener;
 use sys::probe::{Capability, State, probe_all};
@@ -156,6 +158,13 @@ fn placement(kind: &AcceleratorKind) -> String {
             let pinned =
                 if cores.is_empty() { String::new() } else { format!(" on cores {cores:?}") };
             format!("cpu, {threads} thread{plural} of its own{pinned}")
+        }
+        AcceleratorKind::Process { launch: Launch::Engine { threads, .. }, .. } => {
+            let plural = if *threads == 1 { "" } else { "s" };
+            format!("cpu, {threads} thread{plural} in a process of its own, started by the engine")
+        }
+        AcceleratorKind::Process { launch: Launch::External { attach }, .. } => {
+            format!("in a process that attaches at {}", attach.display())
         }
     }
 }

@@ -10,6 +10,7 @@
 //!
 //! * [`config`]: the TOML file, the environment and flags, with every mistake shown in its place;
 //! * [`server`]: starts an engine from a topology, drains and stops it;
+//! * [`runtime`]: being an accelerator in a process of one's own, which attaches to an engine;
 //! * [`exporter`]: `/metrics`, `/healthz`, `/readyz`;
 //! * [`top`]: what a running server does, from two looks at its metrics;
 //! * [`client`]: a client that measures and checks; [`mod@bench`]: measurements with it, and whether to
@@ -69,6 +70,7 @@ pub mod doctor;
 pub mod exporter;
 pub mod litmus;
 pub mod plot;
+pub mod runtime;
 pub mod screen;
 pub mod server;
 pub mod top;

@@ -6,7 +6,9 @@
 //! threads alone handle messages; this side only counts, drains and stops.
 
 mod heart;
+mod lobby;
 mod memory_ports;
+mod runtimes;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use accel::Kernel;
 use accel::cpu::{CpuAccelerator, Options as CpuOptions, ThreadBlocks, WorkerBlocks};
-use engine::metrics::Metrics;
-use engine::topology::{AcceleratorKind, CpuPlacement, Listen, Topology, TopologyError};
+use engine::metrics::{AcceleratorLives, Metrics};
+use engine::topology::{AcceleratorKind, CpuPlacement, Listen, Service, Topology, TopologyError};
 use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerLinks, WorkerParts, worker_links};
 use mqueue::abi::stop;
 use mqueue::{MappedMemory, Region, Words};
@@ -29,6 +31,7 @@ use wire::nic::Nic;
 
 use heart::Heart;
 use memory_ports::{Doorman, MemoryPorts};
+use runtimes::{AttachDoors, Life, Runtimes, SeatStart};
 
 /// Why a server did not start. The message is one sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +42,7 @@ pub enum ServerError {
     /// A port cannot be opened.
     #[error(transparent)]
     Open(#[from] sys::OpenError),
-    /// A shared-memory port cannot be opened.
+    /// A shared-memory port, or the path of an accelerator, cannot be opened.
     #[error(transparent)]
     MemoryPort(#[from] sys::local::LocalError),
     /// A region cannot be created.
@@ -57,6 +60,14 @@ pub enum ServerError {
         service: String,
         /// Why.
         source: accel::AccelError,
+    },
+    /// A runtime that the engine starts did not come to serve.
+    #[error("service {service:?}: its runtime did not start: {why}")]
+    Runtime {
+        /// The service.
+        service: String,
+        /// Why.
+        why: String,
     },
     /// A thread could not be started or ended before it was ready.
     #[error("a worker thread did not start: {0}")]
@@ -96,19 +107,62 @@ pub struct Server {
     accelerators: Vec<CpuAccelerator>,
     /// (service, words) of every region.
     regions: Vec<(usize, Words<MappedMemory>)>,
-    heart: Heart,
+    heart: Arc<Heart>,
+    /// Runtimes in processes of their own; they end after the workers.
+    runtimes: Option<Runtimes>,
     /// Lets shared-memory clients in; goes before the fabric's workers do.
     doorman: Option<Doorman>,
 }
 
-/// One region and who serves it.
-struct PreparedRegion {
-    memory: MappedMemory,
-    kernel: Arc<Kernel>,
+/// What is told of accelerators whose blocks run elsewhere, in the order of their seats.
+fn lives(topology: &Topology) -> Vec<AcceleratorLives> {
+    let of_service = |service: &Service| {
+        let name = service.name.clone();
+        let own = service.accelerators.iter().map(|index| &topology.accelerators[*index]);
+        let elsewhere = own.filter(|a| matches!(a.kind, AcceleratorKind::Process { .. }));
+        elsewhere.map(|a| AcceleratorLives::new(&name, &a.name)).collect::<Vec<_>>()
+    };
+    topology.services.iter().flat_map(of_service).collect()
+}
+
+/// One worker's share of one region.
+enum Share {
+    /// Blocks that run elsewhere.
+    Elsewhere(Attachment),
+    /// Blocks that the worker starts on its own thread.
+    OnWorker { memory: MappedMemory, kernel: Arc<Kernel>, ends: Vec<BlockEnds> },
+}
+
+/// A region that was created and formatted.
+struct MadeRegion {
+    memory: Arc<SharedMemory>,
+    words: Words<MappedMemory>,
     /// Per worker: the ends of its blocks' mqueues.
     ends: Vec<Vec<BlockEnds>>,
-    /// Per worker, for blocks on accelerator threads: the worker's share, already running.
-    threads: Option<Vec<Option<ThreadBlocks>>>,
+}
+
+/// Creates and formats the region of one (service, accelerator, generation).
+fn make_region(
+    service: &Service,
+    accelerator: &str,
+    generation: u64,
+    workers: usize,
+) -> Result<MadeRegion, sys::MemoryError> {
+    let plan = service.region_plan(generation);
+    let bytes = plan.bytes().expect("the topology was checked") as usize;
+    let name = format!("serval:{}:{accelerator}:{generation}", service.name);
+    let memory = Arc::new(SharedMemory::create(&name, bytes, &RegionOptions::default())?);
+    let mapped = MappedMemory::new(memory.clone());
+    let mut region = Region::format(mapped, &plan).expect("memory of the planned size");
+    let per_block = plan.mqueues.len() as u32;
+    let mut ends: Vec<Vec<BlockEnds>> = (0..workers).map(|_| Vec::new()).collect();
+    for block in 0..service.mqueues {
+        let server = region.engine_ends(block * per_block);
+        let clients = (1..per_block).map(|i| region.engine_ends(block * per_block + i));
+        let entry = BlockEnds { block, server, clients: clients.collect() };
+        ends[block as usize % workers].push(entry);
+    }
+    Ok(MadeRegion { memory, words: region.words(), ends })
 }
 
 impl Server {
@@ -141,6 +195,7 @@ impl Server {
             nics.push(nics[0].sibling()?);
         }
         let memory_ports = MemoryPorts::open(&topology)?;
+        let attach_doors = AttachDoors::open(&topology)?;
         let nic_wakers: Vec<sys::Waker> = nics.iter().map(SocketNic::waker).collect();
         let wakers = nic_wakers
             .iter()
@@ -149,74 +204,82 @@ impl Server {
         let fabric = Fabric::new(wakers.collect(), topology.services.len());
         let names = topology.services.iter().map(|s| s.name.clone());
         let mut server = Self {
-            metrics: Metrics::new(worker_count, names),
+            metrics: Metrics::new(worker_count, names).with_lives(lives(&topology)),
             phase: Arc::new(AtomicU32::new(RUN)),
             fabric,
             addresses,
             workers: Vec::new(),
             accelerators: Vec::new(),
             regions: Vec::new(),
-            heart: Heart::start().map_err(|e| ServerError::Thread(e.to_string()))?,
+            heart: Arc::new(Heart::start().map_err(|e| ServerError::Thread(e.to_string()))?),
+            runtimes: None,
             doorman: None,
             topology: topology.clone(),
         };
         // From here on dropping `server` stops what has been started.
-        let mut regions = Vec::new();
+        let (mut regions, mut seats) = (Vec::new(), Vec::new());
         for service in 0..topology.services.len() {
             let mut of_service = Vec::new();
-            for accelerator in &topology.services[service].accelerators {
-                of_service.push(server.prepare_region(service, *accelerator)?);
+            for place in 0..topology.services[service].accelerators.len() {
+                let (shares, seat) = server.prepare_region(service, place)?;
+                of_service.push(shares);
+                seats.extend(seat);
             }
             regions.push(of_service);
         }
         let addresses = server.addresses.clone();
         let nics = nics.into_iter().map(|nic| wrap(nic, addresses.clone())).collect();
         server.start_workers(nics, regions)?;
+        server.start_runtimes(attach_doors, seats)?;
         let doorman = memory_ports.serve(topology, server.fabric.clone(), nic_wakers);
         server.doorman = doorman.map_err(|e| ServerError::Thread(e.to_string()))?;
         Ok(server)
     }
 
-    /// Creates and formats the region of one (service, accelerator) and starts its threads, if any.
+    /// Makes the region of one (service, accelerator) and starts its threads, if any. Returns each worker's
+    /// share, and the seat of a runtime that runs the blocks elsewhere.
     fn prepare_region(
         &mut self,
         service_index: usize,
-        accelerator: usize,
-    ) -> Result<PreparedRegion, ServerError> {
+        place: usize,
+    ) -> Result<(Vec<Share>, Option<SeatStart>), ServerError> {
         let topology = self.topology.clone();
         let service = &topology.services[service_index];
-        let accelerator = &topology.accelerators[accelerator];
+        let accelerator_index = service.accelerators[place];
+        let accelerator = &topology.accelerators[accelerator_index];
+        let memory_error = |source| ServerError::Memory { service: service.name.clone(), source };
+        let placement = match &accelerator.kind {
+            AcceleratorKind::Cpu { placement } => placement,
+            AcceleratorKind::Process { .. } => {
+                let of = (service_index, accelerator_index);
+                let (life, shares) =
+                    Life::make(&topology, of, 1, &self.heart).map_err(memory_error)?;
+                let (service, accelerator) = of;
+                let seat = SeatStart { service, place, accelerator, life };
+                return Ok((shares.into_iter().map(Share::Elsewhere).collect(), Some(seat)));
+            }
+        };
         let accelerator_error =
             |source| ServerError::Accelerator { service: service.name.clone(), source };
         let kernel = Kernel::find(&service.kernel).map_err(|e| accelerator_error(e.into()))?;
-        let plan = service.region_plan(1);
-        let bytes = plan.bytes().expect("the topology was checked") as usize;
-        let name = format!("serval:{}:{}:1", service.name, accelerator.name);
-        let memory = SharedMemory::create(&name, bytes, &RegionOptions::default())
-            .map_err(|source| ServerError::Memory { service: service.name.clone(), source })?;
-        let memory = MappedMemory::new(Arc::new(memory));
-        let mut region = Region::format(memory.clone(), &plan).expect("memory of the planned size");
-        let words = region.words();
+        let workers = topology.engine.workers;
+        let MadeRegion { memory, words, ends } =
+            make_region(service, &accelerator.name, 1, workers).map_err(memory_error)?;
+        let memory = MappedMemory::new(memory);
         self.heart.add(words.clone());
         self.regions.push((service_index, words));
-        let workers = topology.engine.workers;
-        let per_block = plan.mqueues.len() as u32;
-        let mut ends: Vec<Vec<BlockEnds>> = (0..workers).map(|_| Vec::new()).collect();
-        for block in 0..service.mqueues {
-            let server = region.engine_ends(block * per_block);
-            let clients = (1..per_block).map(|i| region.engine_ends(block * per_block + i));
-            let entry = BlockEnds { block, server, clients: clients.collect() };
-            ends[block as usize % workers].push(entry);
-        }
-        let AcceleratorKind::Cpu { placement } = &accelerator.kind;
-        let threads = match placement {
-            CpuPlacement::Worker => None,
+        let shares = match placement {
+            CpuPlacement::Worker => {
+                let share =
+                    |ends| Share::OnWorker { memory: memory.clone(), kernel: kernel.clone(), ends };
+                ends.into_iter().map(share).collect()
+            }
             CpuPlacement::Threads { threads, cores } => {
                 let own = |ends: &Vec<BlockEnds>| ends.iter().map(|e| e.block).collect();
                 let by_worker: Vec<Vec<u32>> = ends.iter().map(own).collect();
                 let cores = (!cores.is_empty()).then_some(cores.as_slice());
-                let (running, shares) = ThreadBlocks::start(
-                    memory.clone(),
+                let (running, blocks) = ThreadBlocks::start(
+                    memory,
                     &kernel,
                     &service.params,
                     &by_worker,
@@ -226,25 +289,34 @@ impl Server {
                 )
                 .map_err(accelerator_error)?;
                 self.accelerators.push(running);
-                Some(shares.into_iter().map(Some).collect())
+                let share = |(blocks, ends)| {
+                    Share::Elsewhere(Attachment { blocks: Box::new(blocks), ends })
+                };
+                blocks.into_iter().zip(ends).map(share).collect()
             }
         };
-        Ok(PreparedRegion { memory, kernel, ends, threads })
+        Ok((shares, None))
     }
 
     /// Starts one thread per worker and waits until each is ready.
     fn start_workers<N: Nic<Socket = AcceptedSocket> + Send + 'static>(
         &mut self,
         nics: Vec<N>,
-        mut regions: Vec<Vec<PreparedRegion>>,
+        regions: Vec<Vec<Vec<Share>>>,
     ) -> Result<(), ServerError> {
         let (ready, readiness) = mpsc::channel();
         let links = worker_links(nics.len(), &self.topology);
         let turning = Arc::new(());
+        let mut regions: Vec<Vec<_>> = regions
+            .into_iter()
+            .map(|of_service| of_service.into_iter().map(Vec::into_iter).collect())
+            .collect();
         for (index, (nic, links)) in nics.into_iter().zip(links).enumerate() {
             let mut shares = Vec::new();
             for of_service in &mut regions {
-                shares.push(of_service.iter_mut().map(|r| r.share_of(index)).collect());
+                let own = |region: &mut std::vec::IntoIter<Share>| region.next();
+                let own = of_service.iter_mut().map(own);
+                shares.push(own.map(|share| share.expect("one for each worker")).collect());
             }
             let start = WorkerStart {
                 index,
@@ -273,6 +345,23 @@ impl Server {
         Ok(())
     }
 
+    /// Starts the control side of runtimes and waits for those that the engine starts.
+    fn start_runtimes(
+        &mut self,
+        doors: AttachDoors,
+        seats: Vec<SeatStart>,
+    ) -> Result<(), ServerError> {
+        let (topology, fabric) = (self.topology.clone(), self.fabric.clone());
+        let (heart, lives) = (self.heart.clone(), &self.metrics.lives);
+        let started = Runtimes::start(doors, seats, topology, fabric, heart, lives);
+        self.runtimes = started.map_err(|e| ServerError::Thread(e.to_string()))?;
+        let Some(runtimes) = &mut self.runtimes else { return Ok(()) };
+        runtimes.wait_ready().map_err(|(service, why)| {
+            let service = self.topology.services[service].name.clone();
+            ServerError::Runtime { service, why }
+        })
+    }
+
     /// The topology that runs.
     pub fn topology(&self) -> &Topology {
         &self.topology
@@ -293,7 +382,7 @@ impl Server {
     }
 
     /// Requests that each block of a service has received, from the blocks' status lines: accelerators
-    /// in order, blocks in order.
+    /// in order, blocks in order; those that run in processes of their own are left out.
     pub fn received_by_block(&self, service: usize) -> Vec<u64> {
         let of_service = self.regions.iter().filter(|(of, _)| *of == service);
         let blocks = self.topology.services[service].mqueues;
@@ -311,6 +400,9 @@ impl Server {
         let deadline = Instant::now() + patience;
         if let Some(doorman) = &self.doorman {
             doorman.stop_listening();
+        }
+        if let Some(runtimes) = &self.runtimes {
+            runtimes.drain();
         }
         self.phase.store(DRAIN, Ordering::Relaxed);
         while !self.fabric.all_settled() && Instant::now() < deadline {
@@ -332,6 +424,8 @@ impl Server {
         for worker in self.workers.drain(..) {
             hung |= worker.join().unwrap_or(true);
         }
+        // Asks the runtimes to end, then makes them.
+        self.runtimes = None;
         for accelerator in self.accelerators.drain(..) {
             accelerator.stop(stop::NOW);
             let left = accelerator.join(Duration::from_secs(1));
@@ -346,27 +440,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if !self.workers.is_empty() || !self.accelerators.is_empty() {
+        if !self.workers.is_empty() || !self.accelerators.is_empty() || self.runtimes.is_some() {
             self.stop();
-        }
-    }
-}
-
-/// One worker's share of one region.
-struct RegionShare {
-    memory: MappedMemory,
-    kernel: Arc<Kernel>,
-    ends: Vec<BlockEnds>,
-    threads: Option<ThreadBlocks>,
-}
-
-impl PreparedRegion {
-    fn share_of(&mut self, worker: usize) -> RegionShare {
-        RegionShare {
-            memory: self.memory.clone(),
-            kernel: self.kernel.clone(),
-            ends: std::mem::take(&mut self.ends[worker]),
-            threads: self.threads.as_mut().and_then(|shares| shares[worker].take()),
         }
     }
 }
@@ -376,7 +451,7 @@ struct WorkerStart<N> {
     index: usize,
     nic: N,
     links: WorkerLinks,
-    shares: Vec<Vec<RegionShare>>,
+    shares: Vec<Vec<Share>>,
     topology: Arc<Topology>,
     addresses: Vec<SocketAddr>,
     metrics: Metrics,
@@ -426,24 +501,26 @@ impl<N: Nic<Socket = AcceptedSocket>> WorkerStart<N> {
         for (service, shares) in topology.services.iter().zip(shares) {
             let mut of_service = Vec::new();
             for share in shares {
-                let RegionShare { memory, kernel, ends, threads } = share;
-                let blocks: Box<dyn engine::accelerator::Blocks> = match threads {
-                    Some(blocks) => Box::new(blocks),
-                    None => {
-                        let own: Vec<u32> = ends.iter().map(|e| e.block).collect();
-                        let options = CpuOptions::default();
-                        match WorkerBlocks::start(memory, kernel, &service.params, &own, &options) {
-                            Ok(blocks) => Box::new(blocks),
-                            Err(source) => {
-                                let service = service.name.clone();
-                                let error = ServerError::Accelerator { service, source };
-                                // The main thread may be gone already: then nobody needs to know.
-                                let _ = ready.send(Err(error));
-                                return false;
-                            }
-                        }
+                let (memory, kernel, ends) = match share {
+                    Share::Elsewhere(attachment) => {
+                        of_service.push(attachment);
+                        continue;
                     }
+                    Share::OnWorker { memory, kernel, ends } => (memory, kernel, ends),
                 };
+                let own: Vec<u32> = ends.iter().map(|e| e.block).collect();
+                let options = CpuOptions::default();
+                let blocks: Box<dyn engine::accelerator::Blocks> =
+                    match WorkerBlocks::start(memory, kernel, &service.params, &own, &options) {
+                        Ok(blocks) => Box::new(blocks),
+                        Err(source) => {
+                            let service = service.name.clone();
+                            let error = ServerError::Accelerator { service, source };
+                            // The main thread may be gone already: then nobody needs to know.
+                            let _ = ready.send(Err(error));
+                            return false;
+                        }
+                    };
                 of_service.push(Attachment { blocks, ends });
             }
             attachments.push(of_service);

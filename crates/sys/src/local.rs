@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use libc::{c_int, c_void};
 
-use crate::os::{check, check_size, own, zeroed};
+use crate::os::{check, check_size, int_option, own, zeroed};
 use crate::process::{PeerCredentials, peer_credentials};
 
 /// Longest path of a socket in bytes: what `sockaddr_un` holds besides the final zero.
@@ -172,6 +172,31 @@ impl LocalSocket {
         Ok(Self { socket })
     }
 
+    /// Both ends of a connection between this process and one that it starts.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let mut ends: [c_int; 2] = [-1; 2];
+        // SAFETY: the host kernel writes two descriptors to `ends`.
+        check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
+        // SAFETY: both are fresh and nobody else's.
+        let [ours, theirs] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+        Ok((Self { socket: ours }, Self { socket: theirs }))
+    }
+
+    /// A connection that this process was started with, such as its standard input. Anything but a
+    /// local socket that keeps messages apart is refused.
+    pub fn inherited(descriptor: OwnedFd) -> io::Result<Self> {
+        let option = |name| int_option(descriptor.as_fd(), libc::SOL_SOCKET, name);
+        if option(libc::SO_DOMAIN)? != libc::AF_UNIX
+            || option(libc::SO_TYPE)? != libc::SOCK_SEQPACKET
+        {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: no pointers.
+        check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) })?;
+        Ok(Self { socket: descriptor })
+    }
+
     /// Who is at the other end.
     pub fn peer(&self) -> io::Result<PeerCredentials> {
         peer_credentials(self.socket.as_fd())
@@ -278,6 +303,12 @@ impl LocalSocket {
         // It fails when the connection has ended already.
         // SAFETY: no pointers.
         let _ = check(unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) });
+    }
+}
+
+impl From<LocalSocket> for OwnedFd {
+    fn from(socket: LocalSocket) -> Self {
+        socket.socket
     }
 }
 

@@ -67,6 +67,14 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<PeerCredentials> {
     Ok(PeerCredentials { process, user: peer.uid, group: peer.gid })
 }
 
+/// From now on this process is killed when the thread that started it ends. A process whose parent has
+/// ended before the call is not killed: it must notice by other means.
+pub fn end_with_parent() -> io::Result<()> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong) })
+        .map(|_| ())
+}
+
 /// Asks a process to end in order (SIGTERM).
 pub fn terminate(process: u32) -> io::Result<()> {
     let process = process_id(process)?;

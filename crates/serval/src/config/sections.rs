@@ -7,10 +7,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use engine::topology::{
-    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Polling, Topology,
-    TopologyError, WORKERS_MAX,
+    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, HEARTBEAT_MS, HEARTBEAT_MS_MAX,
+    HEARTBEAT_MS_MIN, Launch, Limits, Polling, Topology, TopologyError, WORKERS_MAX,
 };
 use mqueue::abi::BACKENDS_MAX;
+use sys::local::PATH_BYTES_MAX;
 
 use super::address;
 use super::diagnostic::{Problem, Span};
@@ -25,7 +26,10 @@ const KEYS: &[(&str, &[&str])] = &[
         "[limits]",
         &["connections", "pipelined", "idle_s", "slow_client_ms", "region_mib", "udp_reply_ratio"],
     ),
-    ("[[accelerator]]", &["name", "kind", "launch", "placement", "threads", "cores"]),
+    (
+        "[[accelerator]]",
+        &["name", "kind", "launch", "placement", "threads", "cores", "attach", "heartbeat_ms"],
+    ),
     (
         "[[service]]",
         &[
@@ -264,59 +268,125 @@ fn read_accelerators(report: &mut Report<'_>, tables: &[&Table]) -> Vec<Accelera
     let read = |(index, table): (usize, &&Table)| {
         let (mut section, name) =
             named_section(report, table, "accelerator", "accelerator", index, &mut taken);
-        read_kind(report, &mut section);
-        let kind = AcceleratorKind::Cpu { placement: read_placement(report, &mut section) };
+        let kind = read_kind(report, &mut section);
         section.finish(report);
         Accelerator { name, kind }
     };
     tables.iter().enumerate().map(read).collect()
 }
 
-fn read_kind(report: &mut Report<'_>, section: &mut Section<'_>) {
+fn read_kind(report: &mut Report<'_>, section: &mut Section<'_>) -> AcceleratorKind {
     let kinds = [("cpu", "cpu"), ("cuda", "cuda"), ("process", "process"), ("remote", "remote")];
     let kind = section.choice(report, "kind", &kinds, "cpu");
-    if kind != "cpu" {
+    if !matches!(kind, "cpu" | "process") {
         report.problem(Problem::new(
             section.place("kind"),
             format!("accelerators of kind \"{kind}\" are not built yet"),
-            "this version drives kind = \"cpu\"",
+            "this version drives kind = \"cpu\" and \"process\"",
         ));
     }
     let launches = [("engine", true), ("external", false)];
-    if !section.choice(report, "launch", &launches, "engine") && kind == "cpu" {
+    let launched = section.choice(report, "launch", &launches, "engine");
+    if kind == "process" {
+        return read_process(report, section, launched);
+    }
+    if !launched && kind == "cpu" {
         report.problem(Problem::new(
             section.place("launch"),
             "a cpu accelerator runs inside the engine and cannot attach by itself",
-            "must be \"engine\"",
+            "must be \"engine\", or write kind = \"process\"",
         ));
+    }
+    let placement = read_placement(report, section);
+    let keys = ["attach", "heartbeat_ms"];
+    without(report, section, &keys, "kind = \"cpu\"", "write kind = \"process\"");
+    AcceleratorKind::Cpu { placement }
+}
+
+/// `kind = "process"`: who starts the process, and how long it may be silent.
+fn read_process(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    launched: bool,
+) -> AcceleratorKind {
+    without(report, section, &["placement"], "kind = \"process\"", "write kind = \"cpu\"");
+    let range = HEARTBEAT_MS_MIN..=HEARTBEAT_MS_MAX;
+    let heartbeat_ms = section.integer(report, "heartbeat_ms", range, HEARTBEAT_MS);
+    let launch = if launched {
+        let (threads, cores) = read_threads(report, section);
+        without(report, section, &["attach"], "launch = \"engine\"", "write launch = \"external\"");
+        Launch::Engine { program: None, threads, cores }
+    } else {
+        let what = "launch = \"external\"";
+        let instead = "give them to the runtime: serval attach PATH --threads N";
+        without(report, section, &["threads", "cores"], what, instead);
+        Launch::External { attach: read_attach(report, section) }
+    };
+    AcceleratorKind::Process { launch, heartbeat_ms }
+}
+
+/// Where external runtimes attach.
+fn read_attach(report: &mut Report<'_>, section: &mut Section<'_>) -> PathBuf {
+    let example = "\"/run/serval/acc0\"";
+    let Some((path, span)) = section.text(report, "attach", example) else {
+        if section.place("attach") == section.header() {
+            section.missing(report, "attach", example);
+        }
+        return PathBuf::new();
+    };
+    if !path.starts_with('/') || path.len() > PATH_BYTES_MAX || path.contains('\0') {
+        let what = format!("\"{path}\" cannot be a socket's path");
+        let right =
+            format!("an absolute path of at most {PATH_BYTES_MAX} bytes, such as {example}");
+        report.problem(Problem::new(span, what, right));
+    }
+    section.record(report, "attach", path.clone());
+    PathBuf::from(path)
+}
+
+/// Refuses keys that have no meaning with another key's value.
+fn without(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    keys: &[&'static str],
+    with: &str,
+    instead: &str,
+) {
+    for key in keys {
+        // Asking makes the key known, so that it is not refused twice.
+        if section.entry(key).is_some() {
+            let what = format!("`{key}` has no meaning with {with}");
+            let right = format!("remove it, or {instead}");
+            report.problem(Problem::new(section.place(key), what, right));
+        }
     }
 }
 
 fn read_placement(report: &mut Report<'_>, section: &mut Section<'_>) -> CpuPlacement {
     let threads_too =
         section.choice(report, "placement", &[("worker", false), ("threads", true)], "worker");
-    let threads = section.integer(report, "threads", 1..=1024, 1);
-    let cores = read_cores(report, section);
     if threads_too {
-        let threads = threads as usize;
-        if !cores.is_empty() && cores.len() < threads {
-            report.problem(Problem::new(
-                section.place("cores"),
-                format!("`cores` lists {} cores for {threads} threads", cores.len()),
-                "name one core each",
-            ));
-        }
+        let (threads, cores) = read_threads(report, section);
         return CpuPlacement::Threads { threads, cores };
     }
-    for key in ["threads", "cores"] {
-        let place = section.place(key);
-        if place != section.header() {
-            let what = format!("`{key}` has no meaning with placement = \"worker\"");
-            let right = format!("remove it, or write placement = \"threads\" with {key}");
-            report.problem(Problem::new(place, what, right));
-        }
-    }
+    let what = "placement = \"worker\"";
+    without(report, section, &["threads"], what, "write placement = \"threads\" with threads");
+    without(report, section, &["cores"], what, "write placement = \"threads\" with cores");
     CpuPlacement::Worker
+}
+
+/// Threads that share blocks, and their cores.
+fn read_threads(report: &mut Report<'_>, section: &mut Section<'_>) -> (usize, Vec<usize>) {
+    let threads = section.integer(report, "threads", 1..=1024, 1) as usize;
+    let cores = read_cores(report, section);
+    if !cores.is_empty() && cores.len() < threads {
+        report.problem(Problem::new(
+            section.place("cores"),
+            format!("`cores` lists {} cores for {threads} threads", cores.len()),
+            "name one core each",
+        ));
+    }
+    (threads, cores)
 }
 
 /// Starts reading one table of a list of named ones. Names are unique and short, since they become

@@ -7,7 +7,7 @@
 use std::fmt::Error;
 use std::sync::Arc;
 
-use engine::metrics::{Metrics, WorkerCounters};
+use engine::metrics::{AcceleratorLives, Metrics, WorkerCounters};
 use engine::stages::{BOUNDS_NS, HistogramSnapshot, ObservationSnapshot, Stage};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
@@ -72,6 +72,16 @@ const WORKER_STATES: &[WorkerState] = &[
     ("idle", |w| w.idle_ns.value()),
     ("asleep", |w| w.sleep_ns.value()),
 ];
+/// What is told of an accelerator whose blocks run elsewhere: name, help, kind, value.
+type LifeMetric = (&'static str, &'static str, MetricType, fn(&AcceleratorLives) -> u64);
+
+const LIVES: &[LifeMetric] = &[
+    ("up", "1 while a runtime serves", MetricType::Gauge, |l| l.is_up().into()),
+    ("generation", "The life that serves, or served last", MetricType::Gauge, |l| l.generation()),
+    ("restarts", "Runtimes that ended and made room for the next", MetricType::Counter, |l| {
+        l.ended()
+    }),
+];
 const WORKER_GAUGES: &[WorkerMetric] = &[
     ("connections", "Open TCP connections", |w| w.connections.value()),
     ("outstanding_requests", "Requests under way on the worker", |w| w.outstanding.value()),
@@ -84,6 +94,7 @@ impl Collector for Engine {
         encode_drops(&mut encoder, &services)?;
         self.encode_observations(&mut encoder)?;
         self.encode_workers(&mut encoder)?;
+        self.encode_lives(&mut encoder)?;
         let ready = ConstGauge::new(i64::from(self.health.is_ready()));
         let help = "1 while clients should come";
         ready.encode(encoder.encode_descriptor(
@@ -173,6 +184,35 @@ impl Engine {
         gauge("serval_mqueue_depth_mean", help, |o| o.depth as f64 / o.mqueues.max(1) as f64)?;
         let help = "Requests under way on the mqueue that has most";
         gauge("serval_mqueue_depth_max", help, |o| o.depth_max as f64)
+    }
+
+    /// Accelerators whose blocks run in processes of their own.
+    fn encode_lives(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        let lives = &self.metrics.lives;
+        for (name, help, kind, value_of) in LIVES {
+            let name = format!("serval_accelerator_{name}");
+            let mut family = encoder.encode_descriptor(&name, help, None, *kind)?;
+            for life in lives.iter() {
+                let labels = [("service", &*life.service), ("accelerator", &*life.accelerator)];
+                let value = family.encode_family(&labels)?;
+                match kind {
+                    MetricType::Counter => ConstCounter::new(value_of(life)).encode(value)?,
+                    _ => ConstGauge::new(value_of(life) as i64).encode(value)?,
+                }
+            }
+        }
+        let help = "Why the last runtime ended, as a label";
+        let name = "serval_accelerator_last_end";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for life in lives.iter().filter(|life| !life.last_end().is_empty()) {
+            let labels = [
+                ("service", &*life.service),
+                ("accelerator", &*life.accelerator),
+                ("reason", life.last_end()),
+            ];
+            ConstGauge::new(1i64).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
     }
 
     fn encode_workers(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {

@@ -22,7 +22,9 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    regions: Vec<Words<MappedMemory>>,
+    /// With their numbers.
+    regions: Vec<(u64, Words<MappedMemory>)>,
+    added: u64,
     beats: u64,
     stop: bool,
 }
@@ -42,11 +44,20 @@ impl Heart {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// From now on this region's heartbeat advances too.
-    pub(super) fn add(&self, words: Words<MappedMemory>) {
+    /// From now on this region's heartbeat advances too. Returns its number.
+    pub(super) fn add(&self, words: Words<MappedMemory>) -> u64 {
         let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.regions.push(words);
+        state.added += 1;
+        let number = state.added;
+        state.regions.push((number, words));
         self.shared.changed.notify_one();
+        number
+    }
+
+    /// Lets go of a region: its heartbeat stands still.
+    pub(super) fn remove(&self, number: u64) {
+        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.regions.retain(|(of, _)| *of != number);
     }
 }
 
@@ -54,7 +65,7 @@ fn beat(shared: &Shared) {
     let mut state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
     while !state.stop {
         state.beats += 1;
-        for words in &state.regions {
+        for (_, words) in &state.regions {
             words.set_engine_heartbeat(state.beats);
         }
         let waited = shared.changed.wait_timeout(state, BEAT);

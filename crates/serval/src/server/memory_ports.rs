@@ -24,15 +24,10 @@ use sys::socket_nic::AcceptedSocket;
 use sys::{RegionOptions, SharedMemory, Waker};
 use wire::handshake::{Answer, DEPTH_DEFAULT, HELLO_BYTES, Hello, Terms};
 
-/// Connections that have not said hello yet.
-const STRANGERS_MAX: usize = 64;
-/// How long a connection may take to say hello.
-const HELLO_PATIENCE: Duration = Duration::from_secs(1);
+use super::lobby::{Arrived, Lobby, check_user};
+
 /// How often to look whether a worker has let go of a region.
 const LEAVING_PAUSE: Duration = Duration::from_millis(10);
-/// How long to wait when the process has no descriptor left for whoever wants in.
-const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
-
 /// The ports of a topology, open; nobody is let in before [`MemoryPorts::serve`].
 pub(super) struct MemoryPorts {
     /// With the index of the service.
@@ -61,12 +56,11 @@ impl MemoryPorts {
             stop: AtomicBool::new(false),
         });
         let mut desk = Desk {
-            listeners: self.listeners,
+            lobby: Lobby::new(self.listeners, HELLO_BYTES),
             topology,
             fabric,
             wakers,
             call: call.clone(),
-            strangers: Vec::new(),
             guests: Vec::new(),
             leaving: Vec::new(),
             ids: 0,
@@ -109,13 +103,6 @@ impl Drop for Doorman {
     }
 }
 
-/// Somebody who has not said hello.
-struct Stranger {
-    service: usize,
-    socket: Arc<LocalSocket>,
-    until: Instant,
-}
-
 /// A client that was let in.
 struct Guest {
     id: u64,
@@ -147,12 +134,12 @@ impl Drop for Peer {
 
 /// The thread's state.
 struct Desk {
-    listeners: Vec<(usize, LocalListener)>,
+    /// Doors are services.
+    lobby: Lobby<usize>,
     topology: Arc<Topology>,
     fabric: Arc<Fabric<AcceptedSocket>>,
     wakers: Vec<Waker>,
     call: Arc<Call>,
-    strangers: Vec<Stranger>,
     guests: Vec<Guest>,
     /// Regions of clients that were seen off, until their workers have let go of them.
     leaving: Vec<Arc<SharedMemory>>,
@@ -163,9 +150,7 @@ impl Desk {
     fn run(&mut self) {
         while !self.call.stop.load(Ordering::Relaxed) {
             if self.call.draining.load(Ordering::Relaxed) {
-                // Dropping them closes the sockets and removes their files.
-                self.listeners.clear();
-                self.strangers.clear();
+                self.lobby.close();
             }
             self.wait_and_see();
         }
@@ -175,16 +160,14 @@ impl Desk {
         // Unmaps those that nobody else holds any more.
         self.leaving.retain(|memory| Arc::strong_count(memory) > 1);
         let mut files: Vec<BorrowedFd<'_>> = vec![self.call.bell.as_fd()];
-        files.extend(self.strangers.iter().map(|s| s.socket.as_fd()));
         files.extend(self.guests.iter().map(|g| g.socket.as_fd()));
-        files.extend(self.listeners.iter().map(|(_, l)| l.as_fd()));
+        files.extend(self.lobby.files());
         let now = Instant::now();
-        let patience = self.strangers.iter().map(|s| s.until.saturating_duration_since(now));
+        let patience = self.lobby.until().map(|until| until.saturating_duration_since(now));
         let pause = (!self.leaving.is_empty()).then_some(LEAVING_PAUSE);
-        let ready = wait_readable(&files, patience.chain(pause).min());
+        let ready = wait_readable(&files, patience.into_iter().chain(pause).min());
         let (bell, rest) = ready.split_at(1);
-        let (strangers, rest) = rest.split_at(self.strangers.len());
-        let (guests, listeners) = rest.split_at(self.guests.len());
+        let (guests, lobby) = rest.split_at(self.guests.len());
         if bell[0] {
             self.call.bell.silence();
         }
@@ -192,77 +175,27 @@ impl Desk {
         for index in (0..guests.len()).rev().filter(|i| guests[*i]) {
             self.see_off(index);
         }
-        let now = Instant::now();
-        for index in (0..strangers.len()).rev() {
-            if strangers[index] {
-                self.meet(index);
-            } else if now >= self.strangers[index].until {
-                self.strangers.swap_remove(index);
+        for Arrived { door, socket, hello } in self.lobby.look(lobby) {
+            if hello.is_empty() {
+                continue;
             }
-        }
-        for index in (0..listeners.len()).filter(|i| listeners[*i]) {
-            self.accept(index);
-        }
-    }
-
-    fn accept(&mut self, listener: usize) {
-        let (service, listener) = &self.listeners[listener];
-        match listener.accept() {
-            Ok(Some(socket)) => {
-                let stranger = Stranger {
-                    service: *service,
-                    socket: Arc::new(socket),
-                    until: Instant::now() + HELLO_PATIENCE,
-                };
-                self.receive_stranger(stranger);
+            let socket = Arc::new(socket);
+            if let Err(why) = self.admit(door, &socket, &hello) {
+                tracing::warn!(why, "a shared-memory client is refused");
+                // If it does not listen to the answer it has gone already.
+                let _ = socket.send(&Answer::Refused(why).encode(), &[]);
             }
-            Ok(None) => {}
-            Err(error) => {
-                tracing::warn!(%error, "a shared-memory client cannot be accepted");
-                std::thread::sleep(EXHAUSTED_PAUSE);
-            }
-        }
-    }
-
-    /// Whoever is silent longest makes room: closing the door would keep out those who speak.
-    fn receive_stranger(&mut self, stranger: Stranger) {
-        if self.strangers.len() >= STRANGERS_MAX {
-            let oldest = (0..self.strangers.len()).min_by_key(|i| self.strangers[*i].until);
-            self.strangers.swap_remove(oldest.expect("there are some"));
-        }
-        self.strangers.push(stranger);
-    }
-
-    /// A stranger said something.
-    fn meet(&mut self, index: usize) {
-        let mut hello = [0; HELLO_BYTES + 1];
-        let stranger = &self.strangers[index];
-        let len = match stranger.socket.receive(&mut hello) {
-            Ok(None) => return,
-            Ok(Some(len)) => len,
-            Err(_) => 0,
-        };
-        let stranger = self.strangers.swap_remove(index);
-        if len == 0 {
-            return;
-        }
-        if let Err(why) = self.admit(&stranger, &hello[..len]) {
-            tracing::warn!(why, "a shared-memory client is refused");
-            // If it does not listen to the answer it has gone already.
-            let _ = stranger.socket.send(&Answer::Refused(why).encode(), &[]);
         }
     }
 
     /// Lets a client in, or says why not.
-    fn admit(&mut self, stranger: &Stranger, hello: &[u8]) -> Result<(), String> {
-        let peer = stranger.socket.peer().map_err(|e| e.to_string())?;
-        let own = sys::process::user();
-        if peer.user != own && peer.user != 0 {
-            let (theirs, own) = (peer.user, own);
-            return Err(format!(
-                "the engine serves processes of user {own} and root, not of user {theirs}"
-            ));
-        }
+    fn admit(
+        &mut self,
+        service_index: usize,
+        socket: &Arc<LocalSocket>,
+        hello: &[u8],
+    ) -> Result<(), String> {
+        check_user(socket)?;
         let hello = Hello::decode(hello).map_err(|e| e.to_string())?;
         if hello.abi_version != ABI_VERSION {
             return Err(format!(
@@ -276,7 +209,7 @@ impl Desk {
             let most = limits.connections;
             return Err(format!("{most} connections are open: raise limits.connections"));
         }
-        let service = &topology.services[stranger.service];
+        let service = &topology.services[service_index];
         let wish = if hello.depth == 0 { DEPTH_DEFAULT } else { hello.depth };
         let plan = service.client_region_plan(wish);
         let bytes = plan.bytes().map_err(|e| e.to_string())?;
@@ -299,7 +232,7 @@ impl Desk {
         let own = |error: std::io::Error| format!("the engine is short of descriptors: {error}");
         let engine_bell = Bell::new().map_err(own)?;
         let (bell_pull, client_bell) = BellPull::new().map_err(own)?;
-        let socket = stranger.socket.clone();
+        let socket = socket.clone();
         let worker = self.fabric.seat_memory_client();
         self.wakers[usize::from(worker)].listen_to(&engine_bell).map_err(|error| {
             self.fabric.unseat_memory_client(worker);
@@ -319,7 +252,7 @@ impl Desk {
             worker,
             MemoryClient {
                 id: self.ids,
-                service: stranger.service as u16,
+                service: service_index as u16,
                 depth,
                 replies,
                 requests,
@@ -328,7 +261,7 @@ impl Desk {
             },
         );
         let descriptors = [memory.fd(), engine_bell.as_fd(), client_bell.as_fd()];
-        let sent = stranger.socket.send(&Answer::Accepted(terms).encode(), &descriptors);
+        let sent = socket.send(&Answer::Accepted(terms).encode(), &descriptors);
         self.guests.push(Guest { id: self.ids, worker, socket, engine_bell, memory });
         if let Err(error) = sent {
             tracing::warn!(%error, client = self.ids, "a shared-memory client did not get its region");

@@ -1,0 +1,415 @@
+//! The `process` accelerator: blocks in a process of their own, which maps its own region and nothing else of the
+//! engine's.
+//!
+//! *The engine's side* is [`RemoteBlocks`]: it looks at the heads of the region's TX rings, and rings the
+//! runtime's bell when the runtime has said that it sleeps. Nothing more: who lives, and why one ended, is
+//! the control side's business. An engine whose requests are with a runtime never sleeps, so the
+//! runtime has no bell to ring. The same serves runtimes of any kind.
+//!
+//! *The runtime's side* is [`HostBlocks`]: threads that run `cpu` blocks as coroutines and look at the
+//! region's RX heads themselves. A thread without work spins, then sleeps.
+//!
+//! EDGE PARK: a thread says that it sleeps, then looks at its heads once more; the engine publishes, then
+//! looks whether the runtime sleeps. A full fence between the two on both sides: at least one of them
+//! sees the other. One word stands for all threads of a runtime, so they write it under a lock, on
+//! their way to sleep and back only.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use engine::accelerator::Blocks;
+use mqueue::abi::{reason, stop};
+use mqueue::{MappedMemory, Region, Words};
+
+use crate::cpu::{Clock, Options, WorkerBlocks, pin};
+use crate::{AccelError, Kernel, reason_name};
+
+/// Longest sleep of a thread: after it, it looks at the stop word by itself.
+const SLEEP_MAX: Duration = Duration::from_millis(100);
+/// A deadline nearer than this is waited for awake: the host kernel's timers are coarser.
+const AWAKE_NS: u64 = 60_000;
+/// A thread without work offers its core to others after looking for this long.
+const YIELD_NS: u64 = 8_000;
+/// Longest time until every block has got to its first wait.
+const START_MAX: Duration = Duration::from_secs(30);
+/// A thread that did not come back from its blocks for this long hangs: longer than all of them together take.
+const HUNG_NS: u64 = 10_000_000_000;
+
+/// One worker's share of the blocks that a runtime in another process runs.
+pub struct RemoteBlocks {
+    words: Words<MappedMemory>,
+    /// The worker's mqueues, numbered as in the region.
+    mqueues: Box<[u32]>,
+    link: Arc<RemoteLink>,
+}
+
+/// What the workers and the control side share of one life of a runtime.
+pub struct RemoteLink {
+    /// Wakes the runtime; never waits, whatever the runtime does.
+    ring: Box<dyn Fn() + Send + Sync>,
+    condemned: AtomicBool,
+}
+
+impl RemoteLink {
+    /// `ring` wakes the runtime.
+    pub fn new(ring: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { ring: Box::new(ring), condemned: AtomicBool::new(false) })
+    }
+
+    /// Whether a worker found impossible words in the region.
+    pub fn condemned(&self) -> bool {
+        self.condemned.load(Ordering::Relaxed)
+    }
+
+    /// Wakes the runtime, to look at the stop word.
+    pub fn ring(&self) {
+        (self.ring)();
+    }
+}
+
+impl RemoteBlocks {
+    /// The share that consists of `blocks`, each of `per_block` mqueues.
+    pub fn new(
+        words: Words<MappedMemory>,
+        blocks: impl Iterator<Item = u32>,
+        per_block: u32,
+        link: Arc<RemoteLink>,
+    ) -> Self {
+        let mqueues = blocks.flat_map(|block| block * per_block..(block + 1) * per_block);
+        Self { words, mqueues: mqueues.collect(), link }
+    }
+}
+
+impl Blocks for RemoteBlocks {
+    #[inline]
+    fn drive(&mut self, _now_ns: u64, rang: &[u32], touched: &mut Vec<u32>) {
+        // EDGE PARK (waker half)
+        if !rang.is_empty() && self.words.accelerator_parked() {
+            self.link.ring();
+        }
+        touched.extend(self.mqueues.iter().filter(|mqueue| self.words.tx_waiting(**mqueue)));
+    }
+
+    fn wake_at(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn elsewhere(&self) -> bool {
+        true
+    }
+
+    fn present(&self) -> bool {
+        false
+    }
+
+    fn condemn(&mut self, _block: u32) {
+        self.link.condemned.store(true, Ordering::Relaxed);
+    }
+
+    fn ended(&mut self, _into: &mut Vec<(u32, u64)>) {}
+}
+
+/// How a runtime runs `cpu` blocks.
+pub struct HostOptions {
+    /// Threads, in [1, blocks].
+    pub threads: usize,
+    /// Cores to pin them to; empty: not pinned.
+    pub cores: Vec<usize>,
+    /// Waits until the engine rings the runtime's bell, for at most the time given, and silences it.
+    pub doze: Box<dyn Fn(Duration) + Send + Sync>,
+}
+
+/// The blocks of a region on threads of this process.
+pub struct HostBlocks {
+    words: Words<MappedMemory>,
+    threads: Vec<HostThread>,
+    shared: Arc<Shared>,
+}
+
+struct HostThread {
+    blocks: Vec<u32>,
+    /// Since when it is inside its blocks; 0 when it is not.
+    busy_since_ns: Arc<AtomicU64>,
+    join: JoinHandle<()>,
+}
+
+/// What the threads share.
+struct Shared {
+    sleepers: Sleepers,
+    /// Blocks that ended, and why.
+    ended: Mutex<Vec<(u32, u64)>>,
+}
+
+impl HostBlocks {
+    /// Starts all blocks of the region. Each has run up to its first wait when this returns.
+    pub fn start(
+        memory: &MappedMemory,
+        kernel: &Arc<Kernel>,
+        params: &[(String, f64)],
+        options: HostOptions,
+    ) -> Result<Self, AccelError> {
+        let region = Region::join(memory.clone())?;
+        let count = region.block_count();
+        let threads = options.threads;
+        if !(1..=count as usize).contains(&threads) {
+            let (value, max) = (threads as u64, u64::from(count));
+            return Err(AccelError::Range { what: "threads", value, min: 1, max });
+        }
+        let words = region.words();
+        let sleepers = Sleepers::new(words.clone(), options.doze);
+        let shared = Arc::new(Shared { sleepers, ended: Mutex::default() });
+        let (report, reports) = mpsc::channel();
+        let mut host = Self { words: words.clone(), threads: Vec::new(), shared };
+        for number in 0..threads {
+            let at = |number: usize| (number * count as usize / threads) as u32;
+            let blocks: Vec<u32> = (at(number)..at(number + 1)).collect();
+            let busy_since_ns = Arc::<AtomicU64>::default();
+            let runner = Runner {
+                memory: memory.clone(),
+                words: words.clone(),
+                per_block: region.mqueues_per_block(),
+                kernel: kernel.clone(),
+                params: params.to_vec(),
+                blocks: blocks.clone(),
+                core: (!options.cores.is_empty())
+                    .then(|| options.cores[number % options.cores.len()]),
+                busy_since_ns: busy_since_ns.clone(),
+                shared: host.shared.clone(),
+            };
+            let report = report.clone();
+            let join = thread::Builder::new()
+                .name(format!("cpu-{number}"))
+                .spawn(move || runner.run(&report))
+                .map_err(|error| AccelError::Os { what: "start an accelerator thread", error })?;
+            host.threads.push(HostThread { blocks, busy_since_ns, join });
+        }
+        drop(report);
+        for _ in 0..threads {
+            reports.recv_timeout(START_MAX).unwrap_or_else(|_| {
+                let kernel = kernel.name().to_owned();
+                Err(AccelError::Silent { kernel, seconds: START_MAX.as_secs() })
+            })?;
+        }
+        Ok(host)
+    }
+
+    /// Whether all blocks serve; else why not: one of [`mqueue::abi::reason`] and a sentence.
+    pub fn health(&self) -> Result<(), (u64, String)> {
+        let asked = self.words.stop() != stop::RUN;
+        let ended = lock(&self.shared.ended);
+        if let Some((block, why)) = ended.iter().find(|(_, why)| !asked || *why != reason::STOPPED)
+        {
+            return Err((*why, format!("block {block} ended: {}", reason_name(*why))));
+        }
+        let now_ns = Clock::Monotonic.now();
+        for thread in &self.threads {
+            let since_ns = thread.busy_since_ns.load(Ordering::Relaxed);
+            if since_ns != 0 && now_ns.saturating_sub(since_ns) > HUNG_NS {
+                let blocks = &thread.blocks;
+                let text = format!("blocks {blocks:?} share a thread that does not come back");
+                return Err((reason::HUNG, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every block has ended.
+    pub fn ended(&self) -> bool {
+        self.threads.iter().all(|thread| thread.join.is_finished())
+    }
+
+    /// Ends the blocks: those that the stop word does not end within `limit` at once. Returns those that
+    /// hang; their threads are left to themselves.
+    pub fn stop(mut self, limit: Duration) -> Vec<u32> {
+        self.end(limit)
+    }
+
+    fn end(&mut self, limit: Duration) -> Vec<u32> {
+        if self.words.stop() == stop::RUN {
+            self.words.set_stop(stop::NOW);
+        }
+        self.shared.sleepers.wake_all();
+        if !self.wait(limit) {
+            self.words.set_stop(stop::NOW);
+            self.shared.sleepers.wake_all();
+            self.wait(Duration::from_secs(1));
+        }
+        let left = self.threads.drain(..).filter(|thread| !thread.join.is_finished());
+        left.flat_map(|thread| thread.blocks).collect()
+    }
+
+    fn wait(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        while !self.ended() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.ended()
+    }
+}
+
+impl Drop for HostBlocks {
+    fn drop(&mut self) {
+        self.end(Duration::ZERO);
+    }
+}
+
+/// Where threads without work sleep. The first one waits for the bell, the others for the first.
+struct Sleepers {
+    words: Words<MappedMemory>,
+    doze: Box<dyn Fn(Duration) + Send + Sync>,
+    state: Mutex<Asleep>,
+    woken: Condvar,
+}
+
+#[derive(Default)]
+struct Asleep {
+    count: usize,
+    /// Somebody waits for the bell.
+    listening: bool,
+    /// Counts wake-ups.
+    wakes: u64,
+}
+
+impl Sleepers {
+    fn new(words: Words<MappedMemory>, doze: Box<dyn Fn(Duration) + Send + Sync>) -> Self {
+        Self { words, doze, state: Mutex::default(), woken: Condvar::new() }
+    }
+
+    /// Sleeps until the engine rings, for at most `limit`, unless `has_work` finds some after all.
+    fn sleep(&self, limit: Duration, has_work: impl Fn() -> bool) {
+        let mut state = lock(&self.state);
+        // EDGE PARK (sleeper half)
+        self.words.set_accelerator_parked(true);
+        if has_work() {
+            if state.count == 0 {
+                self.words.set_accelerator_parked(false);
+            }
+            return;
+        }
+        state.count += 1;
+        if state.listening {
+            let wakes = state.wakes;
+            let same = |state: &mut Asleep| state.wakes == wakes;
+            let waited = self.woken.wait_timeout_while(state, limit, same);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        } else {
+            state.listening = true;
+            drop(state);
+            (self.doze)(limit);
+            state = lock(&self.state);
+            state.listening = false;
+            state.wakes += 1;
+            self.woken.notify_all();
+        }
+        state.count -= 1;
+        if state.count == 0 {
+            self.words.set_accelerator_parked(false);
+        }
+    }
+
+    /// Wakes those who wait for the first; that one wakes when its time is up.
+    fn wake_all(&self) {
+        lock(&self.state).wakes += 1;
+        self.woken.notify_all();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Everything a thread starts with.
+struct Runner {
+    memory: MappedMemory,
+    words: Words<MappedMemory>,
+    per_block: u32,
+    kernel: Arc<Kernel>,
+    params: Vec<(String, f64)>,
+    blocks: Vec<u32>,
+    core: Option<usize>,
+    busy_since_ns: Arc<AtomicU64>,
+    shared: Arc<Shared>,
+}
+
+impl Runner {
+    fn run(self, report: &mpsc::Sender<Result<(), AccelError>>) {
+        let options = Options::default();
+        let pinned = self.core.map_or(Ok(()), pin);
+        let started = pinned.and_then(|()| {
+            let (memory, kernel) = (self.memory.clone(), self.kernel.clone());
+            WorkerBlocks::start(memory, kernel, &self.params, &self.blocks, &options)
+        });
+        match started {
+            Ok(blocks) => {
+                if report.send(Ok(())).is_ok() {
+                    self.serve(blocks, options.spin);
+                }
+            }
+            Err(error) => {
+                // Whoever started this has given up if it does not listen.
+                let _ = report.send(Err(error));
+            }
+        }
+    }
+
+    fn serve(&self, mut blocks: WorkerBlocks, spin: Duration) {
+        let mqueues = self.blocks.iter().flat_map(|b| b * self.per_block..(b + 1) * self.per_block);
+        // No head is 0 once something was published, so what came before the start is found.
+        let mut seen: Vec<(u32, u64)> = mqueues.map(|mqueue| (mqueue, 0)).collect();
+        let (mut rang, mut touched, mut ended) = (Vec::new(), Vec::new(), Vec::new());
+        let mut stop = self.words.stop();
+        let mut idle_since_ns = None;
+        while blocks.running() > 0 {
+            let now_ns = Clock::Monotonic.now();
+            rang.clear();
+            for (mqueue, head) in &mut seen {
+                let found = self.words.rx_head(*mqueue);
+                if std::mem::replace(head, found) != found {
+                    rang.push(*mqueue);
+                }
+            }
+            let asked = self.words.stop();
+            if rang.is_empty() && blocks.wake_at() > now_ns && asked == stop {
+                let since_ns = *idle_since_ns.get_or_insert(now_ns);
+                self.idle(now_ns, since_ns, spin, blocks.wake_at(), (&seen, stop));
+                continue;
+            }
+            stop = asked;
+            idle_since_ns = None;
+            self.busy_since_ns.store(now_ns, Ordering::Relaxed);
+            blocks.drive(now_ns, &rang, &mut touched);
+            self.busy_since_ns.store(0, Ordering::Relaxed);
+            touched.clear();
+            blocks.ended(&mut ended);
+            if !ended.is_empty() {
+                lock(&self.shared.ended).append(&mut ended);
+            }
+        }
+    }
+
+    /// Nothing to do: spin, then offer the core, then sleep.
+    fn idle(
+        &self,
+        now_ns: u64,
+        since_ns: u64,
+        spin: Duration,
+        wake_at_ns: u64,
+        (seen, stop): (&[(u32, u64)], u64),
+    ) {
+        let left_ns = wake_at_ns - now_ns;
+        if now_ns - since_ns < YIELD_NS {
+            return std::hint::spin_loop();
+        }
+        if now_ns - since_ns < spin.as_nanos() as u64 || left_ns <= AWAKE_NS {
+            return thread::yield_now();
+        }
+        let has_work = || {
+            self.words.stop() != stop
+                || seen.iter().any(|(mqueue, head)| self.words.rx_head(*mqueue) != *head)
+        };
+        let limit = SLEEP_MAX.min(Duration::from_nanos(left_ns - AWAKE_NS));
+        self.shared.sleepers.sleep(limit, has_work);
+    }
+}

@@ -1,0 +1,103 @@
+//! `serval attach PATH`: an accelerator runtime for `cpu` kernels.
+
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::Args;
+use sys::local::LocalSocket;
+use sys::signal::Signals;
+
+use super::{Failure, cancel_on_signal};
+use crate::runtime::{self, End, HostDevice, RuntimeError, Wish};
+
+pub(super) const HELP: &str = "\
+PATH is `attach` of an accelerator with kind = \"process\" and launch = \"external\". The process maps the
+region of one service and nothing else of the engine's. It takes any service of the accelerator that
+has no runtime, or the one that --service or --kernel asks for, and attaches again when its life or
+the engine ends. SIGTERM or Ctrl-C ends it: requests that are with it are lost with a reason.
+
+Examples:
+  serval attach /run/serval/acc0
+  serval attach /run/serval/acc0 --service digits --threads 4
+  serval attach /run/serval/acc0 --once
+
+Exit codes: 0 ended in order, 1 no engine, refused, the engine went (with --once), or a block failed,
+2 wrong command line, 3 a kernel hung.";
+
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    /// Where the engine listens for runtimes
+    #[arg(value_name = "PATH", required_unless_present = "inherited")]
+    path: Option<PathBuf>,
+
+    /// The service whose kernels to run
+    #[arg(long, value_name = "NAME", default_value = "")]
+    service: String,
+
+    /// Take a service with this kernel only: a built-in name, or the path in the configuration
+    #[arg(long, value_name = "NAME|FILE", default_value = "")]
+    kernel: String,
+
+    /// Threads that share the blocks
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: u32,
+
+    /// Cores to pin the threads to
+    #[arg(long, value_name = "CORE,...", value_delimiter = ',')]
+    cores: Vec<usize>,
+
+    /// End with the first life
+    #[arg(long)]
+    once: bool,
+
+    /// The engine started this process and is connected to its standard input
+    #[arg(long, hide = true, conflicts_with_all = ["path", "once"])]
+    inherited: bool,
+}
+
+impl Options {
+    /// An engine reports what becomes of the processes it starts.
+    pub(super) fn is_watched(&self) -> bool {
+        !self.inherited
+    }
+}
+
+pub(super) fn run(options: &Options) -> Result<(), Failure> {
+    let mut device = HostDevice::new(options.threads as usize, options.cores.clone());
+    let wish = Wish { service: options.service.clone(), kernel: options.kernel.clone() };
+    let cancel = Arc::new(AtomicBool::new(false));
+    let end = match &options.path {
+        Some(path) => {
+            cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
+            runtime::attach(path, &wish, &mut device, options.once, &cancel)
+        }
+        None => {
+            // Signals to the engine's group are the engine's to act on: it ends this process in order, and
+            // the host kernel ends it when the engine is killed.
+            let _ignored = Signals::install().map_err(Failure::run)?;
+            sys::process::end_with_parent().map_err(Failure::run)?;
+            let input = std::io::stdin();
+            let socket = input.as_fd().try_clone_to_owned().and_then(LocalSocket::inherited);
+            let socket = socket.map_err(|error| {
+                Failure::Usage(format!("standard input is no connection to an engine: {error}"))
+            })?;
+            runtime::serve(&socket, &wish, &mut device, &cancel)
+        }
+    };
+    match end {
+        Ok(End::Stopped) => Ok(()),
+        Ok(End::EngineLost) => Err(Failure::Run("the engine is gone".into())),
+        Ok(End::Failed(failure)) | Err(RuntimeError::Blocks(failure)) => {
+            let hung = failure.reason == mqueue::abi::reason::HUNG;
+            if hung {
+                tracing::error!("{failure}");
+                return Err(Failure::Unfinished);
+            }
+            Err(Failure::run(failure))
+        }
+        Err(error) => Err(Failure::run(error)),
+    }
+}

@@ -1,0 +1,127 @@
+//! The lobby: local connections on the control side that have not said who they are.
+//!
+//! Whoever connects to a door says one thing, its hello, within a time, and is then somebody's: the
+//! lobby hands it over with what it said. Who says nothing is shown out; when too many wait, whoever is silent
+//! longest makes room, because closing the door would keep out those who speak.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use sys::local::{LocalListener, LocalSocket};
+
+/// Connections that have not said hello yet.
+const STRANGERS_MAX: usize = 64;
+/// How long a connection may take to say hello.
+const HELLO_PATIENCE: Duration = Duration::from_secs(1);
+/// How long to wait when the process has no descriptor left for whoever wants in.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
+
+/// Doors, and who came in by which; `D` names a door.
+pub(super) struct Lobby<D> {
+    doors: Vec<(D, LocalListener)>,
+    strangers: Vec<Stranger<D>>,
+    hello_bytes_max: usize,
+}
+
+struct Stranger<D> {
+    door: D,
+    socket: LocalSocket,
+    until: Instant,
+}
+
+/// Somebody who said hello, or left.
+pub(super) struct Arrived<D> {
+    pub(super) door: D,
+    pub(super) socket: LocalSocket,
+    /// What it said; a byte longer than any hello if it said more, empty if it left without a word.
+    pub(super) hello: Vec<u8>,
+}
+
+impl<D: Copy> Lobby<D> {
+    pub(super) fn new(doors: Vec<(D, LocalListener)>, hello_bytes_max: usize) -> Self {
+        Self { doors, strangers: Vec::new(), hello_bytes_max }
+    }
+
+    /// Nobody comes in any more, and the sockets' files go.
+    pub(super) fn close(&mut self) {
+        self.doors.clear();
+        self.strangers.clear();
+    }
+
+    /// Lets somebody in who did not come by a listener, and may take until then for its hello.
+    pub(super) fn expect(&mut self, door: D, socket: LocalSocket, until: Instant) {
+        self.strangers.push(Stranger { door, socket, until });
+    }
+
+    /// What to wait for; [`Self::look`] takes the answers in this order.
+    pub(super) fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let strangers = self.strangers.iter().map(|s| s.socket.as_fd());
+        strangers.chain(self.doors.iter().map(|(_, listener)| listener.as_fd()))
+    }
+
+    /// When somebody's patience ends at the latest.
+    pub(super) fn until(&self) -> Option<Instant> {
+        self.strangers.iter().map(|s| s.until).min()
+    }
+
+    /// Looks at who is `ready`, see [`Self::files`]: returns those who said hello or left, and lets in those who came.
+    pub(super) fn look(&mut self, ready: &[bool]) -> Vec<Arrived<D>> {
+        let (speaking, knocking) = ready.split_at(self.strangers.len());
+        let mut arrived = Vec::new();
+        let now = Instant::now();
+        // From the back, so that what is removed moves nobody who is still to be looked at.
+        for index in (0..speaking.len()).rev() {
+            if speaking[index] {
+                arrived.extend(self.meet(index));
+            } else if now >= self.strangers[index].until {
+                self.strangers.swap_remove(index);
+            }
+        }
+        for index in (0..knocking.len()).filter(|index| knocking[*index]) {
+            self.accept(index);
+        }
+        arrived
+    }
+
+    fn meet(&mut self, index: usize) -> Option<Arrived<D>> {
+        let mut hello = vec![0; self.hello_bytes_max + 1];
+        let len = match self.strangers[index].socket.receive(&mut hello) {
+            Ok(None) => return None,
+            Ok(Some(len)) => len,
+            Err(_) => 0,
+        };
+        let Stranger { door, socket, .. } = self.strangers.swap_remove(index);
+        hello.truncate(len);
+        Some(Arrived { door, socket, hello })
+    }
+
+    fn accept(&mut self, index: usize) {
+        let (door, listener) = &self.doors[index];
+        match listener.accept() {
+            Ok(Some(socket)) => {
+                let door = *door;
+                if self.strangers.len() >= STRANGERS_MAX {
+                    let oldest = (0..self.strangers.len()).min_by_key(|i| self.strangers[*i].until);
+                    self.strangers.swap_remove(oldest.expect("there are some"));
+                }
+                self.expect(door, socket, Instant::now() + HELLO_PATIENCE);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(%error, path = %listener.path().display(), "nobody can be let in");
+                std::thread::sleep(EXHAUSTED_PAUSE);
+            }
+        }
+    }
+}
+
+/// The engine serves processes of its own user and of root, as the host kernel vouches for them.
+pub(super) fn check_user(socket: &LocalSocket) -> Result<(), String> {
+    let peer = socket.peer().map_err(|error| error.to_string())?;
+    let own = sys::process::user();
+    if peer.user == own || peer.user == 0 {
+        return Ok(());
+    }
+    let theirs = peer.user;
+    Err(format!("the engine serves processes of user {own} and root, not of user {theirs}"))
+}
