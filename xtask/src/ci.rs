@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use crate::files::root;
-use crate::{Findings, abi, benchmarks, drop_reasons, edges, fuzz, tidy};
+use crate::{Findings, abi, benchmarks, drop_reasons, edges, fuzz, mutants, tidy};
 
 /// How a step ended well.
 enum Done {
@@ -47,6 +47,11 @@ const STEPS: &[Step] = &[
         run: || found(drop_reasons::check(false)),
     },
     Step { name: "test", what: "cargo test", run: test },
+    Step {
+        name: "mutants",
+        what: "the tests catch every seeded bug",
+        run: || mutants::run(&[]).map(|_| Done::Passed),
+    },
     Step { name: "microbench", what: "every microbenchmark once, checked", run: microbench },
     Step { name: "device", what: "the device library and the kernels on the host", run: device },
     Step { name: "models", what: "LeNet and faces against their references", run: models },

@@ -4,10 +4,12 @@
 mod abi;
 mod benchmarks;
 mod ci;
+mod claims;
 mod drop_reasons;
 mod edges;
 mod files;
 mod fuzz;
+mod mutants;
 mod tidy;
 
 use std::process::ExitCode;
@@ -21,6 +23,8 @@ usage: cargo xtask CHORE
   tidy          file sizes, where unsafety lives, names, left-overs
   drop-reasons  every drop reason is provoked by a test
   fuzz SECONDS  runs every fuzz target for that long
+  mutants [NAME...]
+                every seeded mutant, or these, must be caught by a test
   ci [STEP...]  runs steps of continuous integration; without a step lists them
 ";
 
@@ -38,12 +42,13 @@ fn main() -> ExitCode {
         ["tidy"] => report("tidy", &tidy::check()),
         ["drop-reasons"] => report("drop-reasons", &drop_reasons::check(true)),
         ["fuzz", seconds] => match seconds.parse() {
-            Ok(seconds) => fuzz_for(seconds),
+            Ok(seconds) => report_lines("fuzz", fuzz::run(seconds)),
             Err(_) => {
                 eprintln!("fuzz: {seconds:?} is no number of seconds");
                 ExitCode::from(2)
             }
         },
+        ["mutants", names @ ..] => report_lines("mutants", mutants::run(names)),
         ["ci", steps @ ..] => ci::run(steps),
         _ => {
             eprint!("{USAGE}");
@@ -52,12 +57,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn fuzz_for(seconds: u32) -> ExitCode {
-    let result = fuzz::run(seconds);
+/// Prints what was done, or what was found.
+fn report_lines(what: &str, result: Result<Vec<String>, Findings>) -> ExitCode {
     for line in result.iter().flatten() {
         println!("{line}");
     }
-    report("fuzz", &result.err().unwrap_or_default())
+    report(what, &result.err().unwrap_or_default())
 }
 
 /// Prints what a check found and turns it into an exit code.

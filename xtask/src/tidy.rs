@@ -1,7 +1,7 @@
 //! House rules that a tool can check: `cargo xtask tidy`.
 
-use crate::Findings;
 use crate::files::{self, File};
+use crate::{Findings, claims, mutants};
 
 /// Lines of a source file without its tests.
 const LINES_MAX: usize = 800;
@@ -15,11 +15,11 @@ const UNSAFE_CRATES: &[&str] = &["crates/mqueue/", "crates/sys/", "crates/accel/
 const BANNED_WORDS: &[&str] = &["manager", "handler", "helper", "data", "info", "ctx"];
 
 pub(crate) fn check() -> Findings {
-    let mut findings = Vec::new();
+    let mut findings = mutants::check();
     for file in files::all() {
         machine_paths(&file, &mut findings);
         if file.path == "SECURITY.md" {
-            claims(&file, &mut findings);
+            claims::check(&file, &mut findings);
         }
         if is_source(&file) && !GENERATED.contains(&file.path.as_str()) {
             length(&file, &mut findings);
@@ -65,33 +65,6 @@ fn left_overs(file: &File, findings: &mut Findings) {
         if let Some(mark) = marks.iter().find(|mark| text.contains(*mark)) {
             findings.push(format!("{}: {mark}", file.at(line)));
         }
-    }
-}
-
-/// A claim is worth its test: every `FILE::TEST` and fuzz target of the document exists.
-fn claims(document: &File, findings: &mut Findings) {
-    let mut named = 0;
-    for (line, text) in document.text.lines().enumerate() {
-        for reference in text.split('`').skip(1).step_by(2) {
-            let Some((path, test)) = reference.split_once("::") else { continue };
-            named += 1;
-            let source = std::fs::read_to_string(files::root().join(path)).unwrap_or_default();
-            if !source.contains(&format!("fn {test}(")) {
-                findings.push(format!("{}: there is no test {reference}", document.at(line)));
-            }
-        }
-        let fuzzed = text.split("fuzz target").skip(1).flat_map(|rest| {
-            rest.split('`').skip(1).step_by(2).take_while(|name| !name.contains("::"))
-        });
-        for target in fuzzed {
-            let path = format!("fuzz/fuzz_targets/{target}.rs");
-            if !files::root().join(&path).exists() {
-                findings.push(format!("{}: there is no {path}", document.at(line)));
-            }
-        }
-    }
-    if named == 0 {
-        findings.push(format!("{}: names no test", document.path));
     }
 }
 

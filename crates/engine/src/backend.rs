@@ -419,7 +419,9 @@ impl Lane {
             }
             match place {
                 None => break Err((status::PROTOCOL, DropReason::BackendUnasked)),
-                Some(place) if place.given_up => self.counters.drop_one(DropReason::BackendLate),
+                Some(place) if place.given_up && !mutants::on("answer_backend_twice") => {
+                    self.counters.drop_one(DropReason::BackendLate)
+                }
                 Some(place) => self.answer(place.client, place.tag, status::OK, payload),
             }
         };
@@ -562,6 +564,11 @@ impl Lane {
                     }
                     if connection.behind_since_ns == 0 {
                         connection.behind_since_ns = now_ns.max(1);
+                    }
+                    if mutants::on("forget_late_answer") {
+                        let place = connection.places.remove(index).expect("seen");
+                        self.answer(place.client, place.tag, status::TIMEOUT, &[]);
+                        break;
                     }
                     if !std::mem::replace(&mut place.given_up, true) {
                         let (client, tag) = (place.client, place.tag);

@@ -185,7 +185,7 @@ impl Connection {
 
     /// Whether the outcome of request `sequence` can go to the output at once.
     pub(crate) fn is_due(&self, sequence: u64) -> bool {
-        !self.ordered || sequence == self.turn
+        !self.ordered || sequence == self.turn || mutants::on("reorder_reply")
     }
 
     /// Appends one due reply: `encode` writes its bytes and says whether it could.
@@ -230,7 +230,8 @@ impl Connection {
         while self.early.len() <= ahead {
             self.early.push_back(None);
         }
-        self.early[ahead] = Some(outcome);
+        let place = if mutants::on("misplace_reply") { self.early.len() - 1 } else { ahead };
+        self.early[place] = Some(outcome);
     }
 
     /// Moves early outcomes whose turn has come to the output.
@@ -306,7 +307,8 @@ impl Connection {
 
     /// The host kernel took `count` bytes: which replies are complete?
     pub(crate) fn sent(&mut self, count: usize, pool: &mut Pool) -> Sent {
-        self.written += count;
+        let partial = self.written + count < self.output.len();
+        self.written += count + usize::from(partial && mutants::on("resume_write_late"));
         self.written_total += count as u64;
         let mut sent = Sent::default();
         while let Some(owed) = self.owed.front().filter(|o| o.end <= self.written_total) {
@@ -431,7 +433,8 @@ impl Connections {
     /// The open connection under a key, if it is still in that life.
     #[inline]
     pub(crate) fn in_life(&mut self, key: StreamKey, generation: u32) -> Option<&mut Connection> {
-        self.at(key).filter(|c| c.generation == generation)
+        let any = mutants::on("forget_generation");
+        self.at(key).filter(|c| c.generation == generation || any)
     }
 
     /// Replies that are ready and not sent, for the accounting identity.

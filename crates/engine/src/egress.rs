@@ -78,8 +78,11 @@ impl<N: Nic> Worker<N> {
             let ring = &entry.mqueues[mqueue as usize].tx;
             match &request.origin {
                 Origin::Datagram { port, peer, local } if len <= UDP_PAYLOAD_MAX => {
-                    let port = &mut self.ports[*port as usize];
+                    let other = usize::from(mutants::on("answer_from_another_port"));
+                    let port = (*port as usize + other) % self.ports.len();
+                    let port = &mut self.ports[port];
                     let allowed = reply_allowed(request.len as usize, len, port.reply_ratio);
+                    let allowed = allowed || mutants::on("amplify");
                     if allowed && port.tx.room_for(len) {
                         let copy = |bytes: &mut [u8]| ring.copy_out(header, bytes);
                         if !port.tx.push_if(*peer, *local, len, copy) {
@@ -297,7 +300,9 @@ impl<N: Nic> Worker<N> {
         expects: Expects,
         reason: DropReason,
     ) {
-        self.lanes[lane].counters.drop_one(reason);
+        if !mutants::on("lose_drop") || reason != DropReason::RequestTimeout {
+            self.lanes[lane].counters.drop_one(reason);
+        }
         if expects == Expects::Nothing || self.lanes[lane].replies == Replies::None {
             return;
         }
@@ -459,7 +464,7 @@ impl<N: Nic> Worker<N> {
     /// Closes a connection whose client has nothing more to say and is owed nothing.
     pub(crate) fn close_if_done(&mut self, key: StreamKey) {
         let Some(connection) = self.connections.at(key) else { return };
-        let flushed = connection.unsent().is_empty();
+        let flushed = connection.unsent().is_empty() || mutants::on("close_unflushed");
         let ended = connection.reading == Reading::Ended && connection.unsettled() == 0;
         if flushed && (connection.closing || ended) {
             self.close_connection(key, Close::Graceful);

@@ -165,6 +165,9 @@ impl Link {
     ) -> Result<(), LoanError> {
         let head = Head { tag: received_ns, kind: abi::kind::MESSAGE, ..Head::default() };
         push(&mut self.requests_out, head, envelope, payload, scratch)?;
+        if mutants::on("hand_over_twice") {
+            push(&mut self.requests_out, head, envelope, payload, scratch)?;
+        }
         self.unpublished = true;
         Ok(())
     }
@@ -350,7 +353,7 @@ impl<S> Fabric<S> {
     /// After publishing something for a worker: ends its sleep if it sleeps.
     pub(crate) fn wake(&self, worker: u16) {
         let seat = &self.seats[worker as usize];
-        if seat.parked.sleeps() {
+        if seat.parked.sleeps() && !mutants::on("miss_wakeup") {
             (seat.wake)();
         }
     }
@@ -472,6 +475,27 @@ impl<S> Fabric<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sleeper_is_woken_and_nobody_else() {
+        let woken = Arc::new(AtomicUsize::new(0));
+        let waker = |by: usize| {
+            let woken = woken.clone();
+            Box::new(move || _ = woken.fetch_add(by, Ordering::Relaxed)) as Box<_>
+        };
+        let fabric: Arc<Fabric<()>> = Fabric::new(vec![waker(1), waker(100)], 1);
+        fabric.fall_asleep(1);
+        fabric.wake(0);
+        assert_eq!(woken.load(Ordering::Relaxed), 0, "it is awake");
+        fabric.wake(1);
+        assert_eq!(woken.load(Ordering::Relaxed), 100);
+        let peer = "127.0.0.1:9".parse().unwrap();
+        fabric.post(1, Accepted { port: 0, socket: (), peer });
+        assert_eq!(woken.load(Ordering::Relaxed), 200, "a connection is news too");
+        fabric.awake(1);
+        fabric.wake(1);
+        assert_eq!(woken.load(Ordering::Relaxed), 200, "it looks before it sleeps again");
+    }
 
     #[test]
     fn envelopes_survive() {

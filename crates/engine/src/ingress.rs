@@ -58,7 +58,7 @@ impl<N: Nic> Worker<N> {
     }
 
     fn receive_batch(&mut self, port: u16) {
-        if self.draining {
+        if self.draining && !mutants::on("serve_after_drain") {
             return;
         }
         let mut batch = std::mem::replace(&mut self.rx, wire::nic::RxBatch::new(0, 0));
@@ -415,7 +415,7 @@ impl<N: Nic> Worker<N> {
                 self.work_on(key, &bytes[..count]);
                 let Some(connection) = self.connections.at(key) else { return false };
                 // A short read has emptied the socket: an event will tell when there is more.
-                connection.readable = count == bytes_max;
+                connection.readable = count == bytes_max && !mutants::on("read_once");
                 match connection.reading {
                     Reading::Open => connection.readable,
                     Reading::Stalled => {
@@ -563,7 +563,11 @@ impl<N: Nic> Worker<N> {
             target: None,
         };
         let refusal = match self.submit(service, &arrival, payload) {
-            Err(Refusal::Hold(_)) => return false,
+            Err(Refusal::Hold(_)) => {
+                let held_counts = u64::from(mutants::on("count_twice"));
+                self.lanes[service].counters.received.add(held_counts);
+                return false;
+            }
             Err(Refusal::Drop(reason)) => Some(reason),
             Ok(()) => None,
         };

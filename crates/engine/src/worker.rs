@@ -243,6 +243,7 @@ impl<N: Nic> Worker<N> {
             self.memory.set_parked(true);
         }
         let mail = !alone
+            && !mutants::on("sleep_on_mail")
             && (self.fabric.has_mail(self.index) || self.links_hinted() || self.memory.hinted());
         if !mail {
             self.slept = true;
@@ -478,7 +479,9 @@ impl<N: Nic> Worker<N> {
     fn expire_requests(&mut self, lane: usize) {
         let before_ns = self.now_ns.saturating_sub(self.lanes[lane].timeout_ns);
         while let Some(request) = self.lanes[lane].sessions.expire(before_ns) {
-            self.lanes[lane].ended(request.mqueue);
+            if !mutants::on("leak_credit") {
+                self.lanes[lane].ended(request.mqueue);
+            }
             self.drop_request(lane, &request.origin, request.expects, DropReason::RequestTimeout);
         }
     }
@@ -605,8 +608,8 @@ impl<N: Nic> Worker<N> {
         }
         let mut sleep_ns = SLEEP_NS_MAX;
         for lane in &self.lanes {
-            if lane.under_way() > 0 || !lane.blocked.is_empty() || !lane.blocked_clients.is_empty()
-            {
+            let under_way = lane.under_way() > 0 && !mutants::on("sleep_on_requests");
+            if under_way || !lane.blocked.is_empty() || !lane.blocked_clients.is_empty() {
                 return 0;
             }
             if lane.backend_in_flight() {
@@ -654,6 +657,9 @@ impl<N: Nic> Worker<N> {
     /// From now on nothing new is accepted; what was accepted is answered.
     pub fn begin_drain(&mut self) {
         if std::mem::replace(&mut self.draining, true) {
+            return;
+        }
+        if mutants::on("serve_after_drain") {
             return;
         }
         self.nic.stop_listening();

@@ -29,6 +29,9 @@ pub(crate) const fn slot_bytes(words: usize, inline_bytes: u64) -> u64 {
 /// Sequence carried by the units of message `n`.
 #[inline]
 fn sequence(n: u64) -> u32 {
+    if mutants::on("wrap_sequence") {
+        return n.wrapping_add(1) as u16 as u32;
+    }
     n.wrapping_add(1) as u32
 }
 
@@ -56,7 +59,7 @@ pub(crate) fn write<M: Memory, const WORDS: usize>(
     }
     let rest_at = slot + header_units(WORDS) as u64 * unit_bytes(WORDS);
     memory.store_units::<WORDS>(rest_at, rest, sequence);
-    if layout.lap(n) % RESTAMP_LAPS == 0 {
+    if layout.lap(n) % RESTAMP_LAPS == 0 && !mutants::on("forget_restamp") {
         let end = slot + slot_bytes(WORDS, layout.inline_bytes);
         let written = rest.len().div_ceil(4 * WORDS) as u64 * unit_bytes(WORDS);
         stamp::<M, WORDS>(memory, rest_at + written, end, sequence);

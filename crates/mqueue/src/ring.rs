@@ -298,7 +298,8 @@ impl<M: Memory> Producer<M> {
     #[inline]
     pub fn push(&mut self, head: Head, payload: &[u8]) -> Result<(), LoanError> {
         let len = payload.len() as u64;
-        if len < self.plain_end && self.head - self.tail < self.layout.depth {
+        let depth = self.layout.depth + u64::from(mutants::on("overrun_ring"));
+        if len < self.plain_end && self.head - self.tail < depth {
             let words = [head.token, head.tag, 0, last_word(len as u32, &head, 0)];
             self.memory.store_slot(self.layout.slot(self.head), words, payload);
             self.head += 1;
@@ -340,8 +341,10 @@ impl<M: Memory> Producer<M> {
     #[inline]
     pub fn publish(&mut self) {
         if self.published != self.head {
+            let weak = mutants::on("publish_unordered");
+            let order = if weak { Ordering::Relaxed } else { Ordering::Release };
             // EDGE RX_PUBLISH TX_PUBLISH HANDOVER (release half)
-            self.memory.store(self.layout.head_offset, self.head, Ordering::Release);
+            self.memory.store(self.layout.head_offset, self.head, order);
             self.published = self.head;
         }
     }
@@ -481,7 +484,8 @@ impl<M: Memory> Consumer<M> {
     fn look(&mut self) -> Result<bool, RingError> {
         // EDGE RX_PUBLISH TX_PUBLISH HANDOVER (acquire half)
         let head = self.memory.load(self.layout.head_offset, Ordering::Acquire);
-        if head < self.head || head - self.released > self.layout.depth {
+        let impossible = head < self.head || head - self.released > self.layout.depth;
+        if impossible && !mutants::on("believe_head") {
             return Err(RingError::Corrupt);
         }
         self.head = head;
@@ -506,11 +510,8 @@ impl<M: Memory> Consumer<M> {
             }
             _ => false,
         };
-        if fits && len <= layout.message_bytes_max && header.kind != 0 {
-            Ok(())
-        } else {
-            Err(RingError::BadHeader)
-        }
+        let fits = fits && len <= layout.message_bytes_max && header.kind != 0;
+        if fits || mutants::on("believe_header") { Ok(()) } else { Err(RingError::BadHeader) }
     }
 
     /// Copies the payload of the message whose header [`Self::peek`] just returned into `payload`,
@@ -558,8 +559,10 @@ impl<M: Memory> Consumer<M> {
     pub fn release(&mut self) -> bool {
         let any = self.released != self.tail;
         if any {
-            // EDGE RX_RELEASE TX_RELEASE HANDOVER (release half)
-            self.memory.store(self.layout.tail_offset, self.tail, Ordering::Release);
+            if !mutants::on("skip_release") {
+                // EDGE RX_RELEASE TX_RELEASE HANDOVER (release half)
+                self.memory.store(self.layout.tail_offset, self.tail, Ordering::Release);
+            }
             self.released = self.tail;
         }
         any

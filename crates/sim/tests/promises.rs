@@ -101,6 +101,21 @@ fn a_quiet_command_stays_quiet_across_workers() {
 }
 
 #[test]
+fn what_is_handed_to_a_sleeper_wakes_it() {
+    let mut scene = far_away(Framing::LengthU16).play();
+    let caller = scene.connect_to(1);
+    scene.wait_ms(3);
+    assert!(!scene.world.is_awake(0), "it has nothing to do");
+    scene.call(caller, request(0));
+    scene.world.advance(10_000);
+    scene.world.turn(1);
+    assert_eq!(scene.world.metrics.service(0).handed_out, 1);
+    assert!(scene.world.is_awake(0), "a request waits for it");
+    scene.wait_ms(1);
+    assert_eq!(scene.replied(), 1);
+}
+
+#[test]
 fn a_workers_time_is_busy_idle_or_asleep() {
     let mut scene = script(Framing::Raw).play();
     scene.world.turn(0);
@@ -142,6 +157,30 @@ fn nothing_settles_while_something_crosses() {
     scene.world.finish();
     scene.world.check_finished().unwrap();
     assert_eq!((scene.replied(), scene.dropped(DropReason::DrainTimeout)), (1, 0));
+}
+
+#[test]
+fn nothing_is_taken_once_a_drain_began() {
+    let mut scene = script(Framing::LengthU16).play();
+    let caller = scene.connect();
+    scene.call(caller, request(0));
+    scene.ask(request(0));
+    scene.run(5);
+    let before = scene.world.metrics.service(0);
+    assert_eq!((before.received, before.replied), (2, 2));
+    // What has come and was not looked at, and what comes later.
+    scene.call(caller, request(1));
+    scene.ask(request(1));
+    scene.world.begin_drain();
+    scene.connect();
+    for sequence in 2..5 {
+        scene.ask(request(sequence));
+        scene.run(5);
+    }
+    scene.wait_ms(2);
+    let after = scene.world.metrics.service(0);
+    assert_eq!((after.received, after.connections_accepted), (2, before.connections_accepted));
+    assert!(scene.world.all_settled());
 }
 
 #[test]

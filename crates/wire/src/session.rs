@@ -159,7 +159,8 @@ impl Sessions {
     pub fn find(&self, token: Token, mqueue: u32) -> Option<&Request> {
         let entry = self.entries.get(token.index())?;
         let request = entry.request.as_ref()?;
-        (entry.generation == token.generation() && request.mqueue == mqueue).then_some(request)
+        let here = request.mqueue == mqueue || mutants::on("forget_mqueue");
+        (entry.generation == token.generation() && here).then_some(request)
     }
 
     /// Ends the request a token stands for, if it is under way on `mqueue`.
@@ -210,7 +211,7 @@ impl Sessions {
         let entry = &mut self.entries[index as usize];
         let request = entry.request.take().expect("a live entry");
         // A token is never issued twice before 2³² uses of its entry.
-        entry.generation = entry.generation.wrapping_add(1);
+        entry.generation = entry.generation.wrapping_add(u32::from(!mutants::on("reuse_token")));
         let (previous, next) = (entry.previous, entry.next);
         entry.next = free;
         self.free = index;

@@ -316,7 +316,7 @@ impl Body {
     fn run(&mut self, now_ns: u64, rang: &[u32], observer: &mut impl Observer) {
         std::mem::swap(&mut self.ready, &mut self.next);
         let stop = self.words.stop();
-        if stop != self.stop {
+        if stop != self.stop && !mutants::on("ignore_stop") {
             self.stop = stop;
             // What `next` held is in `ready` already, so both fit.
             self.resume_all();

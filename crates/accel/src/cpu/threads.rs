@@ -50,7 +50,7 @@ struct ThreadState {
 
 impl ThreadState {
     fn wake(&self) {
-        if let Some(thread) = self.handle.get() {
+        if let Some(thread) = self.handle.get().filter(|_| !mutants::on("sleep_through")) {
             thread.unpark();
         }
     }

@@ -109,7 +109,9 @@ impl Sender {
             let messages = self.prepare(batch, *segmentation, single);
             match self.call(socket, messages) {
                 Ok(accepted) => {
-                    let departures = self.counts[..accepted].iter().sum();
+                    let whole = mutants::on("skip_after_partial_send");
+                    let through = if whole { messages } else { accepted };
+                    let departures = self.counts[..through].iter().sum();
                     batch.advance(departures);
                     outcome.sent += departures;
                     single = single.saturating_sub(departures);
@@ -178,7 +180,7 @@ impl Sender {
         self.iovecs[slot] =
             iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
         let mut control = ControlWriter { buffer: &mut self.controls[slot], used: 0 };
-        match first.local {
+        match first.local.filter(|_| !mutants::on("answer_from_another_address")) {
             Some(IpAddr::V4(ip)) => control.push(
                 libc::IPPROTO_IP,
                 libc::IP_PKTINFO,
@@ -219,7 +221,7 @@ fn train(waiting: &[Departure], limits: Segmentation) -> usize {
             && next.offset == end
             && (1..=first.len).contains(&next.len)
             && total + next.len as usize <= UDP_PAYLOAD_MAX
-            && next.peer == first.peer
+            && (next.peer == first.peer || mutants::on("train_to_one"))
             && next.local == first.local;
         if !fits {
             break;

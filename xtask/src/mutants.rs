@@ -1,0 +1,434 @@
+//! Seeded mutants: `cargo xtask mutants [NAME...]`, and the step `mutants` of continuous integration.
+//!
+//! A mutant is a deliberate bug behind `mutants::on("name")`, see `crates/mutants`. The tests are built
+//! once with all of them. Without one in force every test named here must pass; with one, at least one of
+//! its tests must fail. A mutant that lives on shows a test that is missing. A test that does not come to
+//! an end has caught it too: the same test ended in time without it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::Findings;
+use crate::claims::TestName;
+use crate::files::{self, root};
+
+/// A bug, and the tests that know it, the quickest first.
+struct Mutant {
+    name: &'static str,
+    bug: &'static str,
+    tests: &'static [&'static str],
+}
+
+const fn mutant(name: &'static str, bug: &'static str, tests: &'static [&'static str]) -> Mutant {
+    Mutant { name, bug, tests }
+}
+
+const SEEDS: &str = "crates/sim/tests/seeds.rs::it_does_not_matter_which_thread_runs_a_seed";
+
+const MUTANTS: &[Mutant] = &[
+    // The ones that are caught by waiting come first: the others run meanwhile.
+    mutant(
+        "sleep_through",
+        "an accelerator thread that sleeps is not woken",
+        &["crates/accel/tests/threads.rs::a_sleeping_thread_is_woken_for_every_message"],
+    ),
+    mutant(
+        "ignore_stop",
+        "blocks are not told to stop",
+        &[
+            "crates/accel/tests/worker.rs::a_stop_ends_blocks_with_messages_waiting_and_blocks_that_sleep",
+        ],
+    ),
+    // Rings.
+    mutant(
+        "skip_release",
+        "slots that were read are not given back",
+        &["crates/mqueue/tests/ring.rs::every_protocol_carries_every_size", SEEDS],
+    ),
+    mutant(
+        "publish_unordered",
+        "the head is stored before the messages it shows may be seen",
+        &["crates/mqueue/tests/loom/rings.rs::doorbell_published_one_by_one"],
+    ),
+    mutant(
+        "overrun_ring",
+        "a message is written over the oldest one of a full ring",
+        &["crates/mqueue/tests/property.rs::a_ring_is_a_bounded_queue", SEEDS],
+    ),
+    mutant(
+        "wrap_sequence",
+        "sequences of units wrap after 65 536 messages",
+        &["crates/mqueue/tests/property.rs::old_units_never_pass_for_new_ones"],
+    ),
+    mutant(
+        "forget_restamp",
+        "units that no message writes keep their old sequence for ever",
+        &["crates/mqueue/tests/property.rs::old_units_never_pass_for_new_ones"],
+    ),
+    mutant(
+        "believe_head",
+        "an impossible head of the other side is used",
+        &["crates/mqueue/tests/hostile.rs::a_flood_without_credit_ends", SEEDS],
+    ),
+    mutant(
+        "believe_header",
+        "an impossible header of the other side is used",
+        &["crates/mqueue/tests/hostile.rs::a_bad_header_is_skipped"],
+    ),
+    // Tokens.
+    mutant(
+        "reuse_token",
+        "a token is issued again as soon as it has ended",
+        &["crates/wire/src/session.rs::a_token_dies_once_and_only_on_its_mqueue"],
+    ),
+    mutant(
+        "forget_mqueue",
+        "a token is good on every mqueue",
+        &["crates/wire/src/session.rs::a_token_dies_once_and_only_on_its_mqueue", SEEDS],
+    ),
+    // The turn.
+    mutant(
+        "leak_credit",
+        "a request that times out keeps its credit",
+        &["crates/sim/tests/drops.rs::an_unanswered_request_times_out", SEEDS],
+    ),
+    mutant(
+        "lose_drop",
+        "a request that times out is not counted",
+        &["crates/sim/tests/drops.rs::an_unanswered_request_times_out", SEEDS],
+    ),
+    mutant(
+        "count_twice",
+        "a message that waits for credit is counted at every try",
+        &["crates/sim/tests/drops.rs::what_waits_for_credit_is_dropped_by_a_drain", SEEDS],
+    ),
+    mutant(
+        "answer_from_another_port",
+        "a reply leaves by another port than its request came in by",
+        &[SEEDS],
+    ),
+    mutant(
+        "amplify",
+        "a reply to a forged source may be of any length",
+        &["crates/sim/tests/drops.rs::a_large_reply_to_an_unverified_source_is_kept_back", SEEDS],
+    ),
+    mutant(
+        "serve_after_drain",
+        "what comes in during a drain is served",
+        &["crates/sim/tests/promises.rs::nothing_is_taken_once_a_drain_began"],
+    ),
+    mutant(
+        "sleep_on_requests",
+        "a worker sleeps while requests are under way",
+        &["crates/sim/tests/drops.rs::an_unanswered_request_times_out", SEEDS],
+    ),
+    // Connections.
+    mutant(
+        "forget_generation",
+        "a reply goes to whoever has the place of a connection that ended",
+        &[SEEDS],
+    ),
+    mutant(
+        "reorder_reply",
+        "a reply leaves as soon as it comes",
+        &["crates/sim/tests/drops.rs::early_replies_have_bounded_memory", SEEDS],
+    ),
+    mutant(
+        "misplace_reply",
+        "a reply that is early takes another one's place",
+        &["crates/engine/src/connection.rs::ordered_replies_leave_in_request_order"],
+    ),
+    mutant(
+        "resume_write_late",
+        "after a partial write a byte is left out",
+        &[
+            "crates/sim/tests/promises.rs::what_comes_before_the_end_is_written_before_the_end",
+            SEEDS,
+        ],
+    ),
+    mutant(
+        "close_unflushed",
+        "a connection is closed with replies in its output",
+        &["crates/sim/tests/promises.rs::what_comes_before_the_end_is_written_before_the_end"],
+    ),
+    mutant(
+        "read_once",
+        "what did not fit one read is never read",
+        &["crates/sim/tests/promises.rs::a_read_that_fills_the_buffer_is_followed_by_another"],
+    ),
+    // Backends.
+    mutant(
+        "forget_late_answer",
+        "a late answer of a backend is taken for the next request's",
+        &["crates/sim/tests/drops.rs::a_late_answer_of_a_backend_is_passed_over", SEEDS],
+    ),
+    mutant(
+        "answer_backend_twice",
+        "a kernel gets a late answer after it was told of the time-out",
+        &["crates/sim/tests/drops.rs::a_late_answer_of_a_backend_is_passed_over", SEEDS],
+    ),
+    // Between workers.
+    mutant(
+        "hand_over_twice",
+        "a request is handed over twice",
+        &["crates/sim/tests/promises.rs::a_quiet_command_stays_quiet_across_workers", SEEDS],
+    ),
+    mutant(
+        "sleep_on_mail",
+        "a worker sleeps although another one has handed it something",
+        &["crates/sim/tests/promises.rs::what_is_handed_to_a_sleeper_wakes_it"],
+    ),
+    mutant(
+        "miss_wakeup",
+        "a worker that sleeps is not woken for what is handed to it",
+        &["crates/engine/src/handover.rs::a_sleeper_is_woken_and_nobody_else"],
+    ),
+    // Sockets.
+    mutant(
+        "answer_from_another_address",
+        "a wildcard port answers from the address the route prefers",
+        &[
+            "crates/sys/tests/network/udp.rs::a_wildcard_port_answers_from_the_address_the_client_used",
+        ],
+    ),
+    mutant(
+        "train_to_one",
+        "replies to several clients leave in one train to the first of them",
+        &["crates/sys/tests/network/udp.rs::order_is_kept_per_peer"],
+    ),
+    mutant(
+        "skip_after_partial_send",
+        "what a send did not take is counted as sent",
+        &["crates/sys/tests/network/udp.rs::refused_departures_are_counted_and_hold_up_nobody"],
+    ),
+];
+
+/// One run of one test may take this long; without a mutant each ends in a few seconds.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The crate with the switch and its feature; no other place may ask for it.
+const FEATURE: &str = "serval-mutants/seeded";
+const LOOM_TARGET: &str = "target/loom";
+
+/// Tries the mutants with these names, or all; returns a line about each that was caught.
+pub(crate) fn run(names: &[&str]) -> Result<Vec<String>, Findings> {
+    if let Some(unknown) = names.iter().find(|name| MUTANTS.iter().all(|m| m.name != **name)) {
+        return Err(vec![format!("there is no mutant {unknown:?} in xtask/src/mutants.rs")]);
+    }
+    let chosen = || MUTANTS.iter().filter(|m| names.is_empty() || names.contains(&m.name));
+    let tests: BTreeSet<&str> = chosen().flat_map(|m| m.tests).copied().collect();
+    let binaries = build(&tests)?;
+    let sound = side_by_side(tests.into_iter().collect(), |test| match binaries.run(test, "") {
+        Ended::Passed => Ok(String::new()),
+        Ended::Failed(how) => Err(format!("{test} {how} without a mutant")),
+    });
+    sound?;
+    side_by_side(chosen().collect(), |mutant| {
+        let start = Instant::now();
+        for test in mutant.tests {
+            if let Ended::Failed(how) = binaries.run(test, mutant.name) {
+                let (name, bug) = (mutant.name, mutant.bug);
+                let seconds = start.elapsed().as_secs_f32();
+                return Ok(format!("{name:28} {seconds:5.1} s  {how}: {test}\n{:38}{bug}", ""));
+            }
+        }
+        let (name, bug) = (mutant.name, mutant.bug);
+        Err(format!("{name} lives on ({bug}): none of {} failed", mutant.tests.join(", ")))
+    })
+}
+
+/// Does something for each item, as many at a time as there are cores; what came out, in order.
+fn side_by_side<T: Send>(
+    items: Vec<T>,
+    work: impl Fn(T) -> Result<String, String> + Sync,
+) -> Result<Vec<String>, Findings> {
+    let queue: Mutex<VecDeque<(usize, T)>> = Mutex::new(items.into_iter().enumerate().collect());
+    let (lines, findings) = (Mutex::new(BTreeMap::new()), Mutex::new(Findings::new()));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                loop {
+                    let next = queue.lock().expect("no panic").pop_front();
+                    let Some((number, item)) = next else { break };
+                    match work(item) {
+                        Ok(line) => drop(lines.lock().expect("no panic").insert(number, line)),
+                        Err(finding) => findings.lock().expect("no panic").push(finding),
+                    }
+                }
+            });
+        }
+    });
+    let findings = findings.into_inner().expect("no panic");
+    let lines = lines.into_inner().expect("no panic");
+    if findings.is_empty() { Ok(lines.into_values().collect()) } else { Err(findings) }
+}
+
+/// Test programs by package folder and target (`lib` or the test's name).
+struct Binaries(BTreeMap<(String, String), PathBuf>);
+
+enum Ended {
+    Passed,
+    /// And how.
+    Failed(&'static str),
+}
+
+/// Package folder, target and test of `crates/sim/tests/drops.rs::name`.
+fn place(test: &str) -> (String, String, String) {
+    let TestName { path, test } = TestName::parse(test).expect("FILE::TEST");
+    let parts: Vec<&str> = path.split('/').collect();
+    let target = if parts[2] == "tests" { parts[3].trim_end_matches(".rs") } else { "lib" };
+    (parts[..2].join("/"), target.to_owned(), test.to_owned())
+}
+
+/// Builds the programs of these tests with every mutant in them.
+fn build(tests: &BTreeSet<&str>) -> Result<Binaries, Findings> {
+    let mut binaries = BTreeMap::new();
+    let is_loom = |test: &&str| place(test).1 == "loom";
+    let (loom, plain): (Vec<&str>, Vec<&str>) = tests.iter().copied().partition(is_loom);
+    if !plain.is_empty() {
+        compile(&plain, &[], &[], &mut binaries)?;
+    }
+    if !loom.is_empty() {
+        let environment = [("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", LOOM_TARGET)];
+        compile(&loom, &["--release"], &environment, &mut binaries)?;
+    }
+    Ok(Binaries(binaries))
+}
+
+fn compile(
+    tests: &[&str],
+    flags: &[&str],
+    environment: &[(&str, &str)],
+    binaries: &mut BTreeMap<(String, String), PathBuf>,
+) -> Result<(), Findings> {
+    let places: BTreeSet<(String, String)> = tests
+        .iter()
+        .map(|test| place(test))
+        .map(|(package, target, _)| (package, target))
+        .collect();
+    let mut command = Command::new("cargo");
+    command.args(["test", "--no-run", "--message-format=json-render-diagnostics"]).args(flags);
+    command.args(["--package", "serval-mutants", "--features", FEATURE]);
+    for package in places.iter().map(|(package, _)| package).collect::<BTreeSet<_>>() {
+        command.args(["--package", &package.replace("crates/", "serval-")]);
+    }
+    for target in places.iter().map(|(_, target)| target).collect::<BTreeSet<_>>() {
+        if target == "lib" {
+            command.arg("--lib")
+        } else {
+            command.args(["--test", target])
+        };
+    }
+    command.envs(environment.iter().copied()).current_dir(root()).stdin(Stdio::null());
+    let output = command.output().map_err(|error| vec![format!("cargo: {error}")])?;
+    if !output.status.success() {
+        return Err(vec![String::from_utf8_lossy(&output.stderr).into_owned()]);
+    }
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
+        let Some(executable) = message["executable"].as_str() else { continue };
+        let manifest = message["manifest_path"].as_str().unwrap_or_default();
+        let folder = PathBuf::from(manifest).parent().map(PathBuf::from).unwrap_or_default();
+        let Ok(package) = folder.strip_prefix(root()) else { continue };
+        let test = message["target"]["kind"][0] == "test";
+        let target = if test { message["target"]["name"].as_str() } else { Some("lib") };
+        let key = (package.display().to_string(), target.unwrap_or_default().to_owned());
+        binaries.insert(key, PathBuf::from(executable));
+    }
+    Ok(())
+}
+
+impl Binaries {
+    /// Runs one test with a mutant in force; with none when its name is empty.
+    fn run(&self, test: &str, mutant: &str) -> Ended {
+        let (package, target, name) = place(test);
+        let Some(binary) = self.0.get(&(package.clone(), target)) else {
+            return Ended::Failed("was not built");
+        };
+        let child = Command::new(binary)
+            .arg(&name)
+            .env("SERVAL_MUTANT", mutant)
+            .env("RUST_BACKTRACE", "0")
+            // What a mutant fails on is nothing to remember.
+            .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1")
+            .current_dir(root().join(package))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn();
+        let Ok(mut child) = child else { return Ended::Failed("cannot be started") };
+        let mut said = child.stdout.take().expect("it is piped");
+        let (sender, receiver) = std::sync::mpsc::channel();
+        // What is left of a program that is killed may keep the pipe open: nobody waits for this.
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = said.read_to_string(&mut text);
+            let _ = sender.send(text);
+        });
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            match child.try_wait() {
+                Ok(Some(status)) => break status,
+                Ok(None) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                _ => {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    return Ended::Failed("did not end");
+                }
+            }
+        };
+        let text = receiver.recv_timeout(PATIENCE).unwrap_or_default();
+        let failed = text.lines().any(|line| line.ends_with("FAILED") && line.contains(&name));
+        match (status.success(), failed) {
+            (true, _) if text.contains("test result: ok. 0 passed") => {
+                Ended::Failed("does not exist")
+            }
+            (true, _) => Ended::Passed,
+            (false, true) => Ended::Failed("failed"),
+            (false, false) => Ended::Failed("crashed"),
+        }
+    }
+}
+
+/// The table and the sources name the same mutants, the table's tests exist, and only this program
+/// builds with mutants.
+pub(crate) fn check() -> Findings {
+    let mut findings = Findings::new();
+    let mut sites: BTreeMap<String, String> = BTreeMap::new();
+    for file in files::all() {
+        let source = file.path.starts_with("crates/") && file.path.contains("/src/");
+        let manifest =
+            file.path.ends_with("Cargo.toml") && file.path != "crates/mutants/Cargo.toml";
+        for (line, text) in file.text.lines().enumerate() {
+            for rest in text.split("mutants::on(\"").skip(1).filter(|_| source) {
+                let name = rest.split('"').next().unwrap_or_default();
+                sites.insert(name.to_owned(), file.at(line));
+            }
+            if manifest && text.contains("mutants") && text.contains("features") {
+                findings
+                    .push(format!("{}: only `cargo xtask mutants` builds mutants", file.at(line)));
+            }
+        }
+    }
+    for mutant in MUTANTS {
+        if sites.remove(mutant.name).is_none() {
+            findings.push(format!("mutant {} is nowhere in the sources", mutant.name));
+        }
+        for test in mutant.tests {
+            if !TestName::parse(test).is_some_and(|name| name.exists()) {
+                findings.push(format!("mutant {}: there is no test {test}", mutant.name));
+            }
+        }
+    }
+    let unlisted = |(name, at): (&String, &String)| {
+        format!("{at}: mutant {name} is not in xtask/src/mutants.rs")
+    };
+    findings.extend(sites.iter().map(unlisted));
+    findings
+}
