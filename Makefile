@@ -6,7 +6,7 @@ CARGO ?= cargo
 CACHE ?= .cache
 SERVAL := target/release/serval
 
-.PHONY: help demo demo-faces cuda-kernels gpu-carry test-gpu bench-gpu test bench bench-quick bench-build microbench ci fuzz fuzz-quick setup setup-test build clean
+.PHONY: help demo demo-faces cuda-kernels gpu-carry test soak-gpu bench-gpu test bench bench-quick bench-build microbench ci fuzz fuzz-quick setup setup-test build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make bench       the measurements behind docs/benchmarks.md (half an hour; leave the machine alone)"
 	@echo "make bench-quick a look at each of them (2 minutes; proves nothing)"
 	@echo "make microbench  what single operations cost: rings, framings, the dispatcher, the turn"
+	@echo "make soak        a mixed load for MINUTES=60: every reply checked, nothing may grow"
 	@echo "make fuzz-quick  every fuzz target for 30 seconds"
 	@echo "make fuzz        every fuzz target for MINUTES=60"
 	@echo "make ci          what the continuous integration runs"
@@ -59,6 +60,11 @@ test: setup setup-test
 	@$(CARGO) xtask ci all
 
 ci: test
+
+# The long forms of the tests of limits, then the soak. Its summary is one line of JSON.
+soak: setup
+	@SERVAL_LONG=1 $(CARGO) test --release --quiet --package serval --test crowd --test limits
+	@SERVAL_SOAK_MINUTES=$(MINUTES) $(CARGO) test --release --quiet --package serval --test soak -- --nocapture
 
 # Each target gets this long; as many run at a time as there are cores.
 MINUTES ?= 60

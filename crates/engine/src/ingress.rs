@@ -14,6 +14,9 @@ use crate::worker::Worker;
 /// Connections accepted from one listener in a turn.
 const ACCEPT_MAX: usize = 32;
 
+/// Between two log lines about connections that were shed.
+const SHED_REPORT_NS: u64 = 10_000_000_000;
+
 /// A message on its way in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
@@ -351,6 +354,21 @@ impl<N: Nic> Worker<N> {
         connection.readable = true;
         self.lanes[service as usize].counters.connections_accepted.one();
         self.list_to_read(key);
+    }
+
+    /// Takes over what the network counts itself, and says now and then that it turned clients away.
+    pub(crate) fn take_counts_below(&mut self) {
+        let below = self.nic.counters();
+        let shed = below.shed_connections - self.counters.shed_connections.value();
+        self.counters.set_below(&below);
+        if shed > 0 && self.now_ns >= self.shed_report_ns {
+            self.shed_report_ns = self.now_ns + SHED_REPORT_NS;
+            tracing::warn!(
+                shed = below.shed_connections,
+                "no descriptor is free, so connections are reset: raise `ulimit -n` or lower \
+                 limits.connections"
+            );
+        }
     }
 
     /// A connection that was seated here is not adopted.

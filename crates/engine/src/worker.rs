@@ -139,6 +139,8 @@ pub struct Worker<N: Nic> {
     neighbour_until_ns: u64,
     next_tick_ns: u64,
     sweep_at: usize,
+    /// Before this it says no more about connections that were shed.
+    pub(crate) shed_report_ns: u64,
     ended: Vec<(u32, u64)>,
     hung: bool,
     settled: bool,
@@ -217,6 +219,7 @@ impl<N: Nic> Worker<N> {
             neighbour_until_ns: 0,
             next_tick_ns: 0,
             sweep_at: 0,
+            shed_report_ns: 0,
             ended: Vec::new(),
             hung: false,
             settled: false,
@@ -470,7 +473,7 @@ impl<N: Nic> Worker<N> {
         let connections = self.connections.open_count() + self.memory.len();
         self.counters.connections.set(connections as u64);
         self.counters.outstanding.set(self.outstanding());
-        self.counters.set_below(&self.nic.counters());
+        self.take_counts_below();
         if self.draining {
             self.report_settled();
         }

@@ -86,3 +86,64 @@ fn two_thousand_clients_are_answered_and_the_books_agree() {
     assert!(of_datagrams.answered >= 1000 && of_streams.answered >= 1000);
     println!("datagrams {of_datagrams:?}, streams {of_streams:?}");
 }
+
+/// What an idle connection may cost the server: what the README says.
+const IDLE_BYTES_MAX: u64 = 1024;
+const IDLE: usize = 10_000;
+
+#[test]
+fn ten_thousand_idle_connections_cost_little_and_disturb_nobody() {
+    let limit = sys::process::raise_descriptor_limit().unwrap();
+    if limit < IDLE as u64 + 500 {
+        println!("SKIPPED: {limit} descriptors, for {IDLE} connections (raise `ulimit -Hn`)");
+        return;
+    }
+    let long = std::env::var_os("SERVAL_LONG").is_some();
+    // In the short form nothing may be closed however slow the machine is.
+    let limits = format!("connections = {}\nidle_s = {}", IDLE + 200, if long { 60 } else { 3600 });
+    let served = Served::start("idle", "workers = 2", &config(&limits));
+    let tcp = served.services[1][0];
+    let mut busy = Crowd::connect(tcp, Transport::Tcp, 10, 4);
+    busy.ask();
+    let bystanders_are_answered = |busy: &mut Crowd| {
+        let wanted = busy.books().answered + 1000;
+        eventually("bystanders are answered", || {
+            busy.turn();
+            busy.books().answered > wanted
+        });
+    };
+    bystanders_are_answered(&mut busy);
+    let accepted = || served.metric("serval_connections_accepted_total{service=\"tcp\"}");
+    let before = (served.usage().resident_bytes, accepted());
+    let mut idle = Crowd::connect(tcp, Transport::Tcp, IDLE, 1);
+    eventually("all are accepted", || accepted() == before.1 + IDLE as u64);
+    bystanders_are_answered(&mut busy);
+    let each = |now: u64| now.saturating_sub(before.0) / IDLE as u64;
+    let fresh = each(served.usage().resident_bytes);
+    // Each says something once, then nothing any more.
+    idle.ask();
+    idle.stop_asking();
+    eventually("each is answered", || {
+        idle.turn();
+        idle.is_settled()
+    });
+    bystanders_are_answered(&mut busy);
+    let used = each(served.usage().resident_bytes);
+    println!("an idle connection costs {fresh} bytes, {used} after a request");
+    assert!(fresh.max(used) <= IDLE_BYTES_MAX, "{fresh} bytes, {used} after a request");
+    if long {
+        let deadline = Instant::now() + Duration::from_secs(300);
+        while served.dropped("tcp", DropReason::IdleTimeout) < IDLE as u64 {
+            assert!(Instant::now() < deadline, "idle connections stay open");
+            busy.turn();
+        }
+    }
+    busy.stop_asking();
+    eventually("the last replies come", || {
+        busy.turn();
+        busy.is_settled()
+    });
+    idle.leave();
+    busy.leave();
+    assert_eq!(served.finish().0, 0);
+}

@@ -6,13 +6,15 @@ use std::sync::Arc;
 
 use clap::Args;
 use engine::metrics::{Metrics, WorkerCounters};
+use engine::topology::{Backend, Service, Topology};
 use serde_json::{Value as Json, json};
 use sys::signal::{Signal, Signals};
 use sys::tap::{SNAP_BYTES_MAX, TapFile, TapOptions, TapReport};
 use wire::DropReason;
+use wire::nic::Transport;
 
 use super::{Failure, File};
-use crate::config::{Config, memory_url, url};
+use crate::config::{Config, Origin, Setting, memory_url, url};
 use crate::exporter::{Exporter, Health};
 use crate::screen::{Screen, print};
 use crate::server::{Server, ShutdownReport};
@@ -32,6 +34,10 @@ Examples:
 
 Exit codes: 0 drained, 1 could not start, 2 wrong configuration, 3 requests left unanswered or a
 kernel hung.";
+
+/// Descriptors for everything that does not grow: the metrics endpoint with its clients, the control
+/// side of shared memory, the log, kernel libraries while they are opened.
+const OTHER_DESCRIPTORS: u64 = 128;
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
@@ -67,15 +73,13 @@ impl Options {
 }
 
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
-    let config = options.file.load()?;
+    let mut config = options.file.load()?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
     // Before the first thread starts: a signal that comes early must not be lost.
     let mut signals = Signals::install().map_err(Failure::run)?;
-    if let Err(error) = sys::process::raise_descriptor_limit() {
-        tracing::warn!(%error, "the limit of open descriptors stays as it is");
-    }
+    fit_connections(&mut config)?;
     let tap = options.open_tap()?;
     let topology = config.topology.clone();
     let started = match &tap {
@@ -109,6 +113,55 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     );
     end_on_second_signal(signals);
     finish(screen, server, tap)
+}
+
+/// Raises the limit of open descriptors and holds `limits.connections` to it: a number that was asked
+/// for and cannot be had is refused, the default gives way.
+fn fit_connections(config: &mut Config) -> Result<(), Failure> {
+    let limit = sys::process::raise_descriptor_limit().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the limit of open descriptors stays as it is");
+        sys::process::descriptor_limit().0
+    });
+    let own = own_descriptors(&config.topology);
+    let room = u32::try_from(limit.saturating_sub(own)).unwrap_or(u32::MAX);
+    let wanted = config.topology.limits.connections;
+    if wanted <= room {
+        return Ok(());
+    }
+    let key = |s: &&Setting| (s.section.as_str(), s.key.as_str()) == ("limits", "connections");
+    let asked = config.settings.iter().find(key).is_some_and(|s| s.origin != Origin::Default);
+    if asked || room == 0 {
+        return Err(Failure::Usage(format!(
+            "limits.connections = {wanted} cannot be had: this process may have {limit} descriptors \
+             open and needs {own} itself; raise the limit (`ulimit -Hn`, LimitNOFILE= of a unit) \
+             to {} or set limits.connections to {room} or less",
+            own + u64::from(wanted)
+        )));
+    }
+    tracing::warn!(
+        connections = room,
+        descriptors = limit,
+        "limits.connections is lower than its default: the limit of open descriptors allows no more"
+    );
+    config.topology.limits.connections = room;
+    Ok(())
+}
+
+/// The most descriptors this topology has open besides its clients' connections.
+fn own_descriptors(topology: &Topology) -> u64 {
+    let backends = |service: &Service| -> u64 {
+        let blocks = u64::from(service.mqueues) * service.accelerators.len() as u64;
+        let sockets = |backend: &Backend| match backend.transport {
+            // Each worker has its own pool; a datagram backend has a socket for each client mqueue.
+            Transport::Tcp => topology.engine.workers as u64 * u64::from(backend.connections),
+            Transport::Udp => blocks,
+        };
+        service.backends.iter().map(sockets).sum::<u64>() + service.accelerators.len() as u64
+    };
+    // A worker's ports, its epoll set, its waker and its reserve.
+    let worker = topology.ports().count() as u64 + 3;
+    let services: u64 = topology.services.iter().map(backends).sum();
+    topology.engine.workers as u64 * worker + services + OTHER_DESCRIPTORS
 }
 
 /// The line that scripts wait for.

@@ -1,0 +1,239 @@
+//! What runs out: descriptors, patience with slow and silent clients, places for connections. The
+//! server says so once, serves whom it has, and is as it was when the attack is over.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use common::*;
+use wire::framing::Framing;
+
+const FRAMING: Framing = Framing::Fixed(32);
+
+fn config(limits: &str) -> String {
+    format!(
+        "[limits]\n{limits}\n[[service]]\nname = \"echo\"\nkernel = \"echo\"\n\
+         framing = \"fixed:32\"\nlisten = [\"tcp://127.0.0.1:0\", \"udp://127.0.0.1:0\"]\n"
+    )
+}
+
+fn is_served(stream: &mut TcpStream, salt: usize) {
+    let (request, reply) = well_framed(FRAMING, salt);
+    assert_eq!(exchange(stream, &request, reply.len()), reply);
+}
+
+/// A client beside an attack that is answered without exception until it is told to stop.
+struct Bystander {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicU64>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Bystander {
+    fn start(tcp: SocketAddr, udp: SocketAddr) -> Self {
+        let (stop, answered) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (mut stream, socket) = (tcp_client(tcp), udp_client(udp));
+        let client = |mut exchange: Box<dyn FnMut(usize) + Send>| {
+            let (stop, answered) = (stop.clone(), answered.clone());
+            std::thread::spawn(move || {
+                for salt in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    exchange(salt);
+                    answered.fetch_add(1, Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            })
+        };
+        let threads = vec![
+            client(Box::new(move |salt| is_served(&mut stream, salt))),
+            client(Box::new(move |salt| {
+                let (request, reply) = well_framed(FRAMING, salt);
+                assert_eq!(ask(&socket, &request), reply);
+            })),
+        ];
+        Self { stop, answered, threads }
+    }
+
+    fn stop(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            thread.join().expect("every request of the bystander is answered");
+        }
+        self.answered.load(Ordering::Relaxed)
+    }
+}
+
+/// Sets the soft limit of a running process.
+fn limit_descriptors(process: u32, soft: u64) {
+    let limit = format!("--nofile={soft}:");
+    let done = Command::new("prlimit").args(["--pid", &process.to_string(), &limit]).status();
+    assert!(done.expect("prlimit of util-linux").success(), "prlimit {limit}");
+}
+
+fn shed(served: &Served) -> u64 {
+    served.metric("serval_worker_shed_connections_total{worker=\"0\"}")
+}
+
+#[test]
+fn a_server_out_of_descriptors_serves_whom_it_has_and_recovers() {
+    let served = Served::start("exhausted", "", &config("idle_s = 600"));
+    let (tcp, udp) = (served.services[0][0], served.services[0][1]);
+    let bystander = Bystander::start(tcp, udp);
+    let mut kept: Vec<TcpStream> = (0..20).map(|_| tcp_client(tcp)).collect();
+    kept.iter_mut().enumerate().for_each(|(n, stream)| is_served(stream, n));
+    let process = served.process.0.id();
+    // Room for the metrics endpoint's client and two more.
+    let limit = served.usage().descriptors + 3;
+    limit_descriptors(process, limit);
+    let before = served.usage().cpu_ticks;
+    let mut refused = 0;
+    for round in 0..3 {
+        let outside: Vec<TcpStream> = (0..100).map(|_| tcp_client(tcp)).collect();
+        for mut stream in outside {
+            let (request, reply) = well_framed(FRAMING, round);
+            // A reset may come before or behind what the client sends.
+            let sent = stream.write_all(&request).is_ok();
+            let mut received = vec![0; reply.len()];
+            refused += u64::from(!(sent && stream.read_exact(&mut received).is_ok()));
+        }
+        kept.iter_mut().enumerate().for_each(|(n, stream)| is_served(stream, round + n));
+    }
+    assert!(refused >= 3 * 90, "only {refused} of 300 were turned away");
+    let ticks = served.usage().cpu_ticks - before;
+    limit_descriptors(process, limit + 500);
+    eventually("the connections turned away are counted", || shed(&served) >= refused);
+    println!("{refused} turned away in {ticks} ticks, {} shed", shed(&served));
+    let said = served.log().matches("no descriptor is free").count();
+    assert!((1..=3).contains(&said), "said {said} times:\n{}", served.log());
+    // Everything works again, also for newcomers.
+    for n in 0..50 {
+        is_served(&mut tcp_client(tcp), n);
+    }
+    assert!(bystander.stop() > 0);
+    drop(kept);
+    assert_eq!(served.finish().0, 0);
+}
+
+#[test]
+fn a_listener_without_a_descriptor_does_not_spin() {
+    let served = Served::start("exhausted-idle", "polling = \"block\"", &config("idle_s = 600"));
+    let tcp = served.services[0][0];
+    let mut kept = tcp_client(tcp);
+    is_served(&mut kept, 1);
+    // Below what is open: not even the reserve helps, and clients wait in the backlog.
+    limit_descriptors(served.process.0.id(), 3);
+    let waiting: Vec<TcpStream> = (0..20).map(|_| tcp_client(tcp)).collect();
+    is_served(&mut kept, 2);
+    let before = served.usage().cpu_ticks;
+    std::thread::sleep(Duration::from_secs(2));
+    // A tick is 10 ms: a spinning thread has 200 of them in this time, unless others keep it from its
+    // core; a look every millisecond has a few.
+    let ticks = served.usage().cpu_ticks - before;
+    assert!(ticks < 60, "{ticks} ticks of 200");
+    is_served(&mut kept, 3);
+    limit_descriptors(served.process.0.id(), 1000);
+    // Whoever waited is served now, but for those on whom the reserve was spent.
+    let (request, reply) = well_framed(FRAMING, 4);
+    let answered = |mut stream: TcpStream| {
+        let mut received = vec![0; reply.len()];
+        let sent = stream.write_all(&request).is_ok();
+        sent && stream.read_exact(&mut received).is_ok() && received == reply
+    };
+    let served_late = waiting.into_iter().map(answered).filter(|answered| *answered).count();
+    assert!(served_late >= 15, "{served_late} of 20");
+    drop(kept);
+    assert_eq!(served.finish().0, 0);
+}
+
+#[test]
+fn connections_that_cannot_be_had_are_refused_and_the_default_gives_way() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let serve = |name: &str, limits: &str| {
+        let file = folder.join(format!("{name}.toml"));
+        std::fs::write(&file, format!("schema = 1\n{}", config(limits))).unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -n 400; exec \"$0\" serve \"$1\""]);
+        command.arg(env!("CARGO_BIN_EXE_serval")).arg(&file);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let refused = serve("too-many-asked", "connections = 5000").wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{text}");
+    for part in ["limits.connections = 5000", "400 descriptors", "LimitNOFILE", "or less"] {
+        assert!(text.contains(part), "{part:?} is missing: {text}");
+    }
+    let mut given_way = Peer(serve("too-many-default", ""));
+    let mut ready = [0; 6];
+    given_way.0.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+    assert_eq!(&ready, b"ready:");
+    given_way.signal("TERM");
+    let mut log = String::new();
+    given_way.0.stderr.as_mut().unwrap().read_to_string(&mut log).unwrap();
+    assert!(log.contains("limits.connections is lower than its default"), "{log}");
+}
+
+/// Cycles of connections that end in every way, and nothing of them stays.
+#[test]
+fn connections_come_and_go_in_every_way_and_leave_nothing() {
+    let long = std::env::var_os("SERVAL_LONG").is_some();
+    let cycles = if long { 20_000 } else { 4000 };
+    let served = Served::start("churn", "workers = 2", &config("idle_s = 1\nslow_client_ms = 500"));
+    let (tcp, udp) = (served.services[0][0], served.services[0][1]);
+    let (request, _) = well_framed(FRAMING, 3);
+    let cycle = |n: usize, silent: &mut Vec<TcpStream>| {
+        let mut stream = tcp_client(tcp);
+        match n % 5 {
+            // Nothing said.
+            0 => {}
+            // Half a message.
+            1 => stream.write_all(&request[..1 + n % 31]).unwrap(),
+            // A reply left unread: closing resets.
+            2 => {
+                stream.write_all(&request).unwrap();
+                assert!(stream.peek(&mut [0]).unwrap() > 0);
+            }
+            3 => {
+                is_served(&mut stream, n);
+                stream.shutdown(Shutdown::Write).unwrap();
+                assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+            }
+            // Gone without a word: the server hears nothing until its patience ends.
+            _ if n % 100 == 4 => silent.push(stream),
+            _ => is_served(&mut stream, n),
+        }
+    };
+    let all_closed = || {
+        let total =
+            |what| served.metric(&format!("serval_connections_{what}_total{{service=\"echo\"}}"));
+        eventually("all are closed", || total("accepted") == total("closed"));
+    };
+    let mut silent = Vec::new();
+    for n in 0..cycles / 4 {
+        cycle(n, &mut silent);
+    }
+    all_closed();
+    let before = served.usage();
+    let bystander = Bystander::start(tcp, udp);
+    for n in 0..cycles {
+        cycle(n, &mut silent);
+    }
+    for stream in &mut silent {
+        assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "a silent connection stays open");
+    }
+    assert!(bystander.stop() > 100);
+    all_closed();
+    let after = served.usage();
+    assert_eq!((after.descriptors, after.threads), (before.descriptors, before.threads));
+    let grown = after.resident_bytes.saturating_sub(before.resident_bytes);
+    assert!(grown < 4 << 20, "{} KiB more after {cycles} connections", grown >> 10);
+    println!("{cycles} connections: {} KiB more", grown >> 10);
+    assert_eq!(served.finish().0, 0);
+}
