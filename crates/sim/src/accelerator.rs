@@ -63,6 +63,10 @@ pub struct Behaviour {
     pub die_after: Option<u64>,
     /// Does nothing but write random words over its rings from the message after this many.
     pub scribble_after: Option<u64>,
+    /// What it writes over is anywhere in the region, not only in its own rings.
+    pub wide: bool,
+    /// Also answers a token of the last life, where there was one.
+    pub replay: u32,
     /// Reports mqueues as touched that are not.
     pub spurious: u32,
     /// Always asks backends for the longest answer, instead of now and then.
@@ -70,9 +74,20 @@ pub struct Behaviour {
 }
 
 impl Behaviour {
+    /// The same blocks without anything that no block should do.
+    pub fn sound(&self) -> Self {
+        let Self { remote, delay_ns, overlap, spurious, .. } = *self;
+        Self { remote, delay_ns, overlap, spurious, ..Self::default() }
+    }
+
     /// Whether replies may carry any content.
     pub fn corrupts(&self) -> bool {
         self.scribble_after.is_some()
+    }
+
+    /// Whether blocks that behave may find anything in their rings.
+    fn is_wide(&self) -> bool {
+        self.wide && self.corrupts()
     }
 }
 
@@ -81,6 +96,8 @@ impl Behaviour {
 pub struct Role {
     /// The service's index.
     pub service: usize,
+    /// The accelerator's place in the service.
+    pub accelerator: usize,
     /// Global number of the region's first block.
     pub first_mqueue: u32,
     /// Framing of the service.
@@ -164,6 +181,10 @@ pub struct Model {
     net: SharedNetwork,
     rng: Rng,
     tokens: SeenTokens,
+    /// Tokens that the last life had and did not answer, and those it saw.
+    inherited: Vec<u64>,
+    /// Another life has taken its place.
+    ghost: bool,
     touched: Vec<u32>,
     ended: Vec<(u32, u64)>,
     now_ns: u64,
@@ -198,6 +219,8 @@ impl Model {
             entries: region.1,
             net: world.0,
             tokens: world.1,
+            inherited: Vec::new(),
+            ghost: false,
             rng: world.2,
             touched: Vec::new(),
             ended: Vec::new(),
@@ -205,9 +228,37 @@ impl Model {
         }
     }
 
+    /// The model of the same blocks in the accelerator's next life.
+    pub fn next_life(
+        &mut self,
+        behaviour: Behaviour,
+        region: (MappedMemory, Vec<RingEntry>),
+        shares: Vec<BlockShare>,
+    ) -> Self {
+        let world = (self.net.clone(), self.tokens.clone(), self.rng.fork());
+        let mut next = Self::new(self.role.clone(), behaviour, region, shares, world);
+        let mqueues = self.blocks.iter().map(|b| self.role.first_mqueue + b.index);
+        let mqueues: Vec<u32> = mqueues.collect();
+        let work = self.blocks.iter().flat_map(|b| b.work.iter().map(|w| w.token));
+        let seen = lock(&self.tokens);
+        let seen = seen.iter().filter(|(of, _)| mqueues.contains(of)).map(|(_, token)| *token);
+        next.inherited = work.chain(seen).collect();
+        next
+    }
+
+    /// The place of the accelerator in its service.
+    pub fn accelerator(&self) -> usize {
+        self.role.accelerator
+    }
+
+    /// From now on nobody drives it: it runs between the turns, in a region nobody reads.
+    pub fn become_ghost(&mut self) {
+        self.ghost = true;
+    }
+
     /// Whether the blocks run between turns.
     pub fn is_remote(&self) -> bool {
-        self.behaviour.remote
+        self.behaviour.remote || self.ghost
     }
 
     /// Changes the behaviour from now on; blocks that stopped stay stopped.
@@ -219,6 +270,7 @@ impl Model {
     pub fn unfinished(&self) -> Option<String> {
         let unfinished = |b: &&Block| {
             b.phase == Phase::Serving
+                && !self.behaviour.is_wide()
                 && (!b.work.is_empty() || b.clients.iter().any(|c| !c.open.is_empty()))
         };
         self.blocks.iter().find(unfinished).map(|block| {
@@ -231,7 +283,9 @@ impl Model {
 
     /// For each block, whether it stopped reading without saying so.
     pub fn stopped(&self) -> Vec<bool> {
-        let stopped = |b: &Block| matches!(b.phase, Phase::Stalled | Phase::Scribbling);
+        let stopped = |b: &Block| {
+            matches!(b.phase, Phase::Stalled | Phase::Scribbling) || self.behaviour.is_wide()
+        };
         self.blocks.iter().map(stopped).collect()
     }
 
@@ -268,7 +322,7 @@ impl Model {
         for number in 0..self.blocks.len() {
             let due = |w: &Work| w.awaits.is_none() && w.due_ns <= now_ns;
             let block = &self.blocks[number];
-            if self.behaviour.remote || block.runnable || block.work.iter().any(due) {
+            if self.is_remote() || block.runnable || block.work.iter().any(due) {
                 self.step_block(number);
             }
             if self.blocks[number].phase == Phase::Scribbling {
@@ -341,6 +395,7 @@ impl Model {
         let header = match block.rx.peek() {
             Ok(Some(header)) => header,
             Ok(None) => return false,
+            Err(_) if self.behaviour.is_wide() => return false,
             Err(error) => {
                 let text = format!("the engine broke an RX ring: {error}");
                 lock(&self.net).ledger.violate(|| text);
@@ -504,6 +559,10 @@ impl Model {
                 self.push(number, stolen, message, status::OK, reply);
             }
         }
+        if !self.inherited.is_empty() && self.strikes(Fault::Replay, behaviour.replay) {
+            let old = self.rng.pick(&self.inherited);
+            self.push(number, old, message, status::OK, reply);
+        }
         if self.strikes(Fault::BadKind, behaviour.bad_kind) {
             let kind = self.rng.between(3, 255) as u8;
             self.push(number, token, kind, status::OK, reply);
@@ -547,6 +606,10 @@ impl Model {
             let entry = self.entries[ring as usize];
             let slots = u64::from(entry.depth) * u64::from(entry.slot_stride) / 8;
             let at = match self.rng.below(4) {
+                _ if self.behaviour.wide && self.rng.chance(500) => {
+                    lock(&self.net).struck.one(Fault::WideScribble);
+                    8 * self.rng.below(self.region_bytes() / 8)
+                }
                 0 => entry.head_offset,
                 1 => entry.tail_offset,
                 2 if entry.arena_bytes > 0 => {
@@ -564,6 +627,14 @@ impl Model {
             self.memory.store(at, new, Ordering::Relaxed);
         }
         self.publish_touch(first);
+    }
+
+    fn region_bytes(&self) -> u64 {
+        let end = |entry: &RingEntry| {
+            let slots = entry.slots_offset + u64::from(entry.depth) * u64::from(entry.slot_stride);
+            slots.max(entry.arena_offset + entry.arena_bytes)
+        };
+        self.entries.iter().map(end).max().expect("a region has rings")
     }
 
     fn publish_touch(&mut self, first: u32) {
@@ -626,11 +697,14 @@ impl Model {
         let block = &mut self.blocks[number];
         let mut net = lock(&self.net);
         let Some(question) = block.clients[backend].open.remove(&header.tag) else {
+            if self.behaviour.is_wide() {
+                return;
+            }
             let tag = header.tag;
             return net.ledger.violate(|| format!("an answer to tag {tag}, which is not open"));
         };
         net.trace.note(self.now_ns, "answer", &[header.tag, header.status.into()]);
-        if header.status == status::OK && role.honest {
+        if header.status == status::OK && role.honest && !self.behaviour.is_wide() {
             let found = match role.framing {
                 Framing::Raw => Body::of_request(payload),
                 framing => decode_reply(framing, payload),

@@ -20,9 +20,8 @@ use crate::rng::mix;
 use crate::run::{Report, Violation, simulate};
 
 /// Losses that no plan brings about: the arena of a client mqueue never fills up with answers that the
-/// model kernels wait for, and model accelerators do not leave yet.
-const NEVER_LOST: [DropReason; 3] =
-    [DropReason::BackendNoCredit, DropReason::AcceleratorLost, DropReason::AcceleratorStalled];
+/// model kernels wait for.
+const NEVER_LOST: [DropReason; 1] = [DropReason::BackendNoCredit];
 
 /// What to run.
 #[derive(Clone, Debug)]

@@ -69,6 +69,11 @@ impl Plan {
             (R::NoCredit, datagrams),
             (R::HandoverFull, datagrams && setup.topology.engine.workers > 1),
             (R::NoAccelerator, wicked),
+            (R::AcceleratorLost, self.rebirths.iter().any(|r| r.service == service && !r.stalled)),
+            (
+                R::AcceleratorStalled,
+                self.rebirths.iter().any(|r| r.service == service && r.stalled),
+            ),
             (R::QueueTime, spec.queue_us_max > 0),
             // Even a sound backend may be out of reach for a while, and requests queue behind it.
             (R::RequestTimeout, wicked || backends),

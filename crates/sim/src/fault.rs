@@ -103,6 +103,12 @@ faults! {
     Die = "die";
     /// A block overwrites words of its rings.
     Scribble = "scribble";
+    /// An accelerator's runtime goes, and comes back with a new region.
+    Restart = "restart";
+    /// A block answers a token of the accelerator's last life.
+    Replay = "replay";
+    /// A block overwrites any words of its accelerator's region, other blocks' among them.
+    WideScribble = "wide-scribble";
     /// A block is reported to have something to say, and has not.
     FalseAlarm = "false-alarm";
     /// A backend answers after the time-out.

@@ -29,7 +29,11 @@ impl Plan {
         for client in &mut self.memory_clients {
             heal_memory_manner(&mut client.manner, fault);
         }
+        for rebirth in &mut self.rebirths {
+            heal_blocks(&mut rebirth.next, fault);
+        }
         match fault {
+            Fault::Restart => self.rebirths.clear(),
             Fault::Pause => self.pause_one_in = u64::MAX,
             Fault::EarlyDrain => self.drain_at = None,
             Fault::RingWrap => self.setup.ring_start = 0,
@@ -77,6 +81,8 @@ fn heal_blocks(behaviour: &mut Behaviour, fault: Fault) {
         Fault::Stall => behaviour.stall_after = None,
         Fault::Die => behaviour.die_after = None,
         Fault::Scribble => behaviour.scribble_after = None,
+        Fault::WideScribble => behaviour.wide = false,
+        Fault::Replay => behaviour.replay = 0,
         Fault::FalseAlarm => behaviour.spurious = 0,
         _ => {}
     }

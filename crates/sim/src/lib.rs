@@ -60,6 +60,9 @@
 //! | `stall` | `accelerator.rs` | sum, credit, others |
 //! | `die` | `accelerator.rs` | sum, credit: `mqueue_dead`, `no_accelerator` |
 //! | `scribble` | `accelerator.rs`: heads, tails, slots, arenas | sum, credit, others, no panic |
+//! | `restart` | `lives.rs`: the old blocks go on writing | sum, credit; content: nothing old reaches anybody |
+//! | `replay` | `accelerator.rs` | content: nobody gets anything |
+//! | `wide-scribble` | `accelerator.rs`: any word of the region | sum, credit, others, no panic |
 //! | `false-alarm` | `accelerator.rs` | sum |
 //! | `backend-late` | `backend.rs` | each question has one answer: `backend_late` |
 //! | `backend-hang` | `backend.rs` | each question has one answer |
@@ -88,6 +91,7 @@ mod conn;
 pub mod fault;
 mod healing;
 pub mod ledger;
+pub mod lives;
 pub mod memory_client;
 pub mod message;
 pub mod net;

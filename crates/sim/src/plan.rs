@@ -12,6 +12,7 @@ use wire::nic::{PortIndex, Transport};
 use crate::accelerator::Behaviour;
 use crate::backend::{Backend, BackendHabits};
 use crate::client::{DatagramClient, Taste};
+use crate::lives::Rebirth;
 use crate::memory_client::{MemoryManner, ShmClient};
 use crate::message::{key_range, reply_filler_max};
 use crate::net::Faults;
@@ -47,6 +48,8 @@ pub struct Plan {
     pub pause_one_in: u64,
     /// The turn under load after which the drain begins; `None`: when all is quiet.
     pub drain_at: Option<u32>,
+    /// Accelerators that go and come back under load.
+    pub rebirths: Vec<Rebirth>,
     /// How long the drain may take, in nanoseconds.
     pub drain_ns: u64,
     /// For each service, whether its accelerators and backends are sound.
@@ -104,6 +107,7 @@ impl Plan {
             stride_ns: rng.pick(&[(0, 3 * US), (0, 30 * US), (5 * US, 300 * US)]),
             pause_one_in: rng.pick(&[50, 400, u64::MAX]),
             drain_at: rng.chance(300).then(|| rng.below(turns.into()) as u32),
+            rebirths: Vec::new(),
             drain_ns: rng.pick(&[0, 5 * MS, 3000 * MS]),
             sound: (0..count).map(|s| wicked != Some(s)).collect(),
             setup,
@@ -111,6 +115,9 @@ impl Plan {
         };
         plan.add_clients(&mut rng);
         plan.add_memory_clients(&mut rng);
+        if let Some(wicked) = wicked.filter(|_| rng.chance(500)) {
+            plan.add_rebirths(&mut rng, wicked);
+        }
         plan
     }
 
@@ -140,6 +147,24 @@ impl Plan {
                 let rng = rng.fork();
                 self.add_memory_client(service, taste, rng);
             }
+        }
+    }
+
+    /// The accelerators of a service go and come back, one after the other or over each other's heads.
+    fn add_rebirths(&mut self, rng: &mut Rng, service: usize) {
+        let accelerators = self.setup.topology.services[service].accelerators.len();
+        for accelerator in 0..accelerators {
+            let behaviour = self.setup.behaviours[service];
+            let sound = Behaviour { replay: behaviour.replay, ..behaviour.sound() };
+            self.rebirths.push(Rebirth {
+                service,
+                accelerator,
+                turn: rng.below(self.turns.into()) as u32,
+                stalled: rng.chance(300),
+                gaps_ns: (rng.pick(&[0, 100 * US, 20 * MS]), rng.pick(&[0, 100 * US, 5 * MS])),
+                next: rng.pick(&[sound, behaviour]),
+                due: None,
+            });
         }
     }
 
@@ -442,6 +467,8 @@ fn behaviour(rng: &mut Rng, wicked: bool, service: &Service) -> Behaviour {
         bad_header: rate(),
         unwanted: rate(),
         late_ns: rng.pick(&[10 * MS, 200 * MS]),
+        replay: rng.pick(&[0, 300]),
+        wide: rng.chance(300),
         only_block,
         stall_after,
         die_after,

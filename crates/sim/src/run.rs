@@ -162,7 +162,10 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
         if self.plan.setup.ring_start > 0 {
             lock(&self.world.net).struck.one(Fault::RingWrap);
         }
-        for _ in 0..turns {
+        for turn in 0..turns {
+            for rebirth in self.plan.rebirths.iter_mut().filter(|r| r.turn == turn) {
+                rebirth.begin(&mut self.world);
+            }
             let (low, high) = self.plan.stride_ns;
             let mut stride_ns = self.rng.between(low, high);
             if self.plan.pause_one_in < u64::MAX && self.rng.below(self.plan.pause_one_in) == 0 {
@@ -188,16 +191,21 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
         let clients = self.plan.datagram_clients.iter().map(|c| c.due_ns());
         let streams = self.plan.stream_clients.iter().map(|c| c.due_ns());
         let memory = self.plan.memory_clients.iter().map(|c| c.due_ns());
+        let lives = self.plan.rebirths.iter().map(|r| r.due_ns());
         let backends = self.plan.backends.iter().map(|b| b.due_ns());
         let models = self.world.models.iter().map(|m| lock(m).remote_due_ns());
         let net_ns = lock(&self.world.net).next_due_ns().unwrap_or(u64::MAX);
-        let due_ns = clients.chain(streams).chain(memory).chain(backends).chain(models);
+        let due_ns =
+            clients.chain(streams).chain(memory).chain(lives).chain(backends).chain(models);
         let due_ns = due_ns.fold(wake_ns.min(net_ns), u64::min);
         let now_ns = self.world.now_ns();
         self.world.advance(due_ns.saturating_sub(now_ns));
     }
 
     fn peers(&mut self) {
+        for rebirth in &mut self.plan.rebirths {
+            rebirth.step(&mut self.world);
+        }
         let mut net = lock(&self.world.net);
         for backend in &mut self.plan.backends {
             backend.step(&mut net);
@@ -249,7 +257,8 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
             idle_rounds = if self.round(by_ns)? { 0 } else { idle_rounds + 1 };
             // A stuck service leaves its streams unread for ever.
             let patient = idle_rounds < IDLE_ROUNDS_MAX;
-            let under_way = lock(&self.world.net).next_due_ns().is_some()
+            let under_way = self.plan.rebirths.iter().any(|r| r.is_under_way())
+                || lock(&self.world.net).next_due_ns().is_some()
                 || patient && self.check_unread().is_err()
                 || patient && self.plan.stream_clients.iter().any(|c| c.has_more())
                 || self.world.check_quiet().is_err();

@@ -103,28 +103,33 @@ pub struct World<N: Nic<Socket = SimSocket>> {
     /// The model accelerators of all services and workers.
     pub models: Vec<Arc<Mutex<Model>>>,
     /// Worker and service of each model.
-    seats: Vec<(usize, usize)>,
+    pub(crate) seats: Vec<(usize, usize)>,
+    /// Blocks of lives that are over.
+    pub(crate) ghosts: Vec<Arc<Mutex<Model>>>,
+    /// Of the youngest region.
+    pub(crate) generation: u64,
+    pub(crate) setup: Setup,
     topology: Topology,
     pub(crate) fabric: Arc<Fabric<SimSocket>>,
-    words: Vec<Words<MappedMemory>>,
+    pub(crate) words: Vec<Words<MappedMemory>>,
     /// Until when each worker sleeps unless something happens; 0: it does not.
     asleep_until_ns: Vec<u64>,
 }
 
 /// A region that is being divided among workers.
-struct Divided {
-    words: Words<MappedMemory>,
-    memory: MappedMemory,
-    entries: Vec<RingEntry>,
+pub(crate) struct Divided {
+    pub(crate) words: Words<MappedMemory>,
+    pub(crate) memory: MappedMemory,
+    pub(crate) entries: Vec<RingEntry>,
     /// Per worker.
-    ends: Vec<Vec<BlockEnds>>,
-    shares: Vec<Vec<BlockShare>>,
+    pub(crate) ends: Vec<Vec<BlockEnds>>,
+    pub(crate) shares: Vec<Vec<BlockShare>>,
 }
 
-fn divide(setup: &Setup, service: usize) -> Divided {
+pub(crate) fn divide(setup: &Setup, service: usize, generation: u64) -> Divided {
     let workers = setup.topology.engine.workers;
     let service = &setup.topology.services[service];
-    let plan = mqueue::RegionPlan { start: setup.ring_start, ..service.region_plan(1) };
+    let plan = mqueue::RegionPlan { start: setup.ring_start, ..service.region_plan(generation) };
     let memory = HeapMapping::memory(plan.bytes().expect("the topology was checked") as usize);
     let mut near = Region::format(memory.clone(), &plan).expect("memory of the planned size");
     let mut far = Region::join(memory.clone()).expect("just formatted");
@@ -167,7 +172,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
         for service in 0..services {
             let tokens: Vec<SeenTokens> = (0..workers).map(|_| SeenTokens::default()).collect();
             for accelerator in 0..topology.services[service].accelerators.len() {
-                let divided = divide(setup, service);
+                let divided = divide(setup, service, 1);
                 words.push(divided.words.clone());
                 let role = role(setup, service, accelerator);
                 let parts = divided.ends.into_iter().zip(divided.shares).enumerate();
@@ -202,6 +207,9 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
             metrics,
             models,
             seats,
+            ghosts: Vec::new(),
+            generation: 1,
+            setup: setup.clone(),
             fabric,
             words,
             asleep_until_ns: vec![0; workers],
@@ -223,7 +231,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
     pub fn advance(&mut self, by_ns: u64) {
         let now_ns = self.now_ns() + by_ns;
         lock(&self.net).advance(now_ns);
-        for model in &self.models {
+        for model in self.models.iter().chain(&self.ghosts) {
             let mut model = lock(model);
             if model.is_remote() {
                 model.step(now_ns);
@@ -480,6 +488,7 @@ fn role(setup: &Setup, service: usize, accelerator: usize) -> Role {
     };
     Role {
         service,
+        accelerator,
         first_mqueue: accelerator as u32 * spec.mqueues,
         framing: spec.framing,
         replies: spec.replies,

@@ -1,0 +1,143 @@
+//! Accelerators that go and come back under open ports, as the control side of a server sees it.
+//!
+//! [`World::lose`] tells the workers that a runtime is gone, [`World::renew`] gives them the rings of its
+//! next life in a region of its own, [`World::revive`] that its blocks run. Each worker hears of it in
+//! its own next turn. Nobody tells the blocks of the old life: they go on in the old region as *ghosts*,
+//! read what lies there and answer it, however late; nothing of it may reach anybody.
+
+use std::sync::{Arc, Mutex};
+
+use engine::{Attachment, LifeNews};
+use wire::DropReason;
+use wire::nic::Nic;
+
+use crate::accelerator::{Behaviour, ModelBlocks};
+use crate::fault::Fault;
+use crate::net::lock;
+use crate::nic::SimSocket;
+use crate::world::{World, divide};
+
+/// An accelerator that goes and comes back.
+#[derive(Clone, Copy, Debug)]
+pub struct Rebirth {
+    /// The service.
+    pub service: usize,
+    /// The accelerator, by its place in the service.
+    pub accelerator: usize,
+    /// The turn under load after which it goes.
+    pub turn: u32,
+    /// It is taken for stalled, not for gone.
+    pub stalled: bool,
+    /// Time until the next region is there, and from then until its blocks run.
+    pub gaps_ns: (u64, u64),
+    /// How the blocks of the next life behave.
+    pub next: Behaviour,
+    /// What is to be done next, and when; `None`: nothing yet.
+    pub due: Option<(Step, u64)>,
+}
+
+/// A step of a [`Rebirth`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The next life's region is made.
+    Renew,
+    /// Its blocks run.
+    Revive,
+    /// All is done.
+    Done,
+}
+
+impl Rebirth {
+    /// When there is something to do.
+    pub fn due_ns(&self) -> u64 {
+        self.due.map_or(u64::MAX, |(_, at_ns)| at_ns)
+    }
+
+    /// The runtime ends.
+    pub fn begin<N: Nic<Socket = SimSocket>>(&mut self, world: &mut World<N>) {
+        lock(&world.net).struck.one(Fault::Restart);
+        let reason = match self.stalled {
+            true => DropReason::AcceleratorStalled,
+            false => DropReason::AcceleratorLost,
+        };
+        world.lose(self.service, self.accelerator, reason);
+        self.due = Some((Step::Renew, world.now_ns() + self.gaps_ns.0));
+    }
+
+    /// Goes on, if it is time.
+    pub fn step<N: Nic<Socket = SimSocket>>(&mut self, world: &mut World<N>) {
+        let now_ns = world.now_ns();
+        let Some((step, _)) = self.due.filter(|(_, at_ns)| *at_ns <= now_ns) else { return };
+        self.due = Some(match step {
+            Step::Renew => {
+                world.renew(self.service, self.accelerator, self.next);
+                (Step::Revive, now_ns + self.gaps_ns.1)
+            }
+            Step::Revive => {
+                world.revive(self.service, self.accelerator);
+                (Step::Done, u64::MAX)
+            }
+            Step::Done => (Step::Done, u64::MAX),
+        });
+    }
+
+    /// Whether it has begun and is not over.
+    pub fn is_under_way(&self) -> bool {
+        self.due.is_some_and(|(step, _)| step != Step::Done)
+    }
+}
+
+impl<N: Nic<Socket = SimSocket>> World<N> {
+    /// Every worker hears that nobody runs an accelerator's blocks any more.
+    pub fn lose(&mut self, service: usize, accelerator: usize, reason: DropReason) {
+        self.tell_lives(|| LifeNews::Ended {
+            service: service as u16,
+            accelerator: accelerator as u16,
+            reason,
+        });
+    }
+
+    /// Makes the region of an accelerator's next life and gives every worker its share. Its blocks wait
+    /// for [`Self::revive`].
+    pub fn renew(&mut self, service: usize, accelerator: usize, behaviour: Behaviour) {
+        self.generation += 1;
+        let divided = divide(&self.setup, service, self.generation);
+        self.words.push(divided.words);
+        let parts = divided.ends.into_iter().zip(divided.shares).enumerate();
+        for (worker, (ends, shares)) in parts {
+            let place = self.place_of(worker, service, accelerator);
+            let region = (divided.memory.clone(), divided.entries.clone());
+            let model = lock(&self.models[place]).next_life(behaviour, region, shares);
+            let model = Arc::new(Mutex::new(model));
+            let ghost = std::mem::replace(&mut self.models[place], model.clone());
+            lock(&ghost).become_ghost();
+            self.ghosts.push(ghost);
+            let attachment = Attachment { blocks: Box::new(ModelBlocks(model)), ends };
+            let (service, accelerator) = (service as u16, accelerator as u16);
+            let news = LifeNews::Next { service, accelerator, attachment };
+            self.fabric.tell_life(worker as u16, news);
+        }
+    }
+
+    /// Every worker hears that an accelerator's blocks run.
+    pub fn revive(&mut self, service: usize, accelerator: usize) {
+        self.tell_lives(|| LifeNews::Began {
+            service: service as u16,
+            accelerator: accelerator as u16,
+        });
+    }
+
+    fn tell_lives(&self, news: impl Fn() -> LifeNews) {
+        for worker in 0..self.workers.len() {
+            self.fabric.tell_life(worker as u16, news());
+        }
+    }
+
+    /// Where the model of an accelerator's blocks on a worker is in the list.
+    fn place_of(&self, worker: usize, service: usize, accelerator: usize) -> usize {
+        let of_seat = (0..self.models.len()).filter(|m| self.seats[*m] == (worker, service));
+        let mut of_accelerator =
+            of_seat.filter(|m| lock(&self.models[*m]).accelerator() == accelerator);
+        of_accelerator.next().expect("every worker has a share of every accelerator")
+    }
+}
