@@ -39,6 +39,7 @@ struct Echo {
 
 impl Nic for Echo {
     type Socket = ();
+    type Port = ();
 
     fn poll(&mut self, _: u64, events: &mut Vec<Event>) {
         events.clear();
@@ -97,6 +98,11 @@ impl Nic for Echo {
         Written::Full
     }
     fn close(&mut self, _: StreamKey, _: Close) {}
+    fn add_port(&mut self, _: PortIndex, (): ()) -> Result<(), NicError> {
+        Ok(())
+    }
+    fn stop_port(&mut self, _: PortIndex) {}
+    fn close_port(&mut self, _: PortIndex) {}
     fn stop_listening(&mut self) {}
 }
 

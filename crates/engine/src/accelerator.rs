@@ -1,5 +1,8 @@
 //! What the engine sees of an accelerator besides its region: something to drive once a turn.
 
+/// Why blocks did not start; one sentence.
+pub type StartError = Box<dyn std::error::Error + Send + Sync>;
+
 /// One worker's share of an accelerator's blocks.
 ///
 /// The worker publishes requests into RX rings, then calls [`Self::drive`]. Blocks that live on the
@@ -7,6 +10,12 @@
 /// are woken if they sleep. Either way the call reports which mqueues may hold messages from the
 /// accelerator. Mqueue and block indices are those of the region.
 pub trait Blocks: Send {
+    /// Called once, by the thread that will drive the blocks and before it does. What takes long has
+    /// been prepared elsewhere; blocks that run elsewhere have nothing left to do here.
+    fn start(&mut self) -> Result<(), StartError> {
+        Ok(())
+    }
+
     /// `rang` lists the mqueues whose RX ring got messages since the last call. Appends to `touched`
     /// the mqueues whose TX ring may hold messages (each at most once; spurious ones are harmless,
     /// missed ones are not).

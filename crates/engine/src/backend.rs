@@ -36,6 +36,9 @@ const BACK_OFF_NS_MAX: u64 = 1_000_000_000;
 /// A connection attempt, or a given-up place at the head of a stream, lasts at least this long.
 const PATIENCE_NS_MIN: u64 = 1_000_000_000;
 
+/// Streams are named when their service is seated.
+const NO_KEY: StreamKey = StreamKey::MAX;
+
 /// One client mqueue of this worker.
 pub(crate) struct ClientMqueue {
     /// Lane number of the block's server mqueue.
@@ -66,7 +69,6 @@ impl ClientMqueue {
         backend: u16,
         rx: Producer<MappedMemory>,
         tx: Consumer<MappedMemory>,
-        stream_key: &mut impl FnMut() -> u32,
     ) -> Self {
         Self {
             server,
@@ -77,7 +79,7 @@ impl ClientMqueue {
             alive: true,
             in_flight: 0,
             blocked_since_ns: 0,
-            key: stream_key(),
+            key: NO_KEY,
             datagram: DatagramState::Closed,
         }
     }
@@ -144,11 +146,11 @@ struct Place {
 }
 
 impl BackendPool {
-    pub(crate) fn new(backend: &Backend, stream_key: &mut impl FnMut() -> u32) -> Self {
+    pub(crate) fn new(backend: &Backend) -> Self {
         let tcp = backend.transport == Transport::Tcp;
         let count = if tcp { backend.connections } else { 0 };
         let connection = |_| BackendConnection {
-            key: stream_key(),
+            key: NO_KEY,
             state: ConnectionState::Down { retry_ns: 0 },
             back_off_ns: BACK_OFF_NS_MIN,
             output: Vec::new(),

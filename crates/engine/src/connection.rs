@@ -342,15 +342,41 @@ pub(crate) struct Connections {
     entries: Vec<Connection>,
     free: Vec<StreamKey>,
     open: usize,
-    /// Replies that are ready and not sent, by service.
-    waiting: Vec<u64>,
+    /// By service.
+    sums: Vec<Sums>,
     /// Bytes of early replies of all connections.
     pub(crate) early_bytes: usize,
 }
 
+/// Of the connections of one service.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    open: u32,
+    /// Replies that are ready and not sent.
+    waiting: u64,
+}
+
 impl Connections {
-    pub(crate) fn new(services: usize) -> Self {
-        Self { waiting: vec![0; services], ..Self::default() }
+    /// From now on a service may have this number.
+    pub(crate) fn make_room_for(&mut self, service: usize) {
+        let count = self.sums.len().max(service + 1);
+        self.sums.resize(count, Sums::default());
+    }
+
+    /// Gives the connections of one service to another that speaks as it does.
+    pub(crate) fn move_to(&mut self, from: u16, to: u16) {
+        for entry in self.entries.iter_mut().filter(|c| c.is_open() && c.service == from) {
+            entry.service = to;
+        }
+        let moved = std::mem::take(&mut self.sums[from as usize]);
+        let sums = &mut self.sums[to as usize];
+        sums.open += moved.open;
+        sums.waiting += moved.waiting;
+    }
+
+    /// Open connections of one service.
+    pub(crate) fn open_of(&self, service: u16) -> u32 {
+        self.sums[service as usize].open
     }
 
     /// Lets `change` work on an open connection and keeps the sums over all of them.
@@ -363,7 +389,7 @@ impl Connections {
         let connection = self.entries.get_mut(key as usize).filter(|c| c.is_open())?;
         let before = (connection.waiting(), connection.early_bytes);
         let result = change(connection);
-        let waiting = &mut self.waiting[connection.service as usize];
+        let waiting = &mut self.sums[connection.service as usize].waiting;
         *waiting = *waiting + connection.waiting() - before.0;
         self.early_bytes = self.early_bytes + connection.early_bytes - before.1;
         Some(result)
@@ -401,6 +427,7 @@ impl Connections {
             ..entry.next_life()
         };
         self.open += 1;
+        self.sums[service as usize].open += 1;
         key
     }
 
@@ -409,7 +436,9 @@ impl Connections {
         let entry = &mut self.entries[key as usize];
         assert!(entry.is_open());
         let lost = entry.waiting();
-        self.waiting[entry.service as usize] -= lost;
+        let sums = &mut self.sums[entry.service as usize];
+        sums.waiting -= lost;
+        sums.open -= 1;
         self.early_bytes -= entry.early_bytes;
         pool.give(std::mem::take(&mut entry.input));
         pool.give(std::mem::take(&mut entry.output));
@@ -439,7 +468,7 @@ impl Connections {
 
     /// Replies that are ready and not sent, for the accounting identity.
     pub(crate) fn replies_waiting(&self, service: u16) -> u64 {
-        self.waiting[service as usize]
+        self.sums[service as usize].waiting
     }
 }
 
@@ -502,7 +531,8 @@ mod tests {
     use super::*;
 
     fn open(ordered: bool, window: u32) -> (Connections, Pool, StreamKey) {
-        let mut connections = Connections::new(1);
+        let mut connections = Connections::default();
+        connections.make_room_for(0);
         let key = connections.open(0, ordered, window, 0);
         (connections, Pool::new(), key)
     }
@@ -551,7 +581,7 @@ mod tests {
         assert_eq!(c.unsent(), b"\0\0\0bye");
         assert!(c.closing);
         // This test went past the table's count of waiting replies.
-        connections.waiting[0] = 1;
+        connections.sums[0].waiting = 1;
         assert_eq!(connections.close(key, &mut pool), 1, "the unsent reply");
         assert!(connections.at(key).is_none());
         let again = connections.open(0, true, 8, 0);

@@ -220,7 +220,9 @@ impl<N: Nic> Worker<N> {
                     expects: request.expects,
                     origin: request.origin,
                 };
-                let link = &mut self.links[worker as usize][lane];
+                let Some(link) = &mut self.links[worker as usize][lane] else {
+                    return Forwarded::Blocked;
+                };
                 match link.reply(&envelope, Ok(payload), &mut self.envelope) {
                     Ok(()) => {
                         self.end(lane, token, request);
@@ -316,8 +318,10 @@ impl<N: Nic> Worker<N> {
             Origin::Stream { worker, .. } | Origin::Memory { worker, .. } => {
                 let envelope =
                     Envelope { service: lane as u16, mqueue: ANY, expects, origin: *origin };
-                let link = &mut self.links[worker as usize][lane];
-                if link.reply(&envelope, Err(reason), &mut self.envelope).is_err() {
+                let told = self.links[worker as usize][lane]
+                    .as_mut()
+                    .is_some_and(|l| l.reply(&envelope, Err(reason), &mut self.envelope).is_ok());
+                if !told {
                     self.notices.push((worker, envelope, reason));
                 }
             }
@@ -329,8 +333,10 @@ impl<N: Nic> Worker<N> {
     pub(crate) fn nudge_notices(&mut self) {
         let Self { notices, links, envelope: scratch, .. } = self;
         notices.retain(|(worker, envelope, reason)| {
-            let link = &mut links[*worker as usize][envelope.service as usize];
-            link.reply(envelope, Err(*reason), scratch).is_err()
+            match &mut links[*worker as usize][envelope.service as usize] {
+                Some(link) => link.reply(envelope, Err(*reason), scratch).is_err(),
+                None => false,
+            }
         });
     }
 
@@ -394,7 +400,7 @@ impl<N: Nic> Worker<N> {
         }
         for worker in 0..self.links.len() {
             let mut published = false;
-            for link in &mut self.links[worker] {
+            for link in self.links[worker].iter_mut().flatten() {
                 published |= link.publish();
             }
             if published {

@@ -28,7 +28,7 @@ use wire::session::Origin;
 
 use crate::lives::LifeNews;
 use crate::memory_port::MemoryClient;
-use crate::topology::{Service, Topology};
+use crate::topology::Service;
 
 /// Slots of a hand-over ring.
 const DEPTH: u32 = 256;
@@ -221,33 +221,25 @@ fn push(
     ring.push(head, scratch)
 }
 
-/// Joins `workers` workers: element `[a][b][s]` is worker a's link to worker b for service s; `[a][a]`
-/// is empty.
-pub(crate) fn links(workers: usize, topology: &Topology) -> Vec<Vec<Vec<Link>>> {
-    let mut links: Vec<Vec<Vec<Link>>> =
-        (0..workers).map(|_| (0..workers).map(|_| Vec::new()).collect()).collect();
-    for service in &topology.services {
-        // Requests from a to b, and b's replies to them, have a region of their own.
-        let mut near = BTreeMap::new();
-        let mut far = BTreeMap::new();
-        for (a, b) in pairs(workers) {
-            let (from_a, at_b) = region(service);
-            near.insert((a, b), from_a);
-            far.insert((b, a), at_b);
-        }
-        for (a, b) in pairs(workers) {
-            let (requests_out, replies_in) = near.remove(&(a, b)).expect("made above");
-            let (requests_in, replies_out) = far.remove(&(a, b)).expect("made above");
-            links[a][b].push(Link {
-                requests_out,
-                requests_in,
-                replies_out,
-                replies_in,
-                unpublished: false,
-            });
-        }
+/// One worker's links to every worker for one service; none to itself.
+pub(crate) struct ServiceLinks(pub(crate) Vec<Option<Link>>);
+
+/// Joins `workers` workers for one service; one element per worker.
+pub(crate) fn links(workers: usize, service: &Service) -> Vec<ServiceLinks> {
+    // Requests from a to b, and b's replies to them, have a region of their own.
+    let mut near = BTreeMap::new();
+    let mut far = BTreeMap::new();
+    for (a, b) in pairs(workers) {
+        let (from_a, at_b) = region(service);
+        near.insert((a, b), from_a);
+        far.insert((b, a), at_b);
     }
-    links
+    let mut link = |a, b| {
+        let (requests_out, replies_in) = near.remove(&(a, b))?;
+        let (requests_in, replies_out) = far.remove(&(a, b))?;
+        Some(Link { requests_out, requests_in, replies_out, replies_in, unpublished: false })
+    };
+    (0..workers).map(|a| ServiceLinks((0..workers).map(|b| link(a, b)).collect())).collect()
 }
 
 /// The asking worker's ends of one direction: it produces requests and consumes replies.
@@ -320,7 +312,7 @@ pub(crate) struct Accepted<S> {
 }
 
 impl<S> Fabric<S> {
-    /// `wakers[w]` ends the sleep of worker `w`.
+    /// `wakers[w]` ends the sleep of worker `w`. There are never more than `services` slots of services.
     pub fn new(wakers: Vec<Box<dyn Fn() + Send + Sync>>, services: usize) -> Arc<Self> {
         let credit = (0..wakers.len() * services).map(|_| AtomicU32::new(0)).collect();
         let seat = |wake| Seat {
@@ -338,6 +330,11 @@ impl<S> Fabric<S> {
     /// Number of workers.
     pub fn workers(&self) -> usize {
         self.seats.len()
+    }
+
+    /// How many slots of services there can be.
+    pub fn services_max(&self) -> usize {
+        self.services
     }
 
     /// A worker is about to sleep: from here on others wake it. It must look for work once more

@@ -6,7 +6,7 @@ use wire::framing::{ErrorReply, Expects, Parsed};
 use wire::nic::{Close, Datagram, Nic, Read, StreamKey, Transport};
 use wire::session::Origin;
 
-use crate::connection::{Outcome, Reading};
+use crate::connection::{Connection, Outcome, Reading};
 use crate::dispatch::Route;
 use crate::handover::{ANY, Accepted, ENVELOPE_BYTES, Envelope};
 use crate::worker::Worker;
@@ -50,7 +50,7 @@ impl<N: Nic> Worker<N> {
     /// One batch from every UDP port that may have datagrams, connections from every TCP port.
     pub(crate) fn receive_datagrams(&mut self) {
         for port in 0..self.ports.len() {
-            if !std::mem::take(&mut self.ports[port].ready) {
+            if self.ports[port].held || !std::mem::take(&mut self.ports[port].ready) {
                 continue;
             }
             match self.ports[port].transport {
@@ -171,7 +171,9 @@ impl<N: Nic> Worker<N> {
         };
         let (expects, origin) = (arrival.expects, arrival.origin);
         let envelope = Envelope { service: service as u16, mqueue, expects, origin };
-        let link = &mut self.links[worker as usize][service];
+        let Some(link) = &mut self.links[worker as usize][service] else {
+            return Err(Refusal::Hold(DropReason::HandoverFull));
+        };
         match link.request(&envelope, arrival.received_ns, payload, &mut self.envelope) {
             Ok(()) => {
                 let lane = &mut self.lanes[service];
@@ -199,16 +201,20 @@ impl<N: Nic> Worker<N> {
                 if took {
                     self.busy();
                     self.set_settled(false);
-                    let link = &mut self.links[worker][service];
-                    link.replies_in.release();
-                    link.requests_in.release();
+                    if let Some(leaving) = &mut self.lanes[service].leaving {
+                        leaving.set_settled(false);
+                    }
+                    if let Some(link) = &mut self.links[worker][service] {
+                        link.replies_in.release();
+                        link.requests_in.release();
+                    }
                 }
             }
         }
     }
 
     fn take_reply(&mut self, worker: usize, service: usize) -> bool {
-        let link = &mut self.links[worker][service];
+        let Some(link) = &mut self.links[worker][service] else { return false };
         let Ok(Some(header)) = link.replies_in.peek() else { return false };
         let mut message = std::mem::take(&mut self.scratch);
         let bytes = &mut message[..header.len as usize];
@@ -229,7 +235,7 @@ impl<N: Nic> Worker<N> {
     }
 
     fn take_request(&mut self, worker: usize, service: usize) -> bool {
-        let link = &mut self.links[worker][service];
+        let Some(link) = &mut self.links[worker][service] else { return false };
         let Ok(Some(header)) = link.requests_in.peek() else { return false };
         let mut message = std::mem::take(&mut self.scratch);
         let bytes = &mut message[..header.len as usize];
@@ -248,6 +254,9 @@ impl<N: Nic> Worker<N> {
         let overdue = waited_ns > self.lanes[service].timeout_ns;
         let outcome = match self.submit(service, &arrival, payload) {
             // A stream's or memory client's request waits at the head of this ring until there is credit or no time.
+            Err(Refusal::Hold(_)) if self.lanes[service].is_expired() => {
+                Err(Some(DropReason::DrainTimeout))
+            }
             Err(Refusal::Hold(_)) if overdue => Err(Some(DropReason::RequestTimeout)),
             Err(Refusal::Hold(reason)) => match envelope.origin {
                 Origin::Stream { .. } | Origin::Memory { .. } => Err(None),
@@ -260,7 +269,9 @@ impl<N: Nic> Worker<N> {
         if outcome == Err(None) {
             return false;
         }
-        self.links[worker][service].requests_in.advance();
+        if let Some(link) = &mut self.links[worker][service] {
+            link.requests_in.advance();
+        }
         self.lanes[service].counters.handed_in.one();
         if let Err(Some(reason)) = outcome {
             self.drop_request(service, &envelope.origin, envelope.expects, reason);
@@ -270,7 +281,7 @@ impl<N: Nic> Worker<N> {
 
     /// The end of a drain: what other workers handed over and nobody took is dropped.
     pub(crate) fn discard_handed_over(&mut self) {
-        for link in self.links.iter_mut().flatten() {
+        for link in self.links.iter_mut().flatten().flatten() {
             for (ring, replies) in [(&mut link.replies_in, true), (&mut link.requests_in, false)] {
                 while let Ok(Some(header)) = ring.peek() {
                     let mut envelope = [0; ENVELOPE_BYTES];
@@ -330,12 +341,19 @@ impl<N: Nic> Worker<N> {
 
     fn adopt_connection(&mut self, accepted: Accepted<N::Socket>) {
         let Accepted { port, socket, peer } = accepted;
+        if self.ports[port as usize].is_vacant() {
+            // Its service has left meanwhile; dropping the socket closes it.
+            return self.fabric.unseat_connection(self.index);
+        }
         let service = self.ports[port as usize].service;
         let lane = &self.lanes[service as usize];
         let (ordered, now_ns) = (lane.ordered, self.now_ns);
         // Workers that accept at the same moment may pass the engine's limit by a few; no worker may,
         // for the keys behind its connections belong to its backends.
-        if self.draining || self.connections.open_count() >= self.connections_max as usize {
+        if self.draining
+            || lane.leaving.is_some()
+            || self.connections.open_count() >= self.connections_max as usize
+        {
             // Dropping the socket closes it.
             return self.refuse_connection(service);
         }
@@ -611,10 +629,12 @@ impl<N: Nic> Worker<N> {
         true
     }
 
-    /// Draining: whole messages that wait for credit are dropped, everything else is not read.
-    pub(crate) fn stop_reading(&mut self) {
+    /// Draining one service, or all: whole messages that wait for credit are dropped, everything else is
+    /// not read.
+    pub(crate) fn stop_reading(&mut self, service: Option<u16>) {
         for key in 0..self.connections.len() as StreamKey {
-            let Some(connection) = self.connections.at(key) else { continue };
+            let of_service = |c: &&mut Connection| service.is_none_or(|of| c.service == of);
+            let Some(connection) = self.connections.at(key).filter(of_service) else { continue };
             let lane = &self.lanes[connection.service as usize];
             connection.reading = Reading::Ended;
             let input = std::mem::take(&mut connection.input);

@@ -14,6 +14,7 @@ use crate::backend::{BackendPool, ClientMqueue};
 use crate::dispatch::{Credit, Dispatcher, Owner};
 use crate::ingress::Arrival;
 use crate::metrics::ServiceCounters;
+use crate::seating::Leaving;
 use crate::stages::{Follower, NOBODY, Observations};
 use crate::topology::{Replies, Service};
 
@@ -140,17 +141,18 @@ pub(crate) struct Lane {
     pub(crate) retried_clients: Vec<u32>,
     /// Credit that the other workers told of, less what was handed to them since; hints.
     pub(crate) other_credit: Vec<u32>,
+    /// The service is about to leave: it gets no new requests.
+    pub(crate) leaving: Option<Leaving>,
 }
 
 impl Lane {
-    /// `stream_key` gives out names for backend connections.
+    /// Its backend connections have no names yet.
     pub(crate) fn new(
         service: &Service,
         worker: u32,
         workers: u32,
         attachments: Vec<Attachment>,
         (counters, observed): (Arc<ServiceCounters>, Arc<Observations>),
-        mut stream_key: impl FnMut() -> u32,
     ) -> Self {
         let queue_ns_max = service.queue_us_max * 1000;
         let mut mqueues = Vec::new();
@@ -170,13 +172,7 @@ impl Lane {
             for ends in attachment.ends {
                 let server = mqueues.len() as u32;
                 for (backend, (rx, tx)) in ends.clients.into_iter().enumerate() {
-                    clients.push(ClientMqueue::new(
-                        server,
-                        backend as u16,
-                        rx,
-                        tx,
-                        &mut stream_key,
-                    ));
+                    clients.push(ClientMqueue::new(server, backend as u16, rx, tx));
                 }
                 let waits = if queue_ns_max > 0 { service.slots as usize } else { 0 };
                 mqueues.push(ServerMqueue {
@@ -197,8 +193,7 @@ impl Lane {
             accelerators: service.accelerators.len() as u32,
         };
         let capacity = mqueues.len() as u32 * service.slots;
-        let pool = |backend| BackendPool::new(backend, &mut stream_key);
-        let backends = service.backends.iter().map(pool).collect();
+        let backends = service.backends.iter().map(BackendPool::new).collect();
         Self {
             framing: service.framing,
             replies: service.replies,
@@ -225,6 +220,7 @@ impl Lane {
             clients,
             backends,
             other_credit: vec![0; workers as usize],
+            leaving: None,
         }
     }
 
@@ -234,6 +230,12 @@ impl Lane {
         std::mem::swap(&mut self.blocked_clients, &mut self.retried_clients);
         self.blocked.clear();
         self.blocked_clients.clear();
+    }
+
+    /// The place of a service that is not there.
+    pub(crate) fn vacant(workers: usize) -> Self {
+        let nobody = Service { mqueues: 0, slots: 0, ..Service::new("", Vec::new(), "") };
+        Self::new(&nobody, 0, workers as u32, Vec::new(), Default::default())
     }
 
     /// Writes a request into an mqueue's RX ring. The caller counts what becomes of it.
@@ -444,6 +446,11 @@ impl Lane {
         for mqueue in self.mqueues_of(accelerator) {
             self.loads[mqueue as usize] = Load::default();
         }
+    }
+
+    /// Whether its time to leave is over.
+    pub(crate) fn is_expired(&self) -> bool {
+        self.leaving.as_ref().is_some_and(|leaving| leaving.expired)
     }
 
     /// Requests that a dead mqueue of a reply-less service will never consume.

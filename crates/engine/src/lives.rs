@@ -69,6 +69,14 @@ impl<N: Nic> Worker<N> {
 
     fn live(&mut self, news: LifeNews) {
         self.busy();
+        let (LifeNews::Began { service, accelerator }
+        | LifeNews::Next { service, accelerator, .. }
+        | LifeNews::Ended { service, accelerator, .. }) = &news;
+        let lane = &self.lanes[usize::from(*service)];
+        if usize::from(*accelerator) >= lane.drives.len() {
+            // The service has left; see `seating.rs`.
+            return;
+        }
         match news {
             LifeNews::Began { service, accelerator } => {
                 self.lanes[usize::from(service)].revive(accelerator.into());

@@ -180,6 +180,26 @@ impl MemoryClients {
         self.seated().any(|s| s.no_room)
     }
 
+    /// Clients of one service.
+    pub(crate) fn of_service(&self, service: u16) -> usize {
+        self.seated().filter(|s| s.client.service == service).count()
+    }
+
+    /// Gives the clients of one service to another that takes the same messages.
+    pub(crate) fn move_to(&mut self, from: u16, to: u16) {
+        let seated = self.entries.iter_mut().filter_map(|entry| entry.seated.as_deref_mut());
+        for seated in seated.filter(|s| s.client.service == from) {
+            seated.client.service = to;
+        }
+    }
+
+    /// Draining: tells the clients (of one service, or all) that nothing more is read.
+    pub(crate) fn stop_reading(&self, service: Option<u16>) {
+        for seated in self.seated().filter(|s| service.is_none_or(|of| s.client.service == of)) {
+            seated.client.words.set_stop(stop::DRAIN);
+        }
+    }
+
     /// See [`Words::set_parked`].
     pub(crate) fn set_parked(&self, parked: bool) {
         for seated in self.seated() {
@@ -284,7 +304,7 @@ impl<N: Nic> Worker<N> {
 
     pub(crate) fn adopt_memory_client(&mut self, client: MemoryClient) {
         let lane = &self.lanes[client.service as usize];
-        if self.draining {
+        if self.draining || lane.leaving.is_some() {
             // Dropping its peer ends the connection.
             self.fabric.unseat_connection(self.index);
             return lane.counters.drop_one(DropReason::ConnectionLimit);
@@ -336,6 +356,9 @@ impl<N: Nic> Worker<N> {
             return (0, Stop::Enough);
         }
         let service = seated.client.service as usize;
+        if self.lanes[service].leaving.is_some() {
+            return (0, Stop::Enough);
+        }
         let Ok(room) = seated.room() else { return (0, Stop::Broken) };
         seated.no_room = room == 0;
         let room = room.min(BUDGET);
@@ -466,10 +489,13 @@ impl<N: Nic> Worker<N> {
         self.lanes[seated.client.service as usize].counters.connections_closed.one();
     }
 
-    /// Draining: tells the clients that nothing more is read.
-    pub(crate) fn stop_reading_memory(&self) {
-        for seated in self.memory.seated() {
-            seated.client.words.set_stop(stop::DRAIN);
+    /// Closes the clients of a service that leaves once every request of theirs has its outcome.
+    pub(crate) fn close_leaving_memory_clients(&mut self, service: u16) {
+        for index in 0..self.memory.entries.len() as u32 {
+            let done = |s: &&mut Seated| s.client.service == service && s.outstanding == 0;
+            if self.memory.at(index).as_ref().is_some_and(done) {
+                self.close_memory_client(index);
+            }
         }
     }
 

@@ -256,34 +256,70 @@ impl AcceleratorLives {
     }
 }
 
-/// All counters of an engine; cheap to clone.
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    /// Accelerators whose blocks run elsewhere, by service.
-    pub lives: Arc<[Arc<AcceleratorLives>]>,
-    /// Names of the services, in topology order.
-    pub services: Arc<[String]>,
-    workers: Arc<[PerWorker]>,
-}
-
+/// What the workers count for one service. A service that changes while the engine runs keeps its
+/// counters, as long as its name stays.
 #[derive(Debug)]
-struct PerWorker {
-    own: Arc<WorkerCounters>,
-    services: Vec<OfService>,
+pub struct ServiceMetrics {
+    name: String,
+    workers: Box<[OfService]>,
 }
 
 /// What one worker writes for one service.
 type OfService = (Arc<ServiceCounters>, Arc<Observations>);
 
+impl ServiceMetrics {
+    /// Zeroed counters for `workers` workers.
+    pub fn new(name: String, workers: usize) -> Self {
+        Self { name, workers: (0..workers).map(|_| OfService::default()).collect() }
+    }
+
+    /// Name of the service.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What worker `worker` writes.
+    pub fn of_worker(&self, worker: usize) -> OfService {
+        self.workers[worker].clone()
+    }
+
+    /// Sums the counters over all workers.
+    pub fn snapshot(&self) -> ServiceSnapshot {
+        let mut sum = ServiceSnapshot::default();
+        for (counters, _) in &self.workers {
+            sum.add(counters);
+        }
+        sum
+    }
+
+    /// Sums what was observed over all workers.
+    pub fn observed(&self) -> ObservationSnapshot {
+        let mut sum = ObservationSnapshot::default();
+        for (_, observed) in &self.workers {
+            sum.add(observed);
+        }
+        sum
+    }
+}
+
+/// All counters of an engine; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    /// Accelerators whose blocks run elsewhere, by service.
+    pub lives: Arc<[Arc<AcceleratorLives>]>,
+    workers: Arc<[Arc<WorkerCounters>]>,
+    services: Arc<Mutex<Arc<[Arc<ServiceMetrics>]>>>,
+}
+
 impl Metrics {
     /// Zeroed counters for `workers` workers and these services.
     pub fn new(workers: usize, services: impl IntoIterator<Item = String>) -> Self {
-        let services: Arc<[String]> = services.into_iter().collect();
-        let worker = |_| PerWorker {
-            own: Arc::default(),
-            services: services.iter().map(|_| OfService::default()).collect(),
-        };
-        Self { workers: (0..workers).map(worker).collect(), services, lives: Arc::default() }
+        let service = |name| Arc::new(ServiceMetrics::new(name, workers));
+        Self {
+            workers: (0..workers).map(|_| Arc::default()).collect(),
+            services: Arc::new(Mutex::new(services.into_iter().map(service).collect())),
+            lives: Arc::default(),
+        }
     }
 
     /// The same, with these accelerators whose blocks run elsewhere.
@@ -291,32 +327,34 @@ impl Metrics {
         Self { lives: lives.into_iter().map(Arc::new).collect(), ..self }
     }
 
+    /// The services that run now, in topology order.
+    pub fn services(&self) -> Arc<[Arc<ServiceMetrics>]> {
+        self.services.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on these services run: those that are not among them are no longer shown.
+    pub fn set_services(&self, services: Arc<[Arc<ServiceMetrics>]>) {
+        *self.services.lock().unwrap_or_else(PoisonError::into_inner) = services;
+    }
+
     /// What worker `worker` writes: its own counters, and two sets for each service.
     pub fn of_worker(&self, worker: usize) -> (Arc<WorkerCounters>, Vec<OfService>) {
-        let per = &self.workers[worker];
-        (per.own.clone(), per.services.clone())
+        let services = self.services();
+        (self.workers[worker].clone(), services.iter().map(|s| s.of_worker(worker)).collect())
     }
 
     /// The workers' own counters.
     pub fn workers(&self) -> impl ExactSizeIterator<Item = &WorkerCounters> {
-        self.workers.iter().map(|w| &*w.own)
+        self.workers.iter().map(|w| &**w)
     }
 
     /// Sums a service's counters over all workers.
     pub fn service(&self, service: usize) -> ServiceSnapshot {
-        let mut sum = ServiceSnapshot::default();
-        for worker in self.workers.iter() {
-            sum.add(&worker.services[service].0);
-        }
-        sum
+        self.services()[service].snapshot()
     }
 
     /// Sums what was observed of a service over all workers.
     pub fn observed(&self, service: usize) -> ObservationSnapshot {
-        let mut sum = ObservationSnapshot::default();
-        for worker in self.workers.iter() {
-            sum.add(&worker.services[service].1);
-        }
-        sum
+        self.services()[service].observed()
     }
 }

@@ -14,20 +14,22 @@
 //! | TX rings out, replies, order | `egress.rs`, `connection.rs` |
 //! | backends | `backend.rs` |
 //! | other workers | `handover.rs` |
+//! | services that come, change and go | `seating.rs` |
 
 use std::sync::Arc;
 
 use wire::DropReason;
 use wire::admission::flow_hash;
-use wire::nic::{Close, Event, Nic, RxBatch, StreamKey, Transport, TxBatch, UDP_PAYLOAD_MAX};
+use wire::nic::{Close, Event, Nic, RxBatch, StreamKey};
 use wire::session::Origin;
 
 use crate::connection::{Connections, Pool, Reading};
-use crate::handover::{ENVELOPE_BYTES, Fabric, Link, links};
-use crate::lane::{Attachment, Lane, Touched};
+use crate::handover::{Fabric, Link};
+use crate::lane::{Lane, Touched};
 use crate::memory_port::MemoryClients;
-use crate::metrics::{Metrics, WorkerCounters};
-use crate::topology::{Polling, Replies, Topology};
+use crate::metrics::WorkerCounters;
+use crate::seating::Port;
+use crate::topology::{Polling, Replies};
 
 /// How long an adaptive worker looks for work before it sleeps: about what two wake-ups cost, so that
 /// spinning never costs a waiting neighbour on the same core more than sleeping would cost the client.
@@ -44,30 +46,14 @@ const TICK_NS: u64 = 1_000_000;
 const SLEEP_NS_MAX: u64 = 100_000_000;
 /// Receive buffers of a batch, and their size. A GRO buffer holds up to 64 KiB; the 17 lines more keep the
 /// buffers' first lines, which all are used, out of each other's cache sets.
-const RX_SLOTS: usize = 64;
-const RX_SLOT_BYTES: usize = 65_536 + 17 * 64;
-/// Datagrams and bytes that wait for one `send`.
-const TX_ITEMS: usize = 1024;
-const TX_BYTES: usize = 1 << 20;
+pub(crate) const RX_SLOTS: usize = 64;
+pub(crate) const RX_SLOT_BYTES: usize = 65_536 + 17 * 64;
 /// Bytes of one read from a stream.
 const READ_BYTES_MIN: usize = 16 << 10;
 /// News for other workers that may wait before their list grows.
-const NOTICES: usize = 256;
+pub(crate) const NOTICES: usize = 256;
 /// A share of the connections looked at by each housekeeping for time-outs.
 const SWEEP_PARTS: usize = 64;
-
-/// One listening address on this worker.
-pub(crate) struct Port {
-    pub(crate) service: u16,
-    pub(crate) transport: Transport,
-    pub(crate) number: u16,
-    /// Largest reply / request ratio; 0 unlimited.
-    pub(crate) reply_ratio: u32,
-    pub(crate) ready: bool,
-    pub(crate) tx: TxBatch,
-    /// Since when the host kernel takes no datagram; 0 when it does.
-    pub(crate) full_since_ns: u64,
-}
 
 /// What a stream key names.
 #[derive(Clone, Copy, Debug)]
@@ -75,28 +61,6 @@ pub(crate) enum StreamOwner {
     Connection,
     Backend { lane: u16, pool: u16, number: u16 },
     Client { lane: u16, client: u32 },
-}
-
-/// What a worker is made of. See [`Worker::new`].
-pub struct WorkerParts<N: Nic> {
-    /// Number of this worker, from 0.
-    pub index: usize,
-    /// Its network; port indices follow [`Topology::ports`].
-    pub nic: N,
-    /// The real addresses of the ports (port 0 resolved), in the same order.
-    pub addresses: Vec<std::net::SocketAddr>,
-    /// For each service, its accelerators' attachments.
-    pub attachments: Vec<Vec<Attachment>>,
-    /// Its links to the other workers, from [`worker_links`].
-    pub links: WorkerLinks,
-}
-
-/// One worker's links to all others; opaque.
-pub struct WorkerLinks(Vec<Vec<Link>>);
-
-/// Joins `workers` workers to each other; one element per worker.
-pub fn worker_links(workers: usize, topology: &Topology) -> Vec<WorkerLinks> {
-    links(workers, topology).into_iter().map(WorkerLinks).collect()
 }
 
 /// See the module's text.
@@ -110,7 +74,7 @@ pub struct Worker<N: Nic> {
     pub(crate) pool: Pool,
     pub(crate) memory: MemoryClients,
     /// By worker and service; none to itself.
-    pub(crate) links: Vec<Vec<Link>>,
+    pub(crate) links: Vec<Vec<Option<Link>>>,
     pub(crate) fabric: Arc<Fabric<N::Socket>>,
     pub(crate) counters: Arc<WorkerCounters>,
     pub(crate) connections_max: u32,
@@ -129,106 +93,27 @@ pub struct Worker<N: Nic> {
     pub(crate) draining: bool,
     /// See [`Self::set_clock`].
     pub(crate) clock: Option<Box<dyn Fn() -> u64 + Send>>,
-    owners: Vec<StreamOwner>,
-    events: Vec<Event>,
-    polling: Polling,
+    /// By stream key, behind those of connections.
+    pub(crate) owners: Vec<StreamOwner>,
+    /// Places in `owners` that are free.
+    pub(crate) free_keys: Vec<u32>,
+    pub(crate) events: Vec<Event>,
+    pub(crate) polling: Polling,
     pub(crate) work: bool,
     /// It went to sleep after the last turn.
-    slept: bool,
-    idle_since_ns: u64,
-    neighbour_until_ns: u64,
-    next_tick_ns: u64,
-    sweep_at: usize,
+    pub(crate) slept: bool,
+    pub(crate) idle_since_ns: u64,
+    pub(crate) neighbour_until_ns: u64,
+    pub(crate) next_tick_ns: u64,
+    pub(crate) sweep_at: usize,
     /// Before this it says no more about connections that were shed.
     pub(crate) shed_report_ns: u64,
-    ended: Vec<(u32, u64)>,
-    hung: bool,
-    settled: bool,
+    pub(crate) ended: Vec<(u32, u64)>,
+    pub(crate) hung: bool,
+    pub(crate) settled: bool,
 }
 
 impl<N: Nic> Worker<N> {
-    /// Puts a worker together. Nothing is allocated on the way of a message afterwards.
-    pub fn new(
-        parts: WorkerParts<N>,
-        topology: &Topology,
-        metrics: &Metrics,
-        fabric: Arc<Fabric<N::Socket>>,
-    ) -> Self {
-        let WorkerParts { index, nic, addresses, attachments, links } = parts;
-        let (counters, service_counters) = metrics.of_worker(index);
-        let limits = &topology.limits;
-        // Connections come first in the space of stream keys, backends behind them.
-        let first_backend = limits.connections;
-        let mut keys = 0;
-        let mut stream_key = || {
-            keys += 1;
-            first_backend + keys - 1
-        };
-        let workers = fabric.workers() as u32;
-        let mut lanes = Vec::new();
-        let parts = topology.services.iter().zip(attachments).zip(service_counters);
-        for ((service, attachments), counters) in parts {
-            let key = &mut stream_key;
-            let worker = index as u32;
-            lanes.push(Lane::new(service, worker, workers, attachments, counters, key));
-        }
-        let owners = stream_owners(&lanes, first_backend, keys);
-        let port = |((service, listen), address): ((usize, crate::topology::Listen), _)| {
-            let address: std::net::SocketAddr = address;
-            let udp = listen.transport == Transport::Udp;
-            let default_ratio = if address.ip().is_loopback() { 0 } else { 3 };
-            Port {
-                service: service as u16,
-                transport: listen.transport,
-                number: address.port(),
-                reply_ratio: limits.udp_reply_ratio.unwrap_or(default_ratio),
-                ready: false,
-                tx: TxBatch::new(if udp { TX_ITEMS } else { 0 }, if udp { TX_BYTES } else { 0 }),
-                full_since_ns: 0,
-            }
-        };
-        let ports: Vec<Port> = topology.ports().zip(addresses).map(port).collect();
-        Self {
-            index: index as u16,
-            now_ns: 0,
-            scratch: vec![0; scratch_bytes(topology)],
-            envelope: Vec::with_capacity(scratch_bytes(topology)),
-            connections: Connections::new(topology.services.len()),
-            pool: Pool::new(),
-            memory: MemoryClients::default(),
-            links: links.0,
-            fabric,
-            counters,
-            connections_max: limits.connections,
-            pipelined: limits.pipelined,
-            idle_ns: limits.idle_ms * 1_000_000,
-            slow_client_ns: limits.slow_client_ms * 1_000_000,
-            early_bytes_max: limits.early_reply_bytes,
-            to_read: Vec::new(),
-            to_write: Vec::new(),
-            notices: Vec::with_capacity(NOTICES),
-            rx: RxBatch::new(RX_SLOTS, RX_SLOT_BYTES),
-            draining: false,
-            clock: None,
-            owners,
-            events: Vec::with_capacity(1024),
-            polling: topology.engine.polling,
-            work: false,
-            slept: false,
-            idle_since_ns: 0,
-            neighbour_until_ns: 0,
-            next_tick_ns: 0,
-            sweep_at: 0,
-            shed_report_ns: 0,
-            ended: Vec::new(),
-            hung: false,
-            settled: false,
-            nic,
-            ports,
-            lanes,
-        }
-    }
-
     /// The clock that `now_ns` of every turn comes from. With it the times of stages inside a turn are
     /// measured; without it they are known to a turn.
     pub fn set_clock(&mut self, clock: impl Fn() -> u64 + Send + 'static) {
@@ -260,7 +145,11 @@ impl<N: Nic> Worker<N> {
     }
 
     fn links_hinted(&self) -> bool {
-        self.links.iter().flatten().any(|l| l.requests_in.hinted() || l.replies_in.hinted())
+        self.links
+            .iter()
+            .flatten()
+            .flatten()
+            .any(|l| l.requests_in.hinted() || l.replies_in.hinted())
     }
 
     /// One pass: everything that [`Self::wait`] reported, everything that waited. `now_ns` never
@@ -458,7 +347,9 @@ impl<N: Nic> Worker<N> {
             lanes[lane].expire_backends(nic, *now_ns);
             lanes[lane].look_for_late(*now_ns);
             lanes[lane].unfollow_ended();
-            lanes[lane].observe_depth();
+            if lanes[lane].leaving.is_none() {
+                lanes[lane].observe_depth();
+            }
             self.bury_the_dead(lane);
             if self.fabric.workers() > 1 {
                 let credit = self.lanes[lane].free_credit();
@@ -469,6 +360,7 @@ impl<N: Nic> Worker<N> {
                 }
             }
         }
+        self.look_after_leaving();
         self.sweep_connections();
         let connections = self.connections.open_count() + self.memory.len();
         self.counters.connections.set(connections as u64);
@@ -574,21 +466,20 @@ impl<N: Nic> Worker<N> {
         (0..self.lanes.len()).map(|lane| self.outstanding_of(lane)).sum()
     }
 
-    /// Requests of one service under way on this worker: counted from the tables and queues that hold
+    /// Requests of the service in a slot that are under way on this worker: counted from the tables and queues that hold
     /// them, not from the counters. Messages inside hand-over rings are on nobody's account; see
     /// [`crate::metrics::ServiceCounters::handed_out`].
     pub fn outstanding_of(&self, service: usize) -> u64 {
+        let Some(lane) = self.lanes.get(service) else { return 0 };
         let ports = self.ports.iter().filter(|p| usize::from(p.service) == service);
         let datagrams: usize = ports.map(|p| p.tx.waiting().len()).sum();
-        self.lanes[service].under_way()
-            + self.connections.replies_waiting(service as u16)
-            + datagrams as u64
+        lane.under_way() + self.connections.replies_waiting(service as u16) + datagrams as u64
     }
 
-    /// Requests of one service under way on each of this worker's mqueues, in lane order; never more
+    /// Requests of the service in a slot under way on each of this worker's mqueues, in lane order; never more
     /// than the service's `slots`.
     pub fn outstanding_by_mqueue(&self, service: usize) -> impl Iterator<Item = u32> + '_ {
-        self.lanes[service].outstanding_by_mqueue()
+        self.lanes.get(service).into_iter().flat_map(Lane::outstanding_by_mqueue)
     }
 
     /// How long the worker may sleep now; 0: not at all.
@@ -611,6 +502,9 @@ impl<N: Nic> Worker<N> {
         }
         let mut sleep_ns = SLEEP_NS_MAX;
         for lane in &self.lanes {
+            if lane.leaving.is_some() {
+                sleep_ns = sleep_ns.min(TICK_NS);
+            }
             let under_way = lane.under_way() > 0 && !mutants::on("sleep_on_requests");
             if under_way || !lane.blocked.is_empty() || !lane.blocked_clients.is_empty() {
                 return 0;
@@ -666,15 +560,15 @@ impl<N: Nic> Worker<N> {
             return;
         }
         self.nic.stop_listening();
-        self.stop_reading();
-        self.stop_reading_memory();
+        self.stop_reading(None);
+        self.memory.stop_reading(None);
     }
 
     /// Tells the others when everything this worker accepted is answered, or no longer.
     fn report_settled(&mut self) {
         let settled = self.outstanding() == 0
             && self.notices.is_empty()
-            && self.links.iter_mut().flatten().all(Link::is_empty);
+            && self.links.iter_mut().flatten().flatten().all(Link::is_empty);
         self.set_settled(settled);
     }
 
@@ -691,33 +585,11 @@ impl<N: Nic> Worker<N> {
     /// and the connections closed. Returns whether a block of this worker hangs.
     pub fn finish(&mut self) -> bool {
         self.begin_drain();
-        for lane in 0..self.lanes.len() {
-            for mqueue in 0..self.lanes[lane].mqueues.len() as u32 {
-                while let Some(request) = self.lanes[lane].sessions.end_any_of(mqueue) {
-                    let (origin, expects) = (&request.origin, request.expects);
-                    self.drop_request(lane, origin, expects, DropReason::DrainTimeout);
-                }
-                let unread = self.lanes[lane].abandon_unread(mqueue);
-                if self.lanes[lane].replies == Replies::None {
-                    let counters = &self.lanes[lane].counters;
-                    counters.drop_many(DropReason::DrainTimeout, unread);
-                }
-            }
-        }
         self.discard_handed_over();
-        self.flush();
-        for key in 0..self.connections.len() as StreamKey {
-            if self.connections.at(key).is_some() {
-                self.end_connection(key, Close::Graceful, DropReason::DrainTimeout);
-            }
+        for lane in 0..self.lanes.len() {
+            self.abandon(lane);
         }
         self.close_memory_clients();
-        for port in &mut self.ports {
-            let waiting = port.tx.waiting().len();
-            let counters = &self.lanes[port.service as usize].counters;
-            counters.drop_many(DropReason::DrainTimeout, waiting as u64);
-            port.tx.advance(waiting);
-        }
         self.counters.outstanding.set(self.outstanding());
         self.hung
     }
@@ -747,35 +619,4 @@ impl<N: Nic> Worker<N> {
     pub fn nic(&mut self) -> &mut N {
         &mut self.nic
     }
-}
-
-/// Scratch space: one read, one datagram, one message of any ring.
-fn scratch_bytes(topology: &Topology) -> usize {
-    let of_service = |s: &crate::topology::Service| {
-        let backends = s.backends.iter().map(|b| b.max_message_bytes).max().unwrap_or(0);
-        s.max_message_bytes.max(s.max_reply_bytes).max(backends)
-    };
-    let longest = topology.services.iter().map(of_service).max().unwrap_or(0) as usize;
-    (longest + ENVELOPE_BYTES).max(UDP_PAYLOAD_MAX).max(256 << 10)
-}
-
-fn stream_owners(lanes: &[Lane], first: u32, count: u32) -> Vec<StreamOwner> {
-    let mut owners = vec![StreamOwner::Connection; count as usize];
-    for (number, lane) in lanes.iter().enumerate() {
-        let lane_index = number as u16;
-        for (client, entry) in lane.clients.iter().enumerate() {
-            let owner = StreamOwner::Client { lane: lane_index, client: client as u32 };
-            owners[(entry.key - first) as usize] = owner;
-        }
-        for (pool, entry) in lane.backends.iter().enumerate() {
-            for (connection, backend) in entry.connections.iter().enumerate() {
-                owners[(backend.key - first) as usize] = StreamOwner::Backend {
-                    lane: lane_index,
-                    pool: pool as u16,
-                    number: connection as u16,
-                };
-            }
-        }
-    }
-    owners
 }

@@ -25,7 +25,7 @@ use mqueue::abi::stop;
 use mqueue::{MappedMemory, Region, Words};
 use sys::socket_nic::AcceptedSocket;
 use sys::tap::TapFile;
-use sys::{PortSpec, RegionOptions, SharedMemory, SocketNic, SocketOptions};
+use sys::{OpenPort, PortSpec, RegionOptions, SharedMemory, SocketNic, SocketOptions};
 use wire::DropReason;
 use wire::nic::Nic;
 
@@ -177,7 +177,7 @@ impl Server {
     }
 
     /// `wrap` makes a worker's network from its sockets and the addresses of its ports.
-    fn start_on<N: Nic<Socket = AcceptedSocket> + Send + 'static>(
+    fn start_on<N: Nic<Socket = AcceptedSocket, Port = OpenPort> + Send + 'static>(
         topology: Topology,
         wrap: impl Fn(SocketNic, Vec<SocketAddr>) -> N,
     ) -> Result<Self, ServerError> {

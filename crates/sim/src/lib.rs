@@ -86,6 +86,7 @@ pub mod backend;
 pub mod campaign;
 pub mod case;
 mod causes;
+mod change;
 pub mod client;
 mod conn;
 pub mod fault;

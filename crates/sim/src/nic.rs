@@ -256,6 +256,8 @@ impl Network {
 
 impl Nic for SimNic {
     type Socket = SimSocket;
+    /// The network knows every port there will be; this one is listened on from now on.
+    type Port = ();
 
     /// Never sleeps: time is somebody else's.
     fn poll(&mut self, sleep_ns: u64, events: &mut Vec<Event>) {
@@ -363,17 +365,31 @@ impl Nic for SimNic {
         net.engine_close(id, how);
     }
 
-    fn stop_listening(&mut self) {
+    fn add_port(&mut self, index: PortIndex, (): ()) -> Result<(), NicError> {
         let mut net = lock(&self.net);
-        let mut waiting = Vec::new();
-        for port in &mut net.workers[self.worker].ports {
-            port.stopped = true;
-            port.news = false;
-            port.datagrams.clear();
-            waiting.extend(port.backlog.drain(..));
-        }
-        for id in waiting {
+        let port = &mut net.workers[self.worker].ports[usize::from(index)];
+        assert!(port.stopped, "worker {} opens port {index} twice", self.worker);
+        (port.stopped, port.news) = (false, true);
+        Ok(())
+    }
+
+    fn stop_port(&mut self, index: PortIndex) {
+        let mut net = lock(&self.net);
+        let port = &mut net.workers[self.worker].ports[usize::from(index)];
+        port.stopped = true;
+        port.news = false;
+        port.datagrams.clear();
+        for id in std::mem::take(&mut port.backlog) {
             net.engine_close(id, Close::Reset);
         }
+    }
+
+    fn close_port(&mut self, index: PortIndex) {
+        self.stop_port(index);
+    }
+
+    fn stop_listening(&mut self) {
+        let ports = lock(&self.net).workers[self.worker].ports.len();
+        (0..ports).for_each(|index| self.stop_port(index as PortIndex));
     }
 }

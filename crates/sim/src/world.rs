@@ -24,10 +24,14 @@ use wire::nic::{Nic, Transport};
 use crate::accelerator::{
     BackendRole, Behaviour, BlockShare, Model, ModelBlocks, Role, SeenTokens,
 };
+use crate::change::Change;
 use crate::ledger::{Ledger, ServiceRules};
 use crate::net::{Network, PortSite, SharedNetwork, lock};
 use crate::nic::{SimNic, SimSocket};
 use crate::rng::Rng;
+
+/// Slots for services that come later.
+const SPARE_SLOTS: usize = 8;
 
 /// What a world is made of.
 #[derive(Clone, Debug)]
@@ -108,12 +112,18 @@ pub struct World<N: Nic<Socket = SimSocket>> {
     pub(crate) ghosts: Vec<Arc<Mutex<Model>>>,
     /// Of the youngest region.
     pub(crate) generation: u64,
+    /// Slot of the lane of each model.
+    pub(crate) model_slots: Vec<u16>,
+    /// Slots of each service: the last is the one that gets requests, the others leave.
+    pub(crate) slots: Vec<Vec<u16>>,
+    pub(crate) change: Option<Change>,
     pub(crate) setup: Setup,
-    topology: Topology,
+    pub(crate) rng: Rng,
+    pub(crate) topology: Topology,
     pub(crate) fabric: Arc<Fabric<SimSocket>>,
     pub(crate) words: Vec<Words<MappedMemory>>,
     /// Until when each worker sleeps unless something happens; 0: it does not.
-    asleep_until_ns: Vec<u64>,
+    pub(crate) asleep_until_ns: Vec<u64>,
 }
 
 /// A region that is being divided among workers.
@@ -153,6 +163,46 @@ pub(crate) fn divide(setup: &Setup, service: usize, generation: u64) -> Divided 
     Divided { words: near.words(), memory, entries: near.entries().to_vec(), ends, shares }
 }
 
+/// A service's regions, divided among the workers.
+pub(crate) struct SharedOut {
+    pub(crate) words: Vec<Words<MappedMemory>>,
+    /// By worker.
+    pub(crate) attachments: Vec<Vec<Attachment>>,
+    /// By worker.
+    pub(crate) models: Vec<Vec<Arc<Mutex<Model>>>>,
+}
+
+pub(crate) fn share_out(
+    setup: &Setup,
+    service: usize,
+    net: &SharedNetwork,
+    rng: &mut Rng,
+) -> SharedOut {
+    let workers = setup.topology.engine.workers;
+    let tokens: Vec<SeenTokens> = (0..workers).map(|_| SeenTokens::default()).collect();
+    let mut out = SharedOut {
+        words: Vec::new(),
+        attachments: (0..workers).map(|_| Vec::new()).collect(),
+        models: (0..workers).map(|_| Vec::new()).collect(),
+    };
+    for accelerator in 0..setup.topology.services[service].accelerators.len() {
+        let divided = divide(setup, service, 1);
+        out.words.push(divided.words.clone());
+        let role = role(setup, service, accelerator);
+        let parts = divided.ends.into_iter().zip(divided.shares).enumerate();
+        for (worker, (ends, shares)) in parts {
+            let region = (divided.memory.clone(), divided.entries.clone());
+            let world = (net.clone(), tokens[worker].clone(), rng.fork());
+            let behaviour = setup.behaviours[service];
+            let model = Model::new(role.clone(), behaviour, region, shares, world);
+            let model = Arc::new(Mutex::new(model));
+            out.models[worker].push(model.clone());
+            out.attachments[worker].push(Attachment { blocks: Box::new(ModelBlocks(model)), ends });
+        }
+    }
+    out
+}
+
 impl<N: Nic<Socket = SimSocket>> World<N> {
     /// Puts everything together; `wrap` may put something between a worker and its network.
     pub fn build(setup: &Setup, wrap: impl Fn(SimNic) -> N) -> Self {
@@ -164,33 +214,24 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
         let services = topology.services.len();
         let mut models = Vec::new();
         let mut seats = Vec::new();
+        let mut model_slots = Vec::new();
         let mut words = Vec::new();
         // attachments[worker][service]
-        let mut attachments: Vec<Vec<Vec<Attachment>>> =
-            (0..workers).map(|_| (0..services).map(|_| Vec::new()).collect()).collect();
-        #[expect(clippy::needless_range_loop, reason = "the index is the service's name")]
+        let mut attachments: Vec<Vec<Vec<Attachment>>> = (0..workers).map(|_| Vec::new()).collect();
         for service in 0..services {
-            let tokens: Vec<SeenTokens> = (0..workers).map(|_| SeenTokens::default()).collect();
-            for accelerator in 0..topology.services[service].accelerators.len() {
-                let divided = divide(setup, service, 1);
-                words.push(divided.words.clone());
-                let role = role(setup, service, accelerator);
-                let parts = divided.ends.into_iter().zip(divided.shares).enumerate();
-                for (worker, (ends, shares)) in parts {
-                    let region = (divided.memory.clone(), divided.entries.clone());
-                    let world = (net.clone(), tokens[worker].clone(), rng.fork());
-                    let behaviour = setup.behaviours[service];
-                    let model = Model::new(role.clone(), behaviour, region, shares, world);
-                    let model = Arc::new(Mutex::new(model));
-                    models.push(model.clone());
-                    seats.push((worker, service));
-                    attachments[worker][service]
-                        .push(Attachment { blocks: Box::new(ModelBlocks(model)), ends });
-                }
+            let shared = share_out(setup, service, &net, &mut rng);
+            words.extend(shared.words);
+            for (worker, of_worker) in shared.attachments.into_iter().enumerate() {
+                attachments[worker].push(of_worker);
+            }
+            for (worker, of_worker) in shared.models.into_iter().enumerate() {
+                seats.extend(of_worker.iter().map(|_| (worker, service)));
+                model_slots.extend(of_worker.iter().map(|_| service as u16));
+                models.extend(of_worker);
             }
         }
         let wakers = (0..workers).map(|_| Box::new(|| {}) as Box<dyn Fn() + Send + Sync>);
-        let fabric = Fabric::new(wakers.collect(), services);
+        let fabric = Fabric::new(wakers.collect(), services + SPARE_SLOTS);
         let metrics = Metrics::new(workers, topology.services.iter().map(|s| s.name.clone()));
         let addresses: Vec<SocketAddr> = topology.ports().map(|(_, l)| l.address).collect();
         let links = worker_links(workers, &topology);
@@ -209,7 +250,11 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
             seats,
             ghosts: Vec::new(),
             generation: 1,
+            model_slots,
+            slots: (0..services).map(|service| vec![service as u16]).collect(),
+            change: None,
             setup: setup.clone(),
+            rng,
             fabric,
             words,
             asleep_until_ns: vec![0; workers],
@@ -284,8 +329,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
     fn check_sleep(&mut self, worker: usize, sleep_ns: u64) {
         let now_ns = self.now_ns();
         let services = 0..self.topology.services.len();
-        let under_way: u32 =
-            services.map(|s| self.workers[worker].outstanding_by_mqueue(s).sum::<u32>()).sum();
+        let under_way: u32 = services.map(|s| self.by_mqueue(worker, s).iter().sum::<u32>()).sum();
         let models = self.models.iter().zip(&self.seats).filter(|(_, seat)| seat.0 == worker);
         let wake_ns = models.map(|(model, _)| lock(model).wake_ns()).min().unwrap_or(u64::MAX);
         // Another turn without news: whatever it finds, or tells others, was left over.
@@ -346,8 +390,8 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
             ));
         }
         let spec = &self.topology.services[service];
-        for (index, worker) in self.workers.iter().enumerate() {
-            for (mqueue, outstanding) in worker.outstanding_by_mqueue(service).enumerate() {
+        for index in 0..self.workers.len() {
+            for (mqueue, outstanding) in self.by_mqueue(index, service).into_iter().enumerate() {
                 if outstanding > spec.slots {
                     return Err(format!(
                         "mqueue {mqueue} of service {service} on worker {index} has {outstanding} \
@@ -364,10 +408,19 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
         Ok(())
     }
 
+    /// Requests under way on each of a worker's mqueues of a service, in the lane that gets new ones.
+    fn by_mqueue(&self, worker: usize, service: usize) -> Vec<u32> {
+        let slot = self.slots[service].last();
+        let of = |slot: &u16| self.workers[worker].outstanding_by_mqueue((*slot).into()).collect();
+        slot.map_or(Vec::new(), of)
+    }
+
     /// Requests of a service that have not ended, by the tables that hold them.
     pub fn under_way(&self, service: usize) -> u64 {
         let counted = self.metrics.service(service);
-        let held: u64 = self.workers.iter().map(|w| w.outstanding_of(service)).sum();
+        let slots = &self.slots[service];
+        let held = |w: &Worker<N>| slots.iter().map(|s| w.outstanding_of((*s).into())).sum::<u64>();
+        let held: u64 = self.workers.iter().map(held).sum();
         held + (counted.handed_out - counted.handed_in)
             + (counted.replies_handed_out - counted.replies_handed_in)
     }
@@ -429,7 +482,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
         let models = self.models.iter().zip(&self.seats);
         let models = models.filter(|(_, seat)| **seat == (worker, service));
         let stopped: Vec<bool> = models.flat_map(|(model, _)| lock(model).stopped()).collect();
-        let held: Vec<u32> = self.workers[worker].outstanding_by_mqueue(service).collect();
+        let held = self.by_mqueue(worker, service);
         let lost =
             held.iter().zip(&stopped).any(|(held, stopped)| *held > 0 && !(none && *stopped));
         if lost {

@@ -66,6 +66,7 @@ fn single(peer: SocketAddr, local: Option<IpAddr>, payload: &[u8]) -> TxBatch {
 
 impl Nic for Saboteur {
     type Socket = SimSocket;
+    type Port = ();
 
     fn poll(&mut self, sleep_ns: u64, events: &mut Vec<Event>) {
         self.inner.poll(sleep_ns, events);
@@ -164,6 +165,18 @@ impl Nic for Saboteur {
 
     fn close(&mut self, key: StreamKey, how: Close) {
         self.inner.close(key, how);
+    }
+
+    fn add_port(&mut self, index: PortIndex, port: ()) -> Result<(), NicError> {
+        self.inner.add_port(index, port)
+    }
+
+    fn stop_port(&mut self, index: PortIndex) {
+        self.inner.stop_port(index);
+    }
+
+    fn close_port(&mut self, index: PortIndex) {
+        self.inner.close_port(index);
     }
 
     fn stop_listening(&mut self) {

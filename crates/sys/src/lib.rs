@@ -33,4 +33,4 @@ pub mod time;
 mod os;
 
 pub use memory::{MemoryError, PrivateMemory, RegionOptions, SharedMemory, SharedView};
-pub use socket_nic::{OpenError, PortSpec, SocketNic, SocketOptions, Waker};
+pub use socket_nic::{OpenError, OpenPort, PortSpec, SocketNic, SocketOptions, Waker};

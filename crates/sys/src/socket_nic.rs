@@ -153,6 +153,42 @@ struct TcpPort {
 enum Port {
     Udp(UdpPort),
     Tcp(TcpPort),
+    /// Closed; its index is free.
+    Closed,
+}
+
+/// An open port for one worker, on its way there.
+#[derive(Debug)]
+pub struct OpenPort {
+    socket: OwnedFd,
+    /// Port 0 resolved.
+    spec: PortSpec,
+}
+
+impl OpenPort {
+    /// Claims a port for this process, once for each of `workers`. Fails if another socket, of any
+    /// process, holds it.
+    pub fn open_all(
+        spec: PortSpec,
+        workers: usize,
+        options: &SocketOptions,
+    ) -> Result<Vec<Self>, OpenError> {
+        let mut ports = vec![Self::open(spec, Claim::First, options)?];
+        while ports.len() < workers {
+            ports.push(Self::open(ports[0].spec, Claim::Joining, options)?);
+        }
+        Ok(ports)
+    }
+
+    fn open(spec: PortSpec, claim: Claim, options: &SocketOptions) -> Result<Self, OpenError> {
+        let (socket, address) = listen::open(spec, claim, options)?;
+        Ok(Self { socket, spec: PortSpec { address, ..spec } })
+    }
+
+    /// The address it listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.spec.address
+    }
 }
 
 /// One worker's sockets. See the module's text.
@@ -200,7 +236,7 @@ impl SocketNic {
     pub fn effective_buffers(&self, port: PortIndex) -> Option<(usize, usize)> {
         match self.ports.get(usize::from(port))? {
             Port::Udp(udp) => Some(listen::buffers(udp.socket.as_fd())),
-            Port::Tcp(_) => None,
+            Port::Tcp(_) | Port::Closed => None,
         }
     }
 
@@ -228,14 +264,15 @@ impl SocketNic {
             counters: NicCounters::default(),
         };
         for spec in specs {
-            nic.open_port(*spec, claim)?;
+            let index = nic.ports.len() as PortIndex;
+            let port = OpenPort::open(*spec, claim, &nic.options)?;
+            nic.install(index, port).map_err(|error| OpenError::host("epoll", error))?;
         }
         Ok(nic)
     }
 
-    fn open_port(&mut self, spec: PortSpec, claim: Claim) -> Result<(), OpenError> {
-        let index = self.ports.len() as PortIndex;
-        let (socket, address) = listen::open(spec, claim, &self.options)?;
+    fn install(&mut self, index: PortIndex, port: OpenPort) -> io::Result<()> {
+        let OpenPort { socket, spec } = port;
         let port = match spec.transport {
             Transport::Udp => {
                 self.poller.watch_sleeping(socket.as_fd());
@@ -243,15 +280,25 @@ impl SocketNic {
                 Port::Udp(UdpPort::new(socket, &self.options))
             }
             Transport::Tcp => {
-                let watched = self.poller.watch(socket.as_fd(), Source::Listener(index));
-                watched.map_err(|error| OpenError::host("epoll", error))?;
-                self.listening = true;
+                self.poller.watch(socket.as_fd(), Source::Listener(index))?;
+                self.active_polls = ACTIVE_POLLS;
                 Port::Tcp(TcpPort { listener: Some(socket), stalled: false })
             }
         };
-        self.ports.push(port);
-        self.specs.push(PortSpec { address, ..spec });
+        let place = usize::from(index);
+        while self.ports.len() <= place {
+            self.ports.push(Port::Closed);
+            self.specs.push(spec);
+        }
+        self.ports[place] = port;
+        self.specs[place] = spec;
+        self.look_whether_listening();
         Ok(())
+    }
+
+    fn look_whether_listening(&mut self) {
+        let listens = |port: &Port| matches!(port, Port::Tcp(tcp) if tcp.listener.is_some());
+        self.listening = self.ports.iter().any(listens);
     }
 
     /// Whether a spinning poll should consult the epoll set.
@@ -350,7 +397,7 @@ impl SocketNic {
     fn listener(&self, port: PortIndex) -> Option<BorrowedFd<'_>> {
         match self.ports.get(usize::from(port))? {
             Port::Tcp(tcp) => tcp.listener.as_ref().map(AsFd::as_fd),
-            Port::Udp(_) => None,
+            Port::Udp(_) | Port::Closed => None,
         }
     }
 
@@ -407,6 +454,7 @@ impl SocketNic {
 
 impl Nic for SocketNic {
     type Socket = AcceptedSocket;
+    type Port = OpenPort;
 
     fn poll(&mut self, sleep_ns: u64, events: &mut Vec<Event>) {
         events.clear();
@@ -499,25 +547,47 @@ impl Nic for SocketNic {
         self.stalled_polls = self.stalled_polls.min(1);
     }
 
-    fn stop_listening(&mut self) {
-        for port in &mut self.ports {
-            match port {
-                // Kept open: replies still leave from it.
-                Port::Udp(udp) => udp.stopped = true,
-                Port::Tcp(tcp) => tcp.listener = None,
-            }
+    fn add_port(&mut self, index: PortIndex, port: OpenPort) -> Result<(), NicError> {
+        self.install(index, port).map_err(nic_error)
+    }
+
+    fn stop_port(&mut self, index: PortIndex) {
+        match self.ports.get_mut(usize::from(index)) {
+            // Kept open: replies still leave from it.
+            Some(Port::Udp(udp)) => udp.stopped = true,
+            Some(Port::Tcp(tcp)) => tcp.listener = None,
+            Some(Port::Closed) | None => return,
         }
-        self.poller.forget_sleeping();
-        self.sleeping_ports.clear();
-        self.listening = false;
+        if let Some(position) = self.sleeping_ports.iter().position(|port| *port == index) {
+            self.sleeping_ports.remove(position);
+            self.poller.forget_sleeping(position);
+        }
+        self.look_whether_listening();
+    }
+
+    fn close_port(&mut self, index: PortIndex) {
+        self.stop_port(index);
+        if let Some(Port::Udp(udp)) = self.ports.get(usize::from(index)) {
+            // Counters of a worker only grow.
+            self.counters.segmentation_fallbacks += udp.segmentation.fallbacks;
+        }
+        if let Some(port) = self.ports.get_mut(usize::from(index)) {
+            *port = Port::Closed;
+        }
+    }
+
+    fn stop_listening(&mut self) {
+        (0..self.ports.len()).for_each(|index| self.stop_port(index as PortIndex));
     }
 
     fn counters(&self) -> NicCounters {
         let fallbacks = self.ports.iter().map(|port| match port {
             Port::Udp(udp) => udp.segmentation.fallbacks,
-            Port::Tcp(_) => 0,
+            Port::Tcp(_) | Port::Closed => 0,
         });
-        NicCounters { segmentation_fallbacks: fallbacks.sum(), ..self.counters }
+        let before = self.counters.segmentation_fallbacks;
+        let sum = before + fallbacks.sum::<u64>();
+        NicCounters { segmentation_fallbacks: sum, ..self.counters }
     }
 }
 

@@ -27,7 +27,7 @@ use wire::nic::{
     StreamKey, Transport, TxBatch, Written,
 };
 
-use crate::socket_nic::AcceptedSocket;
+use crate::socket_nic::{AcceptedSocket, OpenPort};
 use crate::time::realtime_ns;
 use packet::{ACK, FIN, HEADERS_MAX, Headers, PSH, RST, SEGMENT_BYTES_MAX, SYN};
 
@@ -371,8 +371,9 @@ impl<N> Tap<N> {
     }
 }
 
-impl<N: Nic<Socket = AcceptedSocket>> Nic for Tap<N> {
+impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
     type Socket = AcceptedSocket;
+    type Port = OpenPort;
 
     fn poll(&mut self, sleep_ns: u64, events: &mut Vec<Event>) {
         self.recorder.polls += 1;
@@ -486,6 +487,26 @@ impl<N: Nic<Socket = AcceptedSocket>> Nic for Tap<N> {
             *flow = None;
         }
         self.nic.close(key, how);
+    }
+
+    fn add_port(&mut self, index: PortIndex, port: OpenPort) -> Result<(), NicError> {
+        let (place, address) = (usize::from(index), port.address());
+        self.nic.add_port(index, port)?;
+        if self.addresses.len() <= place {
+            self.addresses.resize(place + 1, address);
+            self.waiting.resize(place + 1, Recorded::default());
+        }
+        self.addresses[place] = address;
+        self.waiting[place] = Recorded::default();
+        Ok(())
+    }
+
+    fn stop_port(&mut self, index: PortIndex) {
+        self.nic.stop_port(index);
+    }
+
+    fn close_port(&mut self, index: PortIndex) {
+        self.nic.close_port(index);
     }
 
     fn stop_listening(&mut self) {

@@ -267,6 +267,8 @@ pub struct NicCounters {
 pub trait Nic {
     /// An accepted connection on its way to the worker that will own it.
     type Socket: Send;
+    /// An open port on its way to its worker.
+    type Port: Send;
 
     /// Collects events into `events` (cleared first). Sleeps at most `sleep_ns` when there are none
     /// (0: does not sleep). What wakes it early besides the network is the implementation's business.
@@ -303,7 +305,17 @@ pub trait Nic {
     /// Ends a stream; the key is free afterwards. Unknown keys are ignored.
     fn close(&mut self, key: StreamKey, how: Close);
 
-    /// Stops listening everywhere: no further connection is accepted, datagrams are no longer read.
+    /// Takes an open port under the name `index`, which is free. `Err` gives it up (and closes it).
+    fn add_port(&mut self, index: PortIndex, port: Self::Port) -> Result<(), NicError>;
+
+    /// Stops listening on one port: no further connection is accepted, datagrams are no longer read.
+    /// What waits in a [`TxBatch`] can still be sent.
+    fn stop_port(&mut self, index: PortIndex);
+
+    /// Closes a port; the index is free afterwards. One that is unknown is ignored.
+    fn close_port(&mut self, index: PortIndex);
+
+    /// Stops listening everywhere, as [`Self::stop_port`] does on one port.
     fn stop_listening(&mut self);
 
     /// What went on so far; asked about once a millisecond. A NIC that counts nothing says so.

@@ -170,8 +170,9 @@ impl Start {
 }
 
 impl Scheduler {
-    /// Starts `blocks` of the region and runs each until it waits for the first time.
-    pub(super) fn start(
+    /// Makes everything that `blocks` of the region need, on any thread; none of them runs before
+    /// [`Self::begin`].
+    pub(super) fn prepare(
         memory: MappedMemory,
         kernel: Arc<Kernel>,
         params: &[(String, f64)],
@@ -202,7 +203,7 @@ impl Scheduler {
             .map(|mqueue| words.tx_head(mqueue))
             .collect();
         let places = place_blocks(&mut args, per_block, &words, &kernel, &stacks, &clock);
-        let mut scheduler = Self {
+        Ok(Self {
             body: ManuallyDrop::new(Body {
                 stop: words.stop(),
                 words,
@@ -211,7 +212,7 @@ impl Scheduler {
                 ready: Vec::with_capacity(blocks.len()),
                 next: Vec::with_capacity(blocks.len()),
                 timers: Timers::new(blocks.len()),
-                running: blocks.len(),
+                running: 0,
                 abandoned: 0,
                 early: Vec::new(),
                 client_tx_heads,
@@ -225,9 +226,13 @@ impl Scheduler {
                 _kernel: kernel,
                 _memory: memory,
             }),
-        };
-        scheduler.body.start()?;
-        Ok(scheduler)
+        })
+    }
+
+    /// Runs each block until it waits for the first time, on the thread that will run it.
+    pub(super) fn begin(&mut self) -> Result<(), AccelError> {
+        self.body.running = self.body.blocks.len();
+        self.body.start()
     }
 
     /// Resumes once every block that is due: its mqueue is one of `rang`, its deadline has passed,

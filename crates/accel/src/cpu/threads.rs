@@ -373,7 +373,10 @@ impl Runner {
         let started = started.and_then(|()| {
             let region = self.region.clone();
             let kernel = Arc::clone(&self.kernel);
-            Scheduler::start(region, kernel, &self.params, &self.blocks, &self.options)
+            let mut scheduler =
+                Scheduler::prepare(region, kernel, &self.params, &self.blocks, &self.options)?;
+            scheduler.begin()?;
+            Ok(scheduler)
         });
         match started {
             Ok(scheduler) => {

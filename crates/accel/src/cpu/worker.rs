@@ -6,12 +6,15 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use engine::accelerator::Blocks;
+use engine::accelerator::{Blocks, StartError};
 use mqueue::MappedMemory;
 
 use super::Options;
 use super::scheduler::Scheduler;
 use crate::{AccelError, Kernel};
+
+/// The thread of blocks that have not started.
+const NO_THREAD: usize = 0;
 
 /// Blocks of a `cpu` accelerator on a worker's thread: the one that started them.
 pub struct WorkerBlocks {
@@ -27,11 +30,23 @@ fn this_thread() -> usize {
 }
 
 impl WorkerBlocks {
-    /// Starts `blocks` of the region on the calling thread, which must be the one that drives them.
-    /// Each has run up to its first wait when this returns.
+    /// Makes everything that `blocks` of the region need. They start with [`Blocks::start`], on the thread
+    /// that drives them.
     ///
     /// Dropping it stops the blocks at once: the region's stop word becomes
     /// [`NOW`](mqueue::abi::stop::NOW).
+    pub fn prepare(
+        region: MappedMemory,
+        kernel: Arc<Kernel>,
+        params: &[(String, f64)],
+        blocks: &[u32],
+        options: &Options,
+    ) -> Result<Self, AccelError> {
+        let scheduler = Scheduler::prepare(region, kernel, params, blocks, options)?;
+        Ok(Self { scheduler: ManuallyDrop::new(scheduler), thread: NO_THREAD })
+    }
+
+    /// As [`Self::prepare`], and starts them: each has run up to its first wait when this returns.
     pub fn start(
         region: MappedMemory,
         kernel: Arc<Kernel>,
@@ -39,8 +54,14 @@ impl WorkerBlocks {
         blocks: &[u32],
         options: &Options,
     ) -> Result<Self, AccelError> {
-        let scheduler = Scheduler::start(region, kernel, params, blocks, options)?;
-        Ok(Self { scheduler: ManuallyDrop::new(scheduler), thread: this_thread() })
+        let mut prepared = Self::prepare(region, kernel, params, blocks, options)?;
+        prepared.begin()?;
+        Ok(prepared)
+    }
+
+    fn begin(&mut self) -> Result<(), AccelError> {
+        self.thread = this_thread();
+        self.scheduler.begin()
     }
 
     /// Blocks that have not ended.
@@ -50,6 +71,10 @@ impl WorkerBlocks {
 }
 
 impl Blocks for WorkerBlocks {
+    fn start(&mut self) -> Result<(), StartError> {
+        Ok(self.begin()?)
+    }
+
     #[inline]
     fn drive(&mut self, now_ns: u64, rang: &[u32], touched: &mut Vec<u32>) {
         assert_eq!(self.thread, this_thread(), "blocks never change threads");

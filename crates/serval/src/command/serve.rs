@@ -226,15 +226,16 @@ fn finish(screen: &Screen, server: Server, tap: Option<TapFile>) -> Result<(), F
             );
         }
     }
-    for (index, name) in metrics.services.iter().enumerate() {
-        let s = metrics.service(index);
+    for service in metrics.services().iter() {
+        let s = service.snapshot();
         let dropped = s.dropped_requests();
         tracing::info!(
             received = s.received,
             replied = s.replied,
             consumed = s.consumed,
             dropped,
-            "{name}"
+            "{}",
+            service.name()
         );
     }
     if screen.json {
@@ -256,14 +257,14 @@ fn finish(screen: &Screen, server: Server, tap: Option<TapFile>) -> Result<(), F
 /// of turns that found work, `cpu_ns` the processor time of the process.
 fn last_words(metrics: &Metrics, report: &ShutdownReport, tapped: Option<&TapReport>) -> Json {
     let (mut messages, mut services) = (0, Vec::new());
-    for (index, name) in metrics.services.iter().enumerate() {
-        let s = metrics.service(index);
+    for service in metrics.services().iter() {
+        let s = service.snapshot();
         messages += s.replied;
         let lost = DropReason::ALL.iter().filter(|r| s.dropped(**r) > 0);
         let drops: serde_json::Map<_, _> =
             lost.map(|r| (r.name().to_owned(), s.dropped(*r).into())).collect();
         services.push(json!({
-            "name": name, "received": s.received, "replied": s.replied,
+            "name": service.name(), "received": s.received, "replied": s.replied,
             "consumed": s.consumed, "dropped": s.dropped_requests(), "drops": drops,
         }));
     }

@@ -116,8 +116,8 @@ type Snapshot = (String, engine::metrics::ServiceSnapshot);
 impl Engine {
     /// One snapshot for the whole page, so that its numbers belong together.
     fn services(&self) -> Vec<Snapshot> {
-        let names = self.metrics.services.iter().enumerate();
-        names.map(|(index, name)| (name.clone(), self.metrics.service(index))).collect()
+        let services = self.metrics.services();
+        services.iter().map(|s| (s.name().to_owned(), s.snapshot())).collect()
     }
 
     fn encode_services(
@@ -151,15 +151,14 @@ impl Engine {
 
     /// Durations of stages, and how deep the queues are.
     fn encode_observations(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let names = self.metrics.services.iter();
-        let services: Vec<_> =
-            names.enumerate().map(|(index, name)| (name, self.metrics.observed(index))).collect();
+        let running = self.metrics.services();
+        let services: Vec<_> = running.iter().map(|s| (s.name(), s.observed())).collect();
         let help = "Time of a request in each stage of its way, for a sample of requests";
         let name = "serval_stage_duration_seconds";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for (service, observed) in &services {
             for stage in Stage::ALL {
-                let labels = [("service", service.as_str()), ("stage", stage.name())];
+                let labels = [("service", *service), ("stage", stage.name())];
                 let histogram = &observed.stages[stage as usize];
                 Durations(histogram).encode(family.encode_family(&labels)?)?;
             }
@@ -168,13 +167,13 @@ impl Engine {
         let name = "serval_request_duration_seconds";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for (service, observed) in &services {
-            let labels = [("service", service.as_str())];
+            let labels = [("service", *service)];
             Durations(&observed.total).encode(family.encode_family(&labels)?)?;
         }
         let mut gauge = |name, help, value_of: fn(&ObservationSnapshot) -> f64| {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for (service, observed) in &services {
-                let labels = [("service", service.as_str())];
+                let labels = [("service", *service)];
                 ConstGauge::new(value_of(observed)).encode(family.encode_family(&labels)?)?;
             }
             Ok(())

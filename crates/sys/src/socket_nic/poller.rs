@@ -156,9 +156,9 @@ impl Poller {
         self.sleepers.push(pollfd(socket));
     }
 
-    /// Forgets every socket added by [`Self::watch_sleeping`].
-    pub(super) fn forget_sleeping(&mut self) {
-        self.sleepers.truncate(1);
+    /// Forgets the socket at this position of those added by [`Self::watch_sleeping`]; the others move up.
+    pub(super) fn forget_sleeping(&mut self, position: usize) {
+        self.sleepers.remove(1 + position);
     }
 
     fn add(&self, file: BorrowedFd<'_>, source: Source, events: c_int) -> io::Result<()> {

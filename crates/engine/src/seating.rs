@@ -1,0 +1,502 @@
+//! How services come to a worker, change and leave it, while the others go on.
+//!
+//! A service has a *slot*: the place of its lane, the same on every worker. What takes long is done
+//! elsewhere and before: a [`Seat`] brings the lane, its hand-over rings and its ports, all of it
+//! allocated and open. The control side then takes these steps, each between two turns of every worker:
+//!
+//! | step | what a worker does |
+//! |---|---|
+//! | [`Worker::seat`] | takes the lane; starts blocks that run on its own core; new ports are not read yet |
+//! | [`Worker::switch`] | at once: new ports are read, kept ones lead to the new lane, old ones are no longer read, old lanes [leave](Leave) |
+//! | [`Worker::expire`] | what a leaving lane has not answered in time is dropped as `drain_timeout` |
+//! | [`Worker::release`] | lets go of the lane, which has nothing left |
+//!
+//! A step is taken on every worker before the next one begins, so a request that is handed over always
+//! finds the lane it is for. When every worker has settled, and that can only be seen in one place
+//! ([`Farewell`]), nothing of the leaving service is under way anywhere. A changed service is a new one in
+//! another slot that takes over ports, and connections if they understand each other; its counters stay.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use wire::DropReason;
+use wire::nic::{Close, Nic, PortIndex, RxBatch, StreamKey, Transport, TxBatch};
+
+use crate::accelerator::StartError;
+use crate::connection::{Connections, Pool};
+use crate::handover::{ENVELOPE_BYTES, Fabric, ServiceLinks, links};
+use crate::lane::{Attachment, Lane};
+use crate::memory_port::MemoryClients;
+use crate::metrics::{Metrics, ServiceMetrics};
+use crate::topology::{Limits, Listen, Polling, Replies, Service, Topology};
+use crate::worker::{NOTICES, RX_SLOT_BYTES, RX_SLOTS, StreamOwner, Worker};
+
+/// Datagrams and bytes that wait for one `send`.
+const TX_ITEMS: usize = 1024;
+const TX_BYTES: usize = 1 << 20;
+/// The service of a port that is not there.
+const NO_SERVICE: u16 = u16::MAX;
+
+/// One listening address on this worker.
+pub(crate) struct Port {
+    /// Slot of its service.
+    pub(crate) service: u16,
+    pub(crate) transport: Transport,
+    pub(crate) number: u16,
+    on_loopback: bool,
+    /// Largest reply / request ratio; 0 unlimited.
+    pub(crate) reply_ratio: u32,
+    pub(crate) ready: bool,
+    /// Not read: its service is not switched on yet, or leaves.
+    pub(crate) held: bool,
+    pub(crate) tx: TxBatch,
+    /// Since when the host kernel takes no datagram; 0 when it does.
+    pub(crate) full_since_ns: u64,
+}
+
+impl Port {
+    fn new(service: u16, transport: Transport, address: SocketAddr, limits: &Limits) -> Self {
+        let udp = transport == Transport::Udp;
+        let on_loopback = address.ip().is_loopback();
+        Self {
+            service,
+            transport,
+            number: address.port(),
+            on_loopback,
+            reply_ratio: reply_ratio(limits, on_loopback),
+            ready: false,
+            held: false,
+            tx: TxBatch::new(if udp { TX_ITEMS } else { 0 }, if udp { TX_BYTES } else { 0 }),
+            full_since_ns: 0,
+        }
+    }
+
+    /// The place of a port that is not there.
+    fn vacant() -> Self {
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let port = Self::new(NO_SERVICE, Transport::Tcp, nowhere, &Limits::default());
+        Self { held: true, ..port }
+    }
+
+    pub(crate) fn is_vacant(&self) -> bool {
+        self.service == NO_SERVICE
+    }
+}
+
+fn reply_ratio(limits: &Limits, on_loopback: bool) -> u32 {
+    limits.udp_reply_ratio.unwrap_or(if on_loopback { 0 } else { 3 })
+}
+
+/// What a worker is made of. See [`Worker::new`].
+pub struct WorkerParts<N: Nic> {
+    /// Number of this worker, from 0.
+    pub index: usize,
+    /// Its network; port indices follow [`Topology::ports`].
+    pub nic: N,
+    /// The real addresses of the ports (port 0 resolved), in the same order.
+    pub addresses: Vec<SocketAddr>,
+    /// For each service, its accelerators' attachments; their blocks are started.
+    pub attachments: Vec<Vec<Attachment>>,
+    /// Its links to the other workers, from [`worker_links`].
+    pub links: WorkerLinks,
+}
+
+/// One worker's links to all others; opaque. By service.
+pub struct WorkerLinks(Vec<ServiceLinks>);
+
+/// Joins `workers` workers to each other; one element per worker.
+pub fn worker_links(workers: usize, topology: &Topology) -> Vec<WorkerLinks> {
+    let mut of_workers: Vec<WorkerLinks> = (0..workers).map(|_| WorkerLinks(Vec::new())).collect();
+    for service in &topology.services {
+        for (worker, links) in links(workers, service).into_iter().enumerate() {
+            of_workers[worker].0.push(links);
+        }
+    }
+    of_workers
+}
+
+/// One worker's share of a service that comes while the engine runs; see the module's text.
+pub struct Seat<P> {
+    slot: u16,
+    lane: Lane,
+    links: ServiceLinks,
+    ports: Vec<(PortIndex, Port, P)>,
+    scratch: Vec<u8>,
+}
+
+impl<P> Seat<P> {
+    /// The shares of all workers, in order, in `slot`. `attachments` are theirs; their blocks start when
+    /// the worker takes its seat. Ports follow with [`Self::add_port`].
+    pub fn for_workers(
+        slot: u16,
+        service: &Service,
+        metrics: &ServiceMetrics,
+        attachments: Vec<Vec<Attachment>>,
+    ) -> Vec<Self> {
+        let workers = attachments.len();
+        let parts = attachments.into_iter().zip(links(workers, service)).enumerate();
+        let seat = |(worker, (attachments, links))| Self {
+            slot,
+            lane: Lane::new(
+                service,
+                worker as u32,
+                workers as u32,
+                attachments,
+                metrics.of_worker(worker),
+            ),
+            links,
+            ports: Vec::new(),
+            scratch: vec![0; scratch_bytes([service])],
+        };
+        parts.map(seat).collect()
+    }
+
+    /// Brings an open port, which gets an index that no other port has. `address` is where it listens.
+    pub fn add_port(
+        &mut self,
+        index: PortIndex,
+        (transport, address): (Transport, SocketAddr),
+        limits: &Limits,
+        port: P,
+    ) {
+        let entry = Port { held: true, ..Port::new(self.slot, transport, address, limits) };
+        self.ports.push((index, entry, port));
+    }
+}
+
+/// What [`Worker::switch`] changes.
+#[derive(Clone, Debug)]
+pub struct Switch {
+    /// Services that leave.
+    pub leave: Vec<Leave>,
+    /// Ports that stay and lead to the service in this slot from now on.
+    pub lead: Vec<(PortIndex, u16)>,
+    /// Ports that are no longer read; they go when their service is released.
+    pub stop: Vec<PortIndex>,
+    /// Limits from now on. Connections that are open keep their window; the number of connections
+    /// stays what it is.
+    pub limits: Limits,
+    /// What a worker without work does from now on.
+    pub polling: Polling,
+}
+
+/// A service that leaves.
+#[derive(Clone, Debug)]
+pub struct Leave {
+    /// Its slot.
+    pub slot: u16,
+    /// The slot whose service takes over the connections of its clients, which notice nothing. Without
+    /// one they are closed after their replies.
+    pub successor: Option<u16>,
+    /// Where the workers tell that they have settled.
+    pub farewell: Farewell,
+}
+
+/// How many workers have nothing left of a service that leaves.
+#[derive(Clone, Debug, Default)]
+pub struct Farewell(Arc<AtomicUsize>);
+
+impl Farewell {
+    /// Whether all of `workers` have nothing left. A worker that takes something over takes its word
+    /// back first, so this stays true once it is.
+    pub fn is_complete(&self, workers: usize) -> bool {
+        self.0.load(Ordering::Acquire) == workers
+    }
+}
+
+/// A lane on its way out.
+pub(crate) struct Leaving {
+    farewell: Farewell,
+    settled: bool,
+    /// Its time is over.
+    pub(crate) expired: bool,
+}
+
+impl Leaving {
+    pub(crate) fn set_settled(&mut self, settled: bool) {
+        if std::mem::replace(&mut self.settled, settled) != settled {
+            match settled {
+                true => self.farewell.0.fetch_add(1, Ordering::Release),
+                false => self.farewell.0.fetch_sub(1, Ordering::Release),
+            };
+        }
+    }
+}
+
+/// What a worker let go of: memory that somebody else should give back, since that takes long.
+pub struct Remains {
+    _lane: Lane,
+    _links: ServiceLinks,
+    _ports: Vec<Port>,
+}
+
+impl<N: Nic> Worker<N> {
+    /// Puts a worker together. Nothing is allocated on the way of a message afterwards.
+    pub fn new(
+        parts: WorkerParts<N>,
+        topology: &Topology,
+        metrics: &Metrics,
+        fabric: Arc<Fabric<N::Socket>>,
+    ) -> Self {
+        let WorkerParts { index, nic, addresses, attachments, links } = parts;
+        let (counters, service_counters) = metrics.of_worker(index);
+        let limits = &topology.limits;
+        let workers = fabric.workers();
+        let mut worker = Self {
+            index: index as u16,
+            nic,
+            now_ns: 0,
+            ports: Vec::new(),
+            lanes: Vec::new(),
+            connections: Connections::default(),
+            pool: Pool::new(),
+            memory: MemoryClients::default(),
+            links: (0..workers).map(|_| Vec::new()).collect(),
+            fabric,
+            counters,
+            connections_max: limits.connections,
+            pipelined: limits.pipelined,
+            idle_ns: limits.idle_ms * 1_000_000,
+            slow_client_ns: limits.slow_client_ms * 1_000_000,
+            early_bytes_max: limits.early_reply_bytes,
+            to_read: Vec::new(),
+            to_write: Vec::new(),
+            notices: Vec::with_capacity(NOTICES),
+            rx: RxBatch::new(RX_SLOTS, RX_SLOT_BYTES),
+            scratch: vec![0; scratch_bytes(&topology.services)],
+            envelope: Vec::with_capacity(scratch_bytes(&topology.services)),
+            draining: false,
+            clock: None,
+            owners: Vec::new(),
+            free_keys: Vec::new(),
+            events: Vec::with_capacity(1024),
+            polling: topology.engine.polling,
+            work: false,
+            slept: false,
+            idle_since_ns: 0,
+            neighbour_until_ns: 0,
+            next_tick_ns: 0,
+            sweep_at: 0,
+            shed_report_ns: 0,
+            ended: Vec::new(),
+            hung: false,
+            settled: false,
+        };
+        let parts = topology.services.iter().zip(attachments).zip(service_counters).zip(links.0);
+        for (slot, (((service, attachments), counters), links)) in parts.enumerate() {
+            let lane = Lane::new(service, index as u32, workers as u32, attachments, counters);
+            worker.place(slot, lane, links);
+        }
+        let port = |((service, listen), address): ((usize, Listen), SocketAddr)| {
+            Port::new(service as u16, listen.transport, address, limits)
+        };
+        worker.ports = topology.ports().zip(addresses).map(port).collect();
+        worker
+    }
+
+    /// Takes a service's share; see the module's text. With an error nothing has changed.
+    pub fn seat(&mut self, seat: Seat<N::Port>) -> Result<(), StartError> {
+        let Seat { slot, mut lane, links, ports, scratch } = seat;
+        for drive in &mut lane.drives {
+            drive.blocks.start()?;
+        }
+        let mut taken = Vec::new();
+        for (index, entry, port) in ports {
+            if let Err(error) = self.nic.add_port(index, port) {
+                taken.into_iter().for_each(|(index, _)| self.nic.close_port(index));
+                return Err(error.into());
+            }
+            taken.push((index, entry));
+        }
+        for (index, entry) in taken {
+            put(&mut self.ports, index.into(), entry, Port::vacant);
+        }
+        if self.scratch.len() < scratch.len() {
+            self.envelope = Vec::with_capacity(scratch.len());
+            self.scratch = scratch;
+        }
+        self.place(slot.into(), lane, links);
+        Ok(())
+    }
+
+    /// Names the lane's streams and puts it into its slot.
+    fn place(&mut self, slot: usize, mut lane: Lane, links: ServiceLinks) {
+        let of_lane = slot as u16;
+        for (client, entry) in lane.clients.iter_mut().enumerate() {
+            entry.key =
+                self.stream_key(StreamOwner::Client { lane: of_lane, client: client as u32 });
+        }
+        for (pool, entry) in lane.backends.iter_mut().enumerate() {
+            for (number, connection) in entry.connections.iter_mut().enumerate() {
+                let (pool, number) = (pool as u16, number as u16);
+                connection.key =
+                    self.stream_key(StreamOwner::Backend { lane: of_lane, pool, number });
+            }
+        }
+        for (worker, link) in links.0.into_iter().enumerate() {
+            put(&mut self.links[worker], slot, link, || None);
+        }
+        self.connections.make_room_for(slot);
+        let workers = self.fabric.workers();
+        put(&mut self.lanes, slot, lane, || Lane::vacant(workers));
+    }
+
+    /// Keys of connections come first, those of backends behind them.
+    fn stream_key(&mut self, owner: StreamOwner) -> StreamKey {
+        let place = self.free_keys.pop().unwrap_or_else(|| {
+            self.owners.push(StreamOwner::Connection);
+            self.owners.len() as u32 - 1
+        });
+        self.owners[place as usize] = owner;
+        self.connections_max + place
+    }
+
+    /// Everything at once, so that no request meets a service that is half there. See the module's text.
+    pub fn switch(&mut self, switch: &Switch) {
+        let limits = &switch.limits;
+        self.polling = switch.polling;
+        self.pipelined = limits.pipelined;
+        self.idle_ns = limits.idle_ms * 1_000_000;
+        self.slow_client_ns = limits.slow_client_ms * 1_000_000;
+        self.early_bytes_max = limits.early_reply_bytes;
+        for port in &mut self.ports {
+            port.reply_ratio = reply_ratio(limits, port.on_loopback);
+            port.held = port.is_vacant();
+        }
+        for index in &switch.stop {
+            self.nic.stop_port(*index);
+            let port = &mut self.ports[usize::from(*index)];
+            (port.held, port.ready) = (true, false);
+        }
+        for (index, slot) in &switch.lead {
+            self.ports[usize::from(*index)].service = *slot;
+        }
+        for Leave { slot, successor, farewell } in &switch.leave {
+            let farewell = farewell.clone();
+            let lane = usize::from(*slot);
+            self.lanes[lane].leaving = Some(Leaving { farewell, settled: false, expired: false });
+            match successor {
+                Some(successor) => {
+                    self.connections.move_to(*slot, *successor);
+                    self.memory.move_to(*slot, *successor);
+                }
+                None => {
+                    self.stop_reading(Some(*slot));
+                    self.memory.stop_reading(Some(*slot));
+                }
+            }
+        }
+        self.busy();
+    }
+
+    /// Once a millisecond: whether what leaves has nothing left here.
+    pub(crate) fn look_after_leaving(&mut self) {
+        for slot in 0..self.lanes.len() {
+            if self.lanes[slot].leaving.is_none() {
+                continue;
+            }
+            if self.lanes[slot].is_expired() {
+                self.abandon(slot);
+            }
+            self.close_leaving_memory_clients(slot as u16);
+            let name = slot as u16;
+            let settled = self.outstanding_of(slot) == 0
+                && self.connections.open_of(name) == 0
+                && self.memory.of_service(name) == 0
+                && self.notices.iter().all(|(_, envelope, _)| envelope.service != name)
+                && self.links.iter_mut().all(|links| match links.get_mut(slot) {
+                    Some(Some(link)) => link.is_empty(),
+                    _ => true,
+                });
+            if let Some(leaving) = &mut self.lanes[slot].leaving {
+                leaving.set_settled(settled);
+            }
+        }
+    }
+
+    /// The time of a service that leaves is over: whatever it has not answered is dropped as
+    /// `drain_timeout`, connections that do not take their replies are closed.
+    pub fn expire(&mut self, slot: u16) {
+        if let Some(leaving) = &mut self.lanes[usize::from(slot)].leaving {
+            leaving.expired = true;
+        }
+        self.abandon(slot.into());
+    }
+
+    /// Drops everything that a service has under way on this worker, as `drain_timeout`.
+    pub(crate) fn abandon(&mut self, slot: usize) {
+        for mqueue in 0..self.lanes[slot].mqueues.len() as u32 {
+            while let Some(request) = self.lanes[slot].sessions.end_any_of(mqueue) {
+                let (origin, expects) = (&request.origin, request.expects);
+                self.lanes[slot].ended(request.mqueue);
+                self.drop_request(slot, origin, expects, DropReason::DrainTimeout);
+            }
+            if self.lanes[slot].replies == Replies::None {
+                let unread = self.lanes[slot].abandon_unread(mqueue);
+                self.lanes[slot].counters.drop_many(DropReason::DrainTimeout, unread);
+            }
+        }
+        self.flush();
+        for key in 0..self.connections.len() as StreamKey {
+            if self.connections.at(key).is_some_and(|c| usize::from(c.service) == slot) {
+                self.end_connection(key, Close::Graceful, DropReason::DrainTimeout);
+            }
+        }
+        for port in self.ports.iter_mut().filter(|p| usize::from(p.service) == slot) {
+            let waiting = port.tx.waiting().len();
+            let counters = &self.lanes[slot].counters;
+            counters.drop_many(DropReason::DrainTimeout, waiting as u64);
+            port.tx.advance(waiting);
+        }
+    }
+
+    /// Lets go of a service that was never switched on, or that has left; its slot and its ports are free
+    /// afterwards. Blocks on this worker's core are stopped.
+    pub fn release(&mut self, slot: u16) -> Remains {
+        // A connection may have been accepted for it before its port was stopped.
+        self.collect_connections();
+        let number = usize::from(slot);
+        self.abandon(number);
+        self.fabric.tell_credit(self.index, slot, 0);
+        let mut lane =
+            std::mem::replace(&mut self.lanes[number], Lane::vacant(self.fabric.workers()));
+        let backends = lane.backends.iter().flat_map(|b| &b.connections).map(|c| c.key);
+        let keys: Vec<StreamKey> = lane.clients.iter().map(|c| c.key).chain(backends).collect();
+        for key in keys {
+            self.nic.close(key, Close::Reset);
+            let place = key - self.connections_max;
+            self.owners[place as usize] = StreamOwner::Connection;
+            self.free_keys.push(place);
+        }
+        let mut ports = Vec::new();
+        for index in 0..self.ports.len() {
+            if self.ports[index].service == slot {
+                self.nic.close_port(index as PortIndex);
+                ports.push(std::mem::replace(&mut self.ports[index], Port::vacant()));
+            }
+        }
+        // Blocks never change threads, so they end here.
+        lane.drives.clear();
+        let links = self.links.iter_mut().map(|links| links.get_mut(number).and_then(Option::take));
+        Remains { _lane: lane, _links: ServiceLinks(links.collect()), _ports: ports }
+    }
+}
+
+/// Puts something into its place in a list, behind places for others if it is too short.
+fn put<T>(list: &mut Vec<T>, at: usize, entry: T, vacant: impl Fn() -> T) {
+    while list.len() <= at {
+        list.push(vacant());
+    }
+    list[at] = entry;
+}
+
+/// Scratch space: one read, one datagram, one message of any ring.
+fn scratch_bytes<'a>(services: impl IntoIterator<Item = &'a Service>) -> usize {
+    let of_service = |s: &Service| {
+        let backends = s.backends.iter().map(|b| b.max_message_bytes).max().unwrap_or(0);
+        s.max_message_bytes.max(s.max_reply_bytes).max(backends)
+    };
+    let longest = services.into_iter().map(of_service).max().unwrap_or(0) as usize;
+    (longest + ENVELOPE_BYTES).max(wire::nic::UDP_PAYLOAD_MAX).max(256 << 10)
+}

@@ -1,0 +1,155 @@
+//! Services that come to a running world, change and leave it, as the control side of a server does it.
+//!
+//! A change goes in steps (`engine/src/seating.rs`): every worker takes its seat, then every worker
+//! switches, then what leaves is released everywhere once all have settled. Within a step the workers
+//! follow one by one, whenever the test says so: [`World::follow`].
+
+use engine::topology::Service;
+use engine::{Farewell, Leave, Seat, Switch};
+use wire::nic::{Nic, PortIndex};
+
+use crate::nic::SimSocket;
+use crate::world::{World, share_out};
+
+/// A change under way.
+pub(crate) struct Change {
+    service: usize,
+    /// By worker, until it has taken its seat.
+    seats: Vec<Option<Seat<()>>>,
+    switch: Switch,
+    switched: Vec<bool>,
+    farewell: Farewell,
+    /// The slot that is given up, if any, and who has done so.
+    leaves: Option<u16>,
+    released: Vec<bool>,
+    /// When what is left is dropped, and who has done so.
+    expires_ns: u64,
+    expired: Vec<bool>,
+}
+
+impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
+    /// Begins to take a service away. What it has not answered after `drain_ns` is dropped.
+    pub fn remove(&mut self, service: usize, drain_ns: u64) {
+        self.begin(service, None, drain_ns);
+    }
+
+    /// Begins to add a service, or to put another version of it into the place of the one that runs. Its
+    /// ports are those of the setup; connections move over if `keeps_connections`.
+    pub fn put(&mut self, spec: Service, service: usize, keeps_connections: bool, drain_ns: u64) {
+        self.topology.services[service] = spec.clone();
+        self.setup.topology.services[service] = spec;
+        self.begin(service, Some(keeps_connections), drain_ns);
+    }
+
+    /// Whether the last change is done.
+    pub fn is_changed(&self) -> bool {
+        self.change.is_none()
+    }
+
+    fn begin(&mut self, service: usize, next: Option<bool>, drain_ns: u64) {
+        assert!(self.change.is_none(), "one change after the other");
+        let workers = self.workers.len();
+        let old = self.slots[service].last().copied();
+        let ports = self.topology.ports().enumerate();
+        let of_service =
+            |(index, (of, _)): (usize, (usize, _))| (of == service).then_some(index as PortIndex);
+        let ports: Vec<PortIndex> = ports.filter_map(of_service).collect();
+        let mut seats: Vec<Option<Seat<()>>> = (0..workers).map(|_| None).collect();
+        let mut successor = None;
+        if let Some(keeps) = next {
+            let taken: Vec<u16> = self.slots.iter().flatten().copied().collect();
+            let slot = (0..).find(|slot| !taken.contains(slot)).expect("there is always one more");
+            seats = self.prepare(service, slot);
+            successor = keeps.then_some(slot);
+            self.slots[service].push(slot);
+            if old.is_none() {
+                let limits = &self.topology.limits;
+                let listens: Vec<_> = self.topology.ports().map(|(_, l)| l).collect();
+                for seat in seats.iter_mut().flatten() {
+                    for port in &ports {
+                        let listen = listens[usize::from(*port)];
+                        seat.add_port(*port, (listen.transport, listen.address), limits, ());
+                    }
+                }
+            }
+        }
+        let farewell = Farewell::default();
+        let leave = old.map(|slot| Leave { slot, successor, farewell: farewell.clone() });
+        let new = if next.is_some() { self.slots[service].last().copied() } else { None };
+        let lead = new.filter(|_| old.is_some());
+        self.change = Some(Change {
+            service,
+            seats,
+            switch: Switch {
+                leave: leave.into_iter().collect(),
+                lead: lead.map_or(Vec::new(), |slot| ports.iter().map(|p| (*p, slot)).collect()),
+                stop: if next.is_some() { Vec::new() } else { ports },
+                limits: self.topology.limits.clone(),
+                polling: self.topology.engine.polling,
+            },
+            switched: vec![false; workers],
+            farewell,
+            leaves: old,
+            released: vec![old.is_none(); workers],
+            expires_ns: self.now_ns() + drain_ns,
+            expired: vec![old.is_none(); workers],
+        });
+    }
+
+    /// One worker's shares of the service as it is now, in a region of its own.
+    fn prepare(&mut self, service: usize, slot: u16) -> Vec<Option<Seat<()>>> {
+        let shared = share_out(&self.setup, service, &self.net, &mut self.rng);
+        self.words.extend(shared.words);
+        for (worker, models) in shared.models.into_iter().enumerate() {
+            for model in models {
+                self.models.push(model);
+                self.seats.push((worker, service));
+                self.model_slots.push(slot);
+            }
+        }
+        let spec = &self.topology.services[service];
+        let metrics = self.metrics.services()[service].clone();
+        Seat::for_workers(slot, spec, &metrics, shared.attachments).into_iter().map(Some).collect()
+    }
+
+    /// A worker does what the change wants of it next, unless others have to do something first.
+    pub fn follow(&mut self, worker: usize) {
+        let (now_ns, workers) = (self.now_ns(), self.workers.len());
+        let Some(mut change) = self.change.take() else { return };
+        self.asleep_until_ns[worker] = 0;
+        let entry = &mut self.workers[worker];
+        if let Some(seat) = change.seats[worker].take() {
+            entry.seat(seat).expect("model blocks start");
+        } else if change.seats.iter().all(Option::is_none) && !change.switched[worker] {
+            entry.switch(&change.switch);
+            change.switched[worker] = true;
+        } else if let Some(slot) = change.leaves
+            && change.switched.iter().all(|done| *done)
+        {
+            if change.farewell.is_complete(workers) || change.released.contains(&true) {
+                if !std::mem::replace(&mut change.released[worker], true) {
+                    drop(entry.release(slot));
+                }
+            } else if now_ns >= change.expires_ns
+                && !std::mem::replace(&mut change.expired[worker], true)
+            {
+                entry.expire(slot);
+            }
+        }
+        let done = change.switched.iter().all(|d| *d) && change.released.iter().all(|d| *d);
+        if !done {
+            self.change = Some(change);
+            return;
+        }
+        if let Some(slot) = change.leaves {
+            self.slots[change.service].retain(|of| *of != slot);
+            for index in (0..self.models.len()).rev() {
+                if self.model_slots[index] == slot {
+                    self.models.remove(index);
+                    self.seats.remove(index);
+                    self.model_slots.remove(index);
+                }
+            }
+        }
+    }
+}

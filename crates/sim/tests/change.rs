@@ -1,0 +1,232 @@
+//! Services that come, change and leave at any step, while clients ask them and others.
+
+mod scene;
+
+use engine::topology::{Listen, Service, Topology};
+use scene::{MS, request, script};
+use sim::ConnId;
+use sim::message::{Body, Flavor, request_payload, request_wire};
+use sim::net::{PeerRead, lock};
+use sim::nic::SimNic;
+use sim::rng::Rng;
+use sim::world::{Setup, World, client_address};
+use wire::DropReason;
+use wire::framing::Framing;
+use wire::nic::Transport;
+
+const FRAMING: Framing = Framing::LengthU16;
+/// The service that nobody touches, and the one that comes and goes.
+const STAYS: usize = 0;
+const CHANGES: usize = 1;
+
+fn topology(workers: usize) -> Topology {
+    let mut topology = script(FRAMING).setup.topology;
+    topology.engine.workers = workers;
+    // Every worker has an mqueue: none depends on what others tell of their credit, which takes a while.
+    topology.services[STAYS].mqueues = 4;
+    let mut other = Service { name: "other".into(), ..topology.services[0].clone() };
+    let listen = |transport| Listen { transport, address: ([127, 0, 0, 1], 9001).into() };
+    other.listen = vec![listen(Transport::Udp), listen(Transport::Tcp)];
+    topology.services.push(other);
+    topology
+}
+
+struct Stage {
+    world: World<SimNic>,
+    rng: Rng,
+    clients: u32,
+    /// Open connections to the two services.
+    callers: [Vec<(ConnId, u32)>; 2],
+    asked: [u64; 2],
+}
+
+impl Stage {
+    fn new(workers: usize, seed: u64, far: bool) -> Self {
+        let mut setup = Setup::sound(topology(workers));
+        setup.seed = seed;
+        for behaviour in &mut setup.behaviours {
+            behaviour.remote = far;
+            behaviour.delay_ns = (0, 200_000);
+        }
+        let world = World::build(&setup, |nic| nic);
+        let callers = [Vec::new(), Vec::new()];
+        Self { world, rng: Rng::new(seed), clients: 0, callers, asked: [0; 2] }
+    }
+
+    fn next_client(&mut self) -> u32 {
+        self.clients += 1;
+        self.clients
+    }
+
+    /// A new client asks over UDP.
+    fn ask(&mut self, service: usize) {
+        let client = self.next_client();
+        let (peer, local) = (client_address(client), [127, 0, 0, 1].into());
+        let port = 2 * service as u16;
+        let body = Body { client, ..request(0) };
+        let mut net = lock(&self.world.net);
+        let route = net.route(peer, port, local);
+        net.ledger.ask(service, body, Some(route));
+        net.send_datagram(peer, port, local, &request_payload(FRAMING, &body, Flavor::Plain));
+        self.asked[service] += 1;
+    }
+
+    /// A client connects, and asks.
+    fn call(&mut self, service: usize) {
+        let client = self.next_client();
+        let conn = lock(&self.world.net).connect(client_address(client), 2 * service as u16 + 1);
+        self.callers[service].push((conn, client));
+        self.say(service, self.callers[service].len() - 1, 0);
+    }
+
+    fn say(&mut self, service: usize, caller: usize, sequence: u32) {
+        let (conn, client) = self.callers[service][caller];
+        let body = Body { client, ..request(sequence) };
+        let wire = request_wire(FRAMING, &request_payload(FRAMING, &body, Flavor::Plain));
+        let mut net = lock(&self.world.net);
+        net.ledger.ask(service, body, None);
+        net.peer_write(conn, &wire);
+        self.asked[service] += 1;
+    }
+
+    /// Whether the engine has closed or reset a connection.
+    fn is_gone(&self, conn: ConnId) -> bool {
+        let mut net = lock(&self.world.net);
+        loop {
+            match net.peer_read(conn, usize::MAX) {
+                PeerRead::Bytes(_) => {}
+                PeerRead::Empty => return false,
+                PeerRead::Closed | PeerRead::Broken => return true,
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        self.world.run(1, 1 + self.rng.below(50_000));
+    }
+
+    /// The workers follow a change in any order and at any time.
+    fn change_in_steps(&mut self, mut meanwhile: impl FnMut(&mut Self)) {
+        for _ in 0..20_000 {
+            let worker = self.rng.below(self.world.workers.len() as u64) as usize;
+            if self.rng.chance(300) {
+                self.world.follow(worker);
+            }
+            if self.world.is_changed() {
+                return;
+            }
+            meanwhile(self);
+            self.step();
+        }
+        panic!("the change never ends");
+    }
+}
+
+/// Whatever happens to the other service, at any step: this one loses nothing, and the accounts of both
+/// balance at every instant (which `run` checks).
+#[test]
+fn a_service_comes_changes_and_goes_at_any_step() {
+    for seed in 0..24 {
+        let workers = 1 + seed as usize % 3;
+        let mut stage = Stage::new(workers, seed, seed % 2 == 0);
+        let original = stage.world.topology().services[CHANGES].clone();
+        let mut runs = true;
+        for round in 0..12 {
+            let drain_ns = if stage.rng.chance(200) { 0 } else { 50 * MS };
+            match stage.rng.below(3) {
+                0 if runs => {
+                    stage.world.remove(CHANGES, drain_ns);
+                    runs = false;
+                }
+                _ => {
+                    let mut spec = original.clone();
+                    spec.mqueues = 1 + stage.rng.below(4) as u32;
+                    spec.slots = 1 << stage.rng.below(4);
+                    let keeps = stage.rng.chance(500);
+                    stage.world.put(spec, CHANGES, keeps, drain_ns);
+                    runs = true;
+                }
+            }
+            stage.change_in_steps(|stage| {
+                // Never more than the untouched service takes, so that nothing of it may be lost.
+                let idle = stage.world.under_way(STAYS) == 0;
+                if idle && stage.rng.chance(500) {
+                    stage.ask(STAYS);
+                }
+                if idle && stage.rng.chance(50) {
+                    stage.call(STAYS);
+                }
+                if stage.rng.chance(300) {
+                    stage.ask(CHANGES);
+                }
+                if stage.rng.chance(50) {
+                    stage.call(CHANGES);
+                }
+            });
+            stage.world.run(50, 100_000);
+            assert_eq!(stage.world.under_way(CHANGES), 0, "seed {seed}, round {round}");
+            let before = stage.world.metrics.service(CHANGES);
+            stage.ask(CHANGES);
+            stage.world.run(20, 100_000);
+            let after = stage.world.metrics.service(CHANGES);
+            let answered = after.replied - before.replied;
+            assert_eq!(answered, u64::from(runs), "seed {seed}, round {round}: {after:?}");
+        }
+        let stays = stage.world.metrics.service(STAYS);
+        assert_eq!(stays.dropped_requests(), 0, "seed {seed}: {stays:?}");
+        assert_eq!(stays.replied, stage.asked[STAYS], "seed {seed}");
+        for (conn, _) in stage.callers[STAYS].clone() {
+            assert!(!stage.is_gone(conn), "seed {seed}");
+        }
+        stage.world.check_quiet().unwrap();
+    }
+}
+
+/// Connections move over to a service that speaks as the old one does, with what they wait for; or they
+/// are closed after their replies.
+#[test]
+fn connections_stay_or_are_closed_after_their_replies() {
+    for keeps in [true, false] {
+        let mut stage = Stage::new(2, 7, true);
+        let spec = stage.world.topology().services[CHANGES].clone();
+        for _ in 0..4 {
+            stage.call(CHANGES);
+        }
+        stage.world.run(10, 1000);
+        assert!(stage.world.under_way(CHANGES) > 0, "something is under way");
+        stage.world.put(spec, CHANGES, keeps, 50 * MS);
+        stage.change_in_steps(|_| {});
+        stage.world.run(20, 100_000);
+        assert_eq!(stage.world.metrics.service(CHANGES).replied, 4);
+        for caller in 0..4 {
+            assert_eq!(stage.is_gone(stage.callers[CHANGES][caller].0), !keeps);
+            if keeps {
+                stage.say(CHANGES, caller, 1);
+            }
+        }
+        stage.world.run(20, 100_000);
+        let counted = stage.world.metrics.service(CHANGES);
+        assert_eq!(counted.replied, if keeps { 8 } else { 4 });
+        assert_eq!(counted.dropped_requests(), 0);
+    }
+}
+
+/// What a service does not answer in time has its reason, and the change ends all the same.
+#[test]
+fn a_stuck_service_is_let_go_after_its_time() {
+    let mut stage = Stage::new(2, 3, true);
+    let mut setup = Setup::sound(topology(2));
+    setup.behaviours[CHANGES].remote = true;
+    setup.behaviours[CHANGES].stall_after = Some(0);
+    stage.world = World::build(&setup, |nic| nic);
+    for _ in 0..6 {
+        stage.ask(CHANGES);
+        stage.call(CHANGES);
+    }
+    stage.world.run(20, 10_000);
+    stage.world.remove(CHANGES, 5 * MS);
+    stage.change_in_steps(|_| {});
+    let counted = stage.world.metrics.service(CHANGES);
+    assert_eq!((counted.replied, stage.world.under_way(CHANGES)), (0, 0));
+    assert!(counted.dropped(DropReason::DrainTimeout) > 0);
+}
