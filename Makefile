@@ -6,7 +6,7 @@ CARGO ?= cargo
 CACHE ?= .cache
 SERVAL := target/release/serval
 
-.PHONY: help demo demo-faces cuda-kernels gpu-carry test soak-gpu bench-gpu test bench bench-quick bench-build microbench ci fuzz fuzz-quick setup setup-test build clean
+.PHONY: help demo demo-faces cuda-kernels gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-build microbench ci fuzz fuzz-quick seeds setup setup-test build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make soak        a mixed load for MINUTES=60: every reply checked, nothing may grow"
 	@echo "make fuzz-quick  every fuzz target for 30 seconds"
 	@echo "make fuzz        every fuzz target for MINUTES=60"
+	@echo "make seeds       the simulator over SEEDS=1000000 seeds; make soak, make seeds leave a record in docs/proof"
 	@echo "make ci          what the continuous integration runs"
 
 demo: build
@@ -63,8 +64,14 @@ ci: test
 
 # The long forms of the tests of limits, then the soak. Its summary is one line of JSON.
 soak: setup
-	@SERVAL_LONG=1 $(CARGO) test --release --quiet --package serval --test crowd --test limits
-	@SERVAL_SOAK_MINUTES=$(MINUTES) $(CARGO) test --release --quiet --package serval --test soak -- --nocapture
+	@$(CARGO) xtask record limits -- env SERVAL_LONG=1 $(CARGO) test --release --quiet --package serval --test crowd --test limits
+	@$(CARGO) xtask record soak -- env SERVAL_SOAK_MINUTES=$(MINUTES) $(CARGO) test --release --quiet --package serval --test soak -- --nocapture
+
+# That many runs of the simulator, each of another seed; on record in docs/proof.
+SEEDS ?= 1000000
+seeds: setup
+	@$(CARGO) build --release --quiet --package serval-sim
+	@$(CARGO) xtask record seeds -- target/release/serval-sim --seeds $(SEEDS)
 
 # Each target gets this long; as many run at a time as there are cores.
 MINUTES ?= 60

@@ -1,7 +1,8 @@
 //! Continuous integration: `cargo xtask ci STEP...`.
 //!
 //! Quiet about what passes: one line a step. A step that fails shows everything it printed. What could
-//! not run on this machine says why, and the last line counts it as skipped.
+//! not run on this machine says why. The last line counts steps and tests, and names what was skipped:
+//! steps, tests that say SKIPPED, and ignored ones.
 
 use std::io::Write;
 use std::path::Path;
@@ -9,16 +10,62 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use crate::files::root;
-use crate::{Findings, abi, benchmarks, drop_reasons, edges, fuzz, mutants, tidy};
+use crate::{Findings, abi, benchmarks, drop_reasons, edges, fuzz, mutants, proof, tidy};
 
 /// How a step ended well.
 enum Done {
     Passed,
+    /// Having run these tests.
+    Tested(Tally),
     /// The machine lacks something; says what.
     NotRun(String),
 }
 
 type Outcome = Result<Done, Findings>;
+
+/// Tests of a step.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tally {
+    passed: u64,
+    /// Names of those that said SKIPPED or are ignored.
+    skipped: Vec<String>,
+}
+
+impl Tally {
+    /// Reads what `cargo test` printed.
+    fn of(output: &str) -> Self {
+        let mut tally = Self::default();
+        let (mut speaker, mut silent) = ("", 0);
+        for line in output.lines() {
+            if let Some(test) =
+                line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----"))
+            {
+                speaker = test;
+            } else if line.starts_with("SKIPPED") {
+                silent += u64::from(tally.skip(speaker));
+            } else if let Some((test, _)) =
+                line.strip_prefix("test ").and_then(|l| l.split_once(" ... ignored"))
+            {
+                tally.skip(test);
+            } else if let Some(counts) = line.strip_prefix("test result: ok. ") {
+                let passed = counts.split(' ').next().and_then(|count| count.parse::<u64>().ok());
+                tally.passed += passed.unwrap_or(0);
+            }
+        }
+        // Who says so ran, but did not test.
+        tally.passed = tally.passed.saturating_sub(silent);
+        tally
+    }
+
+    /// Whether it is news.
+    fn skip(&mut self, test: &str) -> bool {
+        let news = self.skipped.iter().all(|name| name != test);
+        if news {
+            self.skipped.push(test.to_owned());
+        }
+        news
+    }
+}
 
 struct Step {
     name: &'static str,
@@ -45,6 +92,11 @@ const STEPS: &[Step] = &[
         name: "drop-reasons",
         what: "a test for each",
         run: || found(drop_reasons::check(false)),
+    },
+    Step {
+        name: "proof",
+        what: "every promise names what checks it",
+        run: || proof::check().map(|_| Done::Passed),
     },
     Step { name: "test", what: "cargo test", run: test },
     Step {
@@ -85,7 +137,8 @@ pub(crate) fn run(names: &[&str]) -> ExitCode {
         eprintln!("ci: no step {unknown:?}; `cargo xtask ci` lists them");
         return ExitCode::from(2);
     }
-    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    let (mut passed, mut failed, mut skipped) = (0, 0, Vec::new());
+    let mut tests = Tally::default();
     for step in STEPS.iter().filter(|step| everything || names.contains(&step.name)) {
         print!("{:13} {:50} ", step.name, step.what);
         // A terminal shows what is running.
@@ -94,12 +147,16 @@ pub(crate) fn run(names: &[&str]) -> ExitCode {
         let outcome = (step.run)();
         let seconds = start.elapsed().as_secs();
         match outcome {
-            Ok(Done::Passed) => {
+            Ok(done @ (Done::Passed | Done::Tested(_))) => {
                 passed += 1;
                 println!("passed {seconds:5} s");
+                if let Done::Tested(tally) = done {
+                    tests.passed += tally.passed;
+                    tests.skipped.extend(tally.skipped);
+                }
             }
             Ok(Done::NotRun(why)) => {
-                skipped += 1;
+                skipped.push(step.name);
                 println!("SKIPPED: {why}");
             }
             Err(findings) => {
@@ -111,8 +168,23 @@ pub(crate) fn run(names: &[&str]) -> ExitCode {
             }
         }
     }
-    println!("\n{passed} passed, {failed} failed, {skipped} skipped");
+    let named = |list: &[&str]| match list {
+        [] => "0 SKIPPED".to_owned(),
+        some => format!("{} SKIPPED ({})", some.len(), some.join(", ")),
+    };
+    let tests_skipped: Vec<&str> = tests.skipped.iter().map(String::as_str).collect();
+    println!(
+        "\nsteps: {passed} passed, {failed} failed, {}; tests: {} passed, {}",
+        named(&skipped),
+        tests.passed,
+        named(&tests_skipped)
+    );
     if failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Whether there is a step of this name.
+pub(crate) fn has_step(name: &str) -> bool {
+    name == "all" || STEPS.iter().any(|step| step.name == name)
 }
 
 fn found(findings: Findings) -> Outcome {
@@ -130,14 +202,31 @@ fn command(line: &str, environment: &[(&str, &str)]) -> Outcome {
         .stdin(Stdio::null())
         .output();
     match output {
-        Ok(output) if output.status.success() => Ok(Done::Passed),
+        Ok(output) if output.status.success() => {
+            Ok(Done::Tested(Tally::of(&String::from_utf8_lossy(&output.stdout))))
+        }
         Ok(output) => {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-            let (out, err) = (text(&output.stdout), text(&output.stderr));
+            let (out, err) = (without_successes(&text(&output.stdout)), text(&output.stderr));
             Err(vec![format!("`{line}`: {}\n{out}{err}", output.status)])
         }
         Err(error) => Err(vec![format!("`{line}`: {error}")]),
     }
+}
+
+/// What tests printed, without the parts of those that passed.
+fn without_successes(output: &str) -> String {
+    let mut passed = false;
+    let mut kept = String::new();
+    for line in output.lines() {
+        passed = line == "successes:"
+            || passed && line != "failures:" && !line.starts_with("test result");
+        if !passed {
+            kept += line;
+            kept.push('\n');
+        }
+    }
+    kept
 }
 
 fn fmt() -> Outcome {
@@ -149,7 +238,8 @@ fn clippy() -> Outcome {
 }
 
 fn test() -> Outcome {
-    command("cargo test --workspace --no-fail-fast", &[])
+    // What passing tests print tells which of them were skipped.
+    command("cargo test --workspace --no-fail-fast -- --show-output", &[])
 }
 
 fn microbench() -> Outcome {
@@ -211,9 +301,11 @@ fn arm() -> Outcome {
     ];
     let crates = "-p serval-mqueue -p serval-wire -p serval-engine -p serval-sys";
     command(&format!("cargo build {crates} --target {target}"), &environment)?;
-    command(&format!("cargo test -p serval-mqueue --tests --target {target}"), &environment)?;
+    let test = format!("cargo test -p serval-mqueue --tests --target {target}");
+    let tested = command(&test, &environment)?;
     let make = "make --no-print-directory -C device arm-test";
-    command(make, &[("QEMU", ARM_RUNNER)])
+    command(make, &[("QEMU", ARM_RUNNER)])?;
+    Ok(tested)
 }
 
 const ARM_RUNNER: &str = "qemu-aarch64 -L /usr/aarch64-linux-gnu";
@@ -258,4 +350,37 @@ fn asan() -> Outcome {
     // The target is named, so that build scripts and macros are built without the sanitizer.
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     command(&format!("cargo +nightly test -p serval-mqueue --target {target}"), &environment)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_are_counted_and_those_that_tested_nothing_are_named() {
+        let output = "\
+running 3 tests
+test a ... ok
+test b::c ... ok
+test d ... ignored, takes an hour
+
+successes:
+
+---- b::c stdout ----
+SKIPPED: no such file
+SKIPPED: nor that one
+
+successes:
+    a
+    b::c
+
+test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s
+test result: ok. 40 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s
+";
+        let tally = Tally::of(output);
+        assert_eq!((tally.passed, tally.skipped), (41, vec!["d".to_owned(), "b::c".to_owned()]));
+        let kept = without_successes(output);
+        assert!(kept.contains("ignored, takes") && !kept.contains("nor that one"), "{kept}");
+        assert_eq!(kept.matches("test result").count(), 2);
+    }
 }

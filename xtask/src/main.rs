@@ -10,6 +10,8 @@ mod edges;
 mod files;
 mod fuzz;
 mod mutants;
+mod proof;
+mod record;
 mod tidy;
 
 use std::process::ExitCode;
@@ -25,6 +27,9 @@ usage: cargo xtask CHORE
   fuzz SECONDS  runs every fuzz target for that long
   mutants [NAME...]
                 every seeded mutant, or these, must be caught by a test
+  proof         what docs/proof.md promises is checked by what exists; counts what is not proven
+  record NAME -- COMMAND...
+                runs a command and keeps what came of it in docs/proof/NAME.json
   ci [STEP...]  runs steps of continuous integration; without a step lists them
 ";
 
@@ -49,6 +54,8 @@ fn main() -> ExitCode {
             }
         },
         ["mutants", names @ ..] => report_lines("mutants", mutants::run(names)),
+        ["proof"] => report_lines("proof", proof::check()),
+        ["record", name, "--", words @ ..] => report("record", &record::run(name, words)),
         ["ci", steps @ ..] => ci::run(steps),
         _ => {
             eprint!("{USAGE}");
