@@ -113,8 +113,11 @@ fn undocumented(files: &[File]) -> Findings {
     missing.map(|edge| format!("ORDERING.md has no section on edge {}", edge.name)).collect()
 }
 
-/// The columns of the table of checks behind the edge's name, and how a test's name stands in the sources.
-const COLUMNS: &[(&str, &str, fn(&str) -> Vec<String>)] = &[
+/// A column of the table of checks: its head, where its tests are, and how a test's name stands there.
+type Column = (&'static str, &'static str, fn(&str) -> Vec<String>);
+
+/// The columns behind the edge's name.
+const COLUMNS: &[Column] = &[
     ("loom", "crates/mqueue/tests/loom/", rust_test),
     ("weakened", "crates/mqueue/tests/loom/", |name| vec![format!("{name}: ")]),
     ("litmus", "crates/serval/src/litmus/", |name| vec![format!("\"{name}"), format!(" {name}\"")]),

@@ -102,7 +102,7 @@ pub(crate) fn read(path: &str) -> Result<Json, String> {
 /// it passed.
 pub(crate) fn fault(record: &Json) -> Option<String> {
     for field in ["command", "commit"] {
-        if !record[field].as_str().is_some_and(|text| !text.is_empty()) {
+        if record[field].as_str().is_none_or(str::is_empty) {
             return Some(format!("has no {field}"));
         }
     }
