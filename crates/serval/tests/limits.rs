@@ -12,7 +12,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::*;
+use engine::topology::{Listen, Service};
+use serval::client::shm::{Client, Options};
+use sys::{PortSpec, SocketNic, SocketOptions};
+use wire::DropReason;
 use wire::framing::Framing;
+use wire::nic::{Nic, RxBatch, Transport, TxBatch};
 
 const FRAMING: Framing = Framing::Fixed(32);
 
@@ -84,7 +89,9 @@ fn shed(served: &Served) -> u64 {
 
 #[test]
 fn a_server_out_of_descriptors_serves_whom_it_has_and_recovers() {
-    let served = Served::start("exhausted", "", &config("idle_s = 600"));
+    let path = std::env::temp_dir().join(format!("serval-exhausted-{}", std::process::id()));
+    let door = format!("[\"shm://{}\", \"tcp", path.display());
+    let served = Served::start("exhausted", "", &config("idle_s = 600").replace("[\"tcp", &door));
     let (tcp, udp) = (served.services[0][0], served.services[0][1]);
     let bystander = Bystander::start(tcp, udp);
     let mut kept: Vec<TcpStream> = (0..20).map(|_| tcp_client(tcp)).collect();
@@ -95,6 +102,13 @@ fn a_server_out_of_descriptors_serves_whom_it_has_and_recovers() {
     limit_descriptors(process, limit);
     let before = served.usage().cpu_ticks;
     let mut refused = 0;
+    // The metrics and the door of shared memory are on the control side, which runs out as well.
+    let fill: Vec<TcpStream> = (0..10).map(|_| tcp_client(tcp)).collect();
+    let knock = Options { depth: 4, timeout: Duration::from_millis(200) };
+    for _ in 0..5 {
+        assert!(Client::connect(&path, &knock).is_err(), "no descriptor for a region");
+    }
+    drop(fill);
     for round in 0..3 {
         let outside: Vec<TcpStream> = (0..100).map(|_| tcp_client(tcp)).collect();
         for mut stream in outside {
@@ -114,6 +128,13 @@ fn a_server_out_of_descriptors_serves_whom_it_has_and_recovers() {
     let said = served.log().matches("no descriptor is free").count();
     assert!((1..=3).contains(&said), "said {said} times:\n{}", served.log());
     // Everything works again, also for newcomers.
+    let mut in_memory = Client::connect(&path, &Options { timeout: PATIENCE, ..knock }).unwrap();
+    in_memory.send(1, b"a message of thirty-two bytes...", PATIENCE).unwrap();
+    let mut reply = [0; 2000];
+    let answer = in_memory.receive(&mut reply, PATIENCE).unwrap().expect("an answer in time");
+    assert_eq!(&reply[..answer.len], b"a message of thirty-two bytes...");
+    let knocked = served.log().matches("nobody can be let in").count();
+    assert!(knocked <= 1, "said {knocked} times:\n{}", served.log());
     for n in 0..50 {
         is_served(&mut tcp_client(tcp), n);
     }
@@ -178,6 +199,51 @@ fn connections_that_cannot_be_had_are_refused_and_the_default_gives_way() {
     let mut log = String::new();
     given_way.0.stderr.as_mut().unwrap().read_to_string(&mut log).unwrap();
     assert!(log.contains("limits.connections is lower than its default"), "{log}");
+}
+
+/// Trains of datagrams of both families: each one is weighed alone, nothing that goes wrong is answered
+/// with more than silence, and the default depends on who can reach the port.
+#[test]
+fn no_datagram_of_a_train_is_amplified_in_either_family() {
+    let store = format!("{}:store", build_kernel("crates/serval/tests/kernels/relay.cpp"));
+    for (any, client) in [("0.0.0.0:0", "127.0.0.1:0"), ("[::]:0", "[::1]:0")] {
+        for beyond in [true, false] {
+            let address = if beyond { any } else { client }.parse().unwrap();
+            let listen = Listen { transport: Transport::Udp, address };
+            let server = start(topology(vec![Service::new("store", vec![listen], &store)]));
+            let port = PortSpec { transport: Transport::Udp, address: client.parse().unwrap() };
+            let mut nic = SocketNic::open(&[port], SocketOptions::default()).unwrap();
+            let mut to = nic.local_addresses()[0];
+            to.set_port(server.addresses()[0].1.address.port());
+            let mut train = TxBatch::new(64, 4096);
+            // 24 bytes for 7, 5 bytes for 7, none for a rejection; in one train.
+            let requests = [b"version", b"get key", b"delete "];
+            for request in requests.iter().cycle().take(60) {
+                train.push(to, None, request.len(), |bytes| bytes.copy_from_slice(*request));
+            }
+            assert_eq!(nic.send(0, &mut train).sent, 60);
+            let (mut long, mut short) = (0, 0);
+            let wanted = if beyond { (0, 20) } else { (20, 20) };
+            let mut replies = RxBatch::new(64, 65_536 + 1088);
+            eventually("what may be answered is", || {
+                nic.recv(0, &mut replies);
+                for reply in &replies.items {
+                    match replies.payload(reply) {
+                        b"END\r\n" => short += 1,
+                        b"VERSION of the kernel's\r\n" => long += 1,
+                        other => panic!("{}", String::from_utf8_lossy(other)),
+                    }
+                }
+                (long, short) == wanted
+            });
+            assert_accounts(&server);
+            // provokes: reply_ratio
+            let refused = dropped(&server, 0, DropReason::ReplyRatio);
+            assert_eq!((refused, dropped(&server, 0, DropReason::KernelDrop)), (20 - long, 20));
+            nic.recv(0, &mut replies);
+            assert!(replies.items.is_empty(), "more than was allowed came back");
+        }
+    }
 }
 
 /// Cycles of connections that end in every way, and nothing of them stays.

@@ -16,11 +16,16 @@ const HELLO_PATIENCE: Duration = Duration::from_secs(1);
 /// How long to wait when the process has no descriptor left for whoever wants in.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 
+/// Between two log lines about it.
+const REPORT_PAUSE: Duration = Duration::from_secs(10);
+
 /// Doors, and who came in by which; `D` names a door.
 pub(super) struct Lobby<D> {
     doors: Vec<(D, LocalListener)>,
     strangers: Vec<Stranger<D>>,
     hello_bytes_max: usize,
+    /// Before this it says no more about whom it cannot let in.
+    next_report: Instant,
 }
 
 struct Stranger<D> {
@@ -39,7 +44,7 @@ pub(super) struct Arrived<D> {
 
 impl<D: Copy> Lobby<D> {
     pub(super) fn new(doors: Vec<(D, LocalListener)>, hello_bytes_max: usize) -> Self {
-        Self { doors, strangers: Vec::new(), hello_bytes_max }
+        Self { doors, strangers: Vec::new(), hello_bytes_max, next_report: Instant::now() }
     }
 
     /// Nobody comes in any more, and the sockets' files go.
@@ -108,7 +113,11 @@ impl<D: Copy> Lobby<D> {
             }
             Ok(None) => {}
             Err(error) => {
-                tracing::warn!(%error, path = %listener.path().display(), "nobody can be let in");
+                if Instant::now() >= self.next_report {
+                    self.next_report = Instant::now() + REPORT_PAUSE;
+                    let path = listener.path().display();
+                    tracing::warn!(%error, %path, "nobody can be let in; raise `ulimit -n`");
+                }
                 std::thread::sleep(EXHAUSTED_PAUSE);
             }
         }
