@@ -19,8 +19,8 @@ help:
 	@echo "make bench-quick a look at each of them (2 minutes; proves nothing)"
 	@echo "make microbench  what single operations cost: rings, framings, the dispatcher, the turn"
 	@echo "make soak        a mixed load for MINUTES=60: every reply checked, nothing may grow"
-	@echo "make fuzz-quick  every fuzz target for 30 seconds"
-	@echo "make fuzz        every fuzz target for MINUTES=60"
+	@echo "make fuzz-quick  every fuzz target for 30 seconds, and each against a bug planted for it"
+	@echo "make fuzz        every fuzz target for MINUTES=60, recorded in docs/proof/fuzz.json"
 	@echo "make seeds       the simulator over SEEDS=1000000 seeds; make soak, make seeds leave a record in docs/proof"
 	@echo "make ci          what the continuous integration runs"
 
@@ -76,10 +76,11 @@ seeds: setup
 # Each target gets this long; as many run at a time as there are cores.
 MINUTES ?= 60
 fuzz: setup
-	@$(CARGO) xtask fuzz $$(($(MINUTES) * 60))
+	@$(CARGO) xtask fuzz $$(($(MINUTES) * 60)) --record
 
 fuzz-quick: setup
 	@$(CARGO) xtask fuzz 30
+	@$(CARGO) xtask fuzz --planted
 
 # Every row of the table of record, then the page made from them, whatever the verdicts.
 bench: bench-build

@@ -8,11 +8,17 @@
 //! | `ring` | the peer at the other end of a ring | errors at most; nothing outside the ring is touched; every loop ends |
 //! | `config` | a file, an environment, flags | no panic; every mistake has a place inside the text; what is accepted passes the engine's own check |
 //! | `metrics_request` | whoever reaches the metrics port | decided once, whatever the chunks; no request without its end |
+//! | `attach` | a process at an accelerator's socket, or a false engine | a message has one form, or is refused |
 //! | `handshake` | a process at a shared-memory port, or a false engine | read as written, or refused |
 //!
 //! The targets are coverage-guided (libFuzzer) and need nothing but the stable compiler:
-//! `cargo xtask fuzz SECONDS` builds them, runs each over its corpus and then for that long.
+//! `cargo xtask fuzz SECONDS` builds them, runs each over its corpus and then for that long;
+//! `cargo xtask fuzz --planted` shows that each finds a bug that is planted for it.
+//!
+//! Not here, because no stranger writes them: hand-over envelopes (private memory of one process), the command
+//! line (whoever gives it runs the program), the tap's file (written, never read).
 
+pub mod attach;
 pub mod config;
 pub mod framing;
 pub mod handshake;

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The repository's root.
+/// The repository's root; where this program was not built, the folder it is run in.
 pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the root")
+    let built_in = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the root");
+    if built_in.exists() { built_in } else { Path::new(".") }
 }
 
 /// A text file.

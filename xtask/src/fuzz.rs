@@ -4,12 +4,22 @@
 //! every toolchain, so this runs on the one that builds the product; only the address sanitizer would
 //! need another, and the code under test checks its own bounds. What a run learns stays in `.cache/fuzz`
 //! for the next one; what it finds is kept in `fuzz/artifacts` and fails the run.
+//!
+//! A run may be recorded in `docs/proof/fuzz.json`; runs of one commit add up, so an hour may come in pieces.
+//! `--build FOLDER` leaves the programs and this one in a folder, from which `--binaries FOLDER` runs them on a
+//! machine without a compiler.
+//!
+//! Whether a target finds anything is shown by [`planted`]: the same programs from sources with a bug.
+
+mod planted;
+mod record;
 
 use std::collections::VecDeque;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
+use std::time::Instant;
 
 use crate::Findings;
 use crate::files::root;
@@ -27,42 +37,117 @@ const FLAGS: &[&str] = &[
 /// One input may take this long, in seconds, on a machine that does much else.
 const INPUT_SECONDS_MAX: u32 = 30;
 
-/// Builds every target and runs it over its corpus and then for `seconds`. Returns a line about each, or
-/// what was found.
-pub(crate) fn run(seconds: u32) -> Result<Vec<String>, Findings> {
-    let targets = targets();
-    if targets.is_empty() {
-        return Err(vec!["there are no targets in fuzz/fuzz_targets".to_owned()]);
+/// How the targets are run.
+#[derive(Default)]
+struct Options {
+    seconds: u32,
+    /// Targets at a time; 0: as many as there are cores.
+    jobs: usize,
+    /// Where the programs are; otherwise they are built.
+    binaries: Option<PathBuf>,
+    /// Where the run is written down.
+    record: Option<PathBuf>,
+}
+
+/// What a target did.
+struct Run {
+    target: String,
+    seconds: u64,
+    inputs: u64,
+    edges: u64,
+}
+
+/// `cargo xtask fuzz ARGUMENTS`: a line about each target, or what was found.
+pub(crate) fn command(arguments: &[&str]) -> Result<Vec<String>, Findings> {
+    match arguments {
+        ["--planted"] => return planted::find_all(),
+        ["--build", folder] => return keep(Path::new(folder)),
+        _ => {}
     }
-    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    build(&triple)?;
-    let binaries = root().join("target/fuzz").join(triple).join("release");
+    let options = options(arguments).map_err(|finding| vec![finding])?;
+    let runs = run_with(&options)?;
+    if let Some(path) = &options.record {
+        record::add(path, &options, &runs).map_err(|finding| vec![finding])?;
+    }
+    let line = |Run { target, seconds, inputs, edges }: &Run| {
+        format!("{target:18} {seconds:5} s {inputs:10} inputs, {edges:5} edges of code reached")
+    };
+    Ok(runs.iter().map(line).collect())
+}
+
+fn options(arguments: &[&str]) -> Result<Options, String> {
+    let mut options = Options::default();
+    let mut rest = arguments.iter().peekable();
+    while let Some(argument) = rest.next() {
+        match *argument {
+            "--jobs" => {
+                let jobs = rest.next().and_then(|jobs| jobs.parse().ok());
+                options.jobs = jobs.ok_or("--jobs needs a number")?;
+            }
+            "--binaries" => {
+                let folder = rest.next().ok_or("--binaries needs a folder")?;
+                options.binaries = Some(PathBuf::from(folder));
+            }
+            "--record" => {
+                let given = rest.next_if(|path| path.ends_with(".json"));
+                options.record = Some(given.map_or(root().join(record::PATH), PathBuf::from));
+            }
+            seconds => {
+                let wrong = |_| format!("{seconds:?} is no number of seconds and no option");
+                options.seconds = seconds.parse().map_err(wrong)?;
+            }
+        }
+    }
+    if options.seconds == 0 { Err("for how many seconds?".to_owned()) } else { Ok(options) }
+}
+
+/// Builds every target and runs it over its corpus and then for `seconds`.
+pub(crate) fn run(seconds: u32) -> Result<(), Findings> {
+    run_with(&Options { seconds, ..Options::default() }).map(|_| ())
+}
+
+fn run_with(options: &Options) -> Result<Vec<Run>, Findings> {
+    let binaries = match &options.binaries {
+        Some(folder) => folder.clone(),
+        None => build(root(), "target/fuzz")?,
+    };
+    let run = |target: &str| fuzz(root(), &binaries, target, options.seconds);
+    in_parallel(options.jobs, targets()?, run)
+}
+
+/// Runs `work` for each target, `jobs` at a time; what all of them returned, or everything that was found.
+fn in_parallel<T: Send>(
+    jobs: usize,
+    targets: Vec<String>,
+    work: impl Fn(&str) -> Result<T, String> + Sync,
+) -> Result<Vec<T>, Findings> {
     let queue = Mutex::new(VecDeque::from(targets));
     let results = Mutex::new(Vec::new());
-    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
-        for _ in 0..workers {
+        for _ in 0..if jobs == 0 { cores } else { jobs } {
             scope.spawn(|| {
                 loop {
                     let Some(target) = queue.lock().expect("no panic").pop_front() else { break };
-                    let result = fuzz(&binaries.join(&target), &target, seconds);
-                    results.lock().expect("no panic").push(result);
+                    let result = work(&target);
+                    results.lock().expect("no panic").push((target, result));
                 }
             });
         }
     });
-    let (mut lines, mut findings) = (Vec::new(), Findings::new());
-    for result in results.into_inner().expect("no panic") {
+    let mut results = results.into_inner().expect("no panic");
+    results.sort_by(|a, b| a.0.cmp(&b.0));
+    let (mut done, mut findings) = (Vec::new(), Findings::new());
+    for (_, result) in results {
         match result {
-            Ok(line) => lines.push(line),
+            Ok(value) => done.push(value),
             Err(finding) => findings.push(finding),
         }
     }
-    lines.sort();
-    if findings.is_empty() { Ok(lines) } else { Err(findings) }
+    if findings.is_empty() { Ok(done) } else { Err(findings) }
 }
 
-fn targets() -> Vec<String> {
+fn targets() -> Result<Vec<String>, Findings> {
     let folder = fs::read_dir(root().join("fuzz/fuzz_targets"));
     let mut names: Vec<String> = folder
         .into_iter()
@@ -71,49 +156,86 @@ fn targets() -> Vec<String> {
         .filter_map(|name| name.strip_suffix(".rs").map(str::to_owned))
         .collect();
     names.sort();
-    names
+    if names.is_empty() {
+        return Err(vec!["there are no targets in fuzz/fuzz_targets".to_owned()]);
+    }
+    Ok(names)
 }
 
-fn build(triple: &str) -> Result<(), Findings> {
-    let arguments = ["build", "--quiet", "--release", "--manifest-path"];
+/// Builds every target from the sources in `sources`; returns where the programs are.
+fn build(sources: &Path, target_dir: &str) -> Result<PathBuf, Findings> {
+    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let target_dir = root().join(target_dir);
     let output = Command::new("cargo")
-        .args(arguments)
-        .args(["fuzz/Cargo.toml", "--target-dir", "target/fuzz"])
+        .args(["build", "--quiet", "--release", "--manifest-path", "fuzz/Cargo.toml"])
         // The target is named, so that build scripts and macros are built without counters.
-        .args(["--target", triple])
+        .args(["--target", &triple, "--target-dir"])
+        .arg(&target_dir)
         .env("RUSTFLAGS", FLAGS.join(" "))
-        .current_dir(root())
+        .current_dir(sources)
         .stdin(Stdio::null())
         .output();
     match output {
-        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) if output.status.success() => Ok(target_dir.join(triple).join("release")),
         Ok(output) => Err(vec![String::from_utf8_lossy(&output.stderr).into_owned()]),
         Err(error) => Err(vec![format!("cargo: {error}")]),
     }
 }
 
-/// Runs one target.
-fn fuzz(binary: &Path, target: &str, seconds: u32) -> Result<String, String> {
-    let (learnt, found) = (format!(".cache/fuzz/{target}"), format!("fuzz/artifacts/{target}/"));
-    let corpus = format!("fuzz/corpus/{target}");
-    for folder in [&learnt, &found] {
-        fs::create_dir_all(root().join(folder)).map_err(|e| format!("{folder}: {e}"))?;
+/// Leaves the programs in a folder, small, with this one and the commit that they are of.
+fn keep(folder: &Path) -> Result<Vec<String>, Findings> {
+    let binaries = build(root(), "target/fuzz")?;
+    let targets = targets()?;
+    copy(&targets, &binaries, folder)?;
+    // Best effort: what is not stripped is only larger.
+    let _ = Command::new("strip").args(&targets).current_dir(folder).status();
+    let failed = |what: &str, error: &dyn std::fmt::Display| vec![format!("{what}: {error}")];
+    let own = std::env::current_exe().map_err(|e| failed("xtask", &e))?;
+    fs::copy(own, folder.join("xtask")).map_err(|e| failed("xtask", &e))?;
+    let commit = crate::record::commit().map_err(|finding| vec![finding])?;
+    fs::write(folder.join(record::COMMIT), &commit).map_err(|e| failed("the commit", &e))?;
+    Ok(vec![format!("{}: {} targets of {commit}", folder.display(), targets.len())])
+}
+
+/// Copies the targets' programs.
+fn copy(targets: &[String], from: &Path, to: &Path) -> Result<(), Findings> {
+    let failed = |error: std::io::Error| vec![format!("{}: {error}", to.display())];
+    fs::create_dir_all(to).map_err(failed)?;
+    for target in targets {
+        fs::copy(from.join(target), to.join(target)).map_err(failed)?;
     }
-    if fs::read_dir(root().join(&corpus)).map_or(0, Iterator::count) == 0 {
-        return Err(format!("{corpus} is empty: give {target} something to start from"));
-    }
-    let mut command = Command::new(binary);
+    Ok(())
+}
+
+/// libFuzzer's command line for a target over its corpus in `sources`.
+fn libfuzzer(sources: &Path, binaries: &Path, target: &str, found: &str) -> Command {
+    let mut command = Command::new(binaries.join(target));
     command
-        .arg(format!("-max_total_time={seconds}"))
         .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
         .arg(format!("-artifact_prefix={found}"))
         .arg("-print_final_stats=1");
     // One for all targets of a kind: `framing.dict` for `framing_request` and `framing_response`.
     let dictionary = format!("fuzz/{}.dict", target.split('_').next().unwrap_or(target));
-    if root().join(&dictionary).exists() {
+    if sources.join(&dictionary).exists() {
         command.arg(format!("-dict={dictionary}"));
     }
-    command.args([&learnt, &corpus]).current_dir(root()).stdin(Stdio::null());
+    command.current_dir(sources).stdin(Stdio::null());
+    command
+}
+
+/// Runs one target.
+fn fuzz(sources: &Path, binaries: &Path, target: &str, seconds: u32) -> Result<Run, String> {
+    let (learnt, found) = (format!(".cache/fuzz/{target}"), format!("fuzz/artifacts/{target}/"));
+    let corpus = format!("fuzz/corpus/{target}");
+    for folder in [&learnt, &found] {
+        fs::create_dir_all(sources.join(folder)).map_err(|e| format!("{folder}: {e}"))?;
+    }
+    if fs::read_dir(sources.join(&corpus)).map_or(0, Iterator::count) == 0 {
+        return Err(format!("{corpus} is empty: give {target} something to start from"));
+    }
+    let mut command = libfuzzer(sources, binaries, target, &found);
+    command.arg(format!("-max_total_time={seconds}")).args([&learnt, &corpus]);
+    let start = Instant::now();
     let output = command.output().map_err(|error| format!("{target}: {error}"))?;
     let text = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
@@ -127,7 +249,8 @@ fn fuzz(binary: &Path, target: &str, seconds: u32) -> Result<String, String> {
     };
     match (after("stat::number_of_executed_units:"), after("cov:")) {
         (Some(inputs @ 1..), Some(edges)) => {
-            Ok(format!("{target:18} {inputs:9} inputs, {edges:5} edges of code reached"))
+            let seconds = start.elapsed().as_secs();
+            Ok(Run { target: target.to_owned(), seconds, inputs, edges })
         }
         _ => Err(format!("{target}: ran no input\n{text}")),
     }

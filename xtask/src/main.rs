@@ -13,6 +13,7 @@ mod mutants;
 mod proof;
 mod record;
 mod tidy;
+mod wasm;
 
 use std::process::ExitCode;
 
@@ -24,12 +25,15 @@ usage: cargo xtask CHORE
   edges         every ordering edge has both halves, where ORDERING.md says
   tidy          file sizes, where unsafety lives, names, left-overs
   drop-reasons  every drop reason is provoked by a test
-  fuzz SECONDS  runs every fuzz target for that long
   mutants [NAME...]
                 every seeded mutant, or these, must be caught by a test
   proof         what docs/proof.md promises is checked by what exists; counts what is not proven
   record NAME -- COMMAND...
                 runs a command and keeps what came of it in docs/proof/NAME.json
+  fuzz SECONDS [--jobs N] [--record [PATH.json]] [--binaries FOLDER]
+                runs every fuzz target for that long
+  fuzz --planted         plants a bug for each fuzz target, which must find it
+  fuzz --build FOLDER    leaves the fuzz targets and this program where --binaries finds them
   ci [STEP...]  runs steps of continuous integration; without a step lists them
 ";
 
@@ -46,13 +50,7 @@ fn main() -> ExitCode {
         ["edges"] => report("edges", &edges::check()),
         ["tidy"] => report("tidy", &tidy::check()),
         ["drop-reasons"] => report("drop-reasons", &drop_reasons::check(true)),
-        ["fuzz", seconds] => match seconds.parse() {
-            Ok(seconds) => report_lines("fuzz", fuzz::run(seconds)),
-            Err(_) => {
-                eprintln!("fuzz: {seconds:?} is no number of seconds");
-                ExitCode::from(2)
-            }
-        },
+        ["fuzz", arguments @ ..] => report_lines("fuzz", fuzz::command(arguments)),
         ["mutants", names @ ..] => report_lines("mutants", mutants::run(names)),
         ["proof"] => report_lines("proof", proof::check()),
         ["record", name, "--", words @ ..] => report("record", &record::run(name, words)),

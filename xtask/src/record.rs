@@ -118,7 +118,7 @@ pub(crate) fn fault(record: &Json) -> Option<String> {
 }
 
 /// The commit of the checkout; with a `+` if something is changed in it, records left out.
-fn commit() -> Result<String, String> {
+pub(crate) fn commit() -> Result<String, String> {
     let changes = ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/proof"];
     let changed = !said("git", &changes)?.is_empty();
     Ok(said("git", &["rev-parse", "--short=12", "HEAD"])? + if changed { "+" } else { "" })

@@ -1,0 +1,24 @@
+//! The conversation of accelerator runtimes and engines: read as it was written, or refused.
+
+use wire::attach::{FromEngine, FromRuntime, MESSAGE_BYTES_MAX};
+
+/// What a process says at an accelerator's socket, and what a false engine says to a runtime.
+pub fn message(input: &[u8]) {
+    let from_runtime = FromRuntime::decode(input);
+    let from_engine = FromEngine::decode(input);
+    assert!(from_runtime.is_err() || from_engine.is_err(), "a message of both sides");
+    // A message has one form; a parameter may be no number, so bytes are compared.
+    if let Ok(message) = from_runtime {
+        assert_eq!(message.encode(), input);
+    }
+    match from_engine {
+        // A refusal is read whatever its version and its letters; what is written is sound and short enough.
+        Ok(refusal @ FromEngine::Refuse(_)) => {
+            let bytes = refusal.encode();
+            assert!(bytes.len() <= MESSAGE_BYTES_MAX);
+            assert_eq!(FromEngine::decode(&bytes).map(|again| again.encode()), Ok(bytes));
+        }
+        Ok(message) => assert_eq!(message.encode(), input),
+        Err(_) => {}
+    }
+}

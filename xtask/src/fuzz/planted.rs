@@ -1,0 +1,142 @@
+//! Whether the fuzz targets find anything: `cargo xtask fuzz --planted`.
+//!
+//! The sources are copied, a bug is planted in the code behind each target, and every target must find its
+//! own within a time, from the committed corpus. One that does not shows nothing when it finds nothing.
+//! A plant is text that stands exactly once in a file, and what takes its place.
+
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+use super::{build, copy, in_parallel, libfuzzer, targets};
+use crate::Findings;
+use crate::files::{self, root};
+
+/// A bug for one target.
+struct Plant {
+    target: &'static str,
+    bug: &'static str,
+    file: &'static str,
+    right: &'static str,
+    wrong: &'static str,
+}
+
+const PLANTS: &[Plant] = &[
+    Plant {
+        target: "attach",
+        bug: "a message may go on after its end",
+        file: "crates/wire/src/attach.rs",
+        right: "if self.0.is_empty() {\n            Ok(message)",
+        wrong: "if self.0.len() < 8 {\n            Ok(message)",
+    },
+    Plant {
+        target: "config",
+        bug: "columns count from 3",
+        file: "crates/serval/src/config/diagnostic.rs",
+        right: "let column = before.chars().count() + 1;",
+        wrong: "let column = before.chars().count() + 3;",
+    },
+    Plant {
+        target: "framing_request",
+        bug: "a command may be twice as long as the maximum",
+        file: "crates/wire/src/framing/memcached/request.rs",
+        right: "if end > max {",
+        wrong: "if end > 2 * max {",
+    },
+    Plant {
+        target: "framing_response",
+        bug: "a value may be a byte longer than the maximum",
+        file: "crates/wire/src/framing/memcached/response.rs",
+        right: "if end > max {",
+        wrong: "if end > max + 1 {",
+    },
+    Plant {
+        target: "handshake",
+        bug: "a message may be four bytes short",
+        file: "crates/wire/src/handshake.rs",
+        right: "bytes.len() >= least",
+        wrong: "bytes.len() + 4 >= least",
+    },
+    Plant {
+        target: "metrics_request",
+        bug: "a fragment stays in the path",
+        file: "crates/serval/src/exporter/http.rs",
+        right: "target.split(['?', '#'])",
+        wrong: "target.split(['?'])",
+    },
+    Plant {
+        target: "region",
+        bug: "only the first slot must be inside the region",
+        file: "crates/mqueue/src/region.rs",
+        right: "inside(entry.slots_offset, u64::from(entry.depth) * u64::from(entry.slot_stride))",
+        wrong: "inside(entry.slots_offset, u64::from(entry.slot_stride))",
+    },
+    Plant {
+        target: "ring",
+        bug: "a payload may be 64 bytes longer than its slot",
+        file: "crates/mqueue/src/ring.rs",
+        right: "u64::from(header.len) <= self.inline_max;",
+        wrong: "u64::from(header.len) <= self.inline_max + 64;",
+    },
+];
+
+/// How long a target may look for its bug, in seconds, on a machine that does much else.
+const SECONDS_MAX: u32 = 120;
+
+/// Plants every bug and lets the targets look; a line about each.
+pub(super) fn find_all() -> Result<Vec<String>, Findings> {
+    let targets = targets()?;
+    let bare = |target: &&String| PLANTS.iter().all(|plant| plant.target != **target);
+    let bare: Vec<&String> = targets.iter().filter(bare).collect();
+    if !bare.is_empty() {
+        let fix = "add one to xtask/src/fuzz/planted.rs";
+        return Err(vec![format!("no bug is planted for {bare:?}: {fix}")]);
+    }
+    let folder = root().join("target/planted");
+    plant(&folder)?;
+    // Built where the sound ones are, so that what both depend on is built once; then away from there.
+    let binaries = folder.join("programs");
+    copy(&targets, &build(&folder, "target/fuzz")?, &binaries)?;
+    in_parallel(0, targets, |target| must_find(&folder, &binaries, target))
+}
+
+/// Copies the sources, with the bugs. What is there already is left alone, so that it is not built again.
+fn plant(folder: &Path) -> Result<(), Findings> {
+    let mut findings = Findings::new();
+    for file in files::all() {
+        let mut text = file.text;
+        for plant in PLANTS.iter().filter(|plant| plant.file == file.path) {
+            match text.matches(plant.right).count() {
+                1 => text = text.replace(plant.right, plant.wrong),
+                count => findings.push(format!(
+                    "{}: `{}` stands there {count} times, not once: {} needs another bug",
+                    plant.file, plant.right, plant.target
+                )),
+            }
+        }
+        let path = folder.join(&file.path);
+        if fs::read_to_string(&path).is_ok_and(|old| old == text) {
+            continue;
+        }
+        let parent = path.parent().expect("a path inside the folder");
+        let written = fs::create_dir_all(parent).and_then(|()| fs::write(&path, text));
+        findings.extend(written.err().map(|error| format!("{}: {error}", path.display())));
+    }
+    if findings.is_empty() { Ok(()) } else { Err(findings) }
+}
+
+fn must_find(folder: &Path, binaries: &Path, target: &str) -> Result<String, String> {
+    // From the committed corpus alone: what an earlier run learnt would make it easy.
+    let corpus = root().join("fuzz/corpus").join(target);
+    let mut command = libfuzzer(folder, binaries, target, "planted-");
+    command.arg(format!("-max_total_time={SECONDS_MAX}")).arg(corpus).arg("-seed=1");
+    let start = Instant::now();
+    let output = command.output().map_err(|error| format!("{target}: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    let seconds = start.elapsed().as_secs();
+    let bug = PLANTS.iter().find(|plant| plant.target == target).map_or("", |plant| plant.bug);
+    if output.status.success() || !text.contains("panicked at") {
+        return Err(format!("{target} did not find in {seconds} s that {bug}"));
+    }
+    Ok(format!("{target:18} found in {seconds:3} s that {bug}"))
+}

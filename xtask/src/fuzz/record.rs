@@ -1,0 +1,84 @@
+//! What fuzzing has shown, on record: `docs/proof/fuzz.json`.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value as Json, json};
+
+use super::{Options, Run};
+use crate::record::commit;
+
+/// Where the record is kept.
+pub(super) const PATH: &str = "docs/proof/fuzz.json";
+/// The file beside carried programs that says which commit they are of.
+pub(super) const COMMIT: &str = "COMMIT";
+
+/// The commit of the programs in `binaries`, or of the checkout.
+fn commit_of(binaries: Option<&Path>) -> Result<String, String> {
+    match binaries.and_then(|folder| fs::read_to_string(folder.join(COMMIT)).ok()) {
+        Some(text) => Ok(text.trim().to_owned()),
+        None => commit(),
+    }
+}
+
+/// Adds runs to the record at `path`. Runs of another commit begin it anew.
+pub(super) fn add(path: &Path, options: &Options, runs: &[Run]) -> Result<(), String> {
+    let commit = commit_of(options.binaries.as_deref())?;
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let old: Json = serde_json::from_str(&text).unwrap_or_default();
+    let old = if old["commit"] == commit { old } else { Json::Null };
+    let record = added(&old, &commit, options.seconds, runs);
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    }
+    let text = serde_json::to_string_pretty(&record).expect("JSON can be written") + "\n";
+    fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// The record with these runs: time and inputs add up, coverage is the best.
+fn added(old: &Json, commit: &str, seconds: u32, runs: &[Run]) -> Json {
+    let seconds_since_1970 = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    let before = |target: &str, field: &str| {
+        let targets = old["targets"].as_array().into_iter().flatten();
+        let same = targets.into_iter().find(|entry| entry["name"] == target);
+        same.and_then(|entry| entry[field].as_u64()).unwrap_or(0)
+    };
+    let targets: Vec<Json> = runs
+        .iter()
+        .map(|run| {
+            json!({
+                "name": run.target,
+                "seconds": before(&run.target, "seconds") + run.seconds,
+                "inputs": before(&run.target, "inputs") + run.inputs,
+                "edges": before(&run.target, "edges").max(run.edges),
+                "crashes": 0,
+            })
+        })
+        .collect();
+    json!({
+        "what": "every fuzz target over its corpus and then for a time; a run that finds something is not recorded but mended",
+        "command": format!("cargo xtask fuzz {seconds} --record"),
+        "commit": commit,
+        "ended_unix_s": seconds_since_1970,
+        "targets": targets,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_one_commit_add_up() {
+        let run = |seconds, inputs, edges| {
+            vec![Run { target: "ring".to_owned(), seconds, inputs, edges }]
+        };
+        let first = added(&Json::Null, "abc", 9, &run(9, 100, 50));
+        let both = added(&first, "abc", 5, &run(5, 10, 40));
+        let ring = &both["targets"][0];
+        assert_eq!((ring["seconds"].as_u64(), ring["inputs"].as_u64()), (Some(14), Some(110)));
+        assert_eq!((ring["edges"].as_u64(), ring["name"].as_str()), (Some(50), Some("ring")));
+    }
+}
