@@ -34,7 +34,7 @@ pub struct Topology {
 }
 
 /// `[engine]`: the workers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EngineSettings {
     /// Workers, in [1, [`WORKERS_MAX`]].
     pub workers: usize,
@@ -65,7 +65,7 @@ pub enum Polling {
 }
 
 /// `[limits]`: what clients may cost.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
     /// Open TCP connections of the whole engine.
     pub connections: u32,
@@ -98,7 +98,7 @@ impl Default for Limits {
 }
 
 /// `[[accelerator]]`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Accelerator {
     /// Name that services use.
     pub name: String,
@@ -165,7 +165,7 @@ pub enum CpuPlacement {
 }
 
 /// `[[service]]`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Service {
     /// Name in metrics and messages.
     pub name: String,
@@ -282,7 +282,7 @@ pub enum Rings {
 }
 
 /// `[[service.backend]]`: a client mqueue for every server mqueue.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Backend {
     /// Name in metrics and messages.
     pub name: String,

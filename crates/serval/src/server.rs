@@ -3,11 +3,14 @@
 //! Everything that can fail happens in [`Server::start`], in this order: ports are bound, regions
 //! created and formatted, kernels found, accelerators started, workers put together. When it returns
 //! `Ok`, every port is open and every block has reached its first `recv`. From then on the worker
-//! threads alone handle messages; this side only counts, drains and stops.
+//! threads alone handle messages; this side only counts, changes what runs ([`Server::change`]), drains and
+//! stops.
 
+mod change;
 mod heart;
 mod lobby;
 mod memory_ports;
+mod plan;
 mod runtimes;
 
 use std::net::SocketAddr;
@@ -16,8 +19,9 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use accel::Kernel;
 use accel::cpu::{CpuAccelerator, Options as CpuOptions, ThreadBlocks, WorkerBlocks};
+use accel::{AccelError, Kernel};
+use engine::accelerator::{Blocks, StartError};
 use engine::metrics::{AcceleratorLives, Metrics};
 use engine::topology::{AcceleratorKind, CpuPlacement, Listen, Service, Topology, TopologyError};
 use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerLinks, WorkerParts, worker_links};
@@ -27,8 +31,12 @@ use sys::socket_nic::AcceptedSocket;
 use sys::tap::TapFile;
 use sys::{OpenPort, PortSpec, RegionOptions, SharedMemory, SocketNic, SocketOptions};
 use wire::DropReason;
-use wire::nic::Nic;
+use wire::nic::{Nic, PortIndex};
 
+pub use change::{ChangeError, ChangeReport, ServiceChange};
+pub use plan::{Fate, Refusal};
+
+use change::{Inbox, Place};
 use heart::Heart;
 use memory_ports::{Doorman, MemoryPorts};
 use runtimes::{AttachDoors, Life, Runtimes, SeatStart};
@@ -74,6 +82,16 @@ pub enum ServerError {
     Thread(String),
 }
 
+impl ServerError {
+    /// Blocks did not start.
+    fn of_blocks(service: &Service, error: StartError) -> Self {
+        match error.downcast::<AccelError>() {
+            Ok(source) => Self::Accelerator { service: service.name.clone(), source: *source },
+            Err(error) => Self::Thread(error.to_string()),
+        }
+    }
+}
+
 /// What [`Server::shutdown`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShutdownReport {
@@ -95,18 +113,26 @@ const DRAIN: u32 = 1;
 const STOP: u32 = 2;
 /// How long a worker that stops waits for the others' last turns.
 const STOPPED_TOGETHER: Duration = Duration::from_secs(1);
+/// Services there is room for besides those of the start. While services change, both versions count.
+const SERVICES_SPARE: usize = 256;
 
 /// A running engine. Dropping it stops it without draining.
 pub struct Server {
     topology: Arc<Topology>,
-    addresses: Vec<SocketAddr>,
+    /// By service.
+    places: Vec<Place>,
+    /// Slots and ports that a worker may still hold although their service has left.
+    burnt: Vec<u16>,
+    burnt_ports: Vec<PortIndex>,
+    /// What the workers are told, by worker.
+    inboxes: Vec<Arc<Inbox>>,
     metrics: Metrics,
     phase: Arc<AtomicU32>,
     fabric: Arc<Fabric<AcceptedSocket>>,
     workers: Vec<JoinHandle<bool>>,
-    accelerators: Vec<CpuAccelerator>,
-    /// (service, words) of every region.
-    regions: Vec<(usize, Words<MappedMemory>)>,
+    /// With the slots of their services.
+    accelerators: Vec<(u16, CpuAccelerator)>,
+    regions: Vec<OpenRegion>,
     heart: Arc<Heart>,
     /// Runtimes in processes of their own; they end after the workers.
     runtimes: Option<Runtimes>,
@@ -125,12 +151,15 @@ fn lives(topology: &Topology) -> Vec<AcceleratorLives> {
     topology.services.iter().flat_map(of_service).collect()
 }
 
-/// One worker's share of one region.
-enum Share {
-    /// Blocks that run elsewhere.
-    Elsewhere(Attachment),
-    /// Blocks that the worker starts on its own thread.
-    OnWorker { memory: MappedMemory, kernel: Arc<Kernel>, ends: Vec<BlockEnds> },
+/// A region of a `cpu` accelerator.
+struct OpenRegion {
+    /// Slot of its service.
+    slot: u16,
+    words: Words<MappedMemory>,
+    /// Its number at the heart.
+    beat: u64,
+    /// Held here so that no worker drops the last reference: unmapping takes long.
+    _memory: Arc<SharedMemory>,
 }
 
 /// A region that was created and formatted.
@@ -201,13 +230,17 @@ impl Server {
             .iter()
             .cloned()
             .map(|waker| Box::new(move || waker.wake()) as Box<dyn Fn() + Send + Sync>);
-        let fabric = Fabric::new(wakers.collect(), topology.services.len());
+        let fabric = Fabric::new(wakers.collect(), topology.services.len() + SERVICES_SPARE);
         let names = topology.services.iter().map(|s| s.name.clone());
+        let metrics = Metrics::new(worker_count, names).with_lives(lives(&topology));
         let mut server = Self {
-            metrics: Metrics::new(worker_count, names).with_lives(lives(&topology)),
+            places: change::places(&topology, &addresses, &metrics),
+            burnt: Vec::new(),
+            burnt_ports: Vec::new(),
+            inboxes: (0..worker_count).map(|_| Arc::default()).collect(),
+            metrics,
             phase: Arc::new(AtomicU32::new(RUN)),
             fabric,
-            addresses,
             workers: Vec::new(),
             accelerators: Vec::new(),
             regions: Vec::new(),
@@ -221,15 +254,14 @@ impl Server {
         for service in 0..topology.services.len() {
             let mut of_service = Vec::new();
             for place in 0..topology.services[service].accelerators.len() {
-                let (shares, seat) = server.prepare_region(service, place)?;
-                of_service.push(shares);
+                let (of_workers, seat) = server.prepare_region(service, place)?;
+                of_service.push(of_workers);
                 seats.extend(seat);
             }
             regions.push(of_service);
         }
-        let addresses = server.addresses.clone();
         let nics = nics.into_iter().map(|nic| wrap(nic, addresses.clone())).collect();
-        server.start_workers(nics, regions)?;
+        server.start_workers(nics, &addresses, regions)?;
         server.start_runtimes(attach_doors, seats)?;
         let doorman = memory_ports.serve(topology, server.fabric.clone(), nic_wakers);
         server.doorman = doorman.map_err(|e| ServerError::Thread(e.to_string()))?;
@@ -242,67 +274,87 @@ impl Server {
         &mut self,
         service_index: usize,
         place: usize,
-    ) -> Result<(Vec<Share>, Option<SeatStart>), ServerError> {
+    ) -> Result<(Vec<Attachment>, Option<SeatStart>), ServerError> {
         let topology = self.topology.clone();
         let service = &topology.services[service_index];
         let accelerator_index = service.accelerators[place];
         let accelerator = &topology.accelerators[accelerator_index];
-        let memory_error = |source| ServerError::Memory { service: service.name.clone(), source };
-        let placement = match &accelerator.kind {
-            AcceleratorKind::Cpu { placement } => placement,
+        match &accelerator.kind {
+            AcceleratorKind::Cpu { placement } => {
+                let (name, slot) = (&accelerator.name, service_index as u16);
+                Ok((self.attach(slot, service, name, placement)?, None))
+            }
             AcceleratorKind::Process { .. } => {
                 let of = (service_index, accelerator_index);
-                let (life, shares) =
-                    Life::make(&topology, of, 1, &self.heart).map_err(memory_error)?;
+                let made = Life::make(&topology, of, 1, &self.heart);
+                let (life, of_workers) = made.map_err(|source| ServerError::Memory {
+                    service: service.name.clone(),
+                    source,
+                })?;
                 let (service, accelerator) = of;
-                let seat = SeatStart { service, place, accelerator, life };
-                return Ok((shares.into_iter().map(Share::Elsewhere).collect(), Some(seat)));
+                Ok((of_workers, Some(SeatStart { service, place, accelerator, life })))
             }
-        };
+        }
+    }
+
+    /// Makes the region of a service in `slot` on one `cpu` accelerator, and what runs its blocks. Blocks on
+    /// the workers' cores are ready to be started there. Returns each worker's share.
+    fn attach(
+        &mut self,
+        slot: u16,
+        service: &Service,
+        accelerator: &str,
+        placement: &CpuPlacement,
+    ) -> Result<Vec<Attachment>, ServerError> {
         let accelerator_error =
             |source| ServerError::Accelerator { service: service.name.clone(), source };
         let kernel = Kernel::find(&service.kernel).map_err(|e| accelerator_error(e.into()))?;
-        let workers = topology.engine.workers;
+        let workers = self.topology.engine.workers;
+        let made = make_region(service, accelerator, 1, workers);
         let MadeRegion { memory, words, ends } =
-            make_region(service, &accelerator.name, 1, workers).map_err(memory_error)?;
+            made.map_err(|source| ServerError::Memory { service: service.name.clone(), source })?;
+        let beat = self.heart.add(words.clone());
+        self.regions.push(OpenRegion { slot, words, beat, _memory: memory.clone() });
         let memory = MappedMemory::new(memory);
-        self.heart.add(words.clone());
-        self.regions.push((service_index, words));
-        let shares = match placement {
+        let own = |ends: &Vec<BlockEnds>| ends.iter().map(|e| e.block).collect();
+        let by_worker: Vec<Vec<u32>> = ends.iter().map(own).collect();
+        let options = CpuOptions::default();
+        let mut blocks: Vec<Box<dyn Blocks>> = Vec::new();
+        match placement {
             CpuPlacement::Worker => {
-                let share =
-                    |ends| Share::OnWorker { memory: memory.clone(), kernel: kernel.clone(), ends };
-                ends.into_iter().map(share).collect()
+                for own in &by_worker {
+                    let (memory, kernel) = (memory.clone(), kernel.clone());
+                    let prepared =
+                        WorkerBlocks::prepare(memory, kernel, &service.params, own, &options);
+                    blocks.push(Box::new(prepared.map_err(accelerator_error)?));
+                }
             }
             CpuPlacement::Threads { threads, cores } => {
-                let own = |ends: &Vec<BlockEnds>| ends.iter().map(|e| e.block).collect();
-                let by_worker: Vec<Vec<u32>> = ends.iter().map(own).collect();
                 let cores = (!cores.is_empty()).then_some(cores.as_slice());
-                let (running, blocks) = ThreadBlocks::start(
+                let (running, of_workers) = ThreadBlocks::start(
                     memory,
                     &kernel,
                     &service.params,
                     &by_worker,
                     *threads,
                     cores,
-                    &CpuOptions::default(),
+                    &options,
                 )
                 .map_err(accelerator_error)?;
-                self.accelerators.push(running);
-                let share = |(blocks, ends)| {
-                    Share::Elsewhere(Attachment { blocks: Box::new(blocks), ends })
-                };
-                blocks.into_iter().zip(ends).map(share).collect()
+                self.accelerators.push((slot, running));
+                blocks.extend(of_workers.into_iter().map(|b| Box::new(b) as Box<dyn Blocks>));
             }
-        };
-        Ok((shares, None))
+        }
+        let attachment = |(blocks, ends)| Attachment { blocks, ends };
+        Ok(blocks.into_iter().zip(ends).map(attachment).collect())
     }
 
     /// Starts one thread per worker and waits until each is ready.
-    fn start_workers<N: Nic<Socket = AcceptedSocket> + Send + 'static>(
+    fn start_workers<N: Nic<Socket = AcceptedSocket, Port = OpenPort> + Send + 'static>(
         &mut self,
         nics: Vec<N>,
-        regions: Vec<Vec<Vec<Share>>>,
+        addresses: &[SocketAddr],
+        regions: Vec<Vec<Vec<Attachment>>>,
     ) -> Result<(), ServerError> {
         let (ready, readiness) = mpsc::channel();
         let links = worker_links(nics.len(), &self.topology);
@@ -312,19 +364,20 @@ impl Server {
             .map(|of_service| of_service.into_iter().map(Vec::into_iter).collect())
             .collect();
         for (index, (nic, links)) in nics.into_iter().zip(links).enumerate() {
-            let mut shares = Vec::new();
+            let mut attachments = Vec::new();
             for of_service in &mut regions {
-                let own = |region: &mut std::vec::IntoIter<Share>| region.next();
+                let own = |region: &mut std::vec::IntoIter<Attachment>| region.next();
                 let own = of_service.iter_mut().map(own);
-                shares.push(own.map(|share| share.expect("one for each worker")).collect());
+                attachments.push(own.map(|share| share.expect("one for each worker")).collect());
             }
             let start = WorkerStart {
                 index,
                 nic,
                 links,
-                shares,
+                attachments,
                 topology: self.topology.clone(),
-                addresses: self.addresses.clone(),
+                addresses: addresses.to_vec(),
+                inbox: self.inboxes[index].clone(),
                 metrics: self.metrics.clone(),
                 fabric: self.fabric.clone(),
                 phase: self.phase.clone(),
@@ -369,11 +422,12 @@ impl Server {
 
     /// Every listening address with the index of its service; port 0 is resolved.
     pub fn addresses(&self) -> Vec<(usize, Listen)> {
-        let resolved = self.topology.ports().zip(&self.addresses);
-        let with = |((service, listen), address): ((usize, Listen), &SocketAddr)| {
-            (service, Listen { address: *address, ..listen })
+        let addresses =
+            self.places.iter().flat_map(|p| p.ports.iter().map(|(_, address)| *address));
+        let with = |((service, listen), address): ((usize, Listen), SocketAddr)| {
+            (service, Listen { address, ..listen })
         };
-        resolved.map(with).collect()
+        self.topology.ports().zip(addresses).map(with).collect()
     }
 
     /// The engine's counters.
@@ -384,9 +438,10 @@ impl Server {
     /// Requests that each block of a service has received, from the blocks' status lines: accelerators
     /// in order, blocks in order; those that run in processes of their own are left out.
     pub fn received_by_block(&self, service: usize) -> Vec<u64> {
-        let of_service = self.regions.iter().filter(|(of, _)| *of == service);
+        let slot = self.places[service].slot;
+        let of_service = self.regions.iter().filter(|region| region.slot == slot);
         let blocks = self.topology.services[service].mqueues;
-        of_service.flat_map(|(_, w)| (0..blocks).map(|b| w.block(b).received)).collect()
+        of_service.flat_map(|r| (0..blocks).map(|b| r.words.block(b).received)).collect()
     }
 
     /// Blocks of a service that have received anything.
@@ -426,7 +481,7 @@ impl Server {
         }
         // Asks the runtimes to end, then makes them.
         self.runtimes = None;
-        for accelerator in self.accelerators.drain(..) {
+        for (_, accelerator) in self.accelerators.drain(..) {
             accelerator.stop(stop::NOW);
             let left = accelerator.join(Duration::from_secs(1));
             if !left.is_empty() {
@@ -451,9 +506,11 @@ struct WorkerStart<N> {
     index: usize,
     nic: N,
     links: WorkerLinks,
-    shares: Vec<Vec<Share>>,
+    /// By service; their blocks are not started.
+    attachments: Vec<Vec<Attachment>>,
     topology: Arc<Topology>,
     addresses: Vec<SocketAddr>,
+    inbox: Arc<Inbox>,
     metrics: Metrics,
     fabric: Arc<Fabric<AcceptedSocket>>,
     phase: Arc<AtomicU32>,
@@ -475,7 +532,7 @@ impl Turning {
     }
 }
 
-impl<N: Nic<Socket = AcceptedSocket>> WorkerStart<N> {
+impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> WorkerStart<N> {
     /// The worker thread: puts the worker together, reports, turns until told to stop. Returns
     /// whether a block hangs.
     fn run(self, ready: &mpsc::Sender<Result<(), ServerError>>) -> bool {
@@ -483,9 +540,10 @@ impl<N: Nic<Socket = AcceptedSocket>> WorkerStart<N> {
             index,
             nic,
             links,
-            shares,
+            mut attachments,
             topology,
             addresses,
+            inbox,
             metrics,
             fabric,
             phase,
@@ -497,33 +555,14 @@ impl<N: Nic<Socket = AcceptedSocket>> WorkerStart<N> {
             tracing::warn!(core, %error, "worker {index} is not pinned");
         }
         // Blocks on the worker's core are started here: a coroutine never changes threads.
-        let mut attachments = Vec::new();
-        for (service, shares) in topology.services.iter().zip(shares) {
-            let mut of_service = Vec::new();
-            for share in shares {
-                let (memory, kernel, ends) = match share {
-                    Share::Elsewhere(attachment) => {
-                        of_service.push(attachment);
-                        continue;
-                    }
-                    Share::OnWorker { memory, kernel, ends } => (memory, kernel, ends),
-                };
-                let own: Vec<u32> = ends.iter().map(|e| e.block).collect();
-                let options = CpuOptions::default();
-                let blocks: Box<dyn engine::accelerator::Blocks> =
-                    match WorkerBlocks::start(memory, kernel, &service.params, &own, &options) {
-                        Ok(blocks) => Box::new(blocks),
-                        Err(source) => {
-                            let service = service.name.clone();
-                            let error = ServerError::Accelerator { service, source };
-                            // The main thread may be gone already: then nobody needs to know.
-                            let _ = ready.send(Err(error));
-                            return false;
-                        }
-                    };
-                of_service.push(Attachment { blocks, ends });
+        for (service, attachments) in topology.services.iter().zip(&mut attachments) {
+            for attachment in attachments {
+                if let Err(error) = attachment.blocks.start() {
+                    // The main thread may be gone already: then nobody needs to know.
+                    let _ = ready.send(Err(ServerError::of_blocks(service, error)));
+                    return false;
+                }
             }
-            attachments.push(of_service);
         }
         let parts = WorkerParts { index, nic, addresses, attachments, links };
         let mut worker = Worker::new(parts, &topology, &metrics, fabric);
@@ -537,6 +576,7 @@ impl<N: Nic<Socket = AcceptedSocket>> WorkerStart<N> {
                 DRAIN => worker.begin_drain(),
                 _ => break,
             }
+            inbox.obey(&mut worker);
             let sleep_ns = worker.sleep_ns(now_ns);
             if sleep_ns == 0 && worker.should_yield(now_ns) {
                 let from_ns = sys::time::monotonic_ns();

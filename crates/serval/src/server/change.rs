@@ -1,0 +1,508 @@
+//! Changing what runs: from one topology to another without losing what is under way.
+//!
+//! What can fail comes first and touches nothing that runs: the [`Plan`] is made, regions are created,
+//! kernels found, ports bound, accelerator threads started, and every worker takes its seat of the new
+//! services. Only then is everything switched, and nothing can fail any more. Services that leave finish
+//! what they have accepted for up to `drain_ms`, and are let go.
+//!
+//! Workers get their orders between two turns, through an [`Inbox`]; see `engine/src/seating.rs`.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use engine::accelerator::StartError;
+use engine::metrics::{Metrics, ServiceMetrics};
+use engine::topology::{AcceleratorKind, Listen, Service, Topology};
+use engine::{Attachment, Farewell, Leave, Remains, Seat, Switch, Worker};
+use mqueue::abi::stop;
+use sys::{OpenPort, PortSpec, SocketOptions};
+use wire::DropReason;
+use wire::nic::{Nic, PortIndex};
+
+use super::plan::{Fate, Plan, Refusal};
+use super::{Server, ServerError};
+
+/// How long a worker may take for an order: it may be inside a long kernel.
+const OBEYED_IN: Duration = Duration::from_secs(30);
+/// How long what is left of a service may take to end after its time was over.
+const EXPIRED_IN: Duration = Duration::from_secs(5);
+/// Between two looks whether the workers have settled.
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
+
+/// Why nothing was changed. The message says it in full.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// Some of it cannot change while the engine runs.
+    #[error("{}", list(.0))]
+    Refused(Vec<Refusal>),
+    /// Something new cannot be had.
+    #[error(transparent)]
+    Start(#[from] ServerError),
+    /// There is no room for so many services.
+    #[error(
+        "{wanted} services at a time are more than the {most} that this engine has room for: restart \
+         to apply it"
+    )]
+    TooMany {
+        /// Services that would run, those that leave among them.
+        wanted: usize,
+        /// Most there can be.
+        most: usize,
+    },
+    /// A worker does not come back from a kernel.
+    #[error("a worker did not answer within {} s: a kernel holds it up", OBEYED_IN.as_secs())]
+    Stuck,
+}
+
+fn list(refusals: &[Refusal]) -> String {
+    refusals.iter().map(Refusal::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// What a change came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChangeReport {
+    /// Every service of the new topology in its order, then those that left.
+    pub services: Vec<ServiceChange>,
+    /// Keys of `[engine]` and `[limits]` with another value.
+    pub settings: Vec<&'static str>,
+}
+
+/// What became of one service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceChange {
+    /// Its name.
+    pub name: String,
+    /// What was done.
+    pub fate: Fate,
+    /// Requests of the version that left which were not answered within `drain_ms`.
+    pub unanswered: u64,
+    /// Something of the version that left did not end and is left behind, or is still ending.
+    pub left_behind: bool,
+}
+
+impl ChangeReport {
+    /// Whether nothing had to be done.
+    pub fn is_empty(&self) -> bool {
+        self.settings.is_empty() && self.services.iter().all(|s| s.fate == Fate::Unchanged)
+    }
+}
+
+/// Where a service of the topology is: its slot on the workers, and what it listens on.
+pub(super) struct Place {
+    pub(super) slot: u16,
+    /// In the order of its `listen`.
+    pub(super) ports: Vec<(PortIndex, SocketAddr)>,
+    pub(super) metrics: Arc<ServiceMetrics>,
+}
+
+/// Where the services of the start are; `addresses` are those of [`Topology::ports`], in order.
+pub(super) fn places(
+    topology: &Topology,
+    addresses: &[SocketAddr],
+    metrics: &Metrics,
+) -> Vec<Place> {
+    let mut ports = (0..).zip(addresses.iter().copied());
+    let metrics = metrics.services();
+    let services = topology.services.iter().zip(metrics.iter()).zip(0..);
+    let place = |((service, metrics), slot): ((&Service, &Arc<ServiceMetrics>), u16)| Place {
+        slot,
+        ports: ports.by_ref().take(service.listen.len()).collect(),
+        metrics: metrics.clone(),
+    };
+    services.map(place).collect()
+}
+
+/// What the control side wants of one worker.
+enum Order {
+    Seat(Box<Seat<OpenPort>>, Sender<Result<(), StartError>>),
+    Switch(Arc<Switch>, Sender<()>),
+    Expire(u16),
+    Release(u16, Sender<Remains>),
+}
+
+/// Orders on their way to one worker.
+#[derive(Default)]
+pub(super) struct Inbox {
+    waiting: AtomicBool,
+    orders: Mutex<Vec<Order>>,
+}
+
+impl Inbox {
+    fn put(&self, order: Order) {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        self.waiting.store(true, Ordering::Release);
+    }
+
+    /// Between two turns: does what was ordered.
+    #[inline]
+    pub(super) fn obey<N: Nic<Port = OpenPort>>(&self, worker: &mut Worker<N>) {
+        if self.waiting.load(Ordering::Relaxed) {
+            self.obey_all(worker);
+        }
+    }
+
+    #[cold]
+    fn obey_all<N: Nic<Port = OpenPort>>(&self, worker: &mut Worker<N>) {
+        // The flag first: what is put in after it was taken down raises it again.
+        self.waiting.swap(false, Ordering::Acquire);
+        let orders =
+            std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner));
+        // Whoever ordered may have lost its patience: then nobody needs the answer.
+        for order in orders {
+            match order {
+                Order::Seat(seat, answer) => {
+                    let _ = answer.send(worker.seat(*seat));
+                }
+                Order::Switch(switch, answer) => {
+                    worker.switch(&switch);
+                    let _ = answer.send(());
+                }
+                Order::Expire(slot) => worker.expire(slot),
+                Order::Release(slot, answer) => {
+                    let _ = answer.send(worker.release(slot));
+                }
+            }
+        }
+    }
+}
+
+/// A service that is ready to be seated.
+struct Prepared {
+    /// Its place in the new topology.
+    index: usize,
+    place: Place,
+    /// By worker.
+    seats: Vec<Seat<OpenPort>>,
+    /// Ports taken over from its former version.
+    kept: Vec<PortIndex>,
+}
+
+/// A version of a service that leaves.
+struct Leaver {
+    name: String,
+    slot: u16,
+    metrics: Arc<ServiceMetrics>,
+    farewell: Farewell,
+    dropped_before: u64,
+}
+
+impl Server {
+    /// Goes over to another topology, all of it or nothing. Returns when what left is gone; `give_up` is
+    /// asked meanwhile whether to stop waiting for that, since the whole engine is about to end.
+    pub fn change(
+        &mut self,
+        wanted: Topology,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<ChangeReport, ChangeError> {
+        wanted.check().map_err(ServerError::from)?;
+        let plan = Plan::new(&self.topology, &wanted).map_err(ChangeError::Refused)?;
+        let fates: Vec<Fate> = plan.services.iter().map(|(_, fate)| *fate).collect();
+        if plan.is_empty() {
+            return Ok(report(plan, &[]));
+        }
+        let new = fates.iter().filter(|f| matches!(f, Fate::Added | Fate::Changed { .. })).count();
+        let (running, most) = (self.places.len() + self.burnt.len(), self.fabric.services_max());
+        if running + new > most {
+            return Err(ChangeError::TooMany { wanted: running + new, most });
+        }
+        let mut prepared = Vec::new();
+        for (index, fate) in fates.iter().enumerate().take(wanted.services.len()) {
+            if *fate == Fate::Unchanged {
+                continue;
+            }
+            match self.prepare(&wanted, index, &prepared) {
+                Ok(next) => prepared.push(next),
+                Err(error) => {
+                    self.undo(&prepared);
+                    return Err(error.into());
+                }
+            }
+        }
+        if let Err(error) = self.seat_all(&wanted, &mut prepared) {
+            self.undo_seated(&prepared);
+            return Err(error);
+        }
+        let leavers = self.switch(wanted, &plan, prepared)?;
+        let mut outcomes = Vec::new();
+        for leaver in leavers {
+            outcomes.push(self.let_go(leaver, give_up));
+        }
+        Ok(report(plan, &outcomes))
+    }
+
+    /// Makes everything that a service of the new topology needs.
+    fn prepare(
+        &mut self,
+        wanted: &Topology,
+        index: usize,
+        others: &[Prepared],
+    ) -> Result<Prepared, ServerError> {
+        let service = &wanted.services[index];
+        let workers = wanted.engine.workers;
+        let slots = self.places.iter().chain(others.iter().map(|p| &p.place)).map(|p| p.slot);
+        let slots: Vec<u16> = slots.chain(self.burnt.iter().copied()).collect();
+        let slot = (0..).find(|slot| !slots.contains(slot)).expect("there is room for it");
+        let before = self.topology.services.iter().position(|s| s.name == service.name);
+        let metrics = match before {
+            Some(before) => self.places[before].metrics.clone(),
+            None => Arc::new(ServiceMetrics::new(service.name.clone(), workers)),
+        };
+        let (ports, opened) = self.open_ports(service, before, workers, others)?;
+        let attachments = match self.attach_all(slot, wanted, service) {
+            Ok(attachments) => attachments,
+            Err(error) => {
+                self.forget(slot);
+                return Err(error);
+            }
+        };
+        let mut seats = Seat::for_workers(slot, service, &metrics, attachments);
+        for (port, of_workers) in opened {
+            for (seat, open) in seats.iter_mut().zip(of_workers) {
+                let listen = (service.listen[port].transport, open.address());
+                seat.add_port(ports[port].0, listen, &wanted.limits, open);
+            }
+        }
+        let old = before.map_or(&[][..], |before| &self.places[before].ports);
+        let kept = ports.iter().map(|p| p.0).filter(|p| old.iter().any(|(o, _)| o == p)).collect();
+        Ok(Prepared { index, place: Place { slot, ports, metrics }, seats, kept })
+    }
+
+    /// Each worker's shares of a service's regions.
+    fn attach_all(
+        &mut self,
+        slot: u16,
+        wanted: &Topology,
+        service: &Service,
+    ) -> Result<Vec<Vec<Attachment>>, ServerError> {
+        let mut of_workers: Vec<Vec<Attachment>> =
+            self.inboxes.iter().map(|_| Vec::new()).collect();
+        for index in &service.accelerators {
+            let accelerator = &wanted.accelerators[*index];
+            let AcceleratorKind::Cpu { placement } = &accelerator.kind else {
+                unreachable!("the plan refuses other kinds");
+            };
+            let shares = self.attach(slot, service, &accelerator.name, placement)?;
+            for (own, share) in of_workers.iter_mut().zip(shares) {
+                own.push(share);
+            }
+        }
+        Ok(of_workers)
+    }
+
+    /// The ports of a service, and those of them that had to be opened: place in `listen`, one for each
+    /// worker.
+    #[expect(clippy::type_complexity, reason = "named above")]
+    fn open_ports(
+        &self,
+        service: &Service,
+        before: Option<usize>,
+        workers: usize,
+        others: &[Prepared],
+    ) -> Result<(Vec<(PortIndex, SocketAddr)>, Vec<(usize, Vec<OpenPort>)>), ServerError> {
+        let mut old: Vec<(Listen, (PortIndex, SocketAddr))> = Vec::new();
+        if let Some(before) = before {
+            let listens = self.topology.services[before].listen.iter().copied();
+            old.extend(listens.zip(self.places[before].ports.iter().copied()));
+        }
+        let places = self.places.iter().chain(others.iter().map(|p| &p.place));
+        let mut taken: Vec<PortIndex> = places.flat_map(|p| &p.ports).map(|port| port.0).collect();
+        taken.extend(&self.burnt_ports);
+        let (mut ports, mut opened) = (Vec::new(), Vec::new());
+        for (number, listen) in service.listen.iter().enumerate() {
+            if let Some(found) = old.iter().position(|(other, _)| other == listen) {
+                ports.push(old.swap_remove(found).1);
+                continue;
+            }
+            let spec = PortSpec { transport: listen.transport, address: listen.address };
+            let open = OpenPort::open_all(spec, workers, &SocketOptions::default())?;
+            let index = (0..).find(|index| !taken.contains(index)).expect("65536 are enough");
+            taken.push(index);
+            ports.push((index, open[0].address()));
+            opened.push((number, open));
+        }
+        Ok((ports, opened))
+    }
+
+    /// Every worker takes its seats.
+    fn seat_all(
+        &mut self,
+        wanted: &Topology,
+        prepared: &mut [Prepared],
+    ) -> Result<(), ChangeError> {
+        for Prepared { index, seats, .. } in prepared {
+            let (answer, answers) = mpsc::channel();
+            for (inbox, seat) in self.inboxes.iter().zip(std::mem::take(seats)) {
+                inbox.put(Order::Seat(Box::new(seat), answer.clone()));
+            }
+            drop(answer);
+            self.fabric.wake_all();
+            for _ in 0..self.inboxes.len() {
+                let answer = answers.recv_timeout(OBEYED_IN).map_err(|_| ChangeError::Stuck)?;
+                let service = &wanted.services[*index];
+                answer.map_err(|error| ServerError::of_blocks(service, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What was prepared and not seated goes.
+    fn undo(&mut self, prepared: &[Prepared]) {
+        for Prepared { place, .. } in prepared {
+            self.forget(place.slot);
+        }
+    }
+
+    /// What some workers may have seated goes.
+    fn undo_seated(&mut self, prepared: &[Prepared]) {
+        for Prepared { place, kept, .. } in prepared {
+            if self.release(place.slot) {
+                self.forget(place.slot);
+            } else {
+                let own = place.ports.iter().map(|p| p.0).filter(|port| !kept.contains(port));
+                self.burnt_ports.extend(own);
+                self.burnt.push(place.slot);
+            }
+        }
+    }
+
+    /// From here on the new topology runs.
+    fn switch(
+        &mut self,
+        wanted: Topology,
+        plan: &Plan,
+        prepared: Vec<Prepared>,
+    ) -> Result<Vec<Leaver>, ChangeError> {
+        let old = std::mem::take(&mut self.places);
+        let names: Vec<String> = self.topology.services.iter().map(|s| s.name.clone()).collect();
+        let mut leavers = Vec::new();
+        let mut switch = Switch {
+            leave: Vec::new(),
+            lead: Vec::new(),
+            stop: Vec::new(),
+            limits: wanted.limits.clone(),
+            polling: wanted.engine.polling,
+        };
+        for new in &prepared {
+            switch.lead.extend(new.kept.iter().map(|port| (*port, new.place.slot)));
+        }
+        let mut places: Vec<Option<Place>> = wanted.services.iter().map(|_| None).collect();
+        for (place, name) in old.into_iter().zip(names) {
+            let at = plan.services.iter().position(|(of, _)| *of == name).expect("all are in it");
+            let successor = prepared.iter().find(|new| new.index == at);
+            if plan.services[at].1 == Fate::Unchanged {
+                places[at] = Some(place);
+                continue;
+            }
+            let kept = successor.map_or(&[][..], |new| &new.kept);
+            let ports = place.ports.iter().map(|p| p.0);
+            switch.stop.extend(ports.filter(|port| !kept.contains(port)));
+            let keeps = plan.services[at].1 == Fate::Changed { keeps_connections: true };
+            let farewell = Farewell::default();
+            switch.leave.push(Leave {
+                slot: place.slot,
+                successor: successor.filter(|_| keeps).map(|new| new.place.slot),
+                farewell: farewell.clone(),
+            });
+            let dropped_before = place.metrics.snapshot().dropped(DropReason::DrainTimeout);
+            let (slot, metrics) = (place.slot, place.metrics);
+            leavers.push(Leaver { name, slot, metrics, farewell, dropped_before });
+        }
+        for new in prepared {
+            places[new.index] = Some(new.place);
+        }
+        self.places = places.into_iter().map(|p| p.expect("each is old or new")).collect();
+        self.topology = Arc::new(wanted);
+        self.metrics.set_services(self.places.iter().map(|p| p.metrics.clone()).collect());
+        let (answer, answers) = mpsc::channel();
+        let switch = Arc::new(switch);
+        for inbox in self.inboxes.iter() {
+            inbox.put(Order::Switch(switch.clone(), answer.clone()));
+        }
+        drop(answer);
+        self.fabric.wake_all();
+        for _ in 0..self.inboxes.len() {
+            // A worker that is held up switches when it comes back.
+            answers.recv_timeout(OBEYED_IN).map_err(|_| ChangeError::Stuck)?;
+        }
+        Ok(leavers)
+    }
+
+    /// Waits until a service has nothing left, and lets go of it. Returns how many of its requests were not
+    /// answered, and whether something of it stays behind.
+    fn let_go(&mut self, leaver: Leaver, give_up: &dyn Fn() -> bool) -> (String, u64, bool) {
+        let Leaver { name, slot, metrics, farewell, dropped_before } = leaver;
+        let patience = Duration::from_millis(self.topology.engine.drain_ms);
+        let mut settled = self.wait_for(&farewell, patience, give_up);
+        if !settled && !give_up() {
+            for inbox in self.inboxes.iter() {
+                inbox.put(Order::Expire(slot));
+            }
+            settled = self.wait_for(&farewell, EXPIRED_IN, give_up);
+        }
+        let gone = settled && self.release(slot);
+        if gone {
+            self.forget(slot);
+        } else {
+            self.burnt.push(slot);
+        }
+        let dropped = metrics.snapshot().dropped(DropReason::DrainTimeout);
+        (name, dropped - dropped_before, !gone)
+    }
+
+    fn wait_for(
+        &self,
+        farewell: &Farewell,
+        patience: Duration,
+        give_up: &dyn Fn() -> bool,
+    ) -> bool {
+        let deadline = Instant::now() + patience;
+        while !farewell.is_complete(self.inboxes.len()) {
+            if Instant::now() >= deadline || give_up() {
+                return false;
+            }
+            self.fabric.wake_all();
+            std::thread::sleep(LOOK_PAUSE);
+        }
+        true
+    }
+
+    /// Every worker lets go of a slot; whether all did.
+    fn release(&mut self, slot: u16) -> bool {
+        let (answer, answers) = mpsc::channel();
+        for inbox in self.inboxes.iter() {
+            inbox.put(Order::Release(slot, answer.clone()));
+        }
+        drop(answer);
+        self.fabric.wake_all();
+        // What the workers return is given back to the host here.
+        (0..self.inboxes.len()).all(|_| answers.recv_timeout(OBEYED_IN).map(drop).is_ok())
+    }
+
+    /// Stops the accelerator threads of a slot and gives its regions back. No worker holds them any more.
+    fn forget(&mut self, slot: u16) {
+        let of_slot = |(of, _): &mut (u16, _)| *of == slot;
+        for (_, accelerator) in self.accelerators.extract_if(.., of_slot) {
+            accelerator.stop(stop::NOW);
+            let left = accelerator.join(Duration::from_secs(1));
+            if !left.is_empty() {
+                tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
+            }
+        }
+        for region in self.regions.extract_if(.., |region| region.slot == slot) {
+            self.heart.remove(region.beat);
+        }
+    }
+}
+
+fn report(plan: Plan, outcomes: &[(String, u64, bool)]) -> ChangeReport {
+    let service = |(name, fate): (String, Fate)| {
+        let outcome = outcomes.iter().find(|(of, ..)| *of == name);
+        let (unanswered, left_behind) = outcome.map_or((0, false), |o| (o.1, o.2));
+        ServiceChange { name, fate, unanswered, left_behind }
+    };
+    let services = plan.services.into_iter().map(service).collect();
+    ChangeReport { services, settings: plan.settings }
+}

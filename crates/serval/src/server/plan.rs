@@ -1,0 +1,335 @@
+//! What it takes to get from the topology that runs to another one, or why it cannot be done.
+//!
+//! Services are known by their names. One that is the same in both, down to the accelerators it runs on,
+//! is not touched. One that differs is replaced: its successor takes over the ports that both listen on,
+//! and the connections if both delimit, order and answer messages alike. A plan is made before
+//! anything is done, and refused as a whole.
+
+use std::fmt;
+
+use engine::topology::{Accelerator, AcceleratorKind, Limits, Listen, Service, Topology};
+
+/// What becomes of one service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is not touched.
+    Unchanged,
+    /// It comes.
+    Added,
+    /// Another version takes its place.
+    Changed {
+        /// Its TCP connections stay open; otherwise they are closed after their replies.
+        keeps_connections: bool,
+    },
+    /// It leaves.
+    Removed,
+}
+
+/// Something that cannot change while the engine runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The key, or the service.
+    pub what: String,
+    /// Why not, and what to do.
+    pub why: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.what, self.why)
+    }
+}
+
+/// See the module's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// Every service by name: those of the new topology in its order, then those that leave.
+    pub(super) services: Vec<(String, Fate)>,
+    /// Keys of `[engine]` and `[limits]` that get another value.
+    pub(super) settings: Vec<&'static str>,
+}
+
+impl Plan {
+    /// The way from `running` to `wanted`; both pass [`Topology::check`].
+    pub(super) fn new(running: &Topology, wanted: &Topology) -> Result<Self, Vec<Refusal>> {
+        let mut refusals = Vec::new();
+        let settings = settings(running, wanted, &mut refusals);
+        let mut services = Vec::new();
+        for service in &wanted.services {
+            let before = named(running, &service.name);
+            services.push((service.name.clone(), fate(running, before, wanted, service)));
+        }
+        let gone = running.services.iter().filter(|s| named(wanted, &s.name).is_none());
+        services.extend(gone.map(|service| (service.name.clone(), Fate::Removed)));
+        for (name, fate) in services.iter().filter(|(_, fate)| *fate != Fate::Unchanged) {
+            let versions = [(running, named(running, name)), (wanted, named(wanted, name))];
+            for (topology, service) in versions {
+                refusals.extend(service.and_then(|service| fixed(topology, service, *fate)));
+            }
+            refusals.extend(named(wanted, name).and_then(|s| taken(running, s)));
+        }
+        refusals.dedup();
+        if refusals.is_empty() { Ok(Self { services, settings }) } else { Err(refusals) }
+    }
+
+    /// Whether there is nothing to do.
+    pub(super) fn is_empty(&self) -> bool {
+        self.settings.is_empty() && self.services.iter().all(|(_, f)| *f == Fate::Unchanged)
+    }
+}
+
+fn named<'t>(topology: &'t Topology, name: &str) -> Option<&'t Service> {
+    topology.services.iter().find(|service| service.name == name)
+}
+
+fn accelerators<'t>(
+    topology: &'t Topology,
+    service: &'t Service,
+) -> impl Iterator<Item = &'t Accelerator> {
+    service.accelerators.iter().map(|index| &topology.accelerators[*index])
+}
+
+fn fate(
+    running: &Topology,
+    before: Option<&Service>,
+    wanted: &Topology,
+    service: &Service,
+) -> Fate {
+    let Some(before) = before else { return Fate::Added };
+    // Accelerators are compared by what they are; their numbers may differ.
+    let renumbered = Service { accelerators: service.accelerators.clone(), ..before.clone() };
+    if renumbered == *service && accelerators(running, before).eq(accelerators(wanted, service)) {
+        return Fate::Unchanged;
+    }
+    let alike = |s: &Service| (s.framing, s.ordered, s.replies);
+    Fate::Changed { keeps_connections: alike(before) == alike(service) }
+}
+
+/// Keys that change; those that cannot are refused.
+fn settings(
+    running: &Topology,
+    wanted: &Topology,
+    refusals: &mut Vec<Refusal>,
+) -> Vec<&'static str> {
+    let mut refuse = |same: bool, what: &str, why: &str| {
+        if !same {
+            let why = format!("cannot change while the engine runs ({why}): restart to apply it");
+            refusals.push(Refusal { what: what.to_owned(), why });
+        }
+    };
+    let (old, new) = (&running.engine, &wanted.engine);
+    refuse(old.workers == new.workers, "engine.workers", "every worker is a thread with sockets");
+    refuse(old.cores == new.cores, "engine.cores", "workers are pinned when they start");
+    let (from, to) = (&running.limits, &wanted.limits);
+    let why = "tables of connections are laid out at the start";
+    refuse(from.connections == to.connections, "limits.connections", why);
+    let clients = running.memory_ports().next().is_some();
+    let why = "shared-memory clients are admitted by the limit of the start";
+    refuse(!clients || from.region_mib == to.region_mib, "limits.region_mib", why);
+    let Limits { pipelined, idle_ms, slow_client_ms, region_mib, udp_reply_ratio, .. } = from;
+    let live = [
+        ("engine.polling", old.polling == new.polling),
+        ("engine.drain_ms", old.drain_ms == new.drain_ms),
+        ("limits.pipelined", *pipelined == to.pipelined),
+        ("limits.idle_s", *idle_ms == to.idle_ms),
+        ("limits.slow_client_ms", *slow_client_ms == to.slow_client_ms),
+        ("limits.region_mib", *region_mib == to.region_mib),
+        ("limits.udp_reply_ratio", *udp_reply_ratio == to.udp_reply_ratio),
+    ];
+    live.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+}
+
+/// What keeps a service from coming, changing or leaving.
+fn fixed(topology: &Topology, service: &Service, fate: Fate) -> Option<Refusal> {
+    let what = format!("service {:?}", service.name);
+    let verb = match fate {
+        Fate::Added => "be added",
+        Fate::Removed => "be removed",
+        Fate::Unchanged | Fate::Changed { .. } => "change",
+    };
+    if !service.memory_ports.is_empty() {
+        let why = format!(
+            "cannot {verb} while the engine runs (shared-memory ports are opened at the start): \
+             restart to apply it"
+        );
+        return Some(Refusal { what, why });
+    }
+    let elsewhere = |a: &&Accelerator| !matches!(a.kind, AcceleratorKind::Cpu { .. });
+    let accelerator = accelerators(topology, service).find(elsewhere)?;
+    let why = format!(
+        "cannot {verb} while the engine runs (accelerator {:?} is not of kind \"cpu\"): restart to \
+         apply it",
+        accelerator.name
+    );
+    Some(Refusal { what, why })
+}
+
+/// Whether an address the service wants is another's now. The other one needs it until its last reply has
+/// left.
+fn taken(running: &Topology, service: &Service) -> Option<Refusal> {
+    let holds = |other: &&Service, listen: &Listen| {
+        other.name != service.name && listen.address.port() != 0 && other.listen.contains(listen)
+    };
+    let (holder, listen) = service.listen.iter().find_map(|listen| {
+        let holder = running.services.iter().find(|other| holds(other, listen))?;
+        Some((holder, listen))
+    })?;
+    Some(Refusal {
+        what: format!("service {:?}", service.name),
+        why: format!(
+            "cannot listen on {} in the same step in which service {:?} gives it up: remove it there, \
+             reload, then add it here",
+            crate::config::url(listen.transport, listen.address),
+            holder.name
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use wire::framing::Framing;
+    use wire::nic::Transport;
+
+    use super::*;
+    use engine::topology::{CpuPlacement, EngineSettings};
+
+    fn listen(port: u16) -> Listen {
+        Listen { transport: Transport::Udp, address: ([127, 0, 0, 1], port).into() }
+    }
+
+    fn topology(services: Vec<Service>) -> Topology {
+        let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker };
+        Topology {
+            engine: EngineSettings::default(),
+            limits: Limits::default(),
+            accelerators: vec![Accelerator { name: "acc0".into(), kind }],
+            services,
+        }
+    }
+
+    fn two() -> Topology {
+        topology(vec![
+            Service::new("a", vec![listen(9000)], "echo"),
+            Service::new("b", vec![listen(9001)], "echo"),
+        ])
+    }
+
+    fn refused(wanted: &Topology) -> String {
+        let refusals = Plan::new(&two(), wanted).unwrap_err();
+        refusals.iter().map(|r| format!("{r}\n")).collect()
+    }
+
+    #[test]
+    fn every_service_has_its_fate() {
+        let mut wanted = two();
+        wanted.services[1].slots = 8;
+        wanted.services.push(Service::new("c", vec![listen(9002)], "echo"));
+        wanted.services.remove(0);
+        wanted.limits.idle_ms = 1000;
+        let plan = Plan::new(&two(), &wanted).unwrap();
+        let fates: Vec<_> =
+            plan.services.iter().map(|(name, fate)| (name.as_str(), *fate)).collect();
+        let changed = Fate::Changed { keeps_connections: true };
+        assert_eq!(fates, [("b", changed), ("c", Fate::Added), ("a", Fate::Removed)]);
+        assert_eq!(plan.settings, ["limits.idle_s"]);
+        assert!(!plan.is_empty());
+    }
+
+    #[test]
+    fn another_framing_order_or_number_of_replies_closes_connections() {
+        let changes: [fn(&mut Service); 3] = [
+            |s| s.framing = Framing::Line,
+            |s| s.ordered = false,
+            |s| s.replies = engine::topology::Replies::None,
+        ];
+        for change in changes {
+            let mut wanted = two();
+            change(&mut wanted.services[0]);
+            let plan = Plan::new(&two(), &wanted).unwrap();
+            assert_eq!(plan.services[0].1, Fate::Changed { keeps_connections: false });
+        }
+    }
+
+    #[test]
+    fn a_service_changes_with_its_accelerator_and_not_with_its_number() {
+        let mut wanted = two();
+        let placement = CpuPlacement::Threads { threads: 1, cores: Vec::new() };
+        wanted.accelerators[0].kind = AcceleratorKind::Cpu { placement };
+        let plan = Plan::new(&two(), &wanted).unwrap();
+        assert!(plan.services.iter().all(|(_, fate)| matches!(fate, Fate::Changed { .. })));
+        let mut wanted = two();
+        let other = Accelerator { name: "other".into(), ..wanted.accelerators[0].clone() };
+        wanted.accelerators.insert(0, other);
+        wanted.services.iter_mut().for_each(|service| service.accelerators = vec![1]);
+        assert!(Plan::new(&two(), &wanted).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_cannot_change_is_refused_with_the_reason() {
+        let mut wanted = two();
+        wanted.engine.workers = 2;
+        wanted.limits.connections = 1;
+        let text = refused(&wanted);
+        assert!(text.contains("engine.workers cannot change while the engine runs"), "{text}");
+        assert!(text.contains("limits.connections cannot change"), "{text}");
+        let mut wanted = two();
+        wanted.services[0].memory_ports.push("/tmp/a".into());
+        assert!(refused(&wanted).contains("service \"a\" cannot change while"));
+    }
+
+    #[test]
+    fn an_address_does_not_move_from_one_service_to_another_at_once() {
+        let mut wanted = two();
+        wanted.services[0].name = "renamed".into();
+        let text = refused(&wanted);
+        assert!(text.contains("udp://127.0.0.1:9000") && text.contains("service \"a\""), "{text}");
+    }
+
+    fn any_service() -> impl Strategy<Value = Service> {
+        (0..6u16, 0..3u32, prop::bool::ANY, 0..3u64).prop_map(|(name, slots, ordered, wait)| {
+            // A name has its port, so that services can only differ in what may change.
+            let mut service = Service::new(&format!("s{name}"), vec![listen(9000 + name)], "echo");
+            service.slots = 1 << slots;
+            service.ordered = ordered;
+            service.queue_us_max = wait;
+            service
+        })
+    }
+
+    fn any_topology() -> impl Strategy<Value = Topology> {
+        prop::collection::vec(any_service(), 0..6).prop_map(|mut services| {
+            services.sort_by(|a, b| a.name.cmp(&b.name));
+            services.dedup_by(|a, b| a.name == b.name);
+            topology(services)
+        })
+    }
+
+    proptest! {
+        /// Doing what a plan says gives the topology that was wanted, and nothing else.
+        #[test]
+        fn a_plan_leads_where_it_should(running in any_topology(), wanted in any_topology()) {
+            let plan = Plan::new(&running, &wanted).unwrap();
+            let mut reached: Vec<Service> = Vec::new();
+            for (name, fate) in &plan.services {
+                let (old, new) = (named(&running, name), named(&wanted, name));
+                prop_assert_eq!(*fate == Fate::Added, old.is_none());
+                prop_assert_eq!(*fate == Fate::Removed, new.is_none());
+                match fate {
+                    Fate::Unchanged => reached.push(old.unwrap().clone()),
+                    Fate::Added => reached.push(new.unwrap().clone()),
+                    Fate::Changed { keeps_connections } => {
+                        prop_assert_ne!(old.unwrap(), new.unwrap());
+                        prop_assert_eq!(*keeps_connections, old.unwrap().ordered == new.unwrap().ordered);
+                        reached.push(new.unwrap().clone());
+                    }
+                    Fate::Removed => {}
+                }
+            }
+            prop_assert_eq!(&reached, &wanted.services);
+            prop_assert_eq!(plan.is_empty(), running.services == wanted.services);
+            let back = Plan::new(&wanted, &running).unwrap();
+            prop_assert_eq!(back.is_empty(), plan.is_empty());
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Services that are added, changed and removed while another one is asked all the time.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use common::{
+    Random, address, alone, ask, assert_accounts, dropped, eventually, exchange, free_port, tcp,
+    tcp_client, topology, topology_on, udp, udp_client,
+};
+use engine::topology::{CpuPlacement, Listen, Service, Topology};
+use serval::server::{ChangeError, Fate, Server};
+use wire::DropReason;
+use wire::framing::Framing;
+use wire::nic::Transport;
+
+fn never() -> bool {
+    false
+}
+
+fn service(name: &str, listen: Vec<Listen>, kernel: &str) -> Service {
+    let mut service = Service::new(name, listen, kernel);
+    service.framing = Framing::Fixed(32);
+    service
+}
+
+fn at(transport: Transport, port: u16) -> Listen {
+    Listen { transport, address: ([127, 0, 0, 1], port).into() }
+}
+
+fn both(port: u16) -> Vec<Listen> {
+    vec![at(Transport::Udp, port), at(Transport::Tcp, port)]
+}
+
+/// 32 bytes, all the same.
+fn message(byte: u8) -> [u8; 32] {
+    [byte; 32]
+}
+
+/// Clients that ask without a pause and check every reply; a missing one fails the test.
+struct Askers {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Askers {
+    fn start(udp: SocketAddr, tcp: SocketAddr) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let answered = Arc::new(AtomicU64::new(0));
+        let loops: [Box<dyn FnMut(&[u8; 32]) -> Vec<u8> + Send>; 2] = [
+            {
+                let client = udp_client(udp);
+                Box::new(move |request| ask(&client, request))
+            },
+            {
+                let mut stream = tcp_client(tcp);
+                Box::new(move |request| exchange(&mut stream, request, 32))
+            },
+        ];
+        let thread = |mut once: Box<dyn FnMut(&[u8; 32]) -> Vec<u8> + Send>| {
+            let (stop, answered) = (stop.clone(), answered.clone());
+            std::thread::spawn(move || {
+                let mut byte = 0u8;
+                while !stop.load(Ordering::Relaxed) {
+                    byte = byte.wrapping_add(1);
+                    assert_eq!(once(&message(byte)), message(byte));
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        let threads = loops.into_iter().map(thread).collect();
+        Self { stop, answered, threads }
+    }
+
+    /// Waits until there were some more answers.
+    fn go_on(&self) {
+        let before = self.answered.load(Ordering::Relaxed);
+        eventually("the others are still answered", || {
+            self.answered.load(Ordering::Relaxed) >= before + 4
+        });
+    }
+
+    fn finish(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            thread.join().expect("every request was answered rightly");
+        }
+        self.answered.load(Ordering::Relaxed)
+    }
+}
+
+fn change(server: &mut Server, services: Vec<Service>) -> Vec<(String, Fate)> {
+    let wanted = Topology { services, ..server.topology().clone() };
+    let report = server.change(wanted, &never).expect("it can be done");
+    assert!(report.services.iter().all(|s| s.unanswered == 0 && !s.left_behind), "{report:?}");
+    report.services.into_iter().map(|s| (s.name, s.fate)).collect()
+}
+
+/// Adds, changes and removes the service `b` many times, while `a` is asked.
+fn change_under_load(mut server: Server, rounds: usize) {
+    let (first, second) = (free_port(), free_port());
+    let askers = Askers::start(address(&server, 0), address(&server, 1));
+    let a = server.topology().services[0].clone();
+    let mut random = Random::new(7);
+    let mut resources = Vec::new();
+    let mut b: Option<Service> = None;
+    for round in 0..rounds {
+        let mut next =
+            service("b", both(if random.below(2) == 0 { first } else { second }), "echo");
+        next.kernel = ["echo", "delay"][random.below(2)].into();
+        next.params = vec![("microseconds".into(), random.below(50) as f64)];
+        next.mqueues = 1 + random.below(6) as u32;
+        next.slots = 8 << random.below(3);
+        next.max_message_bytes = 64 << random.below(4);
+        let next = (round % 4 != 3).then_some(next);
+        let services = [Some(a.clone()), next.clone()].into_iter().flatten().collect();
+        let fates = change(&mut server, services);
+        assert_eq!(fates[0], ("a".into(), Fate::Unchanged));
+        let expected = match (&b, &next) {
+            (None, Some(_)) => Some(Fate::Added),
+            (Some(_), Some(_)) => Some(Fate::Changed { keeps_connections: true }),
+            (Some(_), None) => Some(Fate::Removed),
+            (None, None) => None,
+        };
+        assert_eq!(fates.get(1).map(|f| f.1), expected);
+        b = next;
+        if b.is_some() {
+            let (udp, tcp) = (address(&server, 2), address(&server, 3));
+            let byte = random.below(256) as u8;
+            assert_eq!(ask(&udp_client(udp), &message(byte)), message(byte));
+            assert_eq!(exchange(&mut tcp_client(tcp), &message(byte), 32), message(byte));
+        }
+        askers.go_on();
+        if round % 4 == 3 {
+            // The sockets of clients that have gone may still be there for a moment.
+            eventually("connections of b end", || {
+                server.metrics().workers().map(|w| w.connections.value()).sum::<u64>() <= 1
+            });
+            resources.push((sys::process::open_descriptors(), threads()));
+        }
+    }
+    let answered = askers.finish();
+    assert_accounts(&server);
+    let a = server.metrics().service(0);
+    assert_eq!((a.received, a.replied), (answered, answered));
+    assert_eq!(a.dropped_requests(), 0);
+    let (first, last) = (resources[0], resources[resources.len() - 1]);
+    assert_eq!(first, last, "descriptors and threads: {resources:?}");
+    assert_eq!(maps("serval:b:"), 0, "no region of b is mapped");
+    assert!(server.shutdown().is_clean());
+}
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+/// Mappings of this process whose name contains this.
+fn maps(name: &str) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains(name)).count()
+}
+
+#[test]
+fn nothing_of_the_others_is_lost_while_a_service_comes_changes_and_goes() {
+    let _alone = alone();
+    let server = common::start(topology(vec![service("a", vec![udp(), tcp()], "echo")]));
+    change_under_load(server, 48);
+}
+
+#[test]
+fn it_is_the_same_with_several_workers_and_accelerator_threads() {
+    let _alone = alone();
+    let placement = CpuPlacement::Threads { threads: 1, cores: Vec::new() };
+    let mut two = topology_on(placement, vec![service("a", vec![udp(), tcp()], "echo")]);
+    two.engine.workers = 2;
+    change_under_load(common::start(two), 16);
+}
+
+#[test]
+fn ports_stay_open_and_connections_move_to_the_new_version() {
+    let _alone = alone();
+    let mut server = common::start(topology(vec![service("a", vec![udp(), tcp()], "echo")]));
+    let askers = Askers::start(address(&server, 0), address(&server, 1));
+    let before = server.addresses();
+    for round in 0..12 {
+        let mut a = server.topology().services[0].clone();
+        a.mqueues = 1 + round % 5;
+        a.slots = 32 << (round % 3);
+        change(&mut server, vec![a]);
+        askers.go_on();
+    }
+    assert_eq!(server.addresses(), before);
+    let answered = askers.finish();
+    assert_accounts(&server);
+    assert_eq!(server.metrics().service(0).replied, answered, "the counters go on");
+    assert_eq!(server.metrics().service(0).connections_accepted, 1);
+    assert!(server.shutdown().is_clean());
+}
+
+#[test]
+fn another_framing_closes_connections_after_their_replies() {
+    let _alone = alone();
+    let mut a = service("a", vec![tcp()], "delay");
+    a.params = vec![("microseconds".into(), 100_000.0)];
+    let mut server = common::start(topology(vec![a.clone()]));
+    let mut stream = tcp_client(address(&server, 0));
+    std::io::Write::write_all(&mut stream, &message(9)).unwrap();
+    eventually("the request is received", || server.metrics().service(0).received == 1);
+    let changed = Service { framing: Framing::LengthU16, kernel: "echo".into(), ..a };
+    let fates = change(&mut server, vec![changed]);
+    assert_eq!(fates[0].1, Fate::Changed { keeps_connections: false });
+    let mut heard = Vec::new();
+    std::io::Read::read_to_end(&mut stream, &mut heard).unwrap();
+    assert_eq!(heard, message(9), "the reply, then the end");
+    let (request, reply) = common::well_framed(Framing::LengthU16, 1);
+    let mut stream = tcp_client(address(&server, 0));
+    assert_eq!(exchange(&mut stream, &request, reply.len()), reply);
+}
+
+// provokes: drain_timeout
+#[test]
+fn what_is_not_answered_in_time_has_its_reason() {
+    let _alone = alone();
+    let mut a = service("a", vec![udp(), tcp()], "delay");
+    a.params = vec![("microseconds".into(), 30_000_000.0)];
+    a.request_timeout_ms = 60_000;
+    let b = service("b", vec![udp()], "echo");
+    let mut topology = topology(vec![a, b.clone()]);
+    topology.engine.drain_ms = 50;
+    let mut server = common::start(topology);
+    let metrics = server.metrics().services()[0].clone();
+    udp_client(address(&server, 0)).send(&message(1)).unwrap();
+    let mut stream = tcp_client(address(&server, 1));
+    std::io::Write::write_all(&mut stream, &message(2)).unwrap();
+    eventually("both are received", || metrics.snapshot().received == 2);
+    let wanted = Topology { services: vec![b], ..server.topology().clone() };
+    let report = server.change(wanted, &never).unwrap();
+    assert_eq!(report.services[1].fate, Fate::Removed);
+    assert_eq!((report.services[1].unanswered, report.services[1].left_behind), (2, false));
+    assert_eq!(metrics.snapshot().dropped(DropReason::DrainTimeout), 2);
+    let mut heard = Vec::new();
+    std::io::Read::read_to_end(&mut stream, &mut heard).unwrap();
+    assert!(heard.is_empty(), "the connection ends without a reply");
+    assert_eq!(server.metrics().services().len(), 1, "a service that left is not shown");
+    assert_eq!(ask(&udp_client(address(&server, 0)), &message(3)), message(3));
+}
+
+#[test]
+fn what_cannot_be_done_changes_nothing() {
+    let _alone = alone();
+    let mut server = common::start(topology(vec![service("a", vec![udp(), tcp()], "echo")]));
+    let askers = Askers::start(address(&server, 0), address(&server, 1));
+    // Both clients are in.
+    askers.go_on();
+    let good = server.topology().clone();
+    let resources = (sys::process::open_descriptors(), threads());
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let refused = |server: &mut Server, wanted: Topology| {
+        let error = server.change(wanted, &never).unwrap_err();
+        assert_eq!(server.topology().services, good.services);
+        error
+    };
+    let mut wanted = good.clone();
+    wanted.engine.workers = 2;
+    let error = refused(&mut server, wanted);
+    assert!(matches!(&error, ChangeError::Refused(why) if why[0].what == "engine.workers"));
+    // The first of two new services could be had, the second cannot.
+    let mut wanted = good.clone();
+    wanted.services.push(service("b", vec![udp(), tcp()], "echo"));
+    wanted.services.push(service("c", vec![at(Transport::Udp, port)], "echo"));
+    let error = refused(&mut server, wanted.clone()).to_string();
+    assert!(error.contains("already in use"), "{error}");
+    wanted.services[2] = service("c", vec![udp()], "no_such_kernel");
+    let error = refused(&mut server, wanted).to_string();
+    assert!(error.contains("no kernel `no_such_kernel`"), "{error}");
+    drop(taken);
+    askers.go_on();
+    let report = server.change(good.clone(), &never).unwrap();
+    assert!(report.is_empty(), "{report:?}");
+    assert_eq!((sys::process::open_descriptors(), threads()), resources);
+    let answered = askers.finish();
+    assert_eq!(server.metrics().service(0).replied, answered);
+    assert_eq!(dropped(&server, 0, DropReason::NoCredit), 0);
+}
