@@ -4,7 +4,10 @@ use std::fs;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 
+use crate::affinity;
 use crate::os::{check, zeroed};
 
 /// Raises the limit of open descriptors to the hard limit; returns the limit in force.
@@ -75,6 +78,23 @@ pub fn end_with_parent() -> io::Result<()> {
         .map(|_| ())
 }
 
+/// The command's process will run on `core` (`None`: on any) and is killed when the thread that starts it
+/// ends, whatever that ended of. A program that takes on another user's rights is let go.
+pub fn tie(command: &mut Command, core: Option<usize>) {
+    let starter = std::process::id();
+    let tie = move || {
+        end_with_parent()?;
+        // It may have ended in between, and then nobody would tell.
+        // SAFETY: no pointers; cannot fail.
+        if unsafe { libc::getppid() } != starter as libc::pid_t {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        core.map_or(Ok(()), affinity::set_affinity)
+    };
+    // SAFETY: between fork and exec it makes three system calls and allocates nothing.
+    unsafe { command.pre_exec(tie) };
+}
+
 /// Asks a process to end in order (SIGTERM).
 pub fn terminate(process: u32) -> io::Result<()> {
     let process = process_id(process)?;
@@ -129,6 +149,25 @@ mod tests {
     use std::net::UdpSocket;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_tied_process_ends_with_the_thread_that_started_it() {
+        let core = affinity::allowed_cores().unwrap()[0];
+        let start = move || {
+            let mut command = Command::new("sleep");
+            tie(command.arg("600"), Some(core));
+            let child = command.spawn().unwrap();
+            let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+            assert!(status.contains(&format!("Cpus_allowed_list:\t{core}\n")), "{status}");
+            child
+        };
+        let mut child = std::thread::spawn(start).join().unwrap();
+        let killed = std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap());
+        assert_eq!(killed, Some(libc::SIGKILL));
+        let mut command = Command::new("true");
+        tie(&mut command, Some(usize::MAX));
+        assert!(command.spawn().is_err(), "there is no such core");
+    }
 
     #[test]
     fn the_descriptor_limit_reaches_the_hard_limit() {

@@ -113,24 +113,19 @@ impl Process {
     /// Starts a command line on a core; `None`: on any.
     fn start(command: &str, core: Option<usize>) -> Result<Self, ServerError> {
         let failed = |error| ServerError::Start { command: command.to_owned(), error };
-        let spawn = || {
-            if let Some(core) = core {
-                // A process starts on the cores of the thread that starts it.
-                sys::affinity::pin_current_thread(core)?;
-            }
-            // The shell splits the line as people expect and is gone once the program runs.
-            Command::new("sh")
-                .args(["-c", &format!("exec {command}")])
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                // Ctrl-C is for this process, which ends the others in order; and what they start
-                // themselves can be killed with them.
-                .process_group(0)
-                .spawn()
-        };
-        let spawned = std::thread::scope(|scope| scope.spawn(spawn).join()).expect("no panic");
-        let mut child = spawned.map_err(failed)?;
+        // The shell splits the line as people expect and is gone once the program runs.
+        let mut started = Command::new("sh");
+        started
+            .args(["-c", &format!("exec {command}")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // Ctrl-C is for this process, which ends the others in order; and what they start
+            // themselves can be killed with them.
+            .process_group(0);
+        // A server that spins must not be left behind by whoever is killed.
+        sys::process::tie(&mut started, core);
+        let mut child = started.spawn().map_err(failed)?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let (sender, lines) = channel();
         let stdout = BufReader::new(stdout.expect("it is piped"));
