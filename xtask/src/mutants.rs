@@ -171,6 +171,22 @@ const MUTANTS: &[Mutant] = &[
         "a kernel gets a late answer after it was told of the time-out",
         &["crates/sim/tests/drops.rs::a_late_answer_of_a_backend_is_passed_over", SEEDS],
     ),
+    // What goes and comes back.
+    mutant(
+        "outlive_generation",
+        "requests of a life of an accelerator that ended stay under way",
+        &[SEEDS],
+    ),
+    mutant(
+        "forget_client",
+        "a reply goes to whoever has the place of a shared-memory client that left",
+        &[SEEDS],
+    ),
+    mutant(
+        "leave_with_debts",
+        "a service leaves before it has answered what it took",
+        &["crates/sim/tests/change.rs::a_service_comes_changes_and_goes_at_any_step"],
+    ),
     // Between workers.
     mutant(
         "hand_over_twice",

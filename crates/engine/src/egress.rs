@@ -78,9 +78,7 @@ impl<N: Nic> Worker<N> {
             let ring = &entry.mqueues[mqueue as usize].tx;
             match &request.origin {
                 Origin::Datagram { port, peer, local } if len <= UDP_PAYLOAD_MAX => {
-                    let other = usize::from(mutants::on("answer_from_another_port"));
-                    let port = (*port as usize + other) % self.ports.len();
-                    let port = &mut self.ports[port];
+                    let port = &mut self.ports[*port as usize];
                     let allowed = reply_allowed(request.len as usize, len, port.reply_ratio);
                     let allowed = allowed || mutants::on("amplify");
                     if allowed && port.tx.room_for(len) {
@@ -413,7 +411,8 @@ impl<N: Nic> Worker<N> {
         let now_ns = self.now_ns;
         let Self { nic, ports, lanes, .. } = self;
         let entry = &mut ports[port as usize];
-        let outcome = nic.send(port, &mut entry.tx);
+        let by = port + u16::from(mutants::on("answer_from_another_port"));
+        let outcome = nic.send(by, &mut entry.tx);
         let counters = &lanes[entry.service as usize].counters;
         counters.replied.add(outcome.sent as u64);
         counters.drop_many(DropReason::SendFailed, outcome.refused as u64);

@@ -100,7 +100,9 @@ impl<N: Nic> Worker<N> {
             self.lanes[lane].count_consumed();
         }
         for mqueue in mqueues {
-            self.kill_mqueue(lane, mqueue, reason);
+            if !mutants::on("outlive_generation") {
+                self.kill_mqueue(lane, mqueue, reason);
+            }
         }
         let Self { lanes, nic, .. } = self;
         lanes[lane].retire(accelerator, nic);

@@ -401,7 +401,8 @@ impl<N: Nic> Worker<N> {
             }
             self.close_leaving_memory_clients(slot as u16);
             let name = slot as u16;
-            let settled = self.outstanding_of(slot) == 0
+            let debts = self.outstanding_of(slot) > 0 && !mutants::on("leave_with_debts");
+            let settled = !debts
                 && self.connections.open_of(name) == 0
                 && self.memory.of_service(name) == 0
                 && self.notices.iter().all(|(_, envelope, _)| envelope.service != name)
