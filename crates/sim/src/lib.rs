@@ -18,7 +18,8 @@
 //! *cause*, no loss without something in the plan that explains it; *content*, replies go to those who
 //! asked, once, in order, unchanged ([`ledger`] for datagrams, [`stream_client`] for streams); *crossed*,
 //! the engine's counters are what crossed its edges; *credit*, all credit is home when all is quiet;
-//! *others*, a service beside the misbehaving one loses nothing but by its own faults.
+//! *others*, a service beside the misbehaving one loses nothing but by its own faults; *life*, once the
+//! faults have stopped a fresh request at every port is served ([`plan`] decides in which runs).
 //!
 //! | fault | injected in | checked by |
 //! |---|---|---|
@@ -98,6 +99,7 @@ pub mod message;
 pub mod net;
 pub mod nic;
 pub mod plan;
+mod probe;
 pub mod rng;
 pub mod run;
 pub mod stream_client;

@@ -50,6 +50,8 @@ pub struct Plan {
     pub drain_at: Option<u32>,
     /// Accelerators that go and come back under load.
     pub rebirths: Vec<Rebirth>,
+    /// Before a drain that is not early, everything must serve again.
+    pub probe: bool,
     /// How long the drain may take, in nanoseconds.
     pub drain_ns: u64,
     /// For each service, whether its accelerators and backends are sound.
@@ -108,6 +110,7 @@ impl Plan {
             pause_one_in: rng.pick(&[50, 400, u64::MAX]),
             drain_at: rng.chance(300).then(|| rng.below(turns.into()) as u32),
             rebirths: Vec::new(),
+            probe: rng.chance(500),
             drain_ns: rng.pick(&[0, 5 * MS, 3000 * MS]),
             sound: (0..count).map(|s| wicked != Some(s)).collect(),
             setup,

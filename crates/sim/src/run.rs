@@ -102,10 +102,11 @@ pub fn simulate_with<N: Nic<Socket = SimSocket>>(
     outcome.map_err(|(at_ns, text)| Violation { case, at_ns, text })
 }
 
-struct Run<N: Nic<Socket = SimSocket>> {
-    plan: Plan,
-    world: World<N>,
-    rng: Rng,
+/// A run on its way.
+pub(crate) struct Run<N: Nic<Socket = SimSocket>> {
+    pub(crate) plan: Plan,
+    pub(crate) world: World<N>,
+    pub(crate) rng: Rng,
 }
 
 impl<N: Nic<Socket = SimSocket>> Run<N> {
@@ -134,6 +135,9 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
         if self.plan.drain_at.is_none() {
             self.hush();
             self.quiet()?;
+            if self.plan.probe {
+                self.probe()?;
+            }
         }
         self.drain()
     }
@@ -225,7 +229,7 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
     }
 
     /// One turn of every worker, in any order, `by_ns` later. Whether anything happened.
-    fn round(&mut self, by_ns: u64) -> Result<bool, String> {
+    pub(crate) fn round(&mut self, by_ns: u64) -> Result<bool, String> {
         let events = lock(&self.world.net).trace.events();
         self.world.advance(by_ns);
         self.peers();

@@ -208,6 +208,21 @@ impl StreamClient {
         }
     }
 
+    /// Resets its connection and opens no other.
+    pub fn leave(&mut self, net: &mut Network) {
+        self.lives = 0;
+        if let Some(life) = self.life.take() {
+            net.peer_close(life.conn, Close::Reset);
+        }
+    }
+
+    /// Whether it sent everything and got every answer.
+    pub fn is_answered(&self) -> bool {
+        let answered =
+            |l: &Life| l.expected.is_empty() && l.returned == l.sent.len() && l.output.is_empty();
+        self.forsaken == 0 && !self.has_more() && self.life.as_ref().is_none_or(answered)
+    }
+
     /// Places in the order of replies that are still owed something.
     pub fn owed(&self) -> usize {
         let owed = |e: &&Expected| !matches!(e, Expected::Maybe(_));

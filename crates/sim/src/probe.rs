@@ -1,0 +1,225 @@
+//! Life after the faults: once nothing goes wrong any more and all is quiet, every service serves again.
+//!
+//! The old clients leave; the accelerators of the service that misbehaved start new lives, for a block
+//! that is stuck or dead cannot come back otherwise; then at one port after the other a fresh client asks,
+//! also what a backend has to be asked for, and has its answer within bounded time.
+
+use std::net::IpAddr;
+
+use engine::topology::Replies;
+use wire::DropReason;
+use wire::nic::{Nic, PortIndex, Transport};
+
+use crate::backend::BackendHabits;
+use crate::client::{DatagramClient, Taste};
+use crate::memory_client::{MemoryManner, ShmClient};
+use crate::net::{Door, Faults, lock};
+use crate::nic::SimSocket;
+use crate::plan::Plan;
+use crate::run::Run;
+use crate::stream_client::{Fates, Manner, StreamClient};
+use crate::world::client_address;
+
+const MS: u64 = 1_000_000;
+/// Longest time until the engine has noticed that everybody left, and until the probes are answered.
+const PATIENCE_NS: u64 = 5_000 * MS;
+/// Requests of a probe.
+const REQUESTS: u32 = 3;
+
+impl<N: Nic<Socket = SimSocket>> Run<N> {
+    /// See the module's text.
+    pub(crate) fn probe(&mut self) -> Result<(), String> {
+        self.heal_everything();
+        self.until_left()?;
+        self.renew_everything();
+        let topology = self.plan.setup.topology.clone();
+        for (port, (service, listen)) in topology.ports().enumerate() {
+            let taste = self.plain_taste(service);
+            let (port, ip) = (port as PortIndex, listen.address.ip());
+            match listen.transport {
+                Transport::Udp => self.send_datagrams(service, port, ip, taste),
+                Transport::Tcp => self.connect(service, port, taste),
+            }
+            self.until_served(service)?;
+        }
+        for (service, _) in topology.memory_ports() {
+            self.map(service);
+            self.until_served(service)?;
+        }
+        Ok(())
+    }
+
+    /// The one client there is has its answers, and leaves.
+    fn until_served(&mut self, service: usize) -> Result<(), String> {
+        let replies = self.plan.setup.topology.services[service].replies;
+        let wanted = self.served(service) + u64::from(REQUESTS);
+        self.until(service, "does not serve a fresh request after the faults", |run| {
+            let served = match replies {
+                Replies::One => run.is_answered(),
+                Replies::None => run.served(service) == wanted,
+            };
+            served && run.world.check_quiet().is_ok()
+        })?;
+        self.dismiss_clients();
+        self.until_left()
+    }
+
+    fn until_left(&mut self) -> Result<(), String> {
+        self.until(0, "may have connections of clients that left", |run| {
+            run.world.fabric.connections() == 0
+        })
+    }
+
+    fn served(&self, service: usize) -> u64 {
+        self.world.metrics.service(service).consumed
+    }
+
+    fn dismiss_clients(&mut self) {
+        let mut net = lock(&self.world.net);
+        self.plan.stream_clients.iter_mut().for_each(|client| client.leave(&mut net));
+        for client in &mut self.plan.memory_clients {
+            client.leave(&self.world.fabric);
+        }
+        drop(net);
+        self.plan.datagram_clients.clear();
+        self.plan.stream_clients.clear();
+        self.plan.memory_clients.clear();
+    }
+
+    fn heal_everything(&mut self) {
+        let mut net = lock(&self.world.net);
+        net.set_faults(Faults { delay_ns: (1000, 1000), ..Faults::default() });
+        for backend in &mut self.plan.backends {
+            backend.habits = BackendHabits::SOUND;
+            net.set_door(backend.site, Door::Open { after_ns: 1000 });
+        }
+        drop(net);
+        self.dismiss_clients();
+        for model in &self.world.models {
+            let mut model = lock(model);
+            let sound = model.behaviour().sound();
+            model.set_behaviour(sound);
+        }
+    }
+
+    /// The accelerators of services that misbehaved start new lives.
+    fn renew_everything(&mut self) {
+        for service in (0..self.plan.sound.len()).filter(|s| !self.plan.sound[*s]) {
+            let sound = self.plan.setup.behaviours[service].sound();
+            let accelerators = self.plan.setup.topology.services[service].accelerators.len();
+            for accelerator in 0..accelerators {
+                self.world.lose(service, accelerator, DropReason::AcceleratorLost);
+                self.world.renew(service, accelerator, sound);
+                self.world.revive(service, accelerator);
+            }
+        }
+    }
+
+    fn plain_taste(&self, service: usize) -> Taste {
+        let spec = &self.plan.setup.topology.services[service];
+        Taste {
+            framing: spec.framing,
+            max_message_bytes: spec.max_message_bytes as usize,
+            reply_filler_max: 0,
+            keys: 100,
+            // Reaching a backend again may take as long as its time-out.
+            backend: if spec.backends.is_empty() || spec.request_timeout_ms < 1000 {
+                0
+            } else {
+                500
+            },
+            drops: 0,
+            unframable: 0,
+            too_long: 0,
+            junk: 0,
+            silent: 0,
+            heavy: 0,
+        }
+    }
+
+    fn send_datagrams(&mut self, service: usize, port: PortIndex, ip: IpAddr, taste: Taste) {
+        let id = self.plan.next_id;
+        self.plan.next_id += 1;
+        self.plan.datagram_clients.push(DatagramClient {
+            id,
+            service,
+            port,
+            peer: client_address(id),
+            local: if ip.is_unspecified() { [10, 0, 0, 1].into() } else { ip },
+            taste,
+            left: REQUESTS,
+            burst: 1,
+            // One after the other: more at once may find no credit.
+            pause_ns: (20 * MS, 20 * MS),
+            next_ns: 0,
+            rng: self.rng.fork(),
+            sequence: 0,
+            received: 0,
+        });
+    }
+
+    fn connect(&mut self, service: usize, port: PortIndex, taste: Taste) {
+        let spec = &self.plan.setup.topology.services[service];
+        let manner = Manner {
+            pipeline: 1,
+            write_max: 100_000,
+            read_max: 100_000,
+            pause_ns: (0, MS),
+            bogus: 0,
+            fates: Fates::GENTLE,
+        };
+        let rng = self.rng.fork();
+        let mut client = StreamClient::new(service, port, taste, manner, rng);
+        client.ordered = spec.ordered;
+        client.replies = spec.replies == Replies::One;
+        client.requests = REQUESTS;
+        self.plan.stream_clients.push(client);
+    }
+
+    fn map(&mut self, service: usize) {
+        let manner = MemoryManner {
+            depth: 4,
+            burst: 1,
+            pause_ns: (MS, MS),
+            deaf: false,
+            leave: 0,
+            bad_kind: 0,
+            scribble_after: None,
+        };
+        let client = ShmClient::new(service, self.plain_taste(service), manner, self.rng.fork());
+        let mut client = client.of_service(&self.plan.setup.topology.services[service]);
+        client.requests = REQUESTS;
+        self.plan.memory_clients.push(client);
+    }
+
+    /// Whether the client has its answers.
+    fn is_answered(&self) -> bool {
+        let Plan { datagram_clients, stream_clients, memory_clients, .. } = &self.plan;
+        let all = u64::from(REQUESTS);
+        datagram_clients.iter().all(|client| client.received == all)
+            && stream_clients.iter().all(StreamClient::is_answered)
+            && memory_clients.iter().all(|client| client.received == all)
+    }
+
+    /// Goes on until something holds.
+    fn until(
+        &mut self,
+        service: usize,
+        otherwise: &str,
+        mut holds: impl FnMut(&mut Self) -> bool,
+    ) -> Result<(), String> {
+        let end_ns = self.world.now_ns() + PATIENCE_NS;
+        while !holds(self) {
+            if self.world.now_ns() > end_ns {
+                let (counted, sound) = (self.world.metrics.service(service), &self.plan.sound);
+                return Err(format!(
+                    "service {service} {otherwise} (sound: {sound:?}): {counted:?}"
+                ));
+            }
+            // No slower than the shortest time-out allows.
+            let by_ns = self.rng.between(10_000, 100_000);
+            self.round(by_ns)?;
+        }
+        Ok(())
+    }
+}
