@@ -127,6 +127,8 @@ impl<N: Nic> Worker<N> {
         }
         let alone = self.fabric.workers() == 1 && self.memory.is_empty();
         if !alone {
+            // What the others know must not be older than the sleep, nor what this worker knows of them.
+            self.tell_credit();
             self.fabric.fall_asleep(self.index);
             self.memory.set_parked(true);
         }
@@ -141,6 +143,23 @@ impl<N: Nic> Worker<N> {
         if !alone {
             self.memory.set_parked(false);
             self.fabric.awake(self.index);
+            self.learn_credit();
+        }
+    }
+
+    /// Tells the other workers how many requests this one still takes, by service.
+    fn tell_credit(&self) {
+        for (lane, entry) in self.lanes.iter().enumerate() {
+            self.fabric.tell_credit(self.index, lane as u16, entry.free_credit());
+        }
+    }
+
+    /// Takes note of what the others told.
+    fn learn_credit(&mut self) {
+        for (number, lane) in self.lanes.iter_mut().enumerate() {
+            for worker in (0..self.fabric.workers()).filter(|w| *w != self.index as usize) {
+                lane.other_credit[worker] = self.fabric.credit_of(worker, number);
+            }
         }
     }
 
@@ -351,14 +370,10 @@ impl<N: Nic> Worker<N> {
                 lanes[lane].observe_depth();
             }
             self.bury_the_dead(lane);
-            if self.fabric.workers() > 1 {
-                let credit = self.lanes[lane].free_credit();
-                self.fabric.tell_credit(self.index, lane as u16, credit);
-                for worker in (0..self.fabric.workers()).filter(|w| *w != self.index as usize) {
-                    let told = self.fabric.credit_of(worker, lane);
-                    self.lanes[lane].other_credit[worker] = told;
-                }
-            }
+        }
+        if self.fabric.workers() > 1 {
+            self.tell_credit();
+            self.learn_credit();
         }
         self.look_after_leaving();
         self.sweep_connections();

@@ -365,6 +365,8 @@ impl Network {
             }
         }
         if up && conn.key.is_some() {
+            // As on a host: with nothing left to read a reset is an event of its own.
+            conn.failed |= conn.up.broken && conn.up.ready.is_empty();
             conn.readable = true;
             conn.writable |= conn.up.broken && conn.wants_room;
         }

@@ -2,7 +2,7 @@
 
 mod scene;
 
-use engine::topology::{Dispatch, Listen};
+use engine::topology::{Dispatch, Listen, Polling};
 use scene::{MS, Script, request, script};
 use sim::accelerator::Behaviour;
 use sim::message::{Ask, Body, Flavor, request_payload, request_wire};
@@ -280,4 +280,38 @@ fn early_replies_of_a_closed_connection_give_their_memory_back() {
     }
     assert_eq!(scene.dropped(DropReason::ClientGone), 20);
     assert_eq!(scene.dropped(DropReason::ReplyMemory), 0);
+}
+
+/// Time passes; only workers that have a reason to run do so.
+fn live(scene: &mut scene::Scene, ms: u64) {
+    for _ in 0..100 * ms {
+        scene.world.advance(MS / 100);
+        for worker in 0..scene.world.workers.len() {
+            if scene.world.is_awake(worker) {
+                scene.world.turn(worker);
+            }
+        }
+    }
+    scene.world.check().unwrap();
+}
+
+#[test]
+fn a_worker_that_sleeps_has_told_the_others_of_its_credit() {
+    let mut script = script(Framing::LengthU16);
+    script.setup.topology.engine.workers = 2;
+    script.setup.topology.engine.polling = Polling::Block;
+    script.service().slots = 1;
+    *script.behaviour() =
+        Behaviour { remote: true, delay_ns: (3 * MS, 3 * MS), ..Behaviour::default() };
+    let mut scene = script.play();
+    scene.ask_from(0, request(0));
+    live(&mut scene, 2);
+    // The other worker looks while the only mqueue is busy.
+    scene.ask_from(1, request(1));
+    live(&mut scene, 8);
+    assert_eq!((scene.replied(), scene.dropped(DropReason::NoCredit)), (1, 1));
+    assert!(!scene.world.is_awake(0) && !scene.world.is_awake(1), "both sleep");
+    scene.ask_from(1, request(2));
+    live(&mut scene, 8);
+    assert_eq!((scene.replied(), scene.dropped(DropReason::NoCredit)), (2, 1));
 }
