@@ -2,6 +2,8 @@
 //! `docs/proof/NAME.json` what it was, of which commit, when, for how long, on what class of machine, how
 //! it ended, and its last lines. `cargo xtask proof` reads them.
 //!
+//! On a machine without a checkout, run this program in the folder that the command's programs were carried to.
+//!
 //! A longer run of the same name is worth more: a shorter one does not replace it, unless the longer one
 //! failed or the shorter one does.
 
@@ -117,8 +119,12 @@ pub(crate) fn fault(record: &Json) -> Option<String> {
     }
 }
 
-/// The commit of the checkout; with a `+` if something is changed in it, records left out.
+/// The commit of the checkout; with a `+` if something is changed in it, records left out. Where programs were
+/// carried to and there is no checkout, a file COMMIT beside them says it.
 pub(crate) fn commit() -> Result<String, String> {
+    if let Ok(carried) = std::fs::read_to_string(root().join("COMMIT")) {
+        return Ok(carried.trim().to_owned());
+    }
     let changes = ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/proof"];
     let changed = !said("git", &changes)?.is_empty();
     Ok(said("git", &["rev-parse", "--short=12", "HEAD"])? + if changed { "+" } else { "" })
