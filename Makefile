@@ -6,7 +6,7 @@ CARGO ?= cargo
 CACHE ?= .cache
 SERVAL := target/release/serval
 
-.PHONY: help demo demo-faces cuda-kernels gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-build microbench ci fuzz fuzz-quick seeds setup setup-test build clean
+.PHONY: help demo demo-faces cuda-kernels gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-build microbench ci fuzz fuzz-quick seeds litmus setup setup-test build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,7 +21,7 @@ help:
 	@echo "make soak        a mixed load for MINUTES=60: every reply checked, nothing may grow"
 	@echo "make fuzz-quick  every fuzz target for 30 seconds, and each against a bug planted for it"
 	@echo "make fuzz        every fuzz target for MINUTES=60, recorded in docs/proof/fuzz.json"
-	@echo "make seeds       the simulator over SEEDS=1000000 seeds; make soak, make seeds leave a record in docs/proof"
+	@echo "make seeds       the simulator over SEEDS=1000000 seeds; it, make soak, make litmus and make fuzz leave a record in docs/proof"
 	@echo "make ci          what the continuous integration runs"
 
 demo: build
@@ -72,6 +72,11 @@ SEEDS ?= 1000000
 seeds: setup
 	@$(CARGO) build --release --quiet --package serval-sim
 	@$(CARGO) xtask record seeds -- target/release/serval-sim --seeds $(SEEDS)
+
+# What the memory model forbids is looked for in millions of rounds between two processes; on record in docs/proof.
+ROUNDS ?= 10000000
+litmus: build
+	@$(CARGO) xtask record litmus -- $(SERVAL) doctor --litmus --rounds $(ROUNDS)
 
 # Each target gets this long; as many run at a time as there are cores.
 MINUTES ?= 60
