@@ -1,9 +1,12 @@
-//! `serval doctor [FILE]`, `serval doctor --litmus`.
+//! `serval doctor [FILE]`, `serval doctor --gpus`, `serval doctor --litmus`.
 
 use std::fmt::Write as _;
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use accel::cuda::{self, FoundGpu};
 use clap::Args;
 use serde_json::{Value as Json, json};
 use sys::probe::{Capability, State};
@@ -17,6 +20,8 @@ pub(super) const HELP: &str = "\
 Available: all of it. Degraded: it works, with less speed or capacity. Off: Serval does without. With
 a configuration file, also the way every service's messages would go.
 
+--gpus asks the NVIDIA driver, in this process, and fails where there is none.
+
 --litmus starts a second process and looks for outcomes that the ordering of the message queues
 forbids: at most 3 seconds for each of its tests, on two cores. Controls that are wrong on purpose have
 to show their wrong outcome.
@@ -25,6 +30,7 @@ Examples:
   serval doctor
   serval doctor service.toml
   serval doctor --json
+  serval doctor --gpus
   serval doctor --litmus --rounds 10000000
 
 Exit code 0, whatever is missing: nothing in the list is required. With --litmus, 1 when a forbidden
@@ -38,6 +44,14 @@ pub(super) struct Options {
 
     #[command(flatten)]
     overrides: Sets,
+
+    /// List the GPUs that the driver shows to this process
+    #[arg(long, conflicts_with_all = ["path", "sets", "litmus"])]
+    gpus: bool,
+
+    /// The GPU driver's library, if it is not the machine's own
+    #[arg(long, value_name = "FILE", requires = "gpus")]
+    driver: Option<PathBuf>,
 
     /// Test the ordering of shared memory between two processes
     #[arg(long, conflicts_with_all = ["path", "sets"])]
@@ -58,6 +72,11 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         let region = std::io::stdin().as_fd().try_clone_to_owned().map_err(Failure::run)?;
         return litmus::peer(region).map_err(Failure::run);
     }
+    if options.gpus {
+        let gpus = cuda::survey(options.driver.as_deref()).map_err(Failure::run)?;
+        screen.show(|| gpus_text(screen, &gpus), || gpus_json(&gpus));
+        return Ok(());
+    }
     if options.litmus {
         return run_litmus(screen, options.rounds);
     }
@@ -68,7 +87,11 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         }
         None => Vec::new(),
     };
-    let found = capabilities();
+    let mut found = capabilities();
+    let cuda = found.iter_mut().find(|capability| capability.name == "cuda");
+    if let Some(cuda) = cuda.filter(|cuda| cuda.state == State::Available) {
+        ask_driver(cuda);
+    }
     screen.show(|| text(screen, &found, &paths), || as_json(&found, &paths));
     Ok(())
 }
@@ -128,6 +151,90 @@ fn as_json(found: &[Capability], paths: &[ServicePath]) -> Json {
         "capabilities": found.iter().map(capability).collect::<Vec<_>>(),
         "services": paths.iter().map(path).collect::<Vec<_>>(),
     })
+}
+
+/// How long a driver may take to answer; the first program on a sleeping GPU waits for seconds.
+const DRIVER_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Whether the driver that was found shows a GPU. It is asked by another process: one that is out of order may hang
+/// or crash.
+fn ask_driver(cuda: &mut Capability) {
+    let (state, why, remedy) = match gpus_of_another_process() {
+        Err(why) => (State::Off, why, "see what `serval doctor --gpus` and `nvidia-smi` say"),
+        Ok(why) if cuda::built_in() => (State::Available, why, ""),
+        Ok(why) => (
+            State::Degraded,
+            format!("{why}; no kernels for it are built into this program"),
+            "`make cuda-kernels` and build again; fatbin files of your own work without",
+        ),
+    };
+    (cuda.state, cuda.why, cuda.remedy) = (state, why, remedy.to_owned());
+}
+
+/// The GPUs in one line, or why there are none.
+fn gpus_of_another_process() -> Result<String, String> {
+    let sentence = |error: std::io::Error| format!("the driver cannot be asked: {error}");
+    let program = std::env::current_exe().map_err(sentence)?;
+    let mut command = Command::new(program);
+    command.args(["doctor", "--gpus", "--json"]).stdin(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.stdout(Stdio::piped()).spawn().map_err(sentence)?;
+    let deadline = Instant::now() + DRIVER_PATIENCE;
+    while child.try_wait().map_err(sentence)?.is_none() {
+        if Instant::now() >= deadline {
+            // It may be stuck in the host kernel; either way nobody waits for it.
+            let _ = child.kill();
+            return Err(format!("the driver gave no answer for {} s", DRIVER_PATIENCE.as_secs()));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let output = child.wait_with_output().map_err(sentence)?;
+    let answer: Json = serde_json::from_slice(&output.stdout)
+        .map_err(|_| format!("the driver ended its process ({})", output.status))?;
+    if let Some(error) = answer["error"].as_str() {
+        return Err(error.to_owned());
+    }
+    let gpus: Vec<&str> = (answer["gpus"].as_array().into_iter().flatten())
+        .filter_map(|gpu| gpu["line"].as_str())
+        .collect();
+    if gpus.is_empty() { Err("the driver shows no GPU".to_owned()) } else { Ok(gpus.join("; ")) }
+}
+
+fn gpu_line(gpu: &FoundGpu) -> String {
+    let unfit = gpu.unfit.map_or_else(String::new, |what| format!(", which {what}"));
+    format!(
+        "GPU {}: {}, {} multiprocessors, {} GiB, sm_{}{}, driver of CUDA {}.{}{unfit}",
+        gpu.index,
+        gpu.name,
+        gpu.multiprocessors,
+        gpu.memory_bytes >> 30,
+        gpu.capability.0,
+        gpu.capability.1,
+        gpu.driver.0,
+        gpu.driver.1,
+    )
+}
+
+fn gpus_text(screen: &Screen, gpus: &[FoundGpu]) -> String {
+    let mut lines: Vec<String> = gpus.iter().map(gpu_line).collect();
+    if lines.is_empty() {
+        lines.push("The driver shows no GPU.".to_owned());
+    }
+    if !cuda::built_in() {
+        let note = "No kernels for GPUs are built into this program: `make cuda-kernels`.";
+        lines.push(screen.paint(Tone::Yellow, note));
+    }
+    lines.join("\n") + "\n"
+}
+
+fn gpus_json(gpus: &[FoundGpu]) -> Json {
+    let gpu = |gpu: &FoundGpu| {
+        json!({
+            "index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes,
+            "multiprocessors": gpu.multiprocessors, "capability": [gpu.capability.0, gpu.capability.1],
+            "driver": [gpu.driver.0, gpu.driver.1], "unfit": gpu.unfit, "line": gpu_line(gpu),
+        })
+    };
+    json!({ "gpus": gpus.iter().map(gpu).collect::<Vec<_>>(), "kernels_built_in": cuda::built_in() })
 }
 
 fn run_litmus(screen: &Screen, rounds: u64) -> Result<(), Failure> {
