@@ -121,6 +121,8 @@ pub enum AcceleratorKind {
         /// A runtime that does not beat for this long is lost, in milliseconds, in
         /// [[`HEARTBEAT_MS_MIN`], [`HEARTBEAT_MS_MAX`]].
         heartbeat_ms: u64,
+        /// The NVIDIA GPU that the kernels run on, from 0; none: host cores.
+        gpu: Option<u32>,
     },
 }
 
@@ -138,7 +140,7 @@ pub enum Launch {
     Engine {
         /// The `serval` program; `None`: the one that runs.
         program: Option<PathBuf>,
-        /// Threads that share the blocks.
+        /// Threads that share the blocks; on a GPU threads of each block, 0 for what suits the kernel.
         threads: usize,
         /// Cores to pin them to; empty: not pinned.
         cores: Vec<usize>,
@@ -271,7 +273,8 @@ pub enum Dispatch {
 /// Ring protocol of the server mqueues. Client mqueues and rings with arenas use `doorbell`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rings {
-    /// The best known for the accelerator: `doorbell` for cpu.
+    /// The best known for the accelerator: `doorbell` for cpu; configurations ask for `granule` where all
+    /// accelerators are GPUs.
     Auto,
     /// `doorbell`.
     Doorbell,

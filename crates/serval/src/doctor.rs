@@ -159,6 +159,9 @@ fn placement(kind: &AcceleratorKind) -> String {
                 if cores.is_empty() { String::new() } else { format!(" on cores {cores:?}") };
             format!("cpu, {threads} thread{plural} of its own{pinned}")
         }
+        AcceleratorKind::Process { launch: Launch::Engine { .. }, gpu: Some(gpu), .. } => {
+            format!("NVIDIA GPU {gpu}, by a process that the engine starts")
+        }
         AcceleratorKind::Process { launch: Launch::Engine { threads, .. }, .. } => {
             let plural = if *threads == 1 { "" } else { "s" };
             format!("cpu, {threads} thread{plural} in a process of its own, started by the engine")

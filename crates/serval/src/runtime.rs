@@ -6,11 +6,14 @@
 //! region, watch the engine's beat, and end the blocks whatever happens: when the engine asks for it, when the
 //! engine is gone, when a block ends, and on `cancel`.
 //!
-//! How blocks run is a [`Device`]: [`HostDevice`] runs `cpu` kernels on threads of this process. A
+//! How blocks run is a [`Device`]: [`HostDevice`] runs `cpu` kernels on threads of this process, [`GpuDevice`] runs CUDA
+//! kernels on a GPU. A
 //! program with an accelerator of its own implements the trait and needs nothing else of Serval's.
 //!
 //! The process maps its region, and reaches no other memory of the engine: whatever its kernels do
 //! hurts this service on this accelerator alone.
+
+mod gpu;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use accel::Kernel;
 use accel::process::{HostBlocks, HostOptions};
+pub use gpu::GpuDevice;
 use mqueue::abi::{ABI_VERSION, reason, state, stop};
 use mqueue::{MappedMemory, Region, Words};
 use sys::SharedMemory;

@@ -273,9 +273,11 @@ impl Prepared {
         let shared = staging.block_bytes <= SHARED_STAGING_MAX
             && staging.block_bytes + static_bytes <= SHARED_BYTES_MAX;
         let shared_bytes = if shared { staging.block_bytes as u32 } else { 0 };
-        let staging_base = match shared {
-            true => 0,
-            false => held.allocate(staging.block_bytes * u64::from(region.block_count()))?,
+        // None: the launch gives shared memory for it.
+        let staging_base = if shared {
+            None
+        } else {
+            Some(held.allocate(staging.block_bytes * u64::from(region.block_count()))?)
         };
         let arguments = give_arguments(&mut held, &region, base, &encoded, staging, staging_base)?;
         let stream = driver.stream()?;
@@ -333,7 +335,7 @@ fn give_arguments(
     base: DeviceAddress,
     encoded: &[Param],
     staging: Staging,
-    staging_base: DeviceAddress,
+    staging_base: Option<DeviceAddress>,
 ) -> Result<DeviceAddress, CudaError> {
     let parameters = if encoded.is_empty() {
         0
@@ -350,7 +352,7 @@ fn give_arguments(
         region: base,
         region_bytes: region.bytes(),
         params: parameters,
-        staging: staging_base + u64::from(block) * staging.block_bytes,
+        staging: staging_base.map_or(0, |base| base + u64::from(block) * staging.block_bytes),
         staging_bytes: staging.block_bytes,
         wait: 0,
         wait_self: 0,

@@ -55,8 +55,8 @@ void pause(void*, uint32_t, uint64_t) { usleep(50); }
 void* run(void* given) {
     Block* block = static_cast<Block*>(given);
     void* staging = nullptr;
-    if (!block->args.staging_bytes || block->args.staging < GRANULE) {
-        // As shared memory would.
+    if (block->args.staging == 0) {
+        // The launch's shared memory.
         if (posix_memalign(&staging, 64, block->args.staging_bytes)) abort();
         block->args.staging = reinterpret_cast<uint64_t>(staging);
     }

@@ -1,4 +1,4 @@
-//! `serval attach PATH`: an accelerator runtime for `cpu` kernels.
+//! `serval attach PATH`: an accelerator runtime for kernels on host threads or on a GPU.
 
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
@@ -10,10 +10,10 @@ use sys::local::LocalSocket;
 use sys::signal::Signals;
 
 use super::{Failure, cancel_on_signal};
-use crate::runtime::{self, End, HostDevice, RuntimeError, Wish};
+use crate::runtime::{self, Device, End, GpuDevice, HostDevice, RuntimeError, Wish};
 
 pub(super) const HELP: &str = "\
-PATH is `attach` of an accelerator with kind = \"process\" and launch = \"external\". The process maps the
+PATH is `attach` of an accelerator with kind = \"process\" or \"cuda\" and launch = \"external\". The process maps the
 region of one service and nothing else of the engine's. It takes any service of the accelerator that
 has no runtime, or the one that --service or --kernel asks for, and attaches again when its life or
 the engine ends. SIGTERM or Ctrl-C ends it: requests that are with it are lost with a reason.
@@ -22,6 +22,7 @@ Examples:
   serval attach /run/serval/acc0
   serval attach /run/serval/acc0 --service digits --threads 4
   serval attach /run/serval/acc0 --once
+  serval attach /run/serval/gpu0 --gpu 0
 
 Exit codes: 0 ended in order, 1 no engine, refused, the engine went (with --once), or a block failed,
 2 wrong command line, 3 a kernel hung.";
@@ -40,14 +41,18 @@ pub(super) struct Options {
     #[arg(long, value_name = "NAME|FILE", default_value = "")]
     kernel: String,
 
-    /// Threads that share the blocks
-    #[arg(long, value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u32).range(1..=1024))]
-    threads: u32,
+    /// Threads that share the blocks [default: 1]; with --gpu, threads of each block, a multiple of 32 [default:
+    /// what suits the kernel]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
 
     /// Cores to pin the threads to
-    #[arg(long, value_name = "CORE,...", value_delimiter = ',')]
+    #[arg(long, value_name = "CORE,...", value_delimiter = ',', conflicts_with = "gpu")]
     cores: Vec<usize>,
+
+    /// Run CUDA kernels on the NVIDIA GPU of this number, from 0
+    #[arg(long, value_name = "N")]
+    gpu: Option<u32>,
 
     /// End with the first life
     #[arg(long)]
@@ -66,13 +71,19 @@ impl Options {
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    let mut device = HostDevice::new(options.threads as usize, options.cores.clone());
+    let mut device: Box<dyn Device> = match options.gpu {
+        Some(gpu) => Box::new(GpuDevice::new(gpu, options.threads)),
+        None => {
+            let threads = options.threads.unwrap_or(1) as usize;
+            Box::new(HostDevice::new(threads, options.cores.clone()))
+        }
+    };
     let wish = Wish { service: options.service.clone(), kernel: options.kernel.clone() };
     let cancel = Arc::new(AtomicBool::new(false));
     let end = match &options.path {
         Some(path) => {
             cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
-            runtime::attach(path, &wish, &mut device, options.once, &cancel)
+            runtime::attach(path, &wish, &mut *device, options.once, &cancel)
         }
         None => {
             // Signals to the engine's group are the engine's to act on: it ends this process in order, and
@@ -84,7 +95,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             let socket = socket.map_err(|error| {
                 Failure::Usage(format!("standard input is no connection to an engine: {error}"))
             })?;
-            runtime::serve(&socket, &wish, &mut device, &cancel)
+            runtime::serve(&socket, &wish, &mut *device, &cancel)
         }
     };
     match end {

@@ -49,10 +49,6 @@ pub(super) struct Options {
     #[arg(long, conflicts_with_all = ["path", "sets", "litmus"])]
     gpus: bool,
 
-    /// The GPU driver's library, if it is not the machine's own
-    #[arg(long, value_name = "FILE", requires = "gpus")]
-    driver: Option<PathBuf>,
-
     /// Test the ordering of shared memory between two processes
     #[arg(long, conflicts_with_all = ["path", "sets"])]
     litmus: bool,
@@ -73,7 +69,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         return litmus::peer(region).map_err(Failure::run);
     }
     if options.gpus {
-        let gpus = cuda::survey(options.driver.as_deref()).map_err(Failure::run)?;
+        let gpus = cuda::survey(None).map_err(Failure::run)?;
         screen.show(|| gpus_text(screen, &gpus), || gpus_json(&gpus));
         return Ok(());
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, HEARTBEAT_MS, HEARTBEAT_MS_MAX,
-    HEARTBEAT_MS_MIN, Launch, Limits, Polling, Topology, TopologyError, WORKERS_MAX,
+    HEARTBEAT_MS_MIN, Launch, Limits, Polling, Rings, Topology, TopologyError, WORKERS_MAX,
 };
 use mqueue::abi::BACKENDS_MAX;
 use sys::local::PATH_BYTES_MAX;
@@ -28,7 +28,17 @@ const KEYS: &[(&str, &[&str])] = &[
     ),
     (
         "[[accelerator]]",
-        &["name", "kind", "launch", "placement", "threads", "cores", "attach", "heartbeat_ms"],
+        &[
+            "name",
+            "kind",
+            "launch",
+            "placement",
+            "threads",
+            "cores",
+            "attach",
+            "heartbeat_ms",
+            "gpu",
+        ],
     ),
     (
         "[[service]]",
@@ -129,8 +139,15 @@ pub(super) fn read(
     let mut taken = Vec::new();
     let mut services = Vec::new();
     for (index, table) in service_tables.into_iter().enumerate() {
-        let (service, of_service) =
+        let (mut service, of_service) =
             super::service::read(report, table, index, &context, &mut taken);
+        // One trip over the bus finds and fetches a message; with doorbells it takes two.
+        let on_gpu = |index: &usize| {
+            matches!(accelerators[*index].kind, AcceleratorKind::Process { gpu: Some(_), .. })
+        };
+        if matches!(service.rings, Rings::Auto) && service.accelerators.iter().all(on_gpu) {
+            service.rings = Rings::Granule;
+        }
         services.push(service);
         places.services.push(of_service);
     }
@@ -258,6 +275,9 @@ fn read_limits(report: &mut Report<'_>, table: Option<&Table>, whole: Span) -> L
     }
 }
 
+/// Highest number of a GPU.
+const GPUS_MAX: u64 = 63;
+
 /// The accelerators; without any in the file there is one on host cores.
 fn read_accelerators(report: &mut Report<'_>, tables: &[&Table]) -> Vec<Accelerator> {
     if tables.is_empty() {
@@ -278,17 +298,17 @@ fn read_accelerators(report: &mut Report<'_>, tables: &[&Table]) -> Vec<Accelera
 fn read_kind(report: &mut Report<'_>, section: &mut Section<'_>) -> AcceleratorKind {
     let kinds = [("cpu", "cpu"), ("cuda", "cuda"), ("process", "process"), ("remote", "remote")];
     let kind = section.choice(report, "kind", &kinds, "cpu");
-    if !matches!(kind, "cpu" | "process") {
+    if kind == "remote" {
         report.problem(Problem::new(
             section.place("kind"),
             format!("accelerators of kind \"{kind}\" are not built yet"),
-            "this version drives kind = \"cpu\" and \"process\"",
+            "this version drives kind = \"cpu\", \"process\" and \"cuda\"",
         ));
     }
     let launches = [("engine", true), ("external", false)];
     let launched = section.choice(report, "launch", &launches, "engine");
-    if kind == "process" {
-        return read_process(report, section, launched);
+    if matches!(kind, "process" | "cuda") {
+        return read_process(report, section, kind, launched);
     }
     if !launched && kind == "cpu" {
         report.problem(Problem::new(
@@ -303,17 +323,36 @@ fn read_kind(report: &mut Report<'_>, section: &mut Section<'_>) -> AcceleratorK
     AcceleratorKind::Cpu { placement }
 }
 
-/// `kind = "process"`: who starts the process, and how long it may be silent.
+/// `kind = "process"` and `"cuda"`: who starts the process, and how long it may be silent; the GPU it uses.
 fn read_process(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
+    kind: &str,
     launched: bool,
 ) -> AcceleratorKind {
-    without(report, section, &["placement"], "kind = \"process\"", "write kind = \"cpu\"");
+    let on_gpu = kind == "cuda";
+    let with = format!("kind = \"{kind}\"");
+    without(report, section, &["placement"], &with, "write kind = \"cpu\"");
+    if !on_gpu || !launched {
+        let with = if on_gpu { "launch = \"external\"" } else { with.as_str() };
+        let instead = if on_gpu {
+            "give it to the runtime: serval attach PATH --gpu N"
+        } else {
+            "write kind = \"cuda\""
+        };
+        without(report, section, &["gpu"], with, instead);
+    }
+    let gpu = on_gpu
+        .then(|| if launched { section.integer(report, "gpu", 0..=GPUS_MAX, 0) as u32 } else { 0 });
     let range = HEARTBEAT_MS_MIN..=HEARTBEAT_MS_MAX;
     let heartbeat_ms = section.integer(report, "heartbeat_ms", range, HEARTBEAT_MS);
     let launch = if launched {
-        let (threads, cores) = read_threads(report, section);
+        let (threads, cores) = if on_gpu {
+            without(report, section, &["cores"], &with, "write kind = \"process\"");
+            (read_block_threads(report, section), Vec::new())
+        } else {
+            read_threads(report, section)
+        };
         without(report, section, &["attach"], "launch = \"engine\"", "write launch = \"external\"");
         Launch::Engine { program: None, threads, cores }
     } else {
@@ -322,7 +361,17 @@ fn read_process(
         without(report, section, &["threads", "cores"], what, instead);
         Launch::External { attach: read_attach(report, section) }
     };
-    AcceleratorKind::Process { launch, heartbeat_ms }
+    AcceleratorKind::Process { launch, heartbeat_ms, gpu }
+}
+
+/// Threads of a block on a GPU; 0 for what suits the kernel.
+fn read_block_threads(report: &mut Report<'_>, section: &mut Section<'_>) -> usize {
+    let threads = section.integer(report, "threads", 0..=1024, 0);
+    if threads % 32 != 0 {
+        let what = format!("{threads} threads are not whole warps");
+        report.problem(Problem::new(section.place("threads"), what, "write a multiple of 32"));
+    }
+    threads as usize
 }
 
 /// Where external runtimes attach.

@@ -285,6 +285,16 @@ impl Served {
     /// `name` is unique among the tests; `config` comes behind the schema and the
     /// `[engine]` table with its metrics endpoint.
     pub(crate) fn start(name: &str, engine: &str, config: &str) -> Self {
+        Self::start_with(name, engine, config, &[])
+    }
+
+    /// The same with environment variables added.
+    pub(crate) fn start_with(
+        name: &str,
+        engine: &str,
+        config: &str,
+        environment: &[(&str, &Path)],
+    ) -> Self {
         let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));
         let text = format!(
             "schema = 1\n[engine]\nmetrics = \"127.0.0.1:0\"\ncontrol = \"\"\n{engine}\n{config}"
@@ -294,6 +304,7 @@ impl Served {
         let errors = std::fs::File::create(&log).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
         command.args(["serve", "--json"]).arg(&file).stdout(Stdio::piped()).stderr(errors);
+        command.envs(environment.iter().copied());
         let mut process = Peer::start(&mut command, "cargo builds it");
         let mut line = String::new();
         let mut output = BufReader::new(process.0.stdout.take().unwrap());

@@ -110,6 +110,7 @@ pub(super) struct Seat {
     pub(super) place: usize,
     pub(super) accelerator: usize,
     pub(super) launch: Launch,
+    pub(super) gpu: Option<u32>,
     pub(super) heartbeat: Duration,
     pub(super) generation: u64,
     /// Of `generation`; `None` while there is no memory for it.
@@ -129,7 +130,7 @@ pub(super) struct Seat {
 impl Seat {
     pub(super) fn new(start: SeatStart, told: Arc<AcceleratorLives>, topology: &Topology) -> Self {
         let SeatStart { service, place, accelerator, life } = start;
-        let AcceleratorKind::Process { launch, heartbeat_ms } =
+        let AcceleratorKind::Process { launch, heartbeat_ms, gpu } =
             topology.accelerators[accelerator].kind.clone()
         else {
             unreachable!("seats are of accelerators whose blocks run elsewhere")
@@ -140,6 +141,7 @@ impl Seat {
             place,
             accelerator,
             launch,
+            gpu,
             heartbeat: Duration::from_millis(heartbeat_ms),
             generation: life.generation,
             life: Some(life),
@@ -183,7 +185,13 @@ impl Seat {
         // Through the link even a program that was replaced meanwhile starts as itself.
         let own = Path::new("/proc/self/exe");
         let mut command = Command::new(program.as_deref().unwrap_or(own));
-        command.args(["attach", "--inherited", "--threads", &threads.to_string()]);
+        command.args(["attach", "--inherited"]);
+        if *threads > 0 {
+            command.args(["--threads", &threads.to_string()]);
+        }
+        if let Some(gpu) = self.gpu {
+            command.args(["--gpu", &gpu.to_string()]);
+        }
         if !cores.is_empty() {
             let cores: Vec<String> = cores.iter().map(usize::to_string).collect();
             command.args(["--cores", &cores.join(",")]);

@@ -1,0 +1,111 @@
+//! Kernels on a GPU, as a [`Device`] of a runtime.
+
+use std::time::Duration;
+
+use accel::AccelError;
+use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service};
+use accel::reason_name;
+use mqueue::abi::{reason, stop};
+use mqueue::{MappedMemory, Words};
+
+use super::{Device, Failure, Job};
+
+/// Runs CUDA kernels on an NVIDIA GPU; loads the GPU's driver into this process with the first life.
+pub struct GpuDevice {
+    index: u32,
+    threads: Option<u32>,
+    life: Option<Life>,
+}
+
+struct Life {
+    accelerator: CudaAccelerator,
+    words: Words<MappedMemory>,
+    ended: Vec<Ended>,
+    /// The GPU's or a kernel's fault, after which this process cannot use the GPU any more.
+    fault: Option<Failure>,
+}
+
+impl GpuDevice {
+    /// The GPU of this number, from 0, with `threads` threads a block (a multiple of 32), or as many as the
+    /// kernel is best with.
+    pub fn new(index: u32, threads: Option<u32>) -> Self {
+        Self { index, threads, life: None }
+    }
+}
+
+impl Device for GpuDevice {
+    fn kind(&self) -> &str {
+        "cuda"
+    }
+
+    fn start(&mut self, job: &Job) -> Result<(), Failure> {
+        let refused =
+            |error: AccelError| Failure { reason: reason::REFUSED, text: error.to_string() };
+        let service = Service {
+            region: MappedMemory::new(job.memory.clone()),
+            kernel: job.kernel.clone(),
+            params: job.params.clone(),
+            threads: self.threads,
+        };
+        let gpu = Gpu::open(self.index, None).map_err(|e| refused(e.into()))?;
+        let found = gpu.found();
+        tracing::info!(gpu = found.index, name = found.name, kernel = job.kernel, "uses a GPU");
+        let accelerator = gpu.start(&[service], Options::default()).map_err(refused)?;
+        let words = job.words.clone();
+        self.life = Some(Life { accelerator, words, ended: Vec::new(), fault: None });
+        Ok(())
+    }
+
+    fn health(&mut self) -> Result<(), Failure> {
+        self.life.as_mut().map_or(Ok(()), Life::health)
+    }
+
+    fn ended(&mut self) -> bool {
+        self.life.as_ref().is_none_or(|life| life.accelerator.running() == 0)
+    }
+
+    fn stop(&mut self, patience: Duration) -> Result<(), Failure> {
+        self.life.take().map_or(Ok(()), |life| life.stop(patience))
+    }
+}
+
+impl Life {
+    fn health(&mut self) -> Result<(), Failure> {
+        if let Err(error) = self.accelerator.poll(&mut self.ended) {
+            let fault = Failure { reason: reason::CONTRACT, text: error.to_string() };
+            self.fault = Some(fault.clone());
+            return Err(fault);
+        }
+        let asked = self.words.stop() != stop::RUN;
+        let wrong = |end: &&Ended| !asked || end.reason != reason::STOPPED;
+        match self.ended.iter().find(wrong) {
+            None => Ok(()),
+            Some(Ended { block, reason, .. }) => {
+                let text = format!("block {block} ended: {}", reason_name(*reason));
+                Err(Failure { reason: *reason, text })
+            }
+        }
+    }
+
+    fn stop(mut self, patience: Duration) -> Result<(), Failure> {
+        if let Some(fault) = self.fault {
+            return Err(fault);
+        }
+        if self.words.stop() == stop::RUN {
+            self.words.set_stop(stop::NOW);
+        }
+        let mut joined = self.accelerator.join(patience);
+        if matches!(joined, Ok(false)) {
+            self.words.set_stop(stop::NOW);
+            joined = self.accelerator.join(Duration::from_secs(1));
+        }
+        match joined {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let text = "blocks did not leave the GPU; this process must end to free it";
+                Err(Failure { reason: reason::HUNG, text: text.to_owned() })
+            }
+            Err(error) => Err(Failure { reason: reason::CONTRACT, text: error.to_string() }),
+        }
+    }
+}

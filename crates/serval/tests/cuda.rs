@@ -1,0 +1,132 @@
+//! Accelerators of kind `cuda` from end to end, on a machine without a GPU: the driver is one that runs blocks as
+//! threads (`crates/accel/tests/kernels/fake_driver.cpp`), found the way the real one is.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::*;
+
+/// A folder in which the dynamic linker finds the driver, and a kernel image for it.
+fn driver_folder() -> (PathBuf, String) {
+    let library = build_kernel("crates/accel/tests/kernels/fake_driver.cpp");
+    let folder = Path::new(&library).with_file_name("fake-gpu");
+    fs::create_dir_all(&folder).unwrap();
+    let place = |name: &str, write: &dyn Fn(&Path)| {
+        // In one step: another test may be about to load it.
+        let fresh = folder.join(format!("{name}.{:?}", std::thread::current().id()));
+        write(&fresh);
+        fs::rename(&fresh, folder.join(name)).unwrap();
+    };
+    place("libcuda.so.1", &|path| assert!(fs::copy(&library, path).unwrap() > 0));
+    let mut image = 0xba55_ed50u32.to_le_bytes().to_vec();
+    image.extend(0x0010_0001u32.to_le_bytes());
+    image.extend(0u64.to_le_bytes());
+    place("k.fatbin", &|path| fs::write(path, &image).unwrap());
+    let kernel = format!("{}/k.fatbin:echo", folder.display());
+    (folder, kernel)
+}
+
+fn config(accelerator: &str, kernel: &str) -> String {
+    format!(
+        "[[accelerator]]\nname = \"gpu0\"\nkind = \"cuda\"\n{accelerator}\n\
+         [[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"gpu0\"\nmqueues = 6\n\
+         max_message_bytes = 1000\nkernel = \"{kernel}\"\n"
+    )
+}
+
+fn maps(process: u32) -> String {
+    fs::read_to_string(format!("/proc/{process}/maps")).unwrap()
+}
+
+/// Asks until the service answers.
+fn await_answer(served: &Served) {
+    let socket = udp_client(served.services[0][0]);
+    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    eventually("the service answers", || {
+        socket.send(b"are you there?").unwrap();
+        let mut reply = [0; 64];
+        matches!(socket.recv(&mut reply), Ok(14))
+    });
+}
+
+fn exchange_many(served: &Served) {
+    let socket = udp_client(served.services[0][0]);
+    for n in 0..200 {
+        let message = pattern(1 + n * 5 % 1000, n);
+        assert_eq!(ask(&socket, &message), message, "message {n}");
+    }
+}
+
+#[test]
+fn a_runtime_that_the_engine_starts_serves_on_the_gpu_and_the_engine_has_no_driver() {
+    let (folder, kernel) = driver_folder();
+    let environment = [("LD_LIBRARY_PATH", folder.as_path())];
+    let served = Served::start_with("cuda-launched", "", &config("gpu = 0", &kernel), &environment);
+    exchange_many(&served);
+    let engine = maps(served.process.0.id());
+    assert!(engine.contains("serval:a:"), "the region is mapped");
+    assert!(!engine.contains("libcuda"), "the engine loaded the driver");
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn a_runtime_that_attaches_is_killed_and_another_one_takes_over() {
+    let (folder, kernel) = driver_folder();
+    let socket = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-attach");
+    let accelerator = format!("launch = \"external\"\nattach = \"{}\"", socket.display());
+    let served = Served::start("cuda-external", "", &config(&accelerator, &kernel));
+    let attach = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+        command.arg("attach").arg(&socket).args(["--gpu", "0"]).stderr(Stdio::null());
+        Peer::start(command.env("LD_LIBRARY_PATH", &folder), "cargo builds it")
+    };
+    let mut first = attach();
+    await_answer(&served);
+    assert!(maps(first.0.id()).contains("libcuda"), "the runtime has the driver");
+    exchange_many(&served);
+    first.stop();
+    let second = attach();
+    await_answer(&served);
+    exchange_many(&served);
+    assert!(!maps(served.process.0.id()).contains("libcuda"));
+    assert_eq!(served.drain(), 0);
+    drop(second);
+}
+
+#[test]
+fn a_machine_without_a_gpu_is_told_in_one_sentence() {
+    let serval = || Command::new(env!("CARGO_BIN_EXE_serval"));
+    let doctor = serval().args(["doctor", "--gpus"]).output().unwrap();
+    let said = String::from_utf8_lossy(&doctor.stderr).into_owned();
+    if doctor.status.success() {
+        println!("SKIPPED: this machine has a GPU driver");
+        return;
+    }
+    assert!(said.contains("libcuda.so.1 cannot be loaded"), "{said}");
+    assert!(said.contains("install the NVIDIA driver"), "{said}");
+    // What doctor shows besides needs none of it.
+    assert!(serval().args(["doctor", "--json"]).output().unwrap().status.success());
+
+    let (_, kernel) = driver_folder();
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-none.toml");
+    fs::write(&file, format!("schema = 1\n{}", config("", &kernel))).unwrap();
+    let served = serval().arg("serve").arg(&file).output().unwrap();
+    let said = String::from_utf8_lossy(&served.stderr).into_owned();
+    assert_eq!(served.status.code(), Some(1), "{said}");
+    assert!(said.contains("libcuda.so.1 cannot be loaded"), "{said}");
+}
+
+#[test]
+fn doctor_lists_the_gpus_that_the_driver_shows() {
+    let (folder, _) = driver_folder();
+    let mut doctor = Command::new(env!("CARGO_BIN_EXE_serval"));
+    doctor.args(["doctor", "--gpus"]).env("LD_LIBRARY_PATH", &folder);
+    let said = doctor.output().unwrap();
+    let text = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.status.success(), "{text}");
+    assert!(text.contains("GPU 0: fake GPU, 8 multiprocessors, 1 GiB, sm_90"), "{text}");
+}
