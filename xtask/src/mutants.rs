@@ -109,7 +109,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "answer_from_another_port",
         "a reply leaves by another port than its request came in by",
-        &[SEEDS],
+        &[SEEDS, "crates/sim/tests/promises.rs::a_stuck_block_does_not_take_its_service_with_it"],
     ),
     mutant(
         "amplify",
@@ -130,7 +130,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "forget_generation",
         "a reply goes to whoever has the place of a connection that ended",
-        &[SEEDS],
+        &["crates/sim/tests/promises.rs::a_late_reply_does_not_reach_the_next_connection", SEEDS],
     ),
     mutant(
         "reorder_reply",
@@ -175,12 +175,12 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "outlive_generation",
         "requests of a life of an accelerator that ended stay under way",
-        &[SEEDS],
+        &["crates/sim/tests/promises.rs::what_is_with_an_accelerator_ends_with_its_life", SEEDS],
     ),
     mutant(
         "forget_client",
         "a reply goes to whoever has the place of a shared-memory client that left",
-        &[SEEDS],
+        &["crates/engine/src/memory_port.rs::a_reply_for_a_client_that_left_reaches_nobody", SEEDS],
     ),
     mutant(
         "leave_with_debts",

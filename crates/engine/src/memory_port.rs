@@ -507,3 +507,60 @@ impl<N: Nic> Worker<N> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use mqueue::{Head, HeapMapping, MqueuePlan, Region, RegionPlan, RingPlan};
+
+    use super::*;
+
+    struct Nobody;
+
+    impl MemoryPeer for Nobody {
+        fn wake(&self) {}
+    }
+
+    fn region() -> (Region<MappedMemory>, Region<MappedMemory>) {
+        let ring = RingPlan::doorbell(64, 0);
+        let mqueues = vec![MqueuePlan { depth: 4, rx: ring, tx: ring }];
+        let plan = RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 };
+        let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
+        let near = Region::format(memory.clone(), &plan).unwrap();
+        (near, Region::join(memory).unwrap())
+    }
+
+    fn client(id: u64) -> (MemoryClient, Consumer<MappedMemory>) {
+        let (mut near, mut far) = region();
+        let words = near.words();
+        let (replies, requests) = near.engine_ends(0);
+        let peer = Box::new(Nobody);
+        let client = MemoryClient { id, service: 0, depth: 4, replies, requests, words, peer };
+        (client, far.accelerator_ends(0).0)
+    }
+
+    #[test]
+    fn a_reply_for_a_client_that_left_reaches_nobody() {
+        let mut clients = MemoryClients::default();
+        clients.insert(client(1).0, true);
+        let old = clients.entries[0].generation;
+        assert!(clients.remove(0).is_some());
+        let (next, mut heard) = client(2);
+        clients.insert(next, true);
+        assert!(clients.reply(0, old, 7, Ok(b"private")).is_err());
+        assert!(clients.reply(0, old, 8, Err(DropReason::RequestTimeout)).is_err());
+        // The same from ring to ring.
+        let (mut near, mut far) = region();
+        let mut kernel = far.accelerator_ends(0).1;
+        let mut ring = near.engine_ends(0).1;
+        kernel.push(Head { kind: kind::MESSAGE, ..Head::default() }, b"private").unwrap();
+        kernel.publish();
+        let header = ring.peek().unwrap().expect("it is published");
+        assert!(!clients.relay((0, old, 9), &ring, &header));
+        clients.publish();
+        assert_eq!(heard.peek(), Ok(None));
+        let new = clients.entries[0].generation;
+        assert!(clients.relay((0, new, 10), &ring, &header));
+        clients.publish();
+        assert_eq!(heard.peek().unwrap().map(|header| header.tag), Some(10));
+    }
+}

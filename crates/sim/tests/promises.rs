@@ -116,6 +116,44 @@ fn what_is_handed_to_a_sleeper_wakes_it() {
 }
 
 #[test]
+fn a_late_reply_does_not_reach_the_next_connection() {
+    let mut script = script(Framing::LengthU16);
+    script.behaviour().delay_ns = (5 * MS, 5 * MS);
+    let mut scene = script.play();
+    let first = scene.connect();
+    scene.call(first, request(0));
+    scene.run(5);
+    lock(&scene.world.net).peer_close(first.conn, Close::Reset);
+    scene.run(5);
+    // It gets the place of the one that left.
+    let second = scene.connect();
+    scene.wait_ms(10);
+    assert_eq!(scene.read(second), PeerRead::Empty);
+    assert_eq!((scene.replied(), scene.dropped(DropReason::ClientGone)), (0, 1));
+}
+
+#[test]
+fn what_is_with_an_accelerator_ends_with_its_life() {
+    let mut script = script(Framing::LengthU16);
+    script.behaviour().delay_ns = (5 * MS, 5 * MS);
+    let mut scene = script.play();
+    for sequence in 0..3 {
+        scene.ask(request(sequence));
+    }
+    scene.run(5);
+    assert_eq!(scene.world.under_way(0), 3);
+    scene.world.lose(0, 0, DropReason::AcceleratorLost);
+    scene.run(2);
+    assert_eq!((scene.world.under_way(0), scene.dropped(DropReason::AcceleratorLost)), (0, 3));
+    scene.world.renew(0, 0, Behaviour::default());
+    scene.world.revive(0, 0);
+    scene.run(2);
+    scene.ask(request(3));
+    scene.wait_ms(10);
+    assert_eq!((scene.replied(), scene.world.under_way(0)), (1, 0), "of the new life alone");
+}
+
+#[test]
 fn a_workers_time_is_busy_idle_or_asleep() {
     let mut scene = script(Framing::Raw).play();
     scene.world.turn(0);
