@@ -311,7 +311,6 @@ fn open(offer: Offer, descriptors: Vec<OwnedFd>) -> Result<(Job, Duration), Runt
         .try_into()
         .map_err(|_| wrong(&format!("it came without the {DESCRIPTORS} descriptors")))?;
     let most = usize::try_from(offer.region_bytes).map_err(|e| wrong(&e))?;
-    let most = most.checked_next_multiple_of(sys::memory::HUGE_PAGE_BYTES).unwrap_or(most);
     let memory = Arc::new(SharedMemory::open(region, most, false).map_err(|e| wrong(&e))?);
     let joined = Region::join(MappedMemory::new(memory.clone())).map_err(|e| wrong(&e))?;
     if (joined.generation(), joined.block_count()) != (offer.generation, offer.blocks) {

@@ -29,6 +29,8 @@ const BACK_OFF_MIN: Duration = Duration::from_millis(100);
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 /// … and begins anew after a life that lasted this long.
 const LASTING: Duration = Duration::from_secs(10);
+/// Most time between two looks at a life's words.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
 /// How long an exit status is waited for.
 const STATUS_PAUSE: Duration = Duration::from_millis(100);
 
@@ -171,7 +173,7 @@ impl Seat {
         let step = match &self.state {
             State::Vacant => None,
             State::Expected { until } | State::Starting { until, .. } => Some(*until),
-            State::Serving { .. } => Some(Instant::now() + self.heartbeat / 4),
+            State::Serving { .. } => Some(Instant::now() + (self.heartbeat / 4).min(LOOK_PAUSE)),
         };
         step.into_iter().chain(self.next_try).min()
     }

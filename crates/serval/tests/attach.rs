@@ -1,0 +1,849 @@
+//! Accelerators of kind `process`: runtimes in processes of their own that are killed, suspended, refused, and
+//! hostile, under a real engine.
+
+mod common;
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::*;
+use engine::topology::{Accelerator, AcceleratorKind, Launch, Service};
+use mqueue::abi::{ABI_VERSION, kind, reason};
+use mqueue::{Consumer, Head, MappedMemory, Memory as _, Producer, Region, RegionPlan};
+use serval::runtime::{self, HostDevice, RuntimeError, Wish};
+use serval::server::{Server, ServerError};
+use sys::local::{Bell, BellPull, LocalListener, LocalSocket, wait_readable};
+use sys::{RegionOptions, SharedMemory};
+use wire::DropReason;
+use wire::attach::{
+    Bye, FromEngine, FromRuntime, Hello, MAGIC, MESSAGE_BYTES_MAX, Offer, Ready, VERSION,
+};
+
+/// A path that no other test uses.
+fn path(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("serval-attach-{}-{name}", std::process::id()))
+}
+
+/// A service on UDP and TCP whose kernel runs on `accelerator`.
+fn service(name: &str, accelerator: &str, kernel: &str, more: &str) -> String {
+    format!(
+        "[[service]]\nname = \"{name}\"\nlisten = [\"udp://127.0.0.1:0\", \"tcp://127.0.0.1:0\"]\n\
+         framing = \"length:u16\"\naccelerator = \"{accelerator}\"\nkernel = \"{kernel}\"\n{more}\n"
+    )
+}
+
+fn process(name: &str, more: &str) -> String {
+    format!("[[accelerator]]\nname = \"{name}\"\nkind = \"process\"\n{more}\n")
+}
+
+fn external(name: &str, at: &Path, more: &str) -> String {
+    process(name, &format!("launch = \"external\"\nattach = \"{}\"\n{more}", at.display()))
+}
+
+/// The processes that `parent` started and that still run.
+fn children(parent: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(process) = entry.file_name().to_string_lossy().parse() else { continue };
+        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
+        let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
+        let mut fields = rest.split(' ');
+        let (state, of) = (fields.next().unwrap(), fields.next().unwrap());
+        if of == parent.to_string() && state != "Z" {
+            found.push(process);
+        }
+    }
+    found
+}
+
+fn signal(process: u32, name: &str) {
+    let done = Command::new("kill").args(["-s", name, &process.to_string()]).status().unwrap();
+    assert!(done.success(), "kill -s {name} {process}");
+}
+
+/// The one runtime that an engine has started.
+fn runtime_of(served: &Served) -> u32 {
+    let mut found = Vec::new();
+    eventually("there is one runtime", || {
+        found = children(served.process.0.id());
+        found.len() == 1
+    });
+    found[0]
+}
+
+fn life(served: &Served, what: &str, service: &str, accelerator: &str) -> u64 {
+    let labels = format!("{{service=\"{service}\",accelerator=\"{accelerator}\"}}");
+    served.metric(&format!("serval_accelerator_{what}{labels}"))
+}
+
+/// Asks until there is an answer; it must be the right one.
+fn answers_again(client: &UdpSocket, salt: usize) {
+    client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let mut salt = salt * 1000;
+    eventually("the service answers again", || {
+        salt += 1;
+        let request = pattern(40, salt);
+        client.send(&request).unwrap();
+        let mut reply = [0; 100];
+        let Ok(len) = client.recv(&mut reply) else { return false };
+        reply[..len] == request
+    });
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+}
+
+/// Every request that was received has its outcome.
+fn balances(served: &Served, service: &str) {
+    let metric = |name: &str| served.metric(&format!("serval_{name}{{service=\"{service}\"}}"));
+    eventually("the accounts balance", || {
+        let lost: u64 = DropReason::ALL
+            .iter()
+            .filter(|reason| reason.scope() == wire::DropScope::Request)
+            .map(|reason| served.dropped(service, *reason))
+            .sum();
+        metric("outstanding_requests") == 0
+            && metric("requests_received_total") == metric("replies_total") + lost
+    });
+}
+
+fn framed(payload: &[u8]) -> Vec<u8> {
+    [&(payload.len() as u16).to_be_bytes()[..], payload].concat()
+}
+
+#[test]
+fn kernels_answer_right_and_their_process_sees_its_own_region_only() {
+    let image = "max_message_bytes = 784\n";
+    let config = process("apart", "threads = 2")
+        + "[[accelerator]]\nname = \"inside\"\n"
+        + &service("digits", "apart", "lenet", image)
+        + &service("echo", "apart", "echo", "")
+        + &service("check", "inside", "lenet", image);
+    let served = Served::start("attach-answers", "workers = 2", &config);
+    let client = |service: usize| udp_client(served.services[service][0]);
+    let (digits, echo, check) = (client(0), client(1), client(2));
+    for salt in 0..40 {
+        let picture = pattern(784, salt * 977);
+        assert_eq!(ask(&digits, &picture), ask(&check, &picture), "picture {salt}");
+        let message = pattern(1 + salt * 20, salt);
+        assert_eq!(ask(&echo, &message), message);
+    }
+    let mut stream = tcp_client(served.services[1][1]);
+    for salt in 0..40 {
+        let message = framed(&pattern(1 + salt, salt));
+        assert_eq!(exchange(&mut stream, &message, message.len()), message);
+    }
+    let runtimes = children(served.process.0.id());
+    assert_eq!(runtimes.len(), 2, "one for each service");
+    let mut seen = Vec::new();
+    for runtime in runtimes {
+        let maps = fs::read_to_string(format!("/proc/{runtime}/maps")).unwrap();
+        let mut regions: Vec<&str> = maps
+            .lines()
+            .filter_map(|line| line.split_once("memfd:").map(|(_, name)| name))
+            .collect();
+        regions.dedup();
+        assert_eq!(regions.len(), 1, "its own region and no other: {regions:?}");
+        seen.push(regions[0].to_owned());
+    }
+    seen.sort();
+    let expected = ["serval:digits:apart:1 (deleted)", "serval:echo:apart:1 (deleted)"];
+    assert_eq!(seen, expected);
+    assert_eq!(served.drain(), 0);
+}
+
+/// What a client under load saw.
+#[derive(Default)]
+struct Seen {
+    answered: AtomicU64,
+    wrong: AtomicU64,
+    closed: AtomicU64,
+}
+
+/// Sends datagrams that are numbered, until told to stop; each answer is one of them, once.
+fn datagram_load(server: SocketAddr, stop: &AtomicBool, seen: &Seen) {
+    let client = udp_client(server);
+    client.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    let mut waiting = std::collections::BTreeSet::new();
+    let mut number = 0_u64;
+    while !stop.load(Ordering::Relaxed) {
+        for _ in 0..8 {
+            number += 1;
+            waiting.insert(number);
+            client.send(&number.to_le_bytes()).unwrap();
+        }
+        let mut reply = [0; 100];
+        while let Ok(len) = client.recv(&mut reply) {
+            let right =
+                reply[..len].try_into().is_ok_and(|n| waiting.remove(&u64::from_le_bytes(n)));
+            let counter = if right { &seen.answered } else { &seen.wrong };
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Keeps a few requests under way on connections: each connection is answered in order until it ends.
+fn stream_load(server: SocketAddr, stop: &AtomicBool, seen: &Seen) {
+    let mut number = 0_u64;
+    while !stop.load(Ordering::Relaxed) {
+        // The port is open whatever becomes of runtimes.
+        let mut stream = tcp_client(server);
+        let first = number;
+        while !stop.load(Ordering::Relaxed) {
+            let batch: Vec<u8> = (0..4).flat_map(|i| framed(&(number + i).to_le_bytes())).collect();
+            let mut reply = vec![0; batch.len()];
+            if stream.write_all(&batch).is_err() {
+                break;
+            }
+            match stream.read_exact(&mut reply) {
+                Ok(()) if reply == batch => seen.answered.fetch_add(4, Ordering::Relaxed),
+                Ok(()) => seen.wrong.fetch_add(1, Ordering::Relaxed),
+                Err(_) => break,
+            };
+            number += 4;
+        }
+        number = first.max(number) + 1000;
+        seen.closed.fetch_add(1, Ordering::Relaxed);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Runs `disturb` under load on both transports; the ports stay open, no answer is wrong, the books balance.
+fn under_load(served: &Served, service: &str, disturb: impl FnOnce()) {
+    let (udp, tcp) = (served.services[0][0], served.services[0][1]);
+    let (stop, seen) = (AtomicBool::new(false), Seen::default());
+    thread::scope(|scope| {
+        scope.spawn(|| datagram_load(udp, &stop, &seen));
+        scope.spawn(|| stream_load(tcp, &stop, &seen));
+        eventually("the load flows", || seen.answered.load(Ordering::Relaxed) > 100);
+        disturb();
+        let before = seen.answered.load(Ordering::Relaxed);
+        eventually("the load flows again", || seen.answered.load(Ordering::Relaxed) > before + 100);
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(seen.wrong.load(Ordering::Relaxed), 0, "answers are right or missing");
+    balances(served, service);
+}
+
+/// `delay`: requests are with the runtime for long enough to be lost with it.
+const SLOW: &str = "params = { microseconds = 3000 }\nrequest_timeout_ms = 60000\n";
+
+#[test]
+fn a_runtime_that_is_killed_under_load_costs_what_was_with_it() {
+    let config = process("apart", "") + &service("slow", "apart", "delay", SLOW);
+    let served = Served::start("attach-killed", "", &config);
+    under_load(&served, "slow", || {
+        for round in 1..=3 {
+            let runtime = runtime_of(&served);
+            signal(runtime, "KILL");
+            eventually("the next life begins", || {
+                life(&served, "up", "slow", "apart") == 1
+                    && life(&served, "generation", "slow", "apart") == round + 1
+            });
+        }
+    });
+    assert_eq!(life(&served, "restarts_total", "slow", "apart"), 3);
+    // provokes: accelerator_lost
+    assert!(served.dropped("slow", DropReason::AcceleratorLost) > 0);
+    // provokes: no_accelerator
+    assert!(served.dropped("slow", DropReason::NoAccelerator) > 0);
+    assert_eq!(served.dropped("slow", DropReason::RequestTimeout), 0);
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn a_runtime_that_stands_still_under_load_is_replaced() {
+    let config = process("apart", "heartbeat_ms = 400") + &service("slow", "apart", "delay", SLOW);
+    let served = Served::start("attach-stalled", "", &config);
+    under_load(&served, "slow", || {
+        let runtime = runtime_of(&served);
+        signal(runtime, "STOP");
+        eventually("the next life begins", || {
+            life(&served, "up", "slow", "apart") == 1
+                && life(&served, "generation", "slow", "apart") == 2
+        });
+        // It was killed, although it could not act on it itself.
+        eventually("the old one is gone", || !children(served.process.0.id()).contains(&runtime));
+    });
+    // provokes: accelerator_stalled
+    assert!(served.dropped("slow", DropReason::AcceleratorStalled) > 0);
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn what_an_old_life_asked_a_backend_is_not_answered_to_the_next() {
+    let database = TcpListener::bind("127.0.0.1:0").unwrap();
+    let config = process("apart", "")
+        + &format!(
+            "[[service]]\nname = \"faces\"\nlisten = \"udp://127.0.0.1:0\"\n\
+             accelerator = \"apart\"\nkernel = \"faces\"\nmqueues = 1\n\
+             max_message_bytes = 1036\nrequest_timeout_ms = 60000\n\
+             [[service.backend]]\nname = \"db\"\nconnect = \"tcp://{}\"\n\
+             framing = \"memcached\"\ntimeout_ms = 60000\n",
+            database.local_addr().unwrap()
+        );
+    let served = Served::start("attach-backend", "", &config);
+    let client = udp_client(served.services[0][0]);
+    client.send(&faces::request(1, 1)).unwrap();
+    let (mut stream, _) = database.accept().unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut query = [0; "get face:\r\n".len() + 24];
+    stream.read_exact(&mut query).unwrap();
+    signal(runtime_of(&served), "KILL");
+    eventually("the next life begins", || {
+        life(&served, "up", "faces", "apart") == 1
+            && life(&served, "generation", "faces", "apart") == 2
+    });
+    client.send(&faces::request(2, 2)).unwrap();
+    stream.read_exact(&mut query).unwrap();
+    // To the first question there was no such picture; to the second one there is.
+    let key = std::str::from_utf8(&query[4..query.len() - 2]).unwrap();
+    let mut answers = format!("END\r\nVALUE {key} 0 1024\r\n").into_bytes();
+    answers.extend(faces::picture(2));
+    answers.extend(b"\r\nEND\r\n");
+    stream.write_all(&answers).unwrap();
+    let mut reply = [0; 100];
+    let len = client.recv(&mut reply).expect("a reply in time");
+    assert_eq!(faces::verdict(&reply[..len]).0, faces::MATCH);
+    assert_eq!(served.dropped("faces", DropReason::BackendLate), 1);
+    balances(&served, "faces");
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn only_the_engines_user_and_root_are_let_in() {
+    const NOBODY: u32 = 65_534;
+    if sys::process::user() != 0 {
+        eprintln!("SKIPPED: only root can become somebody else");
+        return;
+    }
+    let at = path("users");
+    let server = engine_at(&at, 60_000, |_| {});
+    // Without this the host kernel refuses before the engine can.
+    fs::set_permissions(&at, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+    command.arg("attach").arg(&at).arg("--once").uid(NOBODY).gid(NOBODY);
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => {
+            eprintln!("SKIPPED: nobody cannot run the program: {error}");
+            return;
+        }
+    };
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("processes of user 0 and root, not of user 65534"), "{text}");
+    assert!(!is_up(&server));
+}
+
+/// `serval attach` in a process of its own.
+fn attach(at: &Path, more: &[&str]) -> Peer {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+    command.arg("attach").arg(at).args(more).stdout(Stdio::null()).stderr(Stdio::null());
+    Peer::start(&mut command, "cargo builds it")
+}
+
+#[test]
+fn an_external_runtime_comes_stands_still_goes_and_comes_again() {
+    let at = path("external");
+    let config = external("out", &at, "heartbeat_ms = 400") + &service("echo", "out", "echo", "");
+    let served = Served::start("attach-external", "", &config);
+    let client = udp_client(served.services[0][0]);
+    client.send(b"nobody is there").unwrap();
+    eventually("the request is dropped", || served.dropped("echo", DropReason::NoAccelerator) == 1);
+    let mut runtime = attach(&at, &[]);
+    answers_again(&client, 1);
+    assert_eq!(life(&served, "generation", "echo", "out"), 1);
+
+    // It wakes up in a world where its life is over, and begins another one.
+    runtime.suspend();
+    eventually("it is lost", || life(&served, "up", "echo", "out") == 0);
+    runtime.signal("CONT");
+    eventually("it is back", || life(&served, "generation", "echo", "out") == 2);
+    answers_again(&client, 2);
+
+    runtime.stop();
+    eventually("it is gone", || life(&served, "up", "echo", "out") == 0);
+    let _next = attach(&at, &["--service", "echo", "--kernel", "echo"]);
+    answers_again(&client, 3);
+    assert_eq!(life(&served, "generation", "echo", "out"), 3);
+    balances(&served, "echo");
+    assert_eq!(served.drain(), 0);
+    assert!(!at.exists(), "the socket's file goes with the engine");
+}
+
+#[test]
+fn runtimes_end_with_their_engine_or_wait_for_the_next() {
+    let at = path("orphans");
+    let config = process("apart", "")
+        + &external("out", &at, "")
+        + &service("echo", "apart", "echo", "")
+        + &service("far", "out", "echo", "");
+    let mut served = Served::start("attach-orphans", "", &config);
+    let launched = runtime_of(&served);
+    let mut once = attach(&at, &["--once"]);
+    eventually("it serves", || life(&served, "up", "far", "out") == 1);
+    served.process.stop();
+    eventually("the launched one ends", || {
+        !Path::new(&format!("/proc/{launched}/maps")).exists() || {
+            fs::read_to_string(format!("/proc/{launched}/stat")).is_ok_and(|s| s.contains(") Z "))
+        }
+    });
+    let mut code = None;
+    eventually("the other one ends", || {
+        code = once.0.try_wait().unwrap();
+        code.is_some()
+    });
+    assert_eq!(code.unwrap().code(), Some(1), "with --once an engine that goes is an error");
+
+    // Without --once a runtime outlives engines.
+    let _patient = attach(&at, &[]);
+    let next = Served::start("attach-orphans-next", "", &config);
+    answers_again(&udp_client(next.services[1][0]), 1);
+    assert_eq!(next.drain(), 0);
+}
+
+/// A runtime that this test plays itself.
+struct Fake {
+    socket: LocalSocket,
+}
+
+/// What an engine offered to a [`Fake`].
+struct Place {
+    offer: Offer,
+    region: SharedMemoryRegion,
+    _bell: OwnedFd,
+}
+
+struct SharedMemoryRegion {
+    memory: MappedMemory,
+    rings: Vec<(Consumer<MappedMemory>, Producer<MappedMemory>)>,
+}
+
+impl Fake {
+    fn connect(at: &Path) -> Self {
+        let mut socket = None;
+        // Many at once have to wait until they are accepted.
+        eventually("the engine listens", || {
+            socket = LocalSocket::connect(at).ok();
+            socket.is_some()
+        });
+        Self { socket: socket.unwrap() }
+    }
+
+    fn hello(&self) {
+        let hello = Hello {
+            abi_version: ABI_VERSION,
+            process: std::process::id(),
+            kind: "test".into(),
+            service: String::new(),
+            kernel: String::new(),
+        };
+        self.say(&FromRuntime::Hello(hello).encode());
+    }
+
+    fn say(&self, bytes: &[u8]) {
+        // A hostile runtime does not mind that nobody listens any more.
+        let _ = self.socket.send(bytes, &[]);
+    }
+
+    /// The engine's next message; `None` when it has closed the connection.
+    fn hear(&self) -> Option<(FromEngine, Vec<OwnedFd>)> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut bytes = [0; MESSAGE_BYTES_MAX];
+        loop {
+            match self.socket.receive_descriptors(&mut bytes) {
+                Ok(Some((0, _))) | Err(_) => return None,
+                Ok(Some((len, files))) => {
+                    return Some((FromEngine::decode(&bytes[..len]).unwrap(), files));
+                }
+                Ok(None) => assert!(Instant::now() < deadline, "the engine says nothing"),
+            }
+            wait_readable(&[self.socket.as_fd()], Some(Duration::from_millis(100)));
+        }
+    }
+
+    fn refusal(&self) -> String {
+        match self.hear() {
+            Some((FromEngine::Refuse(why), _)) => why,
+            other => panic!("a refusal, not {other:?}"),
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.hear().is_none()
+    }
+
+    fn place(&self) -> Place {
+        let Some((FromEngine::Offer(offer), files)) = self.hear() else { panic!("an offer") };
+        let [region, bell]: [OwnedFd; 2] = files.try_into().unwrap();
+        let shared = SharedMemory::open(region, offer.region_bytes as usize, false).unwrap();
+        let memory = MappedMemory::new(std::sync::Arc::new(shared));
+        let mut region = Region::join(memory.clone()).unwrap();
+        let rings = (0..region.block_count()).map(|block| region.accelerator_ends(block)).collect();
+        Place { offer, region: SharedMemoryRegion { memory, rings }, _bell: bell }
+    }
+
+    /// A place, and blocks that are said to run.
+    fn serve(&self) -> Place {
+        self.hello();
+        let place = self.place();
+        let Offer { generation, blocks, .. } = place.offer;
+        self.say(&FromRuntime::Ready(Ready { generation, blocks }).encode());
+        place
+    }
+}
+
+impl SharedMemoryRegion {
+    /// The next request of any block: the block and the token.
+    fn request(&mut self) -> (usize, u64) {
+        let mut found = None;
+        eventually("a request comes", || {
+            for (block, (rx, _)) in self.rings.iter_mut().enumerate() {
+                if let Ok(Some(header)) = rx.peek() {
+                    rx.advance();
+                    rx.release();
+                    found = Some((block, header.token));
+                    return true;
+                }
+            }
+            false
+        });
+        found.unwrap()
+    }
+
+    fn reply(&mut self, block: usize, token: u64, payload: &[u8]) {
+        let head = Head { token, tag: 0, kind: kind::MESSAGE, status: 0 };
+        let tx = &mut self.rings[block].1;
+        // A ring that nobody reads fills up.
+        let _ = tx.push(head, payload);
+        tx.publish();
+    }
+}
+
+/// An engine in this process with one service whose runtimes attach at `at`.
+fn engine_at(at: &Path, heartbeat_ms: u64, change: impl FnOnce(&mut Service)) -> Server {
+    let mut service = Service::new("echo", vec![udp()], "echo");
+    service.request_timeout_ms = 60_000;
+    change(&mut service);
+    let mut topology = topology(vec![service]);
+    let launch = Launch::External { attach: at.to_owned() };
+    let kind = AcceleratorKind::Process { launch, heartbeat_ms };
+    topology.accelerators = vec![Accelerator { name: "out".into(), kind }];
+    start(topology)
+}
+
+fn is_up(server: &Server) -> bool {
+    server.metrics().lives[0].is_up()
+}
+
+#[test]
+fn answers_of_an_old_generation_reach_nobody() {
+    let at = path("generations");
+    let server = engine_at(&at, 60_000, |_| {});
+    let client = udp_client(address(&server, 0));
+    let first = Fake::connect(&at);
+    let mut old = first.serve();
+    eventually("it serves", || is_up(&server));
+    client.send(b"first").unwrap();
+    let (block, old_token) = old.region.request();
+    drop(first);
+    eventually("the request is lost", || dropped(&server, 0, DropReason::AcceleratorLost) == 1);
+
+    let second = Fake::connect(&at);
+    let mut new = second.serve();
+    assert_eq!((old.offer.generation, new.offer.generation), (1, 2));
+    eventually("it serves", || is_up(&server));
+    client.send(b"second").unwrap();
+    let (new_block, token) = new.region.request();
+    assert_ne!(old_token, token, "no life reuses a token of another");
+    // The old life still writes into its region, with its own token and with the new one's.
+    for _ in 0..100 {
+        old.region.reply(block, old_token, b"late");
+        old.region.reply(new_block, token, b"forged");
+    }
+    // An old token in the new region is nobody's.
+    new.region.reply(new_block, old_token, b"stale");
+    eventually("it is stale", || dropped(&server, 0, DropReason::StaleToken) == 1);
+    new.region.reply(new_block, token, b"right");
+    let mut reply = [0; 100];
+    let len = client.recv(&mut reply).unwrap();
+    assert_eq!(&reply[..len], b"right");
+    client.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    assert!(client.recv(&mut reply).is_err(), "and nothing else comes");
+    assert_eq!(dropped(&server, 0, DropReason::StaleToken), 1);
+    assert_accounts(&server);
+}
+
+#[test]
+fn whoever_breaks_the_conversation_is_shown_out_and_the_next_one_serves() {
+    let at = path("hostile");
+    let server = engine_at(&at, 60_000, |_| {});
+    let refused = |bytes: &[u8], why: &str| {
+        let fake = Fake::connect(&at);
+        fake.say(bytes);
+        let text = fake.refusal();
+        assert!(text.contains(why), "{text:?} says {why:?}");
+        assert!(fake.is_closed());
+    };
+    refused(b"GET / HTTP/1.1\r\n\r\n", "does not speak Serval's attach protocol");
+    let hello = |change: fn(&mut Hello)| {
+        let mut hello = Hello {
+            abi_version: ABI_VERSION,
+            process: 1,
+            kind: "test".into(),
+            service: String::new(),
+            kernel: String::new(),
+        };
+        change(&mut hello);
+        FromRuntime::Hello(hello).encode()
+    };
+    let mut other = hello(|_| {});
+    other[8] = VERSION as u8 + 1;
+    refused(&other, "use matching builds");
+    refused(&hello(|h| h.abi_version += 1), "use matching builds");
+    refused(&hello(|h| h.service = "digits".into()), "no service \"digits\": it has echo");
+    refused(&hello(|h| h.kernel = "lenet".into()), "kernel \"lenet\": they run echo");
+    refused(&FromRuntime::Ready(Ready { generation: 1, blocks: 4 }).encode(), "hello first");
+    refused(&[&hello(|_| {})[..], b"x"].concat(), "after its end");
+    refused(&vec![b'x'; MESSAGE_BYTES_MAX], "attach protocol");
+
+    // Those who leave at every step, and those who say nothing.
+    let silent = Fake::connect(&at);
+    for _ in 0..200 {
+        drop(Fake::connect(&at));
+    }
+    let wrongs: [(&str, Vec<u8>); 6] = [
+        ("protocol", FromRuntime::Ready(Ready { generation: 999, blocks: 4 }).encode()),
+        ("protocol", hello(|_| {})),
+        ("protocol", b"nonsense".to_vec()),
+        ("refused", FromRuntime::Bye(Bye { reason: reason::REFUSED, text: "no".into() }).encode()),
+        ("unknown", FromRuntime::Bye(Bye { reason: u64::MAX, text: String::new() }).encode()),
+        ("lost", Vec::new()),
+    ];
+    for (generation, (word, bytes)) in (1..).zip(wrongs) {
+        let fake = Fake::connect(&at);
+        fake.hello();
+        let place = fake.place();
+        assert_eq!(place.offer.generation, generation, "each offer is of a new life");
+        if bytes.is_empty() {
+            drop(fake);
+        } else {
+            fake.say(&bytes);
+            assert!(fake.is_closed());
+        }
+        eventually("the seat is free", || server.metrics().lives[0].ended() == generation - 1);
+        assert_eq!(server.metrics().lives[0].last_end(), word);
+    }
+    assert!(silent.is_closed(), "who says nothing is shown out");
+
+    // A place is for one; whoever has it keeps it.
+    let fake = Fake::connect(&at);
+    let _place = fake.serve();
+    eventually("it serves", || is_up(&server));
+    refused(&hello(|_| {}), "has a runtime for each of its services");
+    fake.say(&hello(|_| {}));
+    assert!(fake.is_closed(), "saying hello twice ends a life");
+
+    let cancel = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let wish = Wish::default();
+            runtime::attach(&at, &wish, &mut HostDevice::new(1, Vec::new()), false, &cancel)
+        });
+        answers_again(&udp_client(address(&server, 0)), 1);
+        cancel.store(true, Ordering::Relaxed);
+    });
+    assert_accounts(&server);
+}
+
+#[test]
+fn garbage_in_a_region_ends_that_life_only() {
+    let at = path("garbage");
+    let server = engine_at(&at, 60_000, |service| service.slots = 8);
+    let client = udp_client(address(&server, 0));
+    let mut random = Random::new(7);
+    for round in 0..6 {
+        let fake = Fake::connect(&at);
+        let place = fake.serve();
+        eventually("it serves", || is_up(&server));
+        for salt in 0..20 {
+            client.send(&pattern(20, salt)).unwrap();
+        }
+        // Everything but the header, which nobody reads again: words, directory, rings, slots.
+        let memory = &place.region.memory;
+        let words = memory.len_bytes() as usize / 8;
+        for _ in 0..20_000 {
+            let at = 8 * (16 + random.below(words - 16)) as u64;
+            memory.store(at, random.next(), mqueue::memory::Ordering::Relaxed);
+        }
+        eventually("its life ends", || !is_up(&server));
+        let life = &server.metrics().lives[0];
+        assert_eq!(life.ended(), round + 1);
+        let known = ["ring_corrupt", "unknown", "stopped", "returned", "hung"];
+        assert!(known.contains(&life.last_end()) || life.last_end() == "contract broken");
+        assert!(fake.is_closed());
+    }
+    let mut runtime = attach(&at, &[]);
+    answers_again(&client, 9);
+    runtime.stop();
+    eventually("it is gone", || !is_up(&server));
+    assert_accounts(&server);
+}
+
+#[test]
+fn an_engine_that_offers_nonsense_is_told_apart_in_one_sentence() {
+    let at = path("false-engine");
+    let listener = LocalListener::bind(&at).unwrap();
+    let plan =
+        |generation| RegionPlan { generation, ..Service::new("a", vec![], "echo").region_plan(1) };
+    let bytes = plan(1).bytes().unwrap() as usize;
+    let region = |generation| {
+        let memory = SharedMemory::create("serval-test", bytes, &RegionOptions::default()).unwrap();
+        let memory = std::sync::Arc::new(memory);
+        Region::format(MappedMemory::new(memory.clone()), &plan(generation)).unwrap();
+        memory
+    };
+    let (_pull, bell) = BellPull::new().unwrap();
+    let other = Bell::new().unwrap();
+    let good = region(1);
+    let bare = SharedMemory::create("serval-test", bytes, &RegionOptions::default()).unwrap();
+    let later = region(2);
+    let offer = |kernel: &str, region_bytes: usize| {
+        let offer = Offer {
+            generation: 1,
+            region_bytes: region_bytes as u64,
+            blocks: 4,
+            heartbeat_ms: 1000,
+            service: "a".into(),
+            accelerator: "acc0".into(),
+            kernel: kernel.into(),
+            params: Vec::new(),
+        };
+        FromEngine::Offer(offer).encode()
+    };
+    let mut newer = offer("echo", bytes);
+    newer[8] = VERSION as u8 + 1;
+    let cases: Vec<(&str, Vec<u8>, Vec<std::os::fd::BorrowedFd<'_>>)> = vec![
+        ("without the 2 descriptors", offer("echo", bytes), vec![]),
+        ("without the 2 descriptors", offer("echo", bytes), vec![good.fd()]),
+        ("not a region", offer("echo", bytes), vec![other.as_fd(), bell.as_fd()]),
+        ("not a region", offer("echo", 4096), vec![good.fd(), bell.as_fd()]),
+        ("not a Serval region", offer("echo", bytes), vec![bare.fd(), bell.as_fd()]),
+        ("of another life", offer("echo", bytes), vec![later.fd(), bell.as_fd()]),
+        ("no kernel `nothing` is built in", offer("nothing", bytes), vec![good.fd(), bell.as_fd()]),
+        ("use matching builds", newer, vec![good.fd(), bell.as_fd()]),
+        ("attach protocol", MAGIC.to_le_bytes().to_vec(), vec![]),
+        ("refuses: come later", FromEngine::Refuse("come later".into()).encode(), vec![]),
+        ("stopping", FromEngine::Stop { drain_ms: 1 }.encode(), vec![]),
+        ("closed the connection", Vec::new(), vec![]),
+    ];
+    for (why, message, descriptors) in cases {
+        let found = thread::scope(|scope| {
+            let runtime = scope.spawn(|| {
+                let cancel = AtomicBool::new(false);
+                let mut device = HostDevice::new(1, Vec::new());
+                runtime::attach(&at, &Wish::default(), &mut device, true, &cancel)
+            });
+            let mut socket = None;
+            eventually("the runtime comes", || {
+                socket = listener.accept().unwrap();
+                socket.is_some()
+            });
+            if !message.is_empty() {
+                socket.as_ref().unwrap().send(&message, &descriptors).unwrap();
+            } else {
+                drop(socket.take());
+            }
+            runtime.join().unwrap()
+        });
+        let error = found.expect_err("nobody serves an engine like that").to_string();
+        assert!(error.contains(why), "{error:?} says {why:?}");
+        assert!(!error.contains('\n'), "one sentence: {error:?}");
+    }
+    drop(listener);
+    let cancel = AtomicBool::new(false);
+    let mut device = HostDevice::new(1, Vec::new());
+    let nobody = runtime::attach(&at, &Wish::default(), &mut device, true, &cancel);
+    assert!(matches!(nobody, Err(RuntimeError::Connect { .. })));
+}
+
+/// A runtime that cannot start is an error of the engine's start; one that cannot any more is tried again,
+/// less and less often, and comes back when it can.
+#[test]
+fn a_crash_loop_is_seen_and_left_behind() {
+    let flag = path("broken");
+    let script = path("program.sh");
+    let binary = env!("CARGO_BIN_EXE_serval");
+    let text = format!("#!/bin/sh\n[ -e {} ] && exit 7\nexec {binary} \"$@\"\n", flag.display());
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let topology = || {
+        let mut topology = topology(vec![Service::new("echo", vec![udp()], "echo")]);
+        let program = Some(script.clone());
+        let launch = Launch::Engine { program, threads: 1, cores: Vec::new() };
+        let kind = AcceleratorKind::Process { launch, heartbeat_ms: 10_000 };
+        topology.accelerators = vec![Accelerator { name: "apart".into(), kind }];
+        topology
+    };
+    fs::write(&flag, "").unwrap();
+    let Err(error) = Server::start(topology()) else { panic!("it cannot start") };
+    assert!(matches!(error, ServerError::Runtime { .. }));
+    assert!(error.to_string().contains("its process ended with code 7"), "{error}");
+
+    fs::remove_file(&flag).unwrap();
+    let server = start(topology());
+    let client = udp_client(address(&server, 0));
+    answers_again(&client, 1);
+    fs::write(&flag, "").unwrap();
+    for runtime in children(std::process::id()) {
+        // Other tests of this process have runtimes too; only this one's goes by the script's service.
+        let maps = fs::read_to_string(format!("/proc/{runtime}/maps")).unwrap_or_default();
+        if maps.contains("serval:echo:apart:") {
+            signal(runtime, "KILL");
+        }
+    }
+    let metrics = server.metrics();
+    let life = &metrics.lives[0];
+    let mut times = vec![Instant::now()];
+    while times.len() < 5 {
+        let ended = times.len() as u64;
+        eventually("it is tried again", || life.ended() >= ended);
+        times.push(Instant::now());
+    }
+    let pause = |i: usize| times[i + 1] - times[i];
+    assert!(pause(3) > pause(1), "pauses grow: {times:?}");
+    assert!(!life.is_up());
+    client.send(b"nobody").unwrap();
+    eventually("requests are dropped", || dropped(&server, 0, DropReason::NoAccelerator) > 0);
+    fs::remove_file(&flag).unwrap();
+    answers_again(&client, 2);
+    assert_accounts(&server);
+    assert!(server.shutdown().is_clean());
+    fs::remove_file(&script).unwrap();
+}
+
+#[test]
+fn a_kernel_that_cannot_run_is_an_error_of_the_start() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let file = folder.join("attach-no-kernel.toml");
+    let library = folder.join("attach-no-kernel.so");
+    fs::write(&library, "no library").unwrap();
+    let config = format!("schema = 1\n{}", process("apart", ""))
+        + &service("broken", "apart", library.to_str().unwrap(), "");
+    fs::write(&file, config).unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_serval")).arg("serve").arg(&file).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("its runtime did not start") && text.contains("cannot be loaded"),
+        "{text}"
+    );
+}
