@@ -293,7 +293,7 @@ fn what_an_old_life_asked_a_backend_is_not_answered_to_the_next() {
     client.send(&faces::request(1, 1)).unwrap();
     let (mut stream, _) = database.accept().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut query = [0; "get face:\r\n".len() + 24];
+    let mut query = [0; "mg face: k v\r\n".len() + 24];
     stream.read_exact(&mut query).unwrap();
     signal(runtime_of(&served), "KILL");
     eventually("the next life begins", || {
@@ -303,10 +303,10 @@ fn what_an_old_life_asked_a_backend_is_not_answered_to_the_next() {
     client.send(&faces::request(2, 2)).unwrap();
     stream.read_exact(&mut query).unwrap();
     // To the first question there was no such picture; to the second one there is.
-    let key = std::str::from_utf8(&query[4..query.len() - 2]).unwrap();
-    let mut answers = format!("END\r\nVALUE {key} 0 1024\r\n").into_bytes();
+    let key = std::str::from_utf8(&query[3..query.len() - " k v\r\n".len()]).unwrap();
+    let mut answers = format!("EN\r\nVA 1024 k{key}\r\n").into_bytes();
     answers.extend(faces::picture(2));
-    answers.extend(b"\r\nEND\r\n");
+    answers.extend(b"\r\n");
     stream.write_all(&answers).unwrap();
     let mut reply = [0; 100];
     let len = client.recv(&mut reply).expect("a reply in time");
@@ -638,7 +638,7 @@ fn whoever_breaks_the_conversation_is_shown_out_and_the_next_one_serves() {
             fake.say(&bytes);
             assert!(fake.is_closed());
         }
-        eventually("the seat is free", || server.metrics().lives[0].ended() == generation - 1);
+        eventually("the seat is free", || server.metrics().lives[0].ended() == generation);
         assert_eq!(server.metrics().lives[0].last_end(), word);
     }
     assert!(silent.is_closed(), "who says nothing is shown out");
@@ -703,7 +703,7 @@ fn an_engine_that_offers_nonsense_is_told_apart_in_one_sentence() {
     let listener = LocalListener::bind(&at).unwrap();
     let plan =
         |generation| RegionPlan { generation, ..Service::new("a", vec![], "echo").region_plan(1) };
-    let bytes = plan(1).bytes().unwrap() as usize;
+    let bytes = plan(1).bytes().unwrap().next_multiple_of(4096) as usize;
     let region = |generation| {
         let memory = SharedMemory::create("serval-test", bytes, &RegionOptions::default()).unwrap();
         let memory = std::sync::Arc::new(memory);
@@ -734,7 +734,7 @@ fn an_engine_that_offers_nonsense_is_told_apart_in_one_sentence() {
         ("without the 2 descriptors", offer("echo", bytes), vec![]),
         ("without the 2 descriptors", offer("echo", bytes), vec![good.fd()]),
         ("not a region", offer("echo", bytes), vec![other.as_fd(), bell.as_fd()]),
-        ("not a region", offer("echo", 4096), vec![good.fd(), bell.as_fd()]),
+        ("is the limit", offer("echo", 4096), vec![good.fd(), bell.as_fd()]),
         ("not a Serval region", offer("echo", bytes), vec![bare.fd(), bell.as_fd()]),
         ("of another life", offer("echo", bytes), vec![later.fd(), bell.as_fd()]),
         ("no kernel `nothing` is built in", offer("nothing", bytes), vec![good.fd(), bell.as_fd()]),
@@ -742,7 +742,7 @@ fn an_engine_that_offers_nonsense_is_told_apart_in_one_sentence() {
         ("attach protocol", MAGIC.to_le_bytes().to_vec(), vec![]),
         ("refuses: come later", FromEngine::Refuse("come later".into()).encode(), vec![]),
         ("stopping", FromEngine::Stop { drain_ms: 1 }.encode(), vec![]),
-        ("closed the connection", Vec::new(), vec![]),
+        ("the engine is gone", Vec::new(), vec![]),
     ];
     for (why, message, descriptors) in cases {
         let found = thread::scope(|scope| {
