@@ -534,7 +534,7 @@ fn engine_at(at: &Path, heartbeat_ms: u64, change: impl FnOnce(&mut Service)) ->
     change(&mut service);
     let mut topology = topology(vec![service]);
     let launch = Launch::External { attach: at.to_owned() };
-    let kind = AcceleratorKind::Process { launch, heartbeat_ms };
+    let kind = AcceleratorKind::Process { launch, heartbeat_ms, gpu: None };
     topology.accelerators = vec![Accelerator { name: "out".into(), kind }];
     start(topology)
 }
@@ -788,7 +788,7 @@ fn a_crash_loop_is_seen_and_left_behind() {
         let mut topology = topology(vec![Service::new("echo", vec![udp()], "echo")]);
         let program = Some(script.clone());
         let launch = Launch::Engine { program, threads: 1, cores: Vec::new() };
-        let kind = AcceleratorKind::Process { launch, heartbeat_ms: 10_000 };
+        let kind = AcceleratorKind::Process { launch, heartbeat_ms: 10_000, gpu: None };
         topology.accelerators = vec![Accelerator { name: "apart".into(), kind }];
         topology
     };
