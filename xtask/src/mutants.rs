@@ -160,6 +160,27 @@ const MUTANTS: &[Mutant] = &[
         "what did not fit one read is never read",
         &["crates/sim/tests/promises.rs::a_read_that_fills_the_buffer_is_followed_by_another"],
     ),
+    // Limits.
+    mutant(
+        "allocate_for_reply",
+        "a reply on a stream allocates",
+        &["crates/serval/tests/allocation.rs::datagrams_and_streams"],
+    ),
+    mutant(
+        "hoard_memory",
+        "a connection leaves memory behind",
+        &["crates/serval/tests/limits.rs::connections_come_and_go_in_every_way_and_leave_nothing"],
+    ),
+    mutant(
+        "shed_silently",
+        "a datagram that finds no place is not counted",
+        &["crates/serval/tests/crowd.rs::the_books_agree_when_much_is_lost"],
+    ),
+    mutant(
+        "spin_without_descriptors",
+        "a worker that is short of descriptors tries again at once, for ever",
+        &["crates/serval/tests/limits.rs::a_listener_without_a_descriptor_does_not_spin"],
+    ),
     // Backends.
     mutant(
         "forget_late_answer",
@@ -330,7 +351,8 @@ fn compile(
     command.args(["test", "--no-run", "--message-format=json-render-diagnostics"]).args(flags);
     command.args(["--package", "serval-mutants", "--features", FEATURE]);
     for package in places.iter().map(|(package, _)| package).collect::<BTreeSet<_>>() {
-        command.args(["--package", &package.replace("crates/", "serval-")]);
+        let name = package.replace("crates/", "serval-");
+        command.args(["--package", if name == "serval-serval" { "serval" } else { &name }]);
     }
     for target in places.iter().map(|(_, target)| target).collect::<BTreeSet<_>>() {
         if target == "lib" {

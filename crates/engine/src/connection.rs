@@ -199,6 +199,9 @@ impl Connection {
             self.output = pool.take();
         }
         encode(&mut self.output)?;
+        if mutants::on("allocate_for_reply") {
+            drop(std::hint::black_box(self.output.clone()));
+        }
         self.owe(Some(payload));
         self.open -= 1;
         if self.ordered {
@@ -426,6 +429,9 @@ impl Connections {
             window,
             ..entry.next_life()
         };
+        if mutants::on("hoard_memory") {
+            std::mem::forget(vec![1_u8; 4096]);
+        }
         self.open += 1;
         self.sums[service as usize].open += 1;
         key

@@ -99,6 +99,7 @@ impl<N: Nic> Worker<N> {
             received_bytes += payload.len() as u64;
             if let Err(Refusal::Drop(reason) | Refusal::Hold(reason)) =
                 self.submit(service, arrival, payload)
+                && !mutants::on("shed_silently")
             {
                 self.lanes[service].counters.drop_one(reason);
             }

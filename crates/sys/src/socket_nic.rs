@@ -461,7 +461,10 @@ impl Nic for SocketNic {
         let slept = sleep_ns > 0 && !self.streams.owes();
         self.streams.take_owed(events);
         if slept {
-            let sleep_ns = if self.stalled_polls > 0 { sleep_ns.min(STALLED_NS) } else { sleep_ns };
+            let stalled = self.stalled_polls > 0;
+            let spins = stalled && mutants::on("spin_without_descriptors");
+            let stalled_ns = if spins { 0 } else { STALLED_NS };
+            let sleep_ns = if stalled { sleep_ns.min(stalled_ns) } else { sleep_ns };
             let ports = &self.sleeping_ports;
             let count = self.poller.sleep(sleep_ns, |position| {
                 events.push(Event::Datagrams(ports[position]));
