@@ -261,11 +261,6 @@ impl Model {
         self.behaviour.remote || self.ghost
     }
 
-    /// How the blocks behave.
-    pub fn behaviour(&self) -> Behaviour {
-        self.behaviour
-    }
-
     /// Changes the behaviour from now on; blocks that stopped stay stopped.
     pub fn set_behaviour(&mut self, behaviour: Behaviour) {
         self.behaviour = behaviour;

@@ -21,6 +21,11 @@ impl Plan {
         datagrams.map(|c| &c.taste).chain(streams).chain(memory.map(|c| &c.taste))
     }
 
+    /// Whether another version of the service takes its place.
+    pub fn is_reloaded(&self, service: usize) -> bool {
+        self.reloads.iter().any(|reload| reload.service == service)
+    }
+
     /// Whether shared-memory clients of a service leave or are thrown out, and whether they scribble.
     fn memory_faults(&self, service: usize) -> (bool, bool) {
         let of_service = self.memory_clients.iter().filter(move |c| c.service == service);
@@ -46,6 +51,8 @@ impl Plan {
         let deaf = self.streams(service).any(|c| c.manner.read_max == 0);
         let taste = |rate: fn(&Taste) -> u32| self.tastes(service).any(|t| rate(t) > 0);
         let (left, hostile) = self.memory_faults(service);
+        let reloaded = self.is_reloaded(service);
+        let mut reloads = self.reloads.iter().filter(|reload| reload.service == service);
         let wicked = !self.sound[service];
         let backends = !spec.backends.is_empty();
         let corrupt = faults.corrupt > 0 && datagrams;
@@ -77,7 +84,10 @@ impl Plan {
             (R::QueueTime, spec.queue_us_max > 0),
             // Even a sound backend may be out of reach for a while, and requests queue behind it.
             (R::RequestTimeout, wicked || backends),
-            (R::StaleToken, wicked || backends),
+            (R::StaleToken, wicked || backends || reloaded),
+            (R::DrainTimeout, reloaded),
+            // Connections that do not move over are read no further.
+            (R::Draining, reloads.any(|reload| !reload.keeps_connections)),
             (R::BadLength, drops),
             (R::KernelDrop, drops),
             (R::ConsumedDrop, drops && none),
@@ -117,6 +127,7 @@ impl Plan {
         let gone = counted.dropped(DropReason::ClientGone);
         let reasons = counted.dropped_requests() - gone + counted.dropped(DropReason::BadFraming);
         let left = self.memory_faults(service).0
+            || self.is_reloaded(service)
             || self.streams(service).any(|c| c.manner.fates.are_rough());
         first.or((gone > 0 && reasons == 0 && !left).then_some(DropReason::ClientGone))
     }

@@ -135,6 +135,8 @@ faults! {
     MemoryKind = "memory-kind";
     /// A shared-memory client overwrites any words of its region.
     MemoryScribble = "memory-scribble";
+    /// A service is replaced by another version of it.
+    Reload = "reload";
     /// The workers stand still for milliseconds.
     Pause = "pause";
     /// The drain begins under load.

@@ -34,6 +34,7 @@ impl Plan {
         }
         match fault {
             Fault::Restart => self.rebirths.clear(),
+            Fault::Reload => self.reloads.clear(),
             Fault::Pause => self.pause_one_in = u64::MAX,
             Fault::EarlyDrain => self.drain_at = None,
             Fault::RingWrap => self.setup.ring_start = 0,

@@ -54,7 +54,7 @@ impl Rebirth {
     }
 
     /// The runtime ends.
-    pub fn begin<N: Nic<Socket = SimSocket>>(&mut self, world: &mut World<N>) {
+    pub fn begin<N: Nic<Socket = SimSocket, Port = ()>>(&mut self, world: &mut World<N>) {
         lock(&world.net).struck.one(Fault::Restart);
         let reason = match self.stalled {
             true => DropReason::AcceleratorStalled,
@@ -65,7 +65,7 @@ impl Rebirth {
     }
 
     /// Goes on, if it is time.
-    pub fn step<N: Nic<Socket = SimSocket>>(&mut self, world: &mut World<N>) {
+    pub fn step<N: Nic<Socket = SimSocket, Port = ()>>(&mut self, world: &mut World<N>) {
         let now_ns = world.now_ns();
         let Some((step, _)) = self.due.filter(|(_, at_ns)| *at_ns <= now_ns) else { return };
         self.due = Some(match step {
@@ -87,14 +87,11 @@ impl Rebirth {
     }
 }
 
-impl<N: Nic<Socket = SimSocket>> World<N> {
+impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     /// Every worker hears that nobody runs an accelerator's blocks any more.
     pub fn lose(&mut self, service: usize, accelerator: usize, reason: DropReason) {
-        self.tell_lives(|| LifeNews::Ended {
-            service: service as u16,
-            accelerator: accelerator as u16,
-            reason,
-        });
+        let service = self.slot_of(service);
+        self.tell_lives(|| LifeNews::Ended { service, accelerator: accelerator as u16, reason });
     }
 
     /// Makes the region of an accelerator's next life and gives every worker its share. Its blocks wait
@@ -113,7 +110,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
             lock(&ghost).become_ghost();
             self.ghosts.push(ghost);
             let attachment = Attachment { blocks: Box::new(ModelBlocks(model)), ends };
-            let (service, accelerator) = (service as u16, accelerator as u16);
+            let (service, accelerator) = (self.slot_of(service), accelerator as u16);
             let news = LifeNews::Next { service, accelerator, attachment };
             self.fabric.tell_life(worker as u16, news);
         }
@@ -121,10 +118,13 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
 
     /// Every worker hears that an accelerator's blocks run.
     pub fn revive(&mut self, service: usize, accelerator: usize) {
-        self.tell_lives(|| LifeNews::Began {
-            service: service as u16,
-            accelerator: accelerator as u16,
-        });
+        let service = self.slot_of(service);
+        self.tell_lives(|| LifeNews::Began { service, accelerator: accelerator as u16 });
+    }
+
+    /// What the workers call the service. None is being replaced meanwhile.
+    fn slot_of(&self, service: usize) -> u16 {
+        *self.slots[service].last().expect("every service of a plan runs")
     }
 
     fn tell_lives(&self, news: impl Fn() -> LifeNews) {
@@ -135,7 +135,9 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
 
     /// Where the model of an accelerator's blocks on a worker is in the list.
     fn place_of(&self, worker: usize, service: usize, accelerator: usize) -> usize {
-        let of_seat = (0..self.models.len()).filter(|m| self.seats[*m] == (worker, service));
+        let slot = self.slot_of(service);
+        let of_seat = (0..self.models.len())
+            .filter(|m| self.seats[*m] == (worker, service) && self.model_slots[*m] == slot);
         let mut of_accelerator =
             of_seat.filter(|m| lock(&self.models[*m]).accelerator() == accelerator);
         of_accelerator.next().expect("every worker has a share of every accelerator")

@@ -48,6 +48,8 @@ pub struct Plan {
     pub pause_one_in: u64,
     /// The turn under load after which the drain begins; `None`: when all is quiet.
     pub drain_at: Option<u32>,
+    /// Services that are replaced under load.
+    pub reloads: Vec<Reload>,
     /// Accelerators that go and come back under load.
     pub rebirths: Vec<Rebirth>,
     /// Before a drain that is not early, everything must serve again.
@@ -58,6 +60,23 @@ pub struct Plan {
     pub sound: Vec<bool>,
     /// Randomness of the run itself.
     pub rng: Rng,
+}
+
+/// A service that is replaced by another version of itself, with other queues.
+#[derive(Clone, Copy, Debug)]
+pub struct Reload {
+    /// The service.
+    pub service: usize,
+    /// The first turn under load after which it may happen.
+    pub turn: u32,
+    /// Slots of the new version's mqueues.
+    pub slots: u32,
+    /// Its connections move over.
+    pub keeps_connections: bool,
+    /// How long the old version may take for what it has, in nanoseconds.
+    pub drain_ns: u64,
+    /// It has begun.
+    pub begun: bool,
 }
 
 impl Plan {
@@ -109,6 +128,7 @@ impl Plan {
             stride_ns: rng.pick(&[(0, 3 * US), (0, 30 * US), (5 * US, 300 * US)]),
             pause_one_in: rng.pick(&[50, 400, u64::MAX]),
             drain_at: rng.chance(300).then(|| rng.below(turns.into()) as u32),
+            reloads: Vec::new(),
             rebirths: Vec::new(),
             probe: rng.chance(500),
             drain_ns: rng.pick(&[0, 5 * MS, 3000 * MS]),
@@ -118,6 +138,9 @@ impl Plan {
         };
         plan.add_clients(&mut rng);
         plan.add_memory_clients(&mut rng);
+        if rng.chance(300) {
+            plan.add_reloads(&mut rng);
+        }
         if let Some(wicked) = wicked.filter(|_| rng.chance(500)) {
             plan.add_rebirths(&mut rng, wicked);
         }
@@ -149,6 +172,25 @@ impl Plan {
                 let taste = Taste { too_long: 0, junk: 0, ..taste };
                 let rng = rng.fork();
                 self.add_memory_client(service, taste, rng);
+            }
+        }
+    }
+
+    /// Services are replaced. Those of shared-memory clients are not: who lets such clients in is outside
+    /// the engine.
+    fn add_reloads(&mut self, rng: &mut Rng) {
+        for _ in 0..rng.between(1, 2) {
+            let service = rng.below(self.setup.topology.services.len() as u64) as usize;
+            let reload = Reload {
+                service,
+                turn: rng.below(self.turns.into()) as u32,
+                slots: rng.pick(&[1, 2, 8, 64]),
+                keeps_connections: rng.chance(700),
+                drain_ns: rng.pick(&[0, 5 * MS, 3000 * MS]),
+                begun: false,
+            };
+            if self.setup.topology.services[service].memory_ports.is_empty() {
+                self.reloads.push(reload);
             }
         }
     }

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use engine::topology::Replies;
 use wire::DropReason;
+use wire::framing::Framing;
 use wire::nic::{Nic, PortIndex, Transport};
 
 use crate::backend::BackendHabits;
@@ -23,10 +24,12 @@ use crate::world::client_address;
 const MS: u64 = 1_000_000;
 /// Longest time until the engine has noticed that everybody left, and until the probes are answered.
 const PATIENCE_NS: u64 = 5_000 * MS;
+/// Enough for the replies that a probe gets early.
+const EARLY_BYTES: usize = 1 << 20;
 /// Requests of a probe.
 const REQUESTS: u32 = 3;
 
-impl<N: Nic<Socket = SimSocket>> Run<N> {
+impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
     /// See the module's text.
     pub(crate) fn probe(&mut self) -> Result<(), String> {
         self.heal_everything();
@@ -39,6 +42,13 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
             let (port, ip) = (port as PortIndex, listen.address.ip());
             match listen.transport {
                 Transport::Udp => self.send_datagrams(service, port, ip, taste),
+                // Pieces of a raw stream are requests of their own: replies that come early need room.
+                Transport::Tcp
+                    if taste.framing == Framing::Raw
+                        && topology.limits.early_reply_bytes < EARLY_BYTES =>
+                {
+                    continue;
+                }
                 Transport::Tcp => self.connect(service, port, taste),
             }
             self.until_served(service)?;
@@ -57,7 +67,7 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
         self.until(service, "does not serve a fresh request after the faults", |run| {
             let served = match replies {
                 Replies::One => run.is_answered(),
-                Replies::None => run.served(service) == wanted,
+                Replies::None => run.served(service) >= wanted,
             };
             served && run.world.check_quiet().is_ok()
         })?;
@@ -99,11 +109,6 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
         }
         drop(net);
         self.dismiss_clients();
-        for model in &self.world.models {
-            let mut model = lock(model);
-            let sound = model.behaviour().sound();
-            model.set_behaviour(sound);
-        }
     }
 
     /// The accelerators of services that misbehaved start new lives.

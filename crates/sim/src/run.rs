@@ -87,7 +87,7 @@ pub fn simulate(case: impl Into<Case>, trace: bool) -> Result<Report, Violation>
 }
 
 /// The same with something put between the workers and their network (for tests of the checks).
-pub fn simulate_with<N: Nic<Socket = SimSocket>>(
+pub fn simulate_with<N: Nic<Socket = SimSocket, Port = ()>>(
     case: impl Into<Case>,
     trace: bool,
     wrap: impl Fn(SimNic) -> N,
@@ -103,13 +103,13 @@ pub fn simulate_with<N: Nic<Socket = SimSocket>>(
 }
 
 /// A run on its way.
-pub(crate) struct Run<N: Nic<Socket = SimSocket>> {
+pub(crate) struct Run<N: Nic<Socket = SimSocket, Port = ()>> {
     pub(crate) plan: Plan,
     pub(crate) world: World<N>,
     pub(crate) rng: Rng,
 }
 
-impl<N: Nic<Socket = SimSocket>> Run<N> {
+impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
     fn new(mut plan: Plan, trace: bool, wrap: impl Fn(SimNic) -> N) -> Self {
         if trace {
             eprintln!("{plan:#?}");
@@ -167,9 +167,7 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
             lock(&self.world.net).struck.one(Fault::RingWrap);
         }
         for turn in 0..turns {
-            for rebirth in self.plan.rebirths.iter_mut().filter(|r| r.turn == turn) {
-                rebirth.begin(&mut self.world);
-            }
+            self.begin_changes(turn);
             let (low, high) = self.plan.stride_ns;
             let mut stride_ns = self.rng.between(low, high);
             if self.plan.pause_one_in < u64::MAX && self.rng.below(self.plan.pause_one_in) == 0 {
@@ -179,14 +177,39 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
             self.world.advance(stride_ns);
             self.peers();
             let worker = self.rng.below(self.world.workers.len() as u64) as usize;
+            if !self.world.is_changed() && self.rng.chance(300) {
+                self.world.follow(worker);
+            }
             if self.world.is_awake(worker) {
                 self.world.turn(worker);
                 self.world.check()?;
-            } else {
+            } else if self.world.is_changed() {
                 self.skip_idle_time();
             }
         }
         self.check_drops()
+    }
+
+    /// Accelerators go, services are replaced: one such change at a time.
+    fn begin_changes(&mut self, turn: u32) {
+        let Self { plan, world, .. } = self;
+        for number in 0..plan.rebirths.len() {
+            let waits = plan.rebirths[number].due.is_none() && plan.rebirths[number].turn <= turn;
+            if waits && world.is_changed() {
+                plan.rebirths[number].begin(world);
+            }
+        }
+        if !world.is_changed() || plan.rebirths.iter().any(|r| r.is_under_way()) {
+            return;
+        }
+        let due = plan.reloads.iter_mut().find(|r| !r.begun && r.turn <= turn);
+        if let Some(reload) = due {
+            reload.begun = true;
+            lock(&world.net).struck.one(Fault::Reload);
+            let mut spec = world.topology().services[reload.service].clone();
+            spec.slots = reload.slots;
+            world.put(spec, reload.service, reload.keeps_connections, reload.drain_ns);
+        }
     }
 
     /// When everybody waits, waiting is over.
@@ -236,6 +259,9 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
         let mut order: Vec<usize> = (0..self.world.workers.len()).collect();
         self.rng.shuffle(&mut order);
         for worker in order {
+            if !self.world.is_changed() && self.rng.chance(500) {
+                self.world.follow(worker);
+            }
             self.world.turn(worker);
             self.world.check()?;
         }
@@ -261,7 +287,8 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
             idle_rounds = if self.round(by_ns)? { 0 } else { idle_rounds + 1 };
             // A stuck service leaves its streams unread for ever.
             let patient = idle_rounds < IDLE_ROUNDS_MAX;
-            let under_way = self.plan.rebirths.iter().any(|r| r.is_under_way())
+            let under_way = !self.world.is_changed()
+                || self.plan.rebirths.iter().any(|r| r.is_under_way())
                 || lock(&self.world.net).next_due_ns().is_some()
                 || patient && self.check_unread().is_err()
                 || patient && self.plan.stream_clients.iter().any(|c| c.has_more())
@@ -317,7 +344,8 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
                 [DropReason::BadFraming, DropReason::ConnectionLimit, DropReason::IdleTimeout];
             let lost = counted.dropped_requests()
                 + intake.iter().map(|reason| counted.dropped(*reason)).sum::<u64>();
-            if lost > 0 {
+            // One that moved may have closed on what it had not read.
+            if lost > 0 || self.plan.is_reloaded(service) {
                 continue;
             }
             for client in self.plan.stream_clients.iter().filter(|c| c.service == service) {
@@ -339,6 +367,10 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
     /// Drains, ends, lets the clients read what is left, checks that nothing is.
     fn drain(&mut self) -> Result<(), String> {
         lock(&self.world.net).ending = true;
+        while !self.world.is_changed() {
+            let by_ns = self.rng.between(0, MS);
+            self.round(by_ns)?;
+        }
         let end_ns = self.world.now_ns() + self.plan.drain_ns;
         let mut draining = vec![false; self.world.workers.len()];
         loop {
@@ -359,11 +391,15 @@ impl<N: Nic<Socket = SimSocket>> Run<N> {
         }
         let settled = self.world.all_settled();
         lock(&self.world.net).cut_off = !settled && self.world.workers.len() > 1;
+        let timed_out =
+            |world: &World<N>, service| world.dropped(service, DropReason::DrainTimeout);
+        let services = 0..self.plan.sound.len();
+        let before: Vec<u64> = services.map(|s| timed_out(&self.world, s)).collect();
         self.world.finish();
         self.world.check_finished()?;
         if settled {
-            for service in 0..self.plan.sound.len() {
-                let lost = self.world.dropped(service, DropReason::DrainTimeout);
+            for (service, before) in before.into_iter().enumerate() {
+                let lost = timed_out(&self.world, service) - before;
                 if lost > 0 {
                     return Err(format!(
                         "all workers had settled, then service {service} lost {lost}"

@@ -330,8 +330,13 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
         let now_ns = self.now_ns();
         let services = 0..self.topology.services.len();
         let under_way: u32 = services.map(|s| self.by_mqueue(worker, s).iter().sum::<u32>()).sum();
-        let models = self.models.iter().zip(&self.seats).filter(|(_, seat)| seat.0 == worker);
-        let wake_ns = models.map(|(model, _)| lock(model).wake_ns()).min().unwrap_or(u64::MAX);
+        // Blocks of a version that leaves are nobody's once the worker has let go of them.
+        let serves = |m: &usize| {
+            let (of, service) = self.seats[*m];
+            of == worker && self.slots[service].last() == Some(&self.model_slots[*m])
+        };
+        let models = (0..self.models.len()).filter(serves);
+        let wake_ns = models.map(|m| lock(&self.models[m]).wake_ns()).min().unwrap_or(u64::MAX);
         // Another turn without news: whatever it finds, or tells others, was left over.
         let others: Vec<usize> = (0..self.workers.len()).filter(|w| *w != worker).collect();
         let quiet: Vec<usize> = others.into_iter().filter(|w| self.would_sleep(*w)).collect();
