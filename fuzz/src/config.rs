@@ -11,6 +11,13 @@ use serval::config::{Config, Overrides};
 
 const FILE: &str = "fuzz.toml";
 
+/// The topology of a text that is right.
+pub(crate) fn topology(text: &str) -> engine::topology::Topology {
+    let overrides = Overrides { environment: Vec::new(), sets: Vec::new() };
+    let config = Config::parse(FILE, text, "nowhere".as_ref(), &overrides);
+    config.unwrap_or_else(|error| panic!("{}", error.render(false))).topology
+}
+
 /// A file's text; after a zero byte the values of `--set`, one a line.
 pub fn text(input: &[u8]) {
     let (text, sets) = match input.iter().position(|byte| *byte == 0) {

@@ -6,6 +6,7 @@
 //! | `framing_request`, `framing_response` | a client, a backend | no panic, bounded buffers, the same messages however the stream is cut, what is written is read |
 //! | `region` | whoever formatted the memory that is joined | refused, or its rings touch only what the directory gives them |
 //! | `ring` | the peer at the other end of a ring | errors at most; nothing outside the ring is touched; every loop ends |
+//! | `worker` | a shared-memory client and an accelerator, any word of their regions | no panic; every request that was taken has one outcome or is outstanding |
 //! | `config` | a file, an environment, flags | no panic; every mistake has a place inside the text; what is accepted passes the engine's own check |
 //! | `metrics_request` | whoever reaches the metrics port | decided once, whatever the chunks; no request without its end |
 //! | `attach` | a process at an accelerator's socket, or a false engine | a message has one form, or is refused |
@@ -24,3 +25,4 @@ pub mod framing;
 pub mod handshake;
 pub mod metrics;
 pub mod rings;
+pub mod worker;

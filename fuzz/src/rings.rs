@@ -7,7 +7,9 @@ mod support;
 use mqueue::memory::{Memory, Ordering};
 use mqueue::{HeapMapping, MappedMemory, Region};
 use support::victims::{Seen, use_words, victims};
-use support::{Choose, ring as formatted, shapes};
+use support::{ring as formatted, shapes};
+
+pub(crate) use support::Choose;
 
 /// Largest memory that is joined, in bytes.
 const REGION_BYTES_MAX: usize = 64 << 10;
@@ -15,11 +17,19 @@ const REGION_BYTES_MAX: usize = 64 << 10;
 const OPERATIONS: usize = 64;
 
 /// Decisions from the input: small ones cost a byte. Zeros when it is used up.
-struct Tape<'a> {
+pub(crate) struct Tape<'a> {
     rest: &'a [u8],
 }
 
-impl Tape<'_> {
+impl<'a> Tape<'a> {
+    pub(crate) fn new(input: &'a [u8]) -> Self {
+        Self { rest: input }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
     fn byte(&mut self) -> u64 {
         let Some((first, rest)) = self.rest.split_first() else { return 0 };
         self.rest = rest;
@@ -46,7 +56,7 @@ pub fn region(input: &[u8]) {
     let input = &input[..input.len().min(REGION_BYTES_MAX)];
     let memory = memory_of(input);
     let Ok(mut region) = Region::join(memory.clone()) else { return };
-    let (mut tape, mut seen) = (Tape { rest: input }, Seen::default());
+    let (mut tape, mut seen) = (Tape::new(input), Seen::default());
     // Every ring, both ends; accesses outside the memory panic.
     let mqueues = region.entries().len() as u32 / 2;
     for mqueue in 0..mqueues.min(8) {
@@ -92,7 +102,7 @@ fn memory_of(bytes: &[u8]) -> MappedMemory {
 /// A sound ring whose words and slots the other side overwrites while both ends work. The first bytes
 /// choose the ring, the others what happens to it.
 pub fn ring(input: &[u8]) {
-    let mut tape = Tape { rest: input };
+    let mut tape = Tape::new(input);
     let shapes = shapes();
     let shape = shapes[tape.below(shapes.len() as u64) as usize];
     let depth = 1 << tape.below(5);
@@ -100,7 +110,7 @@ pub fn ring(input: &[u8]) {
     let ring = formatted(shape, depth, start);
     let mut ends = victims(&ring.memory).expect("a region that was just formatted");
     let mut seen = Seen::default();
-    while !tape.rest.is_empty() {
+    while !tape.is_empty() {
         match tape.below(8) {
             0..3 => ends.scribble(&mut tape),
             3 => ends.mend(),

@@ -78,6 +78,13 @@ const PLANTS: &[Plant] = &[
         right: "u64::from(header.len) <= self.inline_max;",
         wrong: "u64::from(header.len) <= self.inline_max + 64;",
     },
+    Plant {
+        target: "worker",
+        bug: "requests that are taken together count as one",
+        file: "crates/engine/src/memory_port.rs",
+        right: "counters.received.add(taken.into());",
+        wrong: "counters.received.add(u64::from(taken > 0));",
+    },
 ];
 
 /// How long a target may look for its bug, in seconds, on a machine that does much else.
