@@ -110,9 +110,9 @@ const STEPS: &[Step] = &[
     Step { name: "tsan", what: "the device library under ThreadSanitizer", run: tsan },
     Step { name: "nvcc", what: "every kernel compiles for sm_80, sm_90 and sm_100", run: nvcc },
     Step { name: "wasm", what: "the sans-IO crates build for wasm32, without imports", run: wasm },
-    Step { name: "arm", what: "builds for aarch64; the rings under qemu", run: arm },
+    Step { name: "arm", what: "builds for aarch64; rings and parsers under qemu", run: arm },
     Step { name: "loom", what: "the rings under loom", run: loom },
-    Step { name: "miri", what: "the rings under Miri (nightly)", run: miri },
+    Step { name: "miri", what: "rings, edges and codecs under Miri (nightly)", run: miri },
     Step { name: "asan", what: "the rings under AddressSanitizer (nightly)", run: asan },
     Step {
         name: "fuzz",
@@ -306,8 +306,9 @@ fn arm() -> Outcome {
     ];
     let crates = "-p serval-mqueue -p serval-wire -p serval-engine -p serval-sys";
     command(&format!("cargo build {crates} --target {target}"), &environment)?;
-    let test = format!("cargo test -p serval-mqueue --tests --target {target}");
-    let tested = command(&test, &environment)?;
+    let test = format!("cargo test -p serval-mqueue -p serval-wire --tests --target {target}");
+    let few_cases = [&environment[..], &[("PROPTEST_CASES", "16")]].concat();
+    let tested = command(&test, &few_cases)?;
     let make = "make --no-print-directory -C device arm-test";
     command(make, &[("QEMU", ARM_RUNNER)])?;
     Ok(tested)
@@ -339,12 +340,20 @@ fn miri() -> Outcome {
         let install = "rustup component add --toolchain nightly miri rust-src";
         return Ok(Done::NotRun(format!("no Miri here; `{install}` installs it")));
     }
-    let environment = [
-        ("MIRIFLAGS", "-Zmiri-disable-isolation"),
-        ("CARGO_TARGET_DIR", "target/miri"),
-        ("RUST_BACKTRACE", "0"),
-    ];
-    command("cargo +nightly miri test -p serval-mqueue", &environment)
+    let miri = |flags: &str, tests: &str| {
+        let environment = [
+            ("MIRIFLAGS", &*format!("-Zmiri-disable-isolation {flags}")),
+            ("CARGO_TARGET_DIR", "target/miri"),
+            ("RUST_BACKTRACE", "0"),
+        ];
+        command(&format!("cargo +nightly miri test {tests}"), &environment)
+    };
+    let tested = miri("", "-p serval-mqueue --lib --test ring --test stress --test hostile")?;
+    // Other schedules, and other old values for loads.
+    miri("-Zmiri-many-seeds=0..8", "-p serval-mqueue --test edges")?;
+    miri("", "-p serval-wire --test attach")?;
+    miri("", "-p serval-wire --lib -- handshake session")?;
+    Ok(tested)
 }
 
 fn asan() -> Outcome {

@@ -24,6 +24,7 @@ pub(crate) fn check() -> Findings {
         if is_source(&file) && !GENERATED.contains(&file.path.as_str()) {
             length(&file, &mut findings);
             left_overs(&file, &mut findings);
+            one_processor(&file, &mut findings);
         }
         if file.extension() == "rs" {
             unsafe_address(&file, &mut findings);
@@ -95,6 +96,30 @@ fn code_of(line: &str) -> String {
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+/// What only one kind of processor has, and the condition it must stand behind.
+const PROCESSOR_MARKS: &[&str] =
+    &["arch::x86_64", "is_x86_feature_detected", "asm!", "_mm_", "immintrin.h"];
+const PROCESSOR_CONDITIONS: &[&str] = &["target_arch = \"x86_64\"", "__x86_64__"];
+/// Lines above a mark in which its condition stands.
+const CONDITION_LINES: usize = 30;
+
+/// Code for one processor stands behind a condition; that there is something for the others is seen by the
+/// build for aarch64.
+fn one_processor(file: &File, findings: &mut Findings) {
+    let lines: Vec<&str> = file.text.lines().collect();
+    for (line, text) in lines.iter().enumerate() {
+        let code = code_of(text);
+        let Some(mark) = PROCESSOR_MARKS.iter().find(|mark| code.contains(**mark)) else {
+            continue;
+        };
+        let above = &lines[line.saturating_sub(CONDITION_LINES)..=line];
+        if !above.iter().any(|text| PROCESSOR_CONDITIONS.iter().any(|c| text.contains(c))) {
+            findings
+                .push(format!("{}: {mark} without a condition on the processor", file.at(line)));
+        }
+    }
 }
 
 fn unsafe_address(file: &File, findings: &mut Findings) {
@@ -196,6 +221,20 @@ mod tests {
         assert_eq!(found(unsafe_address, "crates/wire/src/a.rs", "// unsafe is not needed"), 0);
         assert_eq!(found(unsafe_address, "crates/wire/src/a.rs", "say(\"unsafe\");"), 0);
         assert_eq!(found(unsafe_address, "crates/wire/src/a.rs", "say(\"x\"); unsafe { x() }"), 1);
+    }
+
+    #[test]
+    fn code_for_one_processor_has_its_condition() {
+        let found = |text: &str| {
+            let mut findings = Findings::new();
+            let file = File { path: "crates/x/src/x.rs".to_owned(), text: text.to_owned() };
+            one_processor(&file, &mut findings);
+            findings.len()
+        };
+        let call = concat!("core::arch::", "x86_64::thing();");
+        assert_eq!(found(call), 1);
+        assert_eq!(found(&format!("// {call}")), 0);
+        assert_eq!(found(&format!("#[cfg(target_arch = \"x86_64\")]\n{call}")), 0);
     }
 
     #[test]
