@@ -4,9 +4,11 @@ mod attach;
 mod bench;
 mod check;
 mod compare;
+mod control;
 mod demo;
 mod doctor;
 mod kernel;
+mod reload;
 mod serve;
 mod tables;
 mod top;
@@ -95,6 +97,10 @@ enum Verb {
     #[command(name = "check-config", after_help = check::HELP)]
     CheckConfig(File),
 
+    /// Let a running server read its configuration again
+    #[command(after_help = reload::HELP)]
+    Reload(reload::Options),
+
     /// Show what this machine can do, why, and how to get more
     #[command(after_help = doctor::HELP)]
     Doctor(doctor::Options),
@@ -127,7 +133,7 @@ impl Verb {
 }
 
 /// A configuration file and what overrides it.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 struct File {
     /// The configuration file (TOML)
     #[arg(value_name = "FILE")]
@@ -137,7 +143,7 @@ struct File {
     overrides: Sets,
 }
 
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 struct Sets {
     /// Set one key, such as engine.workers=2 or service.NAME.slots=128; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -145,6 +151,11 @@ struct Sets {
 }
 
 impl File {
+    /// A file without overrides.
+    fn at(path: &std::path::Path) -> Self {
+        Self { path: path.to_owned(), overrides: Sets { sets: Vec::new() } }
+    }
+
     fn load(&self) -> Result<Config, Failure> {
         let overrides = Overrides::from_environment(self.overrides.sets.clone());
         Config::load(&self.path, &overrides).map_err(Failure::Config)
@@ -159,6 +170,8 @@ enum Failure {
     Usage(String),
     /// Something failed; one sentence.
     Run(String),
+    /// A running server refuses to change; why, as it says it.
+    Refused(String),
     /// What was to be proven was not; the result has been shown, one sentence about it.
     Unproven(String),
     /// The service ended with work left over; it has been reported.
@@ -173,7 +186,7 @@ impl Failure {
     fn code(&self) -> u8 {
         match self {
             Self::Run(_) | Self::Unproven(_) => 1,
-            Self::Config(_) | Self::Usage(_) => 2,
+            Self::Config(_) | Self::Usage(_) | Self::Refused(_) => 2,
             Self::Unfinished => 3,
         }
     }
@@ -188,7 +201,7 @@ impl Failure {
             Self::Usage(message) | Self::Run(message) => {
                 (format!("error: {message}"), json!({ "error": message }))
             }
-            Self::Unproven(message) => {
+            Self::Unproven(message) | Self::Refused(message) => {
                 eprintln!("{message}");
                 return;
             }
@@ -213,6 +226,7 @@ pub fn main() -> ExitCode {
         Verb::Compare(options) => compare::run(&screen, options),
         Verb::Bench(options) => bench::run(&screen, options),
         Verb::CheckConfig(file) => check::run(&screen, file),
+        Verb::Reload(options) => reload::run(&screen, options),
         Verb::Doctor(options) => doctor::run(&screen, options),
         Verb::Top(options) => top::run(&screen, options),
         Verb::Kernel(verb) => kernel::run(&screen, verb),

@@ -18,7 +18,7 @@ mod http;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use engine::metrics::Metrics;
@@ -46,7 +46,12 @@ const LINGER_BYTES_MAX: usize = 256 << 10;
 pub struct Health {
     ready: AtomicBool,
     draining: AtomicBool,
+    /// By [`RELOAD_RESULTS`].
+    reloads: [AtomicU64; RELOAD_RESULTS.len()],
 }
+
+/// What reading the configuration again can come to.
+pub const RELOAD_RESULTS: [&str; 4] = ["changed", "unchanged", "refused", "failed"];
 
 impl Health {
     /// Every port is open and every block runs.
@@ -57,6 +62,23 @@ impl Health {
     /// Nothing new is accepted any more.
     pub fn set_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// The configuration was read again, with one of [`RELOAD_RESULTS`].
+    pub fn count_reload(&self, result: &str) {
+        if let Some(index) = RELOAD_RESULTS.iter().position(|name| *name == result) {
+            self.reloads[index].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How often the configuration was read again, by [`RELOAD_RESULTS`].
+    pub fn reloads(&self) -> [u64; RELOAD_RESULTS.len()] {
+        self.reloads.each_ref().map(|count| count.load(Ordering::Relaxed))
+    }
+
+    /// Which configuration runs: 1 at the start, one more with every change.
+    pub fn generation(&self) -> u64 {
+        1 + self.reloads()[0]
     }
 
     /// Whether clients should come.

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use accel::cpu::{CpuAccelerator, Options as CpuOptions, ThreadBlocks, WorkerBlocks};
 use accel::{AccelError, Kernel};
 use engine::accelerator::{Blocks, StartError};
-use engine::metrics::{AcceleratorLives, Metrics};
+use engine::metrics::{AcceleratorLives, Metrics, ServiceMetrics};
 use engine::topology::{AcceleratorKind, CpuPlacement, Listen, Service, Topology, TopologyError};
 use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerLinks, WorkerParts, worker_links};
 use mqueue::abi::stop;
@@ -121,8 +121,8 @@ pub struct Server {
     topology: Arc<Topology>,
     /// By service.
     places: Vec<Place>,
-    /// Slots and ports that a worker may still hold although their service has left.
-    burnt: Vec<u16>,
+    /// Slots and ports that a worker may still hold although their service has left, or is leaving.
+    burnt: Vec<(u16, Arc<ServiceMetrics>)>,
     burnt_ports: Vec<PortIndex>,
     /// What the workers are told, by worker.
     inboxes: Vec<Arc<Inbox>>,
@@ -453,6 +453,7 @@ impl Server {
     pub fn shutdown(mut self) -> ShutdownReport {
         let patience = Duration::from_millis(self.topology.engine.drain_ms);
         let deadline = Instant::now() + patience;
+        let before = self.unanswered();
         if let Some(doorman) = &self.doorman {
             doorman.stop_listening();
         }
@@ -465,10 +466,17 @@ impl Server {
             std::thread::sleep(Duration::from_millis(1));
         }
         let hung = self.stop();
-        let unanswered = (0..self.topology.services.len())
-            .map(|service| self.metrics.service(service).dropped(DropReason::DrainTimeout))
-            .sum();
-        ShutdownReport { unanswered, hung }
+        ShutdownReport { unanswered: self.unanswered() - before, hung }
+    }
+
+    /// Requests of services on the workers that were given up by a drain.
+    fn unanswered(&self) -> u64 {
+        let burnt = self.burnt.iter().map(|(_, metrics)| metrics);
+        let mut all: Vec<_> = self.places.iter().map(|p| &p.metrics).chain(burnt).collect();
+        // A version that is leaving may share its counters with its successor.
+        all.sort_by_key(|metrics| Arc::as_ptr(metrics));
+        all.dedup_by_key(|metrics| Arc::as_ptr(metrics));
+        all.iter().map(|metrics| metrics.snapshot().dropped(DropReason::DrainTimeout)).sum()
     }
 
     /// Stops the workers, then the accelerator threads. Returns whether something hangs.

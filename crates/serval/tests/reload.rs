@@ -2,17 +2,21 @@
 
 mod common;
 
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use common::{
-    Random, address, alone, ask, assert_accounts, dropped, eventually, exchange, free_port, tcp,
-    tcp_client, topology, topology_on, udp, udp_client,
+    Peer, Random, address, alone, ask, assert_accounts, dropped, eventually, exchange, free_port,
+    tcp, tcp_client, topology, topology_on, udp, udp_client,
 };
 use engine::topology::{CpuPlacement, Listen, Service, Topology};
 use serval::server::{ChangeError, Fate, Server};
+use sys::local::LocalSocket;
 use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::Transport;
@@ -208,13 +212,13 @@ fn another_framing_closes_connections_after_their_replies() {
     a.params = vec![("microseconds".into(), 100_000.0)];
     let mut server = common::start(topology(vec![a.clone()]));
     let mut stream = tcp_client(address(&server, 0));
-    std::io::Write::write_all(&mut stream, &message(9)).unwrap();
+    stream.write_all(&message(9)).unwrap();
     eventually("the request is received", || server.metrics().service(0).received == 1);
     let changed = Service { framing: Framing::LengthU16, kernel: "echo".into(), ..a };
     let fates = change(&mut server, vec![changed]);
     assert_eq!(fates[0].1, Fate::Changed { keeps_connections: false });
     let mut heard = Vec::new();
-    std::io::Read::read_to_end(&mut stream, &mut heard).unwrap();
+    stream.read_to_end(&mut heard).unwrap();
     assert_eq!(heard, message(9), "the reply, then the end");
     let (request, reply) = common::well_framed(Framing::LengthU16, 1);
     let mut stream = tcp_client(address(&server, 0));
@@ -235,7 +239,7 @@ fn what_is_not_answered_in_time_has_its_reason() {
     let metrics = server.metrics().services()[0].clone();
     udp_client(address(&server, 0)).send(&message(1)).unwrap();
     let mut stream = tcp_client(address(&server, 1));
-    std::io::Write::write_all(&mut stream, &message(2)).unwrap();
+    stream.write_all(&message(2)).unwrap();
     eventually("both are received", || metrics.snapshot().received == 2);
     let wanted = Topology { services: vec![b], ..server.topology().clone() };
     let report = server.change(wanted, &never).unwrap();
@@ -243,7 +247,7 @@ fn what_is_not_answered_in_time_has_its_reason() {
     assert_eq!((report.services[1].unanswered, report.services[1].left_behind), (2, false));
     assert_eq!(metrics.snapshot().dropped(DropReason::DrainTimeout), 2);
     let mut heard = Vec::new();
-    std::io::Read::read_to_end(&mut stream, &mut heard).unwrap();
+    stream.read_to_end(&mut heard).unwrap();
     assert!(heard.is_empty(), "the connection ends without a reply");
     assert_eq!(server.metrics().services().len(), 1, "a service that left is not shown");
     assert_eq!(ask(&udp_client(address(&server, 0)), &message(3)), message(3));
@@ -286,4 +290,175 @@ fn what_cannot_be_done_changes_nothing() {
     let answered = askers.finish();
     assert_eq!(server.metrics().service(0).replied, answered);
     assert_eq!(dropped(&server, 0, DropReason::NoCredit), 0);
+}
+
+/// `serval serve` with a file that the test changes.
+struct Running {
+    process: Peer,
+    file: PathBuf,
+    socket: PathBuf,
+    metrics: SocketAddr,
+}
+
+impl Running {
+    fn start(name: &str, services: &str) -> Self {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("reload-{name}.toml"));
+        let socket = std::env::temp_dir().join(format!("serval-{}-{name}", std::process::id()));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+        let log = std::fs::File::create(file.with_extension("log")).unwrap();
+        command.args(["--json", "serve"]).arg(&file).stdout(Stdio::piped()).stderr(log);
+        let metrics = ([127, 0, 0, 1], free_port()).into();
+        let mut running =
+            Self { process: Peer(Command::new("true").spawn().unwrap()), file, socket, metrics };
+        running.write("", services);
+        running.process.stop();
+        running.process = Peer::start(&mut command, "cargo builds it");
+        let mut ready = String::new();
+        let mut output = BufReader::new(running.process.0.stdout.take().unwrap());
+        output.read_line(&mut ready).unwrap();
+        assert!(ready.contains("\"ready\""), "{ready}{}", running.log());
+        running
+    }
+
+    fn write(&self, engine: &str, services: &str) {
+        let (metrics, socket) = (self.metrics, self.socket.display());
+        let text = format!(
+            "schema = 1\n[engine]\nmetrics = \"{metrics}\"\ncontrol = \"{socket}\"\n{engine}\n{services}"
+        );
+        std::fs::write(&self.file, text).unwrap();
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.file.with_extension("log")).unwrap()
+    }
+
+    /// `serval reload`: exit code, standard output, standard error.
+    fn reload(&self) -> (i32, String, String) {
+        let output = Command::new(env!("CARGO_BIN_EXE_serval"))
+            .args(["--json", "reload"])
+            .arg(&self.socket)
+            .output()
+            .unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    }
+
+    fn page(&self) -> String {
+        let mut stream = tcp_client(self.metrics);
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        page
+    }
+
+    fn wait_for_line(&self, line: &str) {
+        eventually(line, || self.page().lines().any(|l| l == line));
+    }
+
+    fn end(mut self) -> i32 {
+        self.process.signal("TERM");
+        let mut code = None;
+        eventually("the process ends", || {
+            code = self.process.0.try_wait().unwrap();
+            code.is_some()
+        });
+        assert!(!self.socket.exists(), "the socket's file goes");
+        code.unwrap().code().expect("an exit code")
+    }
+}
+
+fn table(name: &str, port: u16, kernel: &str, more: &str) -> String {
+    format!(
+        "[[service]]\nname = \"{name}\"\nlisten = \"udp://127.0.0.1:{port}\"\nkernel = \"{kernel}\"\n{more}\n"
+    )
+}
+
+#[test]
+fn a_running_server_reads_its_file_again() {
+    let (first, second) = (free_port(), free_port());
+    let a = table("a", first, "echo", "");
+    let running = Running::start("file", &a);
+    let client = udp_client(([127, 0, 0, 1], first).into());
+    assert_eq!(ask(&client, b"before"), b"before");
+    running.write("", &format!("{a}{}", table("b", second, "echo", "")));
+    let (code, output, log) = running.reload();
+    assert_eq!(code, 0, "{output}{log}");
+    let outcome: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert_eq!((&outcome["result"], &outcome["generation"]), (&"changed".into(), &2.into()));
+    assert_eq!(outcome["services"][1]["fate"], "added");
+    assert_eq!(ask(&udp_client(([127, 0, 0, 1], second).into()), b"new"), b"new");
+    // A file that cannot be used, and one that asks for what cannot be.
+    running.write("", "[[service]]\nname = 7\n");
+    let (code, output, _) = running.reload();
+    assert_eq!(code, 2, "{output}");
+    assert!(output.contains("reload-file.toml") && output.contains("\"line\""), "{output}");
+    running.write("workers = 2", &a);
+    let (code, output, _) = running.reload();
+    assert_eq!(code, 2, "{output}");
+    assert!(output.contains("engine.workers cannot change while the engine runs"), "{output}");
+    assert_eq!(ask(&client, b"still there"), b"still there");
+    running.wait_for_line("serval_reloads_total{result=\"refused\"} 2");
+    // By signal, with and without a change.
+    running.write("", &a);
+    running.process.signal("HUP");
+    running.wait_for_line("serval_reloads_total{result=\"changed\"} 2");
+    assert!(!running.page().contains("service=\"b\""), "a service that left is not shown");
+    running.process.signal("HUP");
+    running.wait_for_line("serval_reloads_total{result=\"unchanged\"} 1");
+    running.wait_for_line("serval_config_generation 3");
+    assert_eq!(ask(&client, b"after"), b"after");
+    assert!(running.log().contains("service b: removed"), "{}", running.log());
+    assert_eq!(running.end(), 0);
+}
+
+#[test]
+fn the_control_socket_answers_what_it_understands_and_stays_open() {
+    let port = free_port();
+    let running = Running::start("socket", &table("a", port, "echo", ""));
+    let mode = std::fs::metadata(&running.socket).unwrap();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o600);
+    let answer = |socket: &LocalSocket, request: &[u8]| {
+        socket.send(request, &[]).unwrap();
+        let mut bytes = vec![0; 1 << 16];
+        let mut len = None;
+        eventually("an answer", || {
+            len = socket.receive(&mut bytes).unwrap();
+            len.is_some()
+        });
+        String::from_utf8(bytes[..len.unwrap()].to_vec()).unwrap()
+    };
+    let socket = LocalSocket::connect(&running.socket).unwrap();
+    for nonsense in [&b"x"[..], b"{}", b"{\"command\": \"fly\"}", &[b'['; 1000], &[0; 9000]] {
+        assert!(answer(&socket, nonsense).contains("\"error\""));
+    }
+    ask(&udp_client(([127, 0, 0, 1], port).into()), b"one");
+    let status = answer(&socket, b"{\"command\": \"status\"}");
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["services"][0]["name"], "a");
+    assert_eq!(status["generation"], 1);
+    // Many who say nothing do not keep others out for longer than their patience; those over the limit
+    // are told.
+    let silent: Vec<_> = (0..20).map(|_| LocalSocket::connect(&running.socket).unwrap()).collect();
+    assert!(answer(&socket, b"{\"command\": \"status\"}").contains("\"ready\""));
+    drop(silent);
+    assert!(answer(&socket, b"{\"command\": \"reload\"}").contains("\"unchanged\""));
+    assert_eq!(running.end(), 0);
+}
+
+#[test]
+fn the_end_comes_although_a_reload_waits_for_a_service_to_leave() {
+    let (first, second) = (free_port(), free_port());
+    let a = table("a", first, "echo", "");
+    let slow = "params = { microseconds = 60000000 }\nrequest_timeout_ms = 100000";
+    let both = format!("{a}{}", table("slow", second, "delay", slow));
+    let running = Running::start("end", &both);
+    udp_client(([127, 0, 0, 1], second).into()).send(b"never").unwrap();
+    running.wait_for_line("serval_requests_received_total{service=\"slow\"} 1");
+    running.write("drain_ms = 4000", &a);
+    for _ in 0..5 {
+        running.process.signal("HUP");
+    }
+    eventually("the service leaves", || !running.page().contains("service=\"slow\""));
+    assert_eq!(ask(&udp_client(([127, 0, 0, 1], first).into()), b"meanwhile"), b"meanwhile");
+    assert_eq!(running.end(), 3, "a request was left unanswered");
 }

@@ -102,6 +102,13 @@ pub fn terminate(process: u32) -> io::Result<()> {
     check(unsafe { libc::kill(process, libc::SIGTERM) }).map(|_| ())
 }
 
+/// Asks a process to read its configuration again (SIGHUP).
+pub fn reload(process: u32) -> io::Result<()> {
+    let process = process_id(process)?;
+    // SAFETY: no pointers.
+    check(unsafe { libc::kill(process, libc::SIGHUP) }).map(|_| ())
+}
+
 /// Ends every process of a group at once (SIGKILL); the group has the number of its first process.
 pub fn kill_group(group: u32) -> io::Result<()> {
     let group = process_id(group)?;

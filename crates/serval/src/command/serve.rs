@@ -13,6 +13,7 @@ use sys::tap::{SNAP_BYTES_MAX, TapFile, TapOptions, TapReport};
 use wire::DropReason;
 use wire::nic::Transport;
 
+use super::control::Control;
 use super::{Failure, File};
 use crate::config::{Config, Origin, Setting, memory_url, url};
 use crate::exporter::{Exporter, Health};
@@ -22,7 +23,9 @@ use crate::server::{Server, ShutdownReport};
 pub(super) const HELP: &str = "\
 Prints one line that starts with `ready` once every port is open and every kernel runs, and logs to
 standard error. SIGTERM or Ctrl-C drains: nothing new is accepted, what was accepted is answered for
-up to engine.drain_ms. A second signal ends at once.
+up to engine.drain_ms. A second signal ends at once. SIGHUP, or `serval reload`, reads the file again:
+services that are new, gone or different are added, removed and changed, and the others lose nothing.
+What cannot change while the engine runs is refused with the reason, and then nothing is changed.
 With --json the last line is an object: messages (replies sent), busy_ns (time of turns that found
 work), cpu_ns (processor time of the process), and more by service and worker.
 
@@ -96,28 +99,28 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         None => None,
     };
     health.set_ready();
-    announce(screen, &config, &server, exporter.as_ref());
+    let drain_ms = config.topology.engine.drain_ms;
+    let metrics = exporter.as_ref().map(|e| format!("http://{}/metrics", e.address()));
+    let listens = listens(&config, &server);
+    let control = Control::start(server, config, options.file.clone(), health.clone())?;
+    announce(screen, &listens, metrics.as_deref());
     loop {
         match signals.wait(None).map_err(Failure::run)? {
             Some(Signal::Terminate | Signal::Interrupt) => break,
-            Some(Signal::Reload) => {
-                tracing::warn!("a configuration is read only at start: restart to apply a new one");
-            }
+            Some(Signal::Reload) => control.reload(),
             None => {}
         }
     }
     health.set_draining();
-    tracing::info!(
-        drain_ms = config.topology.engine.drain_ms,
-        "draining; a second signal ends at once"
-    );
+    tracing::info!(drain_ms, "draining; a second signal ends at once");
     end_on_second_signal(signals);
+    let server = control.end();
     finish(screen, server, tap)
 }
 
 /// Raises the limit of open descriptors and holds `limits.connections` to it: a number that was asked
 /// for and cannot be had is refused, the default gives way.
-fn fit_connections(config: &mut Config) -> Result<(), Failure> {
+pub(super) fn fit_connections(config: &mut Config) -> Result<(), Failure> {
     let limit = sys::process::raise_descriptor_limit().unwrap_or_else(|error| {
         tracing::warn!(%error, "the limit of open descriptors stays as it is");
         sys::process::descriptor_limit().0
@@ -164,32 +167,31 @@ fn own_descriptors(topology: &Topology) -> u64 {
     topology.engine.workers as u64 * worker + services + OTHER_DESCRIPTORS
 }
 
-/// The line that scripts wait for.
-fn announce(screen: &Screen, config: &Config, server: &Server, exporter: Option<&Exporter>) {
-    let services = &config.topology.services;
-    let mut listens: Vec<Vec<String>> = vec![Vec::new(); services.len()];
+/// Every service with the addresses where clients find it.
+fn listens(config: &Config, server: &Server) -> Vec<(String, Vec<String>)> {
+    let names = config.topology.services.iter().map(|service| service.name.clone());
+    let mut listens: Vec<_> = names.map(|name| (name, Vec::new())).collect();
     for (service, listen) in server.addresses() {
-        listens[service].push(url(listen.transport, listen.address));
+        listens[service].1.push(url(listen.transport, listen.address));
     }
     for (service, path) in config.topology.memory_ports() {
-        listens[service].push(memory_url(path));
+        listens[service].1.push(memory_url(path));
     }
-    let metrics = exporter.map(|exporter| format!("http://{}/metrics", exporter.address()));
+    listens
+}
+
+/// The line that scripts wait for.
+fn announce(screen: &Screen, listens: &[(String, Vec<String>)], metrics: Option<&str>) {
     screen.show(
         || {
-            let mut parts: Vec<String> = services
-                .iter()
-                .zip(&listens)
-                .map(|(service, at)| format!("{} {}", service.name, at.join(" ")))
-                .collect();
-            parts.extend(metrics.iter().map(|metrics| format!("metrics {metrics}")));
+            let service = |(name, at): &(String, Vec<String>)| format!("{name} {}", at.join(" "));
+            let mut parts: Vec<String> = listens.iter().map(service).collect();
+            parts.extend(metrics.map(|metrics| format!("metrics {metrics}")));
             format!("ready: {}\n", parts.join("; "))
         },
         || {
-            let entry = |(service, at): (&engine::topology::Service, &Vec<String>)| {
-                json!({ "name": service.name, "listen": at })
-            };
-            let entries: Vec<_> = services.iter().zip(&listens).map(entry).collect();
+            let entry = |(name, at): &(String, Vec<String>)| json!({ "name": name, "listen": at });
+            let entries: Vec<_> = listens.iter().map(entry).collect();
             json!({ "event": "ready", "services": entries, "metrics": metrics })
         },
     );

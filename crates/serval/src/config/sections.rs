@@ -199,10 +199,15 @@ fn read_engine(
         found.map_err(|e| report.problem(Problem::new(span, e.what, e.right))).ok()
     });
     section.record(report, "metrics", metrics.map(|m| m.to_string()).unwrap_or_default());
-    let control = section.text(report, "control", "\"\"").filter(|(text, _)| !text.is_empty());
-    if let Some((_, span)) = &control {
-        let what = "the control socket is not built yet";
-        report.problem(Problem::new(*span, what, "leave `control` out"));
+    let control = section
+        .text(report, "control", "\"/run/serval.sock\"")
+        .filter(|(text, _)| !text.is_empty());
+    if let Some((path, span)) = &control {
+        if !Path::new(path).is_absolute() || path.len() > PATH_BYTES_MAX {
+            let what = format!("\"{path}\" cannot be the path of a socket");
+            let right = format!("an absolute path of at most {PATH_BYTES_MAX} bytes");
+            report.problem(Problem::new(*span, what, right));
+        }
     }
     let control = control.map(|(text, _)| text);
     section.record(report, "control", control.clone().unwrap_or_default());

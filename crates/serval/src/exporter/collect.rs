@@ -17,7 +17,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use wire::{DropReason, DropScope};
 
-use super::Health;
+use super::{Health, RELOAD_RESULTS};
 
 /// Everything that `/metrics` shows.
 pub(super) fn registry(metrics: Metrics, health: Arc<Health>) -> Registry {
@@ -103,6 +103,16 @@ impl Collector for Engine {
             None,
             MetricType::Gauge,
         )?)?;
+        let help = "Times the configuration was read again, by what it came to";
+        let mut reloads =
+            encoder.encode_descriptor("serval_reloads", help, None, MetricType::Counter)?;
+        for (result, count) in RELOAD_RESULTS.iter().zip(self.health.reloads()) {
+            ConstCounter::new(count).encode(reloads.encode_family(&[("result", *result)])?)?;
+        }
+        let help = "Which configuration runs: 1 at the start, one more with every change";
+        let name = "serval_config_generation";
+        let generation = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(self.health.generation() as i64).encode(generation)?;
         let help = "The version that runs";
         let mut build =
             encoder.encode_descriptor("serval_build_info", help, None, MetricType::Gauge)?;

@@ -243,7 +243,7 @@ impl Server {
         let service = &wanted.services[index];
         let workers = wanted.engine.workers;
         let slots = self.places.iter().chain(others.iter().map(|p| &p.place)).map(|p| p.slot);
-        let slots: Vec<u16> = slots.chain(self.burnt.iter().copied()).collect();
+        let slots: Vec<u16> = slots.chain(self.burnt.iter().map(|(slot, _)| *slot)).collect();
         let slot = (0..).find(|slot| !slots.contains(slot)).expect("there is room for it");
         let before = self.topology.services.iter().position(|s| s.name == service.name);
         let metrics = match before {
@@ -363,7 +363,7 @@ impl Server {
             } else {
                 let own = place.ports.iter().map(|p| p.0).filter(|port| !kept.contains(port));
                 self.burnt_ports.extend(own);
-                self.burnt.push(place.slot);
+                self.burnt.push((place.slot, place.metrics.clone()));
             }
         }
     }
@@ -446,7 +446,7 @@ impl Server {
         if gone {
             self.forget(slot);
         } else {
-            self.burnt.push(slot);
+            self.burnt.push((slot, metrics.clone()));
         }
         let dropped = metrics.snapshot().dropped(DropReason::DrainTimeout);
         (name, dropped - dropped_before, !gone)

@@ -1,0 +1,492 @@
+//! The control side of `serval serve`: one thread that owns the server and changes what it runs, and one
+//! for the control socket.
+//!
+//! `engine.control = "PATH"` is a Unix socket of type seqpacket with mode 0600: a message is a request,
+//! and one message comes back. Requests are JSON objects on one line of at most [`REQUEST_BYTES_MAX`]
+//! bytes: `{"command": "status"}` and `{"command": "reload"}`. Whoever is not of the engine's user or
+//! root is told so and closed; at most [`CONNECTIONS_MAX`] connections are open, each for
+//! [`PATIENCE`] without a request.
+//!
+//! While one reload is under way another one may wait, and no more: it reads the file when its turn comes,
+//! so whatever was written before it was asked for is in it.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use engine::metrics::Metrics;
+use serde_json::{Value as Json, json};
+use sys::local::{Bell, LocalListener, LocalSocket, wait_readable};
+
+use super::{Failure, File, check, serve};
+use crate::config::{Config, memory_url, url};
+use crate::exporter::Health;
+use crate::server::{ChangeError, Fate, Server};
+
+/// Longest request, in bytes.
+const REQUEST_BYTES_MAX: usize = 1024;
+/// Connections at a time.
+const CONNECTIONS_MAX: usize = 16;
+/// How long a connection may say nothing.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often to look whether a reload that somebody waits for is done.
+const LOOK_PAUSE: Duration = Duration::from_millis(10);
+
+/// What somebody asks of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Request {
+    /// What runs.
+    Status,
+    /// Read the configuration again.
+    Reload,
+}
+
+impl Request {
+    /// Reads a request; anything else is answered with the sentence.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        if bytes.len() > REQUEST_BYTES_MAX {
+            return Err(format!("a request has at most {REQUEST_BYTES_MAX} bytes"));
+        }
+        let example = "send a JSON object such as {\"command\": \"status\"}";
+        let value: Json = serde_json::from_slice(bytes).map_err(|e| format!("{e}: {example}"))?;
+        match value.get("command").and_then(Json::as_str) {
+            Some("status") => Ok(Self::Status),
+            Some("reload") => Ok(Self::Reload),
+            Some(_) => Err("no such command: there are status and reload".to_owned()),
+            None => Err(format!("there is no command: {example}")),
+        }
+    }
+
+    /// As [`Self::parse`] reads it.
+    pub(super) fn line(self) -> String {
+        let command = match self {
+            Self::Status => "status",
+            Self::Reload => "reload",
+        };
+        format!("{}\n", json!({ "command": command }))
+    }
+}
+
+/// What the owner of the server is asked for.
+enum Task {
+    Reload(Option<Sender<Json>>),
+    End,
+}
+
+/// What `status` shows.
+#[derive(Default)]
+struct Shown {
+    services: Vec<Json>,
+}
+
+/// Both threads.
+pub(super) struct Control {
+    tasks: Sender<Task>,
+    /// A reload by signal waits for its turn.
+    queued: Arc<AtomicBool>,
+    ending: Arc<AtomicBool>,
+    owner: JoinHandle<Server>,
+    reception: Option<(Arc<Bell>, JoinHandle<()>)>,
+}
+
+impl Control {
+    /// Takes the server over. `file` is read again for every reload.
+    pub(super) fn start(
+        server: Server,
+        config: Config,
+        file: File,
+        health: Arc<Health>,
+    ) -> Result<Self, Failure> {
+        let (tasks, inbox) = mpsc::channel();
+        let queued = Arc::new(AtomicBool::new(false));
+        let ending = Arc::new(AtomicBool::new(false));
+        let shown = Arc::new(Mutex::new(Shown::default()));
+        let (metrics, path) = (server.metrics(), config.control.clone());
+        let owner = Owner {
+            server,
+            config,
+            file,
+            health: health.clone(),
+            queued: queued.clone(),
+            ending: ending.clone(),
+            shown: shown.clone(),
+        };
+        owner.show();
+        let builder = std::thread::Builder::new().name("serval-control".into());
+        let owner = builder.spawn(move || owner.run(&inbox)).map_err(Failure::run)?;
+        let mut control = Self { tasks, queued, ending, owner, reception: None };
+        if let Some(path) = path {
+            match control.open(&path, metrics, health, shown) {
+                Ok(reception) => control.reception = Some(reception),
+                Err(failure) => {
+                    drop(control.end());
+                    return Err(failure);
+                }
+            }
+        }
+        Ok(control)
+    }
+
+    fn open(
+        &self,
+        path: &Path,
+        metrics: Metrics,
+        health: Arc<Health>,
+        shown: Arc<Mutex<Shown>>,
+    ) -> Result<(Arc<Bell>, JoinHandle<()>), Failure> {
+        let listener = LocalListener::bind(path).map_err(Failure::run)?;
+        let bell = Arc::new(Bell::new().map_err(Failure::run)?);
+        let (ending, tasks) = (self.ending.clone(), self.tasks.clone());
+        let mut desk = Reception {
+            listener,
+            bell: bell.clone(),
+            ending,
+            tasks,
+            metrics,
+            health,
+            shown,
+            guests: Vec::new(),
+        };
+        let builder = std::thread::Builder::new().name("serval-reception".into());
+        let thread = builder.spawn(move || desk.run()).map_err(Failure::run)?;
+        Ok((bell, thread))
+    }
+
+    /// Reads the configuration again, soon. One that waits already is enough.
+    pub(super) fn reload(&self) {
+        if !self.queued.swap(true, Ordering::AcqRel) {
+            // It is gone only when all ends.
+            let _ = self.tasks.send(Task::Reload(None));
+        }
+    }
+
+    /// Gives the server back; a reload that is under way waits for nothing any more.
+    pub(super) fn end(self) -> Server {
+        self.ending.store(true, Ordering::Relaxed);
+        let _ = self.tasks.send(Task::End);
+        if let Some((bell, thread)) = self.reception {
+            bell.ring();
+            // It does not panic; if it did, there is nothing left to do for it.
+            let _ = thread.join();
+        }
+        self.owner.join().expect("the owner of the server does not panic")
+    }
+}
+
+/// The thread that owns the server.
+struct Owner {
+    server: Server,
+    config: Config,
+    file: File,
+    health: Arc<Health>,
+    queued: Arc<AtomicBool>,
+    ending: Arc<AtomicBool>,
+    shown: Arc<Mutex<Shown>>,
+}
+
+impl Owner {
+    fn run(mut self, inbox: &Receiver<Task>) -> Server {
+        while let Ok(Task::Reload(answer)) = inbox.recv() {
+            if answer.is_none() {
+                // What is asked from here on is not in what is read now.
+                self.queued.store(false, Ordering::Release);
+            }
+            if self.ending.load(Ordering::Relaxed) {
+                continue;
+            }
+            let outcome = self.reload();
+            if let Some(answer) = answer {
+                // Whoever asked may have gone.
+                let _ = answer.send(outcome);
+            }
+        }
+        self.server
+    }
+
+    /// Reads the file again and goes over to what it says, or says why not.
+    fn reload(&mut self) -> Json {
+        let outcome = match self.load() {
+            Ok(config) => self.change(config),
+            Err(outcome) => outcome,
+        };
+        let result = outcome["result"].as_str().unwrap_or("failed").to_owned();
+        self.health.count_reload(&result);
+        let generation = self.health.generation();
+        if let Some(message) = outcome["message"].as_str() {
+            tracing::error!("the configuration is {result}, nothing has changed: {message}");
+        } else {
+            tracing::info!(generation, "the configuration was read again: {result}");
+        }
+        let mut outcome = outcome;
+        outcome["generation"] = generation.into();
+        outcome
+    }
+
+    fn load(&self) -> Result<Config, Json> {
+        let mut config = self.file.load().map_err(|failure| refusal(&failure))?;
+        serve::fit_connections(&mut config).map_err(|failure| refusal(&failure))?;
+        let fixed = [
+            ("engine.metrics", config.metrics == self.config.metrics),
+            ("engine.control", config.control == self.config.control),
+        ];
+        for (key, same) in fixed {
+            if !same {
+                let why = "cannot change while the engine runs (it is opened at the start)";
+                let message = format!("{key} {why}: restart to apply it");
+                return Err(json!({ "result": "refused", "message": message }));
+            }
+        }
+        for warning in &config.warnings {
+            tracing::warn!("{warning}");
+        }
+        Ok(config)
+    }
+
+    fn change(&mut self, config: Config) -> Json {
+        let ending = self.ending.clone();
+        let give_up = move || ending.load(Ordering::Relaxed);
+        let report = match self.server.change(config.topology.clone(), &give_up) {
+            Ok(report) => report,
+            Err(error) => {
+                let refused = matches!(error, ChangeError::Refused(_));
+                let result = if refused { "refused" } else { "failed" };
+                return json!({ "result": result, "message": error.to_string() });
+            }
+        };
+        self.config = config;
+        self.show();
+        let mut services = Vec::new();
+        for service in &report.services {
+            let fate = fate_name(service.fate);
+            let (name, unanswered) = (&service.name, service.unanswered);
+            match service.fate {
+                Fate::Unchanged => tracing::debug!("service {name}: {fate}"),
+                _ if service.left_behind => {
+                    tracing::error!(unanswered, "service {name}: {fate}; its former version hangs");
+                }
+                _ => tracing::info!(unanswered, "service {name}: {fate}"),
+            }
+            services.push(json!({
+                "name": name, "fate": fate, "unanswered": unanswered,
+                "left_behind": service.left_behind,
+            }));
+        }
+        let result = if report.is_empty() { "unchanged" } else { "changed" };
+        json!({ "result": result, "services": services, "settings": report.settings })
+    }
+
+    /// Tells [`Shown`] what runs now.
+    fn show(&self) {
+        let topology = self.server.topology();
+        let mut listens: Vec<Vec<String>> = vec![Vec::new(); topology.services.len()];
+        for (service, listen) in self.server.addresses() {
+            listens[service].push(url(listen.transport, listen.address));
+        }
+        for (service, path) in topology.memory_ports() {
+            listens[service].push(memory_url(path));
+        }
+        let services = topology.services.iter().zip(listens);
+        let services = services.map(|(s, at)| json!({ "name": s.name, "listen": at })).collect();
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Shown { services };
+    }
+}
+
+/// How a fate is called.
+pub(super) fn fate_name(fate: Fate) -> &'static str {
+    match fate {
+        Fate::Unchanged => "unchanged",
+        Fate::Added => "added",
+        Fate::Changed { keeps_connections: true } => "changed",
+        Fate::Changed { keeps_connections: false } => "changed, connections closed",
+        Fate::Removed => "removed",
+    }
+}
+
+/// A configuration that cannot be used.
+fn refusal(failure: &Failure) -> Json {
+    match failure {
+        Failure::Config(error) => {
+            let mut value = check::errors_json(error);
+            value["result"] = "refused".into();
+            value["message"] = error.to_string().into();
+            value
+        }
+        Failure::Usage(message)
+        | Failure::Run(message)
+        | Failure::Refused(message)
+        | Failure::Unproven(message) => json!({ "result": "refused", "message": message }),
+        Failure::Unfinished => json!({ "result": "failed", "message": "unfinished" }),
+    }
+}
+
+/// A connection to the control socket.
+struct Guest {
+    socket: LocalSocket,
+    until: Instant,
+    /// It waits for the outcome of a reload.
+    awaits: Option<Receiver<Json>>,
+}
+
+/// The thread of the control socket.
+struct Reception {
+    listener: LocalListener,
+    bell: Arc<Bell>,
+    ending: Arc<AtomicBool>,
+    tasks: Sender<Task>,
+    metrics: Metrics,
+    health: Arc<Health>,
+    shown: Arc<Mutex<Shown>>,
+    guests: Vec<Guest>,
+}
+
+impl Reception {
+    fn run(&mut self) {
+        while !self.ending.load(Ordering::Relaxed) {
+            self.wait_and_see();
+        }
+    }
+
+    fn wait_and_see(&mut self) {
+        let mut files: Vec<BorrowedFd<'_>> = vec![self.bell.as_fd(), self.listener.as_fd()];
+        files.extend(self.guests.iter().map(|guest| guest.socket.as_fd()));
+        let now = Instant::now();
+        let patience = |guest: &Guest| match guest.awaits {
+            Some(_) => LOOK_PAUSE,
+            None => guest.until.saturating_duration_since(now),
+        };
+        let ready = wait_readable(&files, self.guests.iter().map(patience).min());
+        if ready[0] {
+            self.bell.silence();
+        }
+        // From the back, so that who goes moves nobody who is still to be looked at.
+        for index in (0..self.guests.len()).rev() {
+            let stays = self.look_after(index, ready[2 + index]);
+            if !stays {
+                self.guests.swap_remove(index);
+            }
+        }
+        if ready[1] {
+            self.let_in();
+        }
+    }
+
+    fn let_in(&mut self) {
+        let Ok(Some(socket)) = self.listener.accept() else { return };
+        let own = sys::process::user();
+        let refused = match socket.peer() {
+            Ok(peer) if peer.user != own && peer.user != 0 => Some(format!(
+                "the engine obeys processes of user {own} and root, not of user {}",
+                peer.user
+            )),
+            Ok(_) if self.guests.len() >= CONNECTIONS_MAX => {
+                Some(format!("{CONNECTIONS_MAX} control connections are open: try again later"))
+            }
+            Ok(_) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(why) = refused {
+            let _ = socket.send(json!({ "error": why }).to_string().as_bytes(), &[]);
+            return;
+        }
+        self.guests.push(Guest { socket, until: Instant::now() + PATIENCE, awaits: None });
+    }
+
+    /// Whether the connection stays.
+    fn look_after(&mut self, index: usize, readable: bool) -> bool {
+        let guest = &mut self.guests[index];
+        if let Some(outcome) = &guest.awaits {
+            match outcome.try_recv() {
+                Ok(outcome) => {
+                    guest.awaits = None;
+                    guest.until = Instant::now() + PATIENCE;
+                    return answer(&guest.socket, &outcome);
+                }
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+        if !readable {
+            return guest.awaits.is_some() || Instant::now() < guest.until;
+        }
+        let mut bytes = [0; REQUEST_BYTES_MAX + 1];
+        let len = match guest.socket.receive(&mut bytes) {
+            Ok(None) => return true,
+            Ok(Some(0)) | Err(_) => return false,
+            Ok(Some(len)) => len,
+        };
+        if guest.awaits.is_some() {
+            return answer(&guest.socket, &json!({ "error": "one request at a time" }));
+        }
+        guest.until = Instant::now() + PATIENCE;
+        match Request::parse(&bytes[..len]) {
+            Err(why) => answer(&guest.socket, &json!({ "error": why })),
+            Ok(Request::Reload) => {
+                let (sender, receiver) = mpsc::channel();
+                guest.awaits = Some(receiver);
+                self.tasks.send(Task::Reload(Some(sender))).is_ok()
+            }
+            Ok(Request::Status) => {
+                let status = self.status();
+                answer(&self.guests[index].socket, &status)
+            }
+        }
+    }
+
+    fn status(&self) -> Json {
+        let counted = self.metrics.services();
+        let mut services =
+            self.shown.lock().unwrap_or_else(PoisonError::into_inner).services.clone();
+        for service in &mut services {
+            let found = counted.iter().find(|s| service["name"] == s.name());
+            let Some(snapshot) = found.map(|s| s.snapshot()) else { continue };
+            service["received"] = snapshot.received.into();
+            service["replied"] = snapshot.replied.into();
+            service["dropped"] = snapshot.dropped_requests().into();
+            service["outstanding"] = snapshot.outstanding().into();
+        }
+        json!({
+            "version": env!("CARGO_PKG_VERSION"), "process": std::process::id(),
+            "ready": self.health.is_ready(), "generation": self.health.generation(),
+            "services": services,
+        })
+    }
+}
+
+/// One line back; whether it was taken.
+fn answer(socket: &LocalSocket, value: &Json) -> bool {
+    socket.send(format!("{value}\n").as_bytes(), &[]).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_survive_and_others_are_told_what_is_right() {
+        for request in [Request::Status, Request::Reload] {
+            assert_eq!(Request::parse(request.line().as_bytes()), Ok(request));
+        }
+        for (bytes, why) in [
+            (&b""[..], "send a JSON object"),
+            (b"reload", "send a JSON object"),
+            (b"{}", "there is no command"),
+            (b"[1]", "there is no command"),
+            (b"{\"command\": 7}", "there is no command"),
+            (b"{\"command\": \"stop\"}", "no such command"),
+            (&[b' '; REQUEST_BYTES_MAX + 1], "at most"),
+        ] {
+            assert!(Request::parse(bytes).unwrap_err().contains(why));
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_request_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let _ = Request::parse(&bytes);
+        }
+    }
+}

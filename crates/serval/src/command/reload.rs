@@ -1,0 +1,133 @@
+//! `serval reload`: asks a running server to read its configuration again.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde_json::Value as Json;
+use sys::local::{LocalSocket, wait_readable};
+
+use super::control::Request;
+use super::{Failure, File};
+use crate::config::{Config, Overrides};
+use crate::screen::{Screen, Table, print};
+
+pub(super) const HELP: &str = "\
+Services are added, removed and changed without losing a message of the others. A file with a mistake,
+or with a key that cannot change while the engine runs, changes nothing and says why. The server needs
+engine.control = \"PATH\"; without it --pid sends SIGHUP, and the server's log tells the outcome.
+
+Examples:
+  serval reload /run/serval.sock
+  serval reload --config service.toml
+  serval reload --pid 4711
+
+Exit codes: 0 done (or nothing to do), 1 it failed or no server answers, 2 refused, 3 a service that
+left did not answer all it had accepted within engine.drain_ms.";
+
+/// Longest answer, in bytes.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+/// How long a reload may take: a drain is at most ten minutes.
+const PATIENCE: Duration = Duration::from_secs(660);
+
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub(super) struct Options {
+    /// Path of the server's control socket
+    #[arg(value_name = "PATH")]
+    path: Option<PathBuf>,
+
+    /// The configuration the server was started with; it names the control socket
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Send SIGHUP to this process
+    #[arg(long, value_name = "PROCESS")]
+    pid: Option<u32>,
+}
+
+pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
+    if let Some(process) = options.pid {
+        let sent = sys::process::reload(process);
+        sent.map_err(|e| Failure::Run(format!("process {process} cannot be asked: {e}")))?;
+        let asked = || format!("process {process} was asked; its log tells the outcome\n");
+        screen.show(asked, || serde_json::json!({ "result": "asked", "process": process }));
+        return Ok(());
+    }
+    let path = match (&options.path, &options.config) {
+        (Some(path), _) => path.clone(),
+        (None, Some(file)) => control_path(file)?,
+        (None, None) => unreachable!("clap wants one of them"),
+    };
+    let outcome = ask(&path, Request::Reload)?;
+    if screen.json {
+        print(&format!("{outcome}\n"));
+    } else {
+        show(screen, &outcome);
+    }
+    let message = outcome["message"].as_str().or(outcome["error"].as_str()).unwrap_or_default();
+    match outcome["result"].as_str() {
+        Some("changed" | "unchanged") if unanswered(&outcome) => Err(Failure::Unfinished),
+        Some("changed" | "unchanged") => Ok(()),
+        Some("refused") if screen.json => Err(Failure::Refused(String::new())),
+        Some("refused") => Err(Failure::Refused(message.to_owned())),
+        _ => Err(Failure::Run(message.to_owned())),
+    }
+}
+
+fn control_path(file: &Path) -> Result<PathBuf, Failure> {
+    let file = File::at(file);
+    let config = Config::load(&file.path, &Overrides::from_environment(Vec::new()));
+    let config = config.map_err(Failure::Config)?;
+    config.control.ok_or_else(|| {
+        let name = file.path.display();
+        Failure::Usage(format!("{name} has no engine.control: add it and restart, or use --pid"))
+    })
+}
+
+/// One request and its answer.
+fn ask(path: &Path, request: Request) -> Result<Json, Failure> {
+    let shown = path.display();
+    let failed = |error| Failure::Run(format!("no server answers at {shown}: {error}"));
+    let socket = LocalSocket::connect(path).map_err(failed)?;
+    socket.send(request.line().as_bytes(), &[]).map_err(failed)?;
+    let deadline = Instant::now() + PATIENCE;
+    let mut bytes = vec![0; ANSWER_BYTES_MAX];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Failure::Run(format!("the server at {shown} does not answer")));
+        }
+        wait_readable(&[std::os::fd::AsFd::as_fd(&socket)], Some(left));
+        match socket.receive(&mut bytes).map_err(failed)? {
+            None => {}
+            Some(0) => return Err(Failure::Run(format!("the server at {shown} ended"))),
+            Some(len) => {
+                let answer = serde_json::from_slice(&bytes[..len]);
+                return answer.map_err(|e| Failure::Run(format!("no answer of a server: {e}")));
+            }
+        }
+    }
+}
+
+fn unanswered(outcome: &Json) -> bool {
+    let services = outcome["services"].as_array().map(Vec::as_slice).unwrap_or_default();
+    services.iter().any(|s| s["unanswered"].as_u64() > Some(0) || s["left_behind"] == true)
+}
+
+fn show(screen: &Screen, outcome: &Json) {
+    let Some(services) = outcome["services"].as_array() else { return };
+    let mut table = Table::new(&["service", "what was done", "unanswered"]);
+    for service in services {
+        let text = |key: &str| service[key].as_str().unwrap_or_default().to_owned();
+        let unanswered = service["unanswered"].as_u64().unwrap_or_default();
+        table.row([text("name"), text("fate"), unanswered.to_string()]);
+    }
+    print(&table.render(screen));
+    for key in outcome["settings"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        print(&format!("{} has its new value\n", key.as_str().unwrap_or_default()));
+    }
+    if outcome["result"] == "unchanged" {
+        print("nothing has changed\n");
+    }
+}
