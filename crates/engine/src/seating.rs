@@ -458,6 +458,14 @@ impl<N: Nic> Worker<N> {
         // A connection may have been accepted for it before its port was stopped.
         self.collect_connections();
         let number = usize::from(slot);
+        if number >= self.lanes.len() {
+            // Another share of the change failed before this worker got its own.
+            return Remains {
+                _lane: Lane::vacant(1),
+                _links: ServiceLinks(Vec::new()),
+                _ports: Vec::new(),
+            };
+        }
         self.abandon(number);
         self.fabric.tell_credit(self.index, slot, 0);
         let mut lane =

@@ -280,8 +280,14 @@ fn what_cannot_be_done_changes_nothing() {
     let error = refused(&mut server, wanted.clone()).to_string();
     assert!(error.contains("already in use"), "{error}");
     wanted.services[2] = service("c", vec![udp()], "no_such_kernel");
-    let error = refused(&mut server, wanted).to_string();
+    let error = refused(&mut server, wanted.clone()).to_string();
     assert!(error.contains("no kernel `no_such_kernel`"), "{error}");
+    // The first one fails when the worker starts its blocks; the second one never gets there.
+    let library = common::build_kernel("crates/accel/tests/kernels/faulty.cpp");
+    wanted.services[1].kernel = format!("{library}:early");
+    wanted.services[2].kernel = "echo".into();
+    let error = refused(&mut server, wanted).to_string();
+    assert!(error.contains("before its first receive"), "{error}");
     drop(taken);
     askers.go_on();
     let report = server.change(good.clone(), &never).unwrap();
