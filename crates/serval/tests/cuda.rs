@@ -74,6 +74,23 @@ fn a_runtime_that_the_engine_starts_serves_on_the_gpu_and_the_engine_has_no_driv
 }
 
 #[test]
+fn services_that_share_a_gpu_are_told() {
+    let (folder, kernel) = driver_folder();
+    let environment = [("LD_LIBRARY_PATH", folder.as_path())];
+    let second =
+        "[[service]]\nname = \"b\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"gpu0\"\n";
+    let both = format!("{}{second}kernel = \"{kernel}\"\n", config("", &kernel));
+    let served = Served::start_with("cuda-shared", "", &both, &environment);
+    exchange_many(&served);
+    assert_eq!(ask(&udp_client(served.services[1][0]), b"b"), b"b");
+    assert!(served.log().contains("share a GPU"), "{}", served.log());
+    assert_eq!(served.drain(), 0);
+    let alone = Served::start_with("cuda-alone", "", &config("", &kernel), &environment);
+    assert!(!alone.log().contains("share a GPU"), "{}", alone.log());
+    assert_eq!(alone.drain(), 0);
+}
+
+#[test]
 fn a_runtime_that_attaches_is_killed_and_another_one_takes_over() {
     let (folder, kernel) = driver_folder();
     let socket = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-attach");

@@ -18,7 +18,7 @@
 
 mod seat;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -84,6 +84,24 @@ impl AttachDoors {
     }
 }
 
+/// Processes that share a GPU wait for each other's turns on it, which last for milliseconds.
+fn warn_of_shared_gpus(seats: &[Seat], topology: &Topology) {
+    let mut by_gpu: BTreeMap<u32, Vec<&str>> = BTreeMap::new();
+    for seat in seats.iter().filter(|seat| seat.is_launched()) {
+        if let Some(gpu) = seat.gpu {
+            by_gpu.entry(gpu).or_default().push(&topology.services[seat.service].name);
+        }
+    }
+    for (gpu, services) in by_gpu.into_iter().filter(|(_, services)| services.len() > 1) {
+        let services = services.join(", ");
+        tracing::warn!(
+            gpu,
+            services,
+            "these services share a GPU: it gives each turns of milliseconds; give each a GPU of its own"
+        );
+    }
+}
+
 impl Runtimes {
     /// Starts the thread; `None` when there is nothing for it to do.
     pub(super) fn start(
@@ -106,6 +124,7 @@ impl Runtimes {
         let seats: Vec<Seat> =
             seats.into_iter().zip(lives).map(|(s, l)| Seat::new(s, l.clone(), &topology)).collect();
         let launched = seats.iter().filter(|seat| seat.is_launched()).count();
+        warn_of_shared_gpus(&seats, &topology);
         let mut desk = Desk {
             lobby: Lobby::new(doors.0, MESSAGE_BYTES_MAX),
             seats,
