@@ -34,8 +34,6 @@ const AWAKE_NS: u64 = 60_000;
 const YIELD_NS: u64 = 8_000;
 /// Longest time until every block has got to its first wait.
 const START_MAX: Duration = Duration::from_secs(30);
-/// A thread that did not come back from its blocks for this long hangs: longer than all of them together take.
-const HUNG_NS: u64 = 10_000_000_000;
 
 /// One worker's share of the blocks that a runtime in another process runs.
 pub struct RemoteBlocks {
@@ -119,6 +117,9 @@ pub struct HostOptions {
     pub cores: Vec<usize>,
     /// Waits until the engine rings the runtime's bell, for at most the time given, and silences it.
     pub doze: Box<dyn Fn(Duration) + Send + Sync>,
+    /// A thread that did not come back from its blocks for this long hangs; must be longer than all of them
+    /// together take.
+    pub hung_after: Duration,
 }
 
 /// The blocks of a region on threads of this process.
@@ -126,6 +127,7 @@ pub struct HostBlocks {
     words: Words<MappedMemory>,
     threads: Vec<HostThread>,
     shared: Arc<Shared>,
+    hung_after_ns: u64,
 }
 
 struct HostThread {
@@ -161,7 +163,8 @@ impl HostBlocks {
         let sleepers = Sleepers::new(words.clone(), options.doze);
         let shared = Arc::new(Shared { sleepers, ended: Mutex::default() });
         let (report, reports) = mpsc::channel();
-        let mut host = Self { words: words.clone(), threads: Vec::new(), shared };
+        let hung_after_ns = options.hung_after.as_nanos() as u64;
+        let mut host = Self { words: words.clone(), threads: Vec::new(), shared, hung_after_ns };
         for number in 0..threads {
             let at = |number: usize| (number * count as usize / threads) as u32;
             let blocks: Vec<u32> = (at(number)..at(number + 1)).collect();
@@ -206,7 +209,7 @@ impl HostBlocks {
         let now_ns = Clock::Monotonic.now();
         for thread in &self.threads {
             let since_ns = thread.busy_since_ns.load(Ordering::Relaxed);
-            if since_ns != 0 && now_ns.saturating_sub(since_ns) > HUNG_NS {
+            if since_ns != 0 && now_ns.saturating_sub(since_ns) > self.hung_after_ns {
                 let blocks = &thread.blocks;
                 let text = format!("blocks {blocks:?} share a thread that does not come back");
                 return Err((reason::HUNG, text));

@@ -37,6 +37,8 @@ use wire::attach::{
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// The engine is lost when its beat stands still for this long, as the kernels see it too.
 const ENGINE_LOST: Duration = Duration::from_secs(5);
+/// A thread that does not come back from its blocks for this long hangs.
+const HUNG_AFTER: Duration = Duration::from_secs(10);
 /// Longest time between two looks at everything.
 const LOOK: Duration = Duration::from_millis(250);
 /// A runtime whose engine is not there tries again after this long, and twice as long each time …
@@ -157,6 +159,7 @@ impl Device for HostDevice {
                 wait_readable(&[bell.as_fd()], Some(limit));
                 bell.silence();
             }),
+            hung_after: HUNG_AFTER,
         };
         let memory = MappedMemory::new(job.memory.clone());
         let started = HostBlocks::start(&memory, &kernel, &job.params, options);

@@ -316,6 +316,34 @@ fn what_an_old_life_asked_a_backend_is_not_answered_to_the_next() {
     assert_eq!(served.drain(), 0);
 }
 
+/// Kernels that break their contract cost their runtime, and the next one serves on.
+#[test]
+fn a_kernel_that_breaks_its_contract_is_replaced() {
+    let kernel = build_kernel("device/tests/misbehave.cpp");
+    // After three messages of a block: it returns; it writes random values to its TX head; it runs over
+    // the ring.
+    for mode in [8, 6, 12] {
+        let params = format!(
+            "mqueues = 1\nslots = 8\nrequest_timeout_ms = 500\nparams = {{ mode = {mode}, after = 3 }}\n"
+        );
+        let config = process("apart", "") + &service("wild", "apart", &kernel, &params);
+        let served = Served::start(&format!("attach-wild-{mode}"), "", &config);
+        let client = udp_client(served.services[0][0]);
+        for round in 0..3 {
+            let salt = 10 * mode + round;
+            answers_again(&client, salt);
+            client.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+            eventually("its life ends", || {
+                client.send(&pattern(30, salt)).unwrap();
+                let _ = client.recv(&mut [0; 100]);
+                life(&served, "restarts_total", "wild", "apart") > round as u64
+            });
+        }
+        balances(&served, "wild");
+        drop(served);
+    }
+}
+
 #[test]
 fn only_the_engines_user_and_root_are_let_in() {
     const NOBODY: u32 = 65_534;

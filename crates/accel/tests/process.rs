@@ -1,0 +1,152 @@
+//! The `process` accelerator from both sides, in one process: the test is the engine's worker.
+
+mod common;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use accel::process::{HostBlocks, HostOptions, RemoteBlocks, RemoteLink};
+use accel::{AccelError, Kernel};
+use common::{Engine, Shape, build, params, payload};
+use engine::accelerator::Blocks;
+use mqueue::abi::{reason, stop};
+
+const MISBEHAVE: &str = "device/tests/misbehave.cpp";
+/// Far longer than any test takes: only for loops that would otherwise never end when a test fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A bell of one process.
+#[derive(Default)]
+struct Bell {
+    rings: Mutex<u64>,
+    rung: Condvar,
+    total: AtomicU64,
+}
+
+impl Bell {
+    fn ring(&self) {
+        self.total.fetch_add(1, Ordering::Relaxed);
+        *self.rings.lock().unwrap() += 1;
+        self.rung.notify_all();
+    }
+
+    fn doze(&self, limit: Duration) {
+        let rings = self.rings.lock().unwrap();
+        let waited = self.rung.wait_timeout_while(rings, limit, |rings| *rings == 0);
+        *waited.unwrap().0 = 0;
+    }
+}
+
+fn host(
+    engine: &Engine,
+    kernel: &Arc<Kernel>,
+    given: &[(&str, f64)],
+    threads: usize,
+    hung_after: Duration,
+) -> Result<(HostBlocks, RemoteBlocks, Arc<Bell>), AccelError> {
+    let bell = Arc::<Bell>::default();
+    let rung = bell.clone();
+    let link = RemoteLink::new({
+        let bell = bell.clone();
+        move || bell.ring()
+    });
+    let doze = Box::new(move |limit| bell.doze(limit));
+    let options = HostOptions { threads, cores: Vec::new(), doze, hung_after };
+    let host = HostBlocks::start(&engine.memory, kernel, &params(given), options)?;
+    let blocks = engine.all_blocks().into_iter();
+    Ok((host, RemoteBlocks::new(engine.words.clone(), blocks, 1, link), rung))
+}
+
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Sends one message to each of `mqueues` and takes the echoes.
+fn echoes(engine: &mut Engine, blocks: &mut RemoteBlocks, mqueues: &[u32], round: u64) {
+    for &mqueue in mqueues {
+        engine.push(mqueue, round, &payload(mqueue, round, 40)).unwrap();
+    }
+    let (mut rang, mut missing) = (mqueues, mqueues.to_vec());
+    eventually("every echo", || {
+        let mut touched = Vec::new();
+        blocks.drive(0, rang, &mut touched);
+        rang = &[];
+        for mqueue in touched {
+            while let Some(got) = engine.pop(mqueue) {
+                assert_eq!((got.token, got.payload), (round, payload(mqueue, round, 40)));
+                missing.retain(|other| *other != mqueue);
+            }
+        }
+        missing.is_empty()
+    });
+}
+
+#[test]
+fn threads_that_sleep_are_woken_for_every_message() {
+    for threads in [1, 3] {
+        let mut engine = Engine::new(&Shape { blocks: 12, ..Shape::default() });
+        let echo = Kernel::builtin("echo").unwrap();
+        let hung_after = Duration::from_secs(60);
+        let (host, mut blocks, bell) = host(&engine, &echo, &[], threads, hung_after).unwrap();
+        let words = engine.words.clone();
+        let rounds = 100;
+        for round in 1..=rounds {
+            eventually("they sleep", || words.accelerator_parked());
+            let mqueues: Vec<u32> = (0..12).filter(|m| u64::from(*m) % 4 <= round % 4).collect();
+            echoes(&mut engine, &mut blocks, &mqueues, round);
+            host.health().unwrap();
+        }
+        // Every round began when somebody slept.
+        assert!(bell.total.load(Ordering::Relaxed) >= rounds, "they were not woken");
+        words.set_stop(stop::DRAIN);
+        assert!(host.stop(PATIENCE).is_empty());
+    }
+}
+
+#[test]
+fn a_drain_answers_what_was_received() {
+    let mut engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
+    let echo = Kernel::builtin("echo").unwrap();
+    let (host, _, _) = host(&engine, &echo, &[], 2, PATIENCE).unwrap();
+    for n in 0..8 {
+        engine.push(0, n, &payload(0, n, 9)).unwrap();
+    }
+    engine.words.set_stop(stop::DRAIN);
+    assert!(host.stop(PATIENCE).is_empty());
+    for n in 0..8 {
+        assert_eq!(engine.pop(0).expect("its echo").token, n);
+    }
+}
+
+#[test]
+fn a_block_that_returns_or_hangs_is_told() {
+    let kernel = build(MISBEHAVE, "misbehave");
+    for (mode, why) in [(8.0, reason::RETURNED), (9.0, reason::HUNG)] {
+        let mut engine = Engine::new(&Shape { blocks: 4, ..Shape::default() });
+        let given = [("mode", mode), ("after", 0.0)];
+        let hung_after = Duration::from_millis(50);
+        let (host, mut blocks, _) = host(&engine, &kernel, &given, 2, hung_after).unwrap();
+        assert_eq!(host.health(), Ok(()));
+        engine.push(3, 1, b"go").unwrap();
+        blocks.drive(0, &[3], &mut Vec::new());
+        eventually("it is told", || host.health().is_err_and(|(reason, _)| reason == why));
+        let hung = host.stop(Duration::ZERO);
+        assert_eq!(hung, if why == reason::HUNG { vec![2, 3] } else { vec![] });
+    }
+}
+
+#[test]
+fn threads_are_as_many_as_blocks_at_most() {
+    let engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
+    let echo = Kernel::builtin("echo").unwrap();
+    for threads in [0, 3] {
+        let refused = host(&engine, &echo, &[], threads, PATIENCE).err();
+        assert!(matches!(refused, Some(AccelError::Range { what: "threads", .. })), "{threads}");
+    }
+}
