@@ -202,12 +202,12 @@ fn read_engine(
     let control = section
         .text(report, "control", "\"/run/serval.sock\"")
         .filter(|(text, _)| !text.is_empty());
-    if let Some((path, span)) = &control {
-        if !Path::new(path).is_absolute() || path.len() > PATH_BYTES_MAX {
-            let what = format!("\"{path}\" cannot be the path of a socket");
-            let right = format!("an absolute path of at most {PATH_BYTES_MAX} bytes");
-            report.problem(Problem::new(*span, what, right));
-        }
+    if let Some((path, span)) = &control
+        && (!Path::new(path).is_absolute() || path.len() > PATH_BYTES_MAX)
+    {
+        let what = format!("\"{path}\" cannot be the path of a socket");
+        let right = format!("an absolute path of at most {PATH_BYTES_MAX} bytes");
+        report.problem(Problem::new(*span, what, right));
     }
     let control = control.map(|(text, _)| text);
     section.record(report, "control", control.clone().unwrap_or_default());
