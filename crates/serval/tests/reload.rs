@@ -44,6 +44,9 @@ fn message(byte: u8) -> [u8; 32] {
     [byte; 32]
 }
 
+/// Sends a request and returns its reply.
+type Asking = Box<dyn FnMut(&[u8; 32]) -> Vec<u8> + Send>;
+
 /// Clients that ask without a pause and check every reply; a missing one fails the test.
 struct Askers {
     stop: Arc<AtomicBool>,
@@ -55,7 +58,7 @@ impl Askers {
     fn start(udp: SocketAddr, tcp: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let answered = Arc::new(AtomicU64::new(0));
-        let loops: [Box<dyn FnMut(&[u8; 32]) -> Vec<u8> + Send>; 2] = [
+        let loops: [Asking; 2] = [
             {
                 let client = udp_client(udp);
                 Box::new(move |request| ask(&client, request))
@@ -65,7 +68,7 @@ impl Askers {
                 Box::new(move |request| exchange(&mut stream, request, 32))
             },
         ];
-        let thread = |mut once: Box<dyn FnMut(&[u8; 32]) -> Vec<u8> + Send>| {
+        let thread = |mut once: Asking| {
             let (stop, answered) = (stop.clone(), answered.clone());
             std::thread::spawn(move || {
                 let mut byte = 0u8;
