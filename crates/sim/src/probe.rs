@@ -157,7 +157,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             port,
             peer: client_address(id),
             local: if ip.is_unspecified() { [10, 0, 0, 1].into() } else { ip },
-            taste,
+            // Nothing paces datagrams, and reaching a backend again may take longer than the pause.
+            taste: Taste { backend: 0, ..taste },
             left: REQUESTS,
             burst: 1,
             // One after the other: more at once may find no credit.
