@@ -46,7 +46,8 @@ impl Stage {
         setup.seed = seed;
         for behaviour in &mut setup.behaviours {
             behaviour.remote = far;
-            behaviour.delay_ns = (0, 200_000);
+            // Longer than it takes to look whether all has settled.
+            behaviour.delay_ns = (0, if far { 3 * MS } else { MS / 5 });
         }
         let world = World::build(&setup, |nic| nic);
         let callers = [Vec::new(), Vec::new()];
@@ -163,11 +164,11 @@ fn a_service_comes_changes_and_goes_at_any_step() {
                     stage.call(CHANGES);
                 }
             });
-            stage.world.run(50, 100_000);
+            stage.world.run(600, 100_000);
             assert_eq!(stage.world.under_way(CHANGES), 0, "seed {seed}, round {round}");
             let before = stage.world.metrics.service(CHANGES);
             stage.ask(CHANGES);
-            stage.world.run(20, 100_000);
+            stage.world.run(60, 100_000);
             let after = stage.world.metrics.service(CHANGES);
             let answered = after.replied - before.replied;
             assert_eq!(answered, u64::from(runs), "seed {seed}, round {round}: {after:?}");
@@ -196,7 +197,7 @@ fn connections_stay_or_are_closed_after_their_replies() {
         assert!(stage.world.under_way(CHANGES) > 0, "something is under way");
         stage.world.put(spec, CHANGES, keeps, 50 * MS);
         stage.change_in_steps(|_| {});
-        stage.world.run(20, 100_000);
+        stage.world.run(60, 100_000);
         assert_eq!(stage.world.metrics.service(CHANGES).replied, 4);
         for caller in 0..4 {
             assert_eq!(stage.is_gone(stage.callers[CHANGES][caller].0), !keeps);
@@ -204,7 +205,7 @@ fn connections_stay_or_are_closed_after_their_replies() {
                 stage.say(CHANGES, caller, 1);
             }
         }
-        stage.world.run(20, 100_000);
+        stage.world.run(60, 100_000);
         let counted = stage.world.metrics.service(CHANGES);
         assert_eq!(counted.replied, if keeps { 8 } else { 4 });
         assert_eq!(counted.dropped_requests(), 0);
