@@ -206,7 +206,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "leave_with_debts",
         "a service leaves before it has answered what it took",
-        &["crates/sim/tests/change.rs::a_service_comes_changes_and_goes_at_any_step"],
+        &["crates/sim/tests/change.rs::connections_stay_or_are_closed_after_their_replies"],
     ),
     // Between workers.
     mutant(
