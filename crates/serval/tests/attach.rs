@@ -214,6 +214,15 @@ fn stream_load(server: SocketAddr, stop: &AtomicBool, seen: &Seen) {
     }
 }
 
+/// Stops the threads of a scope also when the test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Runs `disturb` under load on both transports; the ports stay open, no answer is wrong, the books balance.
 fn under_load(served: &Served, service: &str, disturb: impl FnOnce()) {
     let (udp, tcp) = (served.services[0][0], served.services[0][1]);
@@ -221,11 +230,11 @@ fn under_load(served: &Served, service: &str, disturb: impl FnOnce()) {
     thread::scope(|scope| {
         scope.spawn(|| datagram_load(udp, &stop, &seen));
         scope.spawn(|| stream_load(tcp, &stop, &seen));
+        let _stop = Stop(&stop);
         eventually("the load flows", || seen.answered.load(Ordering::Relaxed) > 100);
         disturb();
         let before = seen.answered.load(Ordering::Relaxed);
         eventually("the load flows again", || seen.answered.load(Ordering::Relaxed) > before + 100);
-        stop.store(true, Ordering::Relaxed);
     });
     assert_eq!(seen.wrong.load(Ordering::Relaxed), 0, "answers are right or missing");
     balances(served, service);
@@ -685,8 +694,8 @@ fn whoever_breaks_the_conversation_is_shown_out_and_the_next_one_serves() {
             let wish = Wish::default();
             runtime::attach(&at, &wish, &mut HostDevice::new(1, Vec::new()), false, &cancel)
         });
+        let _stop = Stop(&cancel);
         answers_again(&udp_client(address(&server, 0)), 1);
-        cancel.store(true, Ordering::Relaxed);
     });
     assert_accounts(&server);
 }
