@@ -91,24 +91,67 @@ impl Image {
 
 /// Whether these bytes are a whole fatbin or cubin, by their headers. The driver reads as far as those say.
 fn is_image(bytes: &[u8]) -> bool {
-    const FATBIN: u32 = 0xba55_ed50;
-    const ELF: u32 = u32::from_le_bytes(*b"\x7fELF");
-    let u32_at =
-        |at: usize| bytes.get(at..at + 4).map(|b| u32::from_le_bytes(b.try_into().unwrap()));
-    let u64_at =
-        |at: usize| bytes.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().unwrap()));
-    match u32_at(0) {
+    const FATBIN: u64 = 0xba55_ed50;
+    const ELF: u64 = u32::from_le_bytes(*b"\x7fELF") as u64;
+    match number(bytes, 0, 4) {
         // Magic, version and header size in 2 bytes each, then the size of what follows.
-        Some(FATBIN) => match (u32_at(4), u64_at(8)) {
-            (Some(header), Some(body)) => u64::from(header >> 16)
-                .checked_add(body)
-                .is_some_and(|end| end <= bytes.len() as u64),
+        Some(FATBIN) => match (number(bytes, 6, 2), number(bytes, 8, 8)) {
+            (Some(header), Some(body)) => lies_inside(bytes, header, body),
             _ => false,
         },
-        // The tables of sections and segments end inside the file.
-        Some(ELF) => u64_at(0x28).is_some_and(|sections| sections < bytes.len() as u64),
+        Some(ELF) => is_cubin(bytes).unwrap_or(false),
         _ => false,
     }
+}
+
+/// Whether the tables of sections and segments, and what each of them has in the file, end inside it. The
+/// offsets are those of elf(5).
+fn is_cubin(bytes: &[u8]) -> Option<bool> {
+    const BITS_64_LITTLE_ENDIAN: u64 = 0x0102;
+    const SECTION_BYTES: u64 = 64;
+    const SEGMENT_BYTES: u64 = 56;
+    /// A section that has a size and nothing in the file.
+    const NOBITS: u64 = 8;
+    // A table's place in the file, one entry's size, and how many there are.
+    let (sections, section_bytes, section_count) =
+        (number(bytes, 0x28, 8)?, number(bytes, 0x3a, 2)?, number(bytes, 0x3c, 2)?);
+    let (segments, segment_bytes, segment_count) =
+        (number(bytes, 0x20, 8)?, number(bytes, 0x36, 2)?, number(bytes, 0x38, 2)?);
+    // Without a section there is no kernel, and a count that does not fit its field is written as 0.
+    if number(bytes, 4, 2)? != BITS_64_LITTLE_ENDIAN
+        || section_count == 0
+        || section_bytes != SECTION_BYTES
+        || (segment_count > 0 && segment_bytes != SEGMENT_BYTES)
+        || !lies_inside(bytes, sections, section_count * SECTION_BYTES)
+        || !lies_inside(bytes, segments, segment_count * SEGMENT_BYTES)
+    {
+        return Some(false);
+    }
+    for at in (0..section_count).map(|n| sections + n * SECTION_BYTES) {
+        let (start, len) = (number(bytes, at + 0x18, 8)?, number(bytes, at + 0x20, 8)?);
+        if number(bytes, at + 4, 4)? != NOBITS && !lies_inside(bytes, start, len) {
+            return Some(false);
+        }
+    }
+    for at in (0..segment_count).map(|n| segments + n * SEGMENT_BYTES) {
+        let (start, len) = (number(bytes, at + 8, 8)?, number(bytes, at + 0x20, 8)?);
+        if !lies_inside(bytes, start, len) {
+            return Some(false);
+        }
+    }
+    Some(true)
+}
+
+fn lies_inside(bytes: &[u8], start: u64, len: u64) -> bool {
+    start.checked_add(len).is_some_and(|end| end <= bytes.len() as u64)
+}
+
+/// The little-endian number of `len` bytes, 8 at most.
+fn number(bytes: &[u8], at: u64, len: usize) -> Option<u64> {
+    let field = bytes.get(usize::try_from(at).ok()?..)?.get(..len)?;
+    let mut number = [0; 8];
+    number[..len].copy_from_slice(field);
+    Some(u64::from_le_bytes(number))
 }
 
 #[cfg(test)]
@@ -154,5 +197,48 @@ mod tests {
             assert!(!is_image(&fatbin[..len]), "{len} bytes");
         }
         assert!(!is_image(b"\x7fELF"));
+    }
+
+    /// A cubin of one section with 32 bytes, one that takes none of the file, and one segment.
+    fn cubin() -> Vec<u8> {
+        let mut cubin = vec![0; 64 + 32 + 2 * 64 + 56];
+        let mut set = |at: usize, field: &[u8]| cubin[at..at + field.len()].copy_from_slice(field);
+        set(0, b"\x7fELF\x02\x01\x01");
+        // The tables: first segments, then sections.
+        set(0x20, &(64 + 32 + 2 * 64_u64).to_le_bytes());
+        set(0x28, &(64 + 32_u64).to_le_bytes());
+        [56, 1, 64, 2].iter().zip(0..).for_each(|(n, at)| set(0x36 + 2 * at, &[*n]));
+        let (section, empty, segment) = (64 + 32, 64 + 32 + 64, 64 + 32 + 128);
+        set(section + 4, &[1]);
+        set(empty + 4, &[8]);
+        set(empty + 0x20, &u64::MAX.to_le_bytes());
+        for (start, len) in [(section + 0x18, section + 0x20), (segment + 8, segment + 0x20)] {
+            set(start, &[64]);
+            set(len, &[32]);
+        }
+        cubin
+    }
+
+    #[test]
+    fn a_cubin_ends_inside_its_file_wherever_its_headers_point() {
+        assert!(is_image(&cubin()));
+        for len in 0..cubin().len() {
+            assert!(!is_image(&cubin()[..len]), "{len} bytes");
+        }
+        let (section, segment) = (64 + 32, 64 + 32 + 128);
+        // Where the tables are, their counts, and what the section and the segment have.
+        let starts = [0x20, 0x28, section + 0x18, section + 0x20, segment + 8, segment + 0x20];
+        for at in starts {
+            for wrong in [cubin().len() as u64, u64::MAX] {
+                let mut cubin = cubin();
+                cubin[at..at + 8].copy_from_slice(&wrong.to_le_bytes());
+                assert!(!is_image(&cubin), "{wrong} at {at:#x}");
+            }
+        }
+        for at in [0x38, 0x3c] {
+            let mut cubin = cubin();
+            cubin[at] += 1;
+            assert!(!is_image(&cubin), "one more at {at:#x}");
+        }
     }
 }
