@@ -27,12 +27,14 @@ mod stack;
 mod staging;
 mod threads;
 mod timers;
+mod watch;
 mod worker;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use threads::{CpuAccelerator, ThreadBlocks};
+pub(crate) use watch::Watch;
 pub use worker::WorkerBlocks;
 
 use crate::AccelError;

@@ -23,7 +23,7 @@ use engine::accelerator::Blocks;
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Region, Words};
 
-use crate::cpu::{Clock, Options, WorkerBlocks, pin};
+use crate::cpu::{Clock, Options, Watch, WorkerBlocks, pin};
 use crate::{AccelError, Kernel, reason_name};
 
 /// Longest sleep of a thread: after it, it looks at the stop word by itself.
@@ -117,8 +117,8 @@ pub struct HostOptions {
     pub cores: Vec<usize>,
     /// Waits until the engine rings the runtime's bell, for at most the time given, and silences it.
     pub doze: Box<dyn Fn(Duration) + Send + Sync>,
-    /// A thread that did not come back from its blocks for this long hangs; must be longer than all of them
-    /// together take.
+    /// A block that did not come back for this long hangs, and all blocks of its thread with it; must be longer
+    /// than a block's turn takes: 64 messages.
     pub hung_after: Duration,
 }
 
@@ -132,9 +132,18 @@ pub struct HostBlocks {
 
 struct HostThread {
     blocks: Vec<u32>,
-    /// Since when it is inside its blocks; 0 when it is not.
-    busy_since_ns: Arc<AtomicU64>,
+    turn: Arc<Turn>,
+    watch: Watch,
     join: JoinHandle<()>,
+}
+
+/// What a thread tells whoever watches it.
+#[derive(Default)]
+struct Turn {
+    /// It is inside its blocks.
+    busy: AtomicBool,
+    /// Counts resumes.
+    progress: AtomicU64,
 }
 
 /// What the threads share.
@@ -168,7 +177,7 @@ impl HostBlocks {
         for number in 0..threads {
             let at = |number: usize| (number * count as usize / threads) as u32;
             let blocks: Vec<u32> = (at(number)..at(number + 1)).collect();
-            let busy_since_ns = Arc::<AtomicU64>::default();
+            let turn = Arc::<Turn>::default();
             let runner = Runner {
                 memory: memory.clone(),
                 words: words.clone(),
@@ -178,7 +187,7 @@ impl HostBlocks {
                 blocks: blocks.clone(),
                 core: (!options.cores.is_empty())
                     .then(|| options.cores[number % options.cores.len()]),
-                busy_since_ns: busy_since_ns.clone(),
+                turn: turn.clone(),
                 shared: host.shared.clone(),
             };
             let report = report.clone();
@@ -186,7 +195,7 @@ impl HostBlocks {
                 .name(format!("cpu-{number}"))
                 .spawn(move || runner.run(&report))
                 .map_err(|error| AccelError::Os { what: "start an accelerator thread", error })?;
-            host.threads.push(HostThread { blocks, busy_since_ns, join });
+            host.threads.push(HostThread { blocks, turn, watch: Watch::default(), join });
         }
         drop(report);
         for _ in 0..threads {
@@ -199,7 +208,8 @@ impl HostBlocks {
     }
 
     /// Whether all blocks serve; else why not: one of [`mqueue::abi::reason`] and a sentence.
-    pub fn health(&self) -> Result<(), (u64, String)> {
+    /// To be asked several times in `hung_after`.
+    pub fn health(&mut self) -> Result<(), (u64, String)> {
         let asked = self.words.stop() != stop::RUN;
         let ended = lock(&self.shared.ended);
         if let Some((block, why)) = ended.iter().find(|(_, why)| !asked || *why != reason::STOPPED)
@@ -207,9 +217,10 @@ impl HostBlocks {
             return Err((*why, format!("block {block} ended: {}", reason_name(*why))));
         }
         let now_ns = Clock::Monotonic.now();
-        for thread in &self.threads {
-            let since_ns = thread.busy_since_ns.load(Ordering::Relaxed);
-            if since_ns != 0 && now_ns.saturating_sub(since_ns) > self.hung_after_ns {
+        for thread in &mut self.threads {
+            let progress = thread.turn.progress.load(Ordering::Relaxed);
+            let busy = thread.turn.busy.load(Ordering::Relaxed);
+            if thread.watch.look(now_ns, self.hung_after_ns, busy, progress) {
                 let blocks = &thread.blocks;
                 let text = format!("blocks {blocks:?} share a thread that does not come back");
                 return Err((reason::HUNG, text));
@@ -332,7 +343,7 @@ struct Runner {
     params: Vec<(String, f64)>,
     blocks: Vec<u32>,
     core: Option<usize>,
-    busy_since_ns: Arc<AtomicU64>,
+    turn: Arc<Turn>,
     shared: Arc<Shared>,
 }
 
@@ -361,7 +372,7 @@ impl Runner {
         let mqueues = self.blocks.iter().flat_map(|b| b * self.per_block..(b + 1) * self.per_block);
         // No head is 0 once something was published, so what came before the start is found.
         let mut seen: Vec<(u32, u64)> = mqueues.map(|mqueue| (mqueue, 0)).collect();
-        let (mut rang, mut touched, mut ended) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut rang, mut ended) = (Vec::new(), Vec::new());
         let mut stop = self.words.stop();
         let mut idle_since_ns = None;
         while blocks.running() > 0 {
@@ -381,10 +392,9 @@ impl Runner {
             }
             stop = asked;
             idle_since_ns = None;
-            self.busy_since_ns.store(now_ns, Ordering::Relaxed);
-            blocks.drive(now_ns, &rang, &mut touched);
-            self.busy_since_ns.store(0, Ordering::Relaxed);
-            touched.clear();
+            self.turn.busy.store(true, Ordering::Relaxed);
+            blocks.drive_counted(now_ns, &rang, &self.turn.progress);
+            self.turn.busy.store(false, Ordering::Relaxed);
             blocks.ended(&mut ended);
             if !ended.is_empty() {
                 lock(&self.shared.ended).append(&mut ended);

@@ -93,7 +93,7 @@ fn threads_that_sleep_are_woken_for_every_message() {
         let mut engine = Engine::new(&Shape { blocks: 12, ..Shape::default() });
         let echo = Kernel::builtin("echo").unwrap();
         let hung_after = Duration::from_secs(60);
-        let (host, mut blocks, bell) = host(&engine, &echo, &[], threads, hung_after).unwrap();
+        let (mut host, mut blocks, bell) = host(&engine, &echo, &[], threads, hung_after).unwrap();
         let words = engine.words.clone();
         let rounds = 100;
         for round in 1..=rounds {
@@ -131,7 +131,7 @@ fn a_block_that_returns_or_hangs_is_told() {
         let mut engine = Engine::new(&Shape { blocks: 4, ..Shape::default() });
         let given = [("mode", mode), ("after", 0.0)];
         let hung_after = Duration::from_millis(50);
-        let (host, mut blocks, _) = host(&engine, &kernel, &given, 2, hung_after).unwrap();
+        let (mut host, mut blocks, _) = host(&engine, &kernel, &given, 2, hung_after).unwrap();
         assert_eq!(host.health(), Ok(()));
         engine.push(3, 1, b"go").unwrap();
         blocks.drive(0, &[3], &mut Vec::new());
@@ -139,6 +139,29 @@ fn a_block_that_returns_or_hangs_is_told() {
         let hung = host.stop(Duration::ZERO);
         assert_eq!(hung, if why == reason::HUNG { vec![2, 3] } else { vec![] });
     }
+}
+
+#[test]
+fn a_thread_whose_blocks_all_compute_does_not_hang() {
+    let (count, each) = (60, 20_000.0);
+    let mut engine = Engine::new(&Shape { blocks: count, ..Shape::default() });
+    let spin = Kernel::builtin("spin").unwrap();
+    // All of them together compute for longer.
+    let hung_after = Duration::from_millis(500);
+    let given = [("microseconds", each)];
+    let (mut host, mut blocks, _) = host(&engine, &spin, &given, 1, hung_after).unwrap();
+    let mut missing: Vec<u32> = (0..count).collect();
+    for &mqueue in &missing {
+        engine.push(mqueue, 1, b"compute").unwrap();
+    }
+    blocks.drive(0, &missing, &mut Vec::new());
+    eventually("every reply", || {
+        assert_eq!(host.health(), Ok(()));
+        missing.retain(|mqueue| engine.pop(*mqueue).is_none());
+        missing.is_empty()
+    });
+    engine.words.set_stop(stop::DRAIN);
+    assert!(host.stop(PATIENCE).is_empty());
 }
 
 #[test]

@@ -37,7 +37,7 @@ use wire::attach::{
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// The engine is lost when its beat stands still for this long, as the kernels see it too.
 const ENGINE_LOST: Duration = Duration::from_secs(5);
-/// A thread that does not come back from its blocks for this long hangs.
+/// A block that does not come back from its turn for this long hangs.
 const HUNG_AFTER: Duration = Duration::from_secs(10);
 /// Longest time between two looks at everything.
 const LOOK: Duration = Duration::from_millis(250);
@@ -168,7 +168,7 @@ impl Device for HostDevice {
     }
 
     fn health(&mut self) -> Result<(), Failure> {
-        let health = self.blocks.as_ref().map_or(Ok(()), HostBlocks::health);
+        let health = self.blocks.as_mut().map_or(Ok(()), HostBlocks::health);
         health.map_err(|(reason, text)| Failure { reason, text })
     }
 

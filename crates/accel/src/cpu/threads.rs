@@ -22,6 +22,7 @@ use mqueue::abi::{reason, stop};
 use mqueue::{Doorbells, Listener, MappedMemory, ParkWord, Region, Words};
 
 use super::scheduler::{Observer, Scheduler, check_blocks};
+use super::watch::Watch;
 use super::{Options, pin};
 use crate::{AccelError, Kernel};
 
@@ -287,8 +288,14 @@ impl Blocks for ThreadBlocks {
 impl WorkerLink {
     #[inline]
     fn watch(&mut self, now_ns: u64, hung_after_ns: u64) {
-        if now_ns >= self.watch.next && self.watch.look(now_ns, hung_after_ns, &self.link.thread) {
-            self.link.thread.condemned.store(true, Ordering::Release);
+        if !self.watch.is_due(now_ns) {
+            return;
+        }
+        let thread = &self.link.thread;
+        let progress = thread.progress.load(Ordering::Relaxed);
+        let busy = thread.busy.load(Ordering::Relaxed);
+        if self.watch.look(now_ns, hung_after_ns, busy, progress) {
+            thread.condemned.store(true, Ordering::Release);
             self.dead = true;
             self.hung = true;
         }
@@ -312,37 +319,6 @@ impl WorkerLink {
                 into.push((block, reason::HUNG));
             }
         }
-    }
-}
-
-/// Finds a thread that does not come back from a block.
-///
-/// Silence is added up in steps of limited length, so that a worker that was itself held up (a debugger, a
-/// suspended machine) does not take its own absence for the thread's.
-#[derive(Default)]
-struct Watch {
-    /// Time of the next look.
-    next: u64,
-    last: u64,
-    progress: u64,
-    silent_ns: u64,
-}
-
-impl Watch {
-    /// Looks; whether the thread hangs.
-    #[cold]
-    fn look(&mut self, now_ns: u64, hung_after_ns: u64, thread: &ThreadState) -> bool {
-        let interval = hung_after_ns / 8;
-        let progress = thread.progress.load(Ordering::Relaxed);
-        if !thread.busy.load(Ordering::Relaxed) || progress != self.progress {
-            self.silent_ns = 0;
-        } else {
-            self.silent_ns += (now_ns - self.last.min(now_ns)).min(2 * interval);
-        }
-        self.progress = progress;
-        self.last = now_ns;
-        self.next = now_ns + interval;
-        self.silent_ns >= hung_after_ns
     }
 }
 

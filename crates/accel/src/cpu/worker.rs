@@ -5,12 +5,13 @@
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine::accelerator::{Blocks, StartError};
 use mqueue::MappedMemory;
 
 use super::Options;
-use super::scheduler::Scheduler;
+use super::scheduler::{Observer, Scheduler};
 use crate::{AccelError, Kernel};
 
 /// The thread of blocks that have not started.
@@ -64,10 +65,31 @@ impl WorkerBlocks {
         self.scheduler.begin()
     }
 
+    /// As [`Blocks::drive`] for an owner that looks at the TX rings otherwise: counts every resume in `progress`, so
+    /// that whoever watches the thread can tell a long turn from a block that does not come back.
+    #[inline]
+    pub(crate) fn drive_counted(&mut self, now_ns: u64, rang: &[u32], progress: &AtomicU64) {
+        assert_eq!(self.thread, this_thread(), "blocks never change threads");
+        self.scheduler.run(now_ns, rang, &mut Counted(progress));
+    }
+
     /// Blocks that have not ended.
     pub fn running(&self) -> usize {
         self.scheduler.running()
     }
+}
+
+/// Counts resumes; one thread adds to it.
+struct Counted<'a>(&'a AtomicU64);
+
+impl Observer for Counted<'_> {
+    #[inline]
+    fn resuming(&mut self, _block: u32) {
+        self.0.store(self.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn touched(&mut self, _mqueue: u32) {}
 }
 
 impl Blocks for WorkerBlocks {

@@ -86,8 +86,8 @@ fn look_at(driver: &Driver, index: u32) -> Result<FoundGpu, CudaError> {
 pub struct Options {
     /// How long all blocks may take to their first receive.
     pub start_within: Duration,
-    /// A block that has requests and did nothing for this long hangs. Must be longer than any message
-    /// takes.
+    /// A block that has requests, waits for no backend and did nothing for this long hangs. Must be longer than
+    /// any message takes.
     pub hung_after: Duration,
 }
 
@@ -423,8 +423,13 @@ impl Launch {
         let (rx_head, rx_tail) = (load(rx.head_offset), load(rx.tail_offset));
         let (tx_head, tx_tail) = (load(tx.head_offset), load(tx.tail_offset));
         let counts = self.words.block(block);
+        let per_block = self.region.mqueues_per_block();
+        // The engine gives every question an answer, be it that time is up.
+        let asks = (mqueue + 1..mqueue + per_block)
+            .any(|client| self.words.tx_head(client) > self.words.rx_head(client));
         Look {
             waiting: rx_head.wrapping_sub(rx_tail),
+            asks,
             credit: u64::from(tx.depth).saturating_sub(tx_head.wrapping_sub(tx_tail)),
             moved: [rx_tail, tx_head, counts.received, counts.sent, counts.dropped],
         }

@@ -1,8 +1,8 @@
 //! Notices blocks that have messages and do nothing.
 //!
 //! A block on a GPU cannot be looked into and cannot be ended from outside. What can be seen: requests
-//! that lie in its RX ring while none of its words moves. A block that waits for room in its TX ring is
-//! not to blame for that.
+//! that lie in its RX ring while none of its words moves. A block that waits for room in its TX ring, or for
+//! a backend, which may take longer than anything here, is not to blame for that.
 
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 pub(super) struct Look {
     /// Requests in the RX ring: published and not released.
     pub(super) waiting: u64,
+    /// A backend has not answered it yet.
+    pub(super) asks: bool,
     /// Free slots of the TX ring.
     pub(super) credit: u64,
     /// Anything that moves when the block does.
@@ -30,7 +32,7 @@ impl Watch {
 
     /// Whether the block has done nothing for `limit`, although it could.
     pub(super) fn is_hung(&mut self, look: Look, now: Instant, limit: Duration) -> bool {
-        let idle = look.waiting == 0 || look.credit == 0;
+        let idle = look.waiting == 0 || look.asks || look.credit == 0;
         if idle || self.last.waiting == 0 || look.moved != self.last.moved {
             self.since = now;
         }
@@ -46,7 +48,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(10);
 
     fn look(waiting: u64, credit: u64, received: u64) -> Look {
-        Look { waiting, credit, moved: [received, 0, 0, 0, 0] }
+        Look { waiting, asks: false, credit, moved: [received, 0, 0, 0, 0] }
     }
 
     #[test]
@@ -66,5 +68,10 @@ mod tests {
         assert!(!watch.is_hung(look(9, 0, 6), at(300), LIMIT));
         assert!(!watch.is_hung(look(9, 1, 6), at(301), LIMIT));
         assert!(watch.is_hung(look(9, 1, 6), at(310), LIMIT));
+        // It waits for a backend.
+        let asks = Look { asks: true, ..look(9, 8, 6) };
+        assert!(!watch.is_hung(asks, at(400), LIMIT));
+        assert!(!watch.is_hung(look(9, 8, 6), at(409), LIMIT));
+        assert!(watch.is_hung(look(9, 8, 6), at(410), LIMIT));
     }
 }
