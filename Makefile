@@ -6,7 +6,7 @@ CARGO ?= cargo
 CACHE ?= .cache
 SERVAL := target/release/serval
 
-.PHONY: help demo demo-faces cuda-kernels gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-build microbench ci fuzz fuzz-quick seeds litmus setup setup-test build clean
+.PHONY: help demo demo-faces cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-build microbench ci fuzz fuzz-quick seeds litmus setup setup-test build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,14 +30,19 @@ demo: build
 demo-faces: build setup-test
 	@$(SERVAL) demo faces
 
-# Where a GPU is, its kernels are part of the build.
-build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels)
+# Where a GPU is, its kernels are part of the build if nvcc is there or can be fetched.
+build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 	@echo "building (the first time takes a few minutes)"
 	@$(CARGO) build --release --quiet --package serval
 
 # The built-in kernels for NVIDIA GPUs, for the next build. Takes nvcc from the machine, or fetches one.
 cuda-kernels:
 	@$(MAKE) --no-print-directory --silent -C device cuda-kernels
+
+cuda-kernels-or-not:
+	@[ -e device/cuda/kernels.fatbin ] || echo "building the kernels for NVIDIA GPUs (fetches nvcc, 300 MB, where it is not installed)"
+	@$(MAKE) --no-print-directory --silent -C device cuda-kernels >/dev/null 2>&1 || \
+		echo "the kernels for NVIDIA GPUs cannot be built here, \`make cuda-kernels\` says why; going on without"
 
 # Everything that the two below need, in one folder that can be carried to a GPU machine without cargo, for GPUs of
 # architecture GPU. They fail where there is no GPU.
@@ -51,10 +56,12 @@ gpu-carry: setup cuda-kernels
 	@cp target/release/serval target/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/*.$(GPU).cubin tools/gpu/check $(CARRY)
 	@strip $(CARRY)/serval $(CARRY)/gpu
 
-test-gpu: $(if $(wildcard $(CARRY)/check),,gpu-carry)
+# A folder that was made earlier is used as it is only where it cannot be made anew.
+CARRIED = $(if $(shell command -v $(CARGO)),gpu-carry)
+test-gpu: $(CARRIED)
 	@tools/gpu/check test $(CARRY)
 
-bench-gpu: $(if $(wildcard $(CARRY)/check),,gpu-carry)
+bench-gpu: $(CARRIED)
 	@tools/gpu/check bench $(CARRY)
 
 test: setup setup-test
