@@ -9,8 +9,9 @@
 //!   absent ── Began ──▶ serving ── Ended ──▶ absent (old rings) ── Next ──▶ absent (new rings) ── Began ──▶ …
 //! ```
 //!
-//! *What ends with a life.* Replies that were published before the news are still forwarded; every other
-//! request under way ends for the reason given. Its token dies with it, so whoever writes into the old
+//! *What ends with a life.* Replies that were published before the news are still forwarded, as far as
+//! there is room where they go at that moment (a socket, the link to another worker); every other request
+//! under way ends for the reason given. Its token dies with it, so whoever writes into the old
 //! region, however late, reaches nobody: nobody reads those rings, and in the new ones an old token is
 //! stale. What its blocks asked of backends keeps its place in line and is thrown away when it comes.
 //!
@@ -99,10 +100,11 @@ impl<N: Nic> Worker<N> {
         if self.lanes[lane].replies == Replies::None {
             self.lanes[lane].count_consumed();
         }
-        for mqueue in mqueues {
-            if !mutants::on("outlive_generation") {
-                self.kill_mqueue(lane, mqueue, reason);
+        if !mutants::on("outlive_generation") {
+            for mqueue in mqueues {
+                self.lanes[lane].kill(mqueue);
             }
+            self.end_requests_of_the_dead(lane, reason);
         }
         let Self { lanes, nic, .. } = self;
         lanes[lane].retire(accelerator, nic);

@@ -427,13 +427,14 @@ impl<N: Nic> Worker<N> {
 
     /// Drops everything that a service has under way on this worker, as `drain_timeout`.
     pub(crate) fn abandon(&mut self, slot: usize) {
-        for mqueue in 0..self.lanes[slot].mqueues.len() as u32 {
-            while let Some(request) = self.lanes[slot].sessions.end_any_of(mqueue) {
-                let (origin, expects) = (&request.origin, request.expects);
-                self.lanes[slot].ended(request.mqueue);
-                self.drop_request(slot, origin, expects, DropReason::DrainTimeout);
-            }
-            if self.lanes[slot].replies == Replies::None {
+        // All of them, however young.
+        while let Some(request) = self.lanes[slot].sessions.expire(u64::MAX) {
+            let (origin, expects) = (&request.origin, request.expects);
+            self.lanes[slot].ended(request.mqueue);
+            self.drop_request(slot, origin, expects, DropReason::DrainTimeout);
+        }
+        if self.lanes[slot].replies == Replies::None {
+            for mqueue in 0..self.lanes[slot].mqueues.len() as u32 {
                 let unread = self.lanes[slot].abandon_unread(mqueue);
                 self.lanes[slot].counters.drop_many(DropReason::DrainTimeout, unread);
             }

@@ -398,6 +398,7 @@ impl<N: Nic> Worker<N> {
 
     /// Ends the requests of mqueues whose block ended, hangs, or wrote impossible words.
     fn bury_the_dead(&mut self, lane: usize) {
+        let mut died = false;
         for drive in 0..self.lanes[lane].drives.len() {
             let mut ended = std::mem::take(&mut self.ended);
             self.lanes[lane].drives[drive].blocks.ended(&mut ended);
@@ -415,7 +416,7 @@ impl<N: Nic> Worker<N> {
                         reason,
                         "a block ended; its mqueue is dead"
                     );
-                    self.kill_mqueue(lane, mqueue as u32, DropReason::MqueueDead);
+                    died |= self.lanes[lane].kill(mqueue as u32);
                 }
             }
             self.ended = ended;
@@ -430,23 +431,33 @@ impl<N: Nic> Worker<N> {
                 );
                 let (drive, block) = (usize::from(entry.attachment), entry.block);
                 self.lanes[lane].drives[drive].blocks.condemn(block);
-                self.kill_mqueue(lane, mqueue as u32, DropReason::MqueueDead);
+                died |= self.lanes[lane].kill(mqueue as u32);
             }
+        }
+        if died {
+            self.end_requests_of_the_dead(lane, DropReason::MqueueDead);
         }
     }
 
-    /// The mqueue takes nothing more; its requests end for `reason`.
-    pub(crate) fn kill_mqueue(&mut self, lane: usize, mqueue: u32, reason: DropReason) {
-        if !self.lanes[lane].kill(mqueue) {
-            return;
-        }
-        while let Some(request) = self.lanes[lane].sessions.end_any_of(mqueue) {
+    /// After [`Lane::kill`]: what is under way on mqueues that are not alive ends for `reason`. That is
+    /// what was on those just killed; the others have nothing.
+    pub(crate) fn end_requests_of_the_dead(&mut self, lane: usize, reason: DropReason) {
+        let mut pass = self.lanes[lane].sessions.pass();
+        loop {
+            let Lane { sessions, loads, .. } = &mut self.lanes[lane];
+            let dead = |mqueue: u32| !loads[mqueue as usize].alive;
+            let Some(request) = sessions.end_next(&mut pass, dead) else { break };
             self.drop_request(lane, &request.origin, request.expects, reason);
         }
         let lane = &mut self.lanes[lane];
-        let unread = lane.abandon_unread(mqueue);
-        if lane.replies == Replies::None {
-            lane.counters.drop_many(reason, unread);
+        for mqueue in 0..lane.mqueues.len() as u32 {
+            if lane.loads[mqueue as usize].alive {
+                continue;
+            }
+            let unread = lane.abandon_unread(mqueue);
+            if lane.replies == Replies::None {
+                lane.counters.drop_many(reason, unread);
+            }
         }
     }
 

@@ -7,8 +7,8 @@
 //! mqueue it was issued for.
 //!
 //! Requests of a table share one time-out, so the oldest is always the first to expire: entries form
-//! a doubly linked list in order of issue. Every operation is O(1); nothing is allocated after
-//! [`Sessions::new`].
+//! a doubly linked list in order of issue. Every operation is O(1), but for the pass that ends the
+//! requests of dead mqueues; nothing is allocated after [`Sessions::new`].
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -86,6 +86,12 @@ impl Token {
 }
 
 const NIL: u32 = u32::MAX;
+
+/// How far a pass over the requests under way has come; see [`Sessions::pass`].
+#[derive(Debug)]
+pub struct Pass {
+    at: u32,
+}
 
 #[derive(Clone, Debug)]
 struct Entry {
@@ -187,15 +193,21 @@ impl Sessions {
         Some(self.remove(self.oldest))
     }
 
-    /// Ends one request that is under way on `mqueue`, whichever. O(live): for dead mqueues only.
-    pub fn end_any_of(&mut self, mqueue: u32) -> Option<Request> {
-        let mut index = self.oldest;
-        while index != NIL {
+    /// The beginning of one pass over the requests under way, for [`Self::end_next`].
+    pub fn pass(&self) -> Pass {
+        Pass { at: self.oldest }
+    }
+
+    /// Ends the next request of a pass whose mqueue is `dead`, the oldest first. A pass is O(live) in
+    /// all, however many requests it ends; nothing else ends while it lasts.
+    pub fn end_next(&mut self, pass: &mut Pass, dead: impl Fn(u32) -> bool) -> Option<Request> {
+        while pass.at != NIL {
+            let index = pass.at;
             let entry = &self.entries[index as usize];
-            if entry.request.as_ref().is_some_and(|r| r.mqueue == mqueue) {
+            pass.at = entry.next;
+            if entry.request.as_ref().is_some_and(|r| dead(r.mqueue)) {
                 return Some(self.remove(index));
             }
-            index = entry.next;
         }
         None
     }
@@ -264,8 +276,36 @@ mod tests {
         assert_eq!(sessions.live(), 0);
         for round in 0..10 {
             assert!(sessions.issue(request(1, round)).is_some());
-            assert!(sessions.end_any_of(0).is_none());
-            assert!(sessions.end_any_of(1).is_some());
+            let mut pass = sessions.pass();
+            assert!(sessions.end_next(&mut pass, |mqueue| mqueue == 0).is_none());
+            let mut pass = sessions.pass();
+            assert!(sessions.end_next(&mut pass, |mqueue| mqueue == 1).is_some());
         }
+    }
+
+    #[test]
+    fn one_pass_looks_at_each_request_once_and_ends_all_of_the_dead() {
+        let mut sessions = Sessions::new(300, 0);
+        let tokens: Vec<_> = (0..300)
+            .map(|i| sessions.issue(request(i % 5, i.into())).unwrap())
+            .collect();
+        let looked = std::cell::Cell::new(0);
+        let dead = |mqueue: u32| {
+            looked.set(looked.get() + 1);
+            mqueue == 1 || mqueue == 3
+        };
+        let mut pass = sessions.pass();
+        let mut ended = Vec::new();
+        while let Some(request) = sessions.end_next(&mut pass, dead) {
+            ended.push(request.received_ns);
+        }
+        let expected: Vec<u64> = (0..300).filter(|i| [1, 3].contains(&(i % 5))).collect();
+        assert_eq!((ended, looked.get(), sessions.live()), (expected, 300, 180));
+        for (i, token) in (0..).zip(tokens) {
+            assert_eq!(sessions.find(token, i % 5).is_some(), ![1, 3].contains(&(i % 5)));
+        }
+        assert!((0..120).all(|i| sessions.issue(request(9, 300 + i)).is_some()));
+        let expired = std::iter::from_fn(|| sessions.expire(u64::MAX));
+        assert!(expired.map(|r| r.received_ns).is_sorted());
     }
 }
