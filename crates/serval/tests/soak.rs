@@ -1,6 +1,7 @@
 //! A mixed load for as long as it is told (`make soak MINUTES=60`): datagrams, streams, shared memory,
-//! connections that come and go, garbage. Every reply is checked, every loss has a reason, and what the
-//! server uses does not grow. Without `SERVAL_SOAK_MINUTES` it is a look of a few seconds.
+//! connections that come and go, garbage. Every reply is checked, every loss has a reason, no descriptor
+//! and no thread is left behind, and memory does not grow. Without `SERVAL_SOAK_MINUTES` it is a look of
+//! a few seconds, which is too short to say anything about memory.
 
 mod common;
 
@@ -99,6 +100,7 @@ fn a_mixed_load_leaves_the_server_as_it_was() {
     let path = std::env::temp_dir().join(format!("serval-soak-{}", std::process::id()));
     let path = path.to_str().unwrap();
     let served = Served::start("soak", "workers = 2", &config(path));
+    let before = served.usage();
     let mut crowds = [
         Crowd::connect(served.services[0][0], Transport::Udp, 50, 2),
         Crowd::connect(served.services[1][0], Transport::Tcp, 50, 4),
@@ -133,6 +135,10 @@ fn a_mixed_load_leaves_the_server_as_it_was() {
     let (udp, tcp) = (udp.books(), tcp.books());
     drop(stays);
     crowds.into_iter().for_each(Crowd::leave);
+    eventually("no client leaves a descriptor or a thread behind", || {
+        let now = served.usage();
+        (now.descriptors, now.threads) == (before.descriptors, before.threads)
+    });
     let noise = served.dropped("noise", DropReason::TooLong);
     let (code, last) = served.finish();
     let resident = |eighths| median(&samples, eighths, |usage| usage.resident_bytes);
