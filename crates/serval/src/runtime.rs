@@ -57,6 +57,19 @@ pub enum RuntimeError {
         /// What the host kernel said.
         source: io::Error,
     },
+    /// Somebody else's engine.
+    #[error(
+        "the engine at {path:?} is of user {theirs}: a runtime of user {own} loads the kernels that an engine of \
+         its own user or of root names"
+    )]
+    Stranger {
+        /// Where it is.
+        path: std::path::PathBuf,
+        /// The engine's user.
+        theirs: u32,
+        /// This process's.
+        own: u32,
+    },
     /// The engine said no.
     #[error("the engine refuses: {0}")]
     Refused(String),
@@ -217,9 +230,7 @@ pub fn attach(
 ) -> Result<End, RuntimeError> {
     let mut retry = RETRY_MIN;
     loop {
-        let connected = LocalSocket::connect(path)
-            .map_err(|source| RuntimeError::Connect { path: path.to_owned(), source });
-        let lived = connected.and_then(|socket| serve(&socket, wish, device, cancel));
+        let lived = connect(path).and_then(|socket| serve(&socket, wish, device, cancel));
         if once || cancel.load(Ordering::Relaxed) {
             return lived;
         }
@@ -230,7 +241,11 @@ pub fn attach(
                 retry = RETRY_MIN;
             }
             // What a person must change is not tried for ever.
-            Err(error @ (RuntimeError::Blocks(_) | RuntimeError::Offer(_))) => return Err(error),
+            Err(
+                error @ (RuntimeError::Blocks(_)
+                | RuntimeError::Offer(_)
+                | RuntimeError::Stranger { .. }),
+            ) => return Err(error),
             Err(error) => tracing::warn!("{error}; trying again"),
         }
         let until = Instant::now() + retry;
@@ -244,7 +259,19 @@ pub fn attach(
     }
 }
 
-/// One life on a connection to an engine.
+/// The connection to the engine at `path`. A kernel is a path that this process loads code from, so whoever
+/// names it must have this process's rights already.
+fn connect(path: &Path) -> Result<LocalSocket, RuntimeError> {
+    let failed = |source| RuntimeError::Connect { path: path.to_owned(), source };
+    let socket = LocalSocket::connect(path).map_err(failed)?;
+    let (theirs, own) = (socket.peer().map_err(failed)?.user, sys::process::user());
+    if theirs == own || theirs == 0 {
+        return Ok(socket);
+    }
+    Err(RuntimeError::Stranger { path: path.to_owned(), theirs, own })
+}
+
+/// One life on a connection to an engine that is trusted to name the kernel.
 pub fn serve(
     socket: &LocalSocket,
     wish: &Wish,

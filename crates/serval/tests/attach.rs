@@ -379,6 +379,38 @@ fn only_the_engines_user_and_root_are_let_in() {
     assert!(!is_up(&server));
 }
 
+#[test]
+fn a_runtime_follows_its_own_users_engine_and_roots() {
+    const NOBODY: u32 = 65_534;
+    if sys::process::user() != 0 {
+        eprintln!("SKIPPED: only root can become somebody else");
+        return;
+    }
+    let (at, file) = (path("stranger"), path("stranger.toml"));
+    let config = format!("schema = 1\n[engine]\ncontrol = \"\"\n{}", external("out", &at, ""))
+        + &service("echo", "out", "echo", "");
+    fs::write(&file, config).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+    command.arg("serve").arg(&file).uid(NOBODY).gid(NOBODY).stderr(Stdio::null());
+    let mut engine = match command.stdout(Stdio::piped()).spawn() {
+        Ok(engine) => Peer(engine),
+        Err(error) => {
+            eprintln!("SKIPPED: nobody cannot run the program: {error}");
+            return;
+        }
+    };
+    let mut ready = [0; 6];
+    engine.0.stdout.take().unwrap().read_exact(&mut ready).expect("it gets ready");
+    let mut device = HostDevice::new(1, Vec::new());
+    // Not once: it is not tried again either.
+    let cancel = AtomicBool::new(false);
+    let found = runtime::attach(&at, &Wish::default(), &mut device, false, &cancel);
+    let text = found.expect_err("it is a stranger's").to_string();
+    assert!(text.contains("is of user 65534: a runtime of user 0"), "{text}");
+    engine.stop();
+    fs::remove_file(&file).unwrap();
+}
+
 /// `serval attach` in a process of its own.
 fn attach(at: &Path, more: &[&str]) -> Peer {
     let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));

@@ -30,7 +30,8 @@
 //!
 //! Messages begin with magic u64, version u32 and code u32; numbers are little endian, a text is its
 //! length (u16) and UTF-8. A message has exactly the length that its fields make. The text of a refusal
-//! is readable by every version.
+//! is readable by every version. Sentences are for terminals and logs: control characters in them are read as
+//! `?`.
 
 /// First eight bytes of every message: "SERVALAT".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SERVALAT");
@@ -181,7 +182,7 @@ impl FromRuntime {
                 kernel: body.text(KERNEL_BYTES_MAX)?,
             }),
             READY => Self::Ready(Ready { generation: body.u64()?, blocks: body.u32()? }),
-            BYE => Self::Bye(Bye { reason: body.u64()?, text: body.text(TEXT_BYTES_MAX)? }),
+            BYE => Self::Bye(Bye { reason: body.u64()?, text: plain(&body.text(TEXT_BYTES_MAX)?) }),
             _ => return Err(AttachError::Impossible("a runtime does not say this")),
         };
         body.end(message)
@@ -226,7 +227,7 @@ impl FromEngine {
             other => other?,
         };
         let message = match code {
-            REFUSE => return Ok(Self::Refuse(String::from_utf8_lossy(body.0).into_owned())),
+            REFUSE => return Ok(Self::Refuse(plain(&String::from_utf8_lossy(body.0)))),
             STOP => Self::Stop { drain_ms: body.u32()? },
             OFFER => Self::Offer(Offer {
                 generation: body.u64()?,
@@ -276,6 +277,11 @@ impl Writer {
 fn cut(text: &str, most: usize) -> &str {
     let end = (0..=text.len().min(most)).rev().find(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or(0)]
+}
+
+/// A sentence of the other side as people may see it: it neither steers a terminal nor begins a line of a log.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// What is left of a message.
@@ -465,6 +471,17 @@ mod tests {
         none[at] = PARAMS_MAX as u8 + 1;
         let found = FromEngine::decode(&none);
         assert_eq!(found, Err(AttachError::Impossible("too many parameters")));
+    }
+
+    #[test]
+    fn sentences_steer_no_terminal() {
+        let text = "a\nb\r\u{1b}[2Jc\u{9b}\0d \u{e9}";
+        let plain = "a?b??[2Jc??d \u{e9}";
+        let bye = FromRuntime::Bye(Bye { reason: 1, text: text.into() });
+        let found = FromRuntime::decode(&bye.encode());
+        assert_eq!(found, Ok(FromRuntime::Bye(Bye { reason: 1, text: plain.into() })));
+        let found = FromEngine::decode(&FromEngine::Refuse(text.into()).encode());
+        assert_eq!(found, Ok(FromEngine::Refuse(plain.into())));
     }
 
     #[test]
