@@ -5,7 +5,7 @@ mod common;
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use engine::topology::{Accelerator, AcceleratorKind, Launch, Service};
 use mqueue::abi::{ABI_VERSION, kind, reason};
 use mqueue::{Consumer, Head, MappedMemory, Memory as _, Producer, Region, RegionPlan};
 use serval::runtime::{self, HostDevice, RuntimeError, Wish};
-use serval::server::{Server, ServerError};
+use serval::server::Server;
 use sys::local::{Bell, BellPull, LocalListener, LocalSocket, wait_readable};
 use sys::{RegionOptions, SharedMemory};
 use wire::DropReason;
@@ -48,27 +48,6 @@ fn external(name: &str, at: &Path, more: &str) -> String {
     process(name, &format!("launch = \"external\"\nattach = \"{}\"\n{more}", at.display()))
 }
 
-/// The processes that `parent` started and that still run.
-fn children(parent: u32) -> Vec<u32> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let Ok(process) = entry.file_name().to_string_lossy().parse() else { continue };
-        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
-        let mut fields = rest.split(' ');
-        let (state, of) = (fields.next().unwrap(), fields.next().unwrap());
-        if of == parent.to_string() && state != "Z" {
-            found.push(process);
-        }
-    }
-    found
-}
-
-fn signal(process: u32, name: &str) {
-    let done = Command::new("kill").args(["-s", name, &process.to_string()]).status().unwrap();
-    assert!(done.success(), "kill -s {name} {process}");
-}
-
 /// The one runtime that an engine has started.
 fn runtime_of(served: &Served) -> u32 {
     let mut found = Vec::new();
@@ -82,21 +61,6 @@ fn runtime_of(served: &Served) -> u32 {
 fn life(served: &Served, what: &str, service: &str, accelerator: &str) -> u64 {
     let labels = format!("{{service=\"{service}\",accelerator=\"{accelerator}\"}}");
     served.metric(&format!("serval_accelerator_{what}{labels}"))
-}
-
-/// Asks until there is an answer; it must be the right one.
-fn answers_again(client: &UdpSocket, salt: usize) {
-    client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-    let mut salt = salt * 1000;
-    eventually("the service answers again", || {
-        salt += 1;
-        let request = pattern(40, salt);
-        client.send(&request).unwrap();
-        let mut reply = [0; 100];
-        let Ok(len) = client.recv(&mut reply) else { return false };
-        reply[..len] == request
-    });
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
 }
 
 /// Every request that was received has its outcome.
@@ -841,78 +805,4 @@ fn an_engine_that_offers_nonsense_is_told_apart_in_one_sentence() {
     let mut device = HostDevice::new(1, Vec::new());
     let nobody = runtime::attach(&at, &Wish::default(), &mut device, true, &cancel);
     assert!(matches!(nobody, Err(RuntimeError::Connect { .. })));
-}
-
-/// A runtime that cannot start is an error of the engine's start; one that cannot any more is tried again,
-/// less and less often, and comes back when it can.
-#[test]
-fn a_crash_loop_is_seen_and_left_behind() {
-    let flag = path("broken");
-    let script = path("program.sh");
-    let binary = env!("CARGO_BIN_EXE_serval");
-    let text = format!("#!/bin/sh\n[ -e {} ] && exit 7\nexec {binary} \"$@\"\n", flag.display());
-    fs::write(&script, text).unwrap();
-    fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-    let topology = || {
-        let mut topology = topology(vec![Service::new("echo", vec![udp()], "echo")]);
-        let program = Some(script.clone());
-        let launch = Launch::Engine { program, threads: 1, cores: Vec::new() };
-        let kind = AcceleratorKind::Process { launch, heartbeat_ms: 10_000, gpu: None };
-        topology.accelerators = vec![Accelerator { name: "apart".into(), kind }];
-        topology
-    };
-    fs::write(&flag, "").unwrap();
-    let Err(error) = Server::start(topology()) else { panic!("it cannot start") };
-    assert!(matches!(error, ServerError::Runtime { .. }));
-    assert!(error.to_string().contains("its process ended with code 7"), "{error}");
-
-    fs::remove_file(&flag).unwrap();
-    let server = start(topology());
-    let client = udp_client(address(&server, 0));
-    answers_again(&client, 1);
-    fs::write(&flag, "").unwrap();
-    for runtime in children(std::process::id()) {
-        // Other tests of this process have runtimes too; only this one's goes by the script's service.
-        let maps = fs::read_to_string(format!("/proc/{runtime}/maps")).unwrap_or_default();
-        if maps.contains("serval:echo:apart:") {
-            signal(runtime, "KILL");
-        }
-    }
-    let metrics = server.metrics();
-    let life = &metrics.lives[0];
-    let mut times = vec![Instant::now()];
-    while times.len() < 5 {
-        let ended = times.len() as u64;
-        eventually("it is tried again", || life.ended() >= ended);
-        times.push(Instant::now());
-    }
-    let pause = |i: usize| times[i + 1] - times[i];
-    assert!(pause(3) > pause(1), "pauses grow: {times:?}");
-    assert!(!life.is_up());
-    client.send(b"nobody").unwrap();
-    eventually("requests are dropped", || dropped(&server, 0, DropReason::NoAccelerator) > 0);
-    fs::remove_file(&flag).unwrap();
-    answers_again(&client, 2);
-    assert_accounts(&server);
-    assert!(server.shutdown().is_clean());
-    fs::remove_file(&script).unwrap();
-}
-
-#[test]
-fn a_kernel_that_cannot_run_is_an_error_of_the_start() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let file = folder.join("attach-no-kernel.toml");
-    let library = folder.join("attach-no-kernel.so");
-    fs::write(&library, "no library").unwrap();
-    let config = format!("schema = 1\n{}", process("apart", ""))
-        + &service("broken", "apart", library.to_str().unwrap(), "");
-    fs::write(&file, config).unwrap();
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_serval")).arg("serve").arg(&file).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(
-        text.contains("its runtime did not start") && text.contains("cannot be loaded"),
-        "{text}"
-    );
 }

@@ -410,3 +410,39 @@ impl Usage {
         }
     }
 }
+
+/// The processes that `parent` started and that still run.
+pub(crate) fn children(parent: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(process) = entry.file_name().to_string_lossy().parse() else { continue };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
+        let mut fields = rest.split(' ');
+        let (state, of) = (fields.next().unwrap(), fields.next().unwrap());
+        if of == parent.to_string() && state != "Z" {
+            found.push(process);
+        }
+    }
+    found
+}
+
+pub(crate) fn signal(process: u32, name: &str) {
+    let done = Command::new("kill").args(["-s", name, &process.to_string()]).status().unwrap();
+    assert!(done.success(), "kill -s {name} {process}");
+}
+
+/// Asks until there is an answer; it must be the right one.
+pub(crate) fn answers_again(client: &UdpSocket, salt: usize) {
+    client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let mut salt = salt * 1000;
+    eventually("the service answers again", || {
+        salt += 1;
+        let request = pattern(40, salt);
+        client.send(&request).unwrap();
+        let mut reply = [0; 100];
+        let Ok(len) = client.recv(&mut reply) else { return false };
+        reply[..len] == request
+    });
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+}

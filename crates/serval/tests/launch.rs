@@ -1,0 +1,101 @@
+//! Runtimes that the engine starts itself, and that do not start, or not any more.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use common::*;
+use engine::topology::{Accelerator, AcceleratorKind, Launch, Service};
+use serval::server::{Server, ServerError};
+use wire::DropReason;
+
+/// A path that no other test uses.
+fn path(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("serval-launch-{}-{name}", std::process::id()))
+}
+
+/// One service whose runtimes the engine starts.
+fn config(kernel: &str, more: &str) -> String {
+    format!(
+        "schema = 1\n[[accelerator]]\nname = \"apart\"\nkind = \"process\"\n{more}\n\
+         [[service]]\nname = \"only\"\nlisten = \"udp://127.0.0.1:0\"\n\
+         accelerator = \"apart\"\nkernel = \"{kernel}\"\n"
+    )
+}
+
+/// A runtime that cannot start is an error of the engine's start; one that cannot any more is tried again,
+/// less and less often, and comes back when it can.
+#[test]
+fn a_crash_loop_is_seen_and_left_behind() {
+    let flag = path("broken");
+    let script = path("program.sh");
+    let binary = env!("CARGO_BIN_EXE_serval");
+    let text = format!("#!/bin/sh\n[ -e {} ] && exit 7\nexec {binary} \"$@\"\n", flag.display());
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let topology = || {
+        let mut topology = topology(vec![Service::new("crash-loop", vec![udp()], "echo")]);
+        let program = Some(script.clone());
+        let launch = Launch::Engine { program, threads: 1, cores: Vec::new() };
+        let kind = AcceleratorKind::Process { launch, heartbeat_ms: 10_000, gpu: None };
+        topology.accelerators = vec![Accelerator { name: "apart".into(), kind }];
+        topology
+    };
+    fs::write(&flag, "").unwrap();
+    let Err(error) = Server::start(topology()) else { panic!("it cannot start") };
+    assert!(matches!(error, ServerError::Runtime { .. }));
+    assert!(error.to_string().contains("its process ended with code 7"), "{error}");
+
+    fs::remove_file(&flag).unwrap();
+    let server = start(topology());
+    let client = udp_client(address(&server, 0));
+    answers_again(&client, 1);
+    fs::write(&flag, "").unwrap();
+    for runtime in children(std::process::id()) {
+        // Other tests of this process start programs too, and each of those is a copy of it until it is replaced.
+        let maps = fs::read_to_string(format!("/proc/{runtime}/maps")).unwrap_or_default();
+        let command = fs::read_to_string(format!("/proc/{runtime}/cmdline")).unwrap_or_default();
+        if maps.contains("serval:crash-loop:apart:") && command.contains("\0attach\0--inherited") {
+            signal(runtime, "KILL");
+        }
+    }
+    let metrics = server.metrics();
+    let life = &metrics.lives[0];
+    let mut times = vec![Instant::now()];
+    while times.len() < 5 {
+        let ended = times.len() as u64;
+        eventually("it is tried again", || life.ended() >= ended);
+        times.push(Instant::now());
+    }
+    let pause = |i: usize| times[i + 1] - times[i];
+    assert!(pause(3) > pause(1), "pauses grow: {times:?}");
+    assert!(!life.is_up());
+    client.send(b"nobody").unwrap();
+    eventually("requests are dropped", || dropped(&server, 0, DropReason::NoAccelerator) > 0);
+    fs::remove_file(&flag).unwrap();
+    answers_again(&client, 2);
+    assert_accounts(&server);
+    assert!(server.shutdown().is_clean());
+    fs::remove_file(&script).unwrap();
+}
+
+#[test]
+fn a_kernel_that_cannot_run_is_an_error_of_the_start() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let file = folder.join("attach-no-kernel.toml");
+    let library = folder.join("attach-no-kernel.so");
+    fs::write(&library, "no library").unwrap();
+    let config = config(library.to_str().unwrap(), "");
+    fs::write(&file, config).unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_serval")).arg("serve").arg(&file).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("its runtime did not start") && text.contains("cannot be loaded"),
+        "{text}"
+    );
+}
