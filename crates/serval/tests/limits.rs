@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use engine::topology::{Listen, Service};
 use serval::client::shm::{Client, Options};
+use sys::local::LocalSocket;
 use sys::{PortSpec, SocketNic, SocketOptions};
 use wire::DropReason;
 use wire::framing::Framing;
@@ -145,18 +146,26 @@ fn a_server_out_of_descriptors_serves_whom_it_has_and_recovers() {
 
 #[test]
 fn a_listener_without_a_descriptor_does_not_spin() {
-    let served = Served::start("exhausted-idle", "polling = \"block\"", &config("idle_s = 600"));
+    let control = std::env::temp_dir().join(format!("serval-idle-{}", std::process::id()));
+    let environment = [("SERVAL_ENGINE_CONTROL", &*control)];
+    let config = config("idle_s = 600");
+    let served = Served::start_with("exhausted-idle", "polling = \"block\"", &config, &environment);
     let tcp = served.services[0][0];
     let mut kept = tcp_client(tcp);
     is_served(&mut kept, 1);
     let turns = || served.metric("serval_worker_turns_total{worker=\"0\"}");
-    let (since, before) = (Instant::now(), turns());
+    let (since, before, ticks) = (Instant::now(), turns(), served.usage().cpu_ticks);
     // Below what is open: not even the reserve helps, and clients wait in the backlog.
     limit_descriptors(served.process.0.id(), 3);
     let waiting: Vec<TcpStream> = (0..20).map(|_| tcp_client(tcp)).collect();
+    let knocking = LocalSocket::connect(&control).unwrap();
     is_served(&mut kept, 2);
     std::thread::sleep(Duration::from_secs(2));
     is_served(&mut kept, 3);
+    // Nor does the control socket: whoever spins takes all of a core, or its share of one.
+    let (used, passed) = (served.usage().cpu_ticks - ticks, since.elapsed().as_millis() as u64);
+    assert!(used * 10 < passed / 4, "{used} ticks in {passed} ms");
+    drop(knocking);
     limit_descriptors(served.process.0.id(), 1000);
     // The backlog is looked at once in a millisecond; who spins looks a hundred times as often, however
     // busy the machine is.
@@ -179,21 +188,29 @@ fn a_listener_without_a_descriptor_does_not_spin() {
 #[test]
 fn connections_that_cannot_be_had_are_refused_and_the_default_gives_way() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let serve = |name: &str, limits: &str| {
+    let serve = |name: &str, config: String| {
         let file = folder.join(format!("{name}.toml"));
-        std::fs::write(&file, format!("schema = 1\n{}", config(limits))).unwrap();
+        std::fs::write(&file, format!("schema = 1\n{config}")).unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "ulimit -n 400; exec \"$0\" serve \"$1\""]);
         command.arg(env!("CARGO_BIN_EXE_serval")).arg(&file);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let refused = serve("too-many-asked", "connections = 5000").wait_with_output().unwrap();
+    let refused = serve("too-many-asked", config("connections = 5000")).wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{text}");
     for part in ["limits.connections = 5000", "400 descriptors", "LimitNOFILE", "or less"] {
         assert!(text.contains(part), "{part:?} is missing: {text}");
     }
-    let mut given_way = Peer(serve("too-many-default", ""));
+    // Enough for connections over TCP, but not where any of them may be in shared memory.
+    let door = folder.join("too-many-in-memory");
+    let door = format!("[\"shm://{}\", \"tcp", door.display());
+    let in_memory = config("connections = 200").replace("[\"tcp", &door);
+    let refused = serve("too-many-in-memory", in_memory).wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{text}");
+    assert!(text.contains("4 for a connection"), "{text}");
+    let mut given_way = Peer(serve("too-many-default", config("")));
     let mut ready = [0; 6];
     given_way.0.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
     assert_eq!(&ready, b"ready:");

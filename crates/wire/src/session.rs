@@ -286,9 +286,8 @@ mod tests {
     #[test]
     fn one_pass_looks_at_each_request_once_and_ends_all_of_the_dead() {
         let mut sessions = Sessions::new(300, 0);
-        let tokens: Vec<_> = (0..300)
-            .map(|i| sessions.issue(request(i % 5, i.into())).unwrap())
-            .collect();
+        let tokens: Vec<_> =
+            (0..300).map(|i| sessions.issue(request(i % 5, i.into())).unwrap()).collect();
         let looked = std::cell::Cell::new(0);
         let dead = |mqueue: u32| {
             looked.set(looked.get() + 1);

@@ -8,13 +8,13 @@
 //! [`PATIENCE`] without a request.
 //!
 //! While one reload is under way another one may wait, and no more: it reads the file when its turn comes,
-//! so whatever was written before it was asked for is in it.
+//! so whatever was written before it was asked for is in it, and all who asked meanwhile get its outcome.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,8 @@ const CONNECTIONS_MAX: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often to look whether a reload that somebody waits for is done.
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
+/// How long to wait when the process has no descriptor left for whoever wants in.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 
 /// What somebody asks of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,8 +75,48 @@ impl Request {
 
 /// What the owner of the server is asked for.
 enum Task {
-    Reload(Option<Sender<Json>>),
+    Reload,
     End,
+}
+
+/// What a reload came to, for all who asked for it.
+type Outcome = Arc<OnceLock<Json>>;
+
+/// The way to the owner of the server; at most one reload waits on it, whoever asks however often.
+struct Tasks {
+    sender: Sender<Task>,
+    waiting: Mutex<Option<Outcome>>,
+}
+
+impl Tasks {
+    fn new() -> (Arc<Self>, Receiver<Task>) {
+        let (sender, inbox) = mpsc::channel();
+        (Arc::new(Self { sender, waiting: Mutex::new(None) }), inbox)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Option<Outcome>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for a reload, or joins the one that waits.
+    fn reload(&self) -> Outcome {
+        let mut waiting = self.waiting();
+        let outcome = waiting.get_or_insert_with(|| {
+            // The owner is gone only when all ends.
+            let _ = self.sender.send(Task::Reload);
+            Outcome::default()
+        });
+        outcome.clone()
+    }
+
+    /// The reload that waits begins: who asks from here on is not served by what it reads.
+    fn begin(&self) -> Outcome {
+        self.waiting().take().unwrap_or_default()
+    }
+
+    fn end(&self) {
+        let _ = self.sender.send(Task::End);
+    }
 }
 
 /// What `status` shows.
@@ -85,9 +127,7 @@ struct Shown {
 
 /// Both threads.
 pub(super) struct Control {
-    tasks: Sender<Task>,
-    /// A reload by signal waits for its turn.
-    queued: Arc<AtomicBool>,
+    tasks: Arc<Tasks>,
     ending: Arc<AtomicBool>,
     owner: JoinHandle<Server>,
     reception: Option<(Arc<Bell>, JoinHandle<()>)>,
@@ -101,8 +141,7 @@ impl Control {
         file: File,
         health: Arc<Health>,
     ) -> Result<Self, Failure> {
-        let (tasks, inbox) = mpsc::channel();
-        let queued = Arc::new(AtomicBool::new(false));
+        let (tasks, inbox) = Tasks::new();
         let ending = Arc::new(AtomicBool::new(false));
         let shown = Arc::new(Mutex::new(Shown::default()));
         let (metrics, path) = (server.metrics(), config.control.clone());
@@ -111,14 +150,14 @@ impl Control {
             config,
             file,
             health: health.clone(),
-            queued: queued.clone(),
+            tasks: tasks.clone(),
             ending: ending.clone(),
             shown: shown.clone(),
         };
         owner.show();
         let builder = std::thread::Builder::new().name("serval-control".into());
         let owner = builder.spawn(move || owner.run(&inbox)).map_err(Failure::run)?;
-        let mut control = Self { tasks, queued, ending, owner, reception: None };
+        let mut control = Self { tasks, ending, owner, reception: None };
         if let Some(path) = path {
             match control.open(&path, metrics, health, shown) {
                 Ok(reception) => control.reception = Some(reception),
@@ -158,16 +197,13 @@ impl Control {
 
     /// Reads the configuration again, soon. One that waits already is enough.
     pub(super) fn reload(&self) {
-        if !self.queued.swap(true, Ordering::AcqRel) {
-            // It is gone only when all ends.
-            let _ = self.tasks.send(Task::Reload(None));
-        }
+        self.tasks.reload();
     }
 
     /// Gives the server back; a reload that is under way waits for nothing any more.
     pub(super) fn end(self) -> Server {
         self.ending.store(true, Ordering::Relaxed);
-        let _ = self.tasks.send(Task::End);
+        self.tasks.end();
         if let Some((bell, thread)) = self.reception {
             bell.ring();
             // It does not panic; if it did, there is nothing left to do for it.
@@ -183,26 +219,19 @@ struct Owner {
     config: Config,
     file: File,
     health: Arc<Health>,
-    queued: Arc<AtomicBool>,
+    tasks: Arc<Tasks>,
     ending: Arc<AtomicBool>,
     shown: Arc<Mutex<Shown>>,
 }
 
 impl Owner {
     fn run(mut self, inbox: &Receiver<Task>) -> Server {
-        while let Ok(Task::Reload(answer)) = inbox.recv() {
-            if answer.is_none() {
-                // What is asked from here on is not in what is read now.
-                self.queued.store(false, Ordering::Release);
-            }
+        while let Ok(Task::Reload) = inbox.recv() {
+            let outcome = self.tasks.begin();
             if self.ending.load(Ordering::Relaxed) {
                 continue;
             }
-            let outcome = self.reload();
-            if let Some(answer) = answer {
-                // Whoever asked may have gone.
-                let _ = answer.send(outcome);
-            }
+            outcome.set(self.reload()).expect("nobody else tells it");
         }
         self.server
     }
@@ -228,7 +257,8 @@ impl Owner {
 
     fn load(&self) -> Result<Config, Json> {
         let mut config = self.file.load().map_err(|failure| refusal(&failure))?;
-        serve::fit_connections(&mut config).map_err(|failure| refusal(&failure))?;
+        serve::fit_connections(&mut config, Some(&self.config))
+            .map_err(|failure| refusal(&failure))?;
         let fixed = [
             ("engine.metrics", config.metrics == self.config.metrics),
             ("engine.control", config.control == self.config.control),
@@ -328,7 +358,7 @@ struct Guest {
     socket: LocalSocket,
     until: Instant,
     /// It waits for the outcome of a reload.
-    awaits: Option<Receiver<Json>>,
+    awaits: Option<Outcome>,
 }
 
 /// The thread of the control socket.
@@ -336,7 +366,7 @@ struct Reception {
     listener: LocalListener,
     bell: Arc<Bell>,
     ending: Arc<AtomicBool>,
-    tasks: Sender<Task>,
+    tasks: Arc<Tasks>,
     metrics: Metrics,
     health: Arc<Health>,
     shown: Arc<Mutex<Shown>>,
@@ -375,7 +405,15 @@ impl Reception {
     }
 
     fn let_in(&mut self) {
-        let Ok(Some(socket)) = self.listener.accept() else { return };
+        let socket = match self.listener.accept() {
+            Ok(Some(socket)) => socket,
+            Ok(None) => return,
+            Err(_) => {
+                // Whoever knocks stays in the backlog, and the listener stays ready.
+                std::thread::sleep(EXHAUSTED_PAUSE);
+                return;
+            }
+        };
         let own = sys::process::user();
         let refused = match socket.peer() {
             Ok(peer) if peer.user != own && peer.user != 0 => Some(format!(
@@ -398,16 +436,11 @@ impl Reception {
     /// Whether the connection stays.
     fn look_after(&mut self, index: usize, readable: bool) -> bool {
         let guest = &mut self.guests[index];
-        if let Some(outcome) = &guest.awaits {
-            match outcome.try_recv() {
-                Ok(outcome) => {
-                    guest.awaits = None;
-                    guest.until = Instant::now() + PATIENCE;
-                    return answer(&guest.socket, &outcome);
-                }
-                Err(TryRecvError::Empty) => {}
-                Err(TryRecvError::Disconnected) => return false,
-            }
+        if let Some(outcome) = guest.awaits.as_ref().and_then(|outcome| outcome.get()) {
+            let told = answer(&guest.socket, outcome);
+            guest.awaits = None;
+            guest.until = Instant::now() + PATIENCE;
+            return told;
         }
         if !readable {
             return guest.awaits.is_some() || Instant::now() < guest.until;
@@ -425,9 +458,8 @@ impl Reception {
         match Request::parse(&bytes[..len]) {
             Err(why) => answer(&guest.socket, &json!({ "error": why })),
             Ok(Request::Reload) => {
-                let (sender, receiver) = mpsc::channel();
-                guest.awaits = Some(receiver);
-                self.tasks.send(Task::Reload(Some(sender))).is_ok()
+                guest.awaits = Some(self.tasks.reload());
+                true
             }
             Ok(Request::Status) => {
                 let status = self.status();
@@ -481,6 +513,20 @@ mod tests {
         ] {
             assert!(Request::parse(bytes).unwrap_err().contains(why));
         }
+    }
+
+    #[test]
+    fn one_reload_waits_however_many_ask_and_all_of_them_get_its_outcome() {
+        let (tasks, inbox) = Tasks::new();
+        let ask = || (0..1000).map(|_| tasks.reload()).collect::<Vec<_>>();
+        let first = ask();
+        assert_eq!(inbox.try_iter().count(), 1);
+        let outcome = tasks.begin();
+        let second = ask();
+        assert_eq!(inbox.try_iter().count(), 1, "it may read what the first did not");
+        outcome.set(json!(1)).unwrap();
+        assert!(first.iter().all(|outcome| outcome.get() == Some(&json!(1))));
+        assert!(second.iter().all(|outcome| outcome.get().is_none()));
     }
 
     proptest::proptest! {

@@ -41,6 +41,8 @@ kernel hung.";
 /// Descriptors for everything that does not grow: the metrics endpoint with its clients, the control
 /// side of shared memory, the log, kernel libraries while they are opened.
 const OTHER_DESCRIPTORS: u64 = 128;
+/// Descriptors of a shared-memory client: its socket, its region and a bell for either side.
+const MEMORY_CLIENT_DESCRIPTORS: u64 = 4;
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
@@ -82,7 +84,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     }
     // Before the first thread starts: a signal that comes early must not be lost.
     let mut signals = Signals::install().map_err(Failure::run)?;
-    fit_connections(&mut config)?;
+    fit_connections(&mut config, None)?;
     let tap = options.open_tap()?;
     let topology = config.topology.clone();
     let started = match &tap {
@@ -119,26 +121,37 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
 }
 
 /// Raises the limit of open descriptors and holds `limits.connections` to it: a number that was asked
-/// for and cannot be had is refused, the default gives way.
-pub(super) fn fit_connections(config: &mut Config) -> Result<(), Failure> {
+/// for and cannot be had is refused, the default gives way. What is `running` by default stays: another
+/// number would only be refused, and nobody asked for it.
+pub(super) fn fit_connections(
+    config: &mut Config,
+    running: Option<&Config>,
+) -> Result<(), Failure> {
+    let asked = asks_for_connections(config);
+    if let Some(running) = running
+        && !asked
+        && !asks_for_connections(running)
+    {
+        config.topology.limits.connections = running.topology.limits.connections;
+        return Ok(());
+    }
     let limit = sys::process::raise_descriptor_limit().unwrap_or_else(|error| {
         tracing::warn!(%error, "the limit of open descriptors stays as it is");
         sys::process::descriptor_limit().0
     });
     let own = own_descriptors(&config.topology);
-    let room = u32::try_from(limit.saturating_sub(own)).unwrap_or(u32::MAX);
+    let each = connection_descriptors(&config.topology);
+    let room = u32::try_from(limit.saturating_sub(own) / each).unwrap_or(u32::MAX);
     let wanted = config.topology.limits.connections;
     if wanted <= room {
         return Ok(());
     }
-    let key = |s: &&Setting| (s.section.as_str(), s.key.as_str()) == ("limits", "connections");
-    let asked = config.settings.iter().find(key).is_some_and(|s| s.origin != Origin::Default);
     if asked || room == 0 {
         return Err(Failure::Usage(format!(
             "limits.connections = {wanted} cannot be had: this process may have {limit} descriptors \
-             open and needs {own} itself; raise the limit (`ulimit -Hn`, LimitNOFILE= of a unit) \
-             to {} or set limits.connections to {room} or less",
-            own + u64::from(wanted)
+             open and needs {own} itself and {each} for a connection; raise the limit \
+             (`ulimit -Hn`, LimitNOFILE= of a unit) to {} or set limits.connections to {room} or less",
+            own + each * u64::from(wanted)
         )));
     }
     tracing::warn!(
@@ -148,6 +161,18 @@ pub(super) fn fit_connections(config: &mut Config) -> Result<(), Failure> {
     );
     config.topology.limits.connections = room;
     Ok(())
+}
+
+/// Whether somebody set `limits.connections`.
+fn asks_for_connections(config: &Config) -> bool {
+    let key = |s: &&Setting| (s.section.as_str(), s.key.as_str()) == ("limits", "connections");
+    config.settings.iter().find(key).is_some_and(|s| s.origin != Origin::Default)
+}
+
+/// The most descriptors that a client's connection takes: any of them may be one in shared memory where
+/// there is a port for it.
+fn connection_descriptors(topology: &Topology) -> u64 {
+    if topology.memory_ports().next().is_some() { MEMORY_CLIENT_DESCRIPTORS } else { 1 }
 }
 
 /// The most descriptors this topology has open besides its clients' connections.
