@@ -257,6 +257,28 @@ fn what_is_not_answered_in_time_has_its_reason() {
 }
 
 #[test]
+fn what_is_still_leaving_keeps_its_port_when_the_next_service_comes() {
+    let _alone = alone();
+    let a = service("a", vec![udp()], "echo");
+    let mut slow = service("slow", vec![udp()], "delay");
+    slow.params = vec![("microseconds".into(), 1_000_000.0)];
+    slow.request_timeout_ms = 60_000;
+    let mut server = common::start(topology(vec![a.clone(), slow]));
+    let metrics = server.metrics().services()[1].clone();
+    let client = udp_client(address(&server, 1));
+    client.send(&message(1)).unwrap();
+    eventually("it is received", || metrics.snapshot().received == 1);
+    let wanted = Topology { services: vec![a.clone()], ..server.topology().clone() };
+    let report = server.change(wanted, &|| true).unwrap();
+    assert!(report.services[1].left_behind, "nobody waited for it: {report:?}");
+    change(&mut server, vec![a, service("c", vec![udp()], "echo")]);
+    let mut reply = [0; 64];
+    let len = client.recv(&mut reply).expect("the reply leaves from the port that was asked");
+    assert_eq!(reply[..len], message(1));
+    assert_eq!(ask(&udp_client(address(&server, 1)), &message(2)), message(2));
+}
+
+#[test]
 fn what_cannot_be_done_changes_nothing() {
     let _alone = alone();
     let mut server = common::start(topology(vec![service("a", vec![udp(), tcp()], "echo")]));
@@ -311,9 +333,13 @@ struct Running {
 
 impl Running {
     fn start(name: &str, services: &str) -> Self {
+        Self::start_with(name, services, Command::new(env!("CARGO_BIN_EXE_serval")))
+    }
+
+    /// `command` gets the arguments of `serval`.
+    fn start_with(name: &str, services: &str, mut command: Command) -> Self {
         let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("reload-{name}.toml"));
         let socket = std::env::temp_dir().join(format!("serval-{}-{name}", std::process::id()));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
         let log = std::fs::File::create(file.with_extension("log")).unwrap();
         command.args(["--json", "serve"]).arg(&file).stdout(Stdio::piped()).stderr(log);
         let metrics = ([127, 0, 0, 1], free_port()).into();
@@ -418,6 +444,48 @@ fn a_running_server_reads_its_file_again() {
     assert_eq!(ask(&client, b"after"), b"after");
     assert!(running.log().contains("service b: removed"), "{}", running.log());
     assert_eq!(running.end(), 0);
+}
+
+#[test]
+fn connections_that_gave_way_to_the_host_do_not_keep_a_service_out() {
+    let (first, second) = (free_port(), free_port());
+    let a = table("a", first, "echo", "");
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 400; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_serval")]);
+    let running = Running::start_with("few", &a, limited);
+    assert!(running.log().contains("limits.connections is lower"), "{}", running.log());
+    let both = format!("{a}{}", table("b", second, "echo", ""));
+    running.write("", &both);
+    let (code, output, log) = running.reload();
+    assert_eq!(code, 0, "{output}{log}");
+    assert_eq!(ask(&udp_client(([127, 0, 0, 1], second).into()), b"new"), b"new");
+    // Who asks for a number gets it or is told.
+    running.write("", &format!("[limits]\nconnections = 50\n{both}"));
+    let (code, output, _) = running.reload();
+    assert_eq!(code, 2, "{output}");
+    assert!(output.contains("limits.connections cannot change"), "{output}");
+    assert_eq!(running.end(), 0);
+}
+
+#[test]
+fn a_kernel_that_hangs_is_reported_when_its_service_leaves() {
+    let (first, second) = (free_port(), free_port());
+    let library = common::build_kernel("device/tests/misbehave.cpp");
+    let accelerators = "[[accelerator]]\nname = \"acc0\"\nkind = \"cpu\"\n\
+                        placement = \"threads\"\nthreads = 1\n\
+                        [[accelerator]]\nname = \"acc1\"\nkind = \"cpu\"\n";
+    let a = format!("{accelerators}{}", table("a", first, "echo", "accelerator = \"acc1\""));
+    let hangs = "accelerator = \"acc0\"\nparams = { mode = 9, after = 0 }";
+    let hanging = table("hanging", second, &format!("{library}:misbehave"), hangs);
+    let running = Running::start("hanging", &format!("{a}{hanging}"));
+    udp_client(([127, 0, 0, 1], second).into()).send(b"never").unwrap();
+    running.wait_for_line("serval_requests_received_total{service=\"hanging\"} 1");
+    running.write("drain_ms = 100", &a);
+    let (_, output, log) = running.reload();
+    let outcome: serde_json::Value = serde_json::from_str(&output).expect(&log);
+    assert_eq!(outcome["services"][1]["fate"], "removed", "{output}");
+    assert_eq!(outcome["services"][1]["left_behind"], true, "{output}");
+    assert_eq!(ask(&udp_client(([127, 0, 0, 1], first).into()), b"others"), b"others");
 }
 
 #[test]

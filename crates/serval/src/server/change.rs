@@ -187,6 +187,8 @@ struct Leaver {
     metrics: Arc<ServiceMetrics>,
     farewell: Farewell,
     dropped_before: u64,
+    /// Ports that no successor keeps.
+    stopped: Vec<PortIndex>,
 }
 
 impl Server {
@@ -225,7 +227,7 @@ impl Server {
             self.undo_seated(&prepared);
             return Err(error);
         }
-        let leavers = self.switch(wanted, &plan, prepared)?;
+        let leavers = self.switch(wanted, &plan, prepared);
         let mut outcomes = Vec::new();
         for leaver in leavers {
             outcomes.push(self.let_go(leaver, give_up));
@@ -369,12 +371,7 @@ impl Server {
     }
 
     /// From here on the new topology runs.
-    fn switch(
-        &mut self,
-        wanted: Topology,
-        plan: &Plan,
-        prepared: Vec<Prepared>,
-    ) -> Result<Vec<Leaver>, ChangeError> {
+    fn switch(&mut self, wanted: Topology, plan: &Plan, prepared: Vec<Prepared>) -> Vec<Leaver> {
         let old = std::mem::take(&mut self.places);
         let names: Vec<String> = self.topology.services.iter().map(|s| s.name.clone()).collect();
         let mut leavers = Vec::new();
@@ -398,7 +395,8 @@ impl Server {
             }
             let kept = successor.map_or(&[][..], |new| &new.kept);
             let ports = place.ports.iter().map(|p| p.0);
-            switch.stop.extend(ports.filter(|port| !kept.contains(port)));
+            let stopped: Vec<_> = ports.filter(|port| !kept.contains(port)).collect();
+            switch.stop.extend(&stopped);
             let keeps = plan.services[at].1 == Fate::Changed { keeps_connections: true };
             let farewell = Farewell::default();
             switch.leave.push(Leave {
@@ -408,7 +406,7 @@ impl Server {
             });
             let dropped_before = place.metrics.snapshot().dropped(DropReason::DrainTimeout);
             let (slot, metrics) = (place.slot, place.metrics);
-            leavers.push(Leaver { name, slot, metrics, farewell, dropped_before });
+            leavers.push(Leaver { name, slot, metrics, farewell, dropped_before, stopped });
         }
         for new in prepared {
             places[new.index] = Some(new.place);
@@ -424,16 +422,19 @@ impl Server {
         drop(answer);
         self.fabric.wake_all();
         for _ in 0..self.inboxes.len() {
-            // A worker that is held up switches when it comes back.
-            answers.recv_timeout(OBEYED_IN).map_err(|_| ChangeError::Stuck)?;
+            if answers.recv_timeout(OBEYED_IN).is_err() {
+                // It switches when it comes back, and until then what leaves cannot be let go of.
+                tracing::error!("{}; it changes over when it comes back", ChangeError::Stuck);
+                break;
+            }
         }
-        Ok(leavers)
+        leavers
     }
 
     /// Waits until a service has nothing left, and lets go of it. Returns how many of its requests were not
     /// answered, and whether something of it stays behind.
     fn let_go(&mut self, leaver: Leaver, give_up: &dyn Fn() -> bool) -> (String, u64, bool) {
-        let Leaver { name, slot, metrics, farewell, dropped_before } = leaver;
+        let Leaver { name, slot, metrics, farewell, dropped_before, stopped } = leaver;
         let patience = Duration::from_millis(self.topology.engine.drain_ms);
         let mut settled = self.wait_for(&farewell, patience, give_up);
         if !settled && !give_up() {
@@ -442,12 +443,13 @@ impl Server {
             }
             settled = self.wait_for(&farewell, EXPIRED_IN, give_up);
         }
-        let gone = settled && self.release(slot);
-        if gone {
-            self.forget(slot);
+        let gone = if settled && self.release(slot) {
+            self.forget(slot)
         } else {
+            self.burnt_ports.extend(stopped);
             self.burnt.push((slot, metrics.clone()));
-        }
+            false
+        };
         let dropped = metrics.snapshot().dropped(DropReason::DrainTimeout);
         (name, dropped - dropped_before, !gone)
     }
@@ -481,19 +483,23 @@ impl Server {
         (0..self.inboxes.len()).all(|_| answers.recv_timeout(OBEYED_IN).map(drop).is_ok())
     }
 
-    /// Stops the accelerator threads of a slot and gives its regions back. No worker holds them any more.
-    fn forget(&mut self, slot: u16) {
+    /// Stops the accelerator threads of a slot and gives its regions back; whether all of the
+    /// threads ended. No worker holds the regions any more.
+    fn forget(&mut self, slot: u16) -> bool {
+        let mut ended = true;
         let of_slot = |(of, _): &mut (u16, _)| *of == slot;
         for (_, accelerator) in self.accelerators.extract_if(.., of_slot) {
             accelerator.stop(stop::NOW);
             let left = accelerator.join(Duration::from_secs(1));
             if !left.is_empty() {
                 tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
+                ended = false;
             }
         }
         for region in self.regions.extract_if(.., |region| region.slot == slot) {
             self.heart.remove(region.beat);
         }
+        ended
     }
 }
 
