@@ -13,8 +13,9 @@ use std::sync::{Mutex, PoisonError};
 
 /// Most threads that are watched.
 const THREADS_MAX: usize = 16;
-/// Offences whose stacks are kept; the others are counted.
-const STACKS_MAX: usize = 256;
+/// Offences whose stacks are kept; the others are counted. Many, because a test may have exceptions, and can
+/// judge only what is kept.
+const STACKS_MAX: usize = 4096;
 
 /// The host kernel's numbers of the watched threads; 0 is nobody.
 static WATCHED: [AtomicU32; THREADS_MAX] = [const { AtomicU32::new(0) }; THREADS_MAX];
