@@ -330,7 +330,7 @@ TEST(impossible_headers_are_corrupt) {
         {10, 1, 2, 0, false, false},
         {10, 1, 0xffff, 0, false, false},
         {10, 1, SERVAL_FLAG_ARENA, 0, false, false},
-        {0, 1, SERVAL_FLAG_ARENA, 0, false, true},  // nothing is read
+        {0, 1, SERVAL_FLAG_ARENA, 0, false, false},  // not even nothing lies in an arena that is none
         {10, 1, SERVAL_FLAG_ARENA, 0, true, true},
         {1000, 1, SERVAL_FLAG_ARENA, 3096, true, true},
         {1000, 1, SERVAL_FLAG_ARENA, 3104, true, false},

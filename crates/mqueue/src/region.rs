@@ -477,7 +477,13 @@ fn check_entry(entry: &RingEntry, ring: u32, header: &RegionHeader) -> Result<()
         (entry.tail_offset == tails + 8 * mqueue, "tail word"),
         (!(granule && (needs_arena || entry.arena_bytes > 0)), "arena of a granule ring"),
         (!needs_arena || entry.arena_bytes >= arena_need, "arena size"),
-        (entry.arena_bytes == 0 || inside(entry.arena_offset, entry.arena_bytes), "arena"),
+        (
+            match entry.arena_bytes {
+                0 => entry.arena_offset == 0,
+                bytes => inside(entry.arena_offset, bytes),
+            },
+            "arena",
+        ),
         (entry.arena_bytes % 8 == 0, "arena size"),
     ];
     match checks.iter().find(|(good, _)| !good) {

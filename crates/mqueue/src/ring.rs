@@ -504,7 +504,9 @@ impl<M: Memory> Consumer<M> {
         let fits = match header.flags {
             0 => len <= layout.inline_bytes,
             flags::ARENA => {
+                // Not even an empty payload lies in an arena that is none.
                 layout.protocol == Protocol::Doorbell
+                    && layout.arena_bytes > 0
                     && header.arena_offset % 8 == 0
                     && header.arena_offset.checked_add(len).is_some_and(|e| e <= layout.arena_bytes)
             }

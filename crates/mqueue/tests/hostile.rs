@@ -61,7 +61,8 @@ fn a_bad_header_is_skipped() {
             (3, message | 0xffff_0000_0000_0008), // every flag
         ];
         if inline {
-            bad.extend([(3, message | arena | 8)]);
+            // Empty or not: there is no arena that it could lie in.
+            bad.extend([(3, message | arena | 8), (3, message | arena)]);
         } else {
             let place = shape.arena_bytes;
             bad.extend([(3, message | 1025), (2, place), (2, place - 8), (2, 4), (2, !7), (2, !0)]);

@@ -79,7 +79,7 @@ struct Ring {
         if (h.kind - 1u >= 2u || h.len > len_max) return false;
         if (SERVAL_LIKELY(h.flags == 0)) return h.len <= inline_bytes;
         uint64_t room = (static_cast<uint64_t>(h.len) + 7) & ~uint64_t{7};
-        return h.flags == SERVAL_FLAG_ARENA && arena_bytes >= room && h.arena_offset % 8 == 0 &&
+        return h.flags == SERVAL_FLAG_ARENA && arena_bytes > 0 && arena_bytes >= room && h.arena_offset % 8 == 0 &&
                h.arena_offset <= arena_bytes - room;
     }
 };
