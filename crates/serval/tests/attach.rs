@@ -470,6 +470,28 @@ impl Fake {
         Self { socket: socket.unwrap() }
     }
 
+    /// One that has a place, and how often it was turned away because the one before had just ended.
+    fn come(at: &Path) -> (Self, Place, u32) {
+        let mut found = None;
+        let mut refused = 0;
+        eventually("there is a place", || {
+            let fake = Self::connect(at);
+            fake.hello();
+            match fake.hear() {
+                Some((FromEngine::Offer(offer), files)) => {
+                    found = Some((fake, Place::of(offer, files), refused));
+                    return true;
+                }
+                Some((FromEngine::Refuse(why), _)) if why.contains("has just ended") => {
+                    refused += 1;
+                }
+                other => panic!("a place, or a refusal for now, not {other:?}"),
+            }
+            false
+        });
+        found.unwrap()
+    }
+
     fn hello(&self) {
         let hello = Hello {
             abi_version: ABI_VERSION,
@@ -513,23 +535,28 @@ impl Fake {
         self.hear().is_none()
     }
 
-    fn place(&self) -> Place {
-        let Some((FromEngine::Offer(offer), files)) = self.hear() else { panic!("an offer") };
+    /// The blocks are said to run.
+    fn ready(&self, place: &Place) {
+        let Offer { generation, blocks, .. } = place.offer;
+        self.say(&FromRuntime::Ready(Ready { generation, blocks }).encode());
+    }
+
+    /// A place, and blocks that are said to run.
+    fn serve(at: &Path) -> (Self, Place) {
+        let (fake, place, _) = Self::come(at);
+        fake.ready(&place);
+        (fake, place)
+    }
+}
+
+impl Place {
+    fn of(offer: Offer, files: Vec<OwnedFd>) -> Self {
         let [region, bell]: [OwnedFd; 2] = files.try_into().unwrap();
         let shared = SharedMemory::open(region, offer.region_bytes as usize, false).unwrap();
         let memory = MappedMemory::new(std::sync::Arc::new(shared));
         let mut region = Region::join(memory.clone()).unwrap();
         let rings = (0..region.block_count()).map(|block| region.accelerator_ends(block)).collect();
-        Place { offer, region: SharedMemoryRegion { memory, rings }, _bell: bell }
-    }
-
-    /// A place, and blocks that are said to run.
-    fn serve(&self) -> Place {
-        self.hello();
-        let place = self.place();
-        let Offer { generation, blocks, .. } = place.offer;
-        self.say(&FromRuntime::Ready(Ready { generation, blocks }).encode());
-        place
+        Self { offer, region: SharedMemoryRegion { memory, rings }, _bell: bell }
     }
 }
 
@@ -581,16 +608,14 @@ fn answers_of_an_old_generation_reach_nobody() {
     let at = path("generations");
     let server = engine_at(&at, 60_000, |_| {});
     let client = udp_client(address(&server, 0));
-    let first = Fake::connect(&at);
-    let mut old = first.serve();
+    let (first, mut old) = Fake::serve(&at);
     eventually("it serves", || is_up(&server));
     client.send(b"first").unwrap();
     let (block, old_token) = old.region.request();
     drop(first);
     eventually("the request is lost", || dropped(&server, 0, DropReason::AcceleratorLost) == 1);
 
-    let second = Fake::connect(&at);
-    let mut new = second.serve();
+    let (_second, mut new) = Fake::serve(&at);
     assert_eq!((old.offer.generation, new.offer.generation), (1, 2));
     eventually("it serves", || is_up(&server));
     client.send(b"second").unwrap();
@@ -660,10 +685,10 @@ fn whoever_breaks_the_conversation_is_shown_out_and_the_next_one_serves() {
         ("unknown", FromRuntime::Bye(Bye { reason: u64::MAX, text: String::new() }).encode()),
         ("lost", Vec::new()),
     ];
+    let mut waited = 0;
     for (generation, (word, bytes)) in (1..).zip(wrongs) {
-        let fake = Fake::connect(&at);
-        fake.hello();
-        let place = fake.place();
+        let (fake, place, refused) = Fake::come(&at);
+        waited += refused;
         assert_eq!(place.offer.generation, generation, "each offer is of a new life");
         if bytes.is_empty() {
             drop(fake);
@@ -674,11 +699,11 @@ fn whoever_breaks_the_conversation_is_shown_out_and_the_next_one_serves() {
         eventually("the seat is free", || server.metrics().lives[0].ended() == generation);
         assert_eq!(server.metrics().lives[0].last_end(), word);
     }
+    assert!(waited > 0, "every life was followed by the next one at once");
     assert!(silent.is_closed(), "who says nothing is shown out");
 
     // A place is for one; whoever has it keeps it.
-    let fake = Fake::connect(&at);
-    let _place = fake.serve();
+    let (fake, _place) = Fake::serve(&at);
     eventually("it serves", || is_up(&server));
     refused(&hello(|_| {}), "has a runtime for each of its services");
     fake.say(&hello(|_| {}));
@@ -703,8 +728,7 @@ fn garbage_in_a_region_ends_that_life_only() {
     let client = udp_client(address(&server, 0));
     let mut random = Random::new(7);
     for round in 0..6 {
-        let fake = Fake::connect(&at);
-        let place = fake.serve();
+        let (fake, place) = Fake::serve(&at);
         eventually("it serves", || is_up(&server));
         for salt in 0..20 {
             client.send(&pattern(20, salt)).unwrap();

@@ -14,7 +14,9 @@
 //! *Everything a runtime does is hostile.* Whatever it says at the wrong time ends its life; each step
 //! has a deadline; what it writes into its region is the workers' to check. A life that ends takes nothing
 //! with it but the requests that were with it. A runtime that the engine started is killed when its
-//! life ends, and started again after a pause that doubles until a life has lasted.
+//! life ends, and started again after a pause that doubles until a life has lasted. Where runtimes attach
+//! by themselves, the next life's region is made after such a pause: whoever takes offers and leaves, over and over,
+//! costs no more than that.
 
 mod seat;
 
@@ -375,12 +377,18 @@ impl Desk {
             ));
         }
         let free = |seat: &Seat| matches!(seat.state, State::Vacant) && seat.life.is_some();
-        let found = fitting.find(|(_, seat)| free(seat)).map(|(index, _)| *index);
-        found.ok_or_else(|| {
-            format!(
-                "accelerator {name:?} has a runtime for each of its services: {}",
-                list(|s| &s.name)
-            )
+        let fitting: Vec<_> = fitting.collect();
+        let found = fitting.iter().find(|(_, seat)| free(seat)).map(|(index, _)| *index);
+        let soon = fitting.iter().any(|(_, seat)| matches!(seat.state, State::Vacant));
+        found.ok_or_else(|| match list(|s| &s.name) {
+            _ if soon => {
+                format!(
+                    "a runtime of accelerator {name:?} has just ended: its place is free again soon"
+                )
+            }
+            services => {
+                format!("accelerator {name:?} has a runtime for each of its services: {services}")
+            }
         })
     }
 
@@ -509,9 +517,7 @@ impl Desk {
             let _ = child.kill();
             self.dying.push(child);
         }
-        if seat.is_launched() {
-            seat.next_try = Some(Instant::now() + seat.pause(lasted));
-        }
+        seat.next_try = Some(Instant::now() + seat.pause(lasted));
         let AcceleratorLives { service, accelerator, .. } = &*seat.told;
         let next_try_ms =
             seat.next_try.map(|at| at.saturating_duration_since(Instant::now()).as_millis());
@@ -523,7 +529,9 @@ impl Desk {
         // Whoever was offered the region may have written into it; before that it is as good as new.
         if !matches!(before, State::Vacant | State::Expected { .. }) {
             self.retire(index);
-            self.prepare(index);
+            if self.seats[index].is_launched() {
+                self.prepare(index);
+            }
         }
     }
 

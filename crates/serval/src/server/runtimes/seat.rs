@@ -27,6 +27,8 @@ use crate::server::{MadeRegion, make_region};
 const BACK_OFF_MIN: Duration = Duration::from_millis(100);
 /// … up to this …
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
+/// … or this, where nobody has to start a process for it …
+const BACK_OFF_EXTERNAL_MAX: Duration = Duration::from_secs(1);
 /// … and begins anew after a life that lasted this long.
 const LASTING: Duration = Duration::from_secs(10);
 /// Most time between two looks at a life's words.
@@ -121,7 +123,7 @@ pub(super) struct Seat {
     pub(super) child: Option<Child>,
     /// Processes that were started for it.
     pub(super) launches: u64,
-    /// When to start a process, or to try for memory.
+    /// When to start a process, or to make the next life's region.
     pub(super) next_try: Option<Instant>,
     pub(super) back_off: Duration,
     pub(super) told: Arc<AcceleratorLives>,
@@ -206,13 +208,14 @@ impl Seat {
         Ok((ours, until))
     }
 
-    /// The life that was served, if one was, is over: how long to wait until the next start.
+    /// The life that was served, if one was, is over: how long to wait until the next one.
     pub(super) fn pause(&mut self, lasted: Duration) -> Duration {
         if lasted >= LASTING {
             self.back_off = BACK_OFF_MIN;
         }
         let pause = self.back_off;
-        self.back_off = (2 * pause).min(BACK_OFF_MAX);
+        let max = if self.is_launched() { BACK_OFF_MAX } else { BACK_OFF_EXTERNAL_MAX };
+        self.back_off = (2 * pause).min(max);
         pause
     }
 
