@@ -39,7 +39,7 @@ pub use plan::{Fate, Refusal};
 use change::{Inbox, Place};
 use heart::Heart;
 use memory_ports::{Doorman, MemoryPorts};
-use runtimes::{AttachDoors, Life, Runtimes, SeatStart};
+use runtimes::{AttachDoors, Life, Runtimes, SeatStart, Unready};
 
 /// Why a server did not start. The message is one sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +77,9 @@ pub enum ServerError {
         /// Why.
         why: String,
     },
+    /// The start was not wanted any more.
+    #[error("stopped before it was ready")]
+    Cancelled,
     /// A thread could not be started or ended before it was ready.
     #[error("a worker thread did not start: {0}")]
     Thread(String),
@@ -197,18 +200,29 @@ fn make_region(
 impl Server {
     /// Starts everything; see the module's text.
     pub fn start(topology: Topology) -> Result<Self, ServerError> {
-        Self::start_on(topology, |nic, _| nic)
+        Self::start_unless(topology, None, &mut || false)
     }
 
-    /// The same with a tap on every worker's network.
-    pub fn start_tapped(topology: Topology, tap: &TapFile) -> Result<Self, ServerError> {
-        Self::start_on(topology, |nic, addresses| tap.attach(nic, addresses))
+    /// The same with a tap on every worker's network, if one is given. Runtimes of other processes may take long to
+    /// start: while they are waited for, `cancelled` is asked many times a second whether to give up.
+    pub fn start_unless(
+        topology: Topology,
+        tap: Option<&TapFile>,
+        cancelled: &mut dyn FnMut() -> bool,
+    ) -> Result<Self, ServerError> {
+        match tap {
+            Some(tap) => {
+                Self::start_on(topology, |nic, addresses| tap.attach(nic, addresses), cancelled)
+            }
+            None => Self::start_on(topology, |nic, _| nic, cancelled),
+        }
     }
 
     /// `wrap` makes a worker's network from its sockets and the addresses of its ports.
     fn start_on<N: Nic<Socket = AcceptedSocket, Port = OpenPort> + Send + 'static>(
         topology: Topology,
         wrap: impl Fn(SocketNic, Vec<SocketAddr>) -> N,
+        cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<Self, ServerError> {
         topology.check()?;
         let topology = Arc::new(topology);
@@ -262,7 +276,7 @@ impl Server {
         }
         let nics = nics.into_iter().map(|nic| wrap(nic, addresses.clone())).collect();
         server.start_workers(nics, &addresses, regions)?;
-        server.start_runtimes(attach_doors, seats)?;
+        server.start_runtimes(attach_doors, seats, cancelled)?;
         let doorman = memory_ports.serve(topology, server.fabric.clone(), nic_wakers);
         server.doorman = doorman.map_err(|e| ServerError::Thread(e.to_string()))?;
         Ok(server)
@@ -403,15 +417,19 @@ impl Server {
         &mut self,
         doors: AttachDoors,
         seats: Vec<SeatStart>,
+        cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<(), ServerError> {
         let (topology, fabric) = (self.topology.clone(), self.fabric.clone());
         let (heart, lives) = (self.heart.clone(), &self.metrics.lives);
         let started = Runtimes::start(doors, seats, topology, fabric, heart, lives);
         self.runtimes = started.map_err(|e| ServerError::Thread(e.to_string()))?;
         let Some(runtimes) = &mut self.runtimes else { return Ok(()) };
-        runtimes.wait_ready().map_err(|(service, why)| {
-            let service = self.topology.services[service].name.clone();
-            ServerError::Runtime { service, why }
+        runtimes.wait_ready(cancelled).map_err(|unready| match unready {
+            Unready::Failed(service, why) => {
+                let service = self.topology.services[service].name.clone();
+                ServerError::Runtime { service, why }
+            }
+            Unready::Cancelled => ServerError::Cancelled,
         })
     }
 

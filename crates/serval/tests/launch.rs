@@ -3,8 +3,9 @@
 mod common;
 
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use common::*;
@@ -98,4 +99,41 @@ fn a_kernel_that_cannot_run_is_an_error_of_the_start() {
         text.contains("its runtime did not start") && text.contains("cannot be loaded"),
         "{text}"
     );
+}
+
+/// The library of this kernel never comes to be loaded.
+#[test]
+fn a_signal_ends_a_start_whose_runtime_takes_long() {
+    let source = path("stuck.cpp");
+    let text = "#include <unistd.h>\nstruct Stuck { Stuck() { for (;;) pause(); } } stuck;\n";
+    fs::write(&source, text).unwrap();
+    let library = build_kernel(source.to_str().unwrap());
+    let file = path("stuck.toml");
+    fs::write(&file, config(&library, "")).unwrap();
+    for name in ["TERM", "INT"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+        command.arg("serve").arg(&file).stderr(Stdio::piped());
+        let mut engine = Peer::start(&mut command, "cargo builds it");
+        let mut runtimes = Vec::new();
+        eventually("a runtime starts", || {
+            runtimes = children(engine.0.id());
+            !runtimes.is_empty()
+        });
+        engine.signal(name);
+        let mut code = None;
+        eventually("the engine ends", || {
+            code = engine.0.try_wait().unwrap();
+            code.is_some()
+        });
+        let mut said = String::new();
+        engine.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(code.unwrap().code(), Some(1), "{said}");
+        assert!(said.contains("stopped before it was ready"), "{said}");
+        for runtime in runtimes {
+            assert!(!Path::new(&format!("/proc/{runtime}")).exists(), "its runtime is left behind");
+        }
+    }
+    for made in [source, file] {
+        fs::remove_file(made).unwrap();
+    }
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use engine::metrics::{Metrics, WorkerCounters};
@@ -23,7 +24,7 @@ use crate::server::{Server, ShutdownReport};
 pub(super) const HELP: &str = "\
 Prints one line that starts with `ready` once every port is open and every kernel runs, and logs to
 standard error. SIGTERM or Ctrl-C drains: nothing new is accepted, what was accepted is answered for
-up to engine.drain_ms. A second signal ends at once. SIGHUP, or `serval reload`, reads the file again:
+up to engine.drain_ms. A second signal ends at once, and so does one that comes before `ready`. SIGHUP, or `serval reload`, reads the file again:
 services that are new, gone or different are added, removed and changed, and the others lose nothing.
 What cannot change while the engine runs is refused with the reason, and then nothing is changed.
 With --json the last line is an object: messages (replies sent), busy_ns (time of turns that found
@@ -35,7 +36,7 @@ Examples:
   SERVAL_LIMITS_CONNECTIONS=1000 serval serve service.toml --log debug
   serval serve service.toml --tap traffic.pcap --tap-snap 128
 
-Exit codes: 0 drained, 1 could not start, 2 wrong configuration, 3 requests left unanswered or a
+Exit codes: 0 drained, 1 could not start, or was not to, 2 wrong configuration, 3 requests left unanswered or a
 kernel hung.";
 
 /// Descriptors for everything that does not grow: the metrics endpoint with its clients, the control
@@ -87,10 +88,15 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     fit_connections(&mut config, None)?;
     let tap = options.open_tap()?;
     let topology = config.topology.clone();
-    let started = match &tap {
-        Some(tap) => Server::start_tapped(topology, tap),
-        None => Server::start(topology),
+    let mut reload = false;
+    let mut ended = || loop {
+        match signals.wait(Some(Duration::ZERO)) {
+            Ok(Some(Signal::Terminate | Signal::Interrupt)) => return true,
+            Ok(Some(Signal::Reload)) => reload = true,
+            Ok(None) | Err(_) => return false,
+        }
     };
+    let started = Server::start_unless(topology, tap.as_ref(), &mut ended);
     let server = started.map_err(Failure::run)?;
     let health = Arc::new(Health::default());
     let exporter = match config.metrics {
@@ -106,6 +112,9 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let listens = listens(&config, &server);
     let control = Control::start(server, config, options.file.clone(), health.clone())?;
     announce(screen, &listens, metrics.as_deref());
+    if reload {
+        control.reload();
+    }
     loop {
         match signals.wait(None).map_err(Failure::run)? {
             Some(Signal::Terminate | Signal::Interrupt) => break,

@@ -23,8 +23,9 @@ mod seat;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::Child;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,8 @@ const START_PATIENCE: Duration = Duration::from_secs(30);
 const MEMORY_PAUSE: Duration = Duration::from_secs(1);
 /// How often to look at what has no descriptor: processes that end, regions that workers let go of.
 const LEAVING_PAUSE: Duration = Duration::from_millis(10);
+/// How often to ask whether the start is still wanted.
+const WANTED_PAUSE: Duration = Duration::from_millis(20);
 /// How long runtimes may take to end when the engine does.
 const GOODBYE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -67,6 +70,13 @@ pub(super) struct Runtimes {
     /// What became of the first runtime of each seat whose runtimes the engine starts.
     first: mpsc::Receiver<(usize, Result<(), String>)>,
     launched: usize,
+}
+
+/// Why runtimes are not waited for any more.
+pub(super) enum Unready {
+    /// That of this service does not serve, and why.
+    Failed(usize, String),
+    Cancelled,
 }
 
 /// The paths where runtimes attach, open; nobody is let in before [`Runtimes::start`].
@@ -143,13 +153,25 @@ impl Runtimes {
         Ok(Some(Self { call, thread: Some(thread), first, launched }))
     }
 
-    /// Waits until every runtime that the engine starts serves. `Err`: the service of one that does not, and why.
-    pub(super) fn wait_ready(&mut self) -> Result<(), (usize, String)> {
+    /// Waits until every runtime that the engine starts serves, or until `cancelled` says so.
+    pub(super) fn wait_ready(
+        &mut self,
+        cancelled: &mut dyn FnMut() -> bool,
+    ) -> Result<(), Unready> {
+        let mut deadline = Instant::now() + 2 * START_PATIENCE;
         while self.launched > 0 {
-            match self.first.recv_timeout(2 * START_PATIENCE) {
-                Ok((_, Ok(()))) => self.launched -= 1,
-                Ok((service, Err(why))) => return Err((service, why)),
-                Err(_) => return Err((0, "its runtime gives no sign of life".into())),
+            match self.first.recv_timeout(WANTED_PAUSE) {
+                Ok((_, Ok(()))) => {
+                    self.launched -= 1;
+                    deadline = Instant::now() + 2 * START_PATIENCE;
+                }
+                Ok((service, Err(why))) => return Err(Unready::Failed(service, why)),
+                Err(_) if cancelled() => return Err(Unready::Cancelled),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+                Err(_) => {
+                    let why = "its runtime gives no sign of life".to_owned();
+                    return Err(Unready::Failed(0, why));
+                }
             }
         }
         Ok(())
