@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! 0      RegionHeader        written once by format(), constant afterwards
-//! 128    EngineWords         written by the engine only
+//! 128    EngineWords         written by the engine only; `stop` also by a runtime whose life is over
 //! 256    AcceleratorWords    written by the accelerator runtime only
 //! 384    (zero)
 //! 512    BlockWords × block_count        each written by its block only: the status page

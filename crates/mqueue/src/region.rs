@@ -541,7 +541,8 @@ use core::mem::offset_of;
 
 impl<M: Memory> Words<M> {
     words! {
-        /// The engine's wish, one of [`crate::abi::stop`].
+        /// The engine's wish, one of [`crate::abi::stop`]. A runtime in another process stores NOW itself when its
+        /// life is over; see ORDERING.md.
         stop set_stop = ENGINE_WORDS_OFFSET + offset_of!(EngineWords, stop) as u64;
         /// The engine's heartbeat.
         engine_heartbeat set_engine_heartbeat = ENGINE_WORDS_OFFSET + offset_of!(EngineWords, heartbeat) as u64;
