@@ -270,7 +270,9 @@ fn no_datagram_of_a_train_is_amplified_in_either_family() {
 fn connections_come_and_go_in_every_way_and_leave_nothing() {
     let long = std::env::var_os("SERVAL_LONG").is_some();
     let cycles = if long { 20_000 } else { 4000 };
-    let served = Served::start("churn", "workers = 2", &config("idle_s = 1\nslow_client_ms = 500"));
+    // The patience is the bystander's as well, who may have to wait for a core.
+    let patience = "idle_s = 5\nslow_client_ms = 4000";
+    let served = Served::start("churn", "workers = 2", &config(patience));
     let (tcp, udp) = (served.services[0][0], served.services[0][1]);
     let (request, _) = well_framed(FRAMING, 3);
     let cycle = |n: usize, silent: &mut Vec<TcpStream>| {
