@@ -123,6 +123,10 @@ setup-test:
 	@tools/install-packages memcached sockperf python3-venv
 	@# Without these one step is skipped and says so.
 	@-tools/install-packages gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+	@# Nor without these: Miri, and the nightly toolchain of the sanitizers.
+	@command -v rustup >/dev/null && ! rustup run nightly cargo miri --version >/dev/null 2>&1 || exit 0; \
+		rustup --quiet toolchain install nightly --profile minimal --component miri,rust-src >/dev/null 2>&1 || \
+		echo "Miri cannot be installed here: \`rustup toolchain install nightly --component miri,rust-src\` says why"
 
 clean:
 	@$(CARGO) clean --quiet

@@ -337,7 +337,7 @@ fn works(line: &str) -> bool {
 
 fn miri() -> Outcome {
     if !works("cargo +nightly miri --version") {
-        let install = "rustup component add --toolchain nightly miri rust-src";
+        let install = "rustup toolchain install nightly --component miri,rust-src";
         return Ok(Done::NotRun(format!("no Miri here; `{install}` installs it")));
     }
     let miri = |flags: &str, tests: &str| {
@@ -361,7 +361,7 @@ fn miri() -> Outcome {
 
 fn asan() -> Outcome {
     if !works("cargo +nightly --version") {
-        return Ok(Done::NotRun("no nightly toolchain here".to_owned()));
+        return Ok(Done::NotRun("no nightly toolchain here; `make setup-test` installs it".to_owned()));
     }
     let environment = [("RUSTFLAGS", "-Zsanitizer=address"), ("CARGO_TARGET_DIR", "target/asan")];
     // The target is named, so that build scripts and macros are built without the sanitizer.
