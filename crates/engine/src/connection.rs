@@ -1,7 +1,8 @@
 //! TCP connections of one worker: their bytes, and the order of their replies.
 //!
 //! A connection owns memory only while it needs some: bytes of a message that is not complete yet,
-//! and replies that the host kernel has not taken. Both come from a [`Pool`] of the worker.
+//! replies that the host kernel has not taken, and the lists of those and of outcomes that wait for
+//! their turn. All come from a [`Pool`] of the worker and go back to it when they are empty.
 //!
 //! Requests of a connection are numbered from 0. With `ordered` replies, an outcome that comes before
 //! its turn waits in a window of `pipelined` places; the engine copies it there, so that the ring
@@ -129,16 +130,9 @@ impl Connection {
         }
     }
 
-    /// The table entry's next life: closed, with the memory that its lists have got.
-    fn next_life(&mut self) -> Self {
-        self.owed.clear();
-        self.early.clear();
-        Self {
-            generation: self.generation.wrapping_add(1),
-            owed: std::mem::take(&mut self.owed),
-            early: std::mem::take(&mut self.early),
-            ..Self::closed()
-        }
+    /// The table entry's next life: closed.
+    fn next_life(&self) -> Self {
+        Self { generation: self.generation.wrapping_add(1), ..Self::closed() }
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -202,7 +196,7 @@ impl Connection {
         if mutants::on("allocate_for_reply") {
             drop(std::hint::black_box(self.output.clone()));
         }
-        self.owe(Some(payload));
+        self.owe(Some(payload), pool);
         self.open -= 1;
         if self.ordered {
             self.turn += 1;
@@ -230,6 +224,9 @@ impl Connection {
             self.early_bytes += encoded.len();
             self.early_replies += 1;
         }
+        if self.early.capacity() == 0 {
+            self.early = pool.early.take();
+        }
         while self.early.len() <= ahead {
             self.early.push_back(None);
         }
@@ -248,6 +245,9 @@ impl Connection {
             self.emit(outcome, pool);
             self.turn += 1;
         }
+        if self.early.is_empty() {
+            pool.early.give(&mut self.early);
+        }
     }
 
     fn emit(&mut self, outcome: Outcome, pool: &mut Pool) {
@@ -261,18 +261,18 @@ impl Connection {
         match outcome {
             Outcome::Reply { encoded, payload } => {
                 self.append(&encoded, pool);
-                self.owe(Some(payload));
+                self.owe(Some(payload), pool);
                 pool.give(encoded);
             }
             Outcome::Error(bytes) => {
                 self.append(bytes, pool);
-                self.owe(None);
+                self.owe(None, pool);
             }
             Outcome::Nothing => {}
             Outcome::Close(bytes) => {
                 if !bytes.is_empty() {
                     self.append(bytes, pool);
-                    self.owe(None);
+                    self.owe(None, pool);
                 }
                 self.closing = true;
                 self.reading = Reading::Ended;
@@ -287,7 +287,10 @@ impl Connection {
         self.output.extend_from_slice(bytes);
     }
 
-    fn owe(&mut self, payload: Option<u32>) {
+    fn owe(&mut self, payload: Option<u32>, pool: &mut Pool) {
+        if self.owed.capacity() == 0 {
+            self.owed = pool.owed.take();
+        }
         let end = self.written_total + (self.output.len() - self.written) as u64;
         self.owed.push_back(Owed { end, payload });
         self.owed_replies += usize::from(payload.is_some());
@@ -321,6 +324,9 @@ impl Connection {
                 self.owed_replies -= 1;
             }
             self.owed.pop_front();
+        }
+        if self.owed.is_empty() {
+            pool.owed.give(&mut self.owed);
         }
         if self.written == self.output.len() {
             pool.give(std::mem::take(&mut self.output));
@@ -453,6 +459,8 @@ impl Connections {
                 pool.give(encoded);
             }
         }
+        pool.owed.give(&mut entry.owed);
+        pool.early.give(&mut entry.early);
         *entry = entry.next_life();
         self.free.push(key);
         self.open -= 1;
@@ -491,11 +499,13 @@ pub(crate) fn forget_written(output: &mut Vec<u8>, written: &mut usize) {
     }
 }
 
-/// Buffers that connections borrow. Large ones are not kept.
+/// Buffers and lists that connections borrow. Large ones are not kept.
 #[derive(Debug)]
 pub(crate) struct Pool {
     free: Vec<Vec<u8>>,
     kept_bytes: usize,
+    owed: Lists<Owed>,
+    early: Lists<Option<Outcome>>,
 }
 
 /// A new buffer's capacity.
@@ -507,12 +517,50 @@ const KEEP_CAPACITY_MAX: usize = 64 << 10;
 /// Buffers kept, and their bytes.
 const KEEP_MAX: usize = 16_384;
 const KEEP_BYTES_MAX: usize = 64 << 20;
+/// A new list's capacity: what `limits.pipelined` is unless somebody says otherwise.
+const LIST_CAPACITY: usize = 64;
+/// Lists of each kind that are there before anybody asks, and that are kept.
+const LISTS_READY: usize = 64;
+const LISTS_KEEP_MAX: usize = 4096;
+/// Lists of more capacity are returned to the allocator.
+const LIST_KEEP_CAPACITY_MAX: usize = 1024;
+
+/// Empty lists of one kind.
+#[derive(Debug)]
+struct Lists<T> {
+    free: Vec<VecDeque<T>>,
+}
+
+impl<T> Lists<T> {
+    fn new() -> Self {
+        let mut free = Vec::with_capacity(LISTS_KEEP_MAX);
+        free.extend((0..LISTS_READY).map(|_| VecDeque::with_capacity(LIST_CAPACITY)));
+        Self { free }
+    }
+
+    fn take(&mut self) -> VecDeque<T> {
+        self.free.pop().unwrap_or_else(|| VecDeque::with_capacity(LIST_CAPACITY))
+    }
+
+    /// Takes the memory of a list that nobody needs any more, if it has any.
+    fn give(&mut self, list: &mut VecDeque<T>) {
+        if list.capacity() == 0 {
+            return;
+        }
+        let mut list = std::mem::take(list);
+        if list.capacity() <= LIST_KEEP_CAPACITY_MAX && self.free.len() < LISTS_KEEP_MAX {
+            list.clear();
+            self.free.push(list);
+        }
+    }
+}
 
 impl Pool {
     pub(crate) fn new() -> Self {
         let mut free = Vec::with_capacity(KEEP_MAX);
         free.extend((0..READY).map(|_| Vec::with_capacity(BUFFER_BYTES)));
-        Self { free, kept_bytes: READY * BUFFER_BYTES }
+        let (owed, early) = (Lists::new(), Lists::new());
+        Self { free, kept_bytes: READY * BUFFER_BYTES, owed, early }
     }
 
     pub(crate) fn take(&mut self) -> Vec<u8> {
@@ -613,6 +661,46 @@ mod tests {
         }
         replied += c.sent(1, &mut pool).replies;
         assert_eq!((replied, c.unsettled(), c.unsent().len()), (4097, 0, 0));
+    }
+
+    #[test]
+    fn a_connection_that_pipelined_keeps_nothing() {
+        let window = LIST_CAPACITY as u32;
+        let (mut connections, mut pool, _) = open(true, window);
+        let free = |pool: &Pool| (pool.owed.free.len(), pool.early.free.len(), pool.free.len());
+        let before = free(&pool);
+        let holds = |c: &Connection| (c.owed.capacity(), c.early.capacity(), c.output.capacity());
+        let mut keys = Vec::new();
+        for _ in 0..1000 {
+            let key = connections.open(0, true, window, 0);
+            connections.change(key, |c| {
+                (0..window.into()).for_each(|n| assert_eq!(c.take(), n));
+                // The youngest comes first: all others wait for the oldest.
+                for sequence in (0..window.into()).rev() {
+                    let mut encoded = pool.take();
+                    encoded.push(1);
+                    c.settle(sequence, Outcome::Reply { encoded, payload: 1 }, &mut pool);
+                }
+                assert_eq!((c.owed.len(), c.early.capacity()), (LIST_CAPACITY, 0));
+                let all = c.unsent().len();
+                assert_eq!(c.sent(all, &mut pool).replies, window.into());
+                assert_eq!(holds(c), (0, 0, 0));
+            });
+            keys.push(key);
+        }
+        assert_eq!(free(&pool), before, "one after the other needs no more than one");
+        for key in keys {
+            connections.change(key, |c| {
+                let first = c.next();
+                (first..first + 3).for_each(|n| assert_eq!(c.take(), n));
+                c.settle(first, Outcome::Error(b"late"), &mut pool);
+                c.settle(first + 2, Outcome::Nothing, &mut pool);
+                assert!(c.owed.capacity() > 0 && c.early.capacity() > 0);
+            });
+            assert_eq!(connections.close(key, &mut pool), 0);
+            assert_eq!(holds(&connections.entries[key as usize]), (0, 0, 0));
+        }
+        assert_eq!(free(&pool), before, "an end gives back what was in use");
     }
 
     #[test]
