@@ -361,7 +361,7 @@ fn miri() -> Outcome {
 
 fn asan() -> Outcome {
     if !works("cargo +nightly --version") {
-        return Ok(Done::NotRun("no nightly toolchain here; `make setup-test` installs it".to_owned()));
+        return Ok(Done::NotRun("no nightly here; `make setup-test` installs it".to_owned()));
     }
     let environment = [("RUSTFLAGS", "-Zsanitizer=address"), ("CARGO_TARGET_DIR", "target/asan")];
     // The target is named, so that build scripts and macros are built without the sanitizer.
