@@ -206,7 +206,12 @@ fn connections_that_cannot_be_had_are_refused_and_the_default_gives_way() {
     let door = folder.join("too-many-in-memory");
     let door = format!("[\"shm://{}\", \"tcp", door.display());
     let in_memory = config("connections = 200").replace("[\"tcp", &door);
-    let refused = serve("too-many-in-memory", in_memory).wait_with_output().unwrap();
+    let mut refused = serve("too-many-in-memory", in_memory);
+    let started = refused.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).is_ok();
+    if started {
+        refused.kill().unwrap();
+    }
+    let refused = refused.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{text}");
     assert!(text.contains("4 for a connection"), "{text}");

@@ -486,6 +486,7 @@ fn a_kernel_that_hangs_is_reported_when_its_service_leaves() {
     assert_eq!(outcome["services"][1]["fate"], "removed", "{output}");
     assert_eq!(outcome["services"][1]["left_behind"], true, "{output}");
     assert_eq!(ask(&udp_client(([127, 0, 0, 1], first).into()), b"others"), b"others");
+    assert_eq!(running.end(), 0, "what was left behind was told then");
 }
 
 #[test]
