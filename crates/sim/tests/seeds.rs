@@ -20,6 +20,14 @@ fn two_thousand_seeds_hold_and_reach_everything() {
     assert_eq!(totals.unreached(), [""; 0]);
 }
 
+/// In this run the first datagram after the faults meets a worker without mqueues of its own, which sheds it
+/// unless it was told of those that live again.
+#[test]
+fn a_probe_waits_until_workers_know_what_the_others_have_to_give() {
+    let held = simulate(9711, false);
+    assert!(held.is_ok(), "{held:?}");
+}
+
 #[test]
 fn a_seed_reproduces_a_run_exactly() {
     let mut hashes = Vec::new();
