@@ -10,6 +10,8 @@ use super::suite::{Load, On, SideSpec};
 use super::{Cores, Schedule, SideError, Surroundings};
 use crate::bench::{self, Mode, Plan, Report, Void};
 
+/// Share of the time for which others may have a core that the client shares with them.
+const SHARED_MAX: f64 = 0.5;
 /// Share of the duration for which each window of the peak is measured, where a load is a multiple of it.
 const PEAK_SHARE: f64 = 0.5;
 /// More right answers than so many times the peak: that was not the peak.
@@ -36,6 +38,10 @@ pub(super) fn measure_server(
     plan.connections = load.connections;
     plan.timeout = load.timeout_s.map(Duration::from_secs_f64);
     plan.core = (!load.shares_core).then_some(cores.client);
+    if load.shares_core {
+        // What the others there take is a part of what is measured.
+        plan.stolen_max = SHARED_MAX;
+    }
     plan.cancel = cancel.clone();
     plan.warmup = Duration::from_secs_f64(schedule.warmup_s);
     plan.duration = Duration::from_secs_f64(schedule.duration_s);
