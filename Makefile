@@ -13,7 +13,7 @@ help:
 	@echo "make demo        build Serval and watch clients being answered by an accelerator (2 minutes)"
 	@echo "make demo-faces  the same with a real memcached behind the kernel"
 	@echo "make cuda-kernels  the kernels for NVIDIA GPUs, for the next build (happens by itself where a GPU is)"
-	@echo "make test        every test of the repository (about 12 minutes on 2 cores)"
+	@echo "make test        every test of the repository (about 18 minutes on 2 cores)"
 	@echo "make test-gpu    the cuda accelerator on this machine's GPU; make bench-gpu measures it (3 minutes each)"
 	@echo "make bench       the measurements behind docs/benchmarks.md (half an hour; leave the machine alone)"
 	@echo "make bench-quick a look at each of them (2 minutes; proves nothing)"
