@@ -9,6 +9,7 @@
 //! | `worker` | a shared-memory client and an accelerator, any word of their regions | no panic; every request that was taken has one outcome or is outstanding |
 //! | `config` | a file, an environment, flags | no panic; every mistake has a place inside the text; what is accepted passes the engine's own check |
 //! | `metrics_request` | whoever reaches the metrics port | decided once, whatever the chunks; no request without its end |
+//! | `control` | a process at the control socket, or a false engine that answers | a request is read as written, or refused in a short line; no answer steers a terminal |
 //! | `attach` | a process at an accelerator's socket, or a false engine | a message has one form, or is refused |
 //! | `handshake` | a process at a shared-memory port, or a false engine | read as written, or refused |
 //!
@@ -21,6 +22,7 @@
 
 pub mod attach;
 pub mod config;
+pub mod control;
 pub mod framing;
 pub mod handshake;
 pub mod metrics;

@@ -41,7 +41,8 @@ const INPUT_SECONDS_MAX: u32 = 30;
 #[derive(Default)]
 struct Options {
     seconds: u32,
-    /// Targets at a time; 0: as many as there are cores.
+    /// Programs at a time; 0: as many as there are cores. With at least twice as many as targets, each target
+    /// runs in several, which learn from each other.
     jobs: usize,
     /// Where the programs are; otherwise they are built.
     binaries: Option<PathBuf>,
@@ -112,20 +113,45 @@ fn run_with(options: &Options) -> Result<Vec<Run>, Findings> {
         None => build(root(), "target/fuzz")?,
     };
     let run = |target: &str| fuzz(root(), &binaries, target, options.seconds);
-    in_parallel(options.jobs, targets()?, run)
+    let targets = targets()?;
+    let at_a_time = programs_at_a_time(options.jobs);
+    let each = (at_a_time / targets.len()).max(1);
+    let queue = targets.into_iter().flat_map(|target| vec![target; each]).collect();
+    Ok(merged(in_parallel(at_a_time, queue, run)?))
 }
 
-/// Runs `work` for each target, `jobs` at a time; what all of them returned, or everything that was found.
+/// As many as asked for; 0: as many as there are cores.
+fn programs_at_a_time(jobs: usize) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    if jobs == 0 { cores() } else { jobs }
+}
+
+/// One run for each target: time and inputs of its programs add up, coverage is the best. Sorted by target.
+fn merged(runs: Vec<Run>) -> Vec<Run> {
+    let mut merged: Vec<Run> = Vec::new();
+    for run in runs {
+        match merged.last_mut().filter(|last| last.target == run.target) {
+            Some(last) => {
+                last.seconds += run.seconds;
+                last.inputs += run.inputs;
+                last.edges = last.edges.max(run.edges);
+            }
+            None => merged.push(run),
+        }
+    }
+    merged
+}
+
+/// Runs `work` for each target, so many at a time; what all of them returned by target, or everything that was found.
 fn in_parallel<T: Send>(
-    jobs: usize,
+    at_a_time: usize,
     targets: Vec<String>,
     work: impl Fn(&str) -> Result<T, String> + Sync,
 ) -> Result<Vec<T>, Findings> {
     let queue = Mutex::new(VecDeque::from(targets));
     let results = Mutex::new(Vec::new());
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
-        for _ in 0..if jobs == 0 { cores } else { jobs } {
+        for _ in 0..at_a_time {
             scope.spawn(|| {
                 loop {
                     let Some(target) = queue.lock().expect("no panic").pop_front() else { break };
@@ -187,11 +213,11 @@ fn keep(folder: &Path) -> Result<Vec<String>, Findings> {
     let binaries = build(root(), "target/fuzz")?;
     let targets = targets()?;
     copy(&targets, &binaries, folder)?;
-    // Best effort: what is not stripped is only larger.
-    let _ = Command::new("strip").args(&targets).current_dir(folder).status();
     let failed = |what: &str, error: &dyn std::fmt::Display| vec![format!("{what}: {error}")];
     let own = std::env::current_exe().map_err(|e| failed("xtask", &e))?;
     fs::copy(own, folder.join("xtask")).map_err(|e| failed("xtask", &e))?;
+    // Best effort: what is not stripped is only larger.
+    let _ = Command::new("strip").args(&targets).arg("xtask").current_dir(folder).status();
     let commit = crate::record::commit().map_err(|finding| vec![finding])?;
     fs::write(folder.join(record::COMMIT), &commit).map_err(|e| failed("the commit", &e))?;
     Ok(vec![format!("{}: {} targets of {commit}", folder.display(), targets.len())])
@@ -253,5 +279,24 @@ fn fuzz(sources: &Path, binaries: &Path, target: &str, seconds: u32) -> Result<R
             Ok(Run { target: target.to_owned(), seconds, inputs, edges })
         }
         _ => Err(format!("{target}: ran no input\n{text}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_of_one_target_count_together() {
+        let run = |target: &str, seconds, inputs, edges| Run {
+            target: target.to_owned(),
+            seconds,
+            inputs,
+            edges,
+        };
+        let runs = merged(vec![run("a", 5, 10, 7), run("a", 6, 20, 6), run("b", 1, 2, 3)]);
+        let of = |run: &Run| (run.target.clone(), run.seconds, run.inputs, run.edges);
+        let runs: Vec<_> = runs.iter().map(of).collect();
+        assert_eq!(runs, [("a".to_owned(), 11, 30, 7), ("b".to_owned(), 1, 2, 3)]);
     }
 }

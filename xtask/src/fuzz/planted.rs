@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use super::{build, copy, in_parallel, libfuzzer, targets};
+use super::{build, copy, in_parallel, libfuzzer, programs_at_a_time, targets};
 use crate::Findings;
 use crate::files::{self, root};
 
@@ -35,6 +35,13 @@ const PLANTS: &[Plant] = &[
         file: "crates/serval/src/config/diagnostic.rs",
         right: "let column = before.chars().count() + 1;",
         wrong: "let column = before.chars().count() + 3;",
+    },
+    Plant {
+        target: "control",
+        bug: "an answer may have the control character DEL",
+        file: "crates/serval/src/command/control/protocol.rs",
+        right: "c.is_control() && !(",
+        wrong: "c.is_ascii_control() && c != '\u{7f}' && !(",
     },
     Plant {
         target: "framing_request",
@@ -104,7 +111,7 @@ pub(super) fn find_all() -> Result<Vec<String>, Findings> {
     // Built where the sound ones are, so that what both depend on is built once; then away from there.
     let binaries = folder.join("programs");
     copy(&targets, &build(&folder, "target/fuzz")?, &binaries)?;
-    in_parallel(0, targets, |target| must_find(&folder, &binaries, target))
+    in_parallel(programs_at_a_time(0), targets, |target| must_find(&folder, &binaries, target))
 }
 
 /// Copies the sources, with the bugs. What is there already is left alone, so that it is not built again.

@@ -35,7 +35,7 @@ pub(super) fn add(path: &Path, options: &Options, runs: &[Run]) -> Result<(), St
     fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// The record with these runs: time and inputs add up, coverage is the best.
+/// The record with these runs: seconds of all programs and inputs add up, coverage is the best.
 fn added(old: &Json, commit: &str, seconds: u32, runs: &[Run]) -> Json {
     let seconds_since_1970 = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
@@ -58,7 +58,7 @@ fn added(old: &Json, commit: &str, seconds: u32, runs: &[Run]) -> Json {
         })
         .collect();
     json!({
-        "what": "every fuzz target over its corpus and then for a time; a run that finds something is not recorded but mended",
+        "what": "every fuzz target over its corpus and then for a time, that of all programs that ran at once together; a run that finds something is not recorded but mended",
         "command": format!("cargo xtask fuzz {seconds} --record"),
         "commit": commit,
         "ended_unix_s": seconds_since_1970,

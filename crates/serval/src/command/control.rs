@@ -2,13 +2,15 @@
 //! for the control socket.
 //!
 //! `engine.control = "PATH"` is a Unix socket of type seqpacket with mode 0600: a message is a request,
-//! and one message comes back. Requests are JSON objects on one line of at most [`REQUEST_BYTES_MAX`]
+//! and one message comes back. Requests ([`protocol`]) are JSON objects on one line of at most [`REQUEST_BYTES_MAX`]
 //! bytes: `{"command": "status"}` and `{"command": "reload"}`. Whoever is not of the engine's user or
 //! root is told so and closed; at most [`CONNECTIONS_MAX`] connections are open, each for
 //! [`PATIENCE`] without a request.
 //!
 //! While one reload is under way another one may wait, and no more: it reads the file when its turn comes,
 //! so whatever was written before it was asked for is in it, and all who asked meanwhile get its outcome.
+
+pub(super) mod protocol;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -22,13 +24,12 @@ use engine::metrics::Metrics;
 use serde_json::{Value as Json, json};
 use sys::local::{Bell, LocalListener, LocalSocket, wait_readable};
 
+use self::protocol::{REQUEST_BYTES_MAX, Request};
 use super::{Failure, File, check, serve};
 use crate::config::{Config, memory_url, url};
 use crate::exporter::Health;
 use crate::server::{ChangeError, Fate, Server};
 
-/// Longest request, in bytes.
-const REQUEST_BYTES_MAX: usize = 1024;
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 16;
 /// How long a connection may say nothing.
@@ -37,41 +38,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
 /// How long to wait when the process has no descriptor left for whoever wants in.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
-
-/// What somebody asks of the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request {
-    /// What runs.
-    Status,
-    /// Read the configuration again.
-    Reload,
-}
-
-impl Request {
-    /// Reads a request; anything else is answered with the sentence.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        if bytes.len() > REQUEST_BYTES_MAX {
-            return Err(format!("a request has at most {REQUEST_BYTES_MAX} bytes"));
-        }
-        let example = "send a JSON object such as {\"command\": \"status\"}";
-        let value: Json = serde_json::from_slice(bytes).map_err(|e| format!("{e}: {example}"))?;
-        match value.get("command").and_then(Json::as_str) {
-            Some("status") => Ok(Self::Status),
-            Some("reload") => Ok(Self::Reload),
-            Some(_) => Err("no such command: there are status and reload".to_owned()),
-            None => Err(format!("there is no command: {example}")),
-        }
-    }
-
-    /// As [`Self::parse`] reads it.
-    pub(super) fn line(self) -> String {
-        let command = match self {
-            Self::Status => "status",
-            Self::Reload => "reload",
-        };
-        format!("{}\n", json!({ "command": command }))
-    }
-}
 
 /// What the owner of the server is asked for.
 enum Task {
@@ -498,24 +464,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_survive_and_others_are_told_what_is_right() {
-        for request in [Request::Status, Request::Reload] {
-            assert_eq!(Request::parse(request.line().as_bytes()), Ok(request));
-        }
-        for (bytes, why) in [
-            (&b""[..], "send a JSON object"),
-            (b"reload", "send a JSON object"),
-            (b"{}", "there is no command"),
-            (b"[1]", "there is no command"),
-            (b"{\"command\": 7}", "there is no command"),
-            (b"{\"command\": \"stop\"}", "no such command"),
-            (&[b' '; REQUEST_BYTES_MAX + 1], "at most"),
-        ] {
-            assert!(Request::parse(bytes).unwrap_err().contains(why));
-        }
-    }
-
-    #[test]
     fn one_reload_waits_however_many_ask_and_all_of_them_get_its_outcome() {
         let (tasks, inbox) = Tasks::new();
         let ask = || (0..1000).map(|_| tasks.reload()).collect::<Vec<_>>();
@@ -527,12 +475,5 @@ mod tests {
         outcome.set(json!(1)).unwrap();
         assert!(first.iter().all(|outcome| outcome.get() == Some(&json!(1))));
         assert!(second.iter().all(|outcome| outcome.get().is_none()));
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn no_request_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
-            let _ = Request::parse(&bytes);
-        }
     }
 }

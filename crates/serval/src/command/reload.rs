@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::Value as Json;
 use sys::local::{LocalSocket, wait_readable};
 
-use super::control::Request;
+use super::control::protocol::{ANSWER_BYTES_MAX, Request, read_answer};
 use super::{Failure, File};
 use crate::config::{Config, Overrides};
 use crate::screen::{Screen, Table, print};
@@ -25,8 +25,6 @@ Examples:
 Exit codes: 0 done (or nothing to do), 1 it failed or no server answers, 2 refused, 3 a service that
 left did not answer all it had accepted within engine.drain_ms.";
 
-/// Longest answer, in bytes.
-const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// How long a reload may take: a drain is at most ten minutes.
 const PATIENCE: Duration = Duration::from_secs(660);
 
@@ -102,10 +100,7 @@ fn ask(path: &Path, request: Request) -> Result<Json, Failure> {
         match socket.receive(&mut bytes).map_err(failed)? {
             None => {}
             Some(0) => return Err(Failure::Run(format!("the server at {shown} ended"))),
-            Some(len) => {
-                let answer = serde_json::from_slice(&bytes[..len]);
-                return answer.map_err(|e| Failure::Run(format!("no answer of a server: {e}")));
-            }
+            Some(len) => return read_answer(&bytes[..len]).map_err(Failure::Run),
         }
     }
 }
