@@ -1,14 +1,17 @@
 //! Continuous integration: `cargo xtask ci STEP...`.
 //!
 //! Quiet about what passes: one line a step. A step that fails shows everything it printed. What could
-//! not run on this machine says why. The last line counts steps and tests, and names what was skipped:
-//! steps, tests that say SKIPPED, and ignored ones.
+//! not run on this machine says why. The last lines count steps and tests, name what was skipped (steps, tests
+//! that say SKIPPED, and ignored ones) and say whether all of it stayed within its time.
+
+mod clock;
 
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
+use self::clock::Clock;
 use crate::files::root;
 use crate::{Findings, abi, benchmarks, drop_reasons, edges, fuzz, mutants, proof, tidy, wasm};
 
@@ -21,12 +24,26 @@ enum Done {
     NotRun(String),
 }
 
-type Outcome = Result<Done, Findings>;
+/// How a step ended badly.
+struct Failed {
+    findings: Findings,
+    /// The tests that it ran.
+    tests: Tally,
+}
+
+impl From<Findings> for Failed {
+    fn from(findings: Findings) -> Self {
+        Self { findings, tests: Tally::default() }
+    }
+}
+
+type Outcome = Result<Done, Failed>;
 
 /// Tests of a step.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tally {
     passed: u64,
+    failed: u64,
     /// Names of those that said SKIPPED or are ignored.
     skipped: Vec<String>,
 }
@@ -47,14 +64,20 @@ impl Tally {
                 line.strip_prefix("test ").and_then(|l| l.split_once(" ... ignored"))
             {
                 tally.skip(test);
-            } else if let Some(counts) = line.strip_prefix("test result: ok. ") {
-                let passed = counts.split(' ').next().and_then(|count| count.parse::<u64>().ok());
-                tally.passed += passed.unwrap_or(0);
+            } else if let Some(counts) = line.strip_prefix("test result: ") {
+                tally.passed += count_before(counts, " passed;");
+                tally.failed += count_before(counts, " failed;");
             }
         }
         // Who says so ran, but did not test.
         tally.passed = tally.passed.saturating_sub(silent);
         tally
+    }
+
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped.extend(other.skipped);
     }
 
     /// Whether it is news.
@@ -65,6 +88,12 @@ impl Tally {
         }
         news
     }
+}
+
+/// The number before these words, or 0.
+fn count_before(text: &str, words: &str) -> u64 {
+    let number = text.split(words).next().and_then(|before| before.rsplit(' ').next());
+    number.filter(|_| text.contains(words)).and_then(|n| n.parse().ok()).unwrap_or(0)
 }
 
 struct Step {
@@ -96,13 +125,13 @@ const STEPS: &[Step] = &[
     Step {
         name: "proof",
         what: "every promise names what checks it",
-        run: || proof::check().map(|_| Done::Passed),
+        run: || Ok(proof::check().map(|_| Done::Passed)?),
     },
     Step { name: "test", what: "cargo test", run: test },
     Step {
         name: "mutants",
         what: "the tests catch every seeded bug",
-        run: || mutants::run(&[]).map(|_| Done::Passed),
+        run: || Ok(mutants::run(&[]).map(|_| Done::Passed)?),
     },
     Step { name: "microbench", what: "every microbenchmark once, checked", run: microbench },
     Step { name: "device", what: "the device library and the kernels on the host", run: device },
@@ -117,7 +146,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "fuzz",
         what: "every fuzz target over its corpus and for 30 s",
-        run: || fuzz::run(30).map(|()| Done::Passed),
+        run: || Ok(fuzz::run(30).map(|()| Done::Passed)?),
     },
     Step { name: "docs", what: "rustdoc, warnings refused", run: docs },
 ];
@@ -137,9 +166,33 @@ pub(crate) fn run(names: &[&str]) -> ExitCode {
         eprintln!("ci: no step {unknown:?}; `cargo xtask ci` lists them");
         return ExitCode::from(2);
     }
-    let (mut passed, mut failed, mut skipped) = (0, 0, Vec::new());
-    let mut tests = Tally::default();
+    let clock = Clock::start();
+    let mut summary = Summary::default();
     for step in STEPS.iter().filter(|step| everything || names.contains(&step.name)) {
+        summary.take(step);
+    }
+    let in_time = if everything { clock.verdict() } else { None };
+    println!("\n{}", summary.steps());
+    if let Some(verdict) = &in_time {
+        println!("{}", verdict.text);
+    }
+    println!("{}", summary.tests());
+    let too_long = in_time.is_some_and(|verdict| verdict.too_long);
+    if summary.failed > 0 || too_long { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// What the steps came to.
+#[derive(Default)]
+struct Summary {
+    passed: u64,
+    failed: u64,
+    skipped: Vec<&'static str>,
+    tests: Tally,
+}
+
+impl Summary {
+    /// Runs a step and tells how it ended.
+    fn take(&mut self, step: &Step) {
         print!("{:13} {:50} ", step.name, step.what);
         // A terminal shows what is running.
         let _ = std::io::stdout().flush();
@@ -148,19 +201,19 @@ pub(crate) fn run(names: &[&str]) -> ExitCode {
         let seconds = start.elapsed().as_secs();
         match outcome {
             Ok(done @ (Done::Passed | Done::Tested(_))) => {
-                passed += 1;
+                self.passed += 1;
                 println!("passed {seconds:5} s");
                 if let Done::Tested(tally) = done {
-                    tests.passed += tally.passed;
-                    tests.skipped.extend(tally.skipped);
+                    self.tests.add(tally);
                 }
             }
             Ok(Done::NotRun(why)) => {
-                skipped.push(step.name);
+                self.skipped.push(step.name);
                 println!("SKIPPED: {why}");
             }
-            Err(findings) => {
-                failed += 1;
+            Err(Failed { findings, tests }) => {
+                self.failed += 1;
+                self.tests.add(tests);
                 println!("FAILED {seconds:5} s");
                 for finding in &findings {
                     println!("{}: {finding}", step.name);
@@ -168,18 +221,28 @@ pub(crate) fn run(names: &[&str]) -> ExitCode {
             }
         }
     }
-    let named = |list: &[&str]| match list {
-        [] => "0 SKIPPED".to_owned(),
-        some => format!("{} SKIPPED ({})", some.len(), some.join(", ")),
-    };
-    let tests_skipped: Vec<&str> = tests.skipped.iter().map(String::as_str).collect();
-    println!(
-        "\nsteps: {passed} passed, {failed} failed, {}; tests: {} passed, {}",
-        named(&skipped),
-        tests.passed,
-        named(&tests_skipped)
-    );
-    if failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+
+    fn steps(&self) -> String {
+        let named = |list: &[&str]| match list {
+            [] => "0 SKIPPED".to_owned(),
+            some => format!("{} SKIPPED ({})", some.len(), some.join(", ")),
+        };
+        let tests_skipped: Vec<&str> = self.tests.skipped.iter().map(String::as_str).collect();
+        format!(
+            "steps: {} passed, {} failed, {}; tests: {} passed, {}",
+            self.passed,
+            self.failed,
+            named(&self.skipped),
+            self.tests.passed,
+            named(&tests_skipped)
+        )
+    }
+
+    /// The last line, for programs to read.
+    fn tests(&self) -> String {
+        let Tally { passed, failed, skipped } = &self.tests;
+        format!("Tests: {passed} passed, {failed} failed, {} skipped", skipped.len())
+    }
 }
 
 /// Whether there is a step of this name.
@@ -188,7 +251,7 @@ pub(crate) fn has_step(name: &str) -> bool {
 }
 
 fn found(findings: Findings) -> Outcome {
-    if findings.is_empty() { Ok(Done::Passed) } else { Err(findings) }
+    if findings.is_empty() { Ok(Done::Passed) } else { Err(findings.into()) }
 }
 
 /// Runs a command in the root with environment variables added.
@@ -207,10 +270,12 @@ fn command(line: &str, environment: &[(&str, &str)]) -> Outcome {
         }
         Ok(output) => {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-            let (out, err) = (without_successes(&text(&output.stdout)), text(&output.stderr));
-            Err(vec![format!("`{line}`: {}\n{out}{err}", output.status)])
+            let (out, err) = (text(&output.stdout), text(&output.stderr));
+            let shown = without_successes(&out);
+            let findings = vec![format!("`{line}`: {}\n{shown}{err}", output.status)];
+            Err(Failed { findings, tests: Tally::of(&out) })
         }
-        Err(error) => Err(vec![format!("`{line}`: {error}")]),
+        Err(error) => Err(vec![format!("`{line}`: {error}")].into()),
     }
 }
 
@@ -372,6 +437,19 @@ fn asan() -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_line_counts_tests_of_every_step() {
+        let mut summary = Summary::default();
+        for output in [
+            "test result: ok. 30 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out",
+            "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out\n\
+             ---- a stdout ----\nSKIPPED: no such file\n",
+        ] {
+            summary.tests.add(Tally::of(output));
+        }
+        assert_eq!(summary.tests(), "Tests: 32 passed, 2 failed, 1 skipped");
+    }
 
     #[test]
     fn tests_are_counted_and_those_that_tested_nothing_are_named() {
