@@ -53,7 +53,7 @@ gpu-carry: setup cuda-kernels
 	@$(CARGO) build --release --quiet --package serval-accel --example gpu
 	@$(MAKE) --no-print-directory --silent -C device gpu-programs GPU=$(GPU)
 	@mkdir -p $(CARRY)
-	@cp target/release/serval target/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/*.$(GPU).cubin tools/gpu/check $(CARRY)
+	@cp target/release/serval target/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/*.$(GPU).cubin tools/gpu/check tools/gpu/hazards $(CARRY)
 	@strip $(CARRY)/serval $(CARRY)/gpu
 
 # A folder that was made earlier is used as it is only where it cannot be made anew.

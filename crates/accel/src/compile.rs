@@ -1,4 +1,5 @@
-//! Building kernel libraries: what `serval kernel build FILE.cpp` does.
+//! Building kernels from one source: a library for the `cpu` accelerator with a C++ compiler, a fatbin for
+//! the `cuda` accelerator with nvcc. What `serval kernel build FILE` does.
 //!
 //! The device library's headers are part of this program and are written to a temporary folder for the
 //! compiler, so that a kernel always matches the engine it was built with and no checkout is needed.
@@ -29,18 +30,38 @@ const FLAGS: &[&str] = &[
     "-Wl,-z,defs",
 ];
 
+/// The same for nvcc, whose assembler tells the names of what it compiles.
+const CUDA_FLAGS: &[&str] = &["-x", "cu", "-std=c++17", "-O3", "-fatbin", "-Xptxas", "-v"];
+
 /// Compilers that are tried in this order.
 const COMPILERS: &[&str] = &["c++", "g++", "clang++"];
+const CUDA_COMPILERS: &[&str] = &["nvcc", "/usr/local/cuda/bin/nvcc"];
 
-/// How a kernel library is built.
+/// GPUs that a kernel is built for where nobody names one.
+pub const GPUS_DEFAULT: &[&str] = &["sm_80", "sm_90", "sm_100"];
+
+/// What a kernel is built for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Target {
+    /// The `cpu` accelerator: a shared library.
+    #[default]
+    Cpu,
+    /// The `cuda` accelerator: a fatbin with code for GPUs of these architectures, such as `sm_90`, and for
+    /// later ones than the last in a form that the driver translates. Empty: [`GPUS_DEFAULT`].
+    Cuda(Vec<String>),
+}
+
+/// How a kernel is built.
 #[derive(Clone, Debug, Default)]
 pub struct BuildOptions {
-    /// The C++ compiler, with arguments; otherwise $CXX, `c++`, `g++` or `clang++`, whichever is found
-    /// first.
+    /// What for.
+    pub target: Target,
+    /// The compiler, with arguments; otherwise $CXX, `c++`, `g++` or `clang++`, whichever is found first. For
+    /// GPUs $NVCC, `nvcc` or that of /usr/local/cuda.
     pub compiler: Option<String>,
     /// Folders that are searched for headers besides the device library's.
     pub include: Vec<PathBuf>,
-    /// Compile for this machine's processor only (`-march=native`).
+    /// Compile for this machine's processor only (`-march=native`); not for GPUs.
     pub native: bool,
     /// Further arguments to the compiler, last.
     pub arguments: Vec<OsString>,
@@ -51,13 +72,13 @@ pub struct BuildOptions {
 pub struct Built {
     /// The compiler and its arguments, as run.
     pub command: String,
-    /// The library's kernels.
+    /// The names of the kernels.
     pub kernels: Vec<String>,
     /// The compiler's warnings, verbatim; usually empty.
     pub warnings: String,
 }
 
-/// Why a kernel library was not built.
+/// Why a kernel was not built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// No C++ compiler.
@@ -65,6 +86,22 @@ pub enum BuildError {
     NoCompiler {
         /// What was looked for.
         tried: String,
+    },
+    /// No nvcc.
+    #[error(
+        "no CUDA compiler found (tried {tried}): install the CUDA toolkit 12.8 or later, or set NVCC"
+    )]
+    NoNvcc {
+        /// What was looked for.
+        tried: String,
+    },
+    /// A GPU that is none.
+    #[error(
+        "`{name}` is no architecture of GPUs: name one like sm_90 (`serval doctor` shows this machine's)"
+    )]
+    NoArchitecture {
+        /// What was given.
+        name: String,
     },
     /// The source is not there.
     #[error("kernel source {path} cannot be read: {error}")]
@@ -83,10 +120,10 @@ pub enum BuildError {
         error: io::Error,
     },
     /// The compiler refused the source.
-    #[error("{compiler} refuses {source_file}:\n{output}")]
+    #[error("the compiler refuses {source_file}:\n{output}\nIt was run as: {command}")]
     Refused {
-        /// The compiler.
-        compiler: String,
+        /// The compiler and its arguments.
+        command: String,
         /// The source.
         source_file: PathBuf,
         /// Everything the compiler wrote.
@@ -102,8 +139,8 @@ pub enum BuildError {
     },
 }
 
-/// Compiles `source`, a C++ file with at least one `SERVAL_KERNEL`, to the kernel library `output`. The
-/// library appears complete or not at all; one that is in use stays as it was for its users.
+/// Compiles `source`, a C++ or CUDA file with at least one `SERVAL_KERNEL`, to the kernel library or fatbin
+/// `output`. It appears complete or not at all; one that is in use stays as it was for its users.
 pub fn build_kernel(
     source: &Path,
     output: &Path,
@@ -112,22 +149,28 @@ pub fn build_kernel(
     if let Err(error) = fs::File::open(source) {
         return Err(BuildError::Source { path: source.to_owned(), error });
     }
-    let compiler = find_compiler(options.compiler.as_deref())?;
+    let on_gpu = matches!(options.target, Target::Cuda(_));
+    let compiler = find_compiler(options)?;
     let io = |what: String| move |error| BuildError::Io { what, error };
     let headers = tempfile::tempdir().map_err(io("make a temporary folder".into()))?;
     write_headers(headers.path()).map_err(io("write the device library's headers".into()))?;
     let folder = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let library = tempfile::Builder::new()
         .prefix(".kernel-")
-        .suffix(".so")
+        .suffix(if on_gpu { ".fatbin" } else { ".so" })
         .tempfile_in(folder)
         .map_err(io(format!("write to {}", folder.display())))?
         .into_temp_path();
 
     let mut command = Command::new(&compiler[0]);
-    command.args(&compiler[1..]).args(FLAGS);
-    if options.native {
-        command.arg("-march=native");
+    command.args(&compiler[1..]);
+    match &options.target {
+        Target::Cpu => {
+            command.args(FLAGS).args(options.native.then_some("-march=native"));
+        }
+        Target::Cuda(gpus) => {
+            command.args(CUDA_FLAGS).args(code_for(gpus)?);
+        }
     }
     command.arg("-I").arg(headers.path());
     for folder in &options.include {
@@ -139,17 +182,62 @@ pub fn build_kernel(
     let said = [ran.stdout, ran.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let said = said.concat();
     if !ran.status.success() {
-        let (compiler, source_file) = (compiler[0].clone(), source.to_owned());
-        return Err(BuildError::Refused { compiler, source_file, output: said });
+        let output = said.trim_end().to_owned();
+        return Err(BuildError::Refused { command: text, source_file: source.to_owned(), output });
     }
-    let kernels = check(&library, output)
-        .map_err(|error| BuildError::Unusable { source_file: source.to_owned(), error })?;
+    let unusable = |error| BuildError::Unusable { source_file: source.to_owned(), error };
+    let (kernels, warnings) = if on_gpu {
+        cuda_kernels(&said, output).map_err(unusable)?
+    } else {
+        (check(&library, output).map_err(unusable)?, said)
+    };
     make_executable(&library).map_err(io(format!("finish {}", output.display())))?;
     library.persist(output).map_err(|e| BuildError::Io {
         what: format!("write {}", output.display()),
         error: e.error,
     })?;
-    Ok(Built { command: text, kernels, warnings: said })
+    Ok(Built { command: text, kernels, warnings })
+}
+
+/// What asks nvcc for code that runs on these GPUs, and for what drivers translate for later ones.
+fn code_for(gpus: &[String]) -> Result<Vec<String>, BuildError> {
+    let mut gpus: Vec<&str> = gpus.iter().map(String::as_str).collect();
+    if gpus.is_empty() {
+        gpus = GPUS_DEFAULT.to_vec();
+    }
+    let last = gpus.len() - 1;
+    let mut arguments = vec!["--threads".to_owned(), "0".to_owned()];
+    for (at, gpu) in gpus.iter().enumerate() {
+        let number = gpu.strip_prefix("sm_").filter(|number| is_architecture(number));
+        let number =
+            number.ok_or_else(|| BuildError::NoArchitecture { name: (*gpu).to_owned() })?;
+        let code = if at == last { format!("[{gpu},compute_{number}]") } else { gpu.to_string() };
+        arguments.extend(["-gencode".to_owned(), format!("arch=compute_{number},code={code}")]);
+    }
+    Ok(arguments)
+}
+
+/// Digits, and perhaps a letter for what only this generation has.
+fn is_architecture(number: &str) -> bool {
+    let digits = number.strip_suffix(['a', 'f']).unwrap_or(number);
+    (2..=4).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// The kernels that nvcc's assembler names, and what the compiler said besides.
+fn cuda_kernels(said: &str, output: &Path) -> Result<(Vec<String>, String), KernelError> {
+    let (told, rest): (Vec<&str>, Vec<&str>) =
+        said.lines().partition(|line| line.starts_with("ptxas info") || line.starts_with("    "));
+    let entry = |line: &&str| {
+        let (_, entry) = line.split_once("Compiling entry function 'serval_kernel_")?;
+        Some(entry.split_once('\'')?.0.to_owned())
+    };
+    let mut kernels: Vec<String> = told.iter().filter_map(entry).collect();
+    kernels.sort();
+    kernels.dedup();
+    if kernels.is_empty() {
+        return Err(KernelError::Empty { path: output.to_owned() });
+    }
+    Ok((kernels, rest.join("\n")))
 }
 
 /// Loads the library and returns the names of its kernels.
@@ -175,17 +263,20 @@ fn write_headers(folder: &Path) -> io::Result<()> {
 }
 
 /// The compiler's program and first arguments.
-fn find_compiler(given: Option<&str>) -> Result<Vec<String>, BuildError> {
+fn find_compiler(options: &BuildOptions) -> Result<Vec<String>, BuildError> {
+    let on_gpu = options.target != Target::Cpu;
+    let (variable, usual) = if on_gpu { ("NVCC", CUDA_COMPILERS) } else { ("CXX", COMPILERS) };
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    let named = given.map(str::to_owned).or_else(|| env::var("CXX").ok());
+    let named = options.compiler.clone().or_else(|| env::var(variable).ok());
     let named = named.map(|line| words(&line)).filter(|words| !words.is_empty());
     let candidates = match &named {
         Some(words) => vec![words.clone()],
-        None => COMPILERS.iter().map(|name| words(name)).collect(),
+        None => usual.iter().map(|name| words(name)).collect(),
     };
     let tried = || candidates.iter().map(|words| words.join(" ")).collect::<Vec<_>>().join(", ");
     match candidates.iter().find(|words| is_program(&words[0])) {
         Some(words) => Ok(words.clone()),
+        None if on_gpu => Err(BuildError::NoNvcc { tried: tried() }),
         None => Err(BuildError::NoCompiler { tried: tried() }),
     }
 }

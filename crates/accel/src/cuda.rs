@@ -93,7 +93,9 @@ pub enum CudaError {
         error: std::io::Error,
     },
     /// The file holds no kernels for a GPU.
-    #[error("{path} is no fatbin or cubin: build it with `nvcc -fatbin`")]
+    #[error(
+        "{path} is no fatbin or cubin: build the source for GPUs, `serval kernel build --gpu sm_90`"
+    )]
     NoImage {
         /// The file.
         path: PathBuf,

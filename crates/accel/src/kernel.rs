@@ -52,6 +52,15 @@ pub enum KernelError {
         /// What the host kernel said.
         error: std::io::Error,
     },
+    /// The file holds kernels for GPUs.
+    #[error(
+        "{path} holds kernels for NVIDIA GPUs, and this accelerator is none: give the service one of kind \
+         \"cuda\", or build the source with `serval kernel build -o FILE.so`"
+    )]
+    ForGpus {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file is not a shared library of this machine, or needs symbols that are not there.
     #[error("kernel library {path} cannot be loaded: {error}")]
     Load {
@@ -173,6 +182,9 @@ impl KernelLibrary {
             .canonicalize()
             .map_err(|error| KernelError::NoFile { path: path.to_owned(), error })?;
         let path = path.to_owned();
+        if path.extension().is_some_and(|ending| ending == "fatbin" || ending == "cubin") {
+            return Err(KernelError::ForGpus { path });
+        }
         // Bound now: a symbol that is nowhere must not end the process in the middle of a message.
         // SAFETY: loading runs the library's constructors: cpu kernels are trusted code, as the
         // module's text says.

@@ -2,8 +2,9 @@
 //!
 //! | demo    | what it shows                                                                          |
 //! |---------|----------------------------------------------------------------------------------------|
-//! | `lenet` | a neural network behind a port: accuracy over UDP and TCP, and what leaving out the    |
-//! |         | hand-over between threads is worth against a host-centric server with the same kernel  |
+//! | `lenet` | a neural network behind a port: accuracy over UDP and TCP; with a GPU what its kernel   |
+//! |         | is worth against the CPU's, without one what leaving out the hand-over between threads |
+//! |         | is worth against a host-centric server with the same kernel                            |
 //! | `echo`  | hundreds of mqueues on one core                                                         |
 //! | `scale` | the kernel of the documentation                                                        |
 //! | `faces` | a kernel that asks memcached by itself                                                 |
@@ -26,7 +27,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine::topology::{
-    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, Service, Topology,
+    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, HEARTBEAT_MS, Launch, Limits,
+    Listen, Rings, Service, Topology,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value as Json;
@@ -65,10 +67,37 @@ pub struct Options {
     pub quick: bool,
     /// `faces`: a file of pictures instead of the built-in ones.
     pub pictures: Option<std::path::PathBuf>,
+    /// The GPU for the demos that have a kernel for one, or in one sentence why none is used.
+    pub gpu: Result<DemoGpu, String>,
     /// How to write.
     pub screen: Screen,
     /// Ends the demo early when set.
     pub cancel: Arc<AtomicBool>,
+}
+
+/// A GPU that a demo may use. Its runtime is this program, started once more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DemoGpu {
+    /// Its number, from 0, as CUDA_VISIBLE_DEVICES leaves it.
+    pub index: u32,
+    /// What it is called.
+    pub name: String,
+    /// A fatbin with the built-in kernels' names, instead of those that are part of this program.
+    pub kernels: Option<std::path::PathBuf>,
+}
+
+impl DemoGpu {
+    /// The accelerator, and `service` as it runs there.
+    fn place(&self, service: Service) -> (AcceleratorKind, Service) {
+        let launch = Launch::Engine { program: None, threads: 0, cores: Vec::new() };
+        let gpu = Some(self.index);
+        let kind = AcceleratorKind::Process { launch, heartbeat_ms: HEARTBEAT_MS, gpu };
+        let kernel = match &self.kernels {
+            Some(file) => format!("{}:{}", file.display(), service.kernel),
+            None => service.kernel.clone(),
+        };
+        (kind, Service { kernel, rings: Rings::Granule, ..service })
+    }
 }
 
 /// What a demo found.
@@ -150,6 +179,9 @@ impl Cores {
     }
 }
 
+/// A server of a demo, and its UDP and TCP ports.
+type Served = (Server, SocketAddr, SocketAddr);
+
 /// What the demos share.
 struct Stage<'o> {
     options: &'o Options,
@@ -179,13 +211,18 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Starts a server with one service on free loopback ports: UDP, then TCP.
-    fn serve(&self, service: Service) -> Result<(Server, SocketAddr, SocketAddr), DemoError> {
+    /// Starts a server with one service, whose kernel runs inside its workers, on free loopback ports: UDP,
+    /// then TCP.
+    fn serve(&self, service: Service) -> Result<Served, DemoError> {
+        self.serve_on(AcceleratorKind::Cpu { placement: CpuPlacement::Worker }, service)
+    }
+
+    /// The same with the kernel anywhere.
+    fn serve_on(&self, kind: AcceleratorKind, service: Service) -> Result<Served, DemoError> {
         let loopback: SocketAddr = ([127, 0, 0, 1], 0).into();
         let listen = |transport| Listen { transport, address: loopback };
         let service =
             Service { listen: vec![listen(Transport::Udp), listen(Transport::Tcp)], ..service };
-        let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker };
         let topology = Topology {
             engine: EngineSettings {
                 workers: self.options.workers,

@@ -5,6 +5,8 @@
 //! accelerators and backends a service ends up with, after all choices that Serval makes by itself. No
 //! choice is silent.
 
+pub(crate) mod gpus;
+
 use std::env;
 use std::path::PathBuf;
 

@@ -25,7 +25,8 @@ fn report(arguments: &[&str]) -> Json {
 
 #[test]
 fn digits_are_read_over_both_transports_and_compared() {
-    let report = report(&["lenet"]);
+    let report = report(&["lenet", "--cpu"]);
+    assert_eq!(report["no_gpu_because"], "none was asked for", "{report}");
     let digits = report["digits"].as_u64().unwrap();
     assert!(digits >= 100 && report["right_udp"] == report["right_tcp"], "{report}");
     assert!(report["right_udp"].as_u64().unwrap() * 100 >= digits * 97, "{report}");

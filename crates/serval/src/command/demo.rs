@@ -9,16 +9,20 @@ use engine::topology::WORKERS_MAX;
 use mqueue::abi::BLOCKS_MAX;
 
 use super::{Failure, cancel_on_signal};
-use crate::demo::{self, Name};
+use crate::demo::{self, DemoGpu, Name};
+use crate::doctor::gpus;
 use crate::plot;
 use crate::screen::Screen;
 
 pub(super) const HELP: &str = "\
 Starts a server in this process on free loopback ports, runs real clients against it, checks every
-reply and prints what came out. Needs no configuration, no root and no GPU.
+reply and prints what came out. Needs no configuration, no root and no GPU. Where a GPU and kernels for it
+are, the digits are read there and compared with the CPU.
 
 Examples:
-  serval demo                          handwritten digits, LeNet-5, against a thread-pool server
+  serval demo                          handwritten digits, LeNet-5: the GPU against the CPU, or Serval against a
+                                       thread-pool server
+  serval demo --cpu                    the same without a look for a GPU
   serval demo echo --mqueues 240       many mqueues on one core
   serval demo scale --quick            seconds instead of half a minute
   serval demo faces                    a kernel that asks memcached (apt install memcached)
@@ -47,6 +51,14 @@ pub(super) struct Options {
     #[arg(long, value_name = "FILE")]
     pictures: Option<PathBuf>,
 
+    /// lenet: look for no GPU
+    #[arg(long)]
+    cpu: bool,
+
+    /// lenet: a fatbin of the built-in kernels, for a program that was built without nvcc
+    #[arg(long, value_name = "FILE", conflicts_with = "cpu")]
+    cuda_kernels: Option<PathBuf>,
+
     /// Where to save the chart (SVG) [default: serval-demo-NAME.svg in the current folder]
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
@@ -73,6 +85,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         mqueues: options.mqueues,
         quick: options.quick,
         pictures: options.pictures.clone(),
+        gpu: find_gpu(options),
         screen: *screen,
         cancel,
     };
@@ -82,6 +95,31 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     }
     screen.show(|| report.text, || report.json);
     Ok(())
+}
+
+/// The first GPU that can serve, or why there is none.
+fn find_gpu(options: &Options) -> Result<DemoGpu, String> {
+    if options.cpu || options.name != Name::Lenet {
+        return Err("none was asked for".to_owned());
+    }
+    let seen = gpus::ask()?;
+    let Some(gpu) = seen.iter().find(|gpu| gpu.unfit.is_none()).or(seen.first()) else {
+        return Err("the driver shows none".to_owned());
+    };
+    if let Some(unfit) = &gpu.unfit {
+        return Err(format!("GPU {} ({}) {unfit}", gpu.index, gpu.name));
+    }
+    let kernels = match &options.cuda_kernels {
+        Some(file) => Some(std::path::absolute(file).map_err(|error| error.to_string())?),
+        None if accel::cuda::built_in() => None,
+        None => {
+            let name = &gpu.name;
+            return Err(format!(
+                "there is a GPU ({name}), but no kernels for it in this program: run `make cuda-kernels` and build again"
+            ));
+        }
+    };
+    Ok(DemoGpu { index: gpu.index, name: gpu.name.clone(), kernels })
 }
 
 /// A chart that was asked for has to be saved; one that was not is worth a remark.

@@ -3,8 +3,6 @@
 use std::fmt::Write as _;
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use accel::cuda::{self, FoundGpu};
 use clap::Args;
@@ -12,7 +10,7 @@ use serde_json::{Value as Json, json};
 use sys::probe::{Capability, State};
 
 use super::{Failure, File, Sets};
-use crate::doctor::{ServicePath, capabilities, service_paths};
+use crate::doctor::{ServicePath, capabilities, gpus, service_paths};
 use crate::litmus::{self, Expect, Row};
 use crate::screen::{Screen, Table, Tone};
 
@@ -84,10 +82,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         None => Vec::new(),
     };
     let mut found = capabilities();
-    let cuda = found.iter_mut().find(|capability| capability.name == "cuda");
-    if let Some(cuda) = cuda.filter(|cuda| cuda.state == State::Available) {
-        ask_driver(cuda);
-    }
+    gpus::examine(&mut found);
     screen.show(|| text(screen, &found, &paths), || as_json(&found, &paths));
     Ok(())
 }
@@ -147,52 +142,6 @@ fn as_json(found: &[Capability], paths: &[ServicePath]) -> Json {
         "capabilities": found.iter().map(capability).collect::<Vec<_>>(),
         "services": paths.iter().map(path).collect::<Vec<_>>(),
     })
-}
-
-/// How long a driver may take to answer; the first program on a sleeping GPU waits for seconds.
-const DRIVER_PATIENCE: Duration = Duration::from_secs(20);
-
-/// Whether the driver that was found shows a GPU. It is asked by another process: one that is out of order may hang
-/// or crash.
-fn ask_driver(cuda: &mut Capability) {
-    let (state, why, remedy) = match gpus_of_another_process() {
-        Err(why) => (State::Off, why, "see what `serval doctor --gpus` and `nvidia-smi` say"),
-        Ok(why) if cuda::built_in() => (State::Available, why, ""),
-        Ok(why) => (
-            State::Degraded,
-            format!("{why}; no kernels for it are built into this program"),
-            "`make cuda-kernels` and build again; fatbin files of your own work without",
-        ),
-    };
-    (cuda.state, cuda.why, cuda.remedy) = (state, why, remedy.to_owned());
-}
-
-/// The GPUs in one line, or why there are none.
-fn gpus_of_another_process() -> Result<String, String> {
-    let sentence = |error: std::io::Error| format!("the driver cannot be asked: {error}");
-    let program = std::env::current_exe().map_err(sentence)?;
-    let mut command = Command::new(program);
-    command.args(["doctor", "--gpus", "--json"]).stdin(Stdio::null()).stderr(Stdio::null());
-    let mut child = command.stdout(Stdio::piped()).spawn().map_err(sentence)?;
-    let deadline = Instant::now() + DRIVER_PATIENCE;
-    while child.try_wait().map_err(sentence)?.is_none() {
-        if Instant::now() >= deadline {
-            // It may be stuck in the host kernel; either way nobody waits for it.
-            let _ = child.kill();
-            return Err(format!("the driver gave no answer for {} s", DRIVER_PATIENCE.as_secs()));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let output = child.wait_with_output().map_err(sentence)?;
-    let answer: Json = serde_json::from_slice(&output.stdout)
-        .map_err(|_| format!("the driver ended its process ({})", output.status))?;
-    if let Some(error) = answer["error"].as_str() {
-        return Err(error.to_owned());
-    }
-    let gpus: Vec<&str> = (answer["gpus"].as_array().into_iter().flatten())
-        .filter_map(|gpu| gpu["line"].as_str())
-        .collect();
-    if gpus.is_empty() { Err("the driver shows no GPU".to_owned()) } else { Ok(gpus.join("; ")) }
 }
 
 fn gpu_line(gpu: &FoundGpu) -> String {

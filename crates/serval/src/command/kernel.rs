@@ -1,8 +1,8 @@
 //! `serval kernel build` and `serval kernel list`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use accel::compile::{BuildOptions, build_kernel};
+use accel::compile::{BuildOptions, Target, build_kernel};
 use accel::kernel::KernelLibrary;
 use clap::{Args, Subcommand};
 use serde_json::{Value as Json, json};
@@ -29,11 +29,15 @@ Examples:
   serval kernel build twice.cpp -o /opt/k/twice.so --native
   then, in the configuration: kernel = \"./twice.so\"
 
-The headers are part of serval. A compiler is taken from --compiler, $CXX, or c++, g++, clang++.";
+  serval kernel build twice.cu                      makes twice.fatbin, for accelerators of kind \"cuda\"
+  serval kernel build twice.cpp --gpu sm_90         the same for one generation of GPUs, from the same source
+
+The headers are part of serval. A compiler is taken from --compiler, $CXX, or c++, g++, clang++; for GPUs from
+--compiler, $NVCC, or nvcc on the PATH or of /usr/local/cuda.";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Verb {
-    /// Compile a kernel for the cpu accelerator
+    /// Compile a kernel for cpu accelerators or for GPUs
     #[command(after_help = BUILD_HELP)]
     Build(Build),
 
@@ -48,14 +52,19 @@ pub(super) enum Verb {
 #[derive(Args, Debug)]
 pub(super) struct Build {
     /// The kernel's source
-    #[arg(value_name = "FILE.cpp")]
+    #[arg(value_name = "FILE.cpp|FILE.cu")]
     source: PathBuf,
 
-    /// The library to write [default: the source's name with .so]
+    /// The file to write: a library for cpu accelerators, or a .fatbin for GPUs [default: the source's name with
+    /// .so, or .fatbin for a .cu and with --gpu]
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
 
-    /// The C++ compiler, with arguments
+    /// A kind of GPU to compile for, such as sm_90; may be repeated [default for GPUs: sm_80, sm_90, sm_100]
+    #[arg(long = "gpu", value_name = "ARCH", value_delimiter = ',')]
+    gpus: Vec<String>,
+
+    /// The compiler, with arguments
     #[arg(long, value_name = "COMMAND")]
     compiler: Option<String>,
 
@@ -64,7 +73,7 @@ pub(super) struct Build {
     include: Vec<PathBuf>,
 
     /// Compile for this machine's processor only
-    #[arg(long)]
+    #[arg(long, conflicts_with = "gpus")]
     native: bool,
 
     /// Further arguments to the compiler, after --
@@ -84,12 +93,25 @@ pub(super) fn run(screen: &Screen, verb: &Verb) -> Result<(), Failure> {
 }
 
 fn run_build(screen: &Screen, build: &Build) -> Result<(), Failure> {
-    let output = build.output.clone().unwrap_or_else(|| build.source.with_extension("so"));
+    let ends_in = |path: &Path, ending: &str| path.extension().is_some_and(|e| e == ending);
+    let output = build.output.clone().unwrap_or_else(|| {
+        let on_gpu = !build.gpus.is_empty() || ends_in(&build.source, "cu");
+        build.source.with_extension(if on_gpu { "fatbin" } else { "so" })
+    });
+    let on_gpu = ends_in(&output, "fatbin");
     if output == build.source {
         let what = format!("{} would be overwritten: give another --output", output.display());
         return Err(Failure::Usage(what));
     }
+    if !on_gpu && !build.gpus.is_empty() {
+        let what = format!("code for GPUs is a .fatbin, not {}", output.display());
+        return Err(Failure::Usage(what));
+    }
+    if on_gpu && build.native {
+        return Err(Failure::Usage("--native is for cpu kernels: name a --gpu instead".into()));
+    }
     let options = BuildOptions {
+        target: if on_gpu { Target::Cuda(build.gpus.clone()) } else { Target::Cpu },
         compiler: build.compiler.clone(),
         include: build.include.clone(),
         native: build.native,
@@ -99,15 +121,24 @@ fn run_build(screen: &Screen, build: &Build) -> Result<(), Failure> {
     if !built.warnings.is_empty() {
         eprintln!("{}", built.warnings.trim_end());
     }
+    let shown = output.display().to_string();
+    let path = if shown.contains('/') { shown } else { format!("./{shown}") };
+    // Without a name a library's only kernel is meant, and a fatbin's that is called like the file.
+    let named = |name: &String| match built.kernels.as_slice() {
+        [_] if !on_gpu || output.file_stem().is_some_and(|stem| stem == name.as_str()) => {
+            path.clone()
+        }
+        _ => format!("{path}:{name}"),
+    };
+    let accelerator = if on_gpu { ", on an accelerator of kind \"cuda\"" } else { "" };
     screen.show(
         || {
-            let shown = output.display().to_string();
-            let path = if shown.contains('/') { shown } else { format!("./{shown}") };
             let mut text = format!("built {path}\n");
             for name in &built.kernels {
-                let key =
-                    if built.kernels.len() == 1 { path.clone() } else { format!("{path}:{name}") };
-                text.push_str(&format!("  kernel = \"{key}\"    # {name}\n"));
+                text.push_str(&format!(
+                    "  kernel = \"{}\"    # {name}{accelerator}\n",
+                    named(name)
+                ));
             }
             text
         },
@@ -116,7 +147,7 @@ fn run_build(screen: &Screen, build: &Build) -> Result<(), Failure> {
     Ok(())
 }
 
-fn list_library(screen: &Screen, path: &std::path::Path) -> Result<(), Failure> {
+fn list_library(screen: &Screen, path: &Path) -> Result<(), Failure> {
     let library = KernelLibrary::open(path).map_err(Failure::run)?;
     let names = library.names();
     screen.show(|| names.iter().map(|name| format!("{name}\n")).collect(), || json!(names));

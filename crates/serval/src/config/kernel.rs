@@ -89,7 +89,7 @@ pub const BUILTINS: &[Builtin] = &[
 #[derive(Clone, Debug)]
 pub(super) enum Kernel {
     Builtin(&'static Builtin),
-    /// A compiled kernel library that exists, and which of its kernels.
+    /// A compiled kernel library or fatbin that exists, and which of its kernels.
     Library(PathBuf, Option<String>),
 }
 
@@ -99,7 +99,7 @@ pub(super) fn find(name: &str, base: &Path) -> Result<Kernel, (String, String)> 
     if let Some(builtin) = BUILTINS.iter().find(|builtin| builtin.name == name) {
         return Ok(Kernel::Builtin(builtin));
     }
-    if !name.contains('/') && !name.contains(".so") {
+    if !["/", ".so", ".fatbin", ".cubin"].iter().any(|mark| name.contains(mark)) {
         let names: Vec<&str> = BUILTINS.iter().map(|builtin| builtin.name).collect();
         let right = match nearest(name, names.iter().copied()) {
             Some(near) => format!("did you mean \"{near}\"?"),

@@ -1,4 +1,4 @@
-//! Serval and the host-centric server side by side: interleaved rounds with the same client.
+//! Two servers side by side: interleaved rounds with the same client.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde_json::{Value as Json, json};
 
-use super::{DemoError, HostCentric, Stage, perfect};
+use super::{DemoError, Stage, perfect};
 use crate::client::{self, Load, Outcome, Stream, Workload};
 use crate::plot::{self, Chart, Line};
 use crate::screen::{Screen, Table, Tone, per_second};
@@ -15,13 +15,34 @@ use crate::screen::{Screen, Table, Tone, per_second};
 pub(super) const MANY: usize = 64;
 
 /// What is measured.
-pub(super) struct Contest<'a> {
-    /// Serval's UDP and TCP ports.
+pub(super) struct Contest {
+    /// What the two servers are called, in a word each.
+    pub(super) names: [&'static str; 2],
+    /// What they are, in one or two lines.
+    pub(super) about: String,
+    /// The first one's UDP and TCP ports.
     pub(super) udp: SocketAddr,
     pub(super) tcp: SocketAddr,
     pub(super) stream: Stream,
-    /// The server to compare with.
-    pub(super) other: &'a HostCentric,
+    /// The UDP port of the server to compare with.
+    pub(super) other: SocketAddr,
+}
+
+impl Contest {
+    /// Serval with its kernel inside the workers against a host-centric server, both with so many.
+    pub(super) fn with_host_centric(
+        (udp, tcp): (SocketAddr, SocketAddr),
+        stream: Stream,
+        other: SocketAddr,
+        workers: usize,
+    ) -> Self {
+        let plural = if workers == 1 { "" } else { "s" };
+        let about = format!(
+            "Serval: {workers} worker{plural}, network and kernel on the same core. Host-centric: a network thread,\n  \
+             a queue, {workers} worker thread{plural}, and the same compiled kernel."
+        );
+        Self { names: ["Serval", "host-centric"], about, udp, tcp, stream, other }
+    }
 }
 
 /// Medians over the rounds.
@@ -36,15 +57,17 @@ pub(super) struct Figures {
 /// The outcome of a contest.
 #[derive(Clone, Debug)]
 pub(super) struct Verdict {
-    serval: Figures,
+    names: [&'static str; 2],
+    about: String,
+    first: Figures,
     other: Figures,
-    /// Medians of the rounds' ratios: p50 and p99 (other / Serval), rate (Serval / other).
+    /// Medians of the rounds' ratios: p50 and p99 (other / first), rate (first / other).
     p50_ratio: f64,
     p99_ratio: f64,
     rate_ratio: f64,
     pub(super) rounds: usize,
     /// Latencies with one in flight, of all rounds.
-    serval_latency: Histogram<u64>,
+    first_latency: Histogram<u64>,
     other_latency: Histogram<u64>,
 }
 
@@ -88,60 +111,65 @@ impl Stage<'_> {
     /// The whole contest. `workload` makes a fresh workload for each measurement.
     pub(super) fn compare<'w>(
         &self,
-        contest: &Contest<'_>,
+        contest: &Contest,
         mut workload: impl FnMut() -> Box<dyn Workload + 'w>,
     ) -> Result<Verdict, DemoError> {
         let (rounds, _) = self.rounds();
         let bar = self.progress("comparing, rounds interleaved", rounds);
-        let (mut serval, mut other) = (Vec::new(), Vec::new());
-        let [mut serval_latency, mut other_latency] = [(); 2].map(|()| client::latencies());
+        let (mut first, mut other) = (Vec::new(), Vec::new());
+        let [mut first_latency, mut other_latency] = [(); 2].map(|()| client::latencies());
         for _ in 0..rounds {
             let mut udp = |at, window| self.measure(at, None, window, &mut *workload());
-            let one = [udp(contest.udp, 1)?, udp(contest.other.address(), 1)?];
-            let many = [udp(contest.udp, MANY)?, udp(contest.other.address(), MANY)?];
+            let one = [udp(contest.udp, 1)?, udp(contest.other, 1)?];
+            let many = [udp(contest.udp, MANY)?, udp(contest.other, MANY)?];
             let tcp = self.measure(contest.tcp, Some(&contest.stream), MANY, &mut *workload())?;
             // Both have the bounds that every outcome has.
-            let _ = serval_latency.add(&one[0].latency);
+            let _ = first_latency.add(&one[0].latency);
             let _ = other_latency.add(&one[1].latency);
-            serval.push(figures(&one[0], &many[0], tcp.rate()));
+            first.push(figures(&one[0], &many[0], tcp.rate()));
             other.push(figures(&one[1], &many[1], 0.0));
             bar.inc(1);
         }
         bar.finish_and_clear();
-        let pairs = || serval.iter().zip(&other);
+        let pairs = || first.iter().zip(&other);
         Ok(Verdict {
             p50_ratio: median(pairs().map(|(s, o)| o.p50_us / s.p50_us)),
             p99_ratio: median(pairs().map(|(s, o)| o.p99_us / s.p99_us)),
             rate_ratio: median(pairs().map(|(s, o)| s.rate / o.rate)),
-            serval: middle(&serval),
+            names: contest.names,
+            about: contest.about.clone(),
+            first: middle(&first),
             other: middle(&other),
             rounds,
-            serval_latency,
+            first_latency,
             other_latency,
         })
     }
 
     /// Under what circumstances the numbers were measured.
     pub(super) fn caption(&self, verdict: &Verdict) -> String {
-        let plural = if self.options.workers == 1 { "" } else { "s" };
         format!(
             "  Client: one thread with ordinary kernel sockets on loopback (class T0); {}.\n  \
              Medians of {} interleaved rounds; ratios are medians of the rounds' ratios.\n  \
-             Serval: {} worker{plural}, network and kernel on the same core. Host-centric: a network thread,\n  \
-             a queue, {} worker thread{plural}, and the same compiled kernel. Every reply was checked.\n",
+             {} Every reply was checked.\n",
             self.cores(),
             verdict.rounds,
-            self.options.workers,
-            self.options.workers,
+            verdict.about,
         )
     }
 }
 
 impl Verdict {
+    /// What the server is called that was compared with.
+    pub(super) fn other_name(&self) -> &'static str {
+        self.names[1]
+    }
+
     /// The table.
     pub(super) fn table(&self, screen: &Screen) -> String {
-        let mut table = Table::new(&["", ">Serval", ">host-centric", ""]);
-        let (s, o) = (&self.serval, &self.other);
+        let [first, other] = self.names;
+        let mut table = Table::new(&["", &format!(">{first}"), &format!(">{other}"), ""]);
+        let (s, o) = (&self.first, &self.other);
         let us = |value: f64| format!("{value:.1} us");
         let mut row = |name: String, a: String, b: String, ratio: String, tone: Tone| {
             table.toned([(Tone::Plain, name), (Tone::Bold, a), (Tone::Plain, b), (tone, ratio)]);
@@ -160,6 +188,7 @@ impl Verdict {
 
     /// The distributions of both servers' latencies.
     pub(super) fn chart(&self, title: &str, stage: &Stage<'_>) -> Chart {
+        let [first, other] = self.names;
         let line = |name: &str, latency| Line {
             name: name.to_owned(),
             points: client::distribution_us(latency),
@@ -173,19 +202,17 @@ impl Verdict {
             ),
             x: plot::shares(),
             y: plot::latencies(),
-            lines: vec![
-                line("Serval", &self.serval_latency),
-                line("host-centric", &self.other_latency),
-            ],
+            lines: vec![line(first, &self.first_latency), line(other, &self.other_latency)],
         }
     }
 
     pub(super) fn json(&self) -> Json {
         let figures = |f: &Figures| json!({ "p50_us": f.p50_us, "p99_us": f.p99_us, "rate": f.rate, "tcp_rate": f.tcp_rate });
+        let [first, other] = self.names.map(|name| name.to_lowercase().replace('-', "_"));
         json!({
             "rounds": self.rounds,
-            "serval": figures(&self.serval),
-            "host_centric": figures(&self.other),
+            first: figures(&self.first),
+            other: figures(&self.other),
             "p50_ratio": self.p50_ratio, "p99_ratio": self.p99_ratio, "rate_ratio": self.rate_ratio,
         })
     }

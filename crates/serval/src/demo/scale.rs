@@ -21,7 +21,8 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let other = HostCentric::start(&service, stage.options.workers, stage.cores.map(|c| c.server))?;
     let (server, udp, tcp) = stage.serve(service)?;
     let stream = Stream { connections: 4, ..Stream::new(framing) };
-    let contest = Contest { udp, tcp, stream, other: &other };
+    let contest =
+        Contest::with_host_centric((udp, tcp), stream, other.address(), stage.options.workers);
     let verdict = stage.compare(&contest, || Box::new(Vectors::new(NUMBERS)))?;
 
     let screen = &stage.options.screen;

@@ -3,6 +3,7 @@
 
 pub(crate) mod crowd;
 pub(crate) mod faces;
+pub(crate) mod fake_gpu;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
