@@ -62,7 +62,7 @@ fn dispatch(c: &mut Criterion) {
     for (name, policy) in policies {
         let mut group = c.benchmark_group(format!("dispatch/{name}"));
         for mqueues in [1, 28, 240] {
-            let owner = Owner { workers: 1, blocks: mqueues, accelerators: 1 };
+            let owner = Owner { workers: 1, blocks: [mqueues].into() };
             let mut dispatcher = Dispatcher::new(policy, owner, 0);
             let mut table = Table(vec![0; mqueues as usize]);
             let mut first = 0;

@@ -97,7 +97,7 @@ impl Scene {
     fn new() -> Self {
         let topology = topology(SERVICE);
         let service = &topology.services[0];
-        let (accelerator, mut near, mut far) = region(&service.region_plan(1));
+        let (accelerator, mut near, mut far) = region(&service.region_plan(0, 1));
         let blocks = 0..service.mqueues;
         let ends = blocks.clone().map(|block| BlockEnds {
             block,

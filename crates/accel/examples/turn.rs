@@ -123,7 +123,7 @@ fn worker(mqueues: u32, batch: usize, train: bool) -> (Worker<Echo>, Arc<Fabric<
         services: vec![service],
     };
     topology.check().expect("a sound topology");
-    let plan = topology.services[0].region_plan(1);
+    let plan = topology.services[0].region_plan(0, 1);
     let memory = HeapMapping::memory(plan.bytes().expect("a sound plan") as usize);
     let mut region = Region::format(memory.clone(), &plan).expect("a sound plan");
     let own: Vec<u32> = (0..mqueues).collect();

@@ -20,30 +20,37 @@ const RUN_MAX: u32 = 32;
 const BURST: usize = 64;
 
 /// Who owns the mqueues of a service.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Owner {
     pub(crate) workers: u32,
-    /// Mqueues (blocks) per accelerator.
-    pub(crate) blocks: u32,
-    pub(crate) accelerators: u32,
+    /// Mqueues (blocks) on each accelerator.
+    pub(crate) blocks: Box<[u32]>,
 }
 
 impl Owner {
     /// Mqueues of the service, over all accelerators and workers.
     pub(crate) fn total(&self) -> u32 {
-        self.blocks * self.accelerators
+        self.blocks.iter().sum()
     }
 
-    /// Blocks of one accelerator that `worker` owns.
-    pub(crate) fn blocks_of(&self, worker: u32) -> u32 {
-        (self.blocks + self.workers - 1 - worker) / self.workers
+    /// Of an accelerator's blocks those that `worker` owns.
+    fn share_of(&self, worker: u32, blocks: u32) -> u32 {
+        (blocks + self.workers - 1 - worker) / self.workers
     }
 
     /// Owner and local number of a global mqueue.
     pub(crate) fn locate(&self, global: u32) -> (u32, u32) {
-        let (accelerator, block) = (global / self.blocks, global % self.blocks);
+        let mut block = global;
+        let before = |blocks: &&u32| {
+            let beyond = block >= **blocks;
+            block -= if beyond { **blocks } else { 0 };
+            beyond
+        };
+        let before = self.blocks.iter().take_while(before).count();
         let worker = block % self.workers;
-        (worker, accelerator * self.blocks_of(worker) + block / self.workers)
+        let before = &self.blocks[..before];
+        let first: u32 = before.iter().map(|blocks| self.share_of(worker, *blocks)).sum();
+        (worker, first + block / self.workers)
     }
 }
 
@@ -220,22 +227,23 @@ mod tests {
     }
 
     fn dispatcher(policy: Dispatch, workers: u32, blocks: u32) -> Dispatcher {
-        Dispatcher::new(policy, Owner { workers, blocks, accelerators: 1 }, 0)
+        Dispatcher::new(policy, Owner { workers, blocks: [blocks].into() }, 0)
     }
 
     #[test]
     fn every_mqueue_has_one_owner_and_one_dense_number() {
         for workers in 1..6 {
             for blocks in 1..12 {
-                let owner = Owner { workers, blocks, accelerators: 3 };
+                let owner = Owner { workers, blocks: [blocks, 5, 13 - blocks].into() };
                 let mut seen: Vec<Vec<u32>> = vec![Vec::new(); workers as usize];
                 for global in 0..owner.total() {
                     let (worker, local) = owner.locate(global);
                     seen[worker as usize].push(local);
                 }
                 for (worker, locals) in seen.iter().enumerate() {
-                    let count = 3 * owner.blocks_of(worker as u32);
-                    assert_eq!(*locals, (0..count).collect::<Vec<_>>(), "{workers} {blocks}");
+                    let shares = owner.blocks.iter().map(|b| owner.share_of(worker as u32, *b));
+                    let expected: Vec<u32> = (0..shares.sum()).collect();
+                    assert_eq!(*locals, expected, "{workers} {blocks}");
                 }
             }
         }
@@ -295,14 +303,14 @@ mod tests {
     #[test]
     fn a_key_meets_the_same_mqueue_from_any_client_and_worker() {
         let policy = Dispatch::KeyHash("2:4".parse().unwrap());
-        let owner = Owner { workers: 4, blocks: 6, accelerators: 1 };
+        let owner = Owner { workers: 4, blocks: [6].into() };
         let mut used = std::collections::BTreeSet::new();
         for key in 0..200_u32 {
             let message = [&[0, 0][..], &key.to_le_bytes()].concat();
             let mut places = std::collections::BTreeSet::new();
             for worker in 0..4 {
-                let table = Table(vec![Some(1); owner.blocks_of(worker) as usize], None);
-                let mut d = Dispatcher::new(policy, owner, worker);
+                let table = Table(vec![Some(1); owner.share_of(worker, 6) as usize], None);
+                let mut d = Dispatcher::new(policy, owner.clone(), worker);
                 places.insert(match d.route(&message, flow(worker as u16), &table) {
                     Route::Local(mqueue) => (worker, mqueue),
                     Route::Remote { worker, mqueue } => (worker, mqueue),

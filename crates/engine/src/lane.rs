@@ -189,8 +189,9 @@ impl Lane {
         }
         let owner = Owner {
             workers,
-            blocks: service.mqueues,
-            accelerators: service.accelerators.len() as u32,
+            blocks: (0..service.accelerators.len())
+                .map(|place| service.mqueues_on(place))
+                .collect(),
         };
         let capacity = mqueues.len() as u32 * service.slots;
         let backends = service.backends.iter().map(BackendPool::new).collect();

@@ -177,13 +177,15 @@ pub struct Service {
     pub memory_ports: Vec<PathBuf>,
     /// How TCP messages are delimited.
     pub framing: Framing,
-    /// Indices into [`Topology::accelerators`]; the service's mqueues exist on each.
+    /// Indices into [`Topology::accelerators`]; the service has mqueues on each.
     pub accelerators: Vec<usize>,
+    /// What differs between them, in the same order; empty: nothing.
+    pub shares: Vec<Share>,
     /// Kernel: a built-in name or a path to a kernel library.
     pub kernel: String,
     /// Parameters given to the kernel.
     pub params: Vec<(String, f64)>,
-    /// Server mqueues (blocks) per accelerator, in [1, BLOCKS_MAX].
+    /// Server mqueues (blocks) on each accelerator, in [1, BLOCKS_MAX].
     pub mqueues: u32,
     /// Slots of each ring; a power of two in [1, DEPTH_MAX].
     pub slots: u32,
@@ -220,6 +222,7 @@ impl Service {
             memory_ports: Vec::new(),
             framing: Framing::Raw,
             accelerators: vec![0],
+            shares: Vec::new(),
             kernel: kernel.to_owned(),
             params: Vec::new(),
             mqueues: 4,
@@ -237,6 +240,17 @@ impl Service {
             rings: Rings::Auto,
         }
     }
+}
+
+/// What a service has on one of its accelerators: takes the place of the service's own values there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// See [`Service::mqueues`].
+    pub mqueues: u32,
+    /// See [`Service::kernel`].
+    pub kernel: String,
+    /// See [`Service::rings`].
+    pub rings: Rings,
 }
 
 /// One listening address of a service.
@@ -273,8 +287,7 @@ pub enum Dispatch {
 /// Ring protocol of the server mqueues. Client mqueues and rings with arenas use `doorbell`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rings {
-    /// The best known for the accelerator: `doorbell` for cpu; configurations ask for `granule` where all
-    /// accelerators are GPUs.
+    /// The best known for the accelerator: `doorbell` for cpu; configurations ask for `granule` on GPUs.
     Auto,
     /// `doorbell`.
     Doorbell,
@@ -387,7 +400,12 @@ impl Topology {
         if service.accelerators.iter().any(|a| *a >= self.accelerators.len()) {
             return Err(wrong("accelerator", "names an accelerator that is not defined".into()));
         }
-        within("mqueues", service.mqueues.into(), 1, BLOCKS_MAX.into())?;
+        if !service.shares.is_empty() && service.shares.len() != service.accelerators.len() {
+            return Err(wrong("accelerator", "needs a share for each accelerator".into()));
+        }
+        for place in 0..service.accelerators.len() {
+            within("mqueues", service.mqueues_on(place).into(), 1, BLOCKS_MAX.into())?;
+        }
         within("slots", service.slots.into(), 1, DEPTH_MAX.into())?;
         if !service.slots.is_power_of_two() {
             let next = service.slots.next_power_of_two();
@@ -434,9 +452,13 @@ impl Topology {
             let max = backend.max_message_bytes as usize;
             backend.framing.check_backend(max, max).map_err(|e| wrong("framing", e.to_string()))?;
         }
-        let bytes = service.region_plan(1).bytes().map_err(|e| wrong("slots", e.to_string()))?;
-        if bytes > self.limits.region_mib << 20 {
-            return Err(wrong("mqueues", service.region_arithmetic(bytes, self.limits.region_mib)));
+        for place in 0..service.accelerators.len() {
+            let plan = service.region_plan(place, 1);
+            let bytes = plan.bytes().map_err(|e| wrong("slots", e.to_string()))?;
+            if bytes > self.limits.region_mib << 20 {
+                let sum = service.region_arithmetic(place, bytes, self.limits.region_mib);
+                return Err(wrong("mqueues", sum));
+            }
         }
         Ok(())
     }
@@ -486,9 +508,33 @@ impl Topology {
 }
 
 impl Service {
-    fn server_ring(&self, max: u32) -> RingPlan {
+    /// Its mqueues (blocks) on the accelerator at this place of its list.
+    pub fn mqueues_on(&self, place: usize) -> u32 {
+        self.shares.get(place).map_or(self.mqueues, |share| share.mqueues)
+    }
+
+    /// What the accelerator at this place of its list runs.
+    pub fn kernel_on(&self, place: usize) -> &str {
+        self.shares.get(place).map_or(&self.kernel, |share| &share.kernel)
+    }
+
+    /// The same service with a share for each of its accelerators.
+    pub fn share_out(&mut self) {
+        if self.shares.is_empty() {
+            let Self { mqueues, kernel, rings, .. } = self;
+            let share = Share { mqueues: *mqueues, kernel: kernel.clone(), rings: *rings };
+            self.shares = vec![share; self.accelerators.len()];
+        }
+    }
+
+    /// Its mqueues on all accelerators together.
+    pub fn mqueues_total(&self) -> u64 {
+        (0..self.accelerators.len()).map(|place| u64::from(self.mqueues_on(place))).sum()
+    }
+
+    fn server_ring(&self, place: usize, max: u32) -> RingPlan {
         let ring = RingPlan::doorbell(max, self.arena_bytes);
-        let granule = match self.rings {
+        let granule = match self.shares.get(place).map_or(self.rings, |share| share.rings) {
             Rings::Auto | Rings::Doorbell => return ring,
             Rings::Granule if mqueue::memory::unit16_is_atomic() => protocol::GRANULE16,
             Rings::Granule | Rings::Granule8 => protocol::GRANULE8,
@@ -496,12 +542,12 @@ impl Service {
         if ring.arena_bytes > 0 { ring } else { RingPlan { protocol: granule, ..ring } }
     }
 
-    /// The region of one (service, accelerator) in its `generation`-th life.
-    pub fn region_plan(&self, generation: u64) -> RegionPlan {
+    /// The region of the `generation`-th life of the accelerator at this place of the service's list.
+    pub fn region_plan(&self, place: usize, generation: u64) -> RegionPlan {
         let server = MqueuePlan {
             depth: self.slots,
-            rx: self.server_ring(self.max_message_bytes),
-            tx: self.server_ring(self.max_reply_bytes),
+            rx: self.server_ring(place, self.max_message_bytes),
+            tx: self.server_ring(place, self.max_reply_bytes),
         };
         let client = |backend: &Backend| {
             let ring = RingPlan::doorbell(backend.max_message_bytes, self.arena_bytes);
@@ -509,7 +555,7 @@ impl Service {
         };
         let mut mqueues = vec![server];
         mqueues.extend(self.backends.iter().map(client));
-        RegionPlan { block_count: self.mqueues, mqueues, generation, start: 0 }
+        RegionPlan { block_count: self.mqueues_on(place), mqueues, generation, start: 0 }
     }
 
     /// The region of one shared-memory client that wishes `depth` slots: one mqueue, in which the client
@@ -530,7 +576,7 @@ impl Service {
     }
 
     /// Why a region is too large, as a sum a person can check.
-    fn region_arithmetic(&self, bytes: u64, region_mib: u64) -> String {
+    fn region_arithmetic(&self, place: usize, bytes: u64, region_mib: u64) -> String {
         let ring = |max: u32, ring: RingPlan| {
             let slot = 32 + u64::from(max.min(INLINE_BYTES_MAX));
             if ring.arena_bytes > 0 {
@@ -540,8 +586,8 @@ impl Service {
             }
         };
         let mut parts = vec![
-            ring(self.max_message_bytes, self.server_ring(self.max_message_bytes)),
-            ring(self.max_reply_bytes, self.server_ring(self.max_reply_bytes)),
+            ring(self.max_message_bytes, self.server_ring(place, self.max_message_bytes)),
+            ring(self.max_reply_bytes, self.server_ring(place, self.max_reply_bytes)),
         ];
         for backend in &self.backends {
             let plan = RingPlan::doorbell(backend.max_message_bytes, self.arena_bytes);
@@ -550,7 +596,7 @@ impl Service {
         format!(
             "{} mqueues x ({}) need {} MiB, more than limits.region_mib = {region_mib}; \
              use fewer mqueues or slots, smaller messages or arena_bytes, or raise region_mib",
-            self.mqueues,
+            self.mqueues_on(place),
             parts.join(" + "),
             bytes.div_ceil(1 << 20)
         )

@@ -121,16 +121,17 @@ fn service_path(topology: &Topology, service: &Service) -> ServicePath {
         let obstacle = LocalListener::bind(path).err();
         (memory_url(path), obstacle.map(|error| error.to_string()))
     });
-    let accelerator = |index: &usize| {
+    let accelerator = |(place, index): (usize, &usize)| {
         let accelerator = &topology.accelerators[*index];
-        format!("{} on {} ({})", service.kernel, accelerator.name, placement(&accelerator.kind))
+        let kernel = service.kernel_on(place);
+        format!("{kernel} on {} ({})", accelerator.name, placement(&accelerator.kind))
     };
     ServicePath {
         service: service.name.clone(),
         ports: ports.chain(memory_ports).collect(),
         workers: workers(topology),
         rings: rings(service),
-        accelerators: service.accelerators.iter().map(accelerator).collect(),
+        accelerators: service.accelerators.iter().enumerate().map(accelerator).collect(),
         backends: service.backends.iter().map(backend).collect(),
     }
 }
@@ -174,9 +175,8 @@ fn placement(kind: &AcceleratorKind) -> String {
     }
 }
 
+/// The dispatcher and the mqueues it chooses from, of all accelerators in their order.
 fn rings(service: &Service) -> String {
-    let plan = service.region_plan(1);
-    let server = &plan.mqueues[0];
     let name = |ring: &mqueue::RingPlan| {
         let name = match ring.protocol {
             protocol::GRANULE16 => "granule (16-byte units)",
@@ -185,16 +185,25 @@ fn rings(service: &Service) -> String {
         };
         if ring.arena_bytes > 0 { format!("{name} with arena") } else { name.to_owned() }
     };
-    let (rx, tx) = (name(&server.rx), name(&server.tx));
-    let protocols = if rx == tx { rx } else { format!("RX {rx}, TX {tx}") };
+    let protocols = |place: usize| {
+        let server = &service.region_plan(place, 1).mqueues[0];
+        let (rx, tx) = (name(&server.rx), name(&server.tx));
+        if rx == tx { rx } else { format!("RX {rx}, TX {tx}") }
+    };
+    let places = 0..service.accelerators.len();
+    let mut protocols: Vec<String> = places.clone().map(protocols).collect();
+    if protocols.iter().all(|other| *other == protocols[0]) {
+        protocols.truncate(1);
+    }
     let dispatch = match service.dispatch {
         Dispatch::RoundRobin => "round-robin".to_owned(),
         Dispatch::LeastLoaded => "least-loaded".to_owned(),
         Dispatch::FlowHash => "flow-hash".to_owned(),
         Dispatch::KeyHash(range) => format!("key-hash {range}"),
     };
-    let (count, slots) = (service.mqueues, service.slots);
-    format!("{dispatch} over {count} mqueues of {slots} slots ({protocols}, host memory)")
+    let counts: Vec<String> = places.map(|place| service.mqueues_on(place).to_string()).collect();
+    let (counts, slots, protocols) = (counts.join(" + "), service.slots, protocols.join(" + "));
+    format!("{dispatch} over {counts} mqueues of {slots} slots ({protocols}, host memory)")
 }
 
 fn backend(backend: &engine::topology::Backend) -> String {

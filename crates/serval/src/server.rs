@@ -159,6 +159,7 @@ struct OpenRegion {
     /// Slot of its service.
     slot: u16,
     words: Words<MappedMemory>,
+    blocks: u32,
     /// Its number at the heart.
     beat: u64,
     /// Held here so that no worker drops the last reference: unmapping takes long.
@@ -173,14 +174,15 @@ struct MadeRegion {
     ends: Vec<Vec<BlockEnds>>,
 }
 
-/// Creates and formats the region of one (service, accelerator, generation).
+/// Creates and formats the region of one (service, accelerator, generation); `place` is the accelerator's in
+/// the service's list.
 fn make_region(
     service: &Service,
-    accelerator: &str,
+    (place, accelerator): (usize, &str),
     generation: u64,
     workers: usize,
 ) -> Result<MadeRegion, sys::MemoryError> {
-    let plan = service.region_plan(generation);
+    let plan = service.region_plan(place, generation);
     let bytes = plan.bytes().expect("the topology was checked") as usize;
     let name = format!("serval:{}:{accelerator}:{generation}", service.name);
     let memory = Arc::new(SharedMemory::create(&name, bytes, &RegionOptions::default())?);
@@ -188,7 +190,7 @@ fn make_region(
     let mut region = Region::format(mapped, &plan).expect("memory of the planned size");
     let per_block = plan.mqueues.len() as u32;
     let mut ends: Vec<Vec<BlockEnds>> = (0..workers).map(|_| Vec::new()).collect();
-    for block in 0..service.mqueues {
+    for block in 0..plan.block_count {
         let server = region.engine_ends(block * per_block);
         let clients = (1..per_block).map(|i| region.engine_ends(block * per_block + i));
         let entry = BlockEnds { block, server, clients: clients.collect() };
@@ -296,16 +298,15 @@ impl Server {
         match &accelerator.kind {
             AcceleratorKind::Cpu { placement } => {
                 let (name, slot) = (&accelerator.name, service_index as u16);
-                Ok((self.attach(slot, service, name, placement)?, None))
+                Ok((self.attach(slot, service, (place, name), placement)?, None))
             }
             AcceleratorKind::Process { .. } => {
-                let of = (service_index, accelerator_index);
-                let made = Life::make(&topology, of, 1, &self.heart);
+                let made = Life::make(&topology, (service_index, place), 1, &self.heart);
                 let (life, of_workers) = made.map_err(|source| ServerError::Memory {
                     service: service.name.clone(),
                     source,
                 })?;
-                let (service, accelerator) = of;
+                let (service, accelerator) = (service_index, accelerator_index);
                 Ok((of_workers, Some(SeatStart { service, place, accelerator, life })))
             }
         }
@@ -317,18 +318,20 @@ impl Server {
         &mut self,
         slot: u16,
         service: &Service,
-        accelerator: &str,
+        (place, accelerator): (usize, &str),
         placement: &CpuPlacement,
     ) -> Result<Vec<Attachment>, ServerError> {
         let accelerator_error =
             |source| ServerError::Accelerator { service: service.name.clone(), source };
-        let kernel = Kernel::find(&service.kernel).map_err(|e| accelerator_error(e.into()))?;
+        let kernel =
+            Kernel::find(service.kernel_on(place)).map_err(|e| accelerator_error(e.into()))?;
         let workers = self.topology.engine.workers;
-        let made = make_region(service, accelerator, 1, workers);
+        let made = make_region(service, (place, accelerator), 1, workers);
         let MadeRegion { memory, words, ends } =
             made.map_err(|source| ServerError::Memory { service: service.name.clone(), source })?;
         let beat = self.heart.add(words.clone());
-        self.regions.push(OpenRegion { slot, words, beat, _memory: memory.clone() });
+        let blocks = service.mqueues_on(place);
+        self.regions.push(OpenRegion { slot, words, blocks, beat, _memory: memory.clone() });
         let memory = MappedMemory::new(memory);
         let own = |ends: &Vec<BlockEnds>| ends.iter().map(|e| e.block).collect();
         let by_worker: Vec<Vec<u32>> = ends.iter().map(own).collect();
@@ -458,8 +461,7 @@ impl Server {
     pub fn received_by_block(&self, service: usize) -> Vec<u64> {
         let slot = self.places[service].slot;
         let of_service = self.regions.iter().filter(|region| region.slot == slot);
-        let blocks = self.topology.services[service].mqueues;
-        of_service.flat_map(|r| (0..blocks).map(|b| r.words.block(b).received)).collect()
+        of_service.flat_map(|r| (0..r.blocks).map(|b| r.words.block(b).received)).collect()
     }
 
     /// Blocks of a service that have received anything.

@@ -758,8 +758,10 @@ fn garbage_in_a_region_ends_that_life_only() {
 fn an_engine_that_offers_nonsense_is_told_apart_in_one_sentence() {
     let at = path("false-engine");
     let listener = LocalListener::bind(&at).unwrap();
-    let plan =
-        |generation| RegionPlan { generation, ..Service::new("a", vec![], "echo").region_plan(1) };
+    let plan = |generation| RegionPlan {
+        generation,
+        ..Service::new("a", vec![], "echo").region_plan(0, 1)
+    };
     let bytes = plan(1).bytes().unwrap().next_multiple_of(4096) as usize;
     let region = |generation| {
         let memory = SharedMemory::create("serval-test", bytes, &RegionOptions::default()).unwrap();

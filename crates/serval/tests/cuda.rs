@@ -55,6 +55,30 @@ fn a_runtime_that_the_engine_starts_serves_on_the_gpu_and_the_engine_has_no_driv
 }
 
 #[test]
+fn one_service_runs_on_a_gpu_and_on_host_cores_at_once() {
+    let (folder, kernel) = driver_folder();
+    let environment = [("LD_LIBRARY_PATH", folder.as_path())];
+    let config = format!(
+        "[[accelerator]]\nname = \"gpu0\"\nkind = \"cuda\"\n[[accelerator]]\nname = \"host\"\n\
+         [[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = [\"gpu0\", \"host\"]\n\
+         mqueues = [6, 2]\nmax_message_bytes = 1000\nkernel = [\"{kernel}\", \"echo\"]\n"
+    );
+    let served = Served::start_with("cuda-and-cpu", "", &config, &environment);
+    exchange_many(&served);
+    let runtime = children(served.process.0.id())[0];
+    signal(runtime, "KILL");
+    let gpu = |what: &str| {
+        let labels = "{service=\"a\",accelerator=\"gpu0\"}";
+        served.metric(&format!("serval_accelerator_{what}{labels}"))
+    };
+    eventually("the engine has noticed", || gpu("restarts_total") == 1);
+    exchange_many(&served);
+    eventually("the GPU serves again", || (gpu("up"), gpu("generation")) == (1, 2));
+    exchange_many(&served);
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
 fn services_that_share_a_gpu_are_told() {
     let (folder, kernel) = driver_folder();
     let environment = [("LD_LIBRARY_PATH", folder.as_path())];

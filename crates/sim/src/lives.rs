@@ -98,7 +98,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     /// for [`Self::revive`].
     pub fn renew(&mut self, service: usize, accelerator: usize, behaviour: Behaviour) {
         self.generation += 1;
-        let divided = divide(&self.setup, service, self.generation);
+        let divided = divide(&self.setup, service, accelerator, self.generation);
         self.words.push(divided.words);
         let parts = divided.ends.into_iter().zip(divided.shares).enumerate();
         for (worker, (ends, shares)) in parts {

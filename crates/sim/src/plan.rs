@@ -92,7 +92,14 @@ impl Plan {
         let wicked = rng.chance(700).then(|| rng.below(count as u64) as usize);
         for index in 0..count {
             let is_wicked = wicked == Some(index);
-            let service = service(&mut rng, index, &mut accelerators, is_wicked);
+            let mut service = service(&mut rng, index, &mut accelerators, is_wicked);
+            // Numbers of its own, so that the other runs stay what they were.
+            let mut sizes = Rng::new(!seed.wrapping_add(index as u64));
+            if service.accelerators.len() > 1 && sizes.chance(400) {
+                service.share_out();
+                let shares = service.shares.iter_mut();
+                shares.for_each(|share| share.mqueues = sizes.between(1, 6) as u32);
+            }
             habits.push(backend_habits(&mut rng, is_wicked));
             behaviours.push(behaviour(&mut rng, is_wicked, &service));
             services.push(service);

@@ -65,7 +65,7 @@ impl Setup {
         let rules = |(index, service): (usize, &engine::topology::Service)| ServiceRules {
             framing: service.framing,
             dispatch: service.dispatch,
-            mqueues: service.mqueues * service.accelerators.len() as u32,
+            mqueues: service.mqueues_total() as u32,
             judged: !self.behaviours[index].corrupts(),
             memory: !service.memory_ports.is_empty(),
             streams: service.listen.iter().any(|l| l.transport == Transport::Tcp),
@@ -136,17 +136,19 @@ pub(crate) struct Divided {
     pub(crate) shares: Vec<Vec<BlockShare>>,
 }
 
-pub(crate) fn divide(setup: &Setup, service: usize, generation: u64) -> Divided {
+/// The region of a new life of one accelerator of a service, by its place in the service's list.
+pub(crate) fn divide(setup: &Setup, service: usize, place: usize, generation: u64) -> Divided {
     let workers = setup.topology.engine.workers;
     let service = &setup.topology.services[service];
-    let plan = mqueue::RegionPlan { start: setup.ring_start, ..service.region_plan(generation) };
+    let plan =
+        mqueue::RegionPlan { start: setup.ring_start, ..service.region_plan(place, generation) };
     let memory = HeapMapping::memory(plan.bytes().expect("the topology was checked") as usize);
     let mut near = Region::format(memory.clone(), &plan).expect("memory of the planned size");
     let mut far = Region::join(memory.clone()).expect("just formatted");
     let per_block = plan.mqueues.len() as u32;
     let mut ends: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
     let mut shares: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
-    for block in 0..service.mqueues {
+    for block in 0..plan.block_count {
         let first = block * per_block;
         let worker = block as usize % workers;
         ends[worker].push(BlockEnds {
@@ -186,7 +188,7 @@ pub(crate) fn share_out(
         models: (0..workers).map(|_| Vec::new()).collect(),
     };
     for accelerator in 0..setup.topology.services[service].accelerators.len() {
-        let divided = divide(setup, service, 1);
+        let divided = divide(setup, service, accelerator, 1);
         out.words.push(divided.words.clone());
         let role = role(setup, service, accelerator);
         let parts = divided.ends.into_iter().zip(divided.shares).enumerate();
@@ -547,7 +549,7 @@ fn role(setup: &Setup, service: usize, accelerator: usize) -> Role {
     Role {
         service,
         accelerator,
-        first_mqueue: accelerator as u32 * spec.mqueues,
+        first_mqueue: (0..accelerator).map(|place| spec.mqueues_on(place)).sum(),
         framing: spec.framing,
         replies: spec.replies,
         backends: spec.backends.iter().map(backend).collect(),

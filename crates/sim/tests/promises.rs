@@ -154,6 +154,49 @@ fn what_is_with_an_accelerator_ends_with_its_life() {
 }
 
 #[test]
+fn an_accelerator_that_dies_takes_its_own_requests_and_the_others_serve_on() {
+    for (workers, dispatch) in
+        [(1, Dispatch::RoundRobin), (1, Dispatch::LeastLoaded), (2, Dispatch::RoundRobin)]
+    {
+        let mut script = script(Framing::LengthU16);
+        script.setup.topology.engine.workers = workers;
+        let second = script.setup.topology.accelerators[0].clone();
+        script.setup.topology.accelerators.push(second);
+        let service = script.service();
+        (service.accelerators, service.dispatch) = (vec![0, 1], dispatch);
+        service.share_out();
+        (service.shares[0].mqueues, service.shares[1].mqueues) = (2, 4);
+        script.behaviour().delay_ns = (5 * MS, 5 * MS);
+        let mut scene = script.play();
+        for n in 0..12 {
+            scene.ask_from(n % workers, request(0));
+        }
+        scene.run(5);
+        assert_eq!(scene.world.under_way(0), 12);
+        scene.world.lose(0, 1, DropReason::AcceleratorLost);
+        scene.run(2);
+        // A request for each mqueue at a time: four in six were with the second accelerator.
+        assert_eq!(scene.dropped(DropReason::AcceleratorLost), 8, "{workers} {dispatch:?}");
+        scene.wait_ms(20);
+        assert_eq!(scene.replied(), 4, "{workers} {dispatch:?}");
+        for _ in 0..20 {
+            scene.ask(request(0));
+            scene.wait_ms(10);
+        }
+        assert_eq!(scene.replied(), 24, "{workers} {dispatch:?}");
+        scene.world.renew(0, 1, Behaviour { delay_ns: (5 * MS, 5 * MS), ..Behaviour::default() });
+        scene.world.revive(0, 1);
+        scene.run(5);
+        // More than the first accelerator alone has slots for.
+        for n in 0..16 {
+            scene.ask_from(n % workers, request(0));
+        }
+        scene.wait_ms(40);
+        assert_eq!((scene.replied(), scene.dropped(DropReason::NoCredit)), (40, 0));
+    }
+}
+
+#[test]
 fn a_workers_time_is_busy_idle_or_asleep() {
     let mut scene = script(Framing::Raw).play();
     scene.world.turn(0);

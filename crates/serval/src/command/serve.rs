@@ -187,7 +187,7 @@ fn connection_descriptors(topology: &Topology) -> u64 {
 /// The most descriptors this topology has open besides its clients' connections.
 fn own_descriptors(topology: &Topology) -> u64 {
     let backends = |service: &Service| -> u64 {
-        let blocks = u64::from(service.mqueues) * service.accelerators.len() as u64;
+        let blocks = service.mqueues_total();
         let sockets = |backend: &Backend| match backend.transport {
             // Each worker has its own pool; a datagram backend has a socket for each client mqueue.
             Transport::Tcp => topology.engine.workers as u64 * u64::from(backend.connections),

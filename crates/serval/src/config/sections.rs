@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, HEARTBEAT_MS, HEARTBEAT_MS_MAX,
-    HEARTBEAT_MS_MIN, Launch, Limits, Polling, Rings, Topology, TopologyError, WORKERS_MAX,
+    HEARTBEAT_MS_MIN, Launch, Limits, Polling, Rings, Service, Topology, TopologyError,
+    WORKERS_MAX,
 };
 use mqueue::abi::BACKENDS_MAX;
 use sys::local::PATH_BYTES_MAX;
@@ -141,17 +142,30 @@ pub(super) fn read(
     for (index, table) in service_tables.into_iter().enumerate() {
         let (mut service, of_service) =
             super::service::read(report, table, index, &context, &mut taken);
-        // One trip over the bus finds and fetches a message; with doorbells it takes two.
-        let on_gpu = |index: &usize| {
-            matches!(accelerators[*index].kind, AcceleratorKind::Process { gpu: Some(_), .. })
-        };
-        if matches!(service.rings, Rings::Auto) && service.accelerators.iter().all(on_gpu) {
-            service.rings = Rings::Granule;
-        }
+        choose_rings(&mut service, &accelerators);
         services.push(service);
         places.services.push(of_service);
     }
     (Topology { engine, limits, accelerators, services }, options, places)
+}
+
+/// Rings for GPUs: one trip over the bus finds and fetches a message; with doorbells it takes two.
+fn choose_rings(service: &mut Service, accelerators: &[Accelerator]) {
+    let on_gpu = |index: &usize| {
+        matches!(accelerators[*index].kind, AcceleratorKind::Process { gpu: Some(_), .. })
+    };
+    if service.rings != Rings::Auto || !service.accelerators.iter().any(on_gpu) {
+        return;
+    }
+    if service.shares.is_empty() && service.accelerators.iter().all(on_gpu) {
+        service.rings = Rings::Granule;
+        return;
+    }
+    service.share_out();
+    let shares = service.accelerators.iter().zip(&mut service.shares);
+    for (_, share) in shares.filter(|(index, _)| on_gpu(index)) {
+        share.rings = Rings::Granule;
+    }
 }
 
 fn read_schema(report: &mut Report<'_>, top: &mut Section<'_>) {

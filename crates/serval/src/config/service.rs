@@ -11,9 +11,9 @@ use wire::nic::Transport;
 use super::address;
 use super::diagnostic::Problem;
 use super::kernel::{self, Builtin, Kernel};
-use super::reader::{Places, Report, Section, nearest, text_of, wrong_type};
+use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong_type};
 use super::sections::{self, accelerator_indices, named_section, tables};
-use super::tree::{Entry, Table, Value};
+use super::tree::{Entry, Node, Table, Value};
 
 /// What a service refers to.
 pub(super) struct Context<'a> {
@@ -28,6 +28,8 @@ pub(super) struct Context<'a> {
 /// Longest name of a parameter in bytes; its field in a region ends in a zero.
 const PARAM_NAME_BYTES_MAX: usize = 23;
 const TIMEOUT_MS_MAX: u64 = 3_600_000;
+/// Mqueues on an accelerator unless a service says otherwise.
+const MQUEUES: u64 = 4;
 
 /// Reads one service with its backends.
 pub(super) fn read(
@@ -43,8 +45,13 @@ pub(super) fn read(
     (service.listen, service.memory_ports) = read_listen(report, at);
     service.framing = read_framing(report, at);
     service.accelerators = accelerator_indices(report, at, context);
-    let kernel = read_kernel(report, at, context, &mut service);
+    let count = match table.entry("accelerator").map(|entry| &entry.node.value) {
+        Some(Value::Array(items)) => items.len(),
+        _ => 1,
+    };
+    let (kernels, kernel) = read_kernels(report, at, context, count);
     service.params = read_params(report, at, kernel);
+    let mqueues = read_mqueues(report, at, count);
     read_sizes(report, at, &mut service);
     service.replies =
         at.choice(report, "replies", &[("one", Replies::One), ("none", Replies::None)], "one");
@@ -54,6 +61,15 @@ pub(super) fn read(
     service.queue_us_max = at.integer(report, "queue_us_max", 0..=1_000_000_000, 0);
     service.tenant = read_tenant(report, at);
     service.rings = read_rings(report, at, &service);
+    service.mqueues = mqueues[0];
+    kernels[0].clone_into(&mut service.kernel);
+    if mqueues.len().max(kernels.len()) > 1 {
+        service.share_out();
+        for (place, share) in service.shares.iter_mut().enumerate() {
+            share.mqueues = mqueues[place % mqueues.len()];
+            share.kernel.clone_from(&kernels[place % kernels.len()]);
+        }
+    }
     let backend_tables = tables(report, at.entry("backend"), "[[service.backend]]");
     check_backend_count(report, at, &backend_tables, kernel);
     let mut backend_names = Vec::new();
@@ -117,40 +133,91 @@ fn read_framing(report: &mut Report<'_>, section: &mut Section<'_>) -> Framing {
     framing
 }
 
-fn read_kernel(
+/// The values of a key that may differ between a service's `count` accelerators: one that goes for all of
+/// them, or a list with one for each.
+fn of_accelerators<'t>(
+    report: &mut Report<'_>,
+    key: &str,
+    entry: &'t Entry,
+    count: usize,
+) -> &'t [Node] {
+    let Value::Array(items) = &entry.node.value else { return std::slice::from_ref(&entry.node) };
+    if items.len() != count {
+        let plural = if count == 1 { "" } else { "s" };
+        let what = format!("`{key}` lists {} for {count} accelerator{plural}", items.len());
+        let right = "list one for each accelerator, in their order, or give one for all of them";
+        report.problem(Problem::new(entry.node.span, what, right));
+    }
+    items
+}
+
+/// The kernel of each accelerator, or one for all of them; and the built-in one among them, if there is one.
+fn read_kernels(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
     context: &Context<'_>,
-    service: &mut Service,
-) -> Option<&'static Builtin> {
-    let Some(entry) = section.entry("kernel") else {
-        section.missing(report, "kernel", "\"echo\"");
-        return None;
-    };
-    let (name, span) = text_of(report, "kernel", &entry.node, "\"echo\", or a path")?;
-    section.record(report, "kernel", name.clone());
-    match kernel::find(&name, context.base) {
-        Ok(Kernel::Builtin(builtin)) => {
-            name.clone_into(&mut service.kernel);
-            Some(builtin)
-        }
-        Ok(Kernel::Library(path, kernel)) => {
-            service.kernel = path.to_string_lossy().into_owned();
-            // A bare file name would be taken for a built-in kernel.
-            if !service.kernel.contains('/') {
-                service.kernel.insert_str(0, "./");
+    count: usize,
+) -> (Vec<String>, Option<&'static Builtin>) {
+    let (mut kernels, mut names, mut known) = (Vec::new(), Vec::new(), None);
+    match section.entry("kernel") {
+        None => section.missing(report, "kernel", "\"echo\""),
+        Some(entry) => {
+            for node in of_accelerators(report, "kernel", entry, count) {
+                let text = text_of(report, "kernel", node, "\"echo\", or a path");
+                let Some((name, span)) = text else { continue };
+                match kernel::find(&name, context.base) {
+                    Ok(Kernel::Builtin(builtin)) => {
+                        known = known.or(Some(builtin));
+                        kernels.push(name.clone());
+                    }
+                    Ok(Kernel::Library(path, kernel)) => kernels.push(library(&path, kernel)),
+                    Err((what, right)) => report.problem(Problem::new(span, what, right)),
+                }
+                names.push(name);
             }
-            if let Some(kernel) = kernel {
-                service.kernel.push(':');
-                service.kernel.push_str(&kernel);
-            }
-            None
-        }
-        Err((what, right)) => {
-            report.problem(Problem::new(span, what, right));
-            None
         }
     }
+    match names.as_slice() {
+        [] => {}
+        [name] => section.record(report, "kernel", name.clone()),
+        names => section.record(report, "kernel", names.to_vec()),
+    }
+    if kernels.is_empty() {
+        kernels.push(String::new());
+    }
+    (kernels, known)
+}
+
+/// A kernel of a library as a topology names it.
+fn library(path: &Path, kernel: Option<String>) -> String {
+    let mut name = path.to_string_lossy().into_owned();
+    // A bare file name would be taken for a built-in kernel.
+    if !name.contains('/') {
+        name.insert_str(0, "./");
+    }
+    if let Some(kernel) = kernel {
+        name.push(':');
+        name.push_str(&kernel);
+    }
+    name
+}
+
+/// The mqueues on each accelerator, or one number for each of them.
+fn read_mqueues(report: &mut Report<'_>, section: &mut Section<'_>, count: usize) -> Vec<u32> {
+    let range = 1..=BLOCKS_MAX.into();
+    let mqueues: Vec<u64> = match section.entry("mqueues") {
+        None => vec![MQUEUES],
+        Some(entry) => of_accelerators(report, "mqueues", entry, count)
+            .iter()
+            .filter_map(|node| integer_of(report, "mqueues", node, &range))
+            .collect(),
+    };
+    let mqueues = if mqueues.is_empty() { vec![MQUEUES] } else { mqueues };
+    match mqueues.as_slice() {
+        [one] => section.record(report, "mqueues", *one),
+        all => section.record(report, "mqueues", all.to_vec()),
+    }
+    mqueues.into_iter().map(|mqueues| mqueues as u32).collect()
 }
 
 fn read_params(
@@ -215,7 +282,6 @@ fn read_param(report: &mut Report<'_>, param: &Entry, kernel: Option<&Builtin>) 
 
 fn read_sizes(report: &mut Report<'_>, section: &mut Section<'_>, service: &mut Service) {
     let most = u64::from(MESSAGE_BYTES_MAX);
-    service.mqueues = section.integer(report, "mqueues", 1..=BLOCKS_MAX.into(), 4) as u32;
     service.slots = section.integer(report, "slots", 1..=DEPTH_MAX.into(), 64) as u32;
     service.arena_bytes = section.integer(report, "arena_bytes", 0..=1 << 40, 0);
     service.max_message_bytes = section.integer(report, "max_message_bytes", 1..=most, 1024) as u32;

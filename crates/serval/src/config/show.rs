@@ -1,6 +1,7 @@
 //! A configuration as `serval check-config` shows it.
 
 use engine::topology::Service;
+use mqueue::RegionPlan;
 use serde_json::{Map, Value as Json, json};
 
 use super::Config;
@@ -23,13 +24,13 @@ impl Config {
     pub fn regions(&self) -> Vec<RegionUse> {
         let mut regions = Vec::new();
         for service in &self.topology.services {
-            let bytes = service.region_plan(1).bytes().expect("the topology was checked");
-            for index in &service.accelerators {
+            for (place, index) in service.accelerators.iter().enumerate() {
+                let plan = service.region_plan(place, 1);
                 regions.push(RegionUse {
                     service: service.name.clone(),
                     accelerator: self.topology.accelerators[*index].name.clone(),
-                    bytes,
-                    arithmetic: arithmetic(service),
+                    bytes: plan.bytes().expect("the topology was checked"),
+                    arithmetic: arithmetic(service, &plan),
                 });
             }
         }
@@ -67,8 +68,7 @@ impl Config {
 
 /// `4 mqueues x (RX 64 slots x 1024 B + TX 64 slots x 1024 B)`: payload room; headers, rounding and
 /// status words make up the rest of the region.
-fn arithmetic(service: &Service) -> String {
-    let plan = service.region_plan(1);
+fn arithmetic(service: &Service, plan: &RegionPlan) -> String {
     let part = |(index, mqueue): (usize, &mqueue::MqueuePlan)| {
         let ring = |name: &str, ring: &mqueue::RingPlan| {
             let slots = format!("{name} {} slots x {} B", mqueue.depth, ring.inline_bytes());

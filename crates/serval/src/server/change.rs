@@ -281,12 +281,12 @@ impl Server {
     ) -> Result<Vec<Vec<Attachment>>, ServerError> {
         let mut of_workers: Vec<Vec<Attachment>> =
             self.inboxes.iter().map(|_| Vec::new()).collect();
-        for index in &service.accelerators {
+        for (place, index) in service.accelerators.iter().enumerate() {
             let accelerator = &wanted.accelerators[*index];
             let AcceleratorKind::Cpu { placement } = &accelerator.kind else {
                 unreachable!("the plan refuses other kinds");
             };
-            let shares = self.attach(slot, service, &accelerator.name, placement)?;
+            let shares = self.attach(slot, service, (place, &accelerator.name), placement)?;
             for (own, share) in of_workers.iter_mut().zip(shares) {
                 own.push(share);
             }

@@ -379,21 +379,22 @@ impl Desk {
         if of_it.is_empty() {
             return Err(format!("no service uses accelerator {name:?}"));
         }
-        let list = |of: fn(&engine::topology::Service) -> &str| {
-            let all: Vec<&str> = of_it.iter().map(|(_, seat)| of(service_of(seat))).collect();
-            all.join(", ")
+        let kernel_of = |seat: &Seat| service_of(seat).kernel_on(seat.place);
+        let list = |of: &dyn Fn(&Seat) -> String| {
+            of_it.iter().map(|(_, seat)| of(seat)).collect::<Vec<_>>().join(", ")
         };
+        let services = || list(&|seat| service_of(seat).name.clone());
         let wanted =
             |seat: &Seat| hello.service.is_empty() || service_of(seat).name == hello.service;
         let mut fitting = of_it.iter().filter(|(_, seat)| wanted(seat)).peekable();
         if fitting.peek().is_none() {
-            let (wish, known) = (&hello.service, list(|s| &s.name));
+            let (wish, known) = (&hello.service, services());
             return Err(format!("accelerator {name:?} has no service {wish:?}: it has {known}"));
         }
-        let runs = |seat: &Seat| hello.kernel.is_empty() || service_of(seat).kernel == hello.kernel;
+        let runs = |seat: &Seat| hello.kernel.is_empty() || kernel_of(seat) == hello.kernel;
         let mut fitting = fitting.filter(|(_, seat)| runs(seat)).peekable();
         if fitting.peek().is_none() {
-            let (wish, known) = (&hello.kernel, list(|s| &s.kernel));
+            let (wish, known) = (&hello.kernel, list(&|seat| kernel_of(seat).to_owned()));
             return Err(format!(
                 "no service of accelerator {name:?} runs kernel {wish:?}: they run {known}"
             ));
@@ -402,7 +403,7 @@ impl Desk {
         let fitting: Vec<_> = fitting.collect();
         let found = fitting.iter().find(|(_, seat)| free(seat)).map(|(index, _)| *index);
         let soon = fitting.iter().any(|(_, seat)| matches!(seat.state, State::Vacant));
-        found.ok_or_else(|| match list(|s| &s.name) {
+        found.ok_or_else(|| match services() {
             _ if soon => {
                 format!(
                     "a runtime of accelerator {name:?} has just ended: its place is free again soon"
@@ -428,7 +429,7 @@ impl Desk {
             heartbeat_ms: seat.heartbeat.as_millis() as u32,
             service: service.name.clone(),
             accelerator,
-            kernel: absolute(&service.kernel),
+            kernel: absolute(service.kernel_on(seat.place)),
             params: service.params.clone(),
         };
         let Hello { kind, process, .. } = hello;
@@ -568,7 +569,7 @@ impl Desk {
     /// Makes the region of a seat's next life and gives it to the workers.
     fn prepare(&mut self, index: usize) {
         let seat = &mut self.seats[index];
-        let of = (seat.service, seat.accelerator);
+        let of = (seat.service, seat.place);
         match Life::make(&self.topology, of, seat.generation, &self.heart) {
             Ok((life, shares)) => {
                 seat.life = Some(life);

@@ -50,18 +50,19 @@ pub(in crate::server) struct Life {
 }
 
 impl Life {
-    /// Makes the region of a life. The second part has each worker's share.
+    /// Makes the region of a life; the accelerator is named by its place in the service's list. The second
+    /// part has each worker's share.
     pub(in crate::server) fn make(
         topology: &Topology,
-        (service, accelerator): (usize, usize),
+        (service, place): (usize, usize),
         generation: u64,
         heart: &Heart,
     ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
         let service = &topology.services[service];
-        let accelerator = &topology.accelerators[accelerator].name;
+        let accelerator = &topology.accelerators[service.accelerators[place]].name;
         let workers = topology.engine.workers;
         let MadeRegion { memory, words, ends } =
-            make_region(service, accelerator, generation, workers)?;
+            make_region(service, (place, accelerator), generation, workers)?;
         let (pull, bell) = BellPull::new().map_err(|source| sys::MemoryError::Host {
             call: "socketpair for the region",
             len_bytes: memory.len_bytes(),
@@ -76,7 +77,7 @@ impl Life {
         };
         let shares = ends.into_iter().map(share).collect();
         let beat = heart.add(words.clone());
-        let blocks = service.mqueues;
+        let blocks = service.mqueues_on(place);
         Ok((Self { generation, memory, words, link, bell, blocks, beat }, shares))
     }
 }
