@@ -283,6 +283,13 @@ impl ServiceMetrics {
         self.workers[worker].clone()
     }
 
+    /// What one worker counted.
+    pub fn counted_by(&self, worker: usize) -> ServiceSnapshot {
+        let mut counted = ServiceSnapshot::default();
+        counted.add(&self.workers[worker].0);
+        counted
+    }
+
     /// Sums the counters over all workers.
     pub fn snapshot(&self) -> ServiceSnapshot {
         let mut sum = ServiceSnapshot::default();

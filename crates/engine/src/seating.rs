@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use wire::DropReason;
-use wire::nic::{Close, Nic, PortIndex, RxBatch, StreamKey, Transport, TxBatch};
+use wire::nic::{Close, Nic, PortIndex, StreamKey, Transport, TxBatch};
 
 use crate::accelerator::StartError;
 use crate::connection::{Connections, Pool};
@@ -30,7 +30,7 @@ use crate::lane::{Attachment, Lane};
 use crate::memory_port::MemoryClients;
 use crate::metrics::{Metrics, ServiceMetrics};
 use crate::topology::{Limits, Listen, Polling, Replies, Service, Topology};
-use crate::worker::{NOTICES, RX_SLOT_BYTES, RX_SLOTS, StreamOwner, Worker};
+use crate::worker::{NOTICES, StreamOwner, Worker};
 
 /// Datagrams and bytes that wait for one `send`.
 const TX_ITEMS: usize = 1024;
@@ -245,7 +245,6 @@ impl<N: Nic> Worker<N> {
         let workers = fabric.workers();
         let mut worker = Self {
             index: index as u16,
-            nic,
             now_ns: 0,
             ports: Vec::new(),
             lanes: Vec::new(),
@@ -263,7 +262,8 @@ impl<N: Nic> Worker<N> {
             to_read: Vec::new(),
             to_write: Vec::new(),
             notices: Vec::with_capacity(NOTICES),
-            rx: RxBatch::new(RX_SLOTS, RX_SLOT_BYTES),
+            rx: nic.rx_batch(),
+            nic,
             scratch: vec![0; scratch_bytes(&topology.services)],
             envelope: Vec::with_capacity(scratch_bytes(&topology.services)),
             draining: false,

@@ -44,10 +44,6 @@ const NEIGHBOUR_MEMORY_NS: u64 = 100_000_000;
 const TICK_NS: u64 = 1_000_000;
 /// Longest sleep.
 const SLEEP_NS_MAX: u64 = 100_000_000;
-/// Receive buffers of a batch, and their size. A GRO buffer holds up to 64 KiB; the 17 lines more keep the
-/// buffers' first lines, which all are used, out of each other's cache sets.
-pub(crate) const RX_SLOTS: usize = 64;
-pub(crate) const RX_SLOT_BYTES: usize = 65_536 + 17 * 64;
 /// Bytes of one read from a stream.
 const READ_BYTES_MIN: usize = 16 << 10;
 /// News for other workers that may wait before their list grows.

@@ -8,6 +8,8 @@ use std::net::SocketAddr;
 
 use wire::nic::{Close, StreamKey, Transport};
 
+use crate::message::ReplyStream;
+
 /// Name of a connection; never reused.
 pub type ConnId = usize;
 
@@ -94,7 +96,7 @@ pub(crate) struct Conn {
     /// The engine found no room and waits for an edge.
     pub(crate) wants_room: bool,
     /// Reply bytes that are no whole reply yet, for the ledger.
-    pub(crate) tail: Vec<u8>,
+    pub(crate) tail: ReplyStream,
     /// How the engine ended it.
     pub(crate) closed: Option<Close>,
     /// The peer ended it altogether (not only its sending side).
@@ -115,7 +117,7 @@ impl Conn {
             writable: false,
             failed: false,
             wants_room: false,
-            tail: Vec::new(),
+            tail: ReplyStream::default(),
             closed: None,
             peer_closed: false,
         }

@@ -24,7 +24,7 @@ use wire::admission::{bucket, key_hash};
 use wire::framing::Framing;
 use wire::nic::PortIndex;
 
-use crate::message::{Body, FromStream, decode_reply, decode_request, key_bytes, next_reply};
+use crate::message::{Body, FromStream, ReplyStream, decode_reply, decode_request, key_bytes};
 
 /// What the ledger must know of a service.
 #[derive(Clone, Debug)]
@@ -83,6 +83,8 @@ struct OfService {
     datagrams_out: u64,
     /// Whole replies that streams took.
     stream_replies: u64,
+    /// The engine's counters agreed, and nothing crossed since.
+    audited: bool,
 }
 
 /// See the module's text.
@@ -111,6 +113,7 @@ impl Ledger {
             overflowed: 0,
             datagrams_out: 0,
             stream_replies: 0,
+            audited: false,
         };
         Self {
             services: rules.into_iter().map(of_service).collect(),
@@ -154,16 +157,24 @@ impl Ledger {
         assert!(before.is_none(), "a client numbers its requests");
     }
 
+    /// Something of a service crosses an edge of the engine.
+    fn crosses(&mut self, service: usize) -> &mut OfService {
+        let of_service = &mut self.services[service];
+        of_service.audited = false;
+        of_service
+    }
+
     /// A datagram was handed to the engine.
     pub fn datagram_in(&mut self, service: usize, route: Route, payload: &[u8], truncated: bool) {
-        let of_service = &mut self.services[service];
+        let of_service = self.crosses(service);
         if truncated {
             of_service.truncated += 1;
             return;
         }
         of_service.datagrams_in += 1;
+        let framing = of_service.rules.framing;
         self.exchanges.entry(route).or_default().delivered += 1;
-        let Some((body, _)) = decode_request(of_service.rules.framing, payload) else {
+        let Some((body, _)) = decode_request(framing, payload) else {
             self.strange.entry((service, payload.to_vec())).or_default()[0] += 1;
             return;
         };
@@ -189,13 +200,15 @@ impl Ledger {
 
     /// The engine was told of datagrams that found the socket full.
     pub fn overflow(&mut self, service: usize, count: u64) {
-        self.services[service].overflowed += count;
+        if count > 0 {
+            self.crosses(service).overflowed += count;
+        }
     }
 
     /// The engine sent a datagram from a port whose replies have at most `ratio` times the bytes of
     /// their requests (0: any).
     pub fn datagram_out(&mut self, service: usize, route: Route, payload: &[u8], ratio: usize) {
-        self.services[service].datagrams_out += 1;
+        self.crosses(service).datagrams_out += 1;
         let exchange = self.exchanges.entry(route).or_default();
         exchange.replied += 1;
         let within = exchange.replied <= exchange.delivered;
@@ -232,15 +245,14 @@ impl Ledger {
     }
 
     /// A stream of a service took bytes; `tail` keeps those that are no whole reply yet.
-    pub fn stream_out(&mut self, service: usize, tail: &mut Vec<u8>, bytes: &[u8]) {
-        let of_service = &mut self.services[service];
+    pub fn stream_out(&mut self, service: usize, tail: &mut ReplyStream, bytes: &[u8]) {
+        let of_service = self.crosses(service);
         let framing = of_service.rules.framing;
         if framing == Framing::Raw || !of_service.rules.judged {
             return;
         }
-        tail.extend_from_slice(bytes);
-        while let Some((len, what)) = next_reply(framing, tail) {
-            tail.drain(..len);
+        tail.push(bytes);
+        while let Some(what) = tail.next(framing) {
             of_service.stream_replies += u64::from(what != FromStream::Error);
         }
     }
@@ -291,9 +303,15 @@ impl Ledger {
         self.asked.get(&(client, sequence)).map(|asked| asked.body)
     }
 
+    /// Whether nothing of a service has crossed since its last audit.
+    pub fn is_audited(&self, service: usize) -> bool {
+        self.services[service].audited
+    }
+
     /// Compares the engine's counters of a service with what crossed. `datagrams_only`: the service
     /// has no stream ports.
     pub fn audit(&mut self, service: usize, counted: &ServiceSnapshot, datagrams_only: bool) {
+        self.services[service].audited = true;
         let of_service = self.services[service].clone();
         let mut equal = |what: &str, engine: u64, outside: u64| {
             self.must(engine == outside, || {

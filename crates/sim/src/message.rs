@@ -1,8 +1,9 @@
 //! What the model peers say to each other, so that any message can be judged by itself.
 //!
 //! A request's *body* names its client, its number and the reply that the kernel shall give; a
-//! checksum covers all of it. The reply is a function of the request ([`Body::reply`]), so a client
-//! knows every byte of the one correct reply, and nobody else's reply looks like it.
+//! checksum covers these, and the filler follows from them. The reply is a function of the request
+//! ([`Body::reply`]), so a client knows every byte of the one correct reply, and nobody else's reply
+//! looks like it.
 //!
 //! ```text
 //! 0       1     4     8        12         16    20     24      28
@@ -13,10 +14,15 @@
 //! hexadecimal digits (`line`), or as key and value of a memcached command. The code here is
 //! independent of the engine's framings on purpose: it is the other side.
 
+use wire::admission::KeyRange;
 use wire::framing::{Framing, SOCKPERF_HEADER_BYTES};
+
+use crate::rng::{Rng, mix};
 
 /// Bytes of a body without filler.
 pub const BODY_BYTES_MIN: usize = 28;
+/// Where the checksum stands; it covers what is before it.
+const CHECK_AT: usize = 24;
 const MAGIC_REQUEST: u8 = 0x5e;
 const MAGIC_REPLY: u8 = 0xa7;
 
@@ -88,77 +94,100 @@ impl Body {
         self.bytes(MAGIC_REPLY)
     }
 
-    fn unchecked(&self, magic: u8) -> Vec<u8> {
-        let len = BODY_BYTES_MIN + self.filler as usize;
-        let mut bytes = Vec::with_capacity(len);
-        bytes.extend([magic, self.ask as u8, 0, 0]);
-        for word in [len as u32, self.client, self.sequence, self.key, self.want, 0] {
-            bytes.extend(word.to_le_bytes());
+    fn head(&self, magic: u8) -> [u8; BODY_BYTES_MIN] {
+        let len = BODY_BYTES_MIN as u32 + self.filler;
+        let mut head = [0; BODY_BYTES_MIN];
+        head[..2].copy_from_slice(&[magic, self.ask as u8]);
+        let words = [len, self.client, self.sequence, self.key, self.want];
+        for (bytes, word) in head[4..].chunks_exact_mut(4).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
         }
-        let mut state = u64::from(self.client) << 32 | u64::from(self.sequence);
-        while bytes.len() < len {
-            state = crate::rng::mix(state + u64::from(magic));
-            let left = (len - bytes.len()).min(8);
-            bytes.extend(&state.to_le_bytes()[..left]);
-        }
-        bytes
+        let (covered, check) = head.split_at_mut(CHECK_AT);
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        let hash = covered.chunks_exact(8).fold(0, |hash, bytes| mix(hash ^ word(bytes)));
+        check.copy_from_slice(&(hash as u32).to_le_bytes());
+        head
     }
 
     fn check(&self, magic: u8) -> u32 {
-        fnv(&self.unchecked(magic))
+        let head = self.head(magic);
+        u32::from_le_bytes(head[CHECK_AT..].try_into().expect("four bytes"))
+    }
+
+    /// Where the filler comes from, eight bytes at a time.
+    fn filler_words(&self, magic: u8) -> Rng {
+        let sequence = u64::from(self.client) << 32 | u64::from(self.sequence);
+        Rng::new(mix(sequence + u64::from(magic)))
     }
 
     fn bytes(&self, magic: u8) -> Vec<u8> {
-        let mut bytes = self.unchecked(magic);
-        let check = fnv(&bytes);
-        bytes[24..28].copy_from_slice(&check.to_le_bytes());
+        let mut bytes = Vec::with_capacity(BODY_BYTES_MIN + self.filler as usize);
+        bytes.extend(self.head(magic));
+        bytes.resize(BODY_BYTES_MIN + self.filler as usize, 0);
+        let mut words = self.filler_words(magic);
+        let mut chunks = bytes[BODY_BYTES_MIN..].chunks_exact_mut(8);
+        for chunk in &mut chunks {
+            chunk.copy_from_slice(&words.draw().to_le_bytes());
+        }
+        let rest = chunks.into_remainder();
+        rest.copy_from_slice(&words.draw().to_le_bytes()[..rest.len()]);
         bytes
     }
 
     /// The request in `bytes`, if every byte is right.
     pub fn of_request(bytes: &[u8]) -> Option<Self> {
-        Self::of(bytes, MAGIC_REQUEST)
+        let (head, filler) = bytes.split_at_checked(BODY_BYTES_MIN)?;
+        Self::of(head, filler, MAGIC_REQUEST)
     }
 
     /// The reply in `bytes`, if every byte is right.
     pub fn of_reply(bytes: &[u8]) -> Option<Self> {
-        Self::of(bytes, MAGIC_REPLY)
+        let (head, filler) = bytes.split_at_checked(BODY_BYTES_MIN)?;
+        Self::of(head, filler, MAGIC_REPLY)
     }
 
-    fn of(bytes: &[u8], magic: u8) -> Option<Self> {
-        let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    fn of(head: &[u8], filler: &[u8], magic: u8) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_le_bytes(head.get(at..at + 4)?.try_into().ok()?));
         let body = Self {
-            ask: Ask::of(*bytes.get(1)?)?,
+            ask: Ask::of(*head.get(1)?)?,
             client: word(8)?,
             sequence: word(12)?,
             key: word(16)?,
             want: word(20)?,
-            filler: bytes.len().checked_sub(BODY_BYTES_MIN)? as u32,
+            filler: filler.len() as u32,
         };
-        (body.bytes(magic) == bytes).then_some(body)
+        (body.head(magic) == head && body.is_filler(magic, filler)).then_some(body)
+    }
+
+    fn is_filler(&self, magic: u8, filler: &[u8]) -> bool {
+        let mut words = self.filler_words(magic);
+        let mut chunks = filler.chunks_exact(8);
+        let whole = chunks.all(|chunk| chunk == words.draw().to_le_bytes());
+        let rest = filler.chunks_exact(8).remainder();
+        whole && rest == &words.draw().to_le_bytes()[..rest.len()]
     }
 }
 
-/// FNV-1a, 32 bits (draft-eastlake-fnv).
-fn fnv(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+/// The key's place in a request's payload, as the configuration has it.
+pub fn key_range(framing: Framing) -> KeyRange {
+    let (offset, len) = key_place(framing);
+    format!("{offset}:{len}").parse().expect("a byte range")
 }
 
-/// The key's place in a request's payload, as the configuration has it.
-pub fn key_range(framing: Framing) -> &'static str {
+/// From where, and how many bytes.
+fn key_place(framing: Framing) -> (usize, usize) {
     match framing {
-        Framing::Sockperf => "30:4",
-        Framing::Line => "32:8",
-        Framing::Memcached => "36:8",
-        _ => "16:4",
+        Framing::Sockperf => (30, 4),
+        Framing::Line => (32, 8),
+        Framing::Memcached => (36, 8),
+        _ => (16, 4),
     }
 }
 
 /// The key in a request's payload, as dispatch hashes it.
 pub fn key_bytes(framing: Framing, payload: &[u8]) -> Option<&[u8]> {
-    let (offset, len) = key_range(framing).split_once(':')?;
-    let offset: usize = offset.parse().ok()?;
-    payload.get(offset..offset + len.parse::<usize>().ok()?)
+    let (offset, len) = key_place(framing);
+    payload.get(offset..offset + len)
 }
 
 /// The most filler a request of at most `max` payload bytes can hold; `None` when no body fits.
@@ -243,7 +272,7 @@ pub fn decode_request(framing: Framing, payload: &[u8]) -> Option<(Body, Flavor)
             let line = std::str::from_utf8(&payload[..lf]).ok()?.trim_end();
             let key = line.split_ascii_whitespace().nth(1)?;
             let value = payload[lf + 1..].strip_suffix(b"\r\n").unwrap_or(&[]);
-            let body = Body::of_request(&[&unhex(key.as_bytes())?, value].concat())?;
+            let body = Body::of(&unhex(key.as_bytes())?, value, MAGIC_REQUEST)?;
             let flavor = match () {
                 () if line.starts_with("mg") => Flavor::Quiet,
                 () if line.ends_with("noreply") => Flavor::Silent,
@@ -270,7 +299,7 @@ pub fn decode_reply(framing: Framing, payload: &[u8]) -> Option<Body> {
                 _ => return None,
             };
             let value = payload[lf + 1..].strip_suffix(end)?;
-            Body::of_reply(&[&unhex(key.as_bytes())?, value].concat())
+            Body::of(&unhex(key.as_bytes())?, value, MAGIC_REPLY)
         }
         _ => Body::of_reply(payload),
     }
@@ -289,51 +318,127 @@ pub fn request_wire(framing: Framing, payload: &[u8]) -> Vec<u8> {
     }
 }
 
-/// What comes first in the bytes of a stream of replies.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FromStream {
+/// What a stream of replies says next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FromStream<'a> {
     /// The payload of a reply.
-    Reply(Vec<u8>),
+    Reply(&'a [u8]),
     /// An error report of the protocol.
     Error,
 }
 
-/// Takes one reply off the front of `bytes`: how long it is on the wire, and what it says. `None`
-/// when it is not all there. (`raw` streams have no replies one could tell apart.)
-pub fn next_reply(framing: Framing, bytes: &[u8]) -> Option<(usize, FromStream)> {
+/// The bytes of a stream of replies, in whatever pieces they come. (`raw` streams have no replies one
+/// could tell apart.)
+#[derive(Clone, Debug, Default)]
+pub struct ReplyStream {
+    bytes: Vec<u8>,
+    /// Bytes of replies that were told.
+    told: usize,
+    /// Bytes after those that it takes at least for the next one.
+    wanted: usize,
+    /// Bytes after those without the end of a line.
+    searched: usize,
+}
+
+impl ReplyStream {
+    /// More bytes came.
+    pub fn push(&mut self, bytes: &[u8]) {
+        if self.told == self.bytes.len() {
+            self.bytes.clear();
+            self.told = 0;
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Bytes that are no whole reply.
+    pub fn left(&self) -> usize {
+        self.bytes.len() - self.told
+    }
+
+    /// The next reply, once it is all there.
+    pub fn next(&mut self, framing: Framing) -> Option<FromStream<'_>> {
+        let bytes = &self.bytes[self.told..];
+        if bytes.len() < self.wanted {
+            return None;
+        }
+        match first_reply(framing, bytes, &mut self.searched) {
+            Ok((len, what)) => {
+                self.told += len;
+                (self.wanted, self.searched) = (0, 0);
+                Some(what)
+            }
+            Err(wanted) => {
+                self.wanted = wanted;
+                None
+            }
+        }
+    }
+}
+
+/// The reply at the front of `bytes` and how long it is on the wire, or how many bytes it takes at least
+/// to tell. The first `searched` bytes are known not to end a line.
+fn first_reply<'a>(
+    framing: Framing,
+    bytes: &'a [u8],
+    searched: &mut usize,
+) -> Result<(usize, FromStream<'a>), usize> {
+    let there = |len: usize| if bytes.len() < len { Err(len) } else { Ok(&bytes[..len]) };
     let reply = |prefix: usize, len: usize, after: usize| {
-        let payload = bytes.get(prefix..prefix + len)?.to_vec();
-        bytes.get(..prefix + len + after)?;
-        Some((prefix + len + after, FromStream::Reply(payload)))
+        let whole = there(prefix + len + after)?;
+        Ok((whole.len(), FromStream::Reply(&whole[prefix..prefix + len])))
     };
     match framing {
-        Framing::LengthU16 => reply(2, u16::from_be_bytes(*bytes.first_chunk()?).into(), 0),
-        Framing::LengthU32 => reply(4, u32::from_be_bytes(*bytes.first_chunk()?) as usize, 0),
-        Framing::Sockperf => {
-            let header = bytes.first_chunk::<SOCKPERF_HEADER_BYTES>()?;
-            let len = u32::from_be_bytes([header[10], header[11], header[12], header[13]]);
-            reply(0, len as usize, 0)
+        Framing::LengthU16 => {
+            let prefix = there(2)?.try_into().expect("two bytes");
+            reply(2, u16::from_be_bytes(prefix).into(), 0)
         }
-        Framing::Line => reply(0, bytes.windows(2).position(|w| w == b"\r\n")?, 2),
+        Framing::LengthU32 => {
+            let prefix = there(4)?.try_into().expect("four bytes");
+            reply(4, u32::from_be_bytes(prefix) as usize, 0)
+        }
+        Framing::Sockperf => {
+            let header = there(SOCKPERF_HEADER_BYTES)?;
+            let len = header[10..14].try_into().expect("four bytes");
+            reply(0, u32::from_be_bytes(len) as usize, 0)
+        }
+        Framing::Line => loop {
+            let line = line_end(bytes, searched)?;
+            if bytes[..line].ends_with(b"\r\n") {
+                return reply(0, line - 2, 2);
+            }
+            *searched = line;
+        },
         Framing::Memcached => {
-            let line_len = bytes.iter().position(|b| *b == b'\n')? + 1;
-            let line = std::str::from_utf8(&bytes[..line_len]).ok()?;
-            let number = |n: usize| line.split_ascii_whitespace().nth(n)?.parse::<usize>().ok();
-            match line.split_ascii_whitespace().next() {
+            let line_len = line_end(bytes, searched)?;
+            let unclear = bytes.len() + 1;
+            let line = std::str::from_utf8(&bytes[..line_len]).map_err(|_| unclear)?;
+            let word = |n: usize| line.split_ascii_whitespace().nth(n);
+            let number = |n: usize| word(n).and_then(|w| w.parse::<usize>().ok()).ok_or(unclear);
+            match word(0) {
                 Some("VALUE") => reply(0, line_len + number(3)? + 7, 0),
                 Some("VA") => reply(0, line_len + number(1)? + 2, 0),
                 Some("ERROR" | "CLIENT_ERROR" | "SERVER_ERROR") => {
-                    Some((line_len, FromStream::Error))
+                    Ok((line_len, FromStream::Error))
                 }
                 _ => reply(0, line_len, 0),
             }
         }
         Framing::Fixed(_) | Framing::Raw => {
-            let header = bytes.first_chunk::<BODY_BYTES_MIN>()?;
-            let len = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
-            reply(0, len.max(1), 0)
+            let header = there(BODY_BYTES_MIN)?;
+            let len = header[4..8].try_into().expect("four bytes");
+            reply(0, (u32::from_le_bytes(len) as usize).max(1), 0)
         }
     }
+}
+
+/// Where the first line that ends after `searched` bytes ends, or how many bytes it takes at least.
+fn line_end(bytes: &[u8], searched: &mut usize) -> Result<usize, usize> {
+    let found = bytes[*searched..].iter().position(|b| *b == b'\n');
+    let end = found.map(|at| *searched + at + 1);
+    end.ok_or_else(|| {
+        *searched = bytes.len();
+        bytes.len() + 1
+    })
 }
 
 fn sockperf(body: &[u8], flags: u8) -> Vec<u8> {
@@ -343,16 +448,34 @@ fn sockperf(body: &[u8], flags: u8) -> Vec<u8> {
 
 fn hex(bytes: &[u8]) -> Vec<u8> {
     let digit = |n: u8| b"0123456789abcdef"[usize::from(n)];
-    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+    let mut text = vec![0; 2 * bytes.len()];
+    for (pair, byte) in text.chunks_exact_mut(2).zip(bytes) {
+        pair.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
+    }
+    text
 }
 
+/// What each character is worth as a digit; 16 and above: it is none.
+const DIGITS: [u8; 256] = {
+    let mut digits = [16; 256];
+    let mut value = 0;
+    while value < 16 {
+        digits[b"0123456789abcdef"[value] as usize] = value as u8;
+        digits[b"0123456789ABCDEF"[value] as usize] = value as u8;
+        value += 1;
+    }
+    digits
+};
+
 fn unhex(text: &[u8]) -> Option<Vec<u8>> {
-    let digit = |c: u8| char::from(c).to_digit(16).map(|d| d as u8);
-    let pairs = text.chunks(2).map(|pair| match pair {
-        [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
-        _ => None,
-    });
-    pairs.collect()
+    let mut wrong = text.len() % 2;
+    let mut bytes = vec![0; text.len() / 2];
+    for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+        let (high, low) = (DIGITS[usize::from(pair[0])], DIGITS[usize::from(pair[1])]);
+        wrong |= usize::from((high | low) >> 4);
+        *byte = high << 4 | low;
+    }
+    (wrong == 0).then_some(bytes)
 }
 
 #[cfg(test)]
@@ -399,17 +522,24 @@ mod tests {
                 };
                 assert_eq!((consumed, &wire[start..end]), (wire.len(), &payload[..]));
                 let key = key_bytes(framing, &payload).unwrap();
-                let range: wire::admission::KeyRange = key_range(framing).parse().unwrap();
-                assert_eq!(range.of(&payload), Ok(key));
+                assert_eq!(key_range(framing).of(&payload), Ok(key));
 
                 let reply = body.reply();
                 let payload = reply_payload(framing, &reply, flavor);
                 assert_eq!(decode_reply(framing, &payload), Some(reply));
                 let mut wire = Vec::new();
                 framing.encode_reply(&payload, &mut wire).unwrap();
-                let expected = (wire.len(), FromStream::Reply(payload));
-                assert_eq!(next_reply(framing, &wire), Some(expected), "{framing}");
-                assert!((1..wire.len()).all(|cut| next_reply(framing, &wire[..cut]).is_none()));
+                let mut stream = ReplyStream::default();
+                // Twice, byte by byte: nothing is told before its end, nor forgotten after it.
+                for byte in [&wire[..], &wire[..]].concat() {
+                    assert_eq!(stream.next(framing), None, "{framing}");
+                    stream.push(&[byte]);
+                    if stream.left() == wire.len() {
+                        let told = stream.next(framing);
+                        assert_eq!(told, Some(FromStream::Reply(&payload)), "{framing}");
+                    }
+                }
+                assert_eq!(stream.left(), 0, "{framing}");
             }
         }
     }

@@ -18,6 +18,8 @@ use crate::net::{Network, PortSite, SharedNetwork, lock};
 
 /// Most datagrams of one receive.
 const BATCH_MAX: u64 = 64;
+/// Room for each: more than the longest request of any plan in any framing.
+const DATAGRAM_BYTES: usize = 8 << 10;
 
 /// One worker's network.
 pub struct SimNic {
@@ -265,6 +267,10 @@ impl Nic for SimNic {
         let mut net = lock(&self.net);
         net.asked_sleep_ns = sleep_ns;
         net.collect_events(self.worker, events);
+    }
+
+    fn rx_batch(&self) -> RxBatch {
+        RxBatch::new(BATCH_MAX as usize, DATAGRAM_BYTES)
     }
 
     fn recv(&mut self, port: PortIndex, batch: &mut RxBatch) -> bool {

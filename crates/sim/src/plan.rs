@@ -430,12 +430,11 @@ fn service(
     service.rings = rng.pick(&[Rings::Auto, Rings::Doorbell, Rings::Granule, Rings::Granule8]);
     service.replies = if rng.chance(150) { Replies::None } else { Replies::One };
     service.ordered = framing == Framing::Raw || rng.chance(700);
-    let range = key_range(framing).parse().expect("a byte range");
     service.dispatch = rng.pick(&[
         Dispatch::RoundRobin,
         Dispatch::LeastLoaded,
         Dispatch::FlowHash,
-        Dispatch::KeyHash(range),
+        Dispatch::KeyHash(key_range(framing)),
     ]);
     if framing == Framing::Raw && matches!(service.dispatch, Dispatch::KeyHash(_)) {
         // Pieces of a raw stream have no keys.

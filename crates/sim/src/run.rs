@@ -182,7 +182,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             }
             if self.world.is_awake(worker) {
                 self.world.turn(worker);
-                self.world.check()?;
+                self.world.check_turn(worker)?;
             } else if self.world.is_changed() {
                 self.skip_idle_time();
             }
@@ -263,7 +263,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
                 self.world.follow(worker);
             }
             self.world.turn(worker);
-            self.world.check()?;
+            self.world.check_turn(worker)?;
         }
         let events = lock(&self.world.net).trace.events() - events;
         Ok(events > self.world.workers.len() as u64)

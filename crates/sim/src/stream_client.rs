@@ -20,7 +20,7 @@ use crate::client::Taste;
 use crate::conn::ConnId;
 use crate::fault::Fault;
 use crate::message::{
-    Ask, Body, Flavor, FromStream, decode_reply, next_reply, request_payload, request_wire,
+    Ask, Body, Flavor, FromStream, ReplyStream, decode_reply, request_payload, request_wire,
 };
 use crate::net::{Network, PeerRead};
 use crate::rng::Rng;
@@ -129,7 +129,7 @@ struct Life {
     /// Error reports not yet matched to a place.
     errors: usize,
     output: Vec<u8>,
-    input: Vec<u8>,
+    input: ReplyStream,
     /// `raw`: what was sent, and how much of it came back.
     sent: Vec<u8>,
     returned: usize,
@@ -263,7 +263,7 @@ impl StreamClient {
             expected: VecDeque::new(),
             errors: 0,
             output: Vec::new(),
-            input: Vec::new(),
+            input: ReplyStream::default(),
             sent: Vec::new(),
             returned: 0,
             ended_own_side: false,
@@ -338,8 +338,9 @@ impl StreamClient {
             }
             PeerRead::Empty => true,
             PeerRead::Closed => {
-                if !life.input.is_empty() && self.judged {
-                    let (id, left) = (life.id, life.input.len());
+                let left = life.input.left();
+                if left > 0 && self.judged {
+                    let id = life.id;
                     net.ledger.violate(|| {
                         format!("client {id}: the connection ends in order inside a reply ({left})")
                     });
@@ -376,18 +377,29 @@ impl StreamClient {
             life.returned += bytes.len();
             return;
         }
-        life.input.extend(bytes);
-        while let Some((len, what)) = next_reply(self.taste.framing, &life.input) {
-            life.input.drain(..len);
-            if let Err(wrong) = self.accept(life, what) {
+        life.input.push(bytes);
+        while let Some(what) = life.input.next(self.taste.framing) {
+            let reply = match what {
+                FromStream::Error => None,
+                FromStream::Reply(payload) => {
+                    let reply = decode_reply(self.taste.framing, payload);
+                    Some(reply.ok_or_else(|| format!("a garbled reply {payload:02x?}")))
+                }
+            };
+            if let Err(wrong) = self.accept(life, reply) {
                 let (id, service) = (life.id, self.service);
                 net.ledger.violate(|| format!("client {id} of service {service}: {wrong}"));
             }
         }
     }
 
-    fn accept(&mut self, life: &mut Life, what: FromStream) -> Result<(), String> {
-        let FromStream::Reply(payload) = what else {
+    /// Matches a reply, or an error report (`None`), to its place.
+    fn accept(
+        &mut self,
+        life: &mut Life,
+        reply: Option<Result<Body, String>>,
+    ) -> Result<(), String> {
+        let Some(reply) = reply else {
             life.errors += 1;
             if life.errors > life.expected.len() {
                 return Err("an error report for no request".into());
@@ -397,8 +409,7 @@ impl StreamClient {
         };
         self.received += 1;
         life.replies += 1;
-        let reply = decode_reply(self.taste.framing, &payload)
-            .ok_or_else(|| format!("a garbled reply {payload:02x?}"))?;
+        let reply = reply?;
         let answers = |e: &Expected| match e {
             Expected::Reply(body) | Expected::Maybe(body) => body.reply() == reply,
             Expected::Error => false,

@@ -12,7 +12,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use engine::metrics::Metrics;
+use engine::metrics::{Metrics, ServiceMetrics, ServiceSnapshot};
 use engine::stages::ObservationSnapshot;
 use engine::topology::{Replies, Topology};
 use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerParts, worker_links};
@@ -124,6 +124,17 @@ pub struct World<N: Nic<Socket = SimSocket>> {
     pub(crate) words: Vec<Words<MappedMemory>>,
     /// Until when each worker sleeps unless something happens; 0: it does not.
     pub(crate) asleep_until_ns: Vec<u64>,
+    /// The engine's counters by service.
+    services: Arc<[Arc<ServiceMetrics>]>,
+    /// What was found right last, by worker and service.
+    books: Vec<Vec<Option<Page>>>,
+}
+
+/// What a worker's turn may change of the account of a service.
+#[derive(PartialEq)]
+struct Page {
+    counted: ServiceSnapshot,
+    held: u64,
 }
 
 /// A region that is being divided among workers.
@@ -247,7 +258,6 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
         Self {
             workers: parts.map(build).collect(),
             net,
-            metrics,
             models,
             seats,
             ghosts: Vec::new(),
@@ -260,6 +270,9 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
             fabric,
             words,
             asleep_until_ns: vec![0; workers],
+            books: (0..workers).map(|_| (0..services).map(|_| None).collect()).collect(),
+            services: metrics.services(),
+            metrics,
             topology,
         }
     }
@@ -331,7 +344,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
     fn check_sleep(&mut self, worker: usize, sleep_ns: u64) {
         let now_ns = self.now_ns();
         let services = 0..self.topology.services.len();
-        let under_way: u32 = services.map(|s| self.by_mqueue(worker, s).iter().sum::<u32>()).sum();
+        let under_way: u32 = services.map(|s| self.by_mqueue(worker, s).sum::<u32>()).sum();
         // Blocks of a version that leaves are nobody's once the worker has let go of them.
         let serves = |m: &usize| {
             let (of, service) = self.seats[*m];
@@ -376,6 +389,27 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
         for service in 0..self.topology.services.len() {
             self.check_service(service)?;
         }
+        self.check_ledger()
+    }
+
+    /// The same after a turn of one worker, when it held before: what the turn did not touch, holds still.
+    pub fn check_turn(&mut self, worker: usize) -> Result<(), String> {
+        for service in 0..self.topology.services.len() {
+            let page = Page {
+                counted: self.services[service].counted_by(worker),
+                held: self.held(worker, service),
+            };
+            let last = &mut self.books[worker][service];
+            let audited = lock(&self.net).ledger.is_audited(service);
+            if !audited || last.as_ref() != Some(&page) {
+                *last = Some(page);
+                self.check_service(service)?;
+            }
+        }
+        self.check_ledger()
+    }
+
+    fn check_ledger(&self) -> Result<(), String> {
         match lock(&self.net).ledger.violation() {
             Some(violation) => Err(violation.to_owned()),
             None => Ok(()),
@@ -383,8 +417,8 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
     }
 
     fn check_service(&mut self, service: usize) -> Result<(), String> {
-        let counted = self.metrics.service(service);
-        let under_way = self.under_way(service);
+        let counted = self.services[service].snapshot();
+        let under_way = self.held_by_all(service) + crossing(&counted);
         let ended = counted.replied + counted.consumed + counted.dropped_requests();
         if counted.received != ended + under_way {
             return Err(format!(
@@ -398,7 +432,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
         }
         let spec = &self.topology.services[service];
         for index in 0..self.workers.len() {
-            for (mqueue, outstanding) in self.by_mqueue(index, service).into_iter().enumerate() {
+            for (mqueue, outstanding) in self.by_mqueue(index, service).enumerate() {
                 if outstanding > spec.slots {
                     return Err(format!(
                         "mqueue {mqueue} of service {service} on worker {index} has {outstanding} \
@@ -408,7 +442,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
                 }
             }
         }
-        check_stages(&self.metrics.observed(service), spec.replies)
+        check_stages(&self.services[service].observed(), spec.replies)
             .map_err(|error| format!("service {service}: {error}"))?;
         let datagrams_only = spec.listen.iter().all(|l| l.transport == Transport::Udp);
         lock(&self.net).ledger.audit(service, &counted, datagrams_only);
@@ -416,25 +450,29 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
     }
 
     /// Requests under way on each of a worker's mqueues of a service, in the lane that gets new ones.
-    fn by_mqueue(&self, worker: usize, service: usize) -> Vec<u32> {
+    fn by_mqueue(&self, worker: usize, service: usize) -> impl Iterator<Item = u32> + '_ {
         let slot = self.slots[service].last();
-        let of = |slot: &u16| self.workers[worker].outstanding_by_mqueue((*slot).into()).collect();
-        slot.map_or(Vec::new(), of)
+        slot.into_iter().flat_map(move |s| self.workers[worker].outstanding_by_mqueue((*s).into()))
+    }
+
+    /// Requests of a service in one worker's tables.
+    fn held(&self, worker: usize, service: usize) -> u64 {
+        let worker = &self.workers[worker];
+        self.slots[service].iter().map(|slot| worker.outstanding_of((*slot).into())).sum()
+    }
+
+    fn held_by_all(&self, service: usize) -> u64 {
+        (0..self.workers.len()).map(|worker| self.held(worker, service)).sum()
     }
 
     /// Requests of a service that have not ended, by the tables that hold them.
     pub fn under_way(&self, service: usize) -> u64 {
-        let counted = self.metrics.service(service);
-        let slots = &self.slots[service];
-        let held = |w: &Worker<N>| slots.iter().map(|s| w.outstanding_of((*s).into())).sum::<u64>();
-        let held: u64 = self.workers.iter().map(held).sum();
-        held + (counted.handed_out - counted.handed_in)
-            + (counted.replies_handed_out - counted.replies_handed_in)
+        self.held_by_all(service) + crossing(&self.services[service].snapshot())
     }
 
     /// Lost messages of a service for one reason.
     pub fn dropped(&self, service: usize, reason: DropReason) -> u64 {
-        self.metrics.service(service).dropped(reason)
+        self.services[service].snapshot().dropped(reason)
     }
 
     /// Every worker stops accepting.
@@ -489,7 +527,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
         let models = self.models.iter().zip(&self.seats);
         let models = models.filter(|(_, seat)| **seat == (worker, service));
         let stopped: Vec<bool> = models.flat_map(|(model, _)| lock(model).stopped()).collect();
-        let held = self.by_mqueue(worker, service);
+        let held: Vec<u32> = self.by_mqueue(worker, service).collect();
         let lost =
             held.iter().zip(&stopped).any(|(held, stopped)| *held > 0 && !(none && *stopped));
         if lost {
@@ -520,6 +558,12 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
             None => Ok(()),
         }
     }
+}
+
+/// Messages inside hand-over rings.
+fn crossing(counted: &ServiceSnapshot) -> u64 {
+    (counted.handed_out - counted.handed_in)
+        + (counted.replies_handed_out - counted.replies_handed_in)
 }
 
 /// Every followed message is in the histograms of all its stages, and they add up to its whole way.

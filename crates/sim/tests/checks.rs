@@ -72,6 +72,10 @@ impl Nic for Saboteur {
         self.inner.poll(sleep_ns, events);
     }
 
+    fn rx_batch(&self) -> RxBatch {
+        self.inner.rx_batch()
+    }
+
     fn recv(&mut self, port: PortIndex, batch: &mut RxBatch) -> bool {
         let more = self.inner.recv(port, batch);
         if self.sabotage == Sabotage::HideOverflow {

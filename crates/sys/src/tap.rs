@@ -390,6 +390,10 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
         }
     }
 
+    fn rx_batch(&self) -> RxBatch {
+        self.nic.rx_batch()
+    }
+
     fn recv(&mut self, port: PortIndex, batch: &mut RxBatch) -> bool {
         let more = self.nic.recv(port, batch);
         if !batch.items.is_empty() {

@@ -20,6 +20,11 @@ pub type StreamKey = u32;
 /// Largest UDP payload over IPv4: 65 535 − 20 (IP) − 8 (UDP) bytes (RFC 768, RFC 791).
 pub const UDP_PAYLOAD_MAX: usize = 65_507;
 
+/// Receive buffers of a batch, and their size. A GRO buffer holds up to 64 KiB; the 17 lines more keep the
+/// buffers' first lines, which all are used, out of each other's cache sets.
+const RX_SLOTS: usize = 64;
+const RX_SLOT_BYTES: usize = 65_536 + 17 * 64;
+
 /// One received datagram inside an [`RxBatch`].
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram {
@@ -82,7 +87,9 @@ pub struct Departure {
 /// more fits. What the host kernel did not take stays for the next call.
 #[derive(Debug)]
 pub struct TxBatch {
-    bytes: Box<[u8]>,
+    /// As long as it ever had to be; room for all of `bytes_max` is reserved.
+    bytes: Vec<u8>,
+    bytes_max: usize,
     used: usize,
     items: Vec<Departure>,
     sent: usize,
@@ -93,7 +100,8 @@ impl TxBatch {
     /// A batch of at most `items_max` datagrams and `bytes_max` bytes.
     pub fn new(items_max: usize, bytes_max: usize) -> Self {
         Self {
-            bytes: vec![0; bytes_max].into_boxed_slice(),
+            bytes: Vec::with_capacity(bytes_max),
+            bytes_max,
             used: 0,
             items: Vec::with_capacity(items_max),
             sent: 0,
@@ -104,7 +112,7 @@ impl TxBatch {
     /// Whether a datagram of `len` bytes still fits.
     #[inline]
     pub fn room_for(&self, len: usize) -> bool {
-        self.items.len() < self.items_max && len <= self.bytes.len() - self.used
+        self.items.len() < self.items_max && len <= self.bytes_max - self.used
     }
 
     /// Appends a datagram of `len` bytes that `fill` writes, every one of them. The caller has asked
@@ -135,6 +143,9 @@ impl TxBatch {
     ) -> bool {
         debug_assert!(self.room_for(len));
         let offset = self.used;
+        if self.bytes.len() < offset + len {
+            self.bytes.resize(offset + len, 0);
+        }
         let filled = fill(&mut self.bytes[offset..offset + len]);
         if filled {
             self.used += len;
@@ -273,6 +284,11 @@ pub trait Nic {
     /// Collects events into `events` (cleared first). Sleeps at most `sleep_ns` when there are none
     /// (0: does not sleep). What wakes it early besides the network is the implementation's business.
     fn poll(&mut self, sleep_ns: u64, events: &mut Vec<Event>);
+
+    /// A batch for [`Self::recv`], of the size and arrangement that suit it.
+    fn rx_batch(&self) -> RxBatch {
+        RxBatch::new(RX_SLOTS, RX_SLOT_BYTES)
+    }
 
     /// Receives what is waiting on a UDP port into `batch` (cleared first), in one call. Returns
     /// whether more may be waiting.
