@@ -9,7 +9,9 @@
 //! gpu hang               a kernel that does not come back is told
 //! ```
 //!
-//! `tools/gpu/check` runs all of it. `--json` after the first word prints a line of JSON for each figure.
+//! `tools/gpu/check` runs all of it. `--json` prints a line of JSON for each figure. Behind the other words: `--kernel FILE:NAME`
+//! instead of the built-in echo, `--protocol NAME`, `--bytes`, `--mqueues`, `--threads`, `--depth`, `--ms` with numbers, and
+//! for a rate how a thread goes about its mqueues (`--ahead`, `--messages`, `--in-flight`). Threads are pinned to cores.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -45,6 +47,31 @@ fn plan(mqueues: u32, depth: u32, protocol: u8, bytes: usize) -> RegionPlan {
     RegionPlan { block_count: mqueues, mqueues: mqueues_of_a_block, generation: 1, start: 0 }
 }
 
+/// The `echo` that is measured: the built-in one, or that of `--kernel`.
+fn echo() -> String {
+    option("--kernel").unwrap_or_else(|| "echo".to_owned())
+}
+
+/// The word behind `name` among the arguments.
+fn option(name: &str) -> Option<String> {
+    std::env::args().skip_while(|word| word != name).nth(1)
+}
+
+/// Keeps this thread on the n-th of the cores that this process may use.
+fn pin(n: usize) {
+    // SAFETY: a cpu_set_t is bits, any of them are valid; the calls read and write only it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        assert_eq!(libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set), 0);
+        let count = libc::CPU_COUNT(&set) as usize;
+        let cores = (0..libc::CPU_SETSIZE as usize).filter(|&core| libc::CPU_ISSET(core, &set));
+        let core = cores.cycle().nth(n % count).expect("a core");
+        libc::CPU_ZERO(&mut set);
+        libc::CPU_SET(core, &mut set);
+        assert_eq!(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set), 0);
+    }
+}
+
 fn start(plan: &RegionPlan, kernel: &str, params: &[(&str, f64)]) -> Result<Running, AccelError> {
     let region = HeapMapping::memory(plan.bytes().expect("a sound plan") as usize);
     let mut formatted = Region::format(region.clone(), plan).expect("a sound plan");
@@ -70,17 +97,27 @@ impl Running {
 }
 
 /// Every word tells mqueue, number and place.
+#[inline]
 fn payload_of(mqueue: usize, n: u64, payload: &mut [u8]) {
     let seed = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ((mqueue as u64) << 48);
-    for (at, word) in payload.chunks_mut(8).enumerate() {
-        let bytes = seed.wrapping_add(at as u64).to_le_bytes();
-        word.copy_from_slice(&bytes[..word.len()]);
+    let (whole, rest) = payload.as_chunks_mut::<8>();
+    let words = whole.len() as u64;
+    for (at, word) in whole.iter_mut().enumerate() {
+        *word = seed.wrapping_add(at as u64).to_le_bytes();
     }
+    let last = seed.wrapping_add(words).to_le_bytes();
+    rest.iter_mut().zip(last).for_each(|(byte, value)| *byte = value);
 }
 
 /// Length of message `n` where at most `bytes` fit: one size for figures, all sizes otherwise.
 fn len_of(bytes: usize, n: u64) -> usize {
     if bytes == BYTES { BYTES } else { (n.wrapping_mul(2_654_435_761) >> 7) as usize % (bytes + 1) }
+}
+
+/// What a thread writes and reads messages with.
+struct Buffers {
+    sent: [u8; 1024],
+    received: [u8; 1024],
 }
 
 /// One mqueue's traffic: as much in flight as fits, each reply checked.
@@ -90,85 +127,134 @@ struct Traffic<'a> {
     sent: u64,
     received: u64,
     bytes: usize,
+    in_flight: u64,
 }
 
 impl Traffic<'_> {
     /// Sends as much as there is room for.
-    fn fill(&mut self, payload: &mut [u8; 1024]) {
-        loop {
+    #[inline]
+    fn fill(&mut self, buffers: &mut Buffers) {
+        while self.sent - self.received < self.in_flight {
             let len = len_of(self.bytes, self.sent);
-            payload_of(self.mqueue, self.sent, &mut payload[..len]);
+            let payload = &mut buffers.sent[..len];
+            payload_of(self.mqueue, self.sent, payload);
             let head = Head { token: self.sent, kind: kind::MESSAGE, ..Head::default() };
-            if self.ends.0.push(head, &payload[..len]).is_err() {
-                return;
+            if self.ends.0.push(head, payload).is_err() {
+                break;
             }
             self.sent += 1;
         }
+        self.ends.0.publish();
     }
 
-    fn turn(&mut self, filling: bool) {
-        let (mut payload, mut expected) = ([0; 1024], [0; 1024]);
-        let before = self.sent;
-        if filling {
-            self.fill(&mut payload);
-        }
-        if self.sent != before {
-            self.ends.0.publish();
-        }
+    /// Takes the replies that are there.
+    #[inline]
+    fn drain(&mut self, buffers: &mut Buffers) {
         let tx = &mut self.ends.1;
         while let Some(header) = tx.peek().expect("a sound header") {
-            let received = &mut payload[..header.len as usize];
+            let received = &mut buffers.received[..header.len as usize];
             if !tx.copy_out(&header, received) {
                 break; // still on its way
             }
             let (mqueue, n) = (self.mqueue, self.received);
             assert_eq!(header.token, n, "mqueue {mqueue}: replies come in order");
-            let len = len_of(self.bytes, n);
-            payload_of(mqueue, n, &mut expected[..len]);
-            assert!(received == &expected[..len], "mqueue {mqueue}: message {n} came back changed");
+            let expected = &mut buffers.sent[..len_of(self.bytes, n)];
+            payload_of(mqueue, n, expected);
+            assert!(received == expected, "mqueue {mqueue}: message {n} came back changed");
             tx.advance();
             self.received += 1;
         }
         tx.release();
     }
+
+    /// What the next turn will touch is fetched from wherever the GPU has left it.
+    #[inline]
+    fn prefetch(&self, messages: u64) {
+        self.ends.1.prefetch_next(messages, self.bytes as u64);
+        for ahead in 0..messages {
+            self.ends.0.prefetch(ahead, self.bytes as u64);
+        }
+    }
+}
+
+/// How a thread goes about its mqueues.
+#[derive(Clone, Copy)]
+struct Manner {
+    /// Mqueues that a thread fetches ahead, and messages of each.
+    ahead: usize,
+    messages: u64,
+    /// Most messages of an mqueue that are not answered yet.
+    in_flight: u64,
+}
+
+impl Manner {
+    fn of(depth: u32) -> Self {
+        let number = |name, otherwise| {
+            option(name).map_or(otherwise, |word| word.parse().expect("a number"))
+        };
+        let depth = u64::from(depth);
+        Self {
+            ahead: number("--ahead", 8) as usize,
+            messages: number("--messages", 2),
+            in_flight: number("--in-flight", depth).min(depth),
+        }
+    }
+}
+
+/// Turns over all mqueues for `time`, then until everything is answered. Returns the replies.
+fn work(all: &mut [Traffic<'_>], time: Duration, manner: Manner, mut beat: impl FnMut()) -> u64 {
+    let mut buffers = Buffers { sent: [0; 1024], received: [0; 1024] };
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        for _ in 0..16 {
+            for at in 0..all.len() {
+                let next = at + manner.ahead;
+                let next = if next < all.len() { next } else { next % all.len() };
+                all[next].prefetch(manner.messages);
+                all[at].drain(&mut buffers);
+                all[at].fill(&mut buffers);
+            }
+        }
+        beat();
+    }
+    let late = Instant::now();
+    while all.iter().any(|one| one.received < one.sent) {
+        all.iter_mut().for_each(|one| one.drain(&mut buffers));
+        assert!(late.elapsed() < PATIENCE, "replies are missing");
+    }
+    all.iter().map(|one| one.received).sum()
 }
 
 /// Echoes through all mqueues for `time`, with the engine's ends on `threads` threads. Returns messages a
 /// second and how many there were.
 fn storm(plan: &RegionPlan, threads: usize, time: Duration) -> Result<(f64, u64), AccelError> {
     let bytes = plan.mqueues[0].rx.message_bytes_max as usize;
-    let mut running = start(plan, "echo", &[])?;
+    let mut running = start(plan, &echo(), &[])?;
     let words = running.words.clone();
     let share = running.ends.len().div_ceil(threads);
+    let manner = Manner::of(plan.mqueues[0].depth);
     let begin = Instant::now();
     let messages = std::thread::scope(|scope| {
         let workers: Vec<_> = (running.ends.chunks_mut(share).enumerate())
             .map(|(worker, ends)| {
                 let (words, first) = (words.clone(), worker * share);
                 scope.spawn(move || {
+                    pin(worker);
                     let traffic = |(at, ends)| Traffic {
                         mqueue: first + at,
                         ends,
                         sent: 0,
                         received: 0,
                         bytes,
+                        in_flight: manner.in_flight,
                     };
                     let mut all: Vec<Traffic<'_>> =
                         ends.iter_mut().enumerate().map(traffic).collect();
-                    while begin.elapsed() < time {
-                        for _ in 0..16 {
-                            all.iter_mut().for_each(|one| one.turn(true));
-                        }
+                    work(&mut all, time, manner, || {
                         if worker == 0 {
                             words.set_engine_heartbeat(words.engine_heartbeat() + 1);
                         }
-                    }
-                    let late = Instant::now();
-                    while all.iter().any(|one| one.received < one.sent) {
-                        all.iter_mut().for_each(|one| one.turn(false));
-                        assert!(late.elapsed() < PATIENCE, "replies are missing");
-                    }
-                    all.iter().map(|one| one.received).sum::<u64>()
+                    })
                 })
             })
             .collect();
@@ -179,10 +265,25 @@ fn storm(plan: &RegionPlan, threads: usize, time: Duration) -> Result<(f64, u64)
     Ok((messages as f64 / seconds, messages))
 }
 
+/// The numbers behind `name` among the arguments, with commas between, or these.
+fn numbers(name: &str, otherwise: &[u64]) -> Vec<u64> {
+    let given = |word: String| word.split(',').map(|one| one.parse().expect("a number")).collect();
+    option(name).map_or_else(|| otherwise.to_vec(), given)
+}
+
+/// The protocols, or the one behind `--protocol`.
+fn protocols() -> impl Iterator<Item = (&'static str, u8)> {
+    let wanted = option("--protocol");
+    PROTOCOLS.into_iter().filter(move |(name, _)| wanted.as_ref().is_none_or(|w| w == name))
+}
+
 fn hop(json: bool) -> Result<(), AccelError> {
-    for (name, protocol) in PROTOCOLS {
-        for bytes in [BYTES, 1024] {
-            let mut running = start(&plan(1, 64, protocol, 1024), "echo", &[])?;
+    pin(0);
+    let fetch = numbers("--fetch", &[1])[0];
+    for (name, protocol) in protocols() {
+        for bytes in numbers("--bytes", &[BYTES as u64, 1024]) {
+            let bytes = bytes as usize;
+            let mut running = start(&plan(1, 64, protocol, 1024), &echo(), &[])?;
             let (rx, tx) = &mut running.ends[0];
             let (mut payload, mut received) = (vec![0; bytes], vec![0; bytes]);
             let mut times = Vec::new();
@@ -193,6 +294,8 @@ fn hop(json: bool) -> Result<(), AccelError> {
                 rx.push(head, &payload).expect("an empty ring");
                 rx.publish();
                 loop {
+                    // A message of two lines comes in one trip.
+                    tx.prefetch_next(fetch, bytes as u64);
                     if let Some(header) = tx.peek().expect("a sound header")
                         && tx.copy_out(&header, &mut received)
                     {
@@ -227,14 +330,16 @@ fn hop(json: bool) -> Result<(), AccelError> {
 }
 
 fn rate(json: bool) -> Result<(), AccelError> {
-    for (name, protocol) in PROTOCOLS {
-        for mqueues in [1, 28, 132, 264, 528] {
-            for threads in [1, 4] {
-                if threads > mqueues as usize {
+    let depth = numbers("--depth", &[64])[0] as u32;
+    for (name, protocol) in protocols() {
+        for mqueues in numbers("--mqueues", &[1, 28, 132, 264, 528]) {
+            for threads in numbers("--threads", &[1, 4]) {
+                if threads > mqueues {
                     continue;
                 }
-                let time = Duration::from_millis(700);
-                let (rate, _) = storm(&plan(mqueues, 64, protocol, BYTES), threads, time)?;
+                let time = Duration::from_millis(numbers("--ms", &[700])[0]);
+                let plan = plan(mqueues as u32, depth, protocol, BYTES);
+                let (rate, _) = storm(&plan, threads as usize, time)?;
                 if json {
                     println!(
                         "{{\"figure\":\"rate\",\"protocol\":\"{name}\",\"mqueues\":{mqueues},\"threads\":{threads},\"per_second\":{rate:.0}}}"
@@ -336,6 +441,7 @@ fn main() -> ExitCode {
     let mut words: Vec<String> = std::env::args().skip(1).collect();
     let json = words.iter().any(|word| word == "--json");
     words.retain(|word| word != "--json");
+    words.truncate(words.iter().position(|word| word.starts_with("--")).unwrap_or(words.len()));
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let result = match words.as_slice() {
         ["hop"] => hop(json),

@@ -6,6 +6,12 @@
 //! [`crate::ring`] and [`crate::region`] mark as edges. The ring code is generic over [`Memory`], so
 //! that loom and Miri run the very code that production runs.
 
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use std::arch::x86_64::{
+    __m128i, _mm_and_si128, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_or_si128, _mm_set_epi32,
+    _mm_set_epi64x, _mm_set1_epi32, _mm_setzero_si128, _mm_storeu_si128, _mm_unpackhi_epi64,
+    _mm_xor_si128,
+};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 pub use std::sync::atomic::Ordering;
@@ -361,18 +367,8 @@ impl Memory for MappedMemory {
                 wrong |= (word >> 32) as u32 ^ sequence;
             }
         } else {
-            let (whole, rest) = bytes.as_chunks_mut::<12>();
-            let units = self.unit16s(at, whole.len() + usize::from(!rest.is_empty()));
-            for (i, chunk) in whole.iter_mut().enumerate() {
-                let (data, found) = units.load::<3>(i);
-                bytes_from(data, chunk);
-                wrong |= found ^ sequence;
-            }
-            if !rest.is_empty() {
-                let (data, found) = units.load::<3>(whole.len());
-                bytes_from(data, rest);
-                wrong |= found ^ sequence;
-            }
+            let units = self.unit16s(at, bytes.len().div_ceil(12));
+            wrong = units.copy_out(bytes, sequence);
         }
         wrong == 0
     }
@@ -389,14 +385,7 @@ impl Memory for MappedMemory {
                 word.store(pair(word_of(rest) as u32, sequence), Ordering::Relaxed);
             }
         } else {
-            let (whole, rest) = bytes.as_chunks::<12>();
-            let units = self.unit16s(at, whole.len() + usize::from(!rest.is_empty()));
-            for (i, data) in whole.iter().enumerate() {
-                units.store::<3>(i, words_from(data), sequence);
-            }
-            if !rest.is_empty() {
-                units.store::<3>(whole.len(), words_from(rest), sequence);
-            }
+            self.unit16s(at, bytes.len().div_ceil(12)).copy_in(bytes, sequence);
         }
     }
 }
@@ -519,34 +508,112 @@ impl MappedMemory {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
+    /// Loads the i-th unit, in one access.
     #[inline]
-    fn load<const WORDS: usize>(self, i: usize) -> ([u32; WORDS], u32) {
-        use core::arch::{asm, x86_64::__m128i};
+    fn load_whole(self, i: usize) -> __m128i {
         debug_assert!(i < self.count);
         let value: __m128i;
         // SAFETY: in bounds and aligned to 16. Assembly, because the compiler must neither split nor
         // repeat the access: aligned 16-byte SSE accesses are single-copy atomic on processors that
         // enumerate AVX (Intel SDM vol. 3A §9.1.1, AMD APM vol. 2 §7.3.2), which has_unit16 tells.
-        let words: [u32; 4] = unsafe {
-            asm!("movdqa {v}, [{p}]", v = out(xmm_reg) value, p = in(reg) self.base.add(16 * i),
+        unsafe {
+            core::arch::asm!("movdqa {v}, [{p}]", v = out(xmm_reg) value, p = in(reg) self.base.add(16 * i),
                 options(nostack, preserves_flags, readonly));
-            core::mem::transmute(value)
-        };
-        (std::array::from_fn(|k| words[k]), words[3])
+        }
+        value
+    }
+
+    /// Stores the i-th unit, in one access.
+    #[inline]
+    fn store_whole(self, i: usize, value: __m128i) {
+        debug_assert!(i < self.count);
+        // SAFETY: as in load_whole().
+        unsafe {
+            core::arch::asm!("movdqa [{p}], {v}", v = in(xmm_reg) value, p = in(reg) self.base.add(16 * i),
+                options(nostack, preserves_flags));
+        }
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Unit16s<'_> {
+    #[inline]
+    fn load<const WORDS: usize>(self, i: usize) -> ([u32; WORDS], u32) {
+        let (words, found) = words_of_unit(self.load_whole(i));
+        (std::array::from_fn(|k| words[k]), found)
     }
 
     #[inline]
     fn store<const WORDS: usize>(self, i: usize, data: [u32; WORDS], sequence: u32) {
-        use core::arch::{asm, x86_64::__m128i};
-        debug_assert!(i < self.count);
-        let words = [data[0], data[1], data[2], sequence];
-        // SAFETY: as in load().
-        unsafe {
-            let value: __m128i = core::mem::transmute(words);
-            asm!("movdqa [{p}], {v}", v = in(xmm_reg) value, p = in(reg) self.base.add(16 * i),
-                options(nostack, preserves_flags));
+        let (low, high) = (pair(data[0], data[1]), pair(data[2], sequence));
+        // SAFETY: every x86-64 has SSE2.
+        self.store_whole(i, unsafe { _mm_set_epi64x(high as i64, low as i64) });
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Unit16s<'_> {
+    /// Copies bytes out of the units, 16 at a time where a unit's sequence still has room behind its data: the next
+    /// unit's data overwrites it. Returns 0 when all units have this sequence.
+    #[inline]
+    fn copy_out(self, bytes: &mut [u8], sequence: u32) -> u32 {
+        let wide = bytes.len().saturating_sub(4) / 12;
+        // SAFETY: every x86-64 has SSE2.
+        let (expected, mut difference) =
+            unsafe { (_mm_set1_epi32(sequence as i32), _mm_setzero_si128()) };
+        for i in 0..wide {
+            let unit = self.load_whole(i);
+            let to = &mut bytes[12 * i..12 * i + 16];
+            // SAFETY: as above, and the 16 bytes are there.
+            unsafe {
+                difference = _mm_or_si128(difference, _mm_xor_si128(unit, expected));
+                _mm_storeu_si128(to.as_mut_ptr().cast(), unit);
+            }
+        }
+        let (_, mut wrong) = words_of_unit(difference);
+        for (i, chunk) in bytes.chunks_mut(12).enumerate().skip(wide) {
+            let (data, found) = self.load::<3>(i);
+            bytes_from(data, chunk);
+            wrong |= found ^ sequence;
+        }
+        wrong
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Unit16s<'_> {
+    /// Copies bytes into the units, the last one padded with zeros.
+    #[inline]
+    fn copy_in(self, bytes: &[u8], sequence: u32) {
+        let wide = bytes.len().saturating_sub(4) / 12;
+        // SAFETY: every x86-64 has SSE2.
+        let (data, stamp) =
+            unsafe { (_mm_set_epi32(0, -1, -1, -1), _mm_set_epi32(sequence as i32, 0, 0, 0)) };
+        for i in 0..wide {
+            let from = &bytes[12 * i..12 * i + 16];
+            // SAFETY: as above, and the 16 bytes are there.
+            let unit = unsafe {
+                let four = _mm_loadu_si128(from.as_ptr().cast());
+                _mm_or_si128(_mm_and_si128(four, data), stamp)
+            };
+            self.store_whole(i, unit);
+        }
+        for (i, chunk) in bytes.chunks(12).enumerate().skip(wide) {
+            self.store::<3>(i, words_from(chunk), sequence);
         }
     }
+}
+
+/// A unit's data and sequence.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn words_of_unit(unit: __m128i) -> ([u32; 3], u32) {
+    // SAFETY: every x86-64 has SSE2.
+    let (low, high) = unsafe {
+        let high = _mm_cvtsi128_si64(_mm_unpackhi_epi64(unit, unit)) as u64;
+        (_mm_cvtsi128_si64(unit) as u64, high)
+    };
+    ([low as u32, (low >> 32) as u32, high as u32], (high >> 32) as u32)
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
@@ -556,6 +623,14 @@ impl Unit16s<'_> {
     }
 
     fn store<const WORDS: usize>(self, _i: usize, _data: [u32; WORDS], _sequence: u32) {
+        unreachable!("unit16s() panics first")
+    }
+
+    fn copy_out(self, _bytes: &mut [u8], _sequence: u32) -> u32 {
+        unreachable!("unit16s() panics first")
+    }
+
+    fn copy_in(self, _bytes: &[u8], _sequence: u32) {
         unreachable!("unit16s() panics first")
     }
 }

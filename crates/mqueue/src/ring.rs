@@ -580,6 +580,15 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
+    /// Fetches the slots of the next `count` messages whether they are published or not: for a producer
+    /// beyond a bus, from whose caches nothing is taken.
+    #[inline]
+    pub fn prefetch_next(&self, count: u64, bytes: u64) {
+        for n in self.tail..self.tail + count {
+            prefetch_slot(&self.memory, &self.layout, n, bytes, false);
+        }
+    }
+
     /// Whether the head word says that something is waiting: a cheap look at the doorbell.
     #[inline]
     pub fn hinted(&self) -> bool {
@@ -599,7 +608,13 @@ impl<M: Memory> Consumer<M> {
 fn prefetch_slot<M: Memory>(memory: &M, layout: &Layout, n: u64, bytes: u64, for_write: bool) {
     const LINE: u64 = 64;
     let slot = layout.slot(n);
-    for line in 0..(HEADER_BYTES + bytes.min(layout.inline_bytes)).div_ceil(LINE).min(4) {
+    let string = HEADER_BYTES + bytes.min(layout.inline_bytes);
+    let slot_bytes = match layout.protocol {
+        Protocol::Doorbell => string,
+        Protocol::Granule8 => 2 * string,
+        Protocol::Granule16 => string.div_ceil(12) * 16,
+    };
+    for line in 0..slot_bytes.div_ceil(LINE).min(4) {
         memory.prefetch(slot + line * LINE, for_write);
     }
 }
