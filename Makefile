@@ -14,7 +14,7 @@ help:
 	@echo "make demo-faces  the same with a real memcached behind the kernel"
 	@echo "make cuda-kernels  the kernels for NVIDIA GPUs, for the next build (happens by itself where a GPU is)"
 	@echo "make test        every test of the repository (about 18 minutes on 2 cores)"
-	@echo "make test-gpu    the cuda accelerator on this machine's GPU; make bench-gpu measures it (3 minutes each)"
+	@echo "make test-gpu    the cuda accelerator on this machine's GPU (3 minutes); make bench-gpu measures it (10 minutes)"
 	@echo "make bench       the measurements behind docs/benchmarks.md (half an hour; leave the machine alone)"
 	@echo "make bench-quick a look at each of them (2 minutes; proves nothing)"
 	@echo "make microbench  what single operations cost: rings, framings, the dispatcher, the turn"
@@ -48,13 +48,19 @@ cuda-kernels-or-not:
 # architecture GPU. They fail where there is no GPU.
 CARRY ?= target/gpu-carry
 GPU ?= sm_90
+# For the processors of that machine, which need not be this one's.
+CARRY_FLAGS ?= -O3 $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3)
 gpu-carry: setup cuda-kernels
 	@$(CARGO) build --release --quiet --package serval --bin serval
 	@$(CARGO) build --release --quiet --package serval-accel --example gpu
 	@$(MAKE) --no-print-directory --silent -C device gpu-programs GPU=$(GPU)
 	@mkdir -p $(CARRY)
-	@cp target/release/serval target/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/*.$(GPU).cubin tools/gpu/check tools/gpu/hazards $(CARRY)
-	@strip $(CARRY)/serval $(CARRY)/gpu
+	@cp target/release/serval target/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/*.$(GPU).cubin \
+		tools/gpu/check tools/gpu/hazards tools/gpu/map $(CARRY)
+	@$(MAKE) --no-print-directory --silent -C benches/baselines all gpu BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
+	@cp benches/configs/gpu.toml benches/configs/gpu-faces.toml benches/configs/emulated.toml $(CARRY)
+	@cp benches/gpu.toml $(CARRY)/suite.toml
+	@cd $(CARRY) && strip serval gpu host_gpu echo
 
 # A folder that was made earlier is used as it is only where it cannot be made anew.
 CARRIED = $(if $(shell command -v $(CARGO)),gpu-carry)

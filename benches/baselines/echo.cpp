@@ -1,8 +1,11 @@
-// E: one thread, batched socket calls, the function called in place. What a UDP server without any hand-over can be.
+// E: one thread, batched socket calls, the function called in place. What a UDP server without any hand-over can be. On several
+// cores: as many of them, which share nothing but the port.
 //
 // A turn: one recvmmsg, the function on every message where it lies, one sendmmsg. --gso receives trains (UDP_GRO) and sends
 // the replies of one client as trains (UDP_SEGMENT). --tcp serves TCP instead: one epoll call, one read and one write for each
 // ready connection, messages of a fixed size.
+#include <thread>
+
 #include "functions.h"
 #include "health.h"
 #include "tcp.h"
@@ -11,10 +14,10 @@
 namespace {
 
 const char HELP[] =
-    "usage: echo [FLAGS]   a UDP (or TCP) server on one thread that calls a function in place\n"
+    "usage: echo [FLAGS]   a UDP (or TCP) server that calls a function in place\n"
     "  --handler F        echo, lenet, scale, sockperf or spin:MICROSECONDS (echo)\n"
     "  --listen A:P       address and port; port 0 takes a free one (127.0.0.1:0)\n"
-    "  --core N           run on this core (not pinned)\n"
+    "  --core N,N,...     a thread with a socket of its own on each of these cores (one thread, not pinned); TCP has one\n"
     "  --batch N          datagrams a call, 1..1024 (64)\n"
     "  --max-bytes N      longest message, 1..65507 (2048)\n"
     "  --gso              GRO receive, GSO send\n"
@@ -27,20 +30,17 @@ struct Options {
     unsigned batch;
     uint32_t bytes_max;
     bool gso, blocking;
+    std::vector<int> cores;
 };
 
+// One thread.
 template <class Function>
-int serve_udp(const Options& options, Function function) {
-    sockaddr_in address = options.address;
-    const int fd = udp_server(address, options.gso);
+void serve_socket(int fd, const Options& options, Function& function, Account& account) {
     Inbox inbox(options.batch, options.bytes_max, options.gso);
     Outbox outbox(fd, options.batch, options.gso);
     // Room for a reply to everything that one call can bring; a train has at most 65507 messages of a byte, and the only
     // function that uses it refuses messages shorter than 784.
     std::vector<uint8_t> out(size_t(options.batch) * (options.gso ? 65536 / serval_lenet::INPUT_BYTES + 1 : 1) * OUT_BYTES);
-    std::vector<Account> accounts(1);
-    Account& account = accounts[0];
-    ready("echo", url("udp", address));
     Turns turns(account);
     while (going()) {
         const unsigned count = inbox.receive(fd, options.blocking ? MSG_WAITFORONE : MSG_DONTWAIT);
@@ -55,6 +55,25 @@ int serve_udp(const Options& options, Function function) {
         account.messages += outbox.flush();
         turns.end(count > 0);
     }
+}
+
+// `make` makes a function for each thread.
+template <class Make>
+int serve_udp(const Options& options, Make make) {
+    const size_t count = std::max<size_t>(1, options.cores.size());
+    sockaddr_in address = options.address;
+    const std::vector<int> sockets = udp_servers(address, options.gso, count);
+    std::vector<Account> accounts(count);
+    std::vector<std::thread> others;
+    const auto serve = [&](size_t i) {
+        if (!options.cores.empty()) pin(options.cores[i]);
+        auto function = make();
+        serve_socket(sockets[i], options, function, accounts[i]);
+    };
+    ready("echo", url("udp", address));
+    for (size_t i = 1; i < count; i++) others.emplace_back(serve, i);
+    serve(0);
+    for (auto& other : others) other.join();
     return report(accounts);
 }
 
@@ -69,17 +88,19 @@ int main(int argc, char** argv) {
     options.bytes_max = uint32_t(flags.number("--max-bytes", 2048, 1, DATAGRAM_BYTES_MAX));
     options.gso = flags.on("--gso");
     options.blocking = flags.on("--blocking");
-    const auto cores = flags.cores("--core");
+    options.cores = flags.cores("--core");
     const bool tcp = flags.on("--tcp"), health = flags.on("--health");
     const uint32_t frame = uint32_t(flags.number("--frame", handler == "lenet" ? serval_lenet::INPUT_BYTES : 64, 1, FRAME_BYTES_MAX));
     flags.end();
-    if (cores.size() > 1) misused("--core is one core");
+    if (tcp && options.cores.size() > 1) misused("--tcp runs on one core");
     if (tcp && options.gso) misused("--gso is for UDP");
     if (tcp && handler == "sockperf") misused("--tcp has messages of a fixed size, sockperf says the size in the message");
-    if (health) return judge_health([&] { return serve_udp(options, Echo{}); });
+    if (health) options.cores.clear();  // it chooses them
+    if (health) return judge_health([&] { return serve_udp(options, [] { return Echo{}; }); });
     stop_on_signals();
-    if (!cores.empty()) pin(cores[0]);
     return with_function(handler, [&](auto make) {
-        return tcp ? serve_tcp(options.address, frame, options.blocking, make()) : serve_udp(options, make());
+        if (!tcp) return serve_udp(options, make);
+        if (!options.cores.empty()) pin(options.cores[0]);
+        return serve_tcp(options.address, frame, options.blocking, make());
     });
 }

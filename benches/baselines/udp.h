@@ -46,11 +46,12 @@ inline void set_option(int fd, int level, int name, int value, const char* what)
     if (setsockopt(fd, level, name, &value, sizeof value)) fail(what);
 }
 
-// A bound socket of `type`; `address` gets the port it was given.
-inline int bound_socket(int type, sockaddr_in& address) {
+// A bound socket of `type`; `address` gets the port it was given. `shared`: others on the same port get a share of the senders.
+inline int bound_socket(int type, sockaddr_in& address, bool shared = false) {
     const int fd = socket(AF_INET, type | SOCK_CLOEXEC, 0);
     if (fd < 0) fail("open a socket");
     if (type == SOCK_STREAM) set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1, "set SO_REUSEADDR");
+    if (shared) set_option(fd, SOL_SOCKET, SO_REUSEPORT, 1, "set SO_REUSEPORT");
     socklen_t length = sizeof address;
     if (bind(fd, reinterpret_cast<sockaddr*>(&address), length)) fail("listen on " + url(type == SOCK_STREAM ? "tcp" : "udp", address));
     getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
@@ -63,8 +64,8 @@ inline void limit_waiting(int fd, long ms) {
     if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit)) fail("set SO_RCVTIMEO");
 }
 
-inline int udp_server(sockaddr_in& address, bool gro) {
-    const int fd = bound_socket(SOCK_DGRAM, address);
+inline int udp_server(sockaddr_in& address, bool gro, bool shared = false) {
+    const int fd = bound_socket(SOCK_DGRAM, address, shared);
     // Beyond the machine's limit where one may, as Serval does.
     const int bytes = SOCKET_BUFFER_BYTES;
     if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &bytes, sizeof bytes)) set_option(fd, SOL_SOCKET, SO_RCVBUF, bytes, "set SO_RCVBUF");
@@ -72,6 +73,14 @@ inline int udp_server(sockaddr_in& address, bool gro) {
     if (gro) set_option(fd, IPPROTO_UDP, UDP_GRO, 1, "turn on UDP_GRO");
     limit_waiting(fd, 100);
     return fd;
+}
+
+// A socket for each of `count` threads, all on one port. Bound before anybody sends: the host kernel spreads senders over those
+// that are there.
+inline std::vector<int> udp_servers(sockaddr_in& address, bool gro, size_t count) {
+    std::vector<int> sockets;
+    for (size_t i = 0; i < count; i++) sockets.push_back(udp_server(address, gro, count > 1));
+    return sockets;
 }
 
 struct Control {

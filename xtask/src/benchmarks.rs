@@ -1,6 +1,7 @@
 //! `docs/benchmarks.md`, made from the results in `docs/benchmarks/*.json` that `serval compare --suite`
 //! writes. Rows stand in the order of `benches/speed.toml`; a row without a result says so. A folder in there
-//! holds results of another machine, of which the page shows the values only.
+//! holds results of another machine, also of `benches/gpu.toml`, of which the page shows the values and what
+//! bounds them.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -15,6 +16,8 @@ use crate::files::root;
 const TABLE: &str = "docs/benchmarks.md";
 const RESULTS: &str = "docs/benchmarks";
 const SUITE: &str = "benches/speed.toml";
+/// Rows that need a GPU, which only other machines have.
+const GPU_SUITE: &str = "benches/gpu.toml";
 
 const HEAD: &str = "\
 # Benchmarks
@@ -66,10 +69,16 @@ pub(crate) fn differences() -> Findings {
 }
 
 fn page() -> Result<String, Findings> {
-    let text = fs::read_to_string(root().join(SUITE)).map_err(|e| vec![format!("{SUITE}: {e}")])?;
-    let mut page = render(&measured_in(RESULTS, &text)?);
+    let read = |suite: &str| {
+        fs::read_to_string(root().join(suite)).map_err(|error| vec![format!("{suite}: {error}")])
+    };
+    let (speed, gpu) = (read(SUITE)?, read(GPU_SUITE)?);
+    let here = measured_in(RESULTS, &[(SUITE, &speed)])?;
+    let mut page = render(&here);
     for name in other_machines() {
-        elsewhere(&mut page, &name, &measured_in(&format!("{RESULTS}/{name}"), &text)?);
+        let folder = format!("{RESULTS}/{name}");
+        let rows = measured_in(&folder, &[(SUITE, &speed), (GPU_SUITE, &gpu)])?;
+        elsewhere(&mut page, &name, &rows, &here);
     }
     Ok(page)
 }
@@ -84,12 +93,18 @@ fn other_machines() -> Vec<String> {
     names
 }
 
-/// The suite's rows with the results of a folder.
-fn measured_in(folder: &str, suite: &str) -> Result<Vec<Row>, Findings> {
+/// The rows of suites, given with their names, with the results of a folder.
+fn measured_in(folder: &str, suites: &[(&str, &str)]) -> Result<Vec<Row>, Findings> {
     let mut results = results(folder)?;
-    let rows = rows(suite, &mut results).map_err(|what| vec![format!("{SUITE}: {what}")])?;
+    let mut all = Vec::new();
+    for (name, suite) in suites {
+        all.extend(rows(suite, &mut results).map_err(|what| vec![format!("{name}: {what}")])?);
+    }
+    let rows = all;
     if !results.is_empty() {
-        let stray = |name: &String| format!("{folder}/{name}.json: {SUITE} has no such row");
+        let names: Vec<&str> = suites.iter().map(|(name, _)| *name).collect();
+        let names = names.join(" and ");
+        let stray = |name: &String| format!("{folder}/{name}.json: {names} has no such row");
         return Err(results.keys().map(stray).collect());
     }
     let stale = |row: &Row| {
@@ -203,8 +218,9 @@ fn render(rows: &[Row]) -> String {
     page
 }
 
-/// What another machine came to: values without their details, which its results have.
-fn elsewhere(page: &mut String, name: &str, rows: &[Row]) {
+/// What another machine came to: values without their details, which its results have. Rows that are not `known`
+/// from above say what they are.
+fn elsewhere(page: &mut String, name: &str, rows: &[Row], known: &[Row]) {
     let measured: Vec<(&Row, &Json)> =
         rows.iter().filter_map(|row| Some((row, row.result.as_ref()?))).collect();
     let Some((_, first)) = measured.first() else { return };
@@ -214,7 +230,7 @@ fn elsewhere(page: &mut String, name: &str, rows: &[Row]) {
         machine_of(first)
     );
     page.push_str("| row | must | value | A | B | pairs (discarded) | verdict |\n|---|---|---|---|---|---|---|\n");
-    for (row, result) in measured {
+    for (row, result) in &measured {
         let shown = |key: &str| cell(text(&result["shown"][key]));
         let _ = writeln!(
             page,
@@ -227,6 +243,13 @@ fn elsewhere(page: &mut String, name: &str, rows: &[Row]) {
             counts(result),
             verdict_of(result),
         );
+    }
+    let is_known = |row: &Row| known.iter().any(|other| other.name == row.name);
+    let new: Vec<_> = measured.iter().filter(|(row, _)| !is_known(row)).collect();
+    for (index, (row, result)) in new.into_iter().enumerate() {
+        let first = if index == 0 { "\n" } else { "" };
+        let bound = text(&result["bound"]);
+        let _ = writeln!(page, "{first}- **{}**: {}. *Bound:* {bound}", row.name, row.what);
     }
 }
 
@@ -328,9 +351,13 @@ fn text(value: &Json) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// A value without the quotes of texts.
+/// A value without the quotes of texts and the brackets of lists.
 fn plain(value: &Json) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+    match value {
+        Json::String(text) => text.clone(),
+        Json::Array(values) => values.iter().map(plain).collect::<Vec<_>>().join(", "),
+        other => other.to_string(),
+    }
 }
 
 /// Text inside a table's cell.
@@ -363,7 +390,7 @@ mod tests {
         });
         let common = |name: &str| {
             json!({
-                "schema": 1, "name": name, "machine": machine, "cores": { "server": 0, "client": 1 },
+                "schema": 1, "name": name, "machine": machine, "cores": { "server": 0, "client": [1] },
                 "schedule": { "pairs": 2, "warmup_s": 0.5, "duration_s": 2.0 }, "state": "near",
                 "ping_pong_ns": 110.4, "pairs": [{}, {}], "discarded": ["the core moved"],
                 "bound": "", "next": "", "reason": null, "meets_aim": null, "class": "",
@@ -396,7 +423,8 @@ mod tests {
     #[test]
     fn other_machines_show_their_values() {
         let mut page = String::new();
-        elsewhere(&mut page, "a-processor", &rows(SUITE, &mut results()).unwrap());
+        let measured = rows(SUITE, &mut results()).unwrap();
+        elsewhere(&mut page, "a-processor", &measured, &measured[1..]);
         assert_eq!(
             page,
             "
@@ -408,6 +436,8 @@ A Processor, 2 cores, Linux 6.1; commit 0123456789ab with changes; 2026-03-01T12
 |---|---|---|---|---|---|---|
 | echo | at least 0.950x | 0.990x [0.985x, 0.995x] | 310.0 k/s | 313.0 k/s | 2 (1) | pass, aim met |
 | idle |  |  |  |  | 2 (1) | void: it burns |
+
+- **echo**: echo | of 64 B. *Bound:* The host kernel.
 "
         );
     }

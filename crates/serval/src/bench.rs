@@ -120,25 +120,28 @@ pub fn run_watched(plan: &Plan, watch: &mut dyn FnMut(f64)) -> Result<Report, Be
     prepared.call(&mut *material.workload())?;
     let mut observer = Observer::new(plan)?;
     std::thread::scope(|scope| {
-        let client = scope.spawn(|| {
-            if let Some(core) = plan.core
-                && let Err(error) = sys::affinity::pin_current_thread(core)
-            {
-                return Err(Ended::Void(Void::NotPinned { core, why: error.to_string() }));
-            }
-            // Some workloads stay on the thread that made them.
-            let workload = &mut *material.workload();
-            prepared.client.run(&prepared.load, workload).map_err(Ended::Error)
-        });
+        let clients: Vec<_> = (0..plan.clients())
+            .map(|number| {
+                let (prepared, material) = (&prepared, &material);
+                scope.spawn(move || prepared.run_client(number, material))
+            })
+            .collect();
         let began = Instant::now();
-        while !client.is_finished() {
+        while !clients.iter().all(|client| client.is_finished()) {
             let whole = (plan.warmup + plan.duration).as_secs_f64();
             watch((began.elapsed().as_secs_f64() / whole.max(1e-9)).min(1.0));
             observer.look(began.elapsed());
             std::thread::sleep(observer.pause(began.elapsed()));
         }
-        let ended = client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        match ended {
+        let joined = clients
+            .into_iter()
+            .map(|client| client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        let together = joined.reduce(|all, one| {
+            let (mut all, one) = (all?, one?);
+            all.add(&one);
+            Ok(all)
+        });
+        match together.expect("there is a client") {
             Ok(outcome) => {
                 let window = prepared.full_window();
                 Ok(Report::new(plan, window, &outcome, observer.cost()))
@@ -202,11 +205,34 @@ impl<'p> Prepared<'p> {
             duration: plan.duration,
             timeout: plan.timeout(),
             reply_bytes_max: plan.work.reply_bytes().max(2048),
-            spin: plan.core.is_some(),
+            spin: !plan.cores.is_empty(),
             cancel: plan.cancel.clone(),
             ..Load::default()
         };
         Ok(Self { plan, client, load })
+    }
+
+    /// One of the clients: its share of the load, on its core.
+    fn run_client(&self, number: usize, material: &Material) -> Result<Outcome, Ended> {
+        if let Some(&core) = self.plan.cores.get(number)
+            && let Err(error) = sys::affinity::pin_current_thread(core)
+        {
+            return Err(Ended::Void(Void::NotPinned { core, why: error.to_string() }));
+        }
+        let clients = self.plan.clients();
+        let share = |whole: usize| whole / clients + usize::from(number < whole % clients);
+        let mut load = Load { window: share(self.load.window), ..self.load.clone() };
+        if let Pace::Open { rate, seed } = load.pace {
+            load.pace = Pace::Open { rate: rate / clients as f64, seed: seed + number as u64 };
+        }
+        let mut client = self.client.clone();
+        match &mut client {
+            Client::Burst(_, burst) => burst.sockets = share(burst.sockets).max(1),
+            Client::Tcp(_, stream) => stream.connections = share(stream.connections).max(1),
+            Client::Udp(_) | Client::Shm(_) => {}
+        }
+        // Some workloads stay on the thread that made them.
+        client.run(&load, &mut *material.workload()).map_err(Ended::Error)
     }
 
     /// Asks a few times, one after the other, whether the server is there and answers what it should.

@@ -195,6 +195,29 @@ impl Outcome {
         }
     }
 
+    /// Adds what another client came to at the same time.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.sent += other.sent;
+        self.replied += other.replied;
+        self.wrong += other.wrong;
+        self.lost += other.lost;
+        self.duplicated += other.duplicated;
+        self.late += other.late;
+        self.unsent += other.unsent;
+        self.reconnects += other.reconnects;
+        self.elapsed = self.elapsed.max(other.elapsed);
+        // Nobody may be forgotten.
+        self.silence = self.silence.max(other.silence);
+        self.latency.add(&other.latency).expect("all histograms have the same bounds");
+        self.in_flight_ns += other.in_flight_ns;
+        self.lost_ns += other.lost_ns;
+        self.waiting_ns += other.waiting_ns;
+        self.busy += other.busy;
+        self.stolen += other.stolen;
+        self.cpu += other.cpu;
+        self.cpu_period = self.cpu_period.max(other.cpu_period);
+    }
+
     /// Right replies per second of the measured part.
     pub fn rate(&self) -> f64 {
         self.latency.len() as f64 / self.elapsed.as_secs_f64().max(1e-9)

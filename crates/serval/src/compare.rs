@@ -48,13 +48,54 @@ const WARMUP_MIN_S: f64 = 0.5;
 /// Longest time of a program.
 const PROGRAM_MAX: Duration = Duration::from_secs(120);
 
-/// The two cores of a comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// The cores of a comparison: at least one for each side of the wire.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Cores {
     /// Both sides' servers, in turn; programs.
-    pub server: usize,
+    pub server: Vec<usize>,
     /// The client, which is this process.
-    pub client: usize,
+    pub client: Vec<usize>,
+    /// The server's cores that a row leaves to neighbours and databases.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub other: Vec<usize>,
+}
+
+impl Cores {
+    /// As many of these as a row uses, the first ones; the error says what there is too little of.
+    fn for_row(&self, row: &Row) -> Result<Self, String> {
+        let sides = || std::iter::once(&row.a).chain(&row.b);
+        let loads = sides().filter_map(|side| row.load_on(side));
+        let clients = loads.filter_map(|load| load.cores).max().unwrap_or(1);
+        let servers = row.server_cores.unwrap_or(1);
+        let is_apart = |side: &SideSpec| {
+            let shares = row.load_on(side).is_some_and(|load| load.shares_core);
+            side.beside.is_some() || side.memcached && !shares
+        };
+        let beside = sides().any(is_apart);
+        for (whose, wanted, there) in [
+            ("server", servers + usize::from(beside), self.server.len()),
+            ("client", clients, self.client.len()),
+        ] {
+            if wanted > there {
+                return Err(format!(
+                    "it needs {wanted} {whose} cores: give --{whose}-core that many"
+                ));
+            }
+        }
+        let (server, other) = self.server.split_at(servers);
+        let other = if beside { other.to_vec() } else { Vec::new() };
+        Ok(Self { server: server.to_vec(), client: self.client[..clients].to_vec(), other })
+    }
+
+    /// Where a side's process runs; none: anywhere.
+    fn of(&self, side: &SideSpec) -> &[usize] {
+        if side.on == suite::On::ServerCore { &self.server } else { &[] }
+    }
+}
+
+/// As in `0,1,2`.
+fn list(cores: &[usize]) -> String {
+    cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// How often and how long, with nothing left open.
@@ -108,8 +149,8 @@ pub enum SideError {
     #[error("cannot make the folder {0}: {1}")]
     Scratch(PathBuf, std::io::Error),
     /// The machine.
-    #[error("cannot calibrate cores {0:?}: {1}")]
-    Calibrate(Cores, std::io::Error),
+    #[error("cannot calibrate cores {0} and {1}: {2}")]
+    Calibrate(usize, usize, std::io::Error),
     /// A signal came.
     #[error("interrupted")]
     Interrupted,
@@ -121,7 +162,7 @@ impl From<PlanError> for SideError {
     }
 }
 
-/// A memcached with the built-in pictures, on the client's core.
+/// A memcached with the built-in pictures, on a core of its own or on one that the client shares with it.
 struct Database(Memcached);
 
 impl Database {
@@ -162,7 +203,8 @@ impl Surroundings {
             .map_err(|error| SideError::Scratch(scratch.clone(), error))?;
         let mut surroundings = Self { database: None, scratch };
         if side.memcached {
-            surroundings.database = Some(Database::start(cores.client)?);
+            surroundings.database =
+                Some(Database::start(*cores.other.first().unwrap_or(&cores.client[0]))?);
         }
         Ok(surroundings)
     }
@@ -171,8 +213,10 @@ impl Surroundings {
     fn fill_in(&self, command: &str, cores: &Cores) -> String {
         let database = self.database.as_ref().map(|database| database.0.address().to_string());
         command
-            .replace("{server_core}", &cores.server.to_string())
-            .replace("{client_core}", &cores.client.to_string())
+            .replace("{server_core}", &cores.server[0].to_string())
+            .replace("{server_cores}", &list(&cores.server))
+            .replace("{client_core}", &cores.client[0].to_string())
+            .replace("{other_cores}", &list(&cores.other))
             .replace("{scratch}", &self.scratch.display().to_string())
             .replace("{memcached}", &database.unwrap_or_default())
     }
@@ -201,8 +245,9 @@ impl Bench for Rig<'_> {
         if self.cancel.load(Ordering::Relaxed) {
             return Err(SideError::Interrupted);
         }
-        Calibration::measure(self.cores.server, self.cores.client)
-            .map_err(|error| SideError::Calibrate(self.cores, error))
+        let (server, client) = (self.cores.server[0], self.cores.client[0]);
+        Calibration::measure(server, client)
+            .map_err(|error| SideError::Calibrate(server, client, error))
     }
 
     fn measure(&mut self, side: Side) -> Result<Run, SideError> {
@@ -216,10 +261,9 @@ impl Bench for Rig<'_> {
                 load::measure_server(command, side, load, &self.schedule, &self.cores, &self.cancel)
             }
             (None, Some(command), _) => {
-                let core = (side.on == suite::On::ServerCore).then_some(self.cores.server);
                 let surroundings = Surroundings::new(side, &self.cores)?;
                 let command = surroundings.fill_in(command, &self.cores);
-                let figures = server::run_program(&command, core, PROGRAM_MAX)?;
+                let figures = server::run_program(&command, self.cores.of(side), PROGRAM_MAX)?;
                 Ok(Run::Figures(figures.into_iter().collect()))
             }
             _ => unreachable!("rows are checked when they are read"),
@@ -238,10 +282,14 @@ impl Bench for Rig<'_> {
 pub fn measure(
     row: &Row,
     schedule: Schedule,
-    cores: Cores,
+    cores: &Cores,
     cancel: &Arc<AtomicBool>,
     watch: &mut dyn FnMut(usize, usize),
 ) -> Result<Record, SideError> {
+    let cores = match cores.for_row(row) {
+        Ok(cores) => cores,
+        Err(reason) => return Ok(unmeasured(row, schedule, cores, reason)),
+    };
     let figure = |side: Option<&SideSpec>| {
         side.and_then(|side| side.figure.clone()).unwrap_or_else(|| row.metric.clone())
     };
@@ -256,7 +304,7 @@ pub fn measure(
         better: row.better(),
         figure: [figure(Some(&row.a)), figure(row.b.as_ref())],
     };
-    let mut rig = Rig { row, schedule, cores, cancel: cancel.clone(), watch };
+    let mut rig = Rig { row, schedule, cores: cores.clone(), cancel: cancel.clone(), watch };
     let found = pairs::measure(&mut rig, &plan);
     if cancel.load(Ordering::Relaxed) {
         return Err(SideError::Interrupted);
@@ -272,6 +320,11 @@ pub fn measure(
     };
     let (verdict, reason) = judge(row, schedule, &pairs, trouble);
     Ok(Record::new(row, schedule, cores, pairs, verdict, reason))
+}
+
+/// The record of a row that could not be measured.
+fn unmeasured(row: &Row, schedule: Schedule, cores: &Cores, reason: String) -> Record {
+    Record::new(row, schedule, cores.clone(), Pairs::default(), Verdict::Void, Some(reason))
 }
 
 /// The verdict on a row's pairs, and the reason where there is none.
@@ -328,7 +381,7 @@ fn is_met(record: &Record) -> bool {
 pub fn measure_suite(
     rows: &[&Row],
     schedule: impl Fn(&Row) -> Schedule,
-    cores: Cores,
+    cores: &Cores,
     cancel: &Arc<AtomicBool>,
     watch: &mut dyn FnMut(&Row, usize, usize),
     each: &mut dyn FnMut(&Record) -> Result<(), SideError>,
@@ -341,8 +394,7 @@ pub fn measure_suite(
         let record = match unmet {
             Some(need) => {
                 let reason = format!("it needs {need}, which did not pass");
-                let pairs = Pairs::default();
-                Record::new(row, schedule, cores, pairs, Verdict::Void, Some(reason))
+                unmeasured(row, schedule, cores, reason)
             }
             None => measure(row, schedule, cores, cancel, &mut |kept, discarded| {
                 watch(row, kept, discarded);
@@ -353,4 +405,42 @@ pub fn measure_suite(
         records.push(record);
     }
     Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use suite::Suite;
+
+    #[test]
+    fn a_row_gets_the_first_cores_and_its_neighbour_the_next_ones() {
+        let cores = Cores { server: vec![4, 5, 6], client: vec![7, 8], other: Vec::new() };
+        let row = |more: &str, load: &str, beside: &str| {
+            let text = format!(
+                "schema = 1\n[[row]]\nname = \"r\"\nwhat = \"w\"\n{more}\n\
+                 load = {{ class = \"T0\", workload = \"echo:64\", window = 8{load} }}\n\
+                 a = {{ server = \"x\"{beside} }}\nb = {{ server = \"y\" }}\n"
+            );
+            let path =
+                std::env::temp_dir().join(format!("serval-rows-{}.toml", std::process::id()));
+            std::fs::write(&path, text).unwrap();
+            Suite::load(&path).unwrap().rows.remove(0)
+        };
+        let others = |row: Row| cores.for_row(&row).unwrap().other;
+        assert_eq!(others(row("", "", ", memcached = true")), [5, 6]);
+        assert!(others(row("", ", shares_core = true", ", memcached = true")).is_empty());
+        let given = |more, load, beside| {
+            let found = cores.for_row(&row(more, load, beside))?;
+            Ok::<_, String>((found.server, found.client, found.other))
+        };
+        assert_eq!(given("", "", ""), Ok((vec![4], vec![7], vec![])));
+        assert_eq!(
+            given("server_cores = 2", ", cores = 2", ", beside = \"z\""),
+            Ok((vec![4, 5], vec![7, 8], vec![6]))
+        );
+        let refused = |more, load, beside| given(more, load, beside).unwrap_err();
+        assert!(refused("server_cores = 4", "", "").contains("needs 4 server cores"));
+        assert!(refused("server_cores = 3", "", ", beside = \"z\"").contains("4 server cores"));
+        assert!(refused("", ", cores = 3", "").contains("3 client cores"));
+    }
 }

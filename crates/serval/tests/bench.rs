@@ -97,6 +97,30 @@ fn every_class_and_mode_measures_a_real_server() {
     }
 }
 
+/// Clients on several cores are one client: what is asked is in flight once, whoever asks it.
+#[test]
+fn several_clients_share_what_is_asked() {
+    let work = Work::Echo { bytes: 64 };
+    let path = std::env::temp_dir().join(format!("serval-bench-{}-shared", std::process::id()));
+    let server = serve_at(work, std::slice::from_ref(&path));
+    let allowed = sys::affinity::allowed_cores().unwrap();
+    let cores = vec![allowed[0], *allowed.last().unwrap(), allowed[0]];
+    let (udp, tcp) = (Target::Udp(address(&server, 0)), Target::Tcp(address(&server, 1)));
+    for target in [udp.clone(), tcp, Target::Shm(path)] {
+        let shared = Plan { cores: cores.clone(), ..plan(&target, work, 8) };
+        let report = bench::run(&shared).unwrap();
+        sound(&report);
+        assert!(report.in_flight <= 8.5, "{report:?}");
+    }
+    let shared = Plan { cores: cores.clone(), ..plan(&udp, work, 8) };
+    let burst = Plan { class: Some(Class::T2), ..shared.clone() };
+    sound(&bench::run(&burst).unwrap());
+    let open = Plan { mode: Mode::Open { rate: 900.0 }, ..shared.clone() };
+    let report = bench::run(&open).unwrap();
+    // 360 arrivals are expected; three clients that ask all of it each would be 1080.
+    assert!(report.sent < 700, "{report:?}");
+}
+
 #[test]
 fn bursts_without_identity_need_the_order_kept() {
     let mut service = Service::new("a", vec![udp()], "lenet");
@@ -252,7 +276,7 @@ fn another_kernel_is_noticed_before_the_run() {
 #[test]
 fn a_core_that_cannot_be_had_makes_the_run_void() {
     let fake = Fake::start(|_, request| vec![request.to_vec()]);
-    let report = fake.report(|plan| plan.core = Some(1023));
+    let report = fake.report(|plan| plan.cores = vec![1023]);
     assert!(matches!(report.void, Some(Void::NotPinned { core: 1023, .. })), "{report:?}");
     assert_eq!((report.sent, report.rate), (0, 0.0));
 }

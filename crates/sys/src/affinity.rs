@@ -19,7 +19,7 @@ pub fn allowed_cores() -> io::Result<Vec<usize>> {
 /// Pins the calling thread to `core`. Fails with `InvalidInput` for a core this process may not
 /// use.
 pub fn pin_current_thread(core: usize) -> io::Result<()> {
-    match set_affinity(core) {
+    match set_affinity(&[core]) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             let why =
                 format!("core {core} is not usable here: `serval doctor` lists those that are");
@@ -29,15 +29,17 @@ pub fn pin_current_thread(core: usize) -> io::Result<()> {
     }
 }
 
-/// The same with the host kernel's error alone: allocates nothing.
-pub(crate) fn set_affinity(core: usize) -> io::Result<()> {
-    if core >= libc::CPU_SETSIZE as usize {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
-    }
+/// Keeps the calling thread on some cores, with the host kernel's error alone: allocates nothing.
+pub(crate) fn set_affinity(cores: &[usize]) -> io::Result<()> {
     // SAFETY: a bit set, for which zero is a value.
     let mut set: libc::cpu_set_t = unsafe { zeroed() };
-    // SAFETY: the index is below CPU_SETSIZE.
-    unsafe { libc::CPU_SET(core, &mut set) };
+    for &core in cores {
+        if core >= libc::CPU_SETSIZE as usize {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // SAFETY: the index is below CPU_SETSIZE.
+        unsafe { libc::CPU_SET(core, &mut set) };
+    }
     // SAFETY: `set` has the length given and outlives the call; thread 0 is the caller.
     check(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) }).map(|_| ())
 }

@@ -78,9 +78,10 @@ pub fn end_with_parent() -> io::Result<()> {
         .map(|_| ())
 }
 
-/// The command's process will run on `core` (`None`: on any) and is killed when the thread that starts it
+/// The command's process will run on `cores` (none: on any) and is killed when the thread that starts it
 /// ends, whatever that ended of. A program that takes on another user's rights is let go.
-pub fn tie(command: &mut Command, core: Option<usize>) {
+pub fn tie(command: &mut Command, cores: &[usize]) {
+    let cores = cores.to_vec();
     let starter = std::process::id();
     let tie = move || {
         end_with_parent()?;
@@ -89,7 +90,7 @@ pub fn tie(command: &mut Command, core: Option<usize>) {
         if unsafe { libc::getppid() } != starter as libc::pid_t {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        core.map_or(Ok(()), affinity::set_affinity)
+        if cores.is_empty() { Ok(()) } else { affinity::set_affinity(&cores) }
     };
     // SAFETY: between fork and exec it makes three system calls and allocates nothing.
     unsafe { command.pre_exec(tie) };
@@ -162,7 +163,7 @@ mod tests {
         let core = affinity::allowed_cores().unwrap()[0];
         let start = move || {
             let mut command = Command::new("sleep");
-            tie(command.arg("600"), Some(core));
+            tie(command.arg("600"), &[core]);
             let child = command.spawn().unwrap();
             let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
             assert!(status.contains(&format!("Cpus_allowed_list:\t{core}\n")), "{status}");
@@ -172,7 +173,7 @@ mod tests {
         let killed = std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap());
         assert_eq!(killed, Some(libc::SIGKILL));
         let mut command = Command::new("true");
-        tie(&mut command, Some(usize::MAX));
+        tie(&mut command, &[usize::MAX]);
         assert!(command.spawn().is_err(), "there is no such core");
     }
 

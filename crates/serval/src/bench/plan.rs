@@ -37,8 +37,9 @@ pub struct Plan {
     pub duration: Duration,
     /// A request is lost when its reply takes longer; `None` is 1 s, and 100 ms in an open loop over UDP.
     pub timeout: Option<Duration>,
-    /// The core of the client; it then never offers it to others. A run that cannot have it is void.
-    pub core: Option<usize>,
+    /// The cores of the client, one thread on each, which share window or rate and never offer their core to
+    /// others; none: one thread, not pinned. A run that cannot have them is void.
+    pub cores: Vec<usize>,
     /// A process whose CPU time is that of the server.
     pub server_pid: Option<u32>,
     /// The server's metrics, `http://HOST:PORT/metrics`, from which the time is read that its workers
@@ -63,7 +64,7 @@ impl Plan {
             warmup: Duration::from_millis(500),
             duration: Duration::from_secs(2),
             timeout: None,
-            core: None,
+            cores: Vec::new(),
             server_pid: None,
             metrics: None,
             stolen_max: 0.05,
@@ -113,12 +114,17 @@ impl Plan {
     }
 
     /// UDP sockets that the requests in flight share, where they do: a train of 64 datagrams in flight
-    /// for each, at most 4; 16 in an open loop.
+    /// for each, at most 4 for each client; 16 in an open loop.
     pub fn sockets(&self) -> usize {
         self.connections.unwrap_or(match self.window() {
-            Some(window) => (window / 64).clamp(1, 4),
-            None => 16,
+            Some(window) => (window / 64).clamp(self.clients(), 4 * self.clients()),
+            None => 16.max(self.clients()),
         })
+    }
+
+    /// The number of the client's threads.
+    pub fn clients(&self) -> usize {
+        self.cores.len().max(1)
     }
 
     /// Refuses what contradicts itself.
@@ -150,6 +156,10 @@ impl Plan {
             && !(1..=window).contains(&n)
         {
             return Err(PlanError::Connections(n, window));
+        }
+        let shared = [self.window(), self.connections].into_iter().flatten().min();
+        if let Some(shared) = shared.filter(|shared| *shared < self.clients()) {
+            return Err(PlanError::Clients(self.clients(), shared));
         }
         let one_each = self.connections.is_none_or(|n| self.window() == Some(n));
         let udp = matches!(self.target, Target::Udp(_));
@@ -414,6 +424,11 @@ pub enum PlanError {
     /// Nothing to share.
     #[error("{0} connections cannot share a window of {1}: use 1 to {1}")]
     Connections(usize, usize),
+    /// Not enough for every client.
+    #[error(
+        "clients on {0} cores cannot share {1}: give each at least one request in flight and one connection"
+    )]
+    Clients(usize, usize),
     /// Replies of one socket could not be told apart.
     #[error(
         "replies of `{0}` do not say which request they answer, so that every request in flight needs a socket of its own: leave the number of connections out"
@@ -508,6 +523,10 @@ mod tests {
                     ..plan("udp://127.0.0.1:1", "lenet")
                 },
                 "socket of its own",
+            ),
+            (
+                Plan { cores: vec![0, 1], ..plan("udp://127.0.0.1:1", "echo") },
+                "2 cores cannot share 1",
             ),
             (
                 Plan { duration: Duration::ZERO, ..plan("udp://127.0.0.1:1", "echo") },

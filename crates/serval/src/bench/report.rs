@@ -65,9 +65,9 @@ pub struct Report {
     pub client_cpu_ns_per_message: f64,
     /// Time of the client's loop in which it did anything, for each reply.
     pub client_busy_ns_per_message: f64,
-    /// The share of the time in which the client did anything.
+    /// The share of the time in which the client did anything; of several clients, in the mean.
     pub client_busy: f64,
-    /// The share of the time that others took from the client.
+    /// The share of the time that others took from the client; of several clients, in the mean.
     pub stolen: f64,
     /// What the server used, as far as it was looked at.
     pub server: ServerCost,
@@ -200,6 +200,8 @@ impl Report {
         server: ServerCost,
     ) -> Self {
         let elapsed_ns = (outcome.elapsed.as_nanos() as f64).max(1.0);
+        // Of all clients together.
+        let client_ns = elapsed_ns * plan.clients() as f64;
         let in_flight = outcome.waiting_ns as f64 / elapsed_ns;
         let expected = window.map_or(in_flight, |window| window as f64).max(1e-9);
         let busy = outcome.busy.as_nanos() as f64;
@@ -228,8 +230,8 @@ impl Report {
             in_flight,
             client_cpu_ns_per_message: cpu / (outcome.replied as f64).max(1.0),
             client_busy_ns_per_message: busy / measured,
-            client_busy: busy / elapsed_ns,
-            stolen: outcome.stolen.as_nanos() as f64 / elapsed_ns,
+            client_busy: busy / client_ns,
+            stolen: outcome.stolen.as_nanos() as f64 / client_ns,
             server,
             ..Self::void(plan, Void::Interrupted)
         };

@@ -87,9 +87,10 @@ pub(super) struct Options {
     #[arg(long, value_name = "TIME", value_parser = time)]
     timeout: Option<Duration>,
 
-    /// Run the client on this core, and never let go of it
-    #[arg(long, value_name = "N")]
-    core: Option<usize>,
+    /// Run the client on this core, and never let go of it; on several, one client on each, which share
+    /// what --window or --rate says
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    core: Vec<usize>,
 
     /// Process whose CPU time is the server's
     #[arg(long, value_name = "PID")]
@@ -119,6 +120,11 @@ fn count(text: &str) -> Result<f64, String> {
     sound.ok_or_else(|| "must be a number from 1, such as 64, 50k or 1.5M".to_owned())
 }
 
+/// `0, 1, 2`.
+pub(super) fn list(cores: &[usize]) -> String {
+    cores.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// `2s`, `500ms`, `2`.
 pub(super) fn time(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.strip_suffix("ms") {
@@ -142,7 +148,7 @@ impl Options {
             warmup: self.warmup,
             duration: self.duration,
             timeout: self.timeout,
-            core: self.core,
+            cores: self.core.clone(),
             server_pid: self.server_pid,
             metrics: self.metrics.clone(),
             stolen_max: f64::from(self.stolen_max) / 100.0,
@@ -237,7 +243,11 @@ fn text(screen: &Screen, plan: &Plan, reports: &[Report], saved: Option<&PathBuf
     for report in reports {
         table.toned(row(report));
     }
-    let at = plan.core.map_or(String::new(), |core| format!(", client on core {core}"));
+    let at = match plan.cores.as_slice() {
+        [] => String::new(),
+        [core] => format!(", client on core {core}"),
+        cores => format!(", a client on each of the cores {}", list(cores)),
+    };
     let title = format!("{} at {}, client class {}{at}", plan.work, plan.target, plan.class());
     let mut text = format!("{}\n\n{}\n", screen.paint(Tone::Bold, &title), table.render(screen));
     text.push_str(
@@ -293,7 +303,7 @@ fn as_json(plan: &Plan, reports: &[Report]) -> Json {
     json!({
         "version": env!("CARGO_PKG_VERSION"), "machine": Machine::here(),
         "warmup_s": plan.warmup.as_secs_f64(), "duration_s": plan.duration.as_secs_f64(),
-        "timeout_s": plan.timeout().as_secs_f64(), "core": plan.core,
+        "timeout_s": plan.timeout().as_secs_f64(), "cores": plan.cores,
         "runs": reports.iter().map(Report::to_json).collect::<Vec<_>>(),
     })
 }

@@ -9,7 +9,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
-use super::bench::time;
+use super::bench::{list, time};
 use super::{Failure, cancel_on_signal};
 use crate::compare::record::Record;
 use crate::compare::suite::{Load, Row, SideSpec, Suite, Timing, better_of};
@@ -26,8 +26,8 @@ itself got faster or slower, or its cores moved apart, are discarded and repeate
 
 A server prints a line that starts with `ready` and holds its URL, serves until SIGTERM, and ends
 with a line of JSON (messages, busy_ns, cpu_ns), as `serval serve --json` does. A program
-(--a-program) prints its figures as JSON in its last line. {server_core} and {client_core} in a
-command line are replaced.
+(--a-program) prints its figures as JSON in its last line. {server_core}, {server_cores} and
+{client_core} in a command line are replaced.
 
 Examples:
   serval compare --a 'serval serve --json echo.toml' --b 'target/baselines/echo' --window 64
@@ -98,13 +98,13 @@ pub(super) struct Options {
     #[arg(long, value_name = "TIME", value_parser = time)]
     duration: Option<Duration>,
 
-    /// Core of the servers [default: the first there is]
-    #[arg(long, value_name = "N")]
-    server_core: Option<usize>,
+    /// Cores of the servers; rows that say nothing else use the first [default: the first there is]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    server_core: Vec<usize>,
 
-    /// Core of the client [default: the last there is]
-    #[arg(long, value_name = "N")]
-    client_core: Option<usize>,
+    /// Cores of the client; rows that say nothing else use the first [default: the last there is]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    client_core: Vec<usize>,
 
     /// The servers' URL that is used: udp, tcp or shm
     #[arg(long, value_name = "SCHEME", default_value = "udp")]
@@ -146,26 +146,33 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     match &options.suite {
         Some(path) => {
             let suite = Suite::load(path).map_err(|error| Failure::Usage(error.to_string()))?;
-            run_suite(screen, options, &suite, cores, &cancel)
+            run_suite(screen, options, &suite, &cores, &cancel)
         }
-        None => run_once(screen, options, cores, &cancel),
+        None => run_once(screen, options, &cores, &cancel),
     }
 }
 
 fn cores(options: &Options) -> Result<Cores, Failure> {
     let allowed = sys::affinity::allowed_cores().map_err(Failure::run)?;
-    let core = |asked: Option<usize>, default: Option<&usize>| {
-        let core = asked.or(default.copied()).unwrap_or(0);
-        if allowed.contains(&core) {
-            return Ok(core);
+    let usable = |asked: &[usize], default: Option<&usize>| {
+        let cores =
+            if asked.is_empty() { vec![default.copied().unwrap_or(0)] } else { asked.to_vec() };
+        match cores.iter().find(|core| !allowed.contains(core)) {
+            None => Ok(cores),
+            Some(core) => {
+                let what = format!("core {core} is not usable here, these are: {allowed:?}");
+                Err(Failure::Usage(what))
+            }
         }
-        Err(Failure::Usage(format!("core {core} is not usable here, these are: {allowed:?}")))
     };
     let cores = Cores {
-        server: core(options.server_core, allowed.first())?,
-        client: core(options.client_core, allowed.last())?,
+        server: usable(&options.server_core, allowed.first())?,
+        client: usable(&options.client_core, allowed.last())?,
+        other: Vec::new(),
     };
-    if cores.server == cores.client {
+    let mut all = [&cores.server[..], &cores.client].concat();
+    all.sort_unstable();
+    if all.windows(2).any(|pair| pair[0] == pair[1]) {
         let what =
             "server and client need a core each: give two with --server-core and --client-core";
         return Err(Failure::Usage(what.to_owned()));
@@ -208,6 +215,7 @@ impl Options {
             needs: Vec::new(),
             state: None,
             timing: self.timing(),
+            server_cores: Some(self.server_core.len().max(1)),
             load: Some(Load {
                 url: self.url.clone(),
                 class: self.class.clone(),
@@ -219,6 +227,7 @@ impl Options {
                 shares_core: false,
                 framing: self.framing.clone(),
                 connections: self.connections,
+                cores: Some(self.client_core.len().max(1)),
             }),
             a,
             b: side(&self.b, &self.b_program),
@@ -255,7 +264,7 @@ fn failure(error: SideError) -> Failure {
 fn run_once(
     screen: &Screen,
     options: &Options,
-    cores: Cores,
+    cores: &Cores,
     cancel: &Arc<AtomicBool>,
 ) -> Result<(), Failure> {
     let row = options.row().map_err(Failure::Usage)?;
@@ -274,7 +283,7 @@ fn run_suite(
     screen: &Screen,
     options: &Options,
     suite: &Suite,
-    cores: Cores,
+    cores: &Cores,
     cancel: &Arc<AtomicBool>,
 ) -> Result<(), Failure> {
     let rows = suite.select(&options.rows).map_err(|error| Failure::Usage(error.to_string()))?;
@@ -374,7 +383,7 @@ fn combined(record: &Record) -> &'static str {
 }
 
 fn state(record: &Record) -> String {
-    let Cores { server, client } = record.cores;
+    let (server, client) = (list(&record.cores.server), list(&record.cores.client));
     let way = record
         .ping_pong_ns
         .map_or_else(String::new, |ns| format!(", {} ({ns:.0} ns there and back)", record.state));

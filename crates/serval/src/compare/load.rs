@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::pairs::{Figures, Run};
 use super::server::{START_MAX, Server};
-use super::suite::{Load, On, SideSpec};
+use super::suite::{Load, SideSpec};
 use super::{Cores, Schedule, SideError, Surroundings};
 use crate::bench::{self, Mode, Plan, Report, Void};
 
@@ -29,16 +29,23 @@ pub(super) fn measure_server(
     // Lives as long as the server.
     let surroundings = Surroundings::new(side, cores)?;
     let command = surroundings.fill_in(command, cores);
-    let core = (side.on == On::ServerCore).then_some(cores.server);
-    let server = Server::start(&command, core, START_MAX)?;
+    let neighbour = match &side.beside {
+        Some(beside) => {
+            let beside = surroundings.fill_in(beside, cores);
+            Some(Server::start(&beside, &cores.other, START_MAX)?)
+        }
+        None => None,
+    };
+    let server = Server::start(&command, cores.of(side), START_MAX)?;
     let mut plan = Plan::new(server.url(&load.url)?.parse()?);
     plan.class = load.class();
     plan.work = load.workload.parse()?;
     plan.framing = load.framing().map_err(SideError::Load)?;
     plan.connections = load.connections;
     plan.timeout = load.timeout_s.map(Duration::from_secs_f64);
-    plan.core = (!load.shares_core).then_some(cores.client);
-    if load.shares_core {
+    if !load.shares_core {
+        plan.cores = cores.client[..load.cores.unwrap_or(1)].to_vec();
+    } else {
         // What the others there take is a part of what is measured.
         plan.stolen_max = SHARED_MAX;
     }
@@ -65,6 +72,8 @@ pub(super) fn measure_server(
     let filled_ns = database_cpu();
     let report = run(&plan, cores)?;
     let account = server.stop()?;
+    // It must have been there all the time.
+    neighbour.map(Server::stop).transpose()?;
     let asked_ns = database_cpu().zip(filled_ns).map(|(now, before)| now - before);
     if let Some(void) = &report.void {
         noise = Some(void.to_string());
@@ -132,12 +141,13 @@ fn is_noise(void: &Void) -> bool {
     matches!(void, Void::Stolen(_) | Void::Little(_) | Void::Unsent(_, true))
 }
 
-/// Runs a load from the client's core, whether the client spins there or shares it.
+/// Runs a load from the client's cores, whether the client spins there or shares it.
 fn run(plan: &Plan, cores: &Cores) -> Result<Report, SideError> {
     let pinned = || {
-        let pinned = sys::affinity::pin_current_thread(cores.client);
-        pinned.map_err(|error| SideError::Pin(cores.client, error))?;
-        // The client is a thread that this one starts: it inherits the core.
+        let core = cores.client[0];
+        let pinned = sys::affinity::pin_current_thread(core);
+        pinned.map_err(|error| SideError::Pin(core, error))?;
+        // A client that is not pinned is a thread that this one starts: it inherits the core.
         Ok(bench::run(plan)?)
     };
     let ran = std::thread::scope(|scope| scope.spawn(pinned).join());

@@ -110,8 +110,8 @@ struct Process {
 }
 
 impl Process {
-    /// Starts a command line on a core; `None`: on any.
-    fn start(command: &str, core: Option<usize>) -> Result<Self, ServerError> {
+    /// Starts a command line on some cores; none: on any.
+    fn start(command: &str, cores: &[usize]) -> Result<Self, ServerError> {
         let failed = |error| ServerError::Start { command: command.to_owned(), error };
         // The shell splits the line as people expect and is gone once the program runs.
         let mut started = Command::new("sh");
@@ -124,7 +124,7 @@ impl Process {
             // themselves can be killed with them.
             .process_group(0);
         // A server that spins must not be left behind by whoever is killed.
-        sys::process::tie(&mut started, core);
+        sys::process::tie(&mut started, cores);
         let mut child = started.spawn().map_err(failed)?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let (sender, lines) = channel();
@@ -242,17 +242,13 @@ pub struct Account {
 }
 
 impl Server {
-    /// Starts a server on a core (`None`: on any) and waits until it is ready.
+    /// Starts a server on some cores (none: on any) and waits until it is ready.
     ///
     /// # Errors
     ///
     /// It cannot be started, ends at once, or is not ready within `patience`.
-    pub fn start(
-        command: &str,
-        core: Option<usize>,
-        patience: Duration,
-    ) -> Result<Self, ServerError> {
-        let mut process = Process::start(command, core)?;
+    pub fn start(command: &str, cores: &[usize], patience: Duration) -> Result<Self, ServerError> {
+        let mut process = Process::start(command, cores)?;
         let deadline = Instant::now() + patience;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -323,10 +319,10 @@ impl Server {
 /// It cannot be started, takes longer than `time`, fails, or prints something else.
 pub fn run_program(
     command: &str,
-    core: Option<usize>,
+    cores: &[usize],
     time: Duration,
 ) -> Result<Vec<(String, f64)>, ServerError> {
-    let process = Process::start(command, core)?;
+    let process = Process::start(command, cores)?;
     let wanted = " with the figures";
     let object = process.finish(time, "its start", wanted)?;
     let figure = |(key, value): (&String, &Json)| Some((key.clone(), value.as_f64()?));
@@ -414,7 +410,7 @@ mod tests {
         }
 
         fn run(&self) -> Result<Vec<(String, f64)>, ServerError> {
-            run_program(&self.command(), None, PATIENCE)
+            run_program(&self.command(), &[], PATIENCE)
         }
     }
 
@@ -425,11 +421,11 @@ mod tests {
     }
 
     fn start(command: &str) -> Result<Server, ServerError> {
-        Server::start(command, None, PATIENCE)
+        Server::start(command, &[], PATIENCE)
     }
 
     fn start_error(command: &str, patience: Duration) -> ServerError {
-        Server::start(command, None, patience).err().expect("it must not start")
+        Server::start(command, &[], patience).err().expect("it must not start")
     }
 
     #[test]
@@ -454,9 +450,9 @@ mod tests {
             "cores=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/$$/status)\n\
              echo \"{\\\"core\\\":$cores}\"",
         );
-        let figures = run_program(&script.command(), Some(core), PATIENCE).unwrap();
+        let figures = run_program(&script.command(), &[core], PATIENCE).unwrap();
         assert_eq!(figures, [("core".to_owned(), core as f64)]);
-        let error = run_program(&script.command(), Some(1023), PATIENCE).unwrap_err();
+        let error = run_program(&script.command(), &[1023], PATIENCE).unwrap_err();
         assert!(matches!(error, ServerError::Start { .. }), "{error}");
     }
 
@@ -512,7 +508,7 @@ mod tests {
     fn what_hangs_is_killed_with_what_it_started() {
         let script = Script::new("sleep 61 &\necho $! >\"$0.child\"\nwait");
         let child = script.0.with_extension("sh.child");
-        let slow = run_program(&script.command(), None, Duration::from_millis(500));
+        let slow = run_program(&script.command(), &[], Duration::from_millis(500));
         assert!(matches!(slow, Err(ServerError::Hung { .. })));
         let id = std::fs::read_to_string(&child).unwrap();
         std::fs::remove_file(&child).unwrap();

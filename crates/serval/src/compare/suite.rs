@@ -74,6 +74,8 @@ pub struct Row {
     /// How long and how often.
     #[serde(default)]
     pub timing: Timing,
+    /// Cores of the servers, in [1, 64]; default 1. `{server_cores}` in a command line.
+    pub server_cores: Option<usize>,
     /// The load on sides that say none.
     pub load: Option<Load>,
     /// The candidate.
@@ -110,8 +112,12 @@ pub struct SideSpec {
     /// Where it runs.
     #[serde(default)]
     pub on: On,
-    /// Starts a memcached with the pictures of the faces workload on the client's core; its address
-    /// replaces `{memcached}` in the command line.
+    /// Command line of a neighbour that runs meanwhile on the server's cores that the row does not use: a
+    /// server, as far as its lines go, that nobody asks anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<String>,
+    /// Starts a memcached with the pictures of the faces workload, on the client's core if the load shares it,
+    /// else on one of the server's that the row does not use; its address replaces `{memcached}` in the command line.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub memcached: bool,
 }
@@ -120,14 +126,14 @@ pub struct SideSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum On {
-    /// On the server's core alone.
+    /// On the server's cores alone.
     #[default]
     ServerCore,
     /// Wherever the host kernel puts it, or it puts itself.
     Anywhere,
 }
 
-/// What clients do to a server. The client is this process, on the client's core.
+/// What clients do to a server. The client is this process, on the client's cores.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
@@ -160,6 +166,22 @@ pub struct Load {
     /// TCP connections, or sockets of class T2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<usize>,
+    /// Cores of the client, in [1, 64], one thread on each; default 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cores: Option<usize>,
+}
+
+/// Most cores of a side or a client.
+const CORES_MAX: usize = 64;
+
+/// A number of cores, 1 if it is not said.
+fn check_cores(name: &str, cores: Option<usize>) -> Result<(), String> {
+    match cores {
+        Some(cores) if !(1..=CORES_MAX).contains(&cores) => {
+            Err(format!("{name} must be in [1, {CORES_MAX}]"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Why a suite cannot be used.
@@ -321,6 +343,7 @@ impl Row {
             _ => {}
         }
         self.timing.check("timing")?;
+        check_cores("server_cores", self.server_cores)?;
         if [self.must, self.aim].into_iter().flatten().any(|value| !value.is_finite()) {
             return Err("must and aim are numbers".to_owned());
         }
@@ -329,6 +352,9 @@ impl Row {
     }
 
     fn check_side(&self, name: &str, side: &SideSpec) -> Result<(), String> {
+        if side.beside.is_some() && side.server.is_none() {
+            return Err(format!("{name} has a neighbour, but is no server"));
+        }
         match (&side.server, &side.program, self.load_on(side)) {
             (Some(_), None, None) => Err(format!("{name} is a server and has no load")),
             (Some(_), None, Some(load)) => load.check().map_err(|what| format!("{name}: {what}")),
@@ -349,6 +375,10 @@ impl Load {
         let given = [self.rate, self.times_peak, self.timeout_s];
         if given.into_iter().flatten().any(|value| !(value > 0.0 && value.is_finite())) {
             return Err("rate, times_peak and timeout_s must be above 0".to_owned());
+        }
+        check_cores("cores", self.cores)?;
+        if self.shares_core && self.cores.is_some_and(|cores| cores > 1) {
+            return Err("a client that shares its core has one".to_owned());
         }
         self.class().ok_or_else(|| format!("there is no client of class {:?}", self.class))?;
         self.workload.parse::<Work>().map_err(|error| error.to_string())?;

@@ -54,7 +54,8 @@ impl Parties<'_> {
             let database = self.memcached.address();
             let command = format!("'{}' {flags} --memcached {database}", program.display());
             let failed = |error: rival::ServerError| DemoError::Missing(error.to_string());
-            let server = rival::Server::start(&command, core, rival::START_MAX).map_err(failed)?;
+            let server = rival::Server::start(&command, core.as_slice(), rival::START_MAX)
+                .map_err(failed)?;
             let url = server.url("udp").map_err(failed)?;
             let address = url.trim_start_matches("udp://").parse();
             let address = address.map_err(|_| DemoError::Missing(format!("no address: {url}")))?;

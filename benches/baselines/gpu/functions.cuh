@@ -1,0 +1,132 @@
+// What the GPU computes for a request: the functions of Serval's kernels as ordinary ones, a block a request.
+//
+// A function gets the message in shared memory and may change it. It says where in shared memory the reply lies; its length
+// the host knows from that of the message.
+#ifndef SERVAL_BASELINES_GPU_FUNCTIONS_CUH
+#define SERVAL_BASELINES_GPU_FUNCTIONS_CUH
+
+#include <cstdint>
+#include <cstring>
+
+#include "../../../device/include/serval/platform.h"
+#include "../../../device/models/faces.h"
+#include "../../../device/models/lenet.h"
+
+namespace gpu {
+
+// No message has this length: the block has nothing to do.
+constexpr uint32_t NOTHING = ~0u;
+
+// A request as the GPU reads it: this, then the message, both in one go.
+struct alignas(16) Header {
+    uint32_t bytes;
+    // Which launch it belongs to.
+    uint32_t launch;
+    uint32_t unused[2];
+};
+
+struct Echo {
+    static constexpr unsigned THREADS = 32;
+    // Length of the reply to a message; NOTHING when it gets none.
+    __host__ __device__ uint32_t reply_bytes(uint32_t bytes) const { return bytes; }
+    __device__ uint8_t* operator()(uint8_t* message, uint32_t) const { return message; }
+};
+
+// The reply is the request, a time later.
+struct Delay {
+    static constexpr unsigned THREADS = 32;
+    uint64_t ns;
+    __host__ __device__ uint32_t reply_bytes(uint32_t bytes) const { return bytes; }
+    __device__ uint8_t* operator()(uint8_t* message, uint32_t) const {
+        const uint64_t until = serval::detail::clock_ns() + ns;
+        while (serval::detail::clock_ns() < until) {
+        }
+        return message;
+    }
+};
+
+struct Scale {
+    static constexpr unsigned THREADS = 128;
+    __host__ __device__ uint32_t reply_bytes(uint32_t bytes) const { return bytes % 4 ? NOTHING : bytes; }
+    __device__ uint8_t* operator()(uint8_t* message, uint32_t bytes) const {
+        for (unsigned i = threadIdx.x; i < bytes / 4; i += blockDim.x) reinterpret_cast<float*>(message)[i] *= 3.0f;
+        __syncthreads();
+        return message;
+    }
+};
+
+struct LeNet {
+    static constexpr unsigned THREADS = 256;
+    __host__ __device__ uint32_t reply_bytes(uint32_t bytes) const { return bytes == serval_lenet::INPUT_BYTES ? serval_lenet::OUTPUT_BYTES : NOTHING; }
+    __device__ uint8_t* operator()(uint8_t* message, uint32_t) const {
+        __shared__ serval_lenet::Scratch scratch;
+        __shared__ alignas(16) uint8_t reply[(serval_lenet::OUTPUT_BYTES + 15) / 16 * 16];
+        auto* logits = reinterpret_cast<float*>(reply) + 1;
+        serval_lenet::infer(threadIdx.x, blockDim.x, [] { __syncthreads(); }, message, logits, scratch);
+        if (threadIdx.x == 0) *reinterpret_cast<uint32_t*>(reply) = serval_lenet::digit(logits);
+        __syncthreads();
+        return reply;
+    }
+};
+
+// The picture of the client, then the one from the database.
+struct Faces {
+    static constexpr unsigned THREADS = 256;
+    static constexpr uint32_t BYTES = 2 * serval_faces::PICTURE_BYTES;
+    struct Verdict {
+        uint32_t verdict;
+        float distance;
+    };
+    __host__ __device__ uint32_t reply_bytes(uint32_t bytes) const { return bytes == BYTES ? uint32_t(sizeof(Verdict)) : NOTHING; }
+    __device__ uint8_t* operator()(uint8_t* message, uint32_t) const {
+        __shared__ serval_faces::Scratch scratch;
+        __shared__ alignas(16) Verdict verdict[2];
+        const auto found = serval_faces::verify(threadIdx.x, blockDim.x, [] { __syncthreads(); }, message, message + serval_faces::PICTURE_BYTES,
+                                                serval_faces::DEFAULT_THRESHOLD, scratch);
+        if (threadIdx.x == 0) verdict[0] = {found.match ? 1u : 0u, found.distance};
+        __syncthreads();
+        return reinterpret_cast<uint8_t*>(verdict);
+    }
+};
+
+// The requests of one launch and where their replies go, `request_stride` and `reply_stride` bytes apart.
+struct Work {
+    const uint8_t* requests;
+    uint8_t* replies;
+    uint32_t request_stride, reply_stride;
+    // Gets the launch's number once all replies are there; null where the host asks the stream.
+    volatile uint32_t* done;
+    // Blocks that have arrived; in the GPU's memory.
+    uint32_t* arrived;
+};
+
+// A block answers one request.
+template <class Function>
+__global__ void serve(Function function, Work work) {
+    extern __shared__ uint4 staged[];
+    const auto* from = reinterpret_cast<const uint4*>(work.requests + size_t(blockIdx.x) * work.request_stride);
+    for (unsigned i = threadIdx.x; i < work.request_stride / 16; i += blockDim.x) staged[i] = from[i];
+    __syncthreads();
+    const Header header = *reinterpret_cast<const Header*>(staged);
+    if (header.bytes != NOTHING) {
+        const auto* reply = reinterpret_cast<const uint4*>(function(reinterpret_cast<uint8_t*>(staged + 1), header.bytes));
+        auto* to = reinterpret_cast<uint4*>(work.replies + size_t(blockIdx.x) * work.reply_stride);
+        const uint32_t bytes = function.reply_bytes(header.bytes);
+        for (unsigned i = threadIdx.x; i < (bytes + 15) / 16; i += blockDim.x) to[i] = reply[i];
+    }
+    if (!work.done) return;
+    // Every reply reaches the host before the word that says so.
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    if (gridDim.x > 1) {
+        if (atomicAdd(work.arrived, 1) + 1 < gridDim.x) return;
+        *work.arrived = 0;
+        __threadfence_system();
+    }
+    *work.done = header.launch;
+}
+
+}  // namespace gpu
+
+#endif

@@ -1,0 +1,190 @@
+// Launches under way on a GPU, oldest first. The three ways in which host applications hand requests over:
+//
+// - COPY (A): each request is copied in, a kernel is launched for it, its reply is copied out, all on a stream of its own; the
+//   host asks the oldest stream whether it is done.
+// - GRAPH (B): requests and replies lie in host memory that the GPU sees; the kernel is launched as a graph made in advance and
+//   ends with a word that the host looks at.
+// - BATCH (C): the same for several requests at a time, a block each; there is a graph for 1, 2, 4... of them.
+#ifndef SERVAL_BASELINES_GPU_POOL_CUH
+#define SERVAL_BASELINES_GPU_POOL_CUH
+
+#include <cuda_runtime.h>
+
+#include "../contract.h"
+#include "functions.cuh"
+
+namespace gpu {
+
+enum Mode { COPY, GRAPH, BATCH };
+
+inline void check(cudaError_t code, const char* what) {
+    if (code == cudaSuccess) return;
+    std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(code));
+    std::exit(1);
+}
+
+struct PoolOptions {
+    Mode mode;
+    // Launches under way at most, each on a stream of its own.
+    unsigned streams;
+    // Requests of a launch at most.
+    unsigned batch;
+    // A launch waits this long for more requests, unless the GPU has nothing to do.
+    uint64_t wait_ns;
+    uint32_t bytes_max;
+};
+
+// `Peer` is what the host wants to know again of a request when its reply is there.
+template <class Function, class Peer>
+class Pool {
+  public:
+    Pool(const PoolOptions& options, Function function)
+        : options(options), function(function), request_stride((sizeof(Header) + options.bytes_max + 63) / 64 * 64),
+          reply_stride((options.bytes_max + 63) / 64 * 64), slots(options.streams) {
+        const size_t room = 64 + size_t(options.batch) * (request_stride + reply_stride);
+        check(cudaHostAlloc(reinterpret_cast<void**>(&host), room * options.streams, cudaHostAllocMapped), "allocate host memory");
+        memset(host, 0, room * options.streams);
+        check(cudaMalloc(reinterpret_cast<void**>(&device), room * options.streams), "allocate GPU memory");
+        check(cudaMemset(device, 0, room * options.streams), "clear GPU memory");
+        for (unsigned i = 0; i < options.streams; i++) prepare(slots[i], host + room * i, device + room * i);
+        check(cudaDeviceSynchronize(), "prepare the GPU");
+    }
+    ~Pool() {
+        for (auto& slot : slots) {
+            cudaStreamSynchronize(slot.stream);
+            for (auto graph : slot.graphs) cudaGraphExecDestroy(graph);
+            cudaStreamDestroy(slot.stream);
+        }
+        cudaFree(device);
+        cudaFreeHost(host);
+    }
+    Pool(const Pool&) = delete;
+
+    // Whether `add` may be called.
+    bool room() const { return opened - released < slots.size(); }
+
+    // Puts a request into the launch that is being filled; false: the function has no reply to it.
+    bool add(const Peer& peer, const uint8_t* message, uint32_t bytes) {
+        const uint32_t reply = bytes > options.bytes_max ? NOTHING : function.reply_bytes(bytes);
+        if (reply == NOTHING) return false;
+        Slot& slot = slots[opened % slots.size()];
+        if (slot.count == 0) slot.opened_ns = options.wait_ns ? now_ns() : 0;
+        uint8_t* to = slot.requests + size_t(slot.count) * request_stride;
+        *reinterpret_cast<Header*>(to) = {bytes, slot.launch + 1, {}};
+        memcpy(to + sizeof(Header), message, bytes);
+        slot.asked[slot.count++] = {peer, reply};
+        if (slot.count == options.batch) launch();
+        return true;
+    }
+
+    // Launches what has not waited in vain for more. `more`: there is more to add at once.
+    void launch_due(bool more) {
+        if (more || !room()) return;
+        const Slot& slot = slots[opened % slots.size()];
+        if (slot.count == 0) return;
+        if (options.wait_ns && opened != collected && now_ns() - slot.opened_ns < options.wait_ns) return;
+        launch();
+    }
+
+    // Calls `reply(peer, at, bytes)` for each reply of the launches that are done, up to the first that is not. What lies
+    // there stays until `release`. Whether there were any.
+    template <class Give>
+    bool collect(Give give) {
+        const uint64_t before = collected;
+        for (; collected != opened && is_done(slots[collected % slots.size()]); collected++) {
+            Slot& slot = slots[collected % slots.size()];
+            for (unsigned i = 0; i < slot.count; i++) give(slot.asked[i].peer, slot.replies + size_t(i) * reply_stride, slot.asked[i].reply);
+            slot.count = 0;
+        }
+        return collected != before;
+    }
+    void release() { released = collected; }
+
+  private:
+    struct Asked {
+        Peer peer;
+        uint32_t reply;
+    };
+    struct Slot {
+        cudaStream_t stream;
+        uint8_t *requests, *replies;
+        uint8_t *device_requests, *device_replies;
+        volatile uint32_t* done;
+        std::vector<cudaGraphExec_t> graphs;  // of 1, 2, 4... requests
+        std::vector<Asked> asked;
+        unsigned count = 0;
+        uint32_t launch = 0;
+        uint64_t opened_ns = 0;
+    };
+
+    void prepare(Slot& slot, uint8_t* at, uint8_t* device_at) {
+        check(cudaStreamCreateWithFlags(&slot.stream, cudaStreamNonBlocking), "create a stream");
+        slot.done = reinterpret_cast<uint32_t*>(at);
+        slot.requests = at + 64;
+        slot.replies = slot.requests + size_t(options.batch) * request_stride;
+        slot.device_requests = device_at + 64;
+        slot.device_replies = slot.device_requests + size_t(options.batch) * request_stride;
+        slot.asked.resize(options.batch);
+        if (options.mode == COPY) return;
+        uint8_t* seen;
+        check(cudaHostGetDevicePointer(reinterpret_cast<void**>(&seen), at, 0), "map host memory");
+        const Work work = {seen + 64, seen + 64 + size_t(options.batch) * request_stride, request_stride, reply_stride,
+                           reinterpret_cast<uint32_t*>(seen), reinterpret_cast<uint32_t*>(device_at)};
+        for (unsigned blocks = 1; blocks < 2 * options.batch; blocks *= 2) {
+            cudaGraph_t graph;
+            cudaGraphExec_t executable;
+            check(cudaStreamBeginCapture(slot.stream, cudaStreamCaptureModeThreadLocal), "capture a graph");
+            serve<<<std::min(blocks, options.batch), Function::THREADS, request_stride, slot.stream>>>(function, work);
+            check(cudaStreamEndCapture(slot.stream, &graph), "capture a graph");
+            check(cudaGraphInstantiate(&executable, graph, 0), "make a graph");
+            check(cudaGraphUpload(executable, slot.stream), "upload a graph");
+            check(cudaGraphDestroy(graph), "destroy a graph");
+            slot.graphs.push_back(executable);
+        }
+    }
+
+    void launch() {
+        Slot& slot = slots[opened % slots.size()];
+        slot.launch++;
+        if (options.mode == COPY) {
+            const uint32_t bytes = reinterpret_cast<const Header*>(slot.requests)->bytes, reply = slot.asked[0].reply;
+            const Work work = {slot.device_requests, slot.device_replies, request_stride, reply_stride, nullptr, nullptr};
+            check(cudaMemcpyAsync(slot.device_requests, slot.requests, sizeof(Header) + bytes, cudaMemcpyHostToDevice, slot.stream), "copy in");
+            serve<<<1, Function::THREADS, request_stride, slot.stream>>>(function, work);
+            check(cudaGetLastError(), "launch");
+            if (reply) check(cudaMemcpyAsync(slot.replies, slot.device_replies, reply, cudaMemcpyDeviceToHost, slot.stream), "copy out");
+        } else {
+            unsigned which = 0;
+            while (1u << which < slot.count) which++;
+            // The graph may be for more requests than there are.
+            for (unsigned i = slot.count; i < std::min(1u << which, options.batch); i++)
+                *reinterpret_cast<Header*>(slot.requests + size_t(i) * request_stride) = {NOTHING, slot.launch, {}};
+            check(cudaGraphLaunch(slot.graphs[which], slot.stream), "launch a graph");
+        }
+        opened++;
+    }
+
+    bool is_done(const Slot& slot) const {
+        if (options.mode != COPY) {
+            const bool done = *slot.done == slot.launch;
+            std::atomic_thread_fence(std::memory_order_acquire);
+            return done;
+        }
+        const cudaError_t state = cudaStreamQuery(slot.stream);
+        if (state == cudaErrorNotReady) return false;
+        check(state, "run the kernel");
+        return true;
+    }
+
+    const PoolOptions options;
+    const Function function;
+    const uint32_t request_stride, reply_stride;
+    std::vector<Slot> slots;
+    uint8_t *host, *device;
+    // Launches, of all time: begun, their replies given away, their slots free again. One more may be being filled.
+    uint64_t opened = 0, collected = 0, released = 0;
+};
+
+}  // namespace gpu
+
+#endif
