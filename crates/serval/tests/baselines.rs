@@ -325,7 +325,8 @@ fn wrong_flags_are_refused() {
         "echo --listen 127.0.0.1",
         "echo --listen 127.0.0.1:70000",
         "echo --tcp --gso",
-        "echo --core 0,1",
+        "echo --tcp --core 0,1",
+        "neighbour --size 0",
         "host_centric --pinning elsewhere",
         "host_centric --pinning same --spin",
         "host_centric --cores 0",
@@ -342,7 +343,7 @@ fn wrong_flags_are_refused() {
         assert!(done.stdout.is_empty(), "{line}");
         assert_eq!(String::from_utf8_lossy(&done.stderr).trim_end().lines().count(), 1, "{line}");
     }
-    for program in ["echo", "host_centric", "faces", "bare"] {
+    for program in ["echo", "host_centric", "faces", "bare", "neighbour"] {
         let done = run(&format!("{program} --help"));
         assert!(done.status.success());
         assert!(String::from_utf8_lossy(&done.stdout).starts_with(&format!("usage: {program}")));
