@@ -135,7 +135,7 @@ impl Workload for AsTheKernel {
 }
 
 const ECHO_FORMS: &[&str] =
-    &["", " --gso", " --blocking", " --batch 3", " --blocking --gso --batch 5"];
+    &["", " --gso", " --blocking", " --batch 3", " --core 0,0,0", " --blocking --gso --batch 5"];
 const HOST_CENTRIC_FORMS: &[&str] =
     &["", " --pinning same", " --workers 3 --batch 5", " --workers 2 --gso", " --spin"];
 
