@@ -206,6 +206,31 @@ fn ends(plan: &RegionPlan, kinds: &Kinds, weak: Weak) -> (Region<LoomMemory>, Ou
     (engine, producer, consumer)
 }
 
+/// A model that has both ends of the RX ring of a fresh region of `plan`. Which words are what, and what is weak, may
+/// depend on where things are.
+fn with_ends(
+    plan: RegionPlan,
+    kinds: impl Fn(&Places, Weak) -> Kinds,
+    weak: impl Fn(&Places) -> Weak,
+    model: impl Fn(Region<LoomMemory>, Out, In) + Sync + Send,
+) -> impl Fn() + Sync + Send {
+    let places = places(&plan);
+    let weak = weak(&places);
+    let kinds = kinds(&places, weak);
+    move || {
+        let (region, producer, consumer) = ends(&plan, &kinds, weak);
+        model(region, producer, consumer);
+    }
+}
+
+/// A doorbell ring of which head and tail are raced for and a slot has one owner at a time.
+fn doorbell_words(places: &Places, _: Weak) -> Kinds {
+    Kinds {
+        atomic: vec![word(places.rx_head), word(places.rx_tail)],
+        owned: vec![places.slots.clone()],
+    }
+}
+
 type Out = Producer<LoomMemory>;
 type In = Consumer<LoomMemory>;
 

@@ -13,14 +13,7 @@ use super::*;
 /// Three messages through a ring of two slots: one slot is written again.
 fn doorbell(batch: bool, weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
-    let places = places(&plan);
-    let kinds = Kinds {
-        atomic: vec![word(places.rx_head), word(places.rx_tail)],
-        owned: vec![places.slots.clone()],
-    };
-    let weak = weak(&places);
-    move || {
-        let (_, mut producer, mut consumer) = ends(&plan, &kinds, weak);
+    with_ends(plan, doorbell_words, weak, move |_, mut producer, mut consumer| {
         let writer = thread::spawn(move || {
             for n in 0..3 {
                 if n == 2 && batch {
@@ -40,7 +33,7 @@ fn doorbell(batch: bool, weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + S
             consumer.release();
         }
         writer.join().unwrap();
-    }
+    })
 }
 
 /// Payloads in the arena, which has room for one of them: its bytes are written again.
@@ -53,11 +46,9 @@ fn arena(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
     let places = places(&plan);
     let heap = mqueue::HeapMapping::memory(places.len_bytes as usize);
     let arena_offset = Region::format(heap, &plan).unwrap().entries()[0].arena_offset;
-    let kinds = Kinds {
-        atomic: vec![word(places.rx_head), word(places.rx_tail)],
-        owned: vec![places.slots.clone(), arena_offset..arena_offset + 16],
-    };
     let weak = weak(&places);
+    let mut kinds = doorbell_words(&places, weak);
+    kinds.owned.push(arena_offset..arena_offset + 16);
     move || {
         let memory = LoomMemory::new(places.len_bytes, &kinds, weak);
         Region::format(memory.clone(), &plan).unwrap();
@@ -91,16 +82,15 @@ fn arena(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
 /// What the release edge guards is compared through a cell: the consumer has done with a message before
 /// the producer overwrites it.
 fn granule(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
-    let start = (1 << 32) - 2;
-    let plan = plan(protocol::GRANULE8, 1, 8, start);
-    let places = places(&plan);
-    let mut kinds = Kinds { atomic: vec![places.slots.clone()], owned: vec![] };
-    let weak = weak(&places);
-    if weak != Weak::TornUnits {
-        kinds.atomic.extend([word(places.rx_head), word(places.rx_tail)]);
-    }
-    move || {
-        let (_, mut producer, mut consumer) = ends(&plan, &kinds, weak);
+    let plan = plan(protocol::GRANULE8, 1, 8, (1 << 32) - 2);
+    let kinds = |places: &Places, weak| {
+        let mut atomic = vec![places.slots.clone()];
+        if weak != Weak::TornUnits {
+            atomic.extend([word(places.rx_head), word(places.rx_tail)]);
+        }
+        Kinds { atomic, owned: vec![] }
+    };
+    with_ends(plan, kinds, weak, |_, mut producer, mut consumer| {
         let done = Rc::new(UnsafeCell::new(0));
         let guarded = done.clone();
         let writer = thread::spawn(move || {
@@ -135,19 +125,18 @@ fn granule(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
             next += 1;
         }
         assert_eq!(consumer.peek(), Ok(None));
-    }
+    })
 }
 
 /// A listener that sees a head of a granule ring, and will not come back until it moves, finds every
 /// message below it.
 fn listener(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::GRANULE8, DEPTH, 8, 0);
-    let places = places(&plan);
-    let kinds =
-        Kinds { atomic: vec![word(places.rx_head), places.slots.clone()], ..Kinds::default() };
-    let weak = weak(&places);
-    move || {
-        let (region, mut producer, mut consumer) = ends(&plan, &kinds, weak);
+    let kinds = |places: &Places, _| Kinds {
+        atomic: vec![word(places.rx_head), places.slots.clone()],
+        ..Kinds::default()
+    };
+    with_ends(plan, kinds, weak, |region, mut producer, mut consumer| {
         let words = region.words();
         let writer = thread::spawn(move || {
             for n in 0..2 {
@@ -159,20 +148,13 @@ fn listener(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
             assert!(read(&mut consumer, n, 8), "a head without its message");
         }
         writer.join().unwrap();
-    }
+    })
 }
 
 /// Worker to worker: the message names an object in private memory that the first worker wrote.
 fn handover(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, 1, 8, 0);
-    let places = places(&plan);
-    let kinds = Kinds {
-        atomic: vec![word(places.rx_head), word(places.rx_tail)],
-        owned: vec![places.slots.clone()],
-    };
-    let weak = weak(&places);
-    move || {
-        let (_, mut producer, mut consumer) = ends(&plan, &kinds, weak);
+    with_ends(plan, doorbell_words, weak, |_, mut producer, mut consumer| {
         let object = Rc::new(UnsafeCell::new(0));
         let theirs = object.clone();
         let first = thread::spawn(move || {
@@ -193,7 +175,7 @@ fn handover(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
         object.with(|object| unsafe { assert_eq!(*object, 42) });
         consumer.release();
         first.join().unwrap();
-    }
+    })
 }
 
 holds! {

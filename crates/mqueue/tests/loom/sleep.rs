@@ -20,7 +20,7 @@ enum Sleeper {
 }
 
 /// The words that the models here race for, and the slots that no model races for.
-fn kinds_of(places: &Places) -> Kinds {
+fn kinds_of(places: &Places, _: Weak) -> Kinds {
     let raced = [places.rx_head, places.rx_tail, places.tx_head, places.tx_tail];
     let parked = [ENGINE_PARKED, CLIENT_PARKED, STOP_OFFSET];
     Kinds {
@@ -50,7 +50,7 @@ fn is_empty(ring: &mut In) -> bool {
 /// A region's own PARK words: a worker waits for a client's requests, or a client for its replies.
 fn park(who: Sleeper, weak: Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
-    let kinds = kinds_of(&places(&plan));
+    let kinds = kinds_of(&places(&plan), weak);
     move || {
         let memory = LoomMemory::new(plan.bytes().unwrap(), &kinds, weak);
         let mut engine = Region::format(memory.clone(), &plan).unwrap();
@@ -95,7 +95,7 @@ fn park(who: Sleeper, weak: Weak) -> impl Fn() + Sync + Send {
 /// A worker that says so in every client's region before it sleeps, and then looks at all of their rings.
 fn park_for_two(weak: Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
-    let kinds = kinds_of(&places(&plan));
+    let kinds = kinds_of(&places(&plan), weak);
     move || {
         let bell = Rc::new(Notify::new());
         let mut clients = Vec::new();
@@ -135,9 +135,7 @@ fn park_for_two(weak: Weak) -> impl Fn() + Sync + Send {
 /// Worker to worker, or a ring whose listener sleeps in a word of its own.
 fn handover_wakes(weak: Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
-    let kinds = kinds_of(&places(&plan));
-    move || {
-        let (_, mut producer, mut consumer) = ends(&plan, &kinds, Weak::Nothing);
+    with_ends(plan, kinds_of, strong, move |_, mut producer, mut consumer| {
         let (parked, seat) = park_words(weak);
         let bell = Rc::new(Notify::new());
         let pull = bell.clone();
@@ -158,7 +156,7 @@ fn handover_wakes(weak: Weak) -> impl Fn() + Sync + Send {
             parked.set(false);
         });
         first.join().unwrap();
-    }
+    })
 }
 
 /// The same word for both sides.
@@ -171,9 +169,7 @@ fn park_words(weak: Weak) -> (ParkWord<LoomMemory>, ParkWord<LoomMemory>) {
 /// not move, and sleeps when none did.
 fn doorbells(bells_weak: Weak, park_weak: Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
-    let kinds = kinds_of(&places(&plan));
-    move || {
-        let (engine, mut producer, mut consumer) = ends(&plan, &kinds, Weak::Nothing);
+    with_ends(plan, kinds_of, strong, move |engine, mut producer, mut consumer| {
         let (parked, seat) = park_words(park_weak);
         let words = engine.words();
         let count = Kinds { atomic: vec![word(0)], owned: vec![] };
@@ -209,15 +205,13 @@ fn doorbells(bells_weak: Weak, park_weak: Weak) -> impl Fn() + Sync + Send {
             parked.set(false);
         }
         worker.join().unwrap();
-    }
+    })
 }
 
 /// The wish to stop ends a sleep like a message does.
 fn stop_wakes(weak: Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
-    let kinds = kinds_of(&places(&plan));
-    move || {
-        let (engine, ..) = ends(&plan, &kinds, Weak::Nothing);
+    with_ends(plan, kinds_of, strong, move |engine, _, _| {
         let words = engine.words();
         let (parked, seat) = park_words(weak);
         let bell = Rc::new(Notify::new());
@@ -236,7 +230,7 @@ fn stop_wakes(weak: Weak) -> impl Fn() + Sync + Send {
             parked.set(false);
         }
         worker.join().unwrap();
-    }
+    })
 }
 
 /// Three threads: fewer preemptions, or it takes minutes.

@@ -10,33 +10,40 @@ use super::*;
 /// A block that sees DRAIN and then an empty ring has seen every message.
 fn drain(protocol: u8, weak: Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol, DEPTH, 8, 0);
-    let places = places(&plan);
-    let ends_of = [word(places.rx_head), word(places.rx_tail), word(STOP_OFFSET)];
-    let mut kinds = Kinds { atomic: ends_of.to_vec(), owned: vec![] };
-    let slots = if protocol == protocol::DOORBELL { &mut kinds.owned } else { &mut kinds.atomic };
-    slots.push(places.slots);
-    move || {
-        let (engine, mut producer, mut consumer) = ends(&plan, &kinds, weak);
-        let words = engine.words();
-        let writer = thread::spawn(move || {
-            push(&mut producer, 0, 8);
-            producer.publish();
-            engine.words().set_stop(stop::DRAIN);
-        });
-        let mut received = 0;
-        for _ in 0..3 {
-            let draining = words.stop() == stop::DRAIN;
-            if read(&mut consumer, received, 8) {
-                received += 1;
-            } else if draining {
-                assert_eq!(received, 1, "a message was left behind");
-                break;
-            } else {
-                thread::yield_now();
-            }
+    let kinds = move |places: &Places, weak| {
+        let mut kinds = doorbell_words(places, weak);
+        kinds.atomic.push(word(STOP_OFFSET));
+        if protocol != protocol::DOORBELL {
+            kinds.atomic.append(&mut kinds.owned);
         }
-        writer.join().unwrap();
-    }
+        kinds
+    };
+    with_ends(
+        plan,
+        kinds,
+        move |_| weak,
+        |engine, mut producer, mut consumer| {
+            let words = engine.words();
+            let writer = thread::spawn(move || {
+                push(&mut producer, 0, 8);
+                producer.publish();
+                engine.words().set_stop(stop::DRAIN);
+            });
+            let mut received = 0;
+            for _ in 0..3 {
+                let draining = words.stop() == stop::DRAIN;
+                if read(&mut consumer, received, 8) {
+                    received += 1;
+                } else if draining {
+                    assert_eq!(received, 1, "a message was left behind");
+                    break;
+                } else {
+                    thread::yield_now();
+                }
+            }
+            writer.join().unwrap();
+        },
+    )
 }
 
 #[derive(Clone, Copy, PartialEq)]
