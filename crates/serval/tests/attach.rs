@@ -5,81 +5,27 @@ mod common;
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::net::TcpListener;
+use std::os::fd::AsFd as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use common::lives::*;
 use common::*;
-use engine::topology::{Accelerator, AcceleratorKind, Launch, Service};
-use mqueue::abi::{ABI_VERSION, kind, reason};
-use mqueue::{Consumer, Head, MappedMemory, Memory as _, Producer, Region, RegionPlan};
+use engine::topology::Service;
+use mqueue::abi::{ABI_VERSION, reason};
+use mqueue::{MappedMemory, Memory as _, Region, RegionPlan};
 use serval::runtime::{self, HostDevice, RuntimeError, Wish};
-use serval::server::Server;
-use sys::local::{Bell, BellPull, LocalListener, LocalSocket, wait_readable};
+use sys::local::{Bell, BellPull, LocalListener};
 use sys::{RegionOptions, SharedMemory};
 use wire::DropReason;
 use wire::attach::{
     Bye, FromEngine, FromRuntime, Hello, MAGIC, MESSAGE_BYTES_MAX, Offer, Ready, VERSION,
 };
-
-/// A path that no other test uses.
-fn path(name: &str) -> PathBuf {
-    std::env::temp_dir().join(format!("serval-attach-{}-{name}", std::process::id()))
-}
-
-/// A service on UDP and TCP whose kernel runs on `accelerator`.
-fn service(name: &str, accelerator: &str, kernel: &str, more: &str) -> String {
-    format!(
-        "[[service]]\nname = \"{name}\"\nlisten = [\"udp://127.0.0.1:0\", \"tcp://127.0.0.1:0\"]\n\
-         framing = \"length:u16\"\naccelerator = \"{accelerator}\"\nkernel = \"{kernel}\"\n{more}\n"
-    )
-}
-
-fn process(name: &str, more: &str) -> String {
-    format!("[[accelerator]]\nname = \"{name}\"\nkind = \"process\"\n{more}\n")
-}
-
-fn external(name: &str, at: &Path, more: &str) -> String {
-    process(name, &format!("launch = \"external\"\nattach = \"{}\"\n{more}", at.display()))
-}
-
-/// The one runtime that an engine has started.
-fn runtime_of(served: &Served) -> u32 {
-    let mut found = Vec::new();
-    eventually("there is one runtime", || {
-        found = children(served.process.0.id());
-        found.len() == 1
-    });
-    found[0]
-}
-
-fn life(served: &Served, what: &str, service: &str, accelerator: &str) -> u64 {
-    let labels = format!("{{service=\"{service}\",accelerator=\"{accelerator}\"}}");
-    served.metric(&format!("serval_accelerator_{what}{labels}"))
-}
-
-/// Every request that was received has its outcome.
-fn balances(served: &Served, service: &str) {
-    let metric = |name: &str| served.metric(&format!("serval_{name}{{service=\"{service}\"}}"));
-    eventually("the accounts balance", || {
-        let lost: u64 = DropReason::ALL
-            .iter()
-            .filter(|reason| reason.scope() == wire::DropScope::Request)
-            .map(|reason| served.dropped(service, *reason))
-            .sum();
-        metric("outstanding_requests") == 0
-            && metric("requests_received_total") == metric("replies_total") + lost
-    });
-}
-
-fn framed(payload: &[u8]) -> Vec<u8> {
-    [&(payload.len() as u16).to_be_bytes()[..], payload].concat()
-}
 
 #[test]
 fn kernels_answer_right_and_their_process_sees_its_own_region_only() {
@@ -121,91 +67,6 @@ fn kernels_answer_right_and_their_process_sees_its_own_region_only() {
     assert_eq!(seen, expected);
     assert_eq!(served.drain(), 0);
 }
-
-/// What a client under load saw.
-#[derive(Default)]
-struct Seen {
-    answered: AtomicU64,
-    wrong: AtomicU64,
-    closed: AtomicU64,
-}
-
-/// Sends datagrams that are numbered, until told to stop; each answer is one of them, once.
-fn datagram_load(server: SocketAddr, stop: &AtomicBool, seen: &Seen) {
-    let client = udp_client(server);
-    client.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-    let mut waiting = std::collections::BTreeSet::new();
-    let mut number = 0_u64;
-    while !stop.load(Ordering::Relaxed) {
-        for _ in 0..8 {
-            number += 1;
-            waiting.insert(number);
-            client.send(&number.to_le_bytes()).unwrap();
-        }
-        let mut reply = [0; 100];
-        while let Ok(len) = client.recv(&mut reply) {
-            let right =
-                reply[..len].try_into().is_ok_and(|n| waiting.remove(&u64::from_le_bytes(n)));
-            let counter = if right { &seen.answered } else { &seen.wrong };
-            counter.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Keeps a few requests under way on connections: each connection is answered in order until it ends.
-fn stream_load(server: SocketAddr, stop: &AtomicBool, seen: &Seen) {
-    let mut number = 0_u64;
-    while !stop.load(Ordering::Relaxed) {
-        // The port is open whatever becomes of runtimes.
-        let mut stream = tcp_client(server);
-        let first = number;
-        while !stop.load(Ordering::Relaxed) {
-            let batch: Vec<u8> = (0..4).flat_map(|i| framed(&(number + i).to_le_bytes())).collect();
-            let mut reply = vec![0; batch.len()];
-            if stream.write_all(&batch).is_err() {
-                break;
-            }
-            match stream.read_exact(&mut reply) {
-                Ok(()) if reply == batch => seen.answered.fetch_add(4, Ordering::Relaxed),
-                Ok(()) => seen.wrong.fetch_add(1, Ordering::Relaxed),
-                Err(_) => break,
-            };
-            number += 4;
-        }
-        number = first.max(number) + 1000;
-        seen.closed.fetch_add(1, Ordering::Relaxed);
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Stops the threads of a scope also when the test fails.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Runs `disturb` under load on both transports; the ports stay open, no answer is wrong, the books balance.
-fn under_load(served: &Served, service: &str, disturb: impl FnOnce()) {
-    let (udp, tcp) = (served.services[0][0], served.services[0][1]);
-    let (stop, seen) = (AtomicBool::new(false), Seen::default());
-    thread::scope(|scope| {
-        scope.spawn(|| datagram_load(udp, &stop, &seen));
-        scope.spawn(|| stream_load(tcp, &stop, &seen));
-        let _stop = Stop(&stop);
-        eventually("the load flows", || seen.answered.load(Ordering::Relaxed) > 100);
-        disturb();
-        let before = seen.answered.load(Ordering::Relaxed);
-        eventually("the load flows again", || seen.answered.load(Ordering::Relaxed) > before + 100);
-    });
-    assert_eq!(seen.wrong.load(Ordering::Relaxed), 0, "answers are right or missing");
-    balances(served, service);
-}
-
-/// `delay`: requests are with the runtime for long enough to be lost with it.
-const SLOW: &str = "params = { microseconds = 3000 }\nrequest_timeout_ms = 60000\n";
 
 #[test]
 fn a_runtime_that_is_killed_under_load_costs_what_was_with_it() {
@@ -440,167 +301,6 @@ fn runtimes_end_with_their_engine_or_wait_for_the_next() {
     let next = Served::start("attach-orphans-next", "", &config);
     answers_again(&udp_client(next.services[1][0]), 1);
     assert_eq!(next.drain(), 0);
-}
-
-/// A runtime that this test plays itself.
-struct Fake {
-    socket: LocalSocket,
-}
-
-/// What an engine offered to a [`Fake`].
-struct Place {
-    offer: Offer,
-    region: SharedMemoryRegion,
-    _bell: OwnedFd,
-}
-
-struct SharedMemoryRegion {
-    memory: MappedMemory,
-    rings: Vec<(Consumer<MappedMemory>, Producer<MappedMemory>)>,
-}
-
-impl Fake {
-    fn connect(at: &Path) -> Self {
-        let mut socket = None;
-        // Many at once have to wait until they are accepted.
-        eventually("the engine listens", || {
-            socket = LocalSocket::connect(at).ok();
-            socket.is_some()
-        });
-        Self { socket: socket.unwrap() }
-    }
-
-    /// One that has a place, and how often it was turned away because the one before had just ended.
-    fn come(at: &Path) -> (Self, Place, u32) {
-        let mut found = None;
-        let mut refused = 0;
-        eventually("there is a place", || {
-            let fake = Self::connect(at);
-            fake.hello();
-            match fake.hear() {
-                Some((FromEngine::Offer(offer), files)) => {
-                    found = Some((fake, Place::of(offer, files), refused));
-                    return true;
-                }
-                Some((FromEngine::Refuse(why), _)) if why.contains("has just ended") => {
-                    refused += 1;
-                }
-                other => panic!("a place, or a refusal for now, not {other:?}"),
-            }
-            false
-        });
-        found.unwrap()
-    }
-
-    fn hello(&self) {
-        let hello = Hello {
-            abi_version: ABI_VERSION,
-            process: std::process::id(),
-            kind: "test".into(),
-            service: String::new(),
-            kernel: String::new(),
-        };
-        self.say(&FromRuntime::Hello(hello).encode());
-    }
-
-    fn say(&self, bytes: &[u8]) {
-        // A hostile runtime does not mind that nobody listens any more.
-        let _ = self.socket.send(bytes, &[]);
-    }
-
-    /// The engine's next message; `None` when it has closed the connection.
-    fn hear(&self) -> Option<(FromEngine, Vec<OwnedFd>)> {
-        let deadline = Instant::now() + PATIENCE;
-        let mut bytes = [0; MESSAGE_BYTES_MAX];
-        loop {
-            match self.socket.receive_descriptors(&mut bytes) {
-                Ok(Some((0, _))) | Err(_) => return None,
-                Ok(Some((len, files))) => {
-                    return Some((FromEngine::decode(&bytes[..len]).unwrap(), files));
-                }
-                Ok(None) => assert!(Instant::now() < deadline, "the engine says nothing"),
-            }
-            wait_readable(&[self.socket.as_fd()], Some(Duration::from_millis(100)));
-        }
-    }
-
-    fn refusal(&self) -> String {
-        match self.hear() {
-            Some((FromEngine::Refuse(why), _)) => why,
-            other => panic!("a refusal, not {other:?}"),
-        }
-    }
-
-    fn is_closed(&self) -> bool {
-        self.hear().is_none()
-    }
-
-    /// The blocks are said to run.
-    fn ready(&self, place: &Place) {
-        let Offer { generation, blocks, .. } = place.offer;
-        self.say(&FromRuntime::Ready(Ready { generation, blocks }).encode());
-    }
-
-    /// A place, and blocks that are said to run.
-    fn serve(at: &Path) -> (Self, Place) {
-        let (fake, place, _) = Self::come(at);
-        fake.ready(&place);
-        (fake, place)
-    }
-}
-
-impl Place {
-    fn of(offer: Offer, files: Vec<OwnedFd>) -> Self {
-        let [region, bell]: [OwnedFd; 2] = files.try_into().unwrap();
-        let shared = SharedMemory::open(region, offer.region_bytes as usize, false).unwrap();
-        let memory = MappedMemory::new(std::sync::Arc::new(shared));
-        let mut region = Region::join(memory.clone()).unwrap();
-        let rings = (0..region.block_count()).map(|block| region.accelerator_ends(block)).collect();
-        Self { offer, region: SharedMemoryRegion { memory, rings }, _bell: bell }
-    }
-}
-
-impl SharedMemoryRegion {
-    /// The next request of any block: the block and the token.
-    fn request(&mut self) -> (usize, u64) {
-        let mut found = None;
-        eventually("a request comes", || {
-            for (block, (rx, _)) in self.rings.iter_mut().enumerate() {
-                if let Ok(Some(header)) = rx.peek() {
-                    rx.advance();
-                    rx.release();
-                    found = Some((block, header.token));
-                    return true;
-                }
-            }
-            false
-        });
-        found.unwrap()
-    }
-
-    fn reply(&mut self, block: usize, token: u64, payload: &[u8]) {
-        let head = Head { token, tag: 0, kind: kind::MESSAGE, status: 0 };
-        let tx = &mut self.rings[block].1;
-        // A ring that nobody reads fills up.
-        let _ = tx.push(head, payload);
-        tx.publish();
-    }
-}
-
-/// An engine in this process with one service whose runtimes attach at `at`.
-fn engine_at(at: &Path, heartbeat_ms: u64, change: impl FnOnce(&mut Service)) -> Server {
-    let mut service = Service::new("echo", vec![udp()], "echo");
-    service.request_timeout_ms = 60_000;
-    change(&mut service);
-    let mut topology = topology(vec![service]);
-    let launch = Launch::External { attach: at.to_owned() };
-    let kind = AcceleratorKind::Process { launch, heartbeat_ms, gpu: None };
-    topology.accelerators = vec![Accelerator { name: "out".into(), kind }];
-    start(topology)
-}
-
-fn is_up(server: &Server) -> bool {
-    server.metrics().lives[0].is_up()
 }
 
 #[test]

@@ -4,6 +4,7 @@
 pub(crate) mod crowd;
 pub(crate) mod faces;
 pub(crate) mod fake_gpu;
+pub(crate) mod lives;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -227,7 +228,8 @@ impl Peer {
         let tasks = format!("/proc/{}/task", self.0.id());
         let stands = |task: std::io::Result<std::fs::DirEntry>| {
             let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
-            stat.rsplit_once(") ").unwrap().1.starts_with('T')
+            // (A thread under a tracer stands so in a small letter.)
+            stat.rsplit_once(") ").unwrap().1.starts_with(['T', 't'])
         };
         eventually("the process stops", || std::fs::read_dir(&tasks).unwrap().all(stands));
     }
