@@ -127,12 +127,19 @@ setup:
 # Real peers for the tests: stock clients and servers from Debian's packages.
 setup-test:
 	@tools/install-packages memcached sockperf python3-venv
+	@# Without this one test is skipped and says so.
+	@-tools/install-packages strace
 	@# Without these one step is skipped and says so.
 	@-tools/install-packages gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 	@# Nor without these: Miri, and the nightly toolchain of the sanitizers.
 	@command -v rustup >/dev/null && ! rustup run nightly cargo miri --version >/dev/null 2>&1 || exit 0; \
 		rustup --quiet toolchain install nightly --profile minimal --component miri,rust-src >/dev/null 2>&1 || \
 		echo "Miri cannot be installed here: \`rustup toolchain install nightly --component miri,rust-src\` says why"
+	@# Nor without these: the targets for wasm32 and aarch64.
+	@command -v rustup >/dev/null || exit 0; for target in wasm32-unknown-unknown aarch64-unknown-linux-gnu; do \
+		[ -e "$$(rustc --print target-libdir --target $$target)" ] || rustup --quiet target add $$target >/dev/null 2>&1 || \
+		echo "the target $$target cannot be installed here: \`rustup target add $$target\` says why"; \
+	done
 
 clean:
 	@$(CARGO) clean --quiet

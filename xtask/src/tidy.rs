@@ -14,9 +14,29 @@ const UNSAFE_CRATES: &[&str] = &["crates/mqueue/", "crates/sys/", "crates/accel/
 /// Words that say nothing: not in names of types and modules.
 const BANNED_WORDS: &[&str] = &["manager", "handler", "helper", "data", "info", "ctx"];
 
+/// What a message meets on its way.
+const ON_THE_WAY: &[&str] = &[
+    "crates/mqueue/src/",
+    "crates/wire/src/",
+    "crates/engine/src/",
+    "crates/accel/src/cpu/",
+    "crates/sys/src/socket_nic",
+];
+/// The locks there, each with what it is taken for; none of it is a message.
+const LOCKS: &[(&str, usize, &str)] = &[
+    (
+        "crates/engine/src/handover.rs",
+        4,
+        "mail: a connection that was accepted, or news of the control side",
+    ),
+    ("crates/engine/src/metrics.rs", 4, "which services there are; why a life ended"),
+    ("crates/accel/src/cpu/threads.rs", 3, "blocks that ended"),
+];
+
 pub(crate) fn check() -> Findings {
     let mut findings = mutants::check();
     for file in files::all() {
+        locks(&file, &mut findings);
         machine_paths(&file, &mut findings);
         if file.path == "SECURITY.md" {
             claims::check(&file, &mut findings);
@@ -57,6 +77,31 @@ fn length(file: &File, findings: &mut Findings) {
     } else if all > LINES_MAX_HARD {
         findings.push(format!("{}: {all} lines with tests, at most {LINES_MAX_HARD}", file.path));
     }
+}
+
+/// No message waits for a lock: whoever adds one where messages pass says here what it is for.
+fn locks(file: &File, findings: &mut Findings) {
+    if file.extension() != "rs" || !ON_THE_WAY.iter().any(|folder| file.path.starts_with(folder)) {
+        return;
+    }
+    let code = file.text.lines().take(lines_without_tests(&file.text)).map(code_of);
+    let taken = code.map(|line| locks_of(&line)).sum::<usize>();
+    let known =
+        LOCKS.iter().find(|(path, ..)| *path == file.path).map_or(0, |(_, count, _)| *count);
+    if taken != known {
+        findings.push(format!(
+            "{}: takes {taken} locks, not {known}: say in LOCKS of xtask/src/tidy.rs what for",
+            file.path
+        ));
+    }
+}
+
+/// How many locks a line of code takes; kinds of locks that have no place there count too.
+fn locks_of(line: &str) -> usize {
+    let within_a_word = |at: usize| line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+    let taken = line.match_indices("lock(").filter(|(at, _)| !within_a_word(*at)).count();
+    let others = ["RwLock", "Condvar", "Barrier"].map(|kind| line.matches(kind).count());
+    taken + others.iter().sum::<usize>()
 }
 
 /// Marks that a thing is unfinished. (Pieced together, so that this file is tidy itself.)
@@ -235,6 +280,26 @@ mod tests {
         assert_eq!(found(call), 1);
         assert_eq!(found(&format!("// {call}")), 0);
         assert_eq!(found(&format!("#[cfg(target_arch = \"x86_64\")]\n{call}")), 0);
+    }
+
+    #[test]
+    fn locks_are_counted() {
+        for (line, count) in [
+            ("let x = words.block(3); self.clock();", 0),
+            ("link.ended.lock().unwrap().push(lock(&a));", 2),
+            ("fn lock<T>(mutex: &Mutex<T>)", 0),
+            ("state: RwLock<u32>,", 1),
+        ] {
+            assert_eq!(locks_of(line), count, "{line}");
+        }
+        let file = |path: &str| File { path: path.to_owned(), text: "a.lock();\n".to_owned() };
+        let found = |path: &str| {
+            let mut findings = Findings::new();
+            locks(&file(path), &mut findings);
+            findings.len()
+        };
+        assert_eq!(found("crates/engine/src/egress.rs"), 1);
+        assert_eq!(found("crates/serval/src/server.rs"), 0);
     }
 
     #[test]
