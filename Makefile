@@ -56,11 +56,12 @@ gpu-carry: setup cuda-kernels
 	@$(MAKE) --no-print-directory --silent -C device gpu-programs GPU=$(GPU)
 	@mkdir -p $(CARRY)
 	@cp target/release/serval target/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/*.$(GPU).cubin \
-		tools/gpu/check tools/gpu/hazards tools/gpu/map $(CARRY)
+		tools/gpu/check tools/gpu/hazards tools/gpu/map tools/gpu/ingest $(CARRY)
 	@$(MAKE) --no-print-directory --silent -C benches/baselines all gpu BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
-	@cp benches/configs/gpu.toml benches/configs/gpu-faces.toml benches/configs/emulated.toml $(CARRY)
+	@$(MAKE) --no-print-directory --silent -C benches/ingest BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
+	@cp benches/configs/gpu.toml benches/configs/gpu-faces.toml benches/configs/emulated.toml benches/ingest/ingest.toml $(CARRY)
 	@cp benches/gpu.toml $(CARRY)/suite.toml
-	@cd $(CARRY) && strip serval gpu host_gpu echo
+	@cd $(CARRY) && strip serval gpu host_gpu echo flood
 
 # A folder that was made earlier is used as it is only where it cannot be made anew.
 CARRIED = $(if $(shell command -v $(CARGO)),gpu-carry)

@@ -216,6 +216,7 @@ impl Surroundings {
             .replace("{server_core}", &cores.server[0].to_string())
             .replace("{server_cores}", &list(&cores.server))
             .replace("{client_core}", &cores.client[0].to_string())
+            .replace("{client_cores}", &list(&cores.client))
             .replace("{other_cores}", &list(&cores.other))
             .replace("{scratch}", &self.scratch.display().to_string())
             .replace("{memcached}", &database.unwrap_or_default())

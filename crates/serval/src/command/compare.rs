@@ -26,8 +26,8 @@ itself got faster or slower, or its cores moved apart, are discarded and repeate
 
 A server prints a line that starts with `ready` and holds its URL, serves until SIGTERM, and ends
 with a line of JSON (messages, busy_ns, cpu_ns), as `serval serve --json` does. A program
-(--a-program) prints its figures as JSON in its last line. {server_core}, {server_cores} and
-{client_core} in a command line are replaced.
+(--a-program) prints its figures as JSON in its last line. {server_core}, {server_cores},
+{client_core} and {client_cores} in a command line are replaced.
 
 Examples:
   serval compare --a 'serval serve --json echo.toml' --b 'target/baselines/echo' --window 64
