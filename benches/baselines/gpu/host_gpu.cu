@@ -159,8 +159,9 @@ int main(int argc, char** argv) {
     options.tune_ns = tuned ? uint64_t(flags.number("--tune-ms", 200, 10, 10'000)) * 1'000'000 : 0;
     flags.end();
     stop_on_signals();
-    // Streams share queues to the GPU, 8 unless more are asked for, and what shares one may wait for each other.
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    // Streams share queues to the GPU, and what shares one may wait for each other. More than the usual 8 cost a twentieth of the
+    // rate of short kernels.
+    if (options.pool.streams > 8) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     gpu::check(cudaSetDeviceFlags(cudaDeviceScheduleSpin | cudaDeviceMapHost), "prepare the GPU");
     gpu::check(cudaSetDevice(options.device), "use the GPU");
     return with_function(function, [&](auto f) {

@@ -10,6 +10,8 @@
 
 #include <cuda_runtime.h>
 
+#include <mutex>
+
 #include "../contract.h"
 #include "functions.cuh"
 
@@ -41,6 +43,9 @@ class Pool {
     Pool(const PoolOptions& options, Function function)
         : options(options), function(function), request_stride((sizeof(Header) + options.bytes_max + 63) / 64 * 64),
           reply_stride((options.bytes_max + 63) / 64 * 64), slots(options.streams) {
+        // Nothing may be allocated or awaited while another thread captures a graph.
+        static std::mutex one_at_a_time;
+        const std::lock_guard<std::mutex> guard(one_at_a_time);
         const size_t room = 64 + size_t(options.batch) * (request_stride + reply_stride);
         check(cudaHostAlloc(reinterpret_cast<void**>(&host), room * options.streams, cudaHostAllocMapped), "allocate host memory");
         memset(host, 0, room * options.streams);
