@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #define SERVAL_HANDSHAKE_MAGIC 5571881007492253011ull
-#define SERVAL_HANDSHAKE_VERSION 2u
+#define SERVAL_HANDSHAKE_VERSION 3u
 #define SERVAL_HANDSHAKE_HELLO_BYTES 24u
 #define SERVAL_HANDSHAKE_ANSWER_BYTES 32u
 #define SERVAL_HANDSHAKE_ANSWER_BYTES_MAX 512u
@@ -36,17 +36,18 @@
     X(20, "mqueue_dead") \
     X(21, "accelerator_lost") \
     X(22, "accelerator_stalled") \
-    X(23, "handover_full") \
-    X(24, "draining") \
-    X(25, "drain_timeout") \
-    X(26, "stale_token") \
-    X(27, "bad_message") \
-    X(28, "unwanted_reply") \
-    X(29, "consumed_drop") \
-    X(30, "backend_late") \
-    X(31, "backend_protocol") \
-    X(32, "backend_unasked") \
-    X(33, "backend_too_long") \
-    X(34, "backend_no_credit") \
+    X(23, "reconfiguring") \
+    X(24, "handover_full") \
+    X(25, "draining") \
+    X(26, "drain_timeout") \
+    X(27, "stale_token") \
+    X(28, "bad_message") \
+    X(29, "unwanted_reply") \
+    X(30, "consumed_drop") \
+    X(31, "backend_late") \
+    X(32, "backend_protocol") \
+    X(33, "backend_unasked") \
+    X(34, "backend_too_long") \
+    X(35, "backend_no_credit") \
 
 #endif

@@ -93,11 +93,19 @@ pub(crate) struct Dispatcher {
     cursor: u32,
     run_left: u32,
     run: u32,
+    /// Why there is no accelerator.
+    absent: DropReason,
 }
 
 impl Dispatcher {
     pub(crate) fn new(policy: Dispatch, owner: Owner, worker: u32) -> Self {
-        Self { policy, owner, worker, cursor: 0, run_left: 1, run: 1 }
+        let absent = DropReason::NoAccelerator;
+        Self { policy, owner, worker, cursor: 0, run_left: 1, run: 1, absent }
+    }
+
+    /// Why requests are dropped while no accelerator is there.
+    pub(crate) fn set_absent_reason(&mut self, reason: DropReason) {
+        self.absent = reason;
     }
 
     /// A burst of this many messages is about to be routed: sets the length of runs. Small bursts are
@@ -145,7 +153,7 @@ impl Dispatcher {
     #[inline]
     pub(crate) fn check(&self, mqueue: u32, mqueues: &impl Credit) -> Route {
         match mqueues.credit(mqueue) {
-            None if mqueues.absent(mqueue) => Route::Shed(DropReason::NoAccelerator),
+            None if mqueues.absent(mqueue) => Route::Shed(self.absent),
             None => Route::Shed(DropReason::MqueueDead),
             Some(0) => Route::Shed(DropReason::NoCredit),
             Some(_) => Route::Local(mqueue),
@@ -193,7 +201,7 @@ impl Dispatcher {
         if alive || self.owner.workers > 1 && mqueues.count() == 0 {
             Route::Shed(DropReason::NoCredit)
         } else {
-            Route::Shed(DropReason::NoAccelerator)
+            Route::Shed(self.absent)
         }
     }
 }

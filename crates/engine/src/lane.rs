@@ -444,6 +444,7 @@ impl Lane {
 
     /// The blocks of an accelerator run: its mqueues take requests.
     pub(crate) fn revive(&mut self, accelerator: usize) {
+        self.dispatcher.set_absent_reason(DropReason::NoAccelerator);
         for mqueue in self.mqueues_of(accelerator) {
             self.loads[mqueue as usize] = Load::default();
         }

@@ -5,7 +5,7 @@
 //! but each counter only grows.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wire::DropReason;
 use wire::nic::NicCounters;
@@ -228,9 +228,11 @@ impl AcceleratorLives {
         self.up.store(true, Ordering::Relaxed);
     }
 
-    /// A life ended, or did not come to begin.
-    pub fn end(&self, why: &'static str) {
-        self.up.store(false, Ordering::Relaxed);
+    /// A life ended, or did not come to begin. One that another has followed already leaves that one up.
+    pub fn end(&self, generation: u64, why: &'static str) {
+        if generation >= self.generation() {
+            self.up.store(false, Ordering::Relaxed);
+        }
         self.ended.fetch_add(1, Ordering::Relaxed);
         *self.last_end.lock().unwrap_or_else(PoisonError::into_inner) = why;
     }
@@ -312,10 +314,15 @@ impl ServiceMetrics {
 /// All counters of an engine; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    /// Accelerators whose blocks run elsewhere, by service.
-    pub lives: Arc<[Arc<AcceleratorLives>]>,
     workers: Arc<[Arc<WorkerCounters>]>,
-    services: Arc<Mutex<Arc<[Arc<ServiceMetrics>]>>>,
+    running: Arc<Mutex<Running>>,
+}
+
+/// What is shown: it changes with the services.
+#[derive(Clone, Debug, Default)]
+struct Running {
+    services: Arc<[Arc<ServiceMetrics>]>,
+    lives: Arc<[Arc<AcceleratorLives>]>,
 }
 
 impl Metrics {
@@ -324,24 +331,35 @@ impl Metrics {
         let service = |name| Arc::new(ServiceMetrics::new(name, workers));
         Self {
             workers: (0..workers).map(|_| Arc::default()).collect(),
-            services: Arc::new(Mutex::new(services.into_iter().map(service).collect())),
-            lives: Arc::default(),
+            running: Arc::new(Mutex::new(Running {
+                services: services.into_iter().map(service).collect(),
+                lives: Arc::default(),
+            })),
         }
     }
 
-    /// The same, with these accelerators whose blocks run elsewhere.
-    pub fn with_lives(self, lives: impl IntoIterator<Item = AcceleratorLives>) -> Self {
-        Self { lives: lives.into_iter().map(Arc::new).collect(), ..self }
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The services that run now, in topology order.
     pub fn services(&self) -> Arc<[Arc<ServiceMetrics>]> {
-        self.services.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.running().services.clone()
     }
 
-    /// From now on these services run: those that are not among them are no longer shown.
-    pub fn set_services(&self, services: Arc<[Arc<ServiceMetrics>]>) {
-        *self.services.lock().unwrap_or_else(PoisonError::into_inner) = services;
+    /// Accelerators whose blocks run elsewhere, by service.
+    pub fn lives(&self) -> Arc<[Arc<AcceleratorLives>]> {
+        self.running().lives.clone()
+    }
+
+    /// From now on these services run, on these accelerators whose blocks run elsewhere: what is not among them
+    /// is no longer shown.
+    pub fn set_running(
+        &self,
+        services: Arc<[Arc<ServiceMetrics>]>,
+        lives: Arc<[Arc<AcceleratorLives>]>,
+    ) {
+        *self.running() = Running { services, lives };
     }
 
     /// What worker `worker` writes: its own counters, and two sets for each service.

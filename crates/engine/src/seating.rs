@@ -152,6 +152,12 @@ impl<P> Seat<P> {
         parts.map(seat).collect()
     }
 
+    /// Its accelerators come when those of the service's former version are gone: what arrives before that is
+    /// dropped as `reconfiguring`.
+    pub fn set_reconfiguring(&mut self) {
+        self.lane.dispatcher.set_absent_reason(DropReason::Reconfiguring);
+    }
+
     /// Brings an open port, which gets an index that no other port has. `address` is where it listens.
     pub fn add_port(
         &mut self,

@@ -37,9 +37,9 @@ pub use change::{ChangeError, ChangeReport, ServiceChange};
 pub use plan::{Fate, Refusal};
 
 use change::{Inbox, Place};
-use heart::Heart;
+use heart::{Beat, Heart};
 use memory_ports::{Doorman, MemoryPorts};
-use runtimes::{AttachDoors, Life, Runtimes, SeatStart, Unready};
+use runtimes::{AttachDoors, Post, Runtimes, SeatStart, Unready};
 
 /// Why a server did not start. The message is one sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +83,15 @@ pub enum ServerError {
     /// A thread could not be started or ended before it was ready.
     #[error("a worker thread did not start: {0}")]
     Thread(String),
+}
+
+impl From<Unready> for ServerError {
+    fn from(unready: Unready) -> Self {
+        match unready {
+            Unready::Failed(service, why) => Self::Runtime { service, why },
+            Unready::Cancelled => Self::Cancelled,
+        }
+    }
 }
 
 impl ServerError {
@@ -143,27 +152,30 @@ pub struct Server {
     doorman: Option<Doorman>,
 }
 
-/// What is told of accelerators whose blocks run elsewhere, in the order of their seats.
-fn lives(topology: &Topology) -> Vec<AcceleratorLives> {
-    let of_service = |service: &Service| {
-        let name = service.name.clone();
-        let own = service.accelerators.iter().map(|index| &topology.accelerators[*index]);
-        let elsewhere = own.filter(|a| matches!(a.kind, AcceleratorKind::Process { .. }));
-        elsewhere.map(|a| AcceleratorLives::new(&name, &a.name)).collect::<Vec<_>>()
-    };
-    topology.services.iter().flat_map(of_service).collect()
-}
-
 /// A region of a `cpu` accelerator.
 struct OpenRegion {
     /// Slot of its service.
     slot: u16,
     words: Words<MappedMemory>,
     blocks: u32,
-    /// Its number at the heart.
-    beat: u64,
+    _beat: Beat,
     /// Held here so that no worker drops the last reference: unmapping takes long.
     _memory: Arc<SharedMemory>,
+}
+
+/// What runs a version of a service.
+struct Attached {
+    /// By worker: its share of each accelerator's region.
+    of_workers: Vec<Vec<Attachment>>,
+    /// Of accelerators whose blocks run elsewhere.
+    seats: Vec<SeatStart>,
+}
+
+impl Attached {
+    /// What is told of the accelerators whose blocks run elsewhere.
+    fn lives(&self) -> Vec<Arc<AcceleratorLives>> {
+        self.seats.iter().map(|seat| seat.post.told.clone()).collect()
+    }
 }
 
 /// A region that was created and formatted.
@@ -240,7 +252,7 @@ impl Server {
             nics.push(nics[0].sibling()?);
         }
         let memory_ports = MemoryPorts::open(&topology)?;
-        let attach_doors = AttachDoors::open(&topology)?;
+        let attach_doors = AttachDoors::open(&topology, None)?;
         let nic_wakers: Vec<sys::Waker> = nics.iter().map(SocketNic::waker).collect();
         let wakers = nic_wakers
             .iter()
@@ -248,7 +260,7 @@ impl Server {
             .map(|waker| Box::new(move || waker.wake()) as Box<dyn Fn() + Send + Sync>);
         let fabric = Fabric::new(wakers.collect(), topology.services.len() + SERVICES_SPARE);
         let names = topology.services.iter().map(|s| s.name.clone());
-        let metrics = Metrics::new(worker_count, names).with_lives(lives(&topology));
+        let metrics = Metrics::new(worker_count, names);
         let mut server = Self {
             places: change::places(&topology, &addresses, &metrics),
             burnt: Vec::new(),
@@ -267,15 +279,13 @@ impl Server {
         };
         // From here on dropping `server` stops what has been started.
         let (mut regions, mut seats) = (Vec::new(), Vec::new());
-        for service in 0..topology.services.len() {
-            let mut of_service = Vec::new();
-            for place in 0..topology.services[service].accelerators.len() {
-                let (of_workers, seat) = server.prepare_region(service, place)?;
-                of_service.push(of_workers);
-                seats.extend(seat);
-            }
-            regions.push(of_service);
+        for (slot, service) in (0..).zip(&topology.services) {
+            let attached = server.attach(slot, &topology, service, &[])?;
+            server.places[usize::from(slot)].lives = attached.lives();
+            regions.push(attached.of_workers);
+            seats.extend(attached.seats);
         }
+        server.show();
         let nics = nics.into_iter().map(|nic| wrap(nic, addresses.clone())).collect();
         server.start_workers(nics, &addresses, regions)?;
         server.start_runtimes(attach_doors, seats, cancelled)?;
@@ -284,37 +294,51 @@ impl Server {
         Ok(server)
     }
 
-    /// Makes the region of one (service, accelerator) and starts its threads, if any. Returns each worker's
-    /// share, and the seat of a runtime that runs the blocks elsewhere.
-    fn prepare_region(
+    /// Makes the regions of a service in `slot`, one for each of its accelerators, and starts their threads, if
+    /// any. `told` is of the lives of its former version.
+    fn attach(
         &mut self,
-        service_index: usize,
-        place: usize,
-    ) -> Result<(Vec<Attachment>, Option<SeatStart>), ServerError> {
-        let topology = self.topology.clone();
-        let service = &topology.services[service_index];
-        let accelerator_index = service.accelerators[place];
-        let accelerator = &topology.accelerators[accelerator_index];
-        match &accelerator.kind {
-            AcceleratorKind::Cpu { placement } => {
-                let (name, slot) = (&accelerator.name, service_index as u16);
-                Ok((self.attach(slot, service, (place, name), placement)?, None))
-            }
-            AcceleratorKind::Process { .. } => {
-                let made = Life::make(&topology, (service_index, place), 1, &self.heart);
-                let (life, of_workers) = made.map_err(|source| ServerError::Memory {
-                    service: service.name.clone(),
-                    source,
-                })?;
-                let (service, accelerator) = (service_index, accelerator_index);
-                Ok((of_workers, Some(SeatStart { service, place, accelerator, life })))
+        slot: u16,
+        topology: &Topology,
+        service: &Service,
+        told: &[Arc<AcceleratorLives>],
+    ) -> Result<Attached, ServerError> {
+        let workers = topology.engine.workers;
+        let of_workers = (0..workers).map(|_| Vec::new()).collect();
+        let mut attached = Attached { of_workers, seats: Vec::new() };
+        for (place, index) in service.accelerators.iter().enumerate() {
+            let accelerator = &topology.accelerators[*index];
+            let name = &accelerator.name;
+            let shares = match &accelerator.kind {
+                AcceleratorKind::Cpu { placement } => {
+                    self.attach_cpu(slot, service, (place, name), placement)?
+                }
+                AcceleratorKind::Process { .. } => {
+                    let known = told.iter().find(|lives| lives.accelerator == *name).cloned();
+                    let told =
+                        known.unwrap_or_else(|| AcceleratorLives::new(&service.name, name).into());
+                    let accelerator = accelerator.clone();
+                    let post =
+                        Post { slot, place, service: service.clone(), accelerator, workers, told };
+                    let made = SeatStart::make(post, &self.heart);
+                    let (seat, shares) = made.map_err(|source| ServerError::Memory {
+                        service: service.name.clone(),
+                        source,
+                    })?;
+                    attached.seats.push(seat);
+                    shares
+                }
+            };
+            for (own, share) in attached.of_workers.iter_mut().zip(shares) {
+                own.push(share);
             }
         }
+        Ok(attached)
     }
 
     /// Makes the region of a service in `slot` on one `cpu` accelerator, and what runs its blocks. Blocks on
     /// the workers' cores are ready to be started there. Returns each worker's share.
-    fn attach(
+    fn attach_cpu(
         &mut self,
         slot: u16,
         service: &Service,
@@ -330,8 +354,8 @@ impl Server {
         let MadeRegion { memory, words, ends } =
             made.map_err(|source| ServerError::Memory { service: service.name.clone(), source })?;
         let beat = self.heart.add(words.clone());
-        let blocks = service.mqueues_on(place);
-        self.regions.push(OpenRegion { slot, words, blocks, beat, _memory: memory.clone() });
+        let (blocks, memory_held) = (service.mqueues_on(place), memory.clone());
+        self.regions.push(OpenRegion { slot, words, blocks, _beat: beat, _memory: memory_held });
         let memory = MappedMemory::new(memory);
         let own = |ends: &Vec<BlockEnds>| ends.iter().map(|e| e.block).collect();
         let by_worker: Vec<Vec<u32>> = ends.iter().map(own).collect();
@@ -376,17 +400,10 @@ impl Server {
         let (ready, readiness) = mpsc::channel();
         let links = worker_links(nics.len(), &self.topology);
         let turning = Arc::new(());
-        let mut regions: Vec<Vec<_>> = regions
-            .into_iter()
-            .map(|of_service| of_service.into_iter().map(Vec::into_iter).collect())
-            .collect();
+        let mut regions: Vec<_> = regions.into_iter().map(Vec::into_iter).collect();
         for (index, (nic, links)) in nics.into_iter().zip(links).enumerate() {
-            let mut attachments = Vec::new();
-            for of_service in &mut regions {
-                let own = |region: &mut std::vec::IntoIter<Attachment>| region.next();
-                let own = of_service.iter_mut().map(own);
-                attachments.push(own.map(|share| share.expect("one for each worker")).collect());
-            }
+            let own = regions.iter_mut().map(|of_service| of_service.next());
+            let attachments = own.map(|share| share.expect("one for each worker")).collect();
             let start = WorkerStart {
                 index,
                 nic,
@@ -415,25 +432,36 @@ impl Server {
         Ok(())
     }
 
-    /// Starts the control side of runtimes and waits for those that the engine starts.
+    /// Opens the doors of runtimes that attach and waits for those that the engine starts.
     fn start_runtimes(
         &mut self,
         doors: AttachDoors,
         seats: Vec<SeatStart>,
         cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<(), ServerError> {
-        let (topology, fabric) = (self.topology.clone(), self.fabric.clone());
-        let (heart, lives) = (self.heart.clone(), &self.metrics.lives);
-        let started = Runtimes::start(doors, seats, topology, fabric, heart, lives);
-        self.runtimes = started.map_err(|e| ServerError::Thread(e.to_string()))?;
-        let Some(runtimes) = &mut self.runtimes else { return Ok(()) };
-        runtimes.wait_ready(cancelled).map_err(|unready| match unready {
-            Unready::Failed(service, why) => {
-                let service = self.topology.services[service].name.clone();
-                ServerError::Runtime { service, why }
-            }
-            Unready::Cancelled => ServerError::Cancelled,
-        })
+        if seats.is_empty() && doors.is_empty() {
+            return Ok(());
+        }
+        let topology = self.topology.clone();
+        let runtimes = self.runtimes()?;
+        runtimes.change_doors(&topology, doors, Vec::new());
+        Ok(runtimes.seat(seats).wait(cancelled)?)
+    }
+
+    /// The control side of runtimes; it runs once there is something for it to do.
+    fn runtimes(&mut self) -> Result<&Runtimes, ServerError> {
+        if self.runtimes.is_none() {
+            let started = Runtimes::start(self.fabric.clone(), self.heart.clone());
+            self.runtimes = Some(started.map_err(|e| ServerError::Thread(e.to_string()))?);
+        }
+        Ok(self.runtimes.as_ref().expect("it is started above"))
+    }
+
+    /// What is counted of the services that run is shown, and of no others.
+    fn show(&self) {
+        let services = self.places.iter().map(|place| place.metrics.clone());
+        let lives = self.places.iter().flat_map(|place| place.lives.iter().cloned());
+        self.metrics.set_running(services.collect(), lives.collect());
     }
 
     /// The topology that runs.

@@ -64,7 +64,8 @@ fn a_crash_loop_is_seen_and_left_behind() {
         }
     }
     let metrics = server.metrics();
-    let life = &metrics.lives[0];
+    let lives = metrics.lives();
+    let life = &lives[0];
     let mut times = vec![Instant::now()];
     while times.len() < 5 {
         let ended = times.len() as u64;

@@ -6,176 +6,24 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 
+use common::change::{Askers, at, change, change_under_load, message, never, service, threads};
 use common::{
-    Peer, Random, address, alone, ask, assert_accounts, dropped, eventually, exchange, free_port,
+    Peer, address, alone, ask, assert_accounts, dropped, eventually, exchange, free_port, page,
     tcp, tcp_client, topology, topology_on, udp, udp_client,
 };
-use engine::topology::{CpuPlacement, Listen, Service, Topology};
+use engine::topology::{CpuPlacement, Service, Topology};
 use serval::server::{ChangeError, Fate, Server};
 use sys::local::LocalSocket;
 use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::Transport;
 
-fn never() -> bool {
-    false
-}
-
-fn service(name: &str, listen: Vec<Listen>, kernel: &str) -> Service {
-    let mut service = Service::new(name, listen, kernel);
-    service.framing = Framing::Fixed(32);
-    service
-}
-
-fn at(transport: Transport, port: u16) -> Listen {
-    Listen { transport, address: ([127, 0, 0, 1], port).into() }
-}
-
-fn both(port: u16) -> Vec<Listen> {
-    vec![at(Transport::Udp, port), at(Transport::Tcp, port)]
-}
-
-/// 32 bytes, all the same.
-fn message(byte: u8) -> [u8; 32] {
-    [byte; 32]
-}
-
-/// Sends a request and returns its reply.
-type Asking = Box<dyn FnMut(&[u8; 32]) -> Vec<u8> + Send>;
-
-/// Clients that ask without a pause and check every reply; a missing one fails the test.
-struct Askers {
-    stop: Arc<AtomicBool>,
-    answered: Arc<AtomicU64>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Askers {
-    fn start(udp: SocketAddr, tcp: SocketAddr) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let answered = Arc::new(AtomicU64::new(0));
-        let loops: [Asking; 2] = [
-            {
-                let client = udp_client(udp);
-                Box::new(move |request| ask(&client, request))
-            },
-            {
-                let mut stream = tcp_client(tcp);
-                Box::new(move |request| exchange(&mut stream, request, 32))
-            },
-        ];
-        let thread = |mut once: Asking| {
-            let (stop, answered) = (stop.clone(), answered.clone());
-            std::thread::spawn(move || {
-                let mut byte = 0u8;
-                while !stop.load(Ordering::Relaxed) {
-                    byte = byte.wrapping_add(1);
-                    assert_eq!(once(&message(byte)), message(byte));
-                    answered.fetch_add(1, Ordering::Relaxed);
-                }
-            })
-        };
-        let threads = loops.into_iter().map(thread).collect();
-        Self { stop, answered, threads }
-    }
-
-    /// Waits until there were some more answers.
-    fn go_on(&self) {
-        let before = self.answered.load(Ordering::Relaxed);
-        eventually("the others are still answered", || {
-            self.answered.load(Ordering::Relaxed) >= before + 4
-        });
-    }
-
-    fn finish(self) -> u64 {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads {
-            thread.join().expect("every request was answered rightly");
-        }
-        self.answered.load(Ordering::Relaxed)
-    }
-}
-
-fn change(server: &mut Server, services: Vec<Service>) -> Vec<(String, Fate)> {
-    let wanted = Topology { services, ..server.topology().clone() };
-    let report = server.change(wanted, &never).expect("it can be done");
-    assert!(report.services.iter().all(|s| s.unanswered == 0 && !s.left_behind), "{report:?}");
-    report.services.into_iter().map(|s| (s.name, s.fate)).collect()
-}
-
-/// Adds, changes and removes the service `b` many times, while `a` is asked.
-fn change_under_load(mut server: Server, rounds: usize) {
-    let (first, second) = (free_port(), free_port());
-    let askers = Askers::start(address(&server, 0), address(&server, 1));
-    let a = server.topology().services[0].clone();
-    let mut random = Random::new(7);
-    let mut resources = Vec::new();
-    let mut b: Option<Service> = None;
-    for round in 0..rounds {
-        let mut next =
-            service("b", both(if random.below(2) == 0 { first } else { second }), "echo");
-        next.kernel = ["echo", "delay"][random.below(2)].into();
-        next.params = vec![("microseconds".into(), random.below(50) as f64)];
-        next.mqueues = 1 + random.below(6) as u32;
-        next.slots = 8 << random.below(3);
-        next.max_message_bytes = 64 << random.below(4);
-        let next = (round % 4 != 3).then_some(next);
-        let services = [Some(a.clone()), next.clone()].into_iter().flatten().collect();
-        let fates = change(&mut server, services);
-        assert_eq!(fates[0], ("a".into(), Fate::Unchanged));
-        let expected = match (&b, &next) {
-            (None, Some(_)) => Some(Fate::Added),
-            (Some(_), Some(_)) => Some(Fate::Changed { keeps_connections: true }),
-            (Some(_), None) => Some(Fate::Removed),
-            (None, None) => None,
-        };
-        assert_eq!(fates.get(1).map(|f| f.1), expected);
-        b = next;
-        if b.is_some() {
-            let (udp, tcp) = (address(&server, 2), address(&server, 3));
-            let byte = random.below(256) as u8;
-            assert_eq!(ask(&udp_client(udp), &message(byte)), message(byte));
-            assert_eq!(exchange(&mut tcp_client(tcp), &message(byte), 32), message(byte));
-        }
-        askers.go_on();
-        if round % 4 == 3 {
-            // The sockets of clients that have gone may still be there for a moment.
-            eventually("connections of b end", || {
-                server.metrics().workers().map(|w| w.connections.value()).sum::<u64>() <= 1
-            });
-            resources.push((sys::process::open_descriptors(), threads()));
-        }
-    }
-    let answered = askers.finish();
-    assert_accounts(&server);
-    let a = server.metrics().service(0);
-    assert_eq!((a.received, a.replied), (answered, answered));
-    assert_eq!(a.dropped_requests(), 0);
-    let (first, last) = (resources[0], resources[resources.len() - 1]);
-    assert_eq!(first, last, "descriptors and threads: {resources:?}");
-    assert_eq!(maps("serval:b:"), 0, "no region of b is mapped");
-    assert!(server.shutdown().is_clean());
-}
-
-fn threads() -> usize {
-    std::fs::read_dir("/proc/self/task").unwrap().count()
-}
-
-/// Mappings of this process whose name contains this.
-fn maps(name: &str) -> usize {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    maps.lines().filter(|line| line.contains(name)).count()
-}
-
 #[test]
 fn nothing_of_the_others_is_lost_while_a_service_comes_changes_and_goes() {
     let _alone = alone();
     let server = common::start(topology(vec![service("a", vec![udp(), tcp()], "echo")]));
-    change_under_load(server, 48);
+    change_under_load(server, 48, &[0]);
 }
 
 #[test]
@@ -184,7 +32,7 @@ fn it_is_the_same_with_several_workers_and_accelerator_threads() {
     let placement = CpuPlacement::Threads { threads: 1, cores: Vec::new() };
     let mut two = topology_on(placement, vec![service("a", vec![udp(), tcp()], "echo")]);
     two.engine.workers = 2;
-    change_under_load(common::start(two), 16);
+    change_under_load(common::start(two), 16, &[0]);
 }
 
 #[test]
@@ -378,16 +226,8 @@ impl Running {
         (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
     }
 
-    fn page(&self) -> String {
-        let mut stream = tcp_client(self.metrics);
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
-        let mut page = String::new();
-        stream.read_to_string(&mut page).unwrap();
-        page
-    }
-
     fn wait_for_line(&self, line: &str) {
-        eventually(line, || self.page().lines().any(|l| l == line));
+        eventually(line, || page(self.metrics).lines().any(|l| l == line));
     }
 
     fn end(mut self) -> i32 {
@@ -437,7 +277,7 @@ fn a_running_server_reads_its_file_again() {
     running.write("", &a);
     running.process.signal("HUP");
     running.wait_for_line("serval_reloads_total{result=\"changed\"} 2");
-    assert!(!running.page().contains("service=\"b\""), "a service that left is not shown");
+    assert!(!page(running.metrics).contains("service=\"b\""), "a service that left is not shown");
     running.process.signal("HUP");
     running.wait_for_line("serval_reloads_total{result=\"unchanged\"} 1");
     running.wait_for_line("serval_config_generation 3");
@@ -536,7 +376,7 @@ fn the_end_comes_although_a_reload_waits_for_a_service_to_leave() {
     for _ in 0..5 {
         running.process.signal("HUP");
     }
-    eventually("the service leaves", || !running.page().contains("service=\"slow\""));
+    eventually("the service leaves", || !page(running.metrics).contains("service=\"slow\""));
     assert_eq!(ask(&udp_client(([127, 0, 0, 1], first).into()), b"meanwhile"), b"meanwhile");
     assert_eq!(running.end(), 3, "a request was left unanswered");
 }

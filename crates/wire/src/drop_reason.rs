@@ -103,6 +103,8 @@ drop_reasons! {
     AcceleratorLost = "accelerator_lost", Request;
     /// The accelerator's runtime stood still for longer than `heartbeat_ms` while the request was with it.
     AcceleratorStalled = "accelerator_stalled", Request;
+    /// The service has changed and its accelerator starts again.
+    Reconfiguring = "reconfiguring", Request;
     /// The worker-to-worker ring was full.
     HandoverFull = "handover_full", Request;
     /// The service is draining: no new request is accepted.

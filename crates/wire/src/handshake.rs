@@ -20,7 +20,7 @@
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SERVALSM");
 /// Version of the handshake and of the meaning of what is in the rings, the numbers of
 /// [`crate::DropReason`] among them.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes of a [`Hello`].
 pub const HELLO_BYTES: usize = 24;
 /// Most bytes of an [`Answer`].

@@ -264,11 +264,15 @@ impl Owner {
                 _ if service.left_behind => {
                     tracing::error!(unanswered, "service {name}: {fate}; its former version hangs");
                 }
+                _ if service.not_started.is_some() => {
+                    let why = service.not_started.as_deref().unwrap_or_default();
+                    tracing::error!("service {name}: {fate}; no runtime of it serves yet: {why}");
+                }
                 _ => tracing::info!(unanswered, "service {name}: {fate}"),
             }
             services.push(json!({
                 "name": name, "fate": fate, "unanswered": unanswered,
-                "left_behind": service.left_behind,
+                "left_behind": service.left_behind, "not_started": service.not_started,
             }));
         }
         let result = if report.is_empty() { "unchanged" } else { "changed" };

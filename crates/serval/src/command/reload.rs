@@ -107,7 +107,12 @@ fn ask(path: &Path, request: Request) -> Result<Json, Failure> {
 
 fn unanswered(outcome: &Json) -> bool {
     let services = outcome["services"].as_array().map(Vec::as_slice).unwrap_or_default();
-    services.iter().any(|s| s["unanswered"].as_u64() > Some(0) || s["left_behind"] == true)
+    let finished = |s: &Json| {
+        s["unanswered"].as_u64() == Some(0)
+            && s["left_behind"] == false
+            && s["not_started"].is_null()
+    };
+    !services.iter().all(finished)
 }
 
 fn show(screen: &Screen, outcome: &Json) {

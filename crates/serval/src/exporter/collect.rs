@@ -197,7 +197,7 @@ impl Engine {
 
     /// Accelerators whose blocks run in processes of their own.
     fn encode_lives(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let lives = &self.metrics.lives;
+        let lives = self.metrics.lives();
         for (name, help, kind, value_of) in LIVES {
             let name = format!("serval_accelerator_{name}");
             let mut family = encoder.encode_descriptor(&name, help, None, *kind)?;

@@ -2,8 +2,12 @@
 //!
 //! What can fail comes first and touches nothing that runs: the [`Plan`] is made, regions are created,
 //! kernels found, ports bound, accelerator threads started, and every worker takes its seat of the new
-//! services. Only then is everything switched, and nothing can fail any more. Services that leave finish
-//! what they have accepted for up to `drain_ms`, and are let go.
+//! services. Runtimes in processes of their own are started too and waited for. Only then is everything switched,
+//! and nothing can fail any more. Services that leave finish what they have accepted for up to `drain_ms`, and
+//! are let go: their runtimes end.
+//!
+//! Two runtimes cannot be had beside each other where a GPU would have to take turns, or somebody else starts
+//! them. There the next one comes when the last one is gone, and requests are dropped as `reconfiguring` meanwhile.
 //!
 //! Workers get their orders between two turns, through an [`Inbox`]; see `engine/src/seating.rs`.
 
@@ -14,15 +18,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use engine::accelerator::StartError;
-use engine::metrics::{Metrics, ServiceMetrics};
-use engine::topology::{AcceleratorKind, Listen, Service, Topology};
-use engine::{Attachment, Farewell, Leave, Remains, Seat, Switch, Worker};
+use engine::metrics::{AcceleratorLives, Metrics, ServiceMetrics};
+use engine::topology::{Listen, Service, Topology};
+use engine::{Farewell, Leave, Remains, Seat, Switch, Worker};
 use mqueue::abi::stop;
 use sys::{OpenPort, PortSpec, SocketOptions};
 use wire::DropReason;
 use wire::nic::{Nic, PortIndex};
 
 use super::plan::{Fate, Plan, Refusal};
+use super::runtimes::{AttachDoors, Awaited, SeatStart, Unready};
 use super::{Server, ServerError};
 
 /// How long a worker may take for an order: it may be inside a long kernel.
@@ -66,7 +71,7 @@ fn list(refusals: &[Refusal]) -> String {
 pub struct ChangeReport {
     /// Every service of the new topology in its order, then those that left.
     pub services: Vec<ServiceChange>,
-    /// Keys of `[engine]` and `[limits]` with another value.
+    /// Keys of `[engine]` and `[limits]` with another value, and `accelerator` if there are others.
     pub settings: Vec<&'static str>,
 }
 
@@ -81,6 +86,8 @@ pub struct ServiceChange {
     pub unanswered: u64,
     /// Something of the version that left did not end and is left behind, or is still ending.
     pub left_behind: bool,
+    /// Why a runtime that could only start after the change does not serve. It is tried again.
+    pub not_started: Option<String>,
 }
 
 impl ChangeReport {
@@ -96,6 +103,8 @@ pub(super) struct Place {
     /// In the order of its `listen`.
     pub(super) ports: Vec<(PortIndex, SocketAddr)>,
     pub(super) metrics: Arc<ServiceMetrics>,
+    /// Of its accelerators whose blocks run elsewhere.
+    pub(super) lives: Vec<Arc<AcceleratorLives>>,
 }
 
 /// Where the services of the start are; `addresses` are those of [`Topology::ports`], in order.
@@ -111,6 +120,7 @@ pub(super) fn places(
         slot,
         ports: ports.by_ref().take(service.listen.len()).collect(),
         metrics: metrics.clone(),
+        lives: Vec::new(),
     };
     services.map(place).collect()
 }
@@ -178,6 +188,10 @@ struct Prepared {
     seats: Vec<Seat<OpenPort>>,
     /// Ports taken over from its former version.
     kept: Vec<PortIndex>,
+    /// Runtimes that start before the switch, …
+    beside: Vec<SeatStart>,
+    /// … and those that come when the former version's are gone.
+    after: Vec<SeatStart>,
 }
 
 /// A version of a service that leaves.
@@ -189,6 +203,8 @@ struct Leaver {
     dropped_before: u64,
     /// Ports that no successor keeps.
     stopped: Vec<PortIndex>,
+    /// Runtimes of its successor that wait for its own to end.
+    after: Vec<SeatStart>,
 }
 
 impl Server {
@@ -210,6 +226,7 @@ impl Server {
         if running + new > most {
             return Err(ChangeError::TooMany { wanted: running + new, most });
         }
+        let doors = AttachDoors::open(&wanted, Some(&self.topology)).map_err(ServerError::from)?;
         let mut prepared = Vec::new();
         for (index, fate) in fates.iter().enumerate().take(wanted.services.len()) {
             if *fate == Fate::Unchanged {
@@ -223,15 +240,20 @@ impl Server {
                 }
             }
         }
-        if let Err(error) = self.seat_all(&wanted, &mut prepared) {
+        let ready = self
+            .seat_all(&wanted, &mut prepared)
+            .and_then(|()| self.start_beside(&doors, &mut prepared, give_up));
+        if let Err(error) = ready {
             self.undo_seated(&prepared);
             return Err(error);
         }
-        let leavers = self.switch(wanted, &plan, prepared);
+        let leavers = self.switch(wanted, &plan, prepared, doors);
         let mut outcomes = Vec::new();
         for leaver in leavers {
             outcomes.push(self.let_go(leaver, give_up));
         }
+        // They start beside each other.
+        let outcomes: Vec<_> = outcomes.into_iter().map(|o| o.wait(give_up)).collect();
         Ok(report(plan, &outcomes))
     }
 
@@ -253,14 +275,23 @@ impl Server {
             None => Arc::new(ServiceMetrics::new(service.name.clone(), workers)),
         };
         let (ports, opened) = self.open_ports(service, before, workers, others)?;
-        let attachments = match self.attach_all(slot, wanted, service) {
-            Ok(attachments) => attachments,
+        let told = before.map_or(Vec::new(), |before| self.places[before].lives.clone());
+        let attached = match self.attach(slot, wanted, service, &told) {
+            Ok(attached) => attached,
             Err(error) => {
                 self.forget(slot);
                 return Err(error);
             }
         };
-        let mut seats = Seat::for_workers(slot, service, &metrics, attachments);
+        let lives = attached.lives();
+        let replaces = |seat: &SeatStart| {
+            before.is_some_and(|before| seat.post.replaces(&self.topology, before))
+        };
+        let (after, beside) = attached.seats.into_iter().partition(replaces);
+        let mut seats = Seat::for_workers(slot, service, &metrics, attached.of_workers);
+        if !Vec::is_empty(&after) {
+            seats.iter_mut().for_each(Seat::set_reconfiguring);
+        }
         for (port, of_workers) in opened {
             for (seat, open) in seats.iter_mut().zip(of_workers) {
                 let listen = (service.listen[port].transport, open.address());
@@ -269,29 +300,8 @@ impl Server {
         }
         let old = before.map_or(&[][..], |before| &self.places[before].ports);
         let kept = ports.iter().map(|p| p.0).filter(|p| old.iter().any(|(o, _)| o == p)).collect();
-        Ok(Prepared { index, place: Place { slot, ports, metrics }, seats, kept })
-    }
-
-    /// Each worker's shares of a service's regions.
-    fn attach_all(
-        &mut self,
-        slot: u16,
-        wanted: &Topology,
-        service: &Service,
-    ) -> Result<Vec<Vec<Attachment>>, ServerError> {
-        let mut of_workers: Vec<Vec<Attachment>> =
-            self.inboxes.iter().map(|_| Vec::new()).collect();
-        for (place, index) in service.accelerators.iter().enumerate() {
-            let accelerator = &wanted.accelerators[*index];
-            let AcceleratorKind::Cpu { placement } = &accelerator.kind else {
-                unreachable!("the plan refuses other kinds");
-            };
-            let shares = self.attach(slot, service, (place, &accelerator.name), placement)?;
-            for (own, share) in of_workers.iter_mut().zip(shares) {
-                own.push(share);
-            }
-        }
-        Ok(of_workers)
+        let place = Place { slot, ports, metrics, lives };
+        Ok(Prepared { index, place, seats, kept, beside, after })
     }
 
     /// The ports of a service, and those of them that had to be opened: place in `listen`, one for each
@@ -350,6 +360,22 @@ impl Server {
         Ok(())
     }
 
+    /// Starts the runtimes that need not wait for others to end, and waits until they serve.
+    fn start_beside(
+        &mut self,
+        doors: &AttachDoors,
+        prepared: &mut [Prepared],
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<(), ChangeError> {
+        let seats: Vec<_> = prepared.iter_mut().flat_map(|p| p.beside.drain(..)).collect();
+        let waits = prepared.iter().any(|p| !p.after.is_empty());
+        if seats.is_empty() && !waits && doors.is_empty() {
+            return Ok(());
+        }
+        let awaited = self.runtimes()?.seat(seats);
+        Ok(awaited.wait(&mut || give_up()).map_err(ServerError::from)?)
+    }
+
     /// What was prepared and not seated goes.
     fn undo(&mut self, prepared: &[Prepared]) {
         for Prepared { place, .. } in prepared {
@@ -360,7 +386,7 @@ impl Server {
     /// What some workers may have seated goes.
     fn undo_seated(&mut self, prepared: &[Prepared]) {
         for Prepared { place, kept, .. } in prepared {
-            if self.release(place.slot) {
+            if self.end_runtimes(place.slot) && self.release(place.slot) {
                 self.forget(place.slot);
             } else {
                 let own = place.ports.iter().map(|p| p.0).filter(|port| !kept.contains(port));
@@ -371,7 +397,13 @@ impl Server {
     }
 
     /// From here on the new topology runs.
-    fn switch(&mut self, wanted: Topology, plan: &Plan, prepared: Vec<Prepared>) -> Vec<Leaver> {
+    fn switch(
+        &mut self,
+        wanted: Topology,
+        plan: &Plan,
+        mut prepared: Vec<Prepared>,
+        doors: AttachDoors,
+    ) -> Vec<Leaver> {
         let old = std::mem::take(&mut self.places);
         let names: Vec<String> = self.topology.services.iter().map(|s| s.name.clone()).collect();
         let mut leavers = Vec::new();
@@ -388,12 +420,13 @@ impl Server {
         let mut places: Vec<Option<Place>> = wanted.services.iter().map(|_| None).collect();
         for (place, name) in old.into_iter().zip(names) {
             let at = plan.services.iter().position(|(of, _)| *of == name).expect("all are in it");
-            let successor = prepared.iter().find(|new| new.index == at);
+            let mut successor = prepared.iter_mut().find(|new| new.index == at);
             if plan.services[at].1 == Fate::Unchanged {
                 places[at] = Some(place);
                 continue;
             }
-            let kept = successor.map_or(&[][..], |new| &new.kept);
+            let after = successor.as_mut().map_or(Vec::new(), |new| std::mem::take(&mut new.after));
+            let kept = successor.as_ref().map_or(&[][..], |new| &new.kept);
             let ports = place.ports.iter().map(|p| p.0);
             let stopped: Vec<_> = ports.filter(|port| !kept.contains(port)).collect();
             switch.stop.extend(&stopped);
@@ -401,19 +434,23 @@ impl Server {
             let farewell = Farewell::default();
             switch.leave.push(Leave {
                 slot: place.slot,
-                successor: successor.filter(|_| keeps).map(|new| new.place.slot),
+                successor: successor.as_ref().filter(|_| keeps).map(|new| new.place.slot),
                 farewell: farewell.clone(),
             });
             let dropped_before = place.metrics.snapshot().dropped(DropReason::DrainTimeout);
             let (slot, metrics) = (place.slot, place.metrics);
-            leavers.push(Leaver { name, slot, metrics, farewell, dropped_before, stopped });
+            leavers.push(Leaver { name, slot, metrics, farewell, dropped_before, stopped, after });
         }
         for new in prepared {
             places[new.index] = Some(new.place);
         }
         self.places = places.into_iter().map(|p| p.expect("each is old or new")).collect();
         self.topology = Arc::new(wanted);
-        self.metrics.set_services(self.places.iter().map(|p| p.metrics.clone()).collect());
+        self.show();
+        if let Some(runtimes) = &self.runtimes {
+            let leaving = switch.leave.iter().map(|leave| leave.slot).collect();
+            runtimes.change_doors(&self.topology, doors, leaving);
+        }
         let (answer, answers) = mpsc::channel();
         let switch = Arc::new(switch);
         for inbox in self.inboxes.iter() {
@@ -431,10 +468,9 @@ impl Server {
         leavers
     }
 
-    /// Waits until a service has nothing left, and lets go of it. Returns how many of its requests were not
-    /// answered, and whether something of it stays behind.
-    fn let_go(&mut self, leaver: Leaver, give_up: &dyn Fn() -> bool) -> (String, u64, bool) {
-        let Leaver { name, slot, metrics, farewell, dropped_before, stopped } = leaver;
+    /// Waits until a service has nothing left, and lets go of it.
+    fn let_go(&mut self, leaver: Leaver, give_up: &dyn Fn() -> bool) -> Outcome {
+        let Leaver { name, slot, metrics, farewell, dropped_before, stopped, after } = leaver;
         let patience = Duration::from_millis(self.topology.engine.drain_ms);
         let mut settled = self.wait_for(&farewell, patience, give_up);
         if !settled && !give_up() {
@@ -443,7 +479,7 @@ impl Server {
             }
             settled = self.wait_for(&farewell, EXPIRED_IN, give_up);
         }
-        let gone = if settled && self.release(slot) {
+        let gone = if settled && self.end_runtimes(slot) && self.release(slot) {
             self.forget(slot)
         } else {
             self.burnt_ports.extend(stopped);
@@ -451,7 +487,15 @@ impl Server {
             false
         };
         let dropped = metrics.snapshot().dropped(DropReason::DrainTimeout);
-        (name, dropped - dropped_before, !gone)
+        let runtimes = self.runtimes.as_ref().filter(|_| !after.is_empty());
+        let awaited = runtimes.map(|runtimes| runtimes.seat(after));
+        let unanswered = dropped - dropped_before;
+        Outcome { name, unanswered, left_behind: !gone, awaited, not_started: None }
+    }
+
+    /// The runtimes of a slot, which has nothing left for them, end; whether all did.
+    fn end_runtimes(&self, slot: u16) -> bool {
+        self.runtimes.as_ref().is_none_or(|runtimes| runtimes.leave(slot))
     }
 
     fn wait_for(
@@ -496,18 +540,42 @@ impl Server {
                 ended = false;
             }
         }
-        for region in self.regions.extract_if(.., |region| region.slot == slot) {
-            self.heart.remove(region.beat);
-        }
+        self.regions.retain(|region| region.slot != slot);
         ended
     }
 }
 
-fn report(plan: Plan, outcomes: &[(String, u64, bool)]) -> ChangeReport {
+/// What became of a version that left.
+struct Outcome {
+    name: String,
+    unanswered: u64,
+    left_behind: bool,
+    /// Runtimes of its successor.
+    awaited: Option<Awaited>,
+    not_started: Option<String>,
+}
+
+impl Outcome {
+    /// Waits until the runtimes serve, or do not come to.
+    fn wait(mut self, give_up: &dyn Fn() -> bool) -> Self {
+        let waited = self.awaited.take().map_or(Ok(()), |awaited| awaited.wait(&mut || give_up()));
+        if let Err(Unready::Failed(_, why)) = waited {
+            self.not_started = Some(why);
+        }
+        self
+    }
+}
+
+fn report(plan: Plan, outcomes: &[Outcome]) -> ChangeReport {
     let service = |(name, fate): (String, Fate)| {
-        let outcome = outcomes.iter().find(|(of, ..)| *of == name);
-        let (unanswered, left_behind) = outcome.map_or((0, false), |o| (o.1, o.2));
-        ServiceChange { name, fate, unanswered, left_behind }
+        let outcome = outcomes.iter().find(|outcome| outcome.name == name);
+        ServiceChange {
+            fate,
+            unanswered: outcome.map_or(0, |o| o.unanswered),
+            left_behind: outcome.is_some_and(|o| o.left_behind),
+            not_started: outcome.and_then(|o| o.not_started.clone()),
+            name,
+        }
     };
     let services = plan.services.into_iter().map(service).collect();
     ChangeReport { services, settings: plan.settings }

@@ -5,7 +5,7 @@
 //! thread of its own, because a worker may be inside a long kernel, and because blocks can already
 //! run while other services are still being started.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,6 +18,12 @@ const BEAT: Duration = Duration::from_millis(500);
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Default)]
@@ -44,25 +50,31 @@ impl Heart {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// From now on this region's heartbeat advances too. Returns its number.
-    pub(super) fn add(&self, words: Words<MappedMemory>) -> u64 {
-        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+    /// From now on this region's heartbeat advances too, until what is returned is dropped.
+    pub(super) fn add(&self, words: Words<MappedMemory>) -> Beat {
+        let mut state = self.shared.lock();
         state.added += 1;
         let number = state.added;
         state.regions.push((number, words));
         self.shared.changed.notify_one();
-        number
+        Beat { shared: self.shared.clone(), number }
     }
+}
 
-    /// Lets go of a region: its heartbeat stands still.
-    pub(super) fn remove(&self, number: u64) {
-        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.regions.retain(|(of, _)| *of != number);
+/// A region's heartbeat; it stands still once this is dropped.
+pub(super) struct Beat {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Drop for Beat {
+    fn drop(&mut self) {
+        self.shared.lock().regions.retain(|(of, _)| *of != self.number);
     }
 }
 
 fn beat(shared: &Shared) {
-    let mut state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state = shared.lock();
     while !state.stop {
         state.beats += 1;
         for (_, words) in &state.regions {
@@ -75,7 +87,7 @@ fn beat(shared: &Shared) {
 
 impl Drop for Heart {
     fn drop(&mut self) {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).stop = true;
+        self.shared.lock().stop = true;
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
             // It cannot panic; if it did, there is nothing left to do for it.

@@ -5,6 +5,7 @@
 //! longest makes room, because closing the door would keep out those who speak.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use sys::local::{LocalListener, LocalSocket};
@@ -42,15 +43,28 @@ pub(super) struct Arrived<D> {
     pub(super) hello: Vec<u8>,
 }
 
-impl<D: Copy> Lobby<D> {
-    pub(super) fn new(doors: Vec<(D, LocalListener)>, hello_bytes_max: usize) -> Self {
-        Self { doors, strangers: Vec::new(), hello_bytes_max, next_report: Instant::now() }
+impl<D: Clone> Lobby<D> {
+    /// Without a door.
+    pub(super) fn new(hello_bytes_max: usize) -> Self {
+        let (doors, strangers) = (Vec::new(), Vec::new());
+        Self { doors, strangers, hello_bytes_max, next_report: Instant::now() }
     }
 
     /// Nobody comes in any more, and the sockets' files go.
     pub(super) fn close(&mut self) {
         self.doors.clear();
         self.strangers.clear();
+    }
+
+    /// From now on these are the doors: `new` ones, and of those that are open whichever `name` names anew.
+    pub(super) fn change_doors(
+        &mut self,
+        name: impl Fn(&Path) -> Option<D>,
+        new: Vec<(D, LocalListener)>,
+    ) {
+        let old = std::mem::take(&mut self.doors).into_iter();
+        let kept = old.filter_map(|(_, listener)| Some((name(listener.path())?, listener)));
+        self.doors = kept.chain(new).collect();
     }
 
     /// Lets somebody in who did not come by a listener, and may take until then for its hello.
@@ -104,7 +118,7 @@ impl<D: Copy> Lobby<D> {
         let (door, listener) = &self.doors[index];
         match listener.accept() {
             Ok(Some(socket)) => {
-                let door = *door;
+                let door = door.clone();
                 if self.strangers.len() >= STRANGERS_MAX {
                     let oldest = (0..self.strangers.len()).min_by_key(|i| self.strangers[*i].until);
                     self.strangers.swap_remove(oldest.expect("there are some"));

@@ -55,8 +55,10 @@ impl MemoryPorts {
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
+        let mut lobby = Lobby::new(HELLO_BYTES);
+        lobby.change_doors(|_| None, self.listeners);
         let mut desk = Desk {
-            lobby: Lobby::new(self.listeners, HELLO_BYTES),
+            lobby,
             topology,
             fabric,
             wakers,

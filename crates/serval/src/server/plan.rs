@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use engine::topology::{Accelerator, AcceleratorKind, Limits, Listen, Service, Topology};
+use engine::topology::{Accelerator, Limits, Listen, Service, Topology};
 
 /// What becomes of one service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl fmt::Display for Refusal {
 pub(super) struct Plan {
     /// Every service by name: those of the new topology in its order, then those that leave.
     pub(super) services: Vec<(String, Fate)>,
-    /// Keys of `[engine]` and `[limits]` that get another value.
+    /// Keys of `[engine]` and `[limits]` that get another value, and `accelerator` if there are others.
     pub(super) settings: Vec<&'static str>,
 }
 
@@ -62,10 +62,8 @@ impl Plan {
         let gone = running.services.iter().filter(|s| named(wanted, &s.name).is_none());
         services.extend(gone.map(|service| (service.name.clone(), Fate::Removed)));
         for (name, fate) in services.iter().filter(|(_, fate)| *fate != Fate::Unchanged) {
-            let versions = [(running, named(running, name)), (wanted, named(wanted, name))];
-            for (topology, service) in versions {
-                refusals.extend(service.and_then(|service| fixed(topology, service, *fate)));
-            }
+            let versions = [named(running, name), named(wanted, name)];
+            refusals.extend(versions.into_iter().flatten().filter_map(|s| fixed(s, *fate)));
             refusals.extend(named(wanted, name).and_then(|s| taken(running, s)));
         }
         refusals.dedup();
@@ -136,30 +134,27 @@ fn settings(
         ("limits.region_mib", *region_mib == to.region_mib),
         ("limits.udp_reply_ratio", *udp_reply_ratio == to.udp_reply_ratio),
     ];
-    live.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+    let among = |all: &[Accelerator], a: &Accelerator| all.contains(a);
+    let same = running.accelerators.len() == wanted.accelerators.len()
+        && wanted.accelerators.iter().all(|a| among(&running.accelerators, a));
+    let live = live.into_iter().chain([("accelerator", same)]);
+    live.filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }
 
 /// What keeps a service from coming, changing or leaving.
-fn fixed(topology: &Topology, service: &Service, fate: Fate) -> Option<Refusal> {
+fn fixed(service: &Service, fate: Fate) -> Option<Refusal> {
     let what = format!("service {:?}", service.name);
     let verb = match fate {
         Fate::Added => "be added",
         Fate::Removed => "be removed",
         Fate::Unchanged | Fate::Changed { .. } => "change",
     };
-    if !service.memory_ports.is_empty() {
-        let why = format!(
-            "cannot {verb} while the engine runs (shared-memory ports are opened at the start): \
-             restart to apply it"
-        );
-        return Some(Refusal { what, why });
+    if service.memory_ports.is_empty() {
+        return None;
     }
-    let elsewhere = |a: &&Accelerator| !matches!(a.kind, AcceleratorKind::Cpu { .. });
-    let accelerator = accelerators(topology, service).find(elsewhere)?;
     let why = format!(
-        "cannot {verb} while the engine runs (accelerator {:?} is not of kind \"cpu\"): restart to \
-         apply it",
-        accelerator.name
+        "cannot {verb} while the engine runs (shared-memory ports are opened at the start): \
+         restart to apply it"
     );
     Some(Refusal { what, why })
 }
@@ -192,7 +187,7 @@ mod tests {
     use wire::nic::Transport;
 
     use super::*;
-    use engine::topology::{CpuPlacement, EngineSettings};
+    use engine::topology::{AcceleratorKind, CpuPlacement, EngineSettings};
 
     fn listen(port: u16) -> Listen {
         Listen { transport: Transport::Udp, address: ([127, 0, 0, 1], port).into() }

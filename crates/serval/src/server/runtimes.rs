@@ -17,15 +17,19 @@
 //! life ends, and started again after a pause that doubles until a life has lasted. Where runtimes attach
 //! by themselves, the next life's region is made after such a pause: whoever takes offers and leaves, over and over,
 //! costs no more than that.
+//!
+//! *Seats come and go with services* ([`Runtimes::seat`], [`Runtimes::change_doors`], [`Runtimes::leave`]). One whose service is about to leave
+//! serves on until everything is answered, and has no next life; then its runtime is asked to end.
 
 mod seat;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -42,8 +46,8 @@ use wire::attach::{FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Offer, Rea
 use super::heart::Heart;
 use super::lobby::{Arrived, Lobby, check_user};
 use crate::runtime::Pulse;
-use seat::{Ending, Seat, State, absolute, word_of};
-pub(super) use seat::{Life, SeatStart};
+use seat::{Ending, First, Life, Seat, State, absolute, word_of};
+pub(super) use seat::{Post, SeatStart};
 
 /// How long a runtime that the engine started may take to say hello, and any runtime to get its blocks ready.
 const START_PATIENCE: Duration = Duration::from_secs(30);
@@ -61,47 +65,69 @@ struct Call {
     bell: Bell,
     draining: AtomicBool,
     stop: AtomicBool,
+    orders: Mutex<Vec<Order>>,
+}
+
+/// How seats and doors change.
+enum Order {
+    /// These come.
+    Seat(Vec<SeatStart>, Sender<First>),
+    /// These doors are open from now on, and the seats in these slots have no next life.
+    ChangeDoors { names: Vec<(PathBuf, Arc<str>)>, new: AttachDoors, leaving: Vec<u16> },
+    /// The seats in this slot are given up; what comes along is dropped when they are gone.
+    Leave(u16, Sender<()>),
 }
 
 /// Runs until it is dropped, which must be after the workers have ended.
 pub(super) struct Runtimes {
     call: Arc<Call>,
     thread: Option<JoinHandle<()>>,
-    /// What became of the first runtime of each seat whose runtimes the engine starts.
-    first: mpsc::Receiver<(usize, Result<(), String>)>,
-    launched: usize,
 }
 
 /// Why runtimes are not waited for any more.
 pub(super) enum Unready {
     /// That of this service does not serve, and why.
-    Failed(usize, String),
+    Failed(String, String),
     Cancelled,
 }
 
-/// The paths where runtimes attach, open; nobody is let in before [`Runtimes::start`].
+/// The paths where runtimes attach, open, with the names of their accelerators.
+#[derive(Default)]
 pub(super) struct AttachDoors(Vec<(Door, LocalListener)>);
 
 impl AttachDoors {
-    pub(super) fn open(topology: &Topology) -> Result<Self, LocalError> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Those of `wanted` that `running` does not have.
+    pub(super) fn open(wanted: &Topology, running: Option<&Topology>) -> Result<Self, LocalError> {
         let mut doors = Vec::new();
-        for (index, accelerator) in topology.accelerators.iter().enumerate() {
-            if let AcceleratorKind::Process { launch: Launch::External { attach }, .. } =
-                &accelerator.kind
-            {
-                doors.push((Door::Accelerator(index), LocalListener::bind(attach)?));
+        for (path, name) in attach_paths(wanted) {
+            if !running.is_some_and(|running| attach_paths(running).any(|(of, _)| of == path)) {
+                doors.push((Door::Accelerator(name.into()), LocalListener::bind(path)?));
             }
         }
         Ok(Self(doors))
     }
 }
 
+/// Where runtimes attach, and the accelerators they are for.
+fn attach_paths(topology: &Topology) -> impl Iterator<Item = (&Path, &str)> {
+    topology.accelerators.iter().filter_map(|accelerator| match &accelerator.kind {
+        AcceleratorKind::Process { launch: Launch::External { attach }, .. } => {
+            Some((attach.as_path(), accelerator.name.as_str()))
+        }
+        _ => None,
+    })
+}
+
 /// Processes that share a GPU wait for each other's turns on it, which last for milliseconds.
-fn warn_of_shared_gpus(seats: &[Seat], topology: &Topology) {
+fn warn_of_shared_gpus(seats: &BTreeMap<u64, Seat>) {
     let mut by_gpu: BTreeMap<u32, Vec<&str>> = BTreeMap::new();
-    for seat in seats.iter().filter(|seat| seat.is_launched()) {
-        if let Some(gpu) = seat.gpu {
-            by_gpu.entry(gpu).or_default().push(&topology.services[seat.service].name);
+    for seat in seats.values().filter(|seat| seat.is_launched() && !seat.last) {
+        if let Some(gpu) = seat.gpu() {
+            by_gpu.entry(gpu).or_default().push(&seat.post.service.name);
         }
     }
     for (gpu, services) in by_gpu.into_iter().filter(|(_, services)| services.len() > 1) {
@@ -114,67 +140,85 @@ fn warn_of_shared_gpus(seats: &[Seat], topology: &Topology) {
     }
 }
 
+/// Runtimes that the engine starts, on their way.
+pub(super) struct Awaited {
+    first: Receiver<First>,
+}
+
+impl Awaited {
+    /// Waits until each of them serves, or until `cancelled` says so.
+    pub(super) fn wait(self, cancelled: &mut dyn FnMut() -> bool) -> Result<(), Unready> {
+        let mut deadline = Instant::now() + 2 * START_PATIENCE;
+        loop {
+            match self.first.recv_timeout(WANTED_PAUSE) {
+                Ok((_, Ok(()))) => deadline = Instant::now() + 2 * START_PATIENCE,
+                Ok((service, Err(why))) => return Err(Unready::Failed(service, why)),
+                // Each has told.
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) if cancelled() => return Err(Unready::Cancelled),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    let why = "its runtime gives no sign of life".to_owned();
+                    return Err(Unready::Failed(String::new(), why));
+                }
+            }
+        }
+    }
+}
+
 impl Runtimes {
-    /// Starts the thread; `None` when there is nothing for it to do.
+    /// Starts the thread; it has neither seats nor doors.
     pub(super) fn start(
-        doors: AttachDoors,
-        seats: Vec<SeatStart>,
-        topology: Arc<Topology>,
         fabric: Arc<Fabric<AcceptedSocket>>,
         heart: Arc<Heart>,
-        lives: &[Arc<AcceleratorLives>],
-    ) -> std::io::Result<Option<Self>> {
-        if seats.is_empty() && doors.0.is_empty() {
-            return Ok(None);
-        }
+    ) -> std::io::Result<Self> {
         let call = Arc::new(Call {
             bell: Bell::new()?,
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            orders: Mutex::default(),
         });
-        let (tell_first, first) = mpsc::channel();
-        let seats: Vec<Seat> =
-            seats.into_iter().zip(lives).map(|(s, l)| Seat::new(s, l.clone(), &topology)).collect();
-        let launched = seats.iter().filter(|seat| seat.is_launched()).count();
-        warn_of_shared_gpus(&seats, &topology);
         let mut desk = Desk {
-            lobby: Lobby::new(doors.0, MESSAGE_BYTES_MAX),
-            seats,
-            topology,
+            lobby: Lobby::new(MESSAGE_BYTES_MAX),
+            seats: BTreeMap::new(),
+            seated: 0,
             fabric,
             heart,
             call: call.clone(),
             leaving: Vec::new(),
             dying: Vec::new(),
-            tell_first,
         };
         let builder = std::thread::Builder::new().name("serval-runtimes".into());
         let thread = builder.spawn(move || desk.run())?;
-        Ok(Some(Self { call, thread: Some(thread), first, launched }))
+        Ok(Self { call, thread: Some(thread) })
     }
 
-    /// Waits until every runtime that the engine starts serves, or until `cancelled` says so.
-    pub(super) fn wait_ready(
-        &mut self,
-        cancelled: &mut dyn FnMut() -> bool,
-    ) -> Result<(), Unready> {
-        let mut deadline = Instant::now() + 2 * START_PATIENCE;
-        while self.launched > 0 {
-            match self.first.recv_timeout(WANTED_PAUSE) {
-                Ok((_, Ok(()))) => {
-                    self.launched -= 1;
-                    deadline = Instant::now() + 2 * START_PATIENCE;
-                }
-                Ok((service, Err(why))) => return Err(Unready::Failed(service, why)),
-                Err(_) if cancelled() => return Err(Unready::Cancelled),
-                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
-                Err(_) => {
-                    let why = "its runtime gives no sign of life".to_owned();
-                    return Err(Unready::Failed(0, why));
-                }
-            }
-        }
-        Ok(())
+    fn order(&self, order: Order) {
+        self.call.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        self.call.bell.ring();
+    }
+
+    /// Seats come; the workers have their lanes. Those whose runtimes the engine starts are to be waited for.
+    pub(super) fn seat(&self, seats: Vec<SeatStart>) -> Awaited {
+        let (tell, first) = mpsc::channel();
+        self.order(Order::Seat(seats, tell));
+        Awaited { first }
+    }
+
+    /// From now on runtimes attach where `wanted` says: `new` doors open, those it does not name close. The seats
+    /// in the slots `leaving` have no next life.
+    pub(super) fn change_doors(&self, wanted: &Topology, new: AttachDoors, leaving: Vec<u16>) {
+        let names = attach_paths(wanted).map(|(path, name)| (path.to_owned(), name.into()));
+        self.order(Order::ChangeDoors { names: names.collect(), new, leaving });
+    }
+
+    /// Ends the runtimes of the service in a slot, which has nothing left for them. Returns whether all of
+    /// them are gone.
+    pub(super) fn leave(&self, slot: u16) -> bool {
+        let (tell, gone) = mpsc::channel();
+        self.order(Order::Leave(slot, tell));
+        let patience = 2 * GOODBYE_PATIENCE + Duration::from_secs(1);
+        matches!(gone.recv_timeout(patience), Err(RecvTimeoutError::Disconnected))
     }
 
     /// No runtime is let in or started any more; those that serve go on.
@@ -196,19 +240,21 @@ impl Drop for Runtimes {
 }
 
 /// How somebody came in.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Door {
-    /// By the path of an accelerator.
-    Accelerator(usize),
+    /// By the path of the accelerator of this name.
+    Accelerator(Arc<str>),
     /// As the process that was started for a seat, and how many were before it.
-    Seat(usize, u64),
+    Seat(u64, u64),
 }
 
 /// The thread's state.
 struct Desk {
     lobby: Lobby<Door>,
-    seats: Vec<Seat>,
-    topology: Arc<Topology>,
+    /// By number, in the order in which they came.
+    seats: BTreeMap<u64, Seat>,
+    /// How many there have been.
+    seated: u64,
     fabric: Arc<Fabric<AcceptedSocket>>,
     heart: Arc<Heart>,
     call: Arc<Call>,
@@ -216,7 +262,6 @@ struct Desk {
     leaving: Vec<Arc<SharedMemory>>,
     /// Processes that were killed, until they are gone.
     dying: Vec<Child>,
-    tell_first: mpsc::Sender<(usize, Result<(), String>)>,
 }
 
 impl Desk {
@@ -225,31 +270,73 @@ impl Desk {
             if self.draining() {
                 self.lobby.close();
             }
+            self.obey();
+            self.look_after_all();
             self.wait_and_see();
         }
         self.say_goodbye();
+    }
+
+    /// Does what was ordered, in order.
+    fn obey(&mut self) {
+        let orders =
+            std::mem::take(&mut *self.call.orders.lock().unwrap_or_else(PoisonError::into_inner));
+        for order in orders {
+            match order {
+                Order::Seat(starts, first) => {
+                    for start in starts {
+                        self.seated += 1;
+                        self.seats.insert(self.seated, Seat::new(start, &first));
+                    }
+                    warn_of_shared_gpus(&self.seats);
+                }
+                Order::ChangeDoors { names, new, leaving } => {
+                    let name = |path: &Path| {
+                        let found = names.iter().find(|(of, _)| of == path)?;
+                        Some(Door::Accelerator(found.1.clone()))
+                    };
+                    self.lobby.change_doors(name, new.0);
+                    for seat in self.seats.values_mut().filter(|s| leaving.contains(&s.post.slot)) {
+                        seat.last = true;
+                    }
+                }
+                Order::Leave(slot, gone) => {
+                    for seat in self.seats.values_mut().filter(|s| s.post.slot == slot) {
+                        seat.part(Some(gone.clone()));
+                    }
+                }
+            }
+        }
+    }
+
+    fn seat(&mut self, id: u64) -> &mut Seat {
+        self.seats.get_mut(&id).expect("only seats that are there are named")
     }
 
     fn draining(&self) -> bool {
         self.call.draining.load(Ordering::Relaxed)
     }
 
-    fn wait_and_see(&mut self) {
+    /// What is due by time.
+    fn look_after_all(&mut self) {
         // Unmaps those that nobody else holds any more.
         self.leaving.retain(|memory| Arc::strong_count(memory) > 1);
         self.dying.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
-        for seat in 0..self.seats.len() {
-            self.look_after(seat);
+        for id in self.seats.keys().copied().collect::<Vec<_>>() {
+            self.look_after(id);
         }
+    }
+
+    fn wait_and_see(&mut self) {
         let mut files: Vec<BorrowedFd<'_>> = vec![self.call.bell.as_fd()];
-        let spoken: Vec<usize> =
-            (0..self.seats.len()).filter(|i| self.seats[*i].socket().is_some()).collect();
-        files.extend(self.seats.iter().filter_map(|s| Some(s.socket()?.as_fd())));
+        let spoken = self.seats.iter().filter(|(_, seat)| seat.socket().is_some());
+        let spoken: Vec<u64> = spoken.map(|(id, _)| *id).collect();
+        files.extend(self.seats.values().filter_map(|s| Some(s.socket()?.as_fd())));
         files.extend(self.lobby.files());
         let leaving = !self.leaving.is_empty() || !self.dying.is_empty();
         let pause = leaving.then(|| Instant::now() + LEAVING_PAUSE);
         let due =
-            self.seats.iter().filter_map(Seat::due).chain(self.lobby.until()).chain(pause).min();
+            self.seats.values().filter_map(Seat::due).chain(self.lobby.until()).chain(pause).min();
         let timeout = due.map(|due| due.saturating_duration_since(Instant::now()));
         let ready = wait_readable(&files, timeout);
         let (bell, rest) = ready.split_at(1);
@@ -266,16 +353,19 @@ impl Desk {
     }
 
     /// What is due for a seat by time.
-    fn look_after(&mut self, index: usize) {
+    fn look_after(&mut self, id: u64) {
         let now = Instant::now();
         let draining = self.draining();
-        let seat = &mut self.seats[index];
+        let seat = self.seat(id);
+        if seat.has_left() {
+            return self.remove(id);
+        }
         if seat.next_try.is_some_and(|due| due <= now) {
             seat.next_try = None;
             if seat.life.is_none() {
-                self.prepare(index);
+                self.prepare(id);
             } else if !draining {
-                self.launch(index);
+                self.launch(id);
             }
             return;
         }
@@ -292,11 +382,11 @@ impl Desk {
                 if life.link.condemned() {
                     Ending::lost("ring_corrupt", "it wrote impossible words into its region")
                 } else if pulse.lost(life.words.accelerator_heartbeat()) {
-                    let ms = seat.heartbeat.as_millis();
+                    let ms = seat.post.launch().1.as_millis();
                     let reason = DropReason::AcceleratorStalled;
                     Ending { word: "stalled", reason, text: format!("it stood still for {ms} ms") }
                 } else if let Some(block) =
-                    (0..life.blocks).find(|b| life.words.block_state(*b) == state::ENDED)
+                    (0..seat.post.blocks()).find(|b| life.words.block_state(*b) == state::ENDED)
                 {
                     let why = word_of(life.words.block(block).reason);
                     Ending::lost(why, format!("block {block} ended ({why})"))
@@ -306,19 +396,27 @@ impl Desk {
             }
             _ => return,
         };
-        self.end(index, ending);
+        self.end(id, ending);
+    }
+
+    /// A seat that was given up is empty.
+    fn remove(&mut self, id: u64) {
+        self.retire(id);
+        // Dropping it tells who waits for that.
+        self.seats.remove(&id);
     }
 
     /// Starts a seat's process.
-    fn launch(&mut self, index: usize) {
-        match self.seats[index].launch() {
+    fn launch(&mut self, id: u64) {
+        let seat = self.seat(id);
+        match seat.launch() {
             Ok((socket, until)) => {
-                let door = Door::Seat(index, self.seats[index].launches);
+                let door = Door::Seat(id, seat.launches);
                 self.lobby.expect(door, socket, until);
             }
             Err(error) => {
                 let text = format!("its process cannot be started: {error}");
-                self.end(index, Ending::lost("not_started", text));
+                self.end(id, Ending::lost("not_started", text));
             }
         }
     }
@@ -326,15 +424,15 @@ impl Desk {
     /// Somebody said hello.
     fn meet(&mut self, arrived: Arrived<Door>) {
         let Arrived { door, socket, hello } = arrived;
-        if let Door::Seat(index, launch) = door {
-            let seat = &self.seats[index];
+        if let Door::Seat(id, launch) = door {
+            let Some(seat) = self.seats.get_mut(&id) else { return };
             if launch != seat.launches || !matches!(seat.state, State::Expected { .. }) {
                 // Of a process that was given up.
                 return;
             }
             if hello.is_empty() {
-                let text = self.seats[index].exit_text();
-                return self.end(index, Ending::lost("lost", text));
+                let text = seat.exit_text();
+                return self.end(id, Ending::lost("lost", text));
             }
         } else if hello.is_empty() {
             return;
@@ -351,57 +449,56 @@ impl Desk {
                     "the engine speaks region ABI {ABI_VERSION}, the runtime {theirs}: use matching builds"
                 ));
             }
-            let index = match door {
-                Door::Seat(index, _) => index,
+            let id = match &door {
+                Door::Seat(id, _) => *id,
                 Door::Accelerator(accelerator) => self.choose(accelerator, &hello)?,
             };
-            Ok((index, hello))
+            Ok((id, hello))
         });
         match offered {
-            Ok((index, hello)) => self.offer(index, socket, &hello),
+            Ok((id, hello)) => self.offer(id, socket, &hello),
             Err(why) => {
                 tracing::warn!(why, "a runtime is refused");
                 // If it does not listen to the answer it has gone already.
                 let _ = socket.send(&FromEngine::Refuse(why.clone()).encode(), &[]);
-                if let Door::Seat(index, _) = door {
-                    self.end(index, Ending::lost("refused", why));
+                if let Door::Seat(id, _) = door {
+                    self.end(id, Ending::lost("refused", why));
                 }
             }
         }
     }
 
     /// The seat for a runtime that came by the path of an accelerator; why there is none.
-    fn choose(&self, accelerator: usize, hello: &Hello) -> Result<usize, String> {
-        let name = &self.topology.accelerators[accelerator].name;
-        let service_of = |seat: &Seat| &self.topology.services[seat.service];
-        let of_it: Vec<(usize, &Seat)> =
-            self.seats.iter().enumerate().filter(|(_, s)| s.accelerator == accelerator).collect();
+    fn choose(&self, name: &str, hello: &Hello) -> Result<u64, String> {
+        // Those of a service's version that leaves take nobody in any more.
+        let seats = self.seats.iter().map(|(id, seat)| (*id, seat)).filter(|(_, s)| !s.last);
+        let of_it: Vec<(u64, &Seat)> =
+            seats.filter(|(_, s)| s.post.accelerator.name == name).collect();
         if of_it.is_empty() {
             return Err(format!("no service uses accelerator {name:?}"));
         }
-        let kernel_of = |seat: &Seat| service_of(seat).kernel_on(seat.place);
         let list = |of: &dyn Fn(&Seat) -> String| {
             of_it.iter().map(|(_, seat)| of(seat)).collect::<Vec<_>>().join(", ")
         };
-        let services = || list(&|seat| service_of(seat).name.clone());
+        let services = || list(&|seat| seat.post.service.name.clone());
         let wanted =
-            |seat: &Seat| hello.service.is_empty() || service_of(seat).name == hello.service;
+            |seat: &Seat| hello.service.is_empty() || seat.post.service.name == hello.service;
         let mut fitting = of_it.iter().filter(|(_, seat)| wanted(seat)).peekable();
         if fitting.peek().is_none() {
             let (wish, known) = (&hello.service, services());
             return Err(format!("accelerator {name:?} has no service {wish:?}: it has {known}"));
         }
-        let runs = |seat: &Seat| hello.kernel.is_empty() || kernel_of(seat) == hello.kernel;
+        let runs = |seat: &Seat| hello.kernel.is_empty() || seat.post.kernel() == hello.kernel;
         let mut fitting = fitting.filter(|(_, seat)| runs(seat)).peekable();
         if fitting.peek().is_none() {
-            let (wish, known) = (&hello.kernel, list(&|seat| kernel_of(seat).to_owned()));
+            let (wish, known) = (&hello.kernel, list(&|seat| seat.post.kernel().to_owned()));
             return Err(format!(
                 "no service of accelerator {name:?} runs kernel {wish:?}: they run {known}"
             ));
         }
         let free = |seat: &Seat| matches!(seat.state, State::Vacant) && seat.life.is_some();
         let fitting: Vec<_> = fitting.collect();
-        let found = fitting.iter().find(|(_, seat)| free(seat)).map(|(index, _)| *index);
+        let found = fitting.iter().find(|(_, seat)| free(seat)).map(|(id, _)| *id);
         let soon = fitting.iter().any(|(_, seat)| matches!(seat.state, State::Vacant));
         found.ok_or_else(|| match services() {
             _ if soon => {
@@ -415,21 +512,20 @@ impl Desk {
         })
     }
 
-    fn offer(&mut self, index: usize, socket: LocalSocket, hello: &Hello) {
-        let seat = &mut self.seats[index];
-        let service = &self.topology.services[seat.service];
-        let accelerator = self.topology.accelerators[seat.accelerator].name.clone();
+    fn offer(&mut self, id: u64, socket: LocalSocket, hello: &Hello) {
+        let seat = self.seat(id);
+        let service = &seat.post.service;
         let Some(life) = &seat.life else {
-            return self.end(index, Ending::lost("no_memory", "there is no memory for its region"));
+            return self.end(id, Ending::lost("no_memory", "there is no memory for its region"));
         };
         let offer = Offer {
             generation: life.generation,
             region_bytes: life.memory.len_bytes() as u64,
-            blocks: life.blocks,
-            heartbeat_ms: seat.heartbeat.as_millis() as u32,
+            blocks: seat.post.blocks(),
+            heartbeat_ms: seat.heartbeat().as_millis() as u32,
             service: service.name.clone(),
-            accelerator,
-            kernel: absolute(service.kernel_on(seat.place)),
+            accelerator: seat.post.accelerator.name.clone(),
+            kernel: absolute(seat.post.kernel()),
             params: service.params.clone(),
         };
         let Hello { kind, process, .. } = hello;
@@ -444,13 +540,13 @@ impl Desk {
         let sent = socket.send(&FromEngine::Offer(offer).encode(), &descriptors);
         seat.state = State::Starting { socket, until: Instant::now() + START_PATIENCE };
         if let Err(error) = sent {
-            self.end(index, Ending::lost("lost", format!("it did not take its offer: {error}")));
+            self.end(id, Ending::lost("lost", format!("it did not take its offer: {error}")));
         }
     }
 
     /// A runtime said something, or its connection has ended.
-    fn hear(&mut self, index: usize) {
-        let seat = &mut self.seats[index];
+    fn hear(&mut self, id: u64) {
+        let seat = self.seat(id);
         let Some(socket) = seat.socket() else { return };
         let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
         let len = match socket.receive(&mut bytes) {
@@ -458,12 +554,17 @@ impl Desk {
             Ok(Some(len)) => len,
             Err(_) => 0,
         };
+        if let State::Leaving { socket, .. } = &mut seat.state {
+            // A goodbye, most likely; whatever it is, it is the last word.
+            *socket = None;
+            return;
+        }
         if len == 0 {
-            let text = self.seats[index].exit_text();
-            return self.end(index, Ending::lost("lost", text));
+            let text = seat.exit_text();
+            return self.end(id, Ending::lost("lost", text));
         }
         let ending = match FromRuntime::decode(&bytes[..len]) {
-            Ok(FromRuntime::Ready(ready)) => match self.begin(index, ready) {
+            Ok(FromRuntime::Ready(ready)) => match self.begin(id, ready) {
                 Ok(()) => return,
                 Err(text) => Ending::lost("protocol", text),
             },
@@ -475,17 +576,18 @@ impl Desk {
             Ok(FromRuntime::Hello(_)) => Ending::lost("protocol", "it said hello twice"),
             Err(error) => Ending::lost("protocol", error.to_string()),
         };
-        self.end(index, ending);
+        self.end(id, ending);
     }
 
     /// The blocks of a seat run.
-    fn begin(&mut self, index: usize, ready: Ready) -> Result<(), String> {
-        let seat = &mut self.seats[index];
+    fn begin(&mut self, id: u64, ready: Ready) -> Result<(), String> {
+        let fabric = self.fabric.clone();
+        let seat = self.seat(id);
         let Some(life) = &seat.life else { return Err("it has no region".into()) };
         let vacant = State::Vacant;
         let socket = match std::mem::replace(&mut seat.state, vacant) {
             State::Starting { socket, .. }
-                if (ready.generation, ready.blocks) == (life.generation, life.blocks) =>
+                if (ready.generation, ready.blocks) == (life.generation, seat.post.blocks()) =>
             {
                 socket
             }
@@ -494,39 +596,38 @@ impl Desk {
                 return Err("it was ready for something else".into());
             }
         };
-        let pulse = Pulse::new(seat.heartbeat, life.words.accelerator_heartbeat());
+        let pulse = Pulse::new(seat.heartbeat(), life.words.accelerator_heartbeat());
         seat.state = State::Serving { socket, since: Instant::now(), pulse };
-        seat.told.begin(seat.generation);
-        let (service, accelerator) = (seat.service as u16, seat.place as u16);
-        for worker in 0..self.fabric.workers() as u16 {
-            self.fabric.tell_life(worker, LifeNews::Began { service, accelerator });
+        seat.post.told.begin(seat.generation);
+        let (service, accelerator) = (seat.post.slot, seat.post.place as u16);
+        for worker in 0..fabric.workers() as u16 {
+            fabric.tell_life(worker, LifeNews::Began { service, accelerator });
         }
-        let AcceleratorLives { service, accelerator, .. } = &*seat.told;
+        let AcceleratorLives { service, accelerator, .. } = &*seat.post.told;
         tracing::info!(service, accelerator, generation = seat.generation, "a runtime serves");
-        if std::mem::take(&mut seat.first) {
+        if let Some(first) = seat.first.take() {
             // The server may have given up already.
-            let _ = self.tell_first.send((seat.service, Ok(())));
+            let _ = first.send((seat.post.service.name.clone(), Ok(())));
         }
         Ok(())
     }
 
     /// A life ends, or does not come to begin: requests get their reason, the process goes, the seat gets
     /// the next life's region.
-    fn end(&mut self, index: usize, ending: Ending) {
-        let workers = self.fabric.workers() as u16;
-        let seat = &mut self.seats[index];
-        let (service, accelerator) = (seat.service as u16, seat.place as u16);
+    fn end(&mut self, id: u64, ending: Ending) {
+        let fabric = self.fabric.clone();
+        let seat = self.seat(id);
+        let (service, accelerator) = (seat.post.slot, seat.post.place as u16);
         let before = std::mem::replace(&mut seat.state, State::Vacant);
         let mut lasted = Duration::ZERO;
         if let State::Serving { since, .. } = &before {
             lasted = since.elapsed();
             let reason = ending.reason;
-            for worker in 0..workers {
-                let news = LifeNews::Ended { service, accelerator, reason };
-                self.fabric.tell_life(worker, news);
+            for worker in 0..fabric.workers() as u16 {
+                fabric.tell_life(worker, LifeNews::Ended { service, accelerator, reason });
             }
         }
-        seat.told.end(ending.word);
+        seat.post.told.end(seat.generation, ending.word);
         if let State::Serving { socket, .. } | State::Starting { socket, .. } = &before {
             // Blocks that still run somewhere hear of it in the region, their process by the connection's end.
             if let Some(life) = &seat.life {
@@ -535,55 +636,56 @@ impl Desk {
             }
             socket.shut_down();
         }
+        let next_try = (!seat.last).then(|| seat.pause(lasted));
+        seat.next_try = next_try.map(|pause| Instant::now() + pause);
+        let AcceleratorLives { service, accelerator, .. } = &*seat.post.told;
+        let next_try_ms = next_try.map(|pause| pause.as_millis());
+        let (generation, text) = (seat.generation, &ending.text);
+        tracing::warn!(service, accelerator, generation, next_try_ms, "a runtime ended: {text}");
+        if let Some(first) = seat.first.take() {
+            let _ = first.send((seat.post.service.name.clone(), Err(ending.text)));
+        }
+        let (launched, last) = (seat.is_launched(), seat.last);
         if let Some(mut child) = seat.child.take() {
             // It may have ended already.
             let _ = child.kill();
             self.dying.push(child);
         }
-        seat.next_try = Some(Instant::now() + seat.pause(lasted));
-        let AcceleratorLives { service, accelerator, .. } = &*seat.told;
-        let next_try_ms =
-            seat.next_try.map(|at| at.saturating_duration_since(Instant::now()).as_millis());
-        let (generation, text) = (seat.generation, &ending.text);
-        tracing::warn!(service, accelerator, generation, next_try_ms, "a runtime ended: {text}");
-        if std::mem::take(&mut seat.first) {
-            let _ = self.tell_first.send((seat.service, Err(ending.text)));
-        }
         // Whoever was offered the region may have written into it; before that it is as good as new.
         if !matches!(before, State::Vacant | State::Expected { .. }) {
-            self.retire(index);
-            if self.seats[index].is_launched() {
-                self.prepare(index);
+            self.retire(id);
+            if launched && !last {
+                self.prepare(id);
             }
         }
     }
 
     /// Lets go of the region of a life that ended.
-    fn retire(&mut self, index: usize) {
-        let Some(life) = self.seats[index].life.take() else { return };
-        self.heart.remove(life.beat);
+    fn retire(&mut self, id: u64) {
+        let seat = self.seat(id);
+        let Some(life) = seat.life.take() else { return };
+        seat.generation += 1;
         self.leaving.push(life.memory);
-        self.seats[index].generation += 1;
     }
 
     /// Makes the region of a seat's next life and gives it to the workers.
-    fn prepare(&mut self, index: usize) {
-        let seat = &mut self.seats[index];
-        let of = (seat.service, seat.place);
-        match Life::make(&self.topology, of, seat.generation, &self.heart) {
+    fn prepare(&mut self, id: u64) {
+        let (fabric, heart) = (self.fabric.clone(), self.heart.clone());
+        let seat = self.seat(id);
+        match Life::make(&seat.post, seat.generation, &heart) {
             Ok((life, shares)) => {
                 seat.life = Some(life);
                 if seat.is_launched() && seat.next_try.is_none() {
                     seat.next_try = Some(Instant::now());
                 }
-                let (service, accelerator) = (seat.service as u16, seat.place as u16);
+                let (service, accelerator) = (seat.post.slot, seat.post.place as u16);
                 for (worker, attachment) in shares.into_iter().enumerate() {
                     let news = LifeNews::Next { service, accelerator, attachment };
-                    self.fabric.tell_life(worker as u16, news);
+                    fabric.tell_life(worker as u16, news);
                 }
             }
             Err(error) => {
-                let AcceleratorLives { service, accelerator, .. } = &*seat.told;
+                let AcceleratorLives { service, accelerator, .. } = &*seat.post.told;
                 tracing::error!(service, accelerator, "the next runtime's region: {error}");
                 seat.next_try = Some(Instant::now() + MEMORY_PAUSE);
             }
@@ -593,38 +695,16 @@ impl Desk {
     /// The engine ends: every runtime is asked to, then made to.
     fn say_goodbye(&mut self) {
         self.lobby.close();
-        let drain_ms = GOODBYE_PATIENCE.as_millis() as u32 / 2;
-        for seat in &self.seats {
-            if let (Some(socket), Some(life)) = (seat.socket(), &seat.life) {
-                life.words.set_stop(stop::DRAIN);
-                life.link.ring();
-                // It may be gone.
-                let _ = socket.send(&FromEngine::Stop { drain_ms }.encode(), &[]);
-            }
+        for seat in self.seats.values_mut() {
+            seat.part(None);
         }
-        let deadline = Instant::now() + GOODBYE_PATIENCE;
-        let mut waiting: VecDeque<&mut Seat> = self.seats.iter_mut().collect();
-        while let Some(seat) = waiting.pop_front() {
-            let gone = match (&mut seat.child, &seat.state) {
-                (Some(child), _) => !matches!(child.try_wait(), Ok(None)),
-                (None, State::Serving { socket, .. } | State::Starting { socket, .. }) => {
-                    let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
-                    matches!(socket.receive(&mut bytes), Ok(Some(_)) | Err(_))
-                }
-                (None, _) => true,
-            };
-            if gone {
-                continue;
-            }
-            if Instant::now() >= deadline {
-                let AcceleratorLives { service, accelerator, .. } = &*seat.told;
-                tracing::warn!(service, accelerator, "a runtime did not end when it was told to");
-                continue;
-            }
-            waiting.push_back(seat);
-            std::thread::sleep(Duration::from_millis(1));
+        let deadline = Instant::now() + 2 * GOODBYE_PATIENCE;
+        self.look_after_all();
+        while !self.seats.is_empty() && Instant::now() < deadline {
+            self.wait_and_see();
+            self.look_after_all();
         }
-        let children = self.seats.iter_mut().filter_map(|seat| seat.child.take());
+        let children = self.seats.values_mut().filter_map(|seat| seat.child.take());
         for mut child in children.chain(self.dying.drain(..)) {
             // What was killed ends as soon as the host kernel lets it.
             let _ = child.kill();

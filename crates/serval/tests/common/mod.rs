@@ -1,6 +1,7 @@
 //! What the integration tests share: a server on free loopback ports, and clients that check.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod change;
 pub(crate) mod crowd;
 pub(crate) mod faces;
 pub(crate) mod fake_gpu;
@@ -340,22 +341,14 @@ impl Served {
     /// The value of a metric as it stands on the page, such as
     /// `serval_requests_received_total{service="echo"}`.
     pub(crate) fn metric(&self, name: &str) -> u64 {
-        let page = self.page();
+        let page = page(self.metrics);
         let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value.unwrap_or_else(|| panic!("no {name} in\n{page}")).parse().unwrap()
     }
 
-    fn page(&self) -> String {
-        let mut stream = tcp_client(self.metrics);
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
-        let mut page = String::new();
-        stream.read_to_string(&mut page).unwrap();
-        page
-    }
-
     /// The drops of one reason, whatever labels there are besides.
     pub(crate) fn dropped(&self, service: &str, reason: DropReason) -> u64 {
-        let (page, reason) = (self.page(), reason.name());
+        let (page, reason) = (page(self.metrics), reason.name());
         let of = |line: &&str| {
             line.contains("drop")
                 && line.contains(&format!("service=\"{service}\""))
@@ -412,6 +405,15 @@ impl Usage {
             cpu_ticks: ticks(14) + ticks(15),
         }
     }
+}
+
+/// The page of a metrics endpoint.
+pub(crate) fn page(metrics: SocketAddr) -> String {
+    let mut stream = tcp_client(metrics);
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    page
 }
 
 /// The processes that `parent` started and that still run.

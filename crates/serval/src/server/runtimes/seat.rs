@@ -5,22 +5,24 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use accel::process::{RemoteBlocks, RemoteLink};
 use accel::reason_name;
 use engine::Attachment;
 use engine::metrics::AcceleratorLives;
-use engine::topology::{AcceleratorKind, Launch, Topology};
-use mqueue::abi::reason;
+use engine::topology::{Accelerator, AcceleratorKind, Launch, Service, Topology};
+use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
 use sys::SharedMemory;
 use sys::local::{Bell, BellPull, LocalSocket};
 use wire::DropReason;
+use wire::attach::FromEngine;
 
-use super::START_PATIENCE;
+use super::{GOODBYE_PATIENCE, LEAVING_PAUSE, START_PATIENCE};
 use crate::runtime::Pulse;
-use crate::server::heart::Heart;
+use crate::server::heart::{Beat, Heart};
 use crate::server::{MadeRegion, make_region};
 
 /// The pause before a runtime is started again; it doubles …
@@ -44,25 +46,70 @@ pub(in crate::server) struct Life {
     pub(super) link: Arc<RemoteLink>,
     /// Goes with the offer.
     pub(super) bell: Bell,
-    pub(super) blocks: u32,
-    /// Its number with the heart.
-    pub(super) beat: u64,
+    /// Goes before the region does.
+    _beat: Beat,
+}
+
+/// What a seat is for: one accelerator of one version of a service. All lives of the seat have it.
+pub(in crate::server) struct Post {
+    /// Slot of the service on the workers.
+    pub(in crate::server) slot: u16,
+    /// The accelerator's place in the service's list.
+    pub(in crate::server) place: usize,
+    pub(in crate::server) service: Service,
+    pub(in crate::server) accelerator: Accelerator,
+    pub(in crate::server) workers: usize,
+    pub(in crate::server) told: Arc<AcceleratorLives>,
+}
+
+impl Post {
+    /// Who starts its runtimes, and on which GPU they run, if on one.
+    pub(in crate::server) fn launch(&self) -> (&Launch, Duration, Option<u32>) {
+        let AcceleratorKind::Process { launch, heartbeat_ms, gpu } = &self.accelerator.kind else {
+            unreachable!("seats are of accelerators whose blocks run elsewhere")
+        };
+        (launch, Duration::from_millis(*heartbeat_ms), *gpu)
+    }
+
+    pub(super) fn blocks(&self) -> u32 {
+        self.service.mqueues_on(self.place)
+    }
+
+    pub(super) fn kernel(&self) -> &str {
+        self.service.kernel_on(self.place)
+    }
+
+    /// Whether its runtime can only come when that of the service's version that runs is gone: both are
+    /// on one GPU, or one that somebody else starts changes over.
+    pub(in crate::server) fn replaces(&self, running: &Topology, service: usize) -> bool {
+        let (launch, _, gpu) = self.launch();
+        let running_on = running.services[service].accelerators.iter();
+        running_on.map(|index| &running.accelerators[*index]).any(|accelerator| {
+            let AcceleratorKind::Process { launch: old, gpu: old_gpu, .. } = &accelerator.kind
+            else {
+                return false;
+            };
+            match (launch, old) {
+                (Launch::External { .. }, Launch::External { .. }) => {
+                    accelerator.name == self.accelerator.name
+                }
+                (Launch::Engine { .. }, Launch::Engine { .. }) => gpu.is_some() && gpu == *old_gpu,
+                _ => false,
+            }
+        })
+    }
 }
 
 impl Life {
-    /// Makes the region of a life; the accelerator is named by its place in the service's list. The second
-    /// part has each worker's share.
+    /// Makes the region of a life. The second part has each worker's share.
     pub(in crate::server) fn make(
-        topology: &Topology,
-        (service, place): (usize, usize),
+        post: &Post,
         generation: u64,
         heart: &Heart,
     ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
-        let service = &topology.services[service];
-        let accelerator = &topology.accelerators[service.accelerators[place]].name;
-        let workers = topology.engine.workers;
+        let Post { service, place, accelerator, workers, .. } = post;
         let MadeRegion { memory, words, ends } =
-            make_region(service, (place, accelerator), generation, workers)?;
+            make_region(service, (*place, &accelerator.name), generation, *workers)?;
         let (pull, bell) = BellPull::new().map_err(|source| sys::MemoryError::Host {
             call: "socketpair for the region",
             len_bytes: memory.len_bytes(),
@@ -77,18 +124,26 @@ impl Life {
         };
         let shares = ends.into_iter().map(share).collect();
         let beat = heart.add(words.clone());
-        let blocks = service.mqueues_on(place);
-        Ok((Self { generation, memory, words, link, bell, blocks, beat }, shares))
+        Ok((Self { generation, memory, words, link, bell, _beat: beat }, shares))
     }
 }
 
 /// A seat as the server prepared it.
 pub(in crate::server) struct SeatStart {
-    pub(in crate::server) service: usize,
-    /// The accelerator's place in the service's list.
-    pub(in crate::server) place: usize,
-    pub(in crate::server) accelerator: usize,
+    pub(in crate::server) post: Post,
     pub(in crate::server) life: Life,
+}
+
+impl SeatStart {
+    /// Makes the first life. The second part has each worker's share.
+    pub(in crate::server) fn make(
+        post: Post,
+        heart: &Heart,
+    ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
+        // Lives of the service's former version count as well.
+        let (life, shares) = Life::make(&post, post.told.generation() + 1, heart)?;
+        Ok((Self { post, life }, shares))
+    }
 }
 
 /// Where a seat stands; see the text of [`super`].
@@ -107,16 +162,20 @@ pub(super) enum State {
         since: Instant,
         pulse: Pulse,
     },
+    /// It is given up: its runtime is asked to end, then made to, and `_gone` is dropped.
+    Leaving {
+        socket: Option<LocalSocket>,
+        until: Instant,
+        _gone: Option<Sender<()>>,
+    },
 }
+
+/// What became of the first runtime of a seat, with the name of its service.
+pub(super) type First = (String, Result<(), String>);
 
 /// The place of one runtime; see the text of [`super`].
 pub(super) struct Seat {
-    pub(super) service: usize,
-    pub(super) place: usize,
-    pub(super) accelerator: usize,
-    pub(super) launch: Launch,
-    pub(super) gpu: Option<u32>,
-    pub(super) heartbeat: Duration,
+    pub(super) post: Post,
     pub(super) generation: u64,
     /// Of `generation`; `None` while there is no memory for it.
     pub(super) life: Option<Life>,
@@ -127,47 +186,48 @@ pub(super) struct Seat {
     /// When to start a process, or to make the next life's region.
     pub(super) next_try: Option<Instant>,
     pub(super) back_off: Duration,
-    pub(super) told: Arc<AcceleratorLives>,
-    /// Whether the first start is still waited for.
-    pub(super) first: bool,
+    /// Where the first start is waited for.
+    pub(super) first: Option<Sender<First>>,
+    /// Its service leaves: this life has no next one.
+    pub(super) last: bool,
 }
 
 impl Seat {
-    pub(super) fn new(start: SeatStart, told: Arc<AcceleratorLives>, topology: &Topology) -> Self {
-        let SeatStart { service, place, accelerator, life } = start;
-        let AcceleratorKind::Process { launch, heartbeat_ms, gpu } =
-            topology.accelerators[accelerator].kind.clone()
-        else {
-            unreachable!("seats are of accelerators whose blocks run elsewhere")
-        };
-        let launched = matches!(launch, Launch::Engine { .. });
+    /// `first` hears of the first start if the engine starts its runtimes.
+    pub(super) fn new(start: SeatStart, first: &Sender<First>) -> Self {
+        let SeatStart { post, life } = start;
+        let launched = matches!(post.launch().0, Launch::Engine { .. });
         Self {
-            service,
-            place,
-            accelerator,
-            launch,
-            gpu,
-            heartbeat: Duration::from_millis(heartbeat_ms),
             generation: life.generation,
+            post,
             life: Some(life),
             state: State::Vacant,
             child: None,
             launches: 0,
             next_try: launched.then(Instant::now),
             back_off: BACK_OFF_MIN,
-            told,
-            first: launched,
+            first: launched.then(|| first.clone()),
+            last: false,
         }
     }
 
     pub(super) fn is_launched(&self) -> bool {
-        matches!(self.launch, Launch::Engine { .. })
+        matches!(self.post.launch().0, Launch::Engine { .. })
+    }
+
+    pub(super) fn gpu(&self) -> Option<u32> {
+        self.post.launch().2
+    }
+
+    pub(super) fn heartbeat(&self) -> Duration {
+        self.post.launch().1
     }
 
     pub(super) fn socket(&self) -> Option<&LocalSocket> {
         match &self.state {
             State::Starting { socket, .. } | State::Serving { socket, .. } => Some(socket),
-            _ => None,
+            State::Leaving { socket, .. } => socket.as_ref(),
+            State::Vacant | State::Expected { .. } => None,
         }
     }
 
@@ -176,14 +236,15 @@ impl Seat {
         let step = match &self.state {
             State::Vacant => None,
             State::Expected { until } | State::Starting { until, .. } => Some(*until),
-            State::Serving { .. } => Some(Instant::now() + (self.heartbeat / 4).min(LOOK_PAUSE)),
+            State::Serving { .. } => Some(Instant::now() + (self.heartbeat() / 4).min(LOOK_PAUSE)),
+            State::Leaving { .. } => Some(Instant::now() + LEAVING_PAUSE),
         };
         step.into_iter().chain(self.next_try).min()
     }
 
     /// Starts its process; returns the way to it, and how long it may take to say hello.
     pub(super) fn launch(&mut self) -> std::io::Result<(LocalSocket, Instant)> {
-        let Launch::Engine { program, threads, cores } = &self.launch else {
+        let (Launch::Engine { program, threads, cores }, _, gpu) = self.post.launch() else {
             unreachable!("only these are started by the engine")
         };
         let (ours, theirs) = LocalSocket::pair()?;
@@ -194,7 +255,7 @@ impl Seat {
         if *threads > 0 {
             command.args(["--threads", &threads.to_string()]);
         }
-        if let Some(gpu) = self.gpu {
+        if let Some(gpu) = gpu {
             command.args(["--gpu", &gpu.to_string()]);
         }
         if !cores.is_empty() {
@@ -207,6 +268,55 @@ impl Seat {
         let until = Instant::now() + START_PATIENCE;
         self.state = State::Expected { until };
         Ok((ours, until))
+    }
+
+    /// Gives the seat up: its runtime is asked to end. `gone` is dropped when it has.
+    pub(super) fn part(&mut self, gone: Option<Sender<()>>) {
+        let socket = match std::mem::replace(&mut self.state, State::Vacant) {
+            State::Serving { socket, .. } => {
+                self.post.told.end(self.generation, "changed");
+                Some(socket)
+            }
+            State::Starting { socket, .. } => Some(socket),
+            State::Leaving { socket, .. } => socket,
+            State::Vacant | State::Expected { .. } => None,
+        };
+        if let (Some(socket), Some(life)) = (&socket, &self.life) {
+            life.words.set_stop(stop::DRAIN);
+            life.link.ring();
+            let drain_ms = GOODBYE_PATIENCE.as_millis() as u32 / 2;
+            // It may be gone.
+            let _ = socket.send(&FromEngine::Stop { drain_ms }.encode(), &[]);
+        }
+        self.next_try = None;
+        self.state =
+            State::Leaving { socket, until: Instant::now() + GOODBYE_PATIENCE, _gone: gone };
+    }
+
+    /// A seat that is given up: whether its runtime has ended. It is made to once its time is over, or if
+    /// nobody can be asked.
+    pub(super) fn has_left(&mut self) -> bool {
+        let State::Leaving { socket, until, .. } = &mut self.state else { return false };
+        if socket.is_some() && Instant::now() >= *until {
+            let AcceleratorLives { service, accelerator, .. } = &*self.post.told;
+            tracing::warn!(service, accelerator, "a runtime did not end when it was told to");
+            // Blocks that still run somewhere hear of it in the region, their process by the connection's end.
+            if let Some(life) = &self.life {
+                life.words.set_stop(stop::NOW);
+                life.link.ring();
+            }
+            *socket = None;
+        }
+        match &mut self.child {
+            None => socket.is_none(),
+            Some(child) => {
+                if socket.is_none() {
+                    // It may have ended already.
+                    let _ = child.kill();
+                }
+                !matches!(child.try_wait(), Ok(None))
+            }
+        }
     }
 
     /// The life that was served, if one was, is over: how long to wait until the next one.
