@@ -137,7 +137,11 @@ const STEPS: &[Step] = &[
     Step { name: "device", what: "the device library and the kernels on the host", run: device },
     Step { name: "models", what: "LeNet and faces against their references", run: models },
     Step { name: "tsan", what: "the device library under ThreadSanitizer", run: tsan },
-    Step { name: "nvcc", what: "every kernel compiles for sm_80, sm_90 and sm_100", run: nvcc },
+    Step {
+        name: "nvcc",
+        what: "every kernel compiles for sm_80, sm_90 and sm_100, and the GPU baselines do",
+        run: nvcc,
+    },
     Step { name: "wasm", what: "the sans-IO crates build for wasm32, without imports", run: wasm },
     Step { name: "arm", what: "builds for aarch64; rings and parsers under qemu", run: arm },
     Step { name: "loom", what: "the rings under loom", run: loom },
@@ -325,7 +329,9 @@ fn tsan() -> Outcome {
 
 /// The compiler comes from PyPI (`device/Makefile` installs it); no GPU and no driver is needed.
 fn nvcc() -> Outcome {
-    command("make --no-print-directory -C device nvcc-check", &[])
+    command("make --no-print-directory -C device nvcc-check", &[])?;
+    command("make --no-print-directory --silent -C benches/ingest", &[])?;
+    command("make --no-print-directory -C benches/baselines gpu", &[])
 }
 
 fn wasm() -> Outcome {
