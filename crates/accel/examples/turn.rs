@@ -111,7 +111,7 @@ fn worker(mqueues: u32, batch: usize, train: bool) -> (Worker<Echo>, Arc<Fabric<
     let listen = Listen { transport: Transport::Udp, address };
     let mut service = Service::new("echo", vec![listen], "echo");
     service.mqueues = mqueues;
-    service.slots = 256;
+    service.slots = 64;
     let placement = CpuPlacement::Worker;
     let topology = Topology {
         engine: EngineSettings { polling: Polling::Spin, ..EngineSettings::default() },

@@ -264,6 +264,7 @@ impl Lane {
         if let Err(error) = mqueue.rx.push(head, payload) {
             return Err(self.refused(number, token, payload.len(), error));
         }
+        mqueue.rx.prefetch(0, payload.len() as u64);
         if !mqueue.arrivals.is_empty() {
             let slot = (mqueue.rx.committed() - 1) % mqueue.arrivals.len() as u64;
             mqueue.arrivals[slot as usize] = arrival.received_ns;
