@@ -102,7 +102,7 @@ impl MemoryError {
     }
 }
 
-/// How to place a region. The default asks for transparent huge pages and nothing else.
+/// How to place a region. The default asks for huge pages of the page cache and nothing else.
 #[derive(Clone, Debug, Default)]
 pub struct RegionOptions {
     /// Try hugetlb pages first; falls back to ordinary ones. For trusted accelerators only: see the
@@ -117,10 +117,10 @@ pub struct RegionOptions {
 /// What a region is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// Ordinary pages; the host kernel refused advice to use huge ones.
+    /// Ordinary pages: the region is smaller than a huge one, or the host kernel has none to give.
     Small,
-    /// Ordinary pages with MADV_HUGEPAGE in force.
-    HugeAdvised,
+    /// Huge pages of the page cache, but for what is left over at the end.
+    Huge,
     /// Pages of the hugetlb pool.
     Hugetlb,
 }
@@ -216,10 +216,10 @@ impl SharedMemory {
             // Best effort: the wrong node is slower, not wrong.
             let _ = map.prefer_node(node);
         }
-        if pages != Pages::Hugetlb && map.advise(libc::MADV_HUGEPAGE).is_ok() {
-            pages = Pages::HugeAdvised;
-        }
         map.populate(Some(file.as_fd()))?;
+        if pages != Pages::Hugetlb && map.collapse() {
+            pages = Pages::Huge;
+        }
         if options.lock {
             map.lock()?;
         }
@@ -324,8 +324,61 @@ unsafe impl Sync for Map {}
 
 impl Map {
     fn shared(file: BorrowedFd<'_>, len_bytes: usize, access: c_int) -> Result<Self, MemoryError> {
-        let start = mmap(len_bytes, access, libc::MAP_SHARED, file.as_raw_fd())?;
-        Ok(Self { start, len_bytes, guard_bytes: 0 })
+        let flags = libc::MAP_SHARED;
+        if len_bytes < HUGE_PAGE_BYTES {
+            let start = mmap(len_bytes, access, flags, file.as_raw_fd())?;
+            return Ok(Self { start, len_bytes, guard_bytes: 0 });
+        }
+        // Huge pages of a file must lie at multiples of their size: a range with room for that is
+        // reserved, and what is left of it given back.
+        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let reserved_bytes =
+            len_bytes.checked_add(HUGE_PAGE_BYTES).ok_or(MemoryError::Length { len_bytes })?;
+        let start = mmap(reserved_bytes, libc::PROT_NONE, private, -1)?;
+        let before = start.as_ptr().align_offset(HUGE_PAGE_BYTES);
+        let mut map = Self { start, len_bytes: reserved_bytes, guard_bytes: 0 };
+        map.keep(before, len_bytes)?;
+        let fixed = flags | libc::MAP_FIXED;
+        // SAFETY: replaces the pages reserved above, which are this mapping's and hold nothing.
+        let placed = unsafe {
+            libc::mmap(map.start.as_ptr().cast(), len_bytes, access, fixed, file.as_raw_fd(), 0)
+        };
+        if placed == libc::MAP_FAILED {
+            return Err(MemoryError::host("mmap", len_bytes)(io::Error::last_os_error()));
+        }
+        Ok(map)
+    }
+
+    /// Gives back all but `len_bytes` from `before` on, both in whole pages.
+    fn keep(&mut self, before: usize, len_bytes: usize) -> Result<(), MemoryError> {
+        let unmap = |start: NonNull<u8>, bytes: usize| {
+            if bytes == 0 {
+                return Ok(());
+            }
+            // SAFETY: the range is this mapping's, which forgets it.
+            check(unsafe { libc::munmap(start.as_ptr().cast(), bytes) })
+                .map(drop)
+                .map_err(MemoryError::host("munmap", bytes))
+        };
+        let end = before + len_bytes;
+        // SAFETY: inside the mapping.
+        unmap(unsafe { self.start.add(end) }, self.len_bytes - end)?;
+        self.len_bytes = end;
+        unmap(self.start, before)?;
+        // SAFETY: inside the mapping.
+        self.start = unsafe { self.start.add(before) };
+        self.len_bytes = len_bytes;
+        Ok(())
+    }
+
+    /// Gathers the pages of a file into huge ones, whatever the host's policy for those is
+    /// (MADV_COLLAPSE, Linux 6.1). A region of many rings spans thousands of ordinary pages, and every message
+    /// goes to another of them: more than the translation caches of a processor, of a GPU and of the IOMMU between
+    /// them hold. True when it was done; without it a region is slower, not wrong.
+    fn collapse(&self) -> bool {
+        const MADV_COLLAPSE: c_int = 25;
+        // The advice works on whole huge pages inside the range, of which there must be one.
+        self.usable_bytes() >= HUGE_PAGE_BYTES && self.advise(MADV_COLLAPSE).is_ok()
     }
 
     fn guarded(usable_bytes: usize, guard_bytes: usize) -> Result<Self, MemoryError> {

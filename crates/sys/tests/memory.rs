@@ -112,6 +112,34 @@ fn huge_pages_are_used_or_done_without() {
     assert!(SharedMemory::open(copy_of(&region), LIMIT, true).is_ok());
 }
 
+/// Kilobytes of huge pages of the page cache that the mapping at `base` has, as the host kernel counts them.
+fn huge_kilobytes(base: *const u8) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let start = format!("{:x}-", base as usize);
+    let lines = maps.lines().skip_while(|line| !line.starts_with(&start));
+    let huge = lines.skip(1).find_map(|line| line.strip_prefix("ShmemPmdMapped:"));
+    huge.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).expect("a mapping there")
+}
+
+#[test]
+fn a_large_region_lies_on_huge_pages_and_so_does_whoever_opens_it() {
+    let region = create((9 << 20) + 4096);
+    if region.pages() == Pages::Small {
+        return println!(
+            "SKIPPED: this host kernel gathers no huge pages (MADV_COLLAPSE, Linux 6.1)"
+        );
+    }
+    assert_eq!(region.pages(), Pages::Huge);
+    assert_eq!(region.len_bytes(), (9 << 20) + 4096);
+    assert_eq!(huge_kilobytes(region.base()), 8 << 10);
+    let last = region.len_bytes() - 8;
+    word(region.base(), last).store(7, Ordering::Relaxed);
+    let again = SharedMemory::open(copy_of(&region), LIMIT, false).unwrap();
+    assert_eq!((again.pages(), huge_kilobytes(again.base())), (Pages::Huge, 8 << 10));
+    assert_eq!(word(again.base(), last).load(Ordering::Relaxed), 7);
+    assert_eq!(create(1 << 20).pages(), Pages::Small);
+}
+
 #[test]
 fn everything_is_resident_at_once() {
     let region = create(8 << 20);
