@@ -1,16 +1,49 @@
 //! The generated files of what crosses between programs: `cargo xtask gen-abi`. The region's layout comes
-//! from `mqueue::abi`, the handshake of shared-memory ports and the drop reasons from `wire`.
+//! from `mqueue::abi`, the handshake of shared-memory ports, the attach protocol and the drop reasons from `wire`.
 
 use crate::Findings;
 use crate::files::root;
 
 /// The generated files: path and content.
-fn files() -> [(&'static str, String); 3] {
+fn files() -> [(&'static str, String); 4] {
     [
         ("device/include/serval/abi.h", mqueue::abi::c_header()),
         ("crates/mqueue/tests/layout.snapshot", mqueue::abi::layout_table()),
         ("client/src/handshake.h", handshake_header()),
+        ("attach/src/protocol.h", attach_header()),
     ]
+}
+
+/// The attach protocol, for the C++ attach library.
+fn attach_header() -> String {
+    use wire::attach::*;
+    let numbers = [
+        ("MESSAGE_BYTES_MAX", MESSAGE_BYTES_MAX),
+        ("DESCRIPTORS", DESCRIPTORS),
+        ("NAME_BYTES_MAX", NAME_BYTES_MAX),
+        ("KERNEL_BYTES_MAX", KERNEL_BYTES_MAX),
+        ("PARAM_NAME_BYTES_MAX", PARAM_NAME_BYTES_MAX),
+        ("TEXT_BYTES_MAX", TEXT_BYTES_MAX),
+    ];
+    let codes = [
+        ("VERSION", VERSION),
+        ("HELLO", HELLO),
+        ("OFFER", OFFER),
+        ("REFUSE", REFUSE),
+        ("READY", READY),
+        ("STOP", STOP),
+        ("BYE", BYE),
+    ];
+    let codes = codes.map(|(name, code)| (name, code as usize));
+    let define =
+        |(name, number): &(&str, usize)| format!("#define SERVAL_ATTACH_{name} {number}u\n");
+    let defines: String = codes.iter().chain(&numbers).map(define).collect();
+    format!(
+        "/* Generated from crates/wire by `cargo xtask gen-abi`. Do not edit.\n \
+         * The concepts are explained in attach.rs there. */\n\
+         #ifndef SERVAL_ATTACH_PROTOCOL_H\n#define SERVAL_ATTACH_PROTOCOL_H\n\n\
+         #define SERVAL_ATTACH_MAGIC {MAGIC}ull\n{defines}\n#endif\n"
+    )
 }
 
 /// The handshake of shared-memory ports and the names of the drop reasons, for the C client library.
@@ -37,9 +70,12 @@ fn handshake_header() -> String {
     )
 }
 
-/// Writes them.
+/// Writes those that change: what is built from the others stays up to date.
 pub(crate) fn generate() -> Findings {
     let write = |(path, text): (&str, String)| {
+        if std::fs::read_to_string(root().join(path)).is_ok_and(|found| found == text) {
+            return None;
+        }
         std::fs::write(root().join(path), text).err().map(|error| format!("{path}: {error}"))
     };
     files().into_iter().filter_map(write).collect()

@@ -25,7 +25,7 @@ mod watch;
 use std::path::PathBuf;
 
 pub use gpu::{CudaAccelerator, Ended, FoundGpu, Gpu, Options, Service, survey};
-pub use kernels::built_in;
+pub use kernels::{built_in, built_in_for};
 
 /// Why a GPU cannot be used, or can no longer.
 #[derive(Debug, thiserror::Error)]

@@ -7,8 +7,8 @@
 //! engine is gone, when a block ends, and on `cancel`.
 //!
 //! How blocks run is a [`Device`]: [`HostDevice`] runs `cpu` kernels on threads of this process, [`GpuDevice`] runs CUDA
-//! kernels on a GPU. A
-//! program with an accelerator of its own implements the trait and needs nothing else of Serval's.
+//! kernels on a GPU. A program with an accelerator of its own implements the trait and needs nothing else of Serval's:
+//! `examples/own_accelerator.rs` of this crate. (Programs in C++ have the library in `attach/`.)
 //!
 //! The process maps its region, and reaches no other memory of the engine: whatever its kernels do
 //! hurts this service on this accelerator alone.

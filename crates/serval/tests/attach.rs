@@ -6,7 +6,6 @@ mod common;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
-use std::os::fd::AsFd as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -15,17 +14,14 @@ use std::thread;
 use std::time::Duration;
 
 use common::lives::*;
+use common::offers::{Offers, at_a_false_engine};
 use common::*;
-use engine::topology::Service;
+use mqueue::Memory as _;
 use mqueue::abi::{ABI_VERSION, reason};
-use mqueue::{MappedMemory, Memory as _, Region, RegionPlan};
 use serval::runtime::{self, HostDevice, RuntimeError, Wish};
-use sys::local::{Bell, BellPull, LocalListener};
-use sys::{RegionOptions, SharedMemory};
+use sys::local::LocalListener;
 use wire::DropReason;
-use wire::attach::{
-    Bye, FromEngine, FromRuntime, Hello, MAGIC, MESSAGE_BYTES_MAX, Offer, Ready, VERSION,
-};
+use wire::attach::{Bye, FromRuntime, Hello, MESSAGE_BYTES_MAX, Ready, VERSION};
 
 #[test]
 fn kernels_answer_right_and_their_process_sees_its_own_region_only() {
@@ -459,69 +455,15 @@ fn garbage_in_a_region_ends_that_life_only() {
 fn an_engine_that_offers_nonsense_is_told_apart_in_one_sentence() {
     let at = path("false-engine");
     let listener = LocalListener::bind(&at).unwrap();
-    let plan = |generation| RegionPlan {
-        generation,
-        ..Service::new("a", vec![], "echo").region_plan(0, 1)
-    };
-    let bytes = plan(1).bytes().unwrap().next_multiple_of(4096) as usize;
-    let region = |generation| {
-        let memory = SharedMemory::create("serval-test", bytes, &RegionOptions::default()).unwrap();
-        let memory = std::sync::Arc::new(memory);
-        Region::format(MappedMemory::new(memory.clone()), &plan(generation)).unwrap();
-        memory
-    };
-    let (_pull, bell) = BellPull::new().unwrap();
-    let other = Bell::new().unwrap();
-    let good = region(1);
-    let bare = SharedMemory::create("serval-test", bytes, &RegionOptions::default()).unwrap();
-    let later = region(2);
-    let offer = |kernel: &str, region_bytes: usize| {
-        let offer = Offer {
-            generation: 1,
-            region_bytes: region_bytes as u64,
-            blocks: 4,
-            heartbeat_ms: 1000,
-            service: "a".into(),
-            accelerator: "acc0".into(),
-            kernel: kernel.into(),
-            params: Vec::new(),
-        };
-        FromEngine::Offer(offer).encode()
-    };
-    let mut newer = offer("echo", bytes);
-    newer[8] = VERSION as u8 + 1;
-    let cases: Vec<(&str, Vec<u8>, Vec<std::os::fd::BorrowedFd<'_>>)> = vec![
-        ("without the 2 descriptors", offer("echo", bytes), vec![]),
-        ("without the 2 descriptors", offer("echo", bytes), vec![good.fd()]),
-        ("not a region", offer("echo", bytes), vec![other.as_fd(), bell.as_fd()]),
-        ("is the limit", offer("echo", 4096), vec![good.fd(), bell.as_fd()]),
-        ("not a Serval region", offer("echo", bytes), vec![bare.fd(), bell.as_fd()]),
-        ("of another life", offer("echo", bytes), vec![later.fd(), bell.as_fd()]),
-        ("no kernel `nothing` is built in", offer("nothing", bytes), vec![good.fd(), bell.as_fd()]),
-        ("use matching builds", newer, vec![good.fd(), bell.as_fd()]),
-        ("attach protocol", MAGIC.to_le_bytes().to_vec(), vec![]),
-        ("refuses: come later", FromEngine::Refuse("come later".into()).encode(), vec![]),
-        ("stopping", FromEngine::Stop { drain_ms: 1 }.encode(), vec![]),
-        ("the engine is gone", Vec::new(), vec![]),
-    ];
+    let offers = Offers::new();
+    let mut cases = offers.cases();
+    let unknown = offers.offer("nothing", 0);
+    cases.push(("no kernel `nothing` is built in", unknown, offers.good()));
     for (why, message, descriptors) in cases {
-        let found = thread::scope(|scope| {
-            let runtime = scope.spawn(|| {
-                let cancel = AtomicBool::new(false);
-                let mut device = HostDevice::new(1, Vec::new());
-                runtime::attach(&at, &Wish::default(), &mut device, true, &cancel)
-            });
-            let mut socket = None;
-            eventually("the runtime comes", || {
-                socket = listener.accept().unwrap();
-                socket.is_some()
-            });
-            if !message.is_empty() {
-                socket.as_ref().unwrap().send(&message, &descriptors).unwrap();
-            } else {
-                drop(socket.take());
-            }
-            runtime.join().unwrap()
+        let found = at_a_false_engine(&listener, &message, &descriptors, || {
+            let cancel = AtomicBool::new(false);
+            let mut device = HostDevice::new(1, Vec::new());
+            runtime::attach(&at, &Wish::default(), &mut device, true, &cancel)
         });
         let error = found.expect_err("nobody serves an engine like that").to_string();
         assert!(error.contains(why), "{error:?} says {why:?}");

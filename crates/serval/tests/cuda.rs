@@ -152,3 +152,60 @@ fn doctor_lists_the_gpus_that_the_driver_shows() {
     assert!(said.status.success(), "{text}");
     assert!(text.contains("GPU 0: fake GPU, 8 multiprocessors, 1 GiB, sm_90"), "{text}");
 }
+
+/// What doctor says about a capability where a driver behaves like this; `nvidia-smi` says `persistence`.
+fn diagnosed(behaviour: &str, persistence: &str, name: &str) -> (String, String, String) {
+    let (driver, _) = driver_folder();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("doctor-{behaviour}-{name}"));
+    fs::create_dir_all(&folder).unwrap();
+    let smi = folder.join("nvidia-smi");
+    fs::write(&smi, format!("#!/bin/sh\necho '{persistence}'\n")).unwrap();
+    fs::set_permissions(&smi, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let control = folder.join("control");
+    let _ = fs::remove_file(&control);
+    if behaviour == "shared" {
+        fs::write(&control, "").unwrap();
+    }
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
+    let mut doctor = Command::new(env!("CARGO_BIN_EXE_serval"));
+    doctor.args(["doctor", "--json"]).env("LD_LIBRARY_PATH", driver).env("FAKE_GPU", behaviour);
+    doctor.env("PATH", path).env("CUDA_MPS_PIPE_DIRECTORY", &folder);
+    let said = doctor.output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    let all = report["capabilities"].as_array().unwrap();
+    let found = all.iter().find(|capability| capability["name"] == name);
+    let found = found.unwrap_or_else(|| panic!("no {name} in {report}"));
+    let text = |key: &str| found[key].as_str().unwrap().to_owned();
+    (text("state"), text("why"), text("remedy"))
+}
+
+#[test]
+fn doctor_says_what_keeps_a_gpu_from_serving_well_and_what_helps() {
+    let unfit = [
+        ("prohibited", "compute mode PROHIBITED: `nvidia-smi -c DEFAULT`"),
+        ("display", "drives a display"),
+    ];
+    for (behaviour, part) in unfit {
+        let (state, why, remedy) = diagnosed(behaviour, "Enabled", "cuda");
+        assert!(
+            state == "off" && why.contains(part) && !remedy.is_empty(),
+            "{state}: {why}: {remedy}"
+        );
+    }
+    let (state, why, remedy) = diagnosed("exclusive", "Enabled", "cuda");
+    assert!(state == "degraded" && why.contains("one service, at a time"), "{state}: {why}");
+    assert!(remedy.contains("`nvidia-smi -i 0 -c DEFAULT`"), "{remedy}");
+    let (state, why, _) = diagnosed("aged", "Enabled", "cuda");
+    assert!(state == "degraded" && why.contains("sm_70"), "{state}: {why}");
+
+    assert_eq!(diagnosed("any", "Enabled", "gpu-persistence").0, "available");
+    let (state, _, remedy) = diagnosed("any", "Enabled\nDisabled", "gpu-persistence");
+    assert!(state == "degraded" && remedy.contains("`nvidia-smi -pm 1`"), "{state}: {remedy}");
+    let (state, why, _) = diagnosed("shared", "Enabled", "gpu-mps");
+    assert!(
+        state == "available" && why.contains("a kernel's fault ends them all"),
+        "{state}: {why}"
+    );
+    let (state, _, remedy) = diagnosed("any", "Enabled", "gpu-mps");
+    assert!(state == "off" && remedy.contains("nvidia-cuda-mps-control"), "{state}: {remedy}");
+}

@@ -285,8 +285,10 @@ fn cuda() -> Finding {
         (Some(path), true) => {
             (State::Available, format!("driver library {}", path.display()), remedy)
         }
+        // Some machines have the GPU elsewhere: whoever needs to know asks the driver.
         (Some(path), false) => {
-            (State::Off, format!("{} is there but /dev/nvidiactl is not", path.display()), remedy)
+            let why = format!("driver library {}, and no /dev/nvidiactl", path.display());
+            (State::Degraded, why, remedy)
         }
         (None, true) => {
             (State::Off, "/dev/nvidiactl is there but libcuda.so.1 is not".into(), remedy)

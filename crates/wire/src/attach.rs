@@ -52,12 +52,18 @@ pub const PARAM_NAME_BYTES_MAX: usize = 23;
 /// Longest sentence of a refusal or a goodbye, in bytes.
 pub const TEXT_BYTES_MAX: usize = 480;
 
-const HELLO: u32 = 1;
-const OFFER: u32 = 2;
-const REFUSE: u32 = 3;
-const READY: u32 = 4;
-const STOP: u32 = 5;
-const BYE: u32 = 6;
+/// Codes of the messages: [`FromRuntime::Hello`] …
+pub const HELLO: u32 = 1;
+/// [`FromEngine::Offer`] …
+pub const OFFER: u32 = 2;
+/// [`FromEngine::Refuse`] …
+pub const REFUSE: u32 = 3;
+/// [`FromRuntime::Ready`] …
+pub const READY: u32 = 4;
+/// [`FromEngine::Stop`] …
+pub const STOP: u32 = 5;
+/// [`FromRuntime::Bye`].
+pub const BYE: u32 = 6;
 
 /// What a runtime says.
 #[derive(Clone, Debug, PartialEq)]

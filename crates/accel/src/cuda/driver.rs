@@ -158,6 +158,12 @@ impl Driver {
         Ok(version.max(0) as u32)
     }
 
+    /// Whether kernels are loaded when they are first started, and nothing can be done about it from here.
+    pub(super) fn loads_lazily(&self) -> bool {
+        self.function_load.is_none()
+            && std::env::var_os("CUDA_MODULE_LOADING").is_none_or(|how| how != "EAGER")
+    }
+
     pub(super) fn device_count(&self) -> Result<u32, CudaError> {
         let mut count = 0;
         // SAFETY: writes one integer.

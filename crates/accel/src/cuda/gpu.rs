@@ -23,8 +23,9 @@ const CAPABILITY_MIN: u32 = 70;
 const SHARED_STAGING_MAX: u64 = 16 << 10;
 /// Shared memory of a block that a launch may have without asking for more.
 const SHARED_BYTES_MAX: u64 = 48 << 10;
-/// The compute mode in which nobody may use the GPU.
+/// The compute mode in which nobody may use the GPU, and the one in which one process may.
 const MODE_PROHIBITED: u32 = 2;
+const MODE_EXCLUSIVE: u32 = 3;
 
 /// What is known of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +44,10 @@ pub struct FoundGpu {
     pub driver: (u32, u32),
     /// Why it cannot serve; none when it can.
     pub unfit: Option<&'static str>,
+    /// Only one process at a time may use it.
+    pub exclusive: bool,
+    /// The driver loads kernels when they are first started, which would be behind one that never ends.
+    pub lazy: bool,
 }
 
 /// The GPUs that this process sees, with the driver at `library` or the machine's own.
@@ -78,6 +83,8 @@ fn look_at(driver: &Driver, index: u32) -> Result<FoundGpu, CudaError> {
         capability,
         driver: (version / 1000, version % 1000 / 10),
         unfit,
+        exclusive: ask(ComputeMode)? == MODE_EXCLUSIVE,
+        lazy: driver.loads_lazily(),
     })
 }
 

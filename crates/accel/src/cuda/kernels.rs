@@ -19,6 +19,37 @@ pub fn built_in() -> bool {
     !BUILT_IN.is_empty()
 }
 
+/// Whether the built-in kernels have code for GPUs of this compute capability, or code that the driver translates
+/// for them.
+pub fn built_in_for(capability: (u32, u32)) -> bool {
+    has_code_for(BUILT_IN, capability)
+}
+
+/// Whether a fatbin has. Code runs on its own generation of GPUs from its own version on, PTX on everything later.
+fn has_code_for(fatbin: &[u8], (major, minor): (u32, u32)) -> bool {
+    const PTX: u64 = 1;
+    const CODE: u64 = 2;
+    let wanted = u64::from(10 * major + minor);
+    let mut at = number(fatbin, 6, 2).unwrap_or(0);
+    while let (Some(kind), Some(head_bytes), Some(bytes), Some(of)) = (
+        number(fatbin, at, 2),
+        number(fatbin, at + 4, 4),
+        number(fatbin, at + 8, 8),
+        number(fatbin, at + 28, 4),
+    ) {
+        let same_generation = of / 10 == wanted / 10;
+        if of <= wanted && (kind == PTX || (kind == CODE && same_generation)) {
+            return true;
+        }
+        // No entry is without a head, so this ends.
+        at = match at.checked_add(head_bytes.max(1)).and_then(|at| at.checked_add(bytes)) {
+            Some(next) if next < fatbin.len() as u64 => next,
+            _ => return false,
+        };
+    }
+    false
+}
+
 /// Where a kernel is, before a GPU has seen it.
 pub(super) struct Image {
     pub(super) bytes: Cow<'static, [u8]>,
@@ -197,6 +228,46 @@ mod tests {
             assert!(!is_image(&fatbin[..len]), "{len} bytes");
         }
         assert!(!is_image(b"\x7fELF"));
+    }
+
+    #[test]
+    fn a_fatbin_tells_which_gpus_it_has_code_for() {
+        let entry = |kind: u16, of: u32| {
+            let mut entry = kind.to_le_bytes().to_vec();
+            entry.extend([1, 1]);
+            entry.extend(64u32.to_le_bytes());
+            entry.extend(8u64.to_le_bytes());
+            entry.extend([0; 12]);
+            entry.extend(of.to_le_bytes());
+            entry.extend([0; 64 - 32 + 8]);
+            entry
+        };
+        let fatbin = |entries: &[Vec<u8>]| {
+            let body = entries.concat();
+            let mut fatbin = 0xba55_ed50u32.to_le_bytes().to_vec();
+            fatbin.extend(0x0010_0001u32.to_le_bytes());
+            fatbin.extend((body.len() as u64).to_le_bytes());
+            fatbin.extend(body);
+            fatbin
+        };
+        let both = fatbin(&[entry(2, 80), entry(2, 90), entry(1, 100)]);
+        for has in [(8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)] {
+            assert!(has_code_for(&both, has), "{has:?}");
+        }
+        let code = fatbin(&[entry(2, 86), entry(2, 90)]);
+        for lacks in [(7, 5), (8, 0), (10, 0)] {
+            assert!(!has_code_for(&code, lacks), "{lacks:?}");
+        }
+        assert!(!has_code_for(&both, (7, 0)) && !has_code_for(&[], (9, 0)));
+        for len in 0..both.len() {
+            has_code_for(&both[..len], (7, 0));
+        }
+        // Lengths that lead nowhere or far away come to an end.
+        for lengths in [0, 0xff] {
+            let mut wild = both.clone();
+            wild[16 + 4..16 + 16].fill(lengths);
+            has_code_for(&wild, (7, 0));
+        }
     }
 
     /// A cubin of one section with 32 bytes, one that takes none of the file, and one segment.

@@ -6,6 +6,9 @@
 //   taken      another process has the GPU
 //   faulty     kernels fault after a while
 //   silent     blocks never begin
+//   prohibited, exclusive   the GPU is in that compute mode
+//   display    the GPU drives one
+//   aged       of compute capability 7.0
 //
 // It holds the caller to the rules: whatever would wait for a running kernel ends the process with a sentence.
 #include <dlfcn.h>
@@ -82,8 +85,10 @@ EXPORT cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = size_t{1} << 30
 EXPORT cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
         case 16: *value = asked_for("small") ? 2 : 8; break;
+        case 17: *value = asked_for("display"); break;
         case 19: *value = 1; break;
-        case 75: *value = 9; break;
+        case 20: *value = asked_for("prohibited") ? 2 : asked_for("exclusive") ? 3 : 0; break;
+        case 75: *value = asked_for("aged") ? 7 : 9; break;
         default: *value = 0;
     }
     return SUCCESS;
@@ -112,6 +117,7 @@ EXPORT cuModuleGetFunction(uintptr_t* function, uintptr_t, const char* name) {
         if (!strcmp(reinterpret_cast<const char*>(e->name), name + strlen("serval_kernel_"))) return *function = e->entry, SUCCESS;
     return NOT_FOUND;
 }
+EXPORT cuFuncLoad(uintptr_t) { return rule("cuFuncLoad"), SUCCESS; }
 EXPORT cuFuncGetAttribute(int* value, int attribute, uintptr_t) { return *value = attribute == 0 ? 256 : 0, SUCCESS; }
 EXPORT cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, uintptr_t, int, size_t) {
     return *blocks = asked_for("small") ? 1 : 32, SUCCESS;

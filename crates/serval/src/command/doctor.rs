@@ -176,7 +176,8 @@ fn gpus_json(gpus: &[FoundGpu]) -> Json {
         json!({
             "index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes,
             "multiprocessors": gpu.multiprocessors, "capability": [gpu.capability.0, gpu.capability.1],
-            "driver": [gpu.driver.0, gpu.driver.1], "unfit": gpu.unfit, "line": gpu_line(gpu),
+            "driver": [gpu.driver.0, gpu.driver.1], "unfit": gpu.unfit, "exclusive": gpu.exclusive,
+            "lazy": gpu.lazy, "code": cuda::built_in_for(gpu.capability), "line": gpu_line(gpu),
         })
     };
     json!({ "gpus": gpus.iter().map(gpu).collect::<Vec<_>>(), "kernels_built_in": cuda::built_in() })

@@ -6,6 +6,7 @@ pub(crate) mod crowd;
 pub(crate) mod faces;
 pub(crate) mod fake_gpu;
 pub(crate) mod lives;
+pub(crate) mod offers;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};

@@ -1,0 +1,468 @@
+// The conversation is explained in crates/wire/src/attach.rs; this is the runtime's side, like crates/serval/src/runtime.rs.
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <serval/attach.h>
+#include <serval/join.h>
+
+#include "protocol.h"
+
+namespace serval {
+namespace {
+
+constexpr uint64_t MS = 1000000;
+// The engine is lost when its beat stands still for this long, as the kernels see it too.
+constexpr uint64_t ENGINE_LOST_NS = 5000 * MS;
+constexpr uint32_t LOOK_MS = 250;
+constexpr unsigned SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+uint64_t now_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1000 * MS + static_cast<uint64_t>(now.tv_nsec);
+}
+
+// Waits until the socket has something, for at most this long. An interruption may end it early.
+bool readable(int socket, uint64_t ns) {
+    pollfd file = {socket, POLLIN, 0};
+    const uint64_t ms = (ns + MS - 1) / MS;
+    return poll(&file, 1, ms > 60000 ? 60000 : static_cast<int>(ms)) > 0;
+}
+
+// A message that is being written: every field has room by its limit.
+struct Writer {
+    uint8_t bytes[SERVAL_ATTACH_MESSAGE_BYTES_MAX];
+    size_t len = 0;
+
+    explicit Writer(uint32_t code) {
+        number(SERVAL_ATTACH_MAGIC, 8);
+        number(SERVAL_ATTACH_VERSION, 4);
+        number(code, 4);
+    }
+    void number(uint64_t value, unsigned size) {
+        for (unsigned i = 0; i < size; i++) bytes[len++] = static_cast<uint8_t>(value >> (8 * i));
+    }
+    // At most `most` bytes of a text, without a part of a character.
+    void text(const char* text, size_t most) {
+        size_t count = strnlen(text, most + 1);
+        if (count > most)
+            for (count = most; count > 0 && (static_cast<uint8_t>(text[count]) & 0xc0) == 0x80;) count--;
+        number(count, 2);
+        memcpy(bytes + len, text, count);
+        len += count;
+    }
+};
+
+// Whether these bytes are UTF-8 without a zero, which would end the text early.
+bool is_text(const uint8_t* at, size_t len) {
+    for (size_t i = 0; i < len;) {
+        const uint8_t first = at[i++];
+        if (first == 0) return false;
+        if (first < 0x80) continue;
+        const unsigned more = first >= 0xf0 ? 3 : first >= 0xe0 ? 2 : 1;
+        if (first < 0xc2 || first > 0xf4 || len - i < more) return false;
+        uint32_t code = first & (0x3fu >> more);
+        for (unsigned k = 0; k < more; k++, i++) {
+            if ((at[i] & 0xc0) != 0x80) return false;
+            code = code << 6 | (at[i] & 0x3f);
+        }
+        const uint32_t least = more == 3 ? 0x10000 : more == 2 ? 0x800 : 0x80;
+        if (code < least || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return false;
+    }
+    return true;
+}
+
+// What is left of a message. After the first thing that cannot be, everything reads as zero.
+struct Reader {
+    const uint8_t* at;
+    size_t left;
+    const char* wrong = nullptr;
+
+    const uint8_t* take(size_t count) {
+        if (wrong || count > left) {
+            if (!wrong) wrong = "it ends too early";
+            return nullptr;
+        }
+        const uint8_t* taken = at;
+        at += count;
+        left -= count;
+        return taken;
+    }
+    uint64_t number(unsigned size) {
+        const uint8_t* bytes = take(size);
+        uint64_t value = 0;
+        for (unsigned i = 0; bytes && i < size; i++) value |= static_cast<uint64_t>(bytes[i]) << (8 * i);
+        return value;
+    }
+    uint32_t u32() { return static_cast<uint32_t>(number(4)); }
+    // A text of at most `most` bytes, for which `to` has room with a zero.
+    void text(char* to, size_t most) {
+        const size_t len = number(2);
+        if (!wrong && len > most) wrong = "a text is too long";
+        const uint8_t* bytes = take(len);
+        if (bytes && !is_text(bytes, len)) {
+            wrong = "a text is not UTF-8";
+            bytes = nullptr;
+        }
+        if (bytes) memcpy(to, bytes, len);
+        to[bytes ? len : 0] = 0;
+    }
+};
+
+// A sentence of the engine as people may see it: it steers no terminal and begins no line of a log.
+void plain(char* to, size_t room, const uint8_t* from, size_t len) {
+    size_t count = len < room - 1 ? len : room - 1;
+    for (size_t i = 0; i < count; i++) to[i] = from[i] < 0x20 || from[i] >= 0x7f ? '?' : static_cast<char>(from[i]);
+    to[count] = 0;
+}
+
+struct Head {
+    uint64_t magic;
+    uint32_t version, code;
+};
+
+// Reads the head. False: a sentence about it is in `why`.
+bool open_message(Reader& reader, size_t len, Head& head, char (&why)[160]) {
+    head = {reader.number(8), reader.u32(), reader.u32()};
+    if (reader.wrong || head.magic != SERVAL_ATTACH_MAGIC) {
+        snprintf(why, sizeof why, "the other side does not speak Serval's attach protocol");
+    } else if (head.version != SERVAL_ATTACH_VERSION && head.code != SERVAL_ATTACH_REFUSE) {
+        snprintf(why, sizeof why, "the other side speaks version %u of the attach protocol, this one %u: use matching builds",
+                 head.version, SERVAL_ATTACH_VERSION);
+    } else if (len > SERVAL_ATTACH_MESSAGE_BYTES_MAX) {
+        snprintf(why, sizeof why, "a message of the attach protocol is impossible: longer than any message");
+    } else {
+        return true;
+    }
+    return false;
+}
+
+}  // namespace
+
+uint64_t* Runtime::own_word(uint64_t field) const {
+    return reinterpret_cast<uint64_t*>(region_ + SERVAL_ACCELERATOR_WORDS_OFFSET + field);
+}
+uint64_t* Runtime::engine_word(uint64_t field) const {
+    return reinterpret_cast<uint64_t*>(region_ + SERVAL_ENGINE_WORDS_OFFSET + field);
+}
+uint64_t Runtime::block_word(uint32_t block, uint64_t field) const {
+    const uint64_t line = blocks_offset_ + uint64_t{block} * sizeof(serval_block_words);
+    return detail::load_acquire(reinterpret_cast<uint64_t*>(region_ + line + field));
+}
+
+bool Runtime::fail(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(why_, sizeof why_, format, arguments);
+    va_end(arguments);
+    return false;
+}
+
+Step Runtime::over(const char* why) {
+    fail("%s", why);
+    return step_ = Step::OVER;
+}
+
+bool Runtime::send(const void* bytes, uint64_t len) {
+    ssize_t sent;
+    while ((sent = ::send(socket_, bytes, len, MSG_NOSIGNAL | MSG_DONTWAIT)) < 0 && errno == EINTR) {
+    }
+    return sent == static_cast<ssize_t>(len) || fail("the engine is gone: %s", strerror(errno));
+}
+
+// ---- joining
+
+bool Runtime::join(const char* path, const Wish& wish) {
+    if (socket_ >= 0) return fail("a Runtime is one life: make another one to join again");
+    const uint64_t deadline_ns = now_ns() + wish.timeout_ms * MS;
+    return meet(path, deadline_ns) && introduce(wish) && receive_offer(deadline_ns, wish.timeout_ms);
+}
+
+bool Runtime::meet(const char* path, uint64_t deadline_ns) {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    const size_t len = strlen(path);
+    if (len == 0 || len >= sizeof address.sun_path)
+        return fail("\"%s\" cannot name a socket: a path of 1 to %zu bytes can", path, sizeof address.sun_path - 1);
+    memcpy(address.sun_path, path, len);
+    socket_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (socket_ < 0) return fail("no socket: %s", strerror(errno));
+    while (connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0) {
+        // A full backlog passes.
+        const bool again = (errno == EAGAIN || errno == EINTR) && now_ns() < deadline_ns;
+        if (!again) return fail("no engine listens at \"%s\": %s", path, strerror(errno));
+        usleep(1000);
+    }
+    // Whoever passes memory to work on has to have this process's rights already.
+    ucred peer = {};
+    socklen_t size = sizeof peer;
+    if (getsockopt(socket_, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0) return fail("no credentials: %s", strerror(errno));
+    if (peer.uid != geteuid() && peer.uid != 0)
+        return fail("the engine at \"%s\" is of user %u: a runtime of user %u serves one of its own user or of root", path, peer.uid,
+                    geteuid());
+    return true;
+}
+
+bool Runtime::introduce(const Wish& wish) {
+    Writer hello(SERVAL_ATTACH_HELLO);
+    hello.number(SERVAL_ABI_VERSION, 4);
+    hello.number(static_cast<uint32_t>(getpid()), 4);
+    hello.text(wish.kind, SERVAL_ATTACH_NAME_BYTES_MAX);
+    hello.text(wish.service, SERVAL_ATTACH_NAME_BYTES_MAX);
+    hello.text(wish.kernel, SERVAL_ATTACH_KERNEL_BYTES_MAX);
+    return send(hello.bytes, hello.len);
+}
+
+bool Runtime::receive_offer(uint64_t deadline_ns, uint32_t timeout_ms) {
+    uint8_t bytes[SERVAL_ATTACH_MESSAGE_BYTES_MAX + 1];
+    iovec part = {bytes, sizeof bytes};
+    union {
+        cmsghdr header;
+        char bytes[CMSG_SPACE((SERVAL_ATTACH_DESCRIPTORS + 1) * sizeof(int))];
+    } control = {};
+    msghdr message = {};
+    ssize_t got;
+    for (;;) {
+        message = {};
+        message.msg_iov = &part;
+        message.msg_iovlen = 1;
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        got = recvmsg(socket_, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+        if (got >= 0 || (errno != EAGAIN && errno != EINTR)) break;
+        const uint64_t now = now_ns();
+        if (now >= deadline_ns) return fail("the engine is gone: it gave no answer for %u ms", timeout_ms);
+        readable(socket_, deadline_ns - now);
+    }
+    if (got < 0) return fail("the engine is gone: %s", strerror(errno));
+    unsigned count = 0;
+    for (cmsghdr* c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+        for (size_t at = 0; at + sizeof(int) <= c->cmsg_len - CMSG_LEN(0); at += sizeof(int), count++) {
+            int descriptor;
+            memcpy(&descriptor, CMSG_DATA(c) + at, sizeof descriptor);
+            if (count == 0)
+                file_ = descriptor;
+            else if (count == 1)
+                bell_ = descriptor;
+            else
+                close(descriptor);
+        }
+    }
+    if (got == 0) return fail("the engine is gone: it closed the connection");
+    if (!read_offer(bytes, static_cast<size_t>(got))) return false;
+    if (count != SERVAL_ATTACH_DESCRIPTORS || (message.msg_flags & MSG_CTRUNC))
+        return fail("the engine's offer cannot be used: it came without the %u descriptors", SERVAL_ATTACH_DESCRIPTORS);
+    return map(region_bytes_);
+}
+
+bool Runtime::read_offer(const uint8_t* bytes, uint64_t len) {
+    Reader reader = {bytes, len};
+    Head head;
+    char why[160];
+    if (!open_message(reader, len, head, why)) return fail("the engine's offer cannot be used: %s", why);
+    if (head.code == SERVAL_ATTACH_REFUSE) {
+        char text[SERVAL_ATTACH_TEXT_BYTES_MAX + 1];
+        plain(text, sizeof text, reader.at, reader.left);
+        return fail("the engine refuses: %s", text);
+    }
+    if (head.code == SERVAL_ATTACH_STOP) return fail("the engine is gone: it is stopping");
+    if (head.code != SERVAL_ATTACH_OFFER) return fail("the engine's offer cannot be used: an engine does not say this");
+    generation_ = reader.number(8);
+    region_bytes_ = reader.number(8);
+    blocks_ = reader.u32();
+    heartbeat_ms_ = reader.u32();
+    reader.text(service_, SERVAL_ATTACH_NAME_BYTES_MAX);
+    reader.text(accelerator_, SERVAL_ATTACH_NAME_BYTES_MAX);
+    reader.text(kernel_, SERVAL_ATTACH_KERNEL_BYTES_MAX);
+    param_count_ = reader.u32();
+    if (!reader.wrong && param_count_ > SERVAL_PARAMS_MAX) reader.wrong = "too many parameters";
+    for (uint32_t i = 0; i < param_count_ && !reader.wrong; i++) {
+        reader.text(reinterpret_cast<char*>(params_[i].name), SERVAL_ATTACH_PARAM_NAME_BYTES_MAX);
+        const uint64_t value = reader.number(8);
+        memcpy(&params_[i].value, &value, sizeof value);
+    }
+    if (!reader.wrong && reader.left) reader.wrong = "it goes on after its end";
+    if (reader.wrong) return fail("the engine's offer cannot be used: a message of the attach protocol is impossible: %s", reader.wrong);
+    if (heartbeat_ms_ == 0) heartbeat_ms_ = 1;
+    return true;
+}
+
+// Maps what was passed, if nobody can take the memory away again.
+bool Runtime::map(uint64_t region_bytes_said) {
+    const char* refused = "the engine's offer cannot be used: the memory is not a region:";
+    const int seals = fcntl(file_, F_GET_SEALS);
+    if (seals < 0) return fail("%s it is not a memfd", refused);
+    if ((static_cast<unsigned>(seals) & SEALS) != SEALS) return fail("%s its length is not sealed, so it could shrink", refused);
+    struct stat status;
+    struct statfs system;
+    if (fstat(file_, &status) < 0 || fstatfs(file_, &system) < 0) return fail("%s %s", refused, strerror(errno));
+    // Its creator could punch holes into memory of this kind, and an access to a hole ends the process.
+    if (system.f_type == HUGETLBFS_MAGIC) return fail("%s it is made of hugetlb pages", refused);
+    const uint64_t bytes = status.st_size > 0 ? static_cast<uint64_t>(status.st_size) : 0;
+    if (bytes == 0 || bytes % static_cast<uint64_t>(sysconf(_SC_PAGESIZE)))
+        return fail("%s it has %llu bytes, which is no number of pages", refused, static_cast<unsigned long long>(bytes));
+    if (bytes > region_bytes_said)
+        return fail("%s it has %llu bytes, and %llu is the limit", refused, static_cast<unsigned long long>(bytes),
+                    static_cast<unsigned long long>(region_bytes_said));
+    void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file_, 0);
+    if (at == MAP_FAILED) return fail("the region cannot be mapped: %s", strerror(errno));
+    region_ = static_cast<uint8_t*>(at);
+    mapped_bytes_ = bytes;
+    return take_region(bytes);
+}
+
+// Holds the region against what was said about it, and keeps what later depends on.
+bool Runtime::take_region(uint64_t mapped_bytes) {
+    serval_block_args args = {};
+    args.region = reinterpret_cast<uint64_t>(region_);
+    args.region_bytes = mapped_bytes;
+    detail::Place place;
+    if (!detail::find_place(place, args))
+        return fail("the engine's offer cannot be used: this is not a Serval region, or of another version");
+    serval_region_header header;
+    detail::fetch(header, region_);
+    if (header.generation != generation_ || header.block_count != blocks_)
+        return fail("the engine's offer cannot be used: the region is of another life");
+    region_bytes_ = place.size;
+    blocks_offset_ = static_cast<uint64_t>(reinterpret_cast<uint8_t*>(place.words) - region_);
+    // The header was checked once, by find_place; what is read again here is held to the same limits.
+    if (!detail::within(blocks_offset_, uint64_t{blocks_} * sizeof(serval_block_words), mapped_bytes))
+        return fail("the engine's offer cannot be used: the region changes while it is read");
+    uint64_t longest = 0;
+    const uint64_t rings = 2ull * blocks_ * place.mqueues_per_block;
+    if (!detail::within(place.directory, rings * sizeof(serval_ring_entry), mapped_bytes))
+        return fail("the engine's offer cannot be used: the region changes while it is read");
+    for (uint64_t i = 0; i < rings; i++) {
+        serval_ring_entry entry;
+        detail::fetch(entry, region_ + place.directory + i * sizeof entry);
+        if (entry.message_bytes_max > SERVAL_MESSAGE_BYTES_MAX)
+            return fail("the engine's offer cannot be used: the region's directory is impossible");
+        if (entry.message_bytes_max > longest) longest = entry.message_bytes_max;
+    }
+    // With room for the word behind a reply by which a write past it is noticed.
+    staging_stride_ = static_cast<uint32_t>(((longest + 7) / 8 * 8 + 8 + 63) / 64 * 64);
+    staging_bytes_ = 2ull * place.mqueues_per_block * staging_stride_;
+    engine_beat_ = detail::load_relaxed(engine_word(offsetof(serval_engine_words, heartbeat)));
+    looked_ns_ = now_ns();
+    step_ = Step::SERVING;
+    return true;
+}
+
+// ---- a life
+
+serval_block_args Runtime::block_args(uint32_t n) const {
+    serval_block_args args = {};
+    args.abi_version = SERVAL_ABI_VERSION;
+    args.block = n;
+    args.param_count = param_count_;
+    args.staging_stride = staging_stride_;
+    args.region = reinterpret_cast<uint64_t>(region_);
+    args.region_bytes = region_bytes_;
+    args.params = param_count_ ? reinterpret_cast<uint64_t>(params_) : 0;
+    args.staging_bytes = staging_bytes_;
+    return args;
+}
+
+bool Runtime::starting() const {
+    for (uint32_t i = 0; i < blocks_; i++)
+        if (block_word(i, offsetof(serval_block_words, state)) == SERVAL_STATE_ABSENT) return true;
+    return false;
+}
+
+bool Runtime::ended() const {
+    for (uint32_t i = 0; i < blocks_; i++)
+        if (block_word(i, offsetof(serval_block_words, state)) != SERVAL_STATE_ENDED) return false;
+    return true;
+}
+
+bool Runtime::ready() {
+    detail::store_release(own_word(offsetof(serval_accelerator_words, state)), SERVAL_STATE_READY);
+    detail::store_release(own_word(offsetof(serval_accelerator_words, heartbeat)), ++beats_);
+    Writer message(SERVAL_ATTACH_READY);
+    message.number(generation_, 8);
+    message.number(blocks_, 4);
+    if (send(message.bytes, message.len)) return true;
+    step_ = Step::OVER;
+    return false;
+}
+
+Step Runtime::look(uint32_t timeout_ms) {
+    if (step_ == Step::OVER) return step_;
+    uint32_t pause = heartbeat_ms_ / 4 < LOOK_MS ? heartbeat_ms_ / 4 : LOOK_MS;
+    if (timeout_ms < pause) pause = timeout_ms;
+    const bool heard = readable(socket_, pause * MS);
+    detail::store_release(own_word(offsetof(serval_accelerator_words, heartbeat)), ++beats_);
+    if (heard && hear() == Step::OVER) return step_;
+    const uint64_t now = now_ns();
+    if (step_ == Step::DRAINING && now >= drain_until_ns_) return over("the time for draining is up");
+    // Silence is added up in steps of limited length: who was held up itself does not take its own absence for the engine's.
+    const uint64_t passed = now - looked_ns_;
+    looked_ns_ = now;
+    const uint64_t beat = detail::load_relaxed(engine_word(offsetof(serval_engine_words, heartbeat)));
+    silent_ns_ = beat == engine_beat_ ? silent_ns_ + (passed < ENGINE_LOST_NS / 2 ? passed : ENGINE_LOST_NS / 2) : 0;
+    engine_beat_ = beat;
+    return silent_ns_ < ENGINE_LOST_NS ? step_ : over("the engine is gone: its heartbeat stands still");
+}
+
+// Reads one message, if there is one.
+Step Runtime::hear() {
+    uint8_t bytes[SERVAL_ATTACH_MESSAGE_BYTES_MAX + 1];
+    const ssize_t got = recv(socket_, bytes, sizeof bytes, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return step_;
+    if (got <= 0) return over("the engine is gone: it closed the connection");
+    Reader reader = {bytes, static_cast<size_t>(got)};
+    Head head;
+    char why[160];
+    if (!open_message(reader, reader.left, head, why)) return over(why);
+    const uint64_t drain_ms = reader.u32();
+    if (head.code != SERVAL_ATTACH_STOP || reader.wrong || reader.left) return over("the engine says what an engine does not say");
+    // Asked twice is asked once.
+    if (step_ == Step::SERVING) drain_until_ns_ = now_ns() + drain_ms * MS;
+    fail("the engine stops");
+    return step_ = Step::DRAINING;
+}
+
+void Runtime::stop_blocks() {
+    if (!region_) return;
+    uint64_t* stop = engine_word(offsetof(serval_engine_words, stop));
+    // EDGE STOP (release half)
+    if (detail::load_relaxed(stop) != SERVAL_STOP_NOW) detail::store_release(stop, SERVAL_STOP_NOW);
+}
+
+void Runtime::leave(uint64_t reason, const char* text) {
+    if (region_) {
+        stop_blocks();
+        detail::store_release(own_word(offsetof(serval_accelerator_words, reason)), reason);
+        detail::store_release(own_word(offsetof(serval_accelerator_words, state)), SERVAL_STATE_ENDED);
+        Writer bye(SERVAL_ATTACH_BYE);
+        bye.number(reason, 8);
+        bye.text(text, SERVAL_ATTACH_TEXT_BYTES_MAX);
+        // The engine may be gone: then nobody needs to know. Why the life ended stays as it is.
+        if (::send(socket_, bye.bytes, bye.len, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) errno = 0;
+        munmap(region_, mapped_bytes_);
+        region_ = nullptr;
+    }
+    int* const files[] = {&socket_, &file_, &bell_};
+    for (int* file : files) {
+        if (*file >= 0) close(*file);
+        *file = -1;
+    }
+    step_ = Step::OVER;
+}
+
+Runtime::~Runtime() { leave(); }
+
+}  // namespace serval

@@ -1,0 +1,53 @@
+// An accelerator of one's own: the blocks of a service on plain threads of this program.
+//   threads PATH    PATH is `attach` of the accelerator; ends with code 0 when the engine asks for it
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <thread>
+#include <vector>
+
+#include <serval/attach.h>
+
+#include "reverse.h"
+
+// What a block calls while it has nothing to do.
+static void pause_block(void*, uint32_t, uint64_t) { usleep(50); }
+
+static void run_block(serval_block_args args) {
+    void* staging = nullptr;
+    if (posix_memalign(&staging, 64, args.staging_bytes)) abort();
+    args.staging = reinterpret_cast<uint64_t>(staging);
+    args.wait = reinterpret_cast<uint64_t>(&pause_block);
+    reinterpret_cast<void (*)(const serval_block_args*)>(serval_kernel_list()->entry)(&args);
+    free(staging);
+}
+
+int main(int argc, char** argv) {
+    if (argc != 2) {
+        fprintf(stderr, "usage: threads PATH\n");
+        return 2;
+    }
+    serval::Runtime runtime;
+    serval::Wish wish;
+    wish.kind = "threads";
+    if (!runtime.join(argv[1], wish)) {
+        fprintf(stderr, "%s\n", runtime.why());
+        return 1;
+    }
+    std::vector<std::thread> blocks;
+    for (uint32_t n = 0; n < runtime.blocks(); n++) blocks.emplace_back(run_block, runtime.block_args(n));
+    serval::Step step = serval::Step::SERVING;
+    while (runtime.starting() && step != serval::Step::OVER) step = runtime.look(1);
+    if (step != serval::Step::OVER && runtime.ready()) {
+        printf("serving %s, life %llu\n", runtime.service(), static_cast<unsigned long long>(runtime.generation()));
+        fflush(stdout);
+        while (step != serval::Step::OVER && !runtime.ended()) step = runtime.look(100);
+    }
+    const bool asked = runtime.ended() && step == serval::Step::DRAINING;
+    runtime.stop_blocks();
+    for (std::thread& block : blocks) block.join();
+    if (!asked) fprintf(stderr, "%s\n", runtime.why());
+    runtime.leave();
+    return asked ? 0 : 1;
+}
