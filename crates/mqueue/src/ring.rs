@@ -337,16 +337,19 @@ impl<M: Memory> Producer<M> {
         true
     }
 
-    /// Shows the consumer everything committed so far. One store, however many messages.
+    /// Shows the consumer everything committed so far. One store, however many messages. Says whether there
+    /// were any.
     #[inline]
-    pub fn publish(&mut self) {
-        if self.published != self.head {
+    pub fn publish(&mut self) -> bool {
+        let any = self.published != self.head;
+        if any {
             let weak = mutants::on("publish_unordered");
             let order = if weak { Ordering::Relaxed } else { Ordering::Release };
             // EDGE RX_PUBLISH TX_PUBLISH HANDOVER (release half)
             self.memory.store(self.layout.head_offset, self.head, order);
             self.published = self.head;
         }
+        any
     }
 }
 

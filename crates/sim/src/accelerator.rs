@@ -167,6 +167,13 @@ struct Block {
     runnable: bool,
 }
 
+impl Block {
+    /// Whether there is nothing to read, to answer or to publish.
+    fn is_idle(&mut self) -> bool {
+        self.work.is_empty() && !self.rx.hinted() && !self.clients.iter_mut().any(|c| c.rx.hinted())
+    }
+}
+
 /// Tokens seen in the RX rings of one worker's mqueues of a service: (global mqueue, token).
 pub type SeenTokens = Arc<Mutex<Vec<(u32, u64)>>>;
 
@@ -295,7 +302,7 @@ impl Model {
     }
 
     /// When the next answer is due.
-    fn due_ns(&self) -> u64 {
+    pub fn due_ns(&self) -> u64 {
         let due = |b: &Block| match b.phase {
             Phase::Serving if b.runnable => 0,
             Phase::Serving => b
@@ -345,6 +352,9 @@ impl Model {
             return;
         }
         self.blocks[number].runnable = false;
+        if self.blocks[number].is_idle() {
+            return;
+        }
         self.read_answers(number);
         while self.read_message(number) {}
         if self.blocks[number].phase != Phase::Serving {
@@ -372,24 +382,18 @@ impl Model {
     fn publish(&mut self, number: usize) {
         let block = &mut self.blocks[number];
         let first = block.index * self.per_block;
-        let mut touch = |mqueue| {
-            if !self.touched.contains(&mqueue) {
+        let clients = block.clients.iter_mut().map(|client| &mut client.tx);
+        for (tx, mqueue) in std::iter::once(&mut block.tx).chain(clients).zip(first..) {
+            if tx.publish() && !self.touched.contains(&mqueue) {
                 self.touched.push(mqueue);
             }
-        };
-        block.tx.publish();
-        touch(first);
-        for (client, number) in block.clients.iter_mut().zip(1..) {
-            client.tx.publish();
-            touch(first + number);
         }
     }
 
     /// Takes one message, unless the block is busy enough.
     fn read_message(&mut self, number: usize) -> bool {
-        let behaviour = self.behaviour_of(number);
         let block = &mut self.blocks[number];
-        if block.phase != Phase::Serving || block.work.len() > behaviour.overlap {
+        if block.phase != Phase::Serving || block.work.len() > self.behaviour.overlap {
             return false;
         }
         let header = match block.rx.peek() {
@@ -410,6 +414,8 @@ impl Model {
         block.rx.release();
         block.taken += 1;
         let taken = block.taken;
+        let behaviour = self.behaviour_of(number);
+        let block = &mut self.blocks[number];
         let mqueue = self.role.first_mqueue + block.index;
         let over = |limit: Option<u64>| limit.is_some_and(|limit| taken > limit);
         let end = match () {

@@ -54,7 +54,11 @@ impl Pipe {
     /// Takes up to `max` bytes.
     pub(crate) fn take(&mut self, max: usize) -> Vec<u8> {
         let count = self.ready.len().min(max);
-        self.ready.drain(..count).collect()
+        let (first, second) = self.ready.as_slices();
+        let of_first = count.min(first.len());
+        let taken = [&first[..of_first], &second[..count - of_first]].concat();
+        self.ready.drain(..count);
+        taken
     }
 }
 

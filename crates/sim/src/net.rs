@@ -172,6 +172,8 @@ pub struct Network {
     /// How long the last poll was allowed to sleep.
     pub(crate) asked_sleep_ns: u64,
     inboxes: BTreeMap<SocketAddr, VecDeque<(Route, Vec<u8>)>>,
+    /// Datagrams in all of them.
+    unread_datagrams: usize,
     /// What crossed the edges.
     pub ledger: Ledger,
     /// What happened.
@@ -221,6 +223,7 @@ impl Network {
             cut_off: false,
             asked_sleep_ns: 0,
             inboxes: BTreeMap::new(),
+            unread_datagrams: 0,
             ledger,
             trace: Trace::default(),
             struck: Struck::default(),
@@ -317,6 +320,7 @@ impl Network {
                 }
             }
             Flying::ToClient { route, payload } => {
+                self.unread_datagrams += 1;
                 self.inboxes.entry(route.peer).or_default().push_back((route, payload));
             }
             Flying::Segment { conn, up, segment } => self.arrive_segment(conn, up, segment),
@@ -428,7 +432,12 @@ impl Network {
 
     /// A datagram that arrived at a client: the route it took, and its payload.
     pub fn take_datagram(&mut self, peer: SocketAddr) -> Option<(Route, Vec<u8>)> {
-        self.inboxes.get_mut(&peer)?.pop_front()
+        if self.unread_datagrams == 0 {
+            return None;
+        }
+        let taken = self.inboxes.get_mut(&peer)?.pop_front();
+        self.unread_datagrams -= usize::from(taken.is_some());
+        taken
     }
 
     /// The worker whose socket the host kernel chooses for a flow.
@@ -495,6 +504,9 @@ impl Network {
     /// A peer reads up to `max` bytes, or one datagram.
     pub fn peer_read(&mut self, id: ConnId, max: usize) -> PeerRead {
         let conn = &mut self.conns[id];
+        if !conn.down.has_news() {
+            return PeerRead::Empty;
+        }
         if let Some(datagram) = conn.down.datagrams.pop_front() {
             return PeerRead::Bytes(datagram);
         }

@@ -223,6 +223,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         mut holds: impl FnMut(&mut Self) -> bool,
     ) -> Result<(), String> {
         let end_ns = self.world.now_ns() + PATIENCE_NS;
+        let mut moved = true;
         while !holds(self) {
             if self.world.now_ns() > end_ns {
                 let (counted, sound) = (self.world.metrics.service(service), &self.plan.sound);
@@ -230,9 +231,14 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
                     "service {service} {otherwise} (sound: {sound:?}): {counted:?}"
                 ));
             }
-            // No slower than the shortest time-out allows.
-            let by_ns = self.rng.between(10_000, 100_000);
-            self.round(by_ns)?;
+            // No slower than the shortest time-out allows; through time in which nobody acts, as fast.
+            let mut by_ns = self.rng.between(10_000, 100_000);
+            if !moved {
+                let models = self.world.models.iter().map(|m| lock(m).due_ns());
+                let due_ns = models.fold(self.peers_due_ns(), u64::min);
+                by_ns = due_ns.saturating_sub(self.world.now_ns()).clamp(by_ns, MS);
+            }
+            moved = self.round(by_ns)?;
         }
         Ok(())
     }

@@ -215,18 +215,21 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
     /// When everybody waits, waiting is over.
     fn skip_idle_time(&mut self) {
         let Some(wake_ns) = self.world.first_wake_ns() else { return };
+        let models = self.world.models.iter().map(|m| lock(m).remote_due_ns());
+        let due_ns = models.fold(wake_ns.min(self.peers_due_ns()), u64::min);
+        let now_ns = self.world.now_ns();
+        self.world.advance(due_ns.saturating_sub(now_ns));
+    }
+
+    /// When the next of those around the engine acts, or something arrives.
+    pub(crate) fn peers_due_ns(&self) -> u64 {
         let clients = self.plan.datagram_clients.iter().map(|c| c.due_ns());
         let streams = self.plan.stream_clients.iter().map(|c| c.due_ns());
         let memory = self.plan.memory_clients.iter().map(|c| c.due_ns());
         let lives = self.plan.rebirths.iter().map(|r| r.due_ns());
         let backends = self.plan.backends.iter().map(|b| b.due_ns());
-        let models = self.world.models.iter().map(|m| lock(m).remote_due_ns());
         let net_ns = lock(&self.world.net).next_due_ns().unwrap_or(u64::MAX);
-        let due_ns =
-            clients.chain(streams).chain(memory).chain(lives).chain(backends).chain(models);
-        let due_ns = due_ns.fold(wake_ns.min(net_ns), u64::min);
-        let now_ns = self.world.now_ns();
-        self.world.advance(due_ns.saturating_sub(now_ns));
+        clients.chain(streams).chain(memory).chain(lives).chain(backends).fold(net_ns, u64::min)
     }
 
     fn peers(&mut self) {
