@@ -84,8 +84,8 @@ soak: setup
 # That many runs of the simulator, each of another seed; on record in docs/proof.
 SEEDS ?= 1000000
 seeds: setup
-	@$(CARGO) build --release --quiet --package serval-sim
-	@$(CARGO) xtask record seeds -- target/release/serval-sim --seeds $(SEEDS)
+	@$(CARGO) build --profile fast --quiet --package serval-sim
+	@$(CARGO) xtask record seeds -- target/fast/serval-sim --seeds $(SEEDS) --coverage
 
 # What the memory model forbids is looked for in millions of rounds between two processes; on record in docs/proof.
 ROUNDS ?= 10000000

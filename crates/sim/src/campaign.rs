@@ -19,8 +19,8 @@ use crate::net::lock;
 use crate::rng::mix;
 use crate::run::{Report, Violation, simulate};
 
-/// Losses that no plan brings about: the arena of a client mqueue never fills up with answers that the
-/// model kernels wait for.
+/// Losses that hardly any plan brings about: the arena of a client mqueue seldom fills up with answers
+/// that the model kernels wait for.
 const NEVER_LOST: [DropReason; 1] = [DropReason::BackendNoCredit];
 
 /// What to run.
@@ -125,20 +125,28 @@ impl Display for Totals {
             "{} events in {hours:.2} virtual hours, trace {:#018x}",
             self.events, self.trace_hash
         )?;
-        writeln!(f, "messages")?;
-        for (name, value) in &self.counters {
-            writeln!(f, "  {name:20} {value:>12}")?;
-        }
-        writeln!(f, "faults")?;
-        for fault in Fault::ALL {
-            writeln!(f, "  {:20} {:>12}", fault.name(), self.struck.count(*fault))?;
-        }
-        writeln!(f, "losses")?;
-        for (reason, lost) in DropReason::ALL.iter().zip(self.lost) {
-            writeln!(f, "  {:20} {lost:>12}", reason.name())?;
-        }
+        let messages = self.counters.iter().map(|(name, value)| (*name, *value));
+        let faults = Fault::ALL.iter().map(|fault| (fault.name(), self.struck.count(*fault)));
+        let losses = DropReason::ALL.iter().zip(self.lost).map(|(r, lost)| (r.name(), lost));
+        table(f, "messages", messages)?;
+        table(f, "faults", faults)?;
+        table(f, "losses", losses)?;
         write!(f, "{} seeds, {} violations", self.runs, self.violations.len())
     }
+}
+
+/// Counts by name, several in a line.
+fn table(
+    f: &mut Formatter<'_>,
+    title: &str,
+    counts: impl Iterator<Item = (&'static str, u64)>,
+) -> std::fmt::Result {
+    const COLUMNS: usize = 4;
+    write!(f, "{title}")?;
+    for (number, (name, count)) in counts.enumerate() {
+        write!(f, "{}  {name:20} {count:>12}", if number % COLUMNS == 0 { "\n" } else { "" })?;
+    }
+    writeln!(f)
 }
 
 impl Campaign {

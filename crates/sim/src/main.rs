@@ -159,9 +159,20 @@ fn main() -> ExitCode {
     bar.end();
     let seconds = start.elapsed().as_secs_f64();
     println!("{totals}");
-    println!("{:.0} seeds a second on {} threads", totals.runs as f64 / seconds, campaign.jobs);
+    let unreached = totals.unreached();
+    println!(
+        "{{\"event\":\"seeds\",\"first\":{},\"seeds\":{},\"violations\":{},\"events\":{},\"never_happened\":{},\
+         \"threads\":{},\"seconds\":{seconds:.0},\"seeds_per_second\":{:.0}}}",
+        campaign.first.seed,
+        totals.runs,
+        totals.violations.len(),
+        totals.events,
+        unreached.len(),
+        campaign.jobs,
+        totals.runs as f64 / seconds
+    );
     explain(&totals, shrink);
-    let unreached = if coverage { totals.unreached() } else { Vec::new() };
+    let unreached = if coverage { unreached } else { Vec::new() };
     unreached.iter().for_each(|what| eprintln!("{what}"));
     match totals.violations.is_empty() && unreached.is_empty() {
         true => ExitCode::SUCCESS,

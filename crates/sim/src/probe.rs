@@ -130,13 +130,16 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
 
     fn plain_taste(&self, service: usize) -> Taste {
         let spec = &self.plan.setup.topology.services[service];
+        // Who waits for no reply is paced by nothing: behind a request that waits for a backend, the next
+        // ones may wait longer than the service allows.
+        let sheds = spec.replies == Replies::None && spec.queue_us_max > 0;
         Taste {
             framing: spec.framing,
             max_message_bytes: spec.max_message_bytes as usize,
             reply_filler_max: 0,
             keys: 100,
             // Reaching a backend again may take as long as its time-out.
-            backend: if spec.backends.is_empty() || spec.request_timeout_ms < 1000 {
+            backend: if spec.backends.is_empty() || spec.request_timeout_ms < 1000 || sheds {
                 0
             } else {
                 500
