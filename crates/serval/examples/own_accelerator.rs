@@ -22,8 +22,10 @@ impl Device for Reverser {
         "reverser"
     }
 
-    fn start(&mut self, job: &Job) -> Result<(), Failure> {
+    fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
         let refused = |text: String| Failure { reason: reason::REFUSED, text };
+        // Several come to runtimes for GPUs only.
+        let [job] = jobs else { return Err(refused("one service at a time".to_owned())) };
         let region = Region::join(MappedMemory::new(job.memory.clone()));
         let mut region = region.map_err(|error| refused(error.to_string()))?;
         if region.mqueues_per_block() != 1 {

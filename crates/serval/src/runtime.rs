@@ -11,7 +11,8 @@
 //! `examples/own_accelerator.rs` of this crate. (Programs in C++ have the library in `attach/`.)
 //!
 //! The process maps its region, and reaches no other memory of the engine: whatever its kernels do
-//! hurts this service on this accelerator alone.
+//! hurts this service on this accelerator alone. The services of a GPU share a process, where the GPU would otherwise
+//! give them turns: one life for all of them.
 
 mod gpu;
 
@@ -94,7 +95,7 @@ pub struct Failure {
     pub text: String,
 }
 
-/// What a device is to run.
+/// What a device is to run of one service.
 pub struct Job {
     /// The region, mapped; it stays mapped for as long as somebody holds this.
     pub memory: Arc<SharedMemory>,
@@ -123,9 +124,10 @@ pub trait Device {
     /// What the blocks run on, in one word.
     fn kind(&self) -> &str;
 
-    /// Starts the blocks of a region; each has got to its first receive when this returns. Called once for
-    /// each life, and not again before [`Self::stop`].
-    fn start(&mut self, job: &Job) -> Result<(), Failure>;
+    /// Starts the blocks of all regions; each has got to its first receive when this returns. Called once for
+    /// each life, and not again before [`Self::stop`]. There is one job; only a runtime that the engine starts for
+    /// a GPU gets those of several services.
+    fn start(&mut self, jobs: &[Job]) -> Result<(), Failure>;
 
     /// Whether all blocks serve. Called several times a second; must not wait.
     fn health(&mut self) -> Result<(), Failure>;
@@ -133,7 +135,7 @@ pub trait Device {
     /// Whether every block has ended, because the stop word asked for it. Must not wait.
     fn ended(&mut self) -> bool;
 
-    /// Ends the blocks, within `patience` in order, else at once, and lets go of the region. The stop
+    /// Ends the blocks, within `patience` in order, else at once, and lets go of the regions. The stop
     /// word tells them already unless something failed. `Err`: not all of them could be ended, so that
     /// this process must not serve again.
     fn stop(&mut self, patience: Duration) -> Result<(), Failure>;
@@ -158,11 +160,12 @@ impl Device for HostDevice {
         "cpu"
     }
 
-    fn start(&mut self, job: &Job) -> Result<(), Failure> {
+    fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
         let refused = |error: &dyn std::fmt::Display| Failure {
             reason: reason::REFUSED,
             text: error.to_string(),
         };
+        let [job] = jobs else { return Err(refused(&"host cores run one service in a process")) };
         let kernel = Kernel::find(&job.kernel).map_err(|e| refused(&e))?;
         let bell = job.bell.clone();
         let options = HostOptions {
@@ -286,17 +289,17 @@ pub fn serve(
         kernel: wish.kernel.clone(),
     };
     say(socket, &FromRuntime::Hello(hello))?;
-    let (job, heartbeat) = receive_offer(socket)?;
-    if let Err(failure) = device.start(&job) {
+    let (jobs, heartbeat) = receive_offers(socket)?;
+    if let Err(failure) = device.start(&jobs) {
         let Failure { reason, text } = failure.clone();
         // The engine may be gone: then nobody needs to know.
         let _ = say(socket, &FromRuntime::Bye(Bye { reason, text }));
         let _ = device.stop(Duration::ZERO);
         return Err(RuntimeError::Blocks(failure));
     }
-    job.words.set_accelerator_state(state::READY);
-    let engine = Pulse::new(ENGINE_LOST, job.words.engine_heartbeat());
-    let mut life = Life { socket, job: &job, device, beats: 0, engine };
+    jobs.iter().for_each(|job| job.words.set_accelerator_state(state::READY));
+    let engine = Pulse::new(ENGINE_LOST, jobs[0].words.engine_heartbeat());
+    let mut life = Life { socket, jobs: &jobs, device, beats: 0, engine };
     let end = life.run(heartbeat, cancel);
     life.close(&end)?;
     Ok(end)
@@ -306,10 +309,38 @@ fn say(socket: &LocalSocket, message: &FromRuntime) -> Result<(), RuntimeError> 
     socket.send(&message.encode(), &[]).map_err(|error| RuntimeError::Gone(error.to_string()))
 }
 
-/// Waits for the engine's answer; the region is mapped and checked when this returns, with the time after
-/// which a runtime that does not beat is lost.
-fn receive_offer(socket: &LocalSocket) -> Result<(Job, Duration), RuntimeError> {
+/// Waits for the engine's offers, at least one; their regions are mapped and checked when this returns, with the
+/// time after which a runtime that does not beat is lost.
+fn receive_offers(socket: &LocalSocket) -> Result<(Vec<Job>, Duration), RuntimeError> {
     let deadline = Instant::now() + ANSWER_PATIENCE;
+    let (mut jobs, mut count, mut heartbeat) = (Vec::new(), 1, Duration::MAX);
+    while jobs.len() < count {
+        match receive_answer(socket, deadline)? {
+            (FromEngine::Offer(offer), descriptors) => {
+                let (job, beat) = open(offer, descriptors)?;
+                heartbeat = heartbeat.min(beat);
+                jobs.push(job);
+            }
+            (FromEngine::Together(many), _) if jobs.is_empty() && count == 1 => {
+                count = many as usize
+            }
+            (FromEngine::Together(_), _) => {
+                return Err(RuntimeError::Offer("its number changes".into()));
+            }
+            (FromEngine::Refuse(why), _) => return Err(RuntimeError::Refused(why)),
+            (FromEngine::Stop { .. }, _) => {
+                return Err(RuntimeError::Gone("it is stopping".into()));
+            }
+        }
+    }
+    Ok((jobs, heartbeat))
+}
+
+/// The engine's next message, with what came along.
+fn receive_answer(
+    socket: &LocalSocket,
+    deadline: Instant,
+) -> Result<(FromEngine, Vec<OwnedFd>), RuntimeError> {
     let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
     let (len, descriptors) = loop {
         let gone = |error: io::Error| RuntimeError::Gone(error.to_string());
@@ -326,12 +357,9 @@ fn receive_offer(socket: &LocalSocket) -> Result<(Job, Duration), RuntimeError> 
     if len == 0 {
         return Err(RuntimeError::Gone("it closed the connection".into()));
     }
-    match FromEngine::decode(&bytes[..len]) {
-        Ok(FromEngine::Offer(offer)) => open(offer, descriptors),
-        Ok(FromEngine::Refuse(why)) => Err(RuntimeError::Refused(why)),
-        Ok(FromEngine::Stop { .. }) => Err(RuntimeError::Gone("it is stopping".into())),
-        Err(error) => Err(RuntimeError::Offer(error.to_string())),
-    }
+    let message = FromEngine::decode(&bytes[..len]);
+    let message = message.map_err(|error| RuntimeError::Offer(error.to_string()))?;
+    Ok((message, descriptors))
 }
 
 /// Maps the region of an offer and holds it against what was said about it.
@@ -364,7 +392,8 @@ fn open(offer: Offer, descriptors: Vec<OwnedFd>) -> Result<(Job, Duration), Runt
 /// A life that has begun.
 struct Life<'a> {
     socket: &'a LocalSocket,
-    job: &'a Job,
+    /// At least one.
+    jobs: &'a [Job],
     device: &'a mut dyn Device,
     beats: u64,
     engine: Pulse,
@@ -372,13 +401,15 @@ struct Life<'a> {
 
 impl Life<'_> {
     fn run(&mut self, heartbeat: Duration, cancel: &AtomicBool) -> End {
-        let ready = Ready { generation: self.job.generation, blocks: self.job.blocks };
+        let blocks = self.jobs.iter().map(|job| job.blocks).sum();
+        let ready = Ready { generation: self.jobs[0].generation, blocks };
         self.beat();
         if say(self.socket, &FromRuntime::Ready(ready)).is_err() {
             return End::EngineLost;
         }
-        let Job { service, accelerator, generation, .. } = self.job;
-        tracing::info!(service, accelerator, generation, "serving");
+        for Job { service, accelerator, generation, .. } in self.jobs {
+            tracing::info!(service, accelerator, generation, "serving");
+        }
         // Late once is not lost.
         let pause = (heartbeat / 4).min(LOOK);
         // Until when the blocks may take to end.
@@ -398,7 +429,7 @@ impl Life<'_> {
             if let Err(failure) = self.device.health() {
                 return End::Failed(failure);
             }
-            if self.engine.lost(self.job.words.engine_heartbeat()) {
+            if self.engine.lost(self.jobs[0].words.engine_heartbeat()) {
                 return End::EngineLost;
             }
             let over = draining.is_some_and(|until| Instant::now() >= until || self.device.ended());
@@ -410,7 +441,7 @@ impl Life<'_> {
 
     fn beat(&mut self) {
         self.beats += 1;
-        self.job.words.set_accelerator_heartbeat(self.beats);
+        self.jobs.iter().for_each(|job| job.words.set_accelerator_heartbeat(self.beats));
     }
 
     fn hear(&self) -> Heard {
@@ -434,9 +465,9 @@ impl Life<'_> {
             End::EngineLost => (reason::ENGINE_LOST, String::new()),
             End::Failed(failure) => (failure.reason, failure.text.clone()),
         };
-        if self.job.words.stop() == stop::RUN {
+        for job in self.jobs.iter().filter(|job| job.words.stop() == stop::RUN) {
             // What is said next is that nothing of this life counts any more.
-            self.job.words.set_stop(stop::NOW);
+            job.words.set_stop(stop::NOW);
         }
         let bye = FromRuntime::Bye(Bye { reason, text });
         let failed = matches!(end, End::Failed(_));
@@ -445,8 +476,10 @@ impl Life<'_> {
             let _ = say(self.socket, &bye);
         }
         let stopped = self.device.stop(Duration::from_secs(1));
-        self.job.words.set_accelerator_reason(reason);
-        self.job.words.set_accelerator_state(state::ENDED);
+        for job in self.jobs {
+            job.words.set_accelerator_reason(reason);
+            job.words.set_accelerator_state(state::ENDED);
+        }
         if !failed {
             let _ = say(self.socket, &bye);
         }

@@ -20,7 +20,11 @@ fn config(accelerator: &str, kernel: &str) -> String {
 }
 
 fn maps(process: u32) -> String {
-    fs::read_to_string(format!("/proc/{process}/maps")).unwrap()
+    try_maps(process).expect("it runs")
+}
+
+fn try_maps(process: u32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{process}/maps")).ok()
 }
 
 /// Asks until the service answers.
@@ -78,21 +82,112 @@ fn one_service_runs_on_a_gpu_and_on_host_cores_at_once() {
     assert_eq!(served.drain(), 0);
 }
 
+/// A second service on the GPU of [`config`].
+fn second(kernel: &str, more: &str) -> String {
+    format!(
+        "[[service]]\nname = \"b\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"gpu0\"\n\
+         kernel = \"{kernel}\"\n{more}\n"
+    )
+}
+
 #[test]
-fn services_that_share_a_gpu_are_told() {
+fn services_on_one_gpu_share_a_process_and_its_lives() {
     let (folder, kernel) = driver_folder();
     let environment = [("LD_LIBRARY_PATH", folder.as_path())];
-    let second =
-        "[[service]]\nname = \"b\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"gpu0\"\n";
-    let both = format!("{}{second}kernel = \"{kernel}\"\n", config("", &kernel));
-    let served = Served::start_with("cuda-shared", "", &both, &environment);
+    let both = config("", &kernel) + &second(&kernel, "mqueues = 2");
+    let served = Served::start_with("cuda-together", "", &both, &environment);
+    let generations = || {
+        ["a", "b"].map(|service| {
+            let labels = format!("{{service=\"{service}\",accelerator=\"gpu0\"}}");
+            let metric = |what: &str| served.metric(&format!("serval_accelerator_{what}{labels}"));
+            metric("up") * metric("generation")
+        })
+    };
+    for generation in 1..=3 {
+        eventually("both serve", || generations() == [generation; 2]);
+        exchange_many(&served);
+        assert_eq!(ask(&udp_client(served.services[1][0]), b"b"), b"b");
+        let runtimes = children(served.process.0.id());
+        let [runtime] = runtimes[..] else { panic!("{runtimes:?}") };
+        let mapped = maps(runtime);
+        assert!(mapped.contains("serval:a:gpu0:") && mapped.contains("serval:b:gpu0:"), "{mapped}");
+        if generation < 3 {
+            signal(runtime, "KILL");
+        }
+    }
+    assert!(!served.log().contains("share a GPU"), "{}", served.log());
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn a_service_that_leaves_or_comes_begins_a_new_life_of_its_gpu() {
+    let (folder, kernel) = driver_folder();
+    let environment = [("LD_LIBRARY_PATH", folder.as_path())];
+    let one = config("", &kernel);
+    let both = one.clone() + &second(&kernel, "mqueues = 2");
+    let served = Served::start_with("cuda-reload", "", &both, &environment);
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-reload.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    let regions = || {
+        let runtimes = children(served.process.0.id());
+        let mapped: Vec<String> = runtimes.into_iter().filter_map(try_maps).collect();
+        mapped.iter().map(|m| ["a", "b"].map(|s| m.contains(&format!("serval:{s}:")))).collect()
+    };
+    for round in 0..2 {
+        fs::write(&file, text.replace(&both, &one)).unwrap();
+        served.process.signal("HUP");
+        eventually("the one that stays is alone", || {
+            let regions: Vec<[bool; 2]> = regions();
+            regions == [[true, false]]
+        });
+        await_answer(&served);
+        exchange_many(&served);
+        fs::write(&file, &text).unwrap();
+        served.process.signal("HUP");
+        eventually("both are together", || {
+            let regions: Vec<[bool; 2]> = regions();
+            regions == [[true, true]]
+        });
+        await_answer(&served);
+        exchange_many(&served);
+        assert!(!served.log().contains("share a GPU"), "round {round}: {}", served.log());
+    }
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn tenants_never_share_a_process_and_are_told_that_they_share_a_gpu() {
+    let (folder, kernel) = driver_folder();
+    let environment = [("LD_LIBRARY_PATH", folder.as_path())];
+    let both = config("", &kernel) + &second(&kernel, "tenant = \"other\"");
+    let served = Served::start_with("cuda-tenants", "", &both, &environment);
     exchange_many(&served);
     assert_eq!(ask(&udp_client(served.services[1][0]), b"b"), b"b");
+    let runtimes = children(served.process.0.id());
+    assert_eq!(runtimes.len(), 2);
+    for runtime in runtimes {
+        let mapped = maps(runtime);
+        assert!(mapped.contains("serval:a:") != mapped.contains("serval:b:"), "{mapped}");
+    }
     assert!(served.log().contains("share a GPU"), "{}", served.log());
     assert_eq!(served.drain(), 0);
-    let alone = Served::start_with("cuda-alone", "", &config("", &kernel), &environment);
-    assert!(!alone.log().contains("share a GPU"), "{}", alone.log());
-    assert_eq!(alone.drain(), 0);
+}
+
+#[test]
+fn services_that_do_not_all_fit_on_a_gpu_are_refused_together() {
+    let (folder, kernel) = driver_folder();
+    // Each alone would be resident.
+    let many = config("", &kernel).replace("mqueues = 6", "mqueues = 2");
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-crowded.toml");
+    let text = format!("schema = 1\n{many}{}", second(&kernel, "mqueues = 2"));
+    fs::write(&file, text).unwrap();
+    let mut serve = Command::new(env!("CARGO_BIN_EXE_serval"));
+    serve.arg("serve").arg(&file).env("LD_LIBRARY_PATH", &folder).env("FAKE_GPU", "small");
+    let served = serve.output().unwrap();
+    let said = String::from_utf8_lossy(&served.stderr).into_owned();
+    assert_eq!(served.status.code(), Some(1), "{said}");
+    assert!(said.contains("do not all fit"), "{said}");
+    assert!(said.contains("2 blocks of `echo`"), "{said}");
 }
 
 #[test]

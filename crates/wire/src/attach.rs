@@ -1,6 +1,7 @@
 //! How an accelerator runtime and an engine meet: the conversation on a local socket.
 //!
-//! A *runtime* is a process that runs the kernels of one (service, accelerator). It is connected to the engine by
+//! A *runtime* is a process that runs the kernels of one (service, accelerator), or of several services that an
+//! accelerator serves best from one process. It is connected to the engine by
 //! one Unix socket of type `SOCK_SEQPACKET`: at the path of an accelerator with `launch = "external"`,
 //! or inherited from the engine that started it.
 //!
@@ -19,6 +20,9 @@
 //!    | Bye: reason, one sentence                     |   also at any other time
 //!    |---------------------------------------------->|
 //! ```
+//!
+//! Several services come as *Together*, which says how many offers follow it; they live and end together. The
+//! runtime is ready once for all of them, and says so with the first offer's generation and the blocks of all.
 //!
 //! The connection's end is the runtime's end, for both sides. An offer comes with two descriptors: the
 //! region (a sealed memfd) and the bell that wakes the runtime (an end of a stream socket on which every
@@ -41,6 +45,8 @@ pub const VERSION: u32 = 1;
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Descriptors that come with an offer: region, bell.
 pub const DESCRIPTORS: usize = 2;
+/// Most services of one runtime.
+pub const TOGETHER_MAX: u32 = 64;
 /// Longest name of a service, an accelerator or a kind, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
 /// Longest kernel as a configuration names it (a path, perhaps), in bytes.
@@ -62,8 +68,10 @@ pub const REFUSE: u32 = 3;
 pub const READY: u32 = 4;
 /// [`FromEngine::Stop`] …
 pub const STOP: u32 = 5;
-/// [`FromRuntime::Bye`].
+/// [`FromRuntime::Bye`] …
 pub const BYE: u32 = 6;
+/// [`FromEngine::Together`].
+pub const TOGETHER: u32 = 7;
 
 /// What a runtime says.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,6 +87,8 @@ pub enum FromRuntime {
 /// What an engine says.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FromEngine {
+    /// So many offers follow, for one runtime; in [1, [`TOGETHER_MAX`]].
+    Together(u32),
     /// A place for the runtime; the descriptors come along.
     Offer(Offer),
     /// No, because.
@@ -129,9 +139,9 @@ pub struct Offer {
 /// The blocks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// The life that was offered.
+    /// The life that was offered, the first one of several.
     pub generation: u64,
-    /// Blocks that have got to their first receive.
+    /// Blocks, those of all offers, that have got to their first receive.
     pub blocks: u32,
 }
 
@@ -219,6 +229,7 @@ impl FromEngine {
                 message.0.extend_from_slice(cut(text, TEXT_BYTES_MAX).as_bytes());
                 message
             }
+            Self::Together(count) => Writer::new(TOGETHER).u32(*count),
             Self::Stop { drain_ms } => Writer::new(STOP).u32(*drain_ms),
         }
         .0
@@ -235,6 +246,10 @@ impl FromEngine {
         let message = match code {
             REFUSE => return Ok(Self::Refuse(plain(&String::from_utf8_lossy(body.0)))),
             STOP => Self::Stop { drain_ms: body.u32()? },
+            TOGETHER => match body.u32()? {
+                count @ 1..=TOGETHER_MAX => Self::Together(count),
+                _ => return Err(AttachError::Impossible("so many services are never together")),
+            },
             OFFER => Self::Offer(Offer {
                 generation: body.u64()?,
                 region_bytes: body.u64()?,
@@ -398,6 +413,7 @@ mod tests {
             FromEngine::Offer(offer()),
             FromEngine::Refuse("no service needs a runtime".into()),
             FromEngine::Stop { drain_ms: 3000 },
+            FromEngine::Together(2),
         ]
     }
 
@@ -477,6 +493,10 @@ mod tests {
         none[at] = PARAMS_MAX as u8 + 1;
         let found = FromEngine::decode(&none);
         assert_eq!(found, Err(AttachError::Impossible("too many parameters")));
+        for count in [0, TOGETHER_MAX + 1] {
+            let found = FromEngine::decode(&FromEngine::Together(count).encode());
+            assert!(matches!(found, Err(AttachError::Impossible(_))), "{count}");
+        }
     }
 
     #[test]

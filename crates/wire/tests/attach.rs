@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use wire::attach::{
     Bye, FromEngine, FromRuntime, Hello, KERNEL_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX,
-    Offer, PARAM_NAME_BYTES_MAX, PARAMS_MAX, Ready, TEXT_BYTES_MAX,
+    Offer, PARAM_NAME_BYTES_MAX, PARAMS_MAX, Ready, TEXT_BYTES_MAX, TOGETHER_MAX,
 };
 
 fn config() -> ProptestConfig {
@@ -62,7 +62,8 @@ fn from_engine() -> impl Strategy<Value = FromEngine> {
     );
     let refuse = sentence().prop_map(FromEngine::Refuse);
     let stop = any::<u32>().prop_map(|drain_ms| FromEngine::Stop { drain_ms });
-    prop_oneof![offer, refuse, stop]
+    let together = (1..=TOGETHER_MAX).prop_map(FromEngine::Together);
+    prop_oneof![offer, refuse, stop, together]
 }
 
 /// Changes, cuts and extends.

@@ -19,7 +19,10 @@ pub struct GpuDevice {
 
 struct Life {
     accelerator: CudaAccelerator,
-    words: Words<MappedMemory>,
+    /// Of each service.
+    words: Vec<Words<MappedMemory>>,
+    /// Their names.
+    services: Vec<String>,
     ended: Vec<Ended>,
     /// The GPU's or a kernel's fault, after which this process cannot use the GPU any more.
     fault: Option<Failure>,
@@ -38,21 +41,24 @@ impl Device for GpuDevice {
         "cuda"
     }
 
-    fn start(&mut self, job: &Job) -> Result<(), Failure> {
+    fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
         let refused =
             |error: AccelError| Failure { reason: reason::REFUSED, text: error.to_string() };
-        let service = Service {
+        let service = |job: &Job| Service {
             region: MappedMemory::new(job.memory.clone()),
             kernel: job.kernel.clone(),
             params: job.params.clone(),
             threads: self.threads,
         };
+        let to_start: Vec<Service> = jobs.iter().map(service).collect();
+        let services: Vec<String> = jobs.iter().map(|job| job.service.clone()).collect();
         let gpu = Gpu::open(self.index, None).map_err(|e| refused(e.into()))?;
         let found = gpu.found();
-        tracing::info!(gpu = found.index, name = found.name, kernel = job.kernel, "uses a GPU");
-        let accelerator = gpu.start(&[service], Options::default()).map_err(refused)?;
-        let words = job.words.clone();
-        self.life = Some(Life { accelerator, words, ended: Vec::new(), fault: None });
+        let (index, name) = (found.index, &found.name);
+        tracing::info!(gpu = index, name, services = services.join(", "), "uses a GPU");
+        let accelerator = gpu.start(&to_start, Options::default()).map_err(refused)?;
+        let words = jobs.iter().map(|job| job.words.clone()).collect();
+        self.life = Some(Life { accelerator, words, services, ended: Vec::new(), fault: None });
         Ok(())
     }
 
@@ -76,12 +82,13 @@ impl Life {
             self.fault = Some(fault.clone());
             return Err(fault);
         }
-        let asked = self.words.stop() != stop::RUN;
-        let wrong = |end: &&Ended| !asked || end.reason != reason::STOPPED;
+        let asked = |end: &Ended| self.words[end.service].stop() != stop::RUN;
+        let wrong = |end: &&Ended| !asked(end) || end.reason != reason::STOPPED;
         match self.ended.iter().find(wrong) {
             None => Ok(()),
-            Some(Ended { block, reason, .. }) => {
-                let text = format!("block {block} ended: {}", reason_name(*reason));
+            Some(Ended { service, block, reason }) => {
+                let (of, why) = (&self.services[*service], reason_name(*reason));
+                let text = format!("block {block} of service {of:?} ended: {why}");
                 Err(Failure { reason: *reason, text })
             }
         }
@@ -91,12 +98,12 @@ impl Life {
         if let Some(fault) = self.fault {
             return Err(fault);
         }
-        if self.words.stop() == stop::RUN {
-            self.words.set_stop(stop::NOW);
+        for words in self.words.iter().filter(|words| words.stop() == stop::RUN) {
+            words.set_stop(stop::NOW);
         }
         let mut joined = self.accelerator.join(patience);
         if matches!(joined, Ok(false)) {
-            self.words.set_stop(stop::NOW);
+            self.words.iter().for_each(|words| words.set_stop(stop::NOW));
             joined = self.accelerator.join(Duration::from_secs(1));
         }
         match joined {

@@ -18,6 +18,11 @@
 //! by themselves, the next life's region is made after such a pause: whoever takes offers and leaves, over and over,
 //! costs no more than that.
 //!
+//! *Seats on one GPU share a process*, which the engine starts for those that wait for one at that time. They have one
+//! connection, begin together and end together, whichever of them gave the reason. One whose service leaves ends the
+//! others' life. One that comes begins in a process of its own; when it serves, all of them begin anew together.
+//! Should that fail, they go on alone.
+//!
 //! *Seats come and go with services* ([`Runtimes::seat`], [`Runtimes::change_doors`], [`Runtimes::leave`]). One whose service is about to leave
 //! serves on until everything is answered, and has no next life; then its runtime is asked to end.
 
@@ -41,12 +46,12 @@ use sys::SharedMemory;
 use sys::local::{Bell, LocalError, LocalListener, LocalSocket, wait_readable};
 use sys::socket_nic::AcceptedSocket;
 use wire::DropReason;
-use wire::attach::{FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Offer, Ready};
+use wire::attach::{FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Offer, Ready, TOGETHER_MAX};
 
 use super::heart::Heart;
 use super::lobby::{Arrived, Lobby, check_user};
 use crate::runtime::Pulse;
-use seat::{Ending, First, Life, Seat, State, absolute, word_of};
+use seat::{Ending, First, Life, Seat, State, absolute, warn_of_shared_gpus, word_of};
 pub(super) use seat::{Post, SeatStart};
 
 /// How long a runtime that the engine started may take to say hello, and any runtime to get its blocks ready.
@@ -122,24 +127,6 @@ fn attach_paths(topology: &Topology) -> impl Iterator<Item = (&Path, &str)> {
     })
 }
 
-/// Processes that share a GPU wait for each other's turns on it, which last for milliseconds.
-fn warn_of_shared_gpus(seats: &BTreeMap<u64, Seat>) {
-    let mut by_gpu: BTreeMap<u32, Vec<&str>> = BTreeMap::new();
-    for seat in seats.values().filter(|seat| seat.is_launched() && !seat.last) {
-        if let Some(gpu) = seat.gpu() {
-            by_gpu.entry(gpu).or_default().push(&seat.post.service.name);
-        }
-    }
-    for (gpu, services) in by_gpu.into_iter().filter(|(_, services)| services.len() > 1) {
-        let services = services.join(", ");
-        tracing::warn!(
-            gpu,
-            services,
-            "these services share a GPU: it gives each turns of milliseconds; give each a GPU of its own"
-        );
-    }
-}
-
 /// Runtimes that the engine starts, on their way.
 pub(super) struct Awaited {
     first: Receiver<First>,
@@ -187,6 +174,7 @@ impl Runtimes {
             call: call.clone(),
             leaving: Vec::new(),
             dying: Vec::new(),
+            processes: 0,
         };
         let builder = std::thread::Builder::new().name("serval-runtimes".into());
         let thread = builder.spawn(move || desk.run())?;
@@ -244,7 +232,7 @@ impl Drop for Runtimes {
 enum Door {
     /// By the path of the accelerator of this name.
     Accelerator(Arc<str>),
-    /// As the process that was started for a seat, and how many were before it.
+    /// As the process of this number, which was started for a seat.
     Seat(u64, u64),
 }
 
@@ -262,6 +250,8 @@ struct Desk {
     leaving: Vec<Arc<SharedMemory>>,
     /// Processes that were killed, until they are gone.
     dying: Vec<Child>,
+    /// Processes that were started.
+    processes: u64,
 }
 
 impl Desk {
@@ -301,12 +291,34 @@ impl Desk {
                     }
                 }
                 Order::Leave(slot, gone) => {
+                    self.break_up(slot);
                     for seat in self.seats.values_mut().filter(|s| s.post.slot == slot) {
                         seat.part(Some(gone.clone()));
                     }
                 }
             }
         }
+    }
+
+    /// Seats that share a process with those of a slot, which leave, begin a new life without them.
+    fn break_up(&mut self, slot: u16) {
+        let leaving: Vec<u64> =
+            self.seats.iter().filter(|(_, s)| s.post.slot == slot).map(|(id, _)| *id).collect();
+        for id in leaving {
+            if self.together(id).len() > 1 {
+                let text = "a service that shares its process leaves";
+                self.end(id, Ending::reconfigured(text));
+            }
+        }
+    }
+
+    /// The seats that live and end with this one, itself among them.
+    fn together(&self, id: u64) -> Vec<u64> {
+        let process = self.seats[&id].process;
+        let with = |(at, seat): (&u64, &Seat)| {
+            (*at == id || process > 0 && seat.process == process).then_some(*at)
+        };
+        self.seats.iter().filter_map(with).collect()
     }
 
     fn seat(&mut self, id: u64) -> &mut Seat {
@@ -364,7 +376,7 @@ impl Desk {
             seat.next_try = None;
             if seat.life.is_none() {
                 self.prepare(id);
-            } else if !draining {
+            } else if !draining && seat.is_launched() && matches!(seat.state, State::Vacant) {
                 self.launch(id);
             }
             return;
@@ -406,14 +418,24 @@ impl Desk {
         self.seats.remove(&id);
     }
 
-    /// Starts a seat's process.
+    /// Starts a process for a seat and for those that wait for one and go with it.
     fn launch(&mut self, id: u64) {
-        let seat = self.seat(id);
-        match seat.launch() {
-            Ok((socket, until)) => {
-                let door = Door::Seat(id, seat.launches);
-                self.lobby.expect(door, socket, until);
-            }
+        self.processes += 1;
+        let (process, until) = (self.processes, Instant::now() + START_PATIENCE);
+        let leader = &self.seats[&id];
+        let joins = |(at, seat): &(&u64, &Seat)| {
+            let waits = matches!(seat.state, State::Vacant) && seat.life.is_some();
+            **at != id && waits && seat.goes_with(leader)
+        };
+        let others = self.seats.iter().filter(joins).map(|(at, _)| *at);
+        let together: Vec<u64> = others.take(TOGETHER_MAX as usize - 1).chain([id]).collect();
+        for at in together {
+            let seat = self.seat(at);
+            (seat.process, seat.next_try) = (process, None);
+            seat.state = State::Expected { until };
+        }
+        match self.seat(id).launch() {
+            Ok(socket) => self.lobby.expect(Door::Seat(id, process), socket, until),
             Err(error) => {
                 let text = format!("its process cannot be started: {error}");
                 self.end(id, Ending::lost("not_started", text));
@@ -424,14 +446,14 @@ impl Desk {
     /// Somebody said hello.
     fn meet(&mut self, arrived: Arrived<Door>) {
         let Arrived { door, socket, hello } = arrived;
-        if let Door::Seat(id, launch) = door {
-            let Some(seat) = self.seats.get_mut(&id) else { return };
-            if launch != seat.launches || !matches!(seat.state, State::Expected { .. }) {
+        if let Door::Seat(id, process) = door {
+            let Some(seat) = self.seats.get(&id) else { return };
+            if process != seat.process || !matches!(seat.state, State::Expected { .. }) {
                 // Of a process that was given up.
                 return;
             }
             if hello.is_empty() {
-                let text = seat.exit_text();
+                let text = self.exit_text(id);
                 return self.end(id, Ending::lost("lost", text));
             }
         } else if hello.is_empty() {
@@ -512,12 +534,27 @@ impl Desk {
         })
     }
 
+    /// Offers a runtime the seat, and those that go with it.
     fn offer(&mut self, id: u64, socket: LocalSocket, hello: &Hello) {
-        let seat = self.seat(id);
+        let (socket, together) = (Arc::new(socket), self.together(id));
+        let mut sent = Ok(());
+        if together.len() > 1 {
+            sent = socket.send(&FromEngine::Together(together.len() as u32).encode(), &[]);
+        }
+        for at in together {
+            sent = sent.and_then(|()| self.offer_one(at, &socket, hello));
+            let until = Instant::now() + START_PATIENCE;
+            self.seat(at).state = State::Starting { socket: socket.clone(), until };
+        }
+        if let Err(error) = sent {
+            self.end(id, Ending::lost("lost", format!("it did not take its offer: {error}")));
+        }
+    }
+
+    fn offer_one(&self, id: u64, socket: &LocalSocket, hello: &Hello) -> std::io::Result<()> {
+        let seat = &self.seats[&id];
         let service = &seat.post.service;
-        let Some(life) = &seat.life else {
-            return self.end(id, Ending::lost("no_memory", "there is no memory for its region"));
-        };
+        let life = seat.life.as_ref().expect("who takes a seat finds a region");
         let offer = Offer {
             generation: life.generation,
             region_bytes: life.memory.len_bytes() as u64,
@@ -537,11 +574,14 @@ impl Desk {
             "a runtime attaches"
         );
         let descriptors = [life.memory.fd(), life.bell.as_fd()];
-        let sent = socket.send(&FromEngine::Offer(offer).encode(), &descriptors);
-        seat.state = State::Starting { socket, until: Instant::now() + START_PATIENCE };
-        if let Err(error) = sent {
-            self.end(id, Ending::lost("lost", format!("it did not take its offer: {error}")));
-        }
+        socket.send(&FromEngine::Offer(offer).encode(), &descriptors)
+    }
+
+    /// How a seat's process ended that closed its connection without a word.
+    fn exit_text(&mut self, id: u64) -> String {
+        let together = self.together(id);
+        let own = together.into_iter().find(|at| self.seats[at].child.is_some());
+        self.seat(own.unwrap_or(id)).exit_text()
     }
 
     /// A runtime said something, or its connection has ended.
@@ -560,7 +600,7 @@ impl Desk {
             return;
         }
         if len == 0 {
-            let text = seat.exit_text();
+            let text = self.exit_text(id);
             return self.end(id, Ending::lost("lost", text));
         }
         let ending = match FromRuntime::decode(&bytes[..len]) {
@@ -579,23 +619,46 @@ impl Desk {
         self.end(id, ending);
     }
 
-    /// The blocks of a seat run.
+    /// The blocks of a seat run, and of those that go with it.
     fn begin(&mut self, id: u64, ready: Ready) -> Result<(), String> {
+        let together = self.together(id);
+        let starting = matches!(self.seats[&id].state, State::Starting { .. });
+        let first = self.seats[&together[0]].generation;
+        let blocks: u32 = together.iter().map(|at| self.seats[at].post.blocks()).sum();
+        if !starting || (ready.generation, ready.blocks) != (first, blocks) {
+            return Err("it was ready for something else".into());
+        }
+        together.into_iter().for_each(|at| self.begin_one(at));
+        self.bring_together(id);
+        Ok(())
+    }
+
+    /// A seat serves: if others do that should share its process, all of them begin a new life in one.
+    fn bring_together(&mut self, id: u64) {
+        let seat = &self.seats[&id];
+        let apart = |(_, other): &(&u64, &Seat)| {
+            let serves = matches!(other.state, State::Serving { .. });
+            serves && other.process != seat.process && other.goes_with(seat)
+        };
+        let apart: Vec<u64> = self.seats.iter().filter(apart).map(|(at, _)| *at).collect();
+        if !apart.is_empty() {
+            let text = "it is to share its process with a service that came";
+            for at in apart.into_iter().chain([id]) {
+                // Those of one process end together.
+                if matches!(self.seats[&at].state, State::Serving { .. }) {
+                    self.end(at, Ending::reconfigured(text));
+                }
+            }
+        }
+    }
+
+    fn begin_one(&mut self, id: u64) {
         let fabric = self.fabric.clone();
         let seat = self.seat(id);
-        let Some(life) = &seat.life else { return Err("it has no region".into()) };
-        let vacant = State::Vacant;
-        let socket = match std::mem::replace(&mut seat.state, vacant) {
-            State::Starting { socket, .. }
-                if (ready.generation, ready.blocks) == (life.generation, seat.post.blocks()) =>
-            {
-                socket
-            }
-            other => {
-                seat.state = other;
-                return Err("it was ready for something else".into());
-            }
+        let (State::Starting { socket, .. }, Some(life)) = (&seat.state, &seat.life) else {
+            unreachable!("all that go together are as far")
         };
+        let socket = socket.clone();
         let pulse = Pulse::new(seat.heartbeat(), life.words.accelerator_heartbeat());
         seat.state = State::Serving { socket, since: Instant::now(), pulse };
         seat.post.told.begin(seat.generation);
@@ -609,12 +672,21 @@ impl Desk {
             // The server may have given up already.
             let _ = first.send((seat.post.service.name.clone(), Ok(())));
         }
-        Ok(())
     }
 
-    /// A life ends, or does not come to begin: requests get their reason, the process goes, the seat gets
-    /// the next life's region.
+    /// A life ends, or does not come to begin, and with it those that go with it. Those that do not come to begin
+    /// may do so each alone.
     fn end(&mut self, id: u64, ending: Ending) {
+        let together = self.together(id);
+        let alone = together.len() > 1 && matches!(self.seats[&id].state, State::Starting { .. });
+        for at in together {
+            self.seat(at).alone |= alone;
+            self.end_one(at, ending.clone());
+        }
+    }
+
+    /// Requests get their reason, the process goes, the seat gets the next life's region.
+    fn end_one(&mut self, id: u64, ending: Ending) {
         let fabric = self.fabric.clone();
         let seat = self.seat(id);
         let (service, accelerator) = (seat.post.slot, seat.post.place as u16);
@@ -628,6 +700,7 @@ impl Desk {
             }
         }
         seat.post.told.end(seat.generation, ending.word);
+        seat.process = 0;
         if let State::Serving { socket, .. } | State::Starting { socket, .. } = &before {
             // Blocks that still run somewhere hear of it in the region, their process by the connection's end.
             if let Some(life) = &seat.life {

@@ -1,5 +1,6 @@
 //! Seats: the places of runtimes, their lives' regions, and the processes that the engine starts for them.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -20,7 +21,7 @@ use sys::local::{Bell, BellPull, LocalSocket};
 use wire::DropReason;
 use wire::attach::FromEngine;
 
-use super::{GOODBYE_PATIENCE, LEAVING_PAUSE, START_PATIENCE};
+use super::{GOODBYE_PATIENCE, LEAVING_PAUSE};
 use crate::runtime::Pulse;
 use crate::server::heart::{Beat, Heart};
 use crate::server::{MadeRegion, make_region};
@@ -154,17 +155,17 @@ pub(super) enum State {
         until: Instant,
     },
     Starting {
-        socket: LocalSocket,
+        socket: Arc<LocalSocket>,
         until: Instant,
     },
     Serving {
-        socket: LocalSocket,
+        socket: Arc<LocalSocket>,
         since: Instant,
         pulse: Pulse,
     },
     /// It is given up: its runtime is asked to end, then made to, and `_gone` is dropped.
     Leaving {
-        socket: Option<LocalSocket>,
+        socket: Option<Arc<LocalSocket>>,
         until: Instant,
         _gone: Option<Sender<()>>,
     },
@@ -181,8 +182,10 @@ pub(super) struct Seat {
     pub(super) life: Option<Life>,
     pub(super) state: State,
     pub(super) child: Option<Child>,
-    /// Processes that were started for it.
-    pub(super) launches: u64,
+    /// The number of the process that was started for it; 0: none was.
+    pub(super) process: u64,
+    /// It did not start together with others, and is not tried with them again.
+    pub(super) alone: bool,
     /// When to start a process, or to make the next life's region.
     pub(super) next_try: Option<Instant>,
     pub(super) back_off: Duration,
@@ -203,7 +206,8 @@ impl Seat {
             life: Some(life),
             state: State::Vacant,
             child: None,
-            launches: 0,
+            process: 0,
+            alone: false,
             next_try: launched.then(Instant::now),
             back_off: BACK_OFF_MIN,
             first: launched.then(|| first.clone()),
@@ -226,7 +230,7 @@ impl Seat {
     pub(super) fn socket(&self) -> Option<&LocalSocket> {
         match &self.state {
             State::Starting { socket, .. } | State::Serving { socket, .. } => Some(socket),
-            State::Leaving { socket, .. } => socket.as_ref(),
+            State::Leaving { socket, .. } => socket.as_deref(),
             State::Vacant | State::Expected { .. } => None,
         }
     }
@@ -242,8 +246,19 @@ impl Seat {
         step.into_iter().chain(self.next_try).min()
     }
 
-    /// Starts its process; returns the way to it, and how long it may take to say hello.
-    pub(super) fn launch(&mut self) -> std::io::Result<(LocalSocket, Instant)> {
+    /// Whether one process can run it and the other seat: the GPU gives processes turns of milliseconds, and
+    /// blocks of one process run side by side. Tenants never share one.
+    pub(super) fn goes_with(&self, other: &Self) -> bool {
+        let of = |seat: &Self| {
+            let accelerator = seat.post.accelerator.clone();
+            (accelerator, seat.post.service.tenant.clone(), seat.alone, seat.last)
+        };
+        let shared = self.is_launched() && self.gpu().is_some() && !self.alone && !self.last;
+        shared && of(self) == of(other)
+    }
+
+    /// Starts a process for it; returns the way to it.
+    pub(super) fn launch(&mut self) -> std::io::Result<LocalSocket> {
         let (Launch::Engine { program, threads, cores }, _, gpu) = self.post.launch() else {
             unreachable!("only these are started by the engine")
         };
@@ -264,10 +279,7 @@ impl Seat {
         }
         command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null());
         self.child = Some(command.spawn()?);
-        self.launches += 1;
-        let until = Instant::now() + START_PATIENCE;
-        self.state = State::Expected { until };
-        Ok((ours, until))
+        Ok(ours)
     }
 
     /// Gives the seat up: its runtime is asked to end. `gone` is dropped when it has.
@@ -348,7 +360,29 @@ impl Seat {
     }
 }
 
+/// Processes that share a GPU wait for each other's turns on it, which last for milliseconds.
+pub(super) fn warn_of_shared_gpus(seats: &BTreeMap<u64, Seat>) {
+    let mut by_gpu: BTreeMap<u32, Vec<&Seat>> = BTreeMap::new();
+    for seat in seats.values().filter(|seat| seat.is_launched() && !seat.last) {
+        if let Some(gpu) = seat.gpu() {
+            by_gpu.entry(gpu).or_default().push(seat);
+        }
+    }
+    let apart = |seats: &Vec<&Seat>| seats.iter().any(|seat| !seat.goes_with(seats[0]));
+    for (gpu, seats) in by_gpu.into_iter().filter(|(_, seats)| seats.len() > 1 && apart(seats)) {
+        let names = seats.iter().map(|seat| seat.post.service.name.as_str());
+        let services = names.collect::<Vec<_>>().join(", ");
+        tracing::warn!(
+            gpu,
+            services,
+            "processes of several tenants or accelerators share a GPU: it gives each turns of milliseconds; \
+             give each a GPU of its own"
+        );
+    }
+}
+
 /// Why a life ended.
+#[derive(Clone)]
 pub(super) struct Ending {
     /// In a word, for metrics.
     pub(super) word: &'static str,
@@ -361,6 +395,12 @@ pub(super) struct Ending {
 impl Ending {
     pub(super) fn lost(word: &'static str, text: impl Into<String>) -> Self {
         Self { word, reason: DropReason::AcceleratorLost, text: text.into() }
+    }
+
+    /// Who runs in its process changes.
+    pub(super) fn reconfigured(text: &str) -> Self {
+        let reason = DropReason::Reconfiguring;
+        Self { word: "reconfigured", reason, text: text.to_owned() }
     }
 }
 
