@@ -79,6 +79,12 @@ fn page() -> Result<String, Findings> {
         let folder = format!("{RESULTS}/{name}");
         let rows = measured_in(&folder, &[(SUITE, &speed), (GPU_SUITE, &gpu)])?;
         elsewhere(&mut page, &name, &rows, &here);
+        // What tools/gpu/map draws.
+        if root().join(&folder).join("map.svg").exists() {
+            let what =
+                "requests a second over mqueues and processing time, and how many times those of A";
+            let _ = writeln!(page, "\n![{name}: {what}](benchmarks/{name}/map.svg)");
+        }
     }
     Ok(page)
 }
