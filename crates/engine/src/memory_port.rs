@@ -185,10 +185,11 @@ impl MemoryClients {
         self.seated().filter(|s| s.client.service == service).count()
     }
 
-    /// Gives the clients of one service to another that takes the same messages.
-    pub(crate) fn move_to(&mut self, from: u16, to: u16) {
+    /// Gives the clients of one service, but those that part, to another that takes the same messages.
+    pub(crate) fn move_to(&mut self, from: u16, to: u16, parting: &[u64]) {
         let seated = self.entries.iter_mut().filter_map(|entry| entry.seated.as_deref_mut());
-        for seated in seated.filter(|s| s.client.service == from) {
+        let moves = |s: &&mut Seated| s.client.service == from && !parting.contains(&s.client.id);
+        for seated in seated.filter(moves) {
             seated.client.service = to;
         }
     }

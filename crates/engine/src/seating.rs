@@ -195,6 +195,10 @@ pub struct Leave {
     /// The slot whose service takes over the connections of its clients, which notice nothing. Without
     /// one they are closed after their replies.
     pub successor: Option<u16>,
+    /// The same for its shared-memory clients, whose regions must be as the successor's service wants them.
+    pub memory_successor: Option<u16>,
+    /// Shared-memory clients, by their ids, that the successor does not take over: their port goes.
+    pub parting: Vec<u64>,
     /// Where the workers tell that they have settled.
     pub farewell: Farewell,
 }
@@ -360,6 +364,8 @@ impl<N: Nic> Worker<N> {
 
     /// Everything at once, so that no request meets a service that is half there. See the module's text.
     pub fn switch(&mut self, switch: &Switch) {
+        // Who was let in before is among those who stay or go.
+        self.collect_connections();
         let limits = &switch.limits;
         self.polling = switch.polling;
         self.pipelined = limits.pipelined;
@@ -378,20 +384,18 @@ impl<N: Nic> Worker<N> {
         for (index, slot) in &switch.lead {
             self.ports[usize::from(*index)].service = *slot;
         }
-        for Leave { slot, successor, farewell } in &switch.leave {
+        for Leave { slot, successor, memory_successor, parting, farewell } in &switch.leave {
             let farewell = farewell.clone();
             let lane = usize::from(*slot);
             self.lanes[lane].leaving = Some(Leaving { farewell, settled: false, expired: false });
             match successor {
-                Some(successor) => {
-                    self.connections.move_to(*slot, *successor);
-                    self.memory.move_to(*slot, *successor);
-                }
-                None => {
-                    self.stop_reading(Some(*slot));
-                    self.memory.stop_reading(Some(*slot));
-                }
+                Some(successor) => self.connections.move_to(*slot, *successor),
+                None => self.stop_reading(Some(*slot)),
             }
+            if let Some(successor) = memory_successor {
+                self.memory.move_to(*slot, *successor, parting);
+            }
+            self.memory.stop_reading(Some(*slot));
         }
         self.busy();
     }

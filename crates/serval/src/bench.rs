@@ -151,7 +151,7 @@ pub fn run_watched(plan: &Plan, watch: &mut dyn FnMut(f64)) -> Result<Report, Be
             Err(Ended::Error(ClientError::Refused(_) | ClientError::Ended(_))) => {
                 Ok(Report::void(plan, Void::Gone))
             }
-            Err(Ended::Error(ClientError::Shm(ShmError::Closed))) => {
+            Err(Ended::Error(ClientError::Shm(ShmError::Closed | ShmError::Ended(_)))) => {
                 Ok(Report::void(plan, Void::Gone))
             }
             Err(Ended::Error(error)) => Err(error.into()),

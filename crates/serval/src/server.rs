@@ -38,7 +38,7 @@ pub use plan::{Fate, Refusal};
 
 use change::{Inbox, Place};
 use heart::{Beat, Heart};
-use memory_ports::{Doorman, MemoryPorts};
+use memory_ports::{Doorman, MemoryPort, NewPorts};
 use runtimes::{AttachDoors, Post, Runtimes, SeatStart, Unready};
 
 /// Why a server did not start. The message is one sentence for the operator.
@@ -148,6 +148,8 @@ pub struct Server {
     heart: Arc<Heart>,
     /// Runtimes in processes of their own; they end after the workers.
     runtimes: Option<Runtimes>,
+    /// By worker.
+    wakers: Vec<sys::Waker>,
     /// Lets shared-memory clients in; goes before the fabric's workers do.
     doorman: Option<Doorman>,
 }
@@ -251,7 +253,7 @@ impl Server {
         while nics.len() < worker_count {
             nics.push(nics[0].sibling()?);
         }
-        let memory_ports = MemoryPorts::open(&topology)?;
+        let memory_ports = NewPorts::open(&topology, None)?;
         let attach_doors = AttachDoors::open(&topology, None)?;
         let nic_wakers: Vec<sys::Waker> = nics.iter().map(SocketNic::waker).collect();
         let wakers = nic_wakers
@@ -274,6 +276,7 @@ impl Server {
             regions: Vec::new(),
             heart: Arc::new(Heart::start().map_err(|e| ServerError::Thread(e.to_string()))?),
             runtimes: None,
+            wakers: nic_wakers,
             doorman: None,
             topology: topology.clone(),
         };
@@ -289,8 +292,12 @@ impl Server {
         let nics = nics.into_iter().map(|nic| wrap(nic, addresses.clone())).collect();
         server.start_workers(nics, &addresses, regions)?;
         server.start_runtimes(attach_doors, seats, cancelled)?;
-        let doorman = memory_ports.serve(topology, server.fabric.clone(), nic_wakers);
-        server.doorman = doorman.map_err(|e| ServerError::Thread(e.to_string()))?;
+        if !memory_ports.is_empty() {
+            let held = server.doorman()?.hold(Vec::new());
+            let late = || ServerError::Thread("the thread of shared-memory ports is late".into());
+            let (ports, limits) = (server.memory_ports(), server.topology.limits.clone());
+            held.ok_or_else(late)?.go_on(ports, memory_ports, limits);
+        }
         Ok(server)
     }
 
@@ -455,6 +462,30 @@ impl Server {
             self.runtimes = Some(started.map_err(|e| ServerError::Thread(e.to_string()))?);
         }
         Ok(self.runtimes.as_ref().expect("it is started above"))
+    }
+
+    /// Who lets shared-memory clients in; it runs once there is a port.
+    fn doorman(&mut self) -> Result<&Doorman, ServerError> {
+        if self.doorman.is_none() {
+            let (limits, wakers) = (self.topology.limits.clone(), self.wakers.clone());
+            let started = Doorman::start(limits, self.fabric.clone(), wakers);
+            self.doorman = Some(started.map_err(|e| ServerError::Thread(e.to_string()))?);
+        }
+        Ok(self.doorman.as_ref().expect("it is started above"))
+    }
+
+    /// The shared-memory ports of the services that run.
+    fn memory_ports(&self) -> Vec<MemoryPort> {
+        let mut ports = Vec::new();
+        for (service, place) in self.topology.services.iter().zip(&self.places) {
+            let of = Arc::new(service.clone());
+            ports.extend(service.memory_ports.iter().map(|path| MemoryPort {
+                path: path.as_path().into(),
+                slot: place.slot,
+                service: of.clone(),
+            }));
+        }
+        ports
     }
 
     /// What is counted of the services that run is shown, and of no others.

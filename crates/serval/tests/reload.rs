@@ -67,7 +67,7 @@ fn another_framing_closes_connections_after_their_replies() {
     eventually("the request is received", || server.metrics().service(0).received == 1);
     let changed = Service { framing: Framing::LengthU16, kernel: "echo".into(), ..a };
     let fates = change(&mut server, vec![changed]);
-    assert_eq!(fates[0].1, Fate::Changed { keeps_connections: false });
+    assert_eq!(fates[0].1, Fate::Changed { keeps_connections: false, keeps_memory_clients: true });
     let mut heard = Vec::new();
     stream.read_to_end(&mut heard).unwrap();
     assert_eq!(heard, message(9), "the reply, then the end");

@@ -90,7 +90,10 @@ fn a_service_whose_runtime_is_replaced_loses_nothing_itself() {
         let before = runtimes_of("b");
         let fates = change(&mut server, services);
         assert_eq!(fates[1].1, Fate::Unchanged);
-        assert_eq!(fates[2].1, Fate::Changed { keeps_connections: true });
+        assert_eq!(
+            fates[2].1,
+            Fate::Changed { keeps_connections: true, keeps_memory_clients: true }
+        );
         let after = runtimes_of("b");
         assert_eq!(after.len(), 1, "one runtime");
         assert_ne!(before, after, "another one");

@@ -74,7 +74,13 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             }
         }
         let farewell = Farewell::default();
-        let leave = old.map(|slot| Leave { slot, successor, farewell: farewell.clone() });
+        let leave = old.map(|slot| Leave {
+            slot,
+            successor,
+            memory_successor: successor,
+            parting: Vec::new(),
+            farewell: farewell.clone(),
+        });
         let new = if next.is_some() { self.slots[service].last().copied() } else { None };
         let lead = new.filter(|_| old.is_some());
         self.change = Some(Change {

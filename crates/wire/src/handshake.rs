@@ -5,7 +5,8 @@
 //! do, or one sentence that says why not. The descriptors are, in this order, the client's region
 //! (a sealed memfd), the bell that wakes the engine (an eventfd, rung by adding to it) and the bell that
 //! wakes the client (an end of a stream socket on which every ring is a byte; non-blocking).
-//! From then on the socket carries nothing: its end is the end of the connection, for both sides.
+//! From then on the socket carries nothing: its end is the end of the connection, for both sides. An engine that goes
+//! on without the client says why before that, as in a refusal.
 //!
 //! Numbers are little endian. A version that differs is refused; the text of a refusal is readable by
 //! every version.

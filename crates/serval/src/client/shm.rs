@@ -110,6 +110,10 @@ pub enum ShmError {
         /// Length of the buffer.
         room: usize,
     },
+    /// The engine ended the connection and said why, for instance that the service has changed: a new one may be
+    /// made.
+    #[error("the engine has ended the connection: {0}")]
+    Ended(String),
     /// The engine has ended, closed the connection, or drains and takes no more.
     #[error("the engine has closed the connection")]
     Closed,
@@ -313,7 +317,10 @@ impl Client {
                 Err(error) => return Err(error),
             }
             self.publish();
-            if self.is_closed() || self.words.stop() != stop::RUN {
+            if self.is_closed() {
+                return Err(self.end());
+            }
+            if self.words.stop() != stop::RUN {
                 return Err(ShmError::Closed);
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -364,10 +371,22 @@ impl Client {
             // Outcomes that were written before the end are received before the end is told.
             match self.try_receive(into)? {
                 Some(reply) => return Ok(Some(reply)),
-                None if ended => return Err(ShmError::Closed),
+                None if ended => return Err(self.end()),
                 None if left.is_zero() => return Ok(None),
                 None => {}
             }
+        }
+    }
+
+    /// The end of the connection, which has come: why, if the engine said so. It says it once.
+    fn end(&self) -> ShmError {
+        let mut said = [0; ANSWER_BYTES_MAX];
+        match self.socket.receive(&mut said) {
+            Ok(Some(len)) => match Answer::decode(&said[..len]) {
+                Ok(Answer::Refused(why)) => ShmError::Ended(why),
+                _ => ShmError::Closed,
+            },
+            _ => ShmError::Closed,
         }
     }
 

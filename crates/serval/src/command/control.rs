@@ -300,8 +300,12 @@ pub(super) fn fate_name(fate: Fate) -> &'static str {
     match fate {
         Fate::Unchanged => "unchanged",
         Fate::Added => "added",
-        Fate::Changed { keeps_connections: true } => "changed",
-        Fate::Changed { keeps_connections: false } => "changed, connections closed",
+        Fate::Changed { keeps_connections: true, keeps_memory_clients: true } => "changed",
+        Fate::Changed { keeps_connections: false, keeps_memory_clients: true } => {
+            "changed, connections closed"
+        }
+        Fate::Changed { keeps_connections: true, .. } => "changed, shared-memory clients sent away",
+        Fate::Changed { .. } => "changed, connections closed, shared-memory clients sent away",
         Fate::Removed => "removed",
     }
 }

@@ -12,6 +12,7 @@
 //! Workers get their orders between two turns, through an [`Inbox`]; see `engine/src/seating.rs`.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,6 +27,7 @@ use sys::{OpenPort, PortSpec, SocketOptions};
 use wire::DropReason;
 use wire::nic::{Nic, PortIndex};
 
+use super::memory_ports::{Going, Held, NewPorts};
 use super::plan::{Fate, Plan, Refusal};
 use super::runtimes::{AttachDoors, Awaited, SeatStart, Unready};
 use super::{Server, ServerError};
@@ -57,6 +59,11 @@ pub enum ChangeError {
         /// Most there can be.
         most: usize,
     },
+    /// Who lets shared-memory clients in does not come back.
+    #[error(
+        "the shared-memory ports did not hold still: a region takes long to be made, reload again"
+    )]
+    Held,
     /// A worker does not come back from a kernel.
     #[error("a worker did not answer within {} s: a kernel holds it up", OBEYED_IN.as_secs())]
     Stuck,
@@ -227,6 +234,7 @@ impl Server {
             return Err(ChangeError::TooMany { wanted: running + new, most });
         }
         let doors = AttachDoors::open(&wanted, Some(&self.topology)).map_err(ServerError::from)?;
+        let ports = NewPorts::open(&wanted, Some(&self.topology)).map_err(ServerError::from)?;
         let mut prepared = Vec::new();
         for (index, fate) in fates.iter().enumerate().take(wanted.services.len()) {
             if *fate == Fate::Unchanged {
@@ -242,12 +250,20 @@ impl Server {
         }
         let ready = self
             .seat_all(&wanted, &mut prepared)
-            .and_then(|()| self.start_beside(&doors, &mut prepared, give_up));
-        if let Err(error) = ready {
-            self.undo_seated(&prepared);
-            return Err(error);
+            .and_then(|()| self.start_beside(&doors, &mut prepared, give_up))
+            .and_then(|()| self.hold_ports(&wanted, &plan, &ports));
+        let held = match ready {
+            Ok(held) => held,
+            Err(error) => {
+                self.undo_seated(&prepared);
+                return Err(error);
+            }
+        };
+        let limits = wanted.limits.clone();
+        let leavers = self.switch(wanted, &plan, prepared, doors, held.as_ref());
+        if let Some(held) = held {
+            held.go_on(self.memory_ports(), ports, limits);
         }
-        let leavers = self.switch(wanted, &plan, prepared, doors);
         let mut outcomes = Vec::new();
         for leaver in leavers {
             outcomes.push(self.let_go(leaver, give_up));
@@ -376,6 +392,42 @@ impl Server {
         Ok(awaited.wait(&mut || give_up()).map_err(ServerError::from)?)
     }
 
+    /// Nobody comes in by a shared-memory port until the workers have switched, and who must go is told why.
+    fn hold_ports(
+        &mut self,
+        wanted: &Topology,
+        plan: &Plan,
+        new: &NewPorts,
+    ) -> Result<Option<Held>, ChangeError> {
+        if self.doorman.is_none() && new.is_empty() {
+            return Ok(None);
+        }
+        let mut going = Vec::new();
+        for (service, place) in self.topology.services.iter().zip(&self.places) {
+            let (slot, name) = (place.slot, &service.name);
+            let fate = plan.services.iter().find(|(of, _)| of == name).map(|(_, fate)| *fate);
+            let why = match fate {
+                Some(Fate::Removed) => format!("service {name:?} has been removed"),
+                Some(Fate::Changed { keeps_memory_clients: false, .. }) => {
+                    format!("service {name:?} takes other messages now: connect again")
+                }
+                Some(Fate::Changed { .. }) => {
+                    let stays = |path: &PathBuf| wanted.memory_ports().any(|(_, p)| p == path);
+                    let gone = service.memory_ports.iter().filter(|path| !stays(path));
+                    going.extend(gone.map(|path| {
+                        let url = crate::config::memory_url(path);
+                        let why = format!("{url} is not a port of service {name:?} any more");
+                        Going { slot, path: Some(path.clone()), why }
+                    }));
+                    continue;
+                }
+                _ => continue,
+            };
+            going.push(Going { slot, path: None, why });
+        }
+        self.doorman()?.hold(going).map(Some).ok_or(ChangeError::Held)
+    }
+
     /// What was prepared and not seated goes.
     fn undo(&mut self, prepared: &[Prepared]) {
         for Prepared { place, .. } in prepared {
@@ -403,6 +455,7 @@ impl Server {
         plan: &Plan,
         mut prepared: Vec<Prepared>,
         doors: AttachDoors,
+        held: Option<&Held>,
     ) -> Vec<Leaver> {
         let old = std::mem::take(&mut self.places);
         let names: Vec<String> = self.topology.services.iter().map(|s| s.name.clone()).collect();
@@ -430,11 +483,19 @@ impl Server {
             let ports = place.ports.iter().map(|p| p.0);
             let stopped: Vec<_> = ports.filter(|port| !kept.contains(port)).collect();
             switch.stop.extend(&stopped);
-            let keeps = plan.services[at].1 == Fate::Changed { keeps_connections: true };
+            let keeps = match plan.services[at].1 {
+                Fate::Changed { keeps_connections, keeps_memory_clients } => {
+                    (keeps_connections, keeps_memory_clients)
+                }
+                _ => (false, false),
+            };
+            let next = successor.as_ref().map(|new| new.place.slot);
             let farewell = Farewell::default();
             switch.leave.push(Leave {
                 slot: place.slot,
-                successor: successor.as_ref().filter(|_| keeps).map(|new| new.place.slot),
+                successor: next.filter(|_| keeps.0),
+                memory_successor: next.filter(|_| keeps.1),
+                parting: held.map_or(Vec::new(), |held| held.going(place.slot)),
                 farewell: farewell.clone(),
             });
             let dropped_before = place.metrics.snapshot().dropped(DropReason::DrainTimeout);

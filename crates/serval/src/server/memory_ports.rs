@@ -7,15 +7,20 @@
 //! client says one thing, its hello, and then nothing: whatever arrives later on its socket ends the
 //! connection, as does its end. When the worker lets go of a client the connection is shut down, which
 //! this thread sees like any other end.
+//!
+//! *Ports come and go with services.* The thread holds still while the workers switch ([`Doorman::hold`]), so that
+//! everybody who was let in is known to be one who stays or one who goes. Whoever goes reads in its region that
+//! nothing more is taken from it, gets its outcomes, and is told why.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use engine::topology::{Replies, Topology};
+use engine::topology::{Limits, Replies, Service, Topology};
 use engine::{Fabric, MemoryClient, MemoryPeer};
 use mqueue::abi::ABI_VERSION;
 use mqueue::{MappedMemory, Region};
@@ -28,48 +33,76 @@ use super::lobby::{Arrived, Lobby, check_user};
 
 /// How often to look whether a worker has let go of a region.
 const LEAVING_PAUSE: Duration = Duration::from_millis(10);
-/// The ports of a topology, open; nobody is let in before [`MemoryPorts::serve`].
-pub(super) struct MemoryPorts {
-    /// With the index of the service.
-    listeners: Vec<(usize, LocalListener)>,
-}
+/// How long the thread may take until it holds still: it may be making a region.
+const HELD_IN: Duration = Duration::from_secs(30);
 
-impl MemoryPorts {
-    pub(super) fn open(topology: &Topology) -> Result<Self, LocalError> {
-        let bind = |(service, path): (usize, &Path)| Ok((service, LocalListener::bind(path)?));
-        Ok(Self { listeners: topology.memory_ports().map(bind).collect::<Result<_, _>>()? })
+/// Ports that come, open; nobody is let in before [`Held::go_on`].
+#[derive(Default)]
+pub(super) struct NewPorts(Vec<(Arc<Path>, LocalListener)>);
+
+impl NewPorts {
+    /// Those of `wanted` that `running` does not have.
+    pub(super) fn open(wanted: &Topology, running: Option<&Topology>) -> Result<Self, LocalError> {
+        let known = |path: &Path| running.is_some_and(|r| r.memory_ports().any(|p| p.1 == path));
+        let new = wanted.memory_ports().map(|(_, path)| path).filter(|path| !known(path));
+        let bind = |path: &Path| Ok((path.into(), LocalListener::bind(path)?));
+        Ok(Self(new.map(bind).collect::<Result<_, _>>()?))
     }
 
-    /// Starts the thread; `None` when there are no ports. `wakers` are the workers', in order.
-    pub(super) fn serve(
-        self,
-        topology: Arc<Topology>,
-        fabric: Arc<Fabric<AcceptedSocket>>,
-        wakers: Vec<Waker>,
-    ) -> std::io::Result<Option<Doorman>> {
-        if self.listeners.is_empty() {
-            return Ok(None);
-        }
-        let call = Arc::new(Call {
-            bell: Bell::new()?,
-            draining: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-        });
-        let mut lobby = Lobby::new(HELLO_BYTES);
-        lobby.change_doors(|_| None, self.listeners);
-        let mut desk = Desk {
-            lobby,
-            topology,
-            fabric,
-            wakers,
-            call: call.clone(),
-            guests: Vec::new(),
-            leaving: Vec::new(),
-            ids: 0,
-        };
-        let builder = std::thread::Builder::new().name("serval-memory-ports".into());
-        let thread = builder.spawn(move || desk.run())?;
-        Ok(Some(Doorman { call, thread: Some(thread) }))
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// What a port leads to.
+pub(super) struct MemoryPort {
+    pub(super) path: Arc<Path>,
+    /// Slot of its service.
+    pub(super) slot: u16,
+    pub(super) service: Arc<Service>,
+}
+
+/// Clients that must go.
+pub(super) struct Going {
+    /// Those of the service in this slot …
+    pub(super) slot: u16,
+    /// … that came by this port; `None`: all of them.
+    pub(super) path: Option<PathBuf>,
+    /// What they are told when they have all their outcomes.
+    pub(super) why: String,
+}
+
+/// How ports change.
+struct Change {
+    ports: Vec<MemoryPort>,
+    new: NewPorts,
+    limits: Limits,
+}
+
+/// The thread is to hold still, and to go on with a change if one comes.
+struct Hold {
+    going: Vec<Going>,
+    /// Takes the ids of the clients that go, with their slots.
+    held: Sender<Vec<(u16, u64)>>,
+    change: Receiver<Change>,
+}
+
+/// While this is there nobody comes in or is seen off.
+pub(super) struct Held {
+    going: Vec<(u16, u64)>,
+    change: Sender<Change>,
+}
+
+impl Held {
+    /// The clients of a slot that go, by id.
+    pub(super) fn going(&self, slot: u16) -> Vec<u64> {
+        self.going.iter().filter(|(of, _)| *of == slot).map(|(_, id)| *id).collect()
+    }
+
+    /// These are all ports from now on; `new` ones open, and those that are not named close.
+    pub(super) fn go_on(self, ports: Vec<MemoryPort>, new: NewPorts, limits: Limits) {
+        // It is there for as long as its doorman.
+        let _ = self.change.send(Change { ports, new, limits });
     }
 }
 
@@ -78,6 +111,7 @@ struct Call {
     bell: Bell,
     draining: AtomicBool,
     stop: AtomicBool,
+    holds: Mutex<Vec<Hold>>,
 }
 
 /// Runs until it is dropped; then the workers' clients must be closed.
@@ -87,6 +121,46 @@ pub(super) struct Doorman {
 }
 
 impl Doorman {
+    /// Starts the thread; it has no ports. `wakers` are the workers', in order.
+    pub(super) fn start(
+        limits: Limits,
+        fabric: Arc<Fabric<AcceptedSocket>>,
+        wakers: Vec<Waker>,
+    ) -> std::io::Result<Self> {
+        let call = Arc::new(Call {
+            bell: Bell::new()?,
+            draining: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            holds: Mutex::default(),
+        });
+        let mut desk = Desk {
+            lobby: Lobby::new(HELLO_BYTES),
+            ports: Vec::new(),
+            limits,
+            fabric,
+            wakers,
+            call: call.clone(),
+            guests: Vec::new(),
+            leaving: Vec::new(),
+            ids: 0,
+        };
+        let builder = std::thread::Builder::new().name("serval-memory-ports".into());
+        let thread = builder.spawn(move || desk.run())?;
+        Ok(Self { call, thread: Some(thread) })
+    }
+
+    /// Makes the thread hold still until what is returned is used or dropped; whoever is `going` will be told why
+    /// by its worker. `None`: it did not come to that in time.
+    pub(super) fn hold(&self, going: Vec<Going>) -> Option<Held> {
+        let (held, holds) = mpsc::channel();
+        let (tell, change) = mpsc::channel();
+        let hold = Hold { going, held, change };
+        self.call.holds.lock().unwrap_or_else(PoisonError::into_inner).push(hold);
+        self.call.bell.ring();
+        let going = holds.recv_timeout(HELD_IN).ok()?;
+        Some(Held { going, change: tell })
+    }
+
     /// Nobody is let in any more, and the sockets' files go.
     pub(super) fn stop_listening(&self) {
         self.call.draining.store(true, Ordering::Relaxed);
@@ -108,6 +182,11 @@ impl Drop for Doorman {
 /// A client that was let in.
 struct Guest {
     id: u64,
+    slot: u16,
+    /// The port by which it came.
+    path: Arc<Path>,
+    /// What it is told at its end, if the engine goes on.
+    why: Arc<OnceLock<String>>,
     worker: u16,
     socket: Arc<LocalSocket>,
     /// Ends the worker's sleeps.
@@ -118,6 +197,7 @@ struct Guest {
 
 /// The worker's way to a client.
 struct Peer {
+    why: Arc<OnceLock<String>>,
     socket: Arc<LocalSocket>,
     bell: BellPull,
 }
@@ -130,15 +210,20 @@ impl MemoryPeer for Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
+        if let Some(why) = self.why.get() {
+            // If it does not listen it has gone already.
+            let _ = self.socket.send(&Answer::Refused(why.clone()).encode(), &[]);
+        }
         self.socket.shut_down();
     }
 }
 
 /// The thread's state.
 struct Desk {
-    /// Doors are services.
-    lobby: Lobby<usize>,
-    topology: Arc<Topology>,
+    /// Doors are ports.
+    lobby: Lobby<Arc<Path>>,
+    ports: Vec<MemoryPort>,
+    limits: Limits,
     fabric: Arc<Fabric<AcceptedSocket>>,
     wakers: Vec<Waker>,
     call: Arc<Call>,
@@ -154,7 +239,40 @@ impl Desk {
             if self.call.draining.load(Ordering::Relaxed) {
                 self.lobby.close();
             }
+            self.hold_still();
             self.wait_and_see();
+        }
+    }
+
+    /// While somebody wants it: nobody comes in, nobody is seen off. Then the ports may be others.
+    fn hold_still(&mut self) {
+        let holds =
+            std::mem::take(&mut *self.call.holds.lock().unwrap_or_else(PoisonError::into_inner));
+        for Hold { going, held, change } in holds {
+            let mut ids = Vec::new();
+            for Going { slot, path, why } in going {
+                let goes = |guest: &&Guest| {
+                    guest.slot == slot && path.as_deref().is_none_or(|path| *guest.path == *path)
+                };
+                for guest in self.guests.iter().filter(goes) {
+                    // Whoever was told something before goes for that.
+                    let _ = guest.why.set(why.clone());
+                    ids.push((slot, guest.id));
+                }
+            }
+            // It may have lost its patience; then no change comes.
+            let _ = held.send(ids);
+            let Ok(Change { ports, new, limits }) = change.recv() else { continue };
+            let name = |path: &Path| Some(ports.iter().find(|p| *p.path == *path)?.path.clone());
+            self.lobby.change_doors(name, new.0);
+            for guest in &mut self.guests {
+                if guest.why.get().is_none()
+                    && let Some(port) = ports.iter().find(|port| port.path == guest.path)
+                {
+                    guest.slot = port.slot;
+                }
+            }
+            (self.ports, self.limits) = (ports, limits);
         }
     }
 
@@ -182,7 +300,7 @@ impl Desk {
                 continue;
             }
             let socket = Arc::new(socket);
-            if let Err(why) = self.admit(door, &socket, &hello) {
+            if let Err(why) = self.admit(&door, &socket, &hello) {
                 tracing::warn!(why, "a shared-memory client is refused");
                 // If it does not listen to the answer it has gone already.
                 let _ = socket.send(&Answer::Refused(why).encode(), &[]);
@@ -193,7 +311,7 @@ impl Desk {
     /// Lets a client in, or says why not.
     fn admit(
         &mut self,
-        service_index: usize,
+        path: &Arc<Path>,
         socket: &Arc<LocalSocket>,
         hello: &[u8],
     ) -> Result<(), String> {
@@ -205,13 +323,16 @@ impl Desk {
                 hello.abi_version
             ));
         }
-        let topology = self.topology.clone();
-        let limits = &topology.limits;
+        let limits = &self.limits;
         if self.fabric.connections() >= limits.connections as usize {
             let most = limits.connections;
             return Err(format!("{most} connections are open: raise limits.connections"));
         }
-        let service = &topology.services[service_index];
+        let port = self.ports.iter().find(|port| port.path == *path);
+        let (slot, service) = match port {
+            Some(port) => (port.slot, port.service.clone()),
+            None => return Err("this port has just been closed".into()),
+        };
         let wish = if hello.depth == 0 { DEPTH_DEFAULT } else { hello.depth };
         let plan = service.client_region_plan(wish);
         let bytes = plan.bytes().map_err(|e| e.to_string())?;
@@ -249,22 +370,24 @@ impl Desk {
         };
         let (replies, requests) = region.engine_ends(0);
         let words = region.words();
+        let why = Arc::new(OnceLock::new());
         // The worker first: it serves whatever the client does as soon as it has its answer.
         self.fabric.admit(
             worker,
             MemoryClient {
                 id: self.ids,
-                service: service_index as u16,
+                service: slot,
                 depth,
                 replies,
                 requests,
                 words,
-                peer: Box::new(Peer { socket: socket.clone(), bell: bell_pull }),
+                peer: Box::new(Peer { why: why.clone(), socket: socket.clone(), bell: bell_pull }),
             },
         );
         let descriptors = [memory.fd(), engine_bell.as_fd(), client_bell.as_fd()];
         let sent = socket.send(&Answer::Accepted(terms).encode(), &descriptors);
-        self.guests.push(Guest { id: self.ids, worker, socket, engine_bell, memory });
+        let (id, path) = (self.ids, path.clone());
+        self.guests.push(Guest { id, slot, path, why, worker, socket, engine_bell, memory });
         if let Err(error) = sent {
             tracing::warn!(%error, client = self.ids, "a shared-memory client did not get its region");
             self.see_off(self.guests.len() - 1);

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use engine::topology::{Accelerator, Limits, Listen, Service, Topology};
+use engine::topology::{Accelerator, Limits, Service, Topology};
 
 /// What becomes of one service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub enum Fate {
     Changed {
         /// Its TCP connections stay open; otherwise they are closed after their replies.
         keeps_connections: bool,
+        /// Its shared-memory clients stay where their ports do; otherwise they are told to leave.
+        keeps_memory_clients: bool,
     },
     /// It leaves.
     Removed,
@@ -61,9 +63,7 @@ impl Plan {
         }
         let gone = running.services.iter().filter(|s| named(wanted, &s.name).is_none());
         services.extend(gone.map(|service| (service.name.clone(), Fate::Removed)));
-        for (name, fate) in services.iter().filter(|(_, fate)| *fate != Fate::Unchanged) {
-            let versions = [named(running, name), named(wanted, name)];
-            refusals.extend(versions.into_iter().flatten().filter_map(|s| fixed(s, *fate)));
+        for (name, _) in services.iter().filter(|(_, fate)| *fate != Fate::Unchanged) {
             refusals.extend(named(wanted, name).and_then(|s| taken(running, s)));
         }
         refusals.dedup();
@@ -100,7 +100,12 @@ fn fate(
         return Fate::Unchanged;
     }
     let alike = |s: &Service| (s.framing, s.ordered, s.replies);
-    Fate::Changed { keeps_connections: alike(before) == alike(service) }
+    // What a client's region is made for.
+    let shape = |s: &Service| (s.max_message_bytes, s.max_reply_bytes, s.replies);
+    Fate::Changed {
+        keeps_connections: alike(before) == alike(service),
+        keeps_memory_clients: shape(before) == shape(service),
+    }
 }
 
 /// Keys that change; those that cannot are refused.
@@ -121,9 +126,6 @@ fn settings(
     let (from, to) = (&running.limits, &wanted.limits);
     let why = "tables of connections are laid out at the start";
     refuse(from.connections == to.connections, "limits.connections", why);
-    let clients = running.memory_ports().next().is_some();
-    let why = "shared-memory clients are admitted by the limit of the start";
-    refuse(!clients || from.region_mib == to.region_mib, "limits.region_mib", why);
     let Limits { pipelined, idle_ms, slow_client_ms, region_mib, udp_reply_ratio, .. } = from;
     let live = [
         ("engine.polling", old.polling == new.polling),
@@ -141,40 +143,25 @@ fn settings(
     live.filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }
 
-/// What keeps a service from coming, changing or leaving.
-fn fixed(service: &Service, fate: Fate) -> Option<Refusal> {
-    let what = format!("service {:?}", service.name);
-    let verb = match fate {
-        Fate::Added => "be added",
-        Fate::Removed => "be removed",
-        Fate::Unchanged | Fate::Changed { .. } => "change",
-    };
-    if service.memory_ports.is_empty() {
-        return None;
-    }
-    let why = format!(
-        "cannot {verb} while the engine runs (shared-memory ports are opened at the start): \
-         restart to apply it"
-    );
-    Some(Refusal { what, why })
-}
-
-/// Whether an address the service wants is another's now. The other one needs it until its last reply has
-/// left.
+/// Whether an address or a path the service wants is another's now. The other one needs it until its last reply
+/// has left.
 fn taken(running: &Topology, service: &Service) -> Option<Refusal> {
-    let holds = |other: &&Service, listen: &Listen| {
-        other.name != service.name && listen.address.port() != 0 && other.listen.contains(listen)
-    };
-    let (holder, listen) = service.listen.iter().find_map(|listen| {
-        let holder = running.services.iter().find(|other| holds(other, listen))?;
-        Some((holder, listen))
-    })?;
+    let others = || running.services.iter().filter(|other| other.name != service.name);
+    let sockets = service.listen.iter().filter(|listen| listen.address.port() != 0);
+    let sockets = sockets.filter_map(|listen| {
+        let holder = others().find(|other| other.listen.contains(listen))?;
+        Some((holder, crate::config::url(listen.transport, listen.address)))
+    });
+    let paths = service.memory_ports.iter().filter_map(|path| {
+        let holder = others().find(|other| other.memory_ports.contains(path))?;
+        Some((holder, crate::config::memory_url(path)))
+    });
+    let (holder, url) = sockets.chain(paths).next()?;
     Some(Refusal {
         what: format!("service {:?}", service.name),
         why: format!(
-            "cannot listen on {} in the same step in which service {:?} gives it up: remove it there, \
+            "cannot listen on {url} in the same step in which service {:?} gives it up: remove it there, \
              reload, then add it here",
-            crate::config::url(listen.transport, listen.address),
             holder.name
         ),
     })
@@ -187,7 +174,7 @@ mod tests {
     use wire::nic::Transport;
 
     use super::*;
-    use engine::topology::{AcceleratorKind, CpuPlacement, EngineSettings};
+    use engine::topology::{AcceleratorKind, CpuPlacement, EngineSettings, Listen};
 
     fn listen(port: u16) -> Listen {
         Listen { transport: Transport::Udp, address: ([127, 0, 0, 1], port).into() }
@@ -225,7 +212,7 @@ mod tests {
         let plan = Plan::new(&two(), &wanted).unwrap();
         let fates: Vec<_> =
             plan.services.iter().map(|(name, fate)| (name.as_str(), *fate)).collect();
-        let changed = Fate::Changed { keeps_connections: true };
+        let changed = Fate::Changed { keeps_connections: true, keeps_memory_clients: true };
         assert_eq!(fates, [("b", changed), ("c", Fate::Added), ("a", Fate::Removed)]);
         assert_eq!(plan.settings, ["limits.idle_s"]);
         assert!(!plan.is_empty());
@@ -242,7 +229,8 @@ mod tests {
             let mut wanted = two();
             change(&mut wanted.services[0]);
             let plan = Plan::new(&two(), &wanted).unwrap();
-            assert_eq!(plan.services[0].1, Fate::Changed { keeps_connections: false });
+            let fate = plan.services[0].1;
+            assert!(matches!(fate, Fate::Changed { keeps_connections: false, .. }), "{fate:?}");
         }
     }
 
@@ -268,9 +256,27 @@ mod tests {
         let text = refused(&wanted);
         assert!(text.contains("engine.workers cannot change while the engine runs"), "{text}");
         assert!(text.contains("limits.connections cannot change"), "{text}");
-        let mut wanted = two();
-        wanted.services[0].memory_ports.push("/tmp/a".into());
-        assert!(refused(&wanted).contains("service \"a\" cannot change while"));
+    }
+
+    #[test]
+    fn clients_of_shared_memory_stay_where_their_regions_fit() {
+        let changes: [(fn(&mut Service), bool); 5] = [
+            (|s| s.slots = 8, true),
+            (|s| s.framing = Framing::Line, true),
+            (|s| s.max_message_bytes += 1, false),
+            (|s| s.max_reply_bytes += 1, false),
+            (|s| s.replies = engine::topology::Replies::None, false),
+        ];
+        for (change, stay) in changes {
+            let mut wanted = two();
+            change(&mut wanted.services[0]);
+            let Fate::Changed { keeps_memory_clients, .. } =
+                Plan::new(&two(), &wanted).unwrap().services[0].1
+            else {
+                panic!("it changes")
+            };
+            assert_eq!(keeps_memory_clients, stay, "{:?}", wanted.services[0]);
+        }
     }
 
     #[test]
@@ -279,6 +285,12 @@ mod tests {
         wanted.services[0].name = "renamed".into();
         let text = refused(&wanted);
         assert!(text.contains("udp://127.0.0.1:9000") && text.contains("service \"a\""), "{text}");
+        let mut running = two();
+        running.services[0].memory_ports.push("/run/x".into());
+        let mut wanted = two();
+        wanted.services[1].memory_ports.push("/run/x".into());
+        let refusals = Plan::new(&running, &wanted).unwrap_err();
+        assert!(refusals[0].to_string().contains("shm:///run/x"), "{refusals:?}");
     }
 
     fn any_service() -> impl Strategy<Value = Service> {
@@ -313,7 +325,7 @@ mod tests {
                 match fate {
                     Fate::Unchanged => reached.push(old.unwrap().clone()),
                     Fate::Added => reached.push(new.unwrap().clone()),
-                    Fate::Changed { keeps_connections } => {
+                    Fate::Changed { keeps_connections, .. } => {
                         prop_assert_ne!(old.unwrap(), new.unwrap());
                         prop_assert_eq!(*keeps_connections, old.unwrap().ordered == new.unwrap().ordered);
                         reached.push(new.unwrap().clone());

@@ -124,7 +124,10 @@ pub(crate) fn change_under_load(mut server: Server, rounds: usize, on: &[usize])
         assert_eq!(fates[0], ("a".into(), Fate::Unchanged));
         let expected = match (&b, &next) {
             (None, Some(_)) => Some(Fate::Added),
-            (Some(_), Some(_)) => Some(Fate::Changed { keeps_connections: true }),
+            (Some(old), Some(new)) => Some(Fate::Changed {
+                keeps_connections: true,
+                keeps_memory_clients: old.max_message_bytes == new.max_message_bytes,
+            }),
             (Some(_), None) => Some(Fate::Removed),
             (None, None) => None,
         };
