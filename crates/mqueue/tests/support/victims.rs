@@ -144,7 +144,9 @@ impl Victims {
                     Err(LoanError::Full) => {}
                 }
             }
-            3 => self.producer.publish(),
+            3 => {
+                self.producer.publish();
+            }
             4 => match self.producer.credit() {
                 Ok(_) => {}
                 Err(error) => assert_eq!(error, RingError::Corrupt),
