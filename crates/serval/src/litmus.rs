@@ -27,8 +27,13 @@ pub use pair::LitmusError;
 /// Rounds of a test if nobody says otherwise.
 pub const ROUNDS_DEFAULT: u64 = 1_000_000;
 
-/// A test ends after this long, however few rounds it has had.
+/// A test ends after this long for each [`ROUNDS_DEFAULT`] rounds, however few it has had.
 const TEST_TIME: Duration = Duration::from_secs(3);
+
+/// How long a test of so many rounds may take; between both processes nothing but the rounds is told.
+fn time_for(rounds: u64) -> Duration {
+    TEST_TIME.mul_f64((rounds as f64 / ROUNDS_DEFAULT as f64).max(1.0))
+}
 
 /// What the outcome that a test looks for means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,13 +85,13 @@ impl Row {
     }
 }
 
-/// Runs every test for `rounds` rounds, at most a few seconds each. `peer` is a command that calls
+/// Runs every test for `rounds` rounds, at most three seconds each for a million of them. `peer` is a command that calls
 /// [`peer`] with its standard input.
 pub fn run(rounds: u64, peer: Command) -> Result<Vec<Row>, LitmusError> {
     let mut pair = pair::Pair::start(peer)?;
     let mut rows = Vec::new();
     for test in edges::TESTS {
-        let (rounds, seen) = pair.run(rounds, TEST_TIME, test.run)?;
+        let (rounds, seen) = pair.run(rounds, test.run)?;
         let edges::Test { name, what, expect, .. } = *test;
         rows.push(Row { name, what, expect, rounds, seen });
     }

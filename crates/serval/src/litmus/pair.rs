@@ -142,6 +142,11 @@ pub(super) struct Limit {
 }
 
 impl Limit {
+    /// For so many rounds, from now on.
+    fn of(rounds: u64) -> Self {
+        Self { rounds, until: Instant::now() + super::time_for(rounds) }
+    }
+
     /// Whether there is to be a round after `done` ones. Looks at the clock now and then.
     pub(super) fn goes_on(&self, done: u64) -> bool {
         done < self.rounds && (done % 64 != 0 || Instant::now() < self.until)
@@ -223,7 +228,7 @@ impl Side {
     pub(super) fn run(&mut self, test: Run) -> Result<(), LitmusError> {
         self.meet()?;
         let rounds = self.load(Word::Wanted, Ordering::Relaxed);
-        let limit = Limit { rounds, until: Instant::now() + super::TEST_TIME };
+        let limit = Limit::of(rounds);
         self.meet()?;
         let (rounds, seen) = test(self, limit)?;
         self.store(Word::Rounds, rounds, Ordering::Relaxed);
@@ -278,12 +283,7 @@ impl Pair {
     }
 
     /// One test on both sides; rounds of whoever counts them, outcomes of both.
-    pub(super) fn run(
-        &mut self,
-        rounds: u64,
-        time: Duration,
-        test: Run,
-    ) -> Result<Counts, LitmusError> {
+    pub(super) fn run(&mut self, rounds: u64, test: Run) -> Result<Counts, LitmusError> {
         let side = &mut self.side;
         side.store(Word::Wanted, rounds, Ordering::Relaxed);
         for word in [Word::Enough, Word::Result, Word::X, Word::Y] {
@@ -292,7 +292,7 @@ impl Pair {
         side.memory.store(side.at(Word::X) + 8, 0, Ordering::Relaxed);
         side.meet()?;
         side.meet()?;
-        let (own_rounds, own_seen) = test(side, Limit { rounds, until: Instant::now() + time })?;
+        let (own_rounds, own_seen) = test(side, Limit::of(rounds))?;
         side.meet()?;
         let rounds = own_rounds.max(side.load(Word::Rounds, Ordering::Relaxed));
         Ok((rounds, own_seen + side.load(Word::Seen, Ordering::Relaxed)))
