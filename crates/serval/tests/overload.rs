@@ -3,13 +3,13 @@
 
 mod common;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr};
+use std::net::{Shutdown, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::*;
 use engine::topology::{CpuPlacement, Dispatch, Service, Topology};
@@ -122,6 +122,77 @@ fn a_flood_is_shed_with_a_reason_and_the_rest_is_answered() {
         }
         assert!(server.shutdown().is_clean());
     }
+}
+
+/// How a client of [`goodput`] asks.
+#[derive(Clone, Copy)]
+enum Asking {
+    /// With so many requests on their way.
+    Window(usize),
+    /// So often a second, whatever is answered.
+    Rate(f64),
+}
+
+/// An answer that comes later than this is worth nothing. Full queues here are 16 ms long.
+const LATE: Duration = Duration::from_millis(250);
+
+/// Right answers in time, a second.
+fn goodput(client: &UdpSocket, asking: Asking, first: u64) -> f64 {
+    let (mut sent, mut good) = (0, 0);
+    let mut waiting: HashMap<u64, Instant> = HashMap::new();
+    let mut reply = [0; 100];
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(400) {
+        waiting.retain(|_, asked| asked.elapsed() < LATE);
+        let due = match asking {
+            Asking::Window(window) => window.saturating_sub(waiting.len()),
+            Asking::Rate(rate) => (start.elapsed().as_secs_f64() * rate) as usize - sent,
+        };
+        for _ in 0..due.min(64) {
+            let number = first + sent as u64;
+            // An error is a full socket buffer: then nobody answers.
+            let _ = client.send(&numbered(1, number));
+            waiting.insert(number, Instant::now());
+            sent += 1;
+        }
+        while let Ok(len) = client.recv(&mut reply) {
+            let number = u64::from_le_bytes(reply[8..16].try_into().unwrap());
+            assert_eq!(reply[..len], numbered(1, number), "a wrong answer");
+            good += u32::from(waiting.remove(&number).is_some_and(|at| at.elapsed() < LATE));
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    f64::from(good) / start.elapsed().as_secs_f64()
+}
+
+/// The peak and twice as much take turns, so that whatever else the machine does touches both alike.
+#[test]
+fn goodput_holds_at_twice_the_load() {
+    // Each of them answers one request a millisecond.
+    let service = Service { mqueues: 8, ..slow("delay", 1000.0) };
+    let server = start(with_bystander(service));
+    let client = udp_client(address(&server, 0));
+    client.set_nonblocking(true).unwrap();
+    let (mut peak, mut overloaded) = (0.0, 0.0);
+    let mut share = 0.0;
+    for round in 0..24 {
+        let first = round << 32;
+        let at_peak = goodput(&client, Asking::Window(48), first);
+        assert_accounts(&server);
+        peak += at_peak;
+        overloaded += goodput(&client, Asking::Rate(2.0 * at_peak), first | 1 << 31);
+        assert_accounts(&server);
+        // Answers to what was given up.
+        while client.recv(&mut [0; 100]).is_ok() {}
+        share = overloaded / peak;
+        // Three rounds are enough where nothing disturbs.
+        if round >= 2 && share >= 0.8 {
+            break;
+        }
+    }
+    assert!(share >= 0.8, "{share:.3} of the peak at twice its load");
+    assert!(dropped(&server, 0, DropReason::NoCredit) > 0, "it was more than it could bear");
+    assert!(server.shutdown().is_clean());
 }
 
 #[test]
