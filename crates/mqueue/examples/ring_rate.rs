@@ -87,7 +87,7 @@ fn rate(protocol: u8, depth: u32, batch: u64, seconds: f64, cores: (usize, usize
             while n % 1024 != 0 || !stop.load(Ordering::Relaxed) {
                 match tx.push(head(n), &payload_of(n)) {
                     Ok(()) => n += 1,
-                    Err(LoanError::Full) => tx.publish(),
+                    Err(LoanError::Full) => _ = tx.publish(),
                     Err(error) => panic!("{error}"),
                 }
                 if n % batch == 0 {
