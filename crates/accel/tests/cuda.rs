@@ -209,6 +209,47 @@ fn a_kernel_that_faults_is_told_and_nothing_waits_for_it() {
     engine.words.set_stop(stop::NOW);
 }
 
+/// Longer than any of them may do nothing: a block gets on slowly, its neighbour has nothing to do; then nobody
+/// takes replies, and more requests wait.
+#[test]
+fn who_gets_on_or_cannot_is_not_taken_for_hung() {
+    let (library, image) = driver("slow");
+    let depth = 4;
+    let mut engine = Engine::new(&Shape { blocks: 2, depth, ..Shape::default() });
+    let hung_after = Duration::from_secs(2);
+    let options = Options { hung_after, ..Options::default() };
+    let spin = [("microseconds", 700_000.0)];
+    let gpu = Gpu::open(0, Some(&library)).unwrap();
+    let mut accelerator = gpu.start(&[service(&engine, &image, "spin", &spin)], options).unwrap();
+    let (mut ended, mut beat) = (Vec::new(), 0);
+    let words = engine.words.clone();
+    let mut watch = |time: Duration| {
+        let begin = Instant::now();
+        while begin.elapsed() < time {
+            // Blocks that see no beat for seconds take the engine for lost.
+            beat += 1;
+            words.set_engine_heartbeat(beat);
+            accelerator.poll(&mut ended).unwrap();
+            assert!(ended.is_empty(), "{ended:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let tokens = 0..u64::from(depth);
+    tokens.clone().for_each(|token| engine.push(1, token, b"slow").unwrap());
+    watch(hung_after + Duration::from_secs(1));
+    // Its replies fill their ring, and there is room for requests again.
+    tokens.for_each(|token| engine.push(1, token, b"waits").unwrap());
+    watch(hung_after + Duration::from_secs(2));
+    let (mut replies, begin) = (0, Instant::now());
+    while replies < 2 * depth {
+        replies += u32::from(engine.pop(1).is_some());
+        watch(Duration::from_millis(20));
+        assert!(begin.elapsed() < PATIENCE, "{replies} replies");
+    }
+    engine.words.set_stop(stop::DRAIN);
+    assert_eq!(join(accelerator, 2).iter().filter(|end| end.reason != reason::STOPPED).count(), 0);
+}
+
 #[test]
 fn a_block_that_hangs_is_reported_once_and_left_alone() {
     let (library, image) = driver("hang");
