@@ -46,7 +46,7 @@ pub(crate) struct ServerMqueue {
     pub(crate) tx: Consumer<MappedMemory>,
     /// When the message in each RX slot was received; kept only where waits are limited.
     arrivals: Box<[u64]>,
-    /// Messages released by the kernel, as counted (services without replies).
+    /// Messages released by the kernel, as counted, or given up unread (services without replies).
     consumed: u64,
     /// The request whose way is being measured.
     pub(crate) followed: Token,
@@ -371,8 +371,9 @@ impl Lane {
                 continue;
             }
             let released = mqueue.rx.released();
-            let new = released - mqueue.consumed;
-            mqueue.consumed = released;
+            // Behind, while the kernel reads what was given up unread.
+            let new = released.saturating_sub(mqueue.consumed);
+            mqueue.consumed += new;
             load.outstanding -= new as u32;
             self.counters.consumed.add(new);
         }
@@ -456,8 +457,11 @@ impl Lane {
         self.leaving.as_ref().is_some_and(|leaving| leaving.expired)
     }
 
-    /// Requests that a dead mqueue of a reply-less service will never consume.
+    /// Gives up the requests of a reply-less service's mqueue that its kernel has not read; if it reads them
+    /// later, that counts no more.
     pub(crate) fn abandon_unread(&mut self, mqueue: u32) -> u64 {
+        let entry = &mut self.mqueues[mqueue as usize];
+        entry.consumed = entry.rx.committed();
         u64::from(std::mem::take(&mut self.loads[mqueue as usize].outstanding))
     }
 

@@ -352,7 +352,8 @@ impl Model {
             return;
         }
         self.blocks[number].runnable = false;
-        if self.blocks[number].is_idle() {
+        // Whose words others write over has more to look at than its own messages.
+        if self.blocks[number].is_idle() && !self.behaviour.is_wide() {
             return;
         }
         self.read_answers(number);
@@ -380,11 +381,12 @@ impl Model {
     }
 
     fn publish(&mut self, number: usize) {
+        let wide = self.behaviour.is_wide();
         let block = &mut self.blocks[number];
         let first = block.index * self.per_block;
         let clients = block.clients.iter_mut().map(|client| &mut client.tx);
         for (tx, mqueue) in std::iter::once(&mut block.tx).chain(clients).zip(first..) {
-            if tx.publish() && !self.touched.contains(&mqueue) {
+            if (tx.publish() || wide) && !self.touched.contains(&mqueue) {
                 self.touched.push(mqueue);
             }
         }
