@@ -744,7 +744,9 @@ impl Blocks for ModelBlocks {
         if !model.behaviour.remote {
             model.step(now_ns);
         }
-        let spurious = model.behaviour.spurious;
+        // A false alarm shows the engine what was written over; nobody has to look for that unasked.
+        let muted = lock(&model.net).muted;
+        let spurious = if muted { 0 } else { model.behaviour.spurious };
         for number in 0..model.blocks.len() {
             if model.strikes(Fault::FalseAlarm, spurious) {
                 let first = model.blocks[number].index * model.per_block;

@@ -49,6 +49,9 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
                 {
                     continue;
                 }
+                Transport::Tcp if topology.services[service].replies == Replies::None => {
+                    self.connect(service, port, self.unpaced_taste(service));
+                }
                 Transport::Tcp => self.connect(service, port, taste),
             }
             self.until_served(service)?;
@@ -130,16 +133,13 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
 
     fn plain_taste(&self, service: usize) -> Taste {
         let spec = &self.plan.setup.topology.services[service];
-        // Who waits for no reply is paced by nothing: behind a request that waits for a backend, the next
-        // ones may wait longer than the service allows.
-        let sheds = spec.replies == Replies::None && spec.queue_us_max > 0;
         Taste {
             framing: spec.framing,
             max_message_bytes: spec.max_message_bytes as usize,
             reply_filler_max: 0,
             keys: 100,
             // Reaching a backend again may take as long as its time-out.
-            backend: if spec.backends.is_empty() || spec.request_timeout_ms < 1000 || sheds {
+            backend: if spec.backends.is_empty() || spec.request_timeout_ms < 1000 {
                 0
             } else {
                 500
@@ -151,6 +151,14 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             silent: 0,
             heavy: 0,
         }
+    }
+
+    /// The taste of a client that does not wait for one reply before it asks again: behind a request that
+    /// waits for a backend, the next ones may wait longer than the service allows.
+    fn unpaced_taste(&self, service: usize) -> Taste {
+        let taste = self.plain_taste(service);
+        let sheds = self.plan.setup.topology.services[service].queue_us_max > 0;
+        Taste { backend: if sheds { 0 } else { taste.backend }, ..taste }
     }
 
     fn send_datagrams(&mut self, service: usize, port: PortIndex, ip: IpAddr, taste: Taste) {
@@ -203,7 +211,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             bad_kind: 0,
             scribble_after: None,
         };
-        let client = ShmClient::new(service, self.plain_taste(service), manner, self.rng.fork());
+        let taste = self.unpaced_taste(service);
+        let client = ShmClient::new(service, taste, manner, self.rng.fork());
         let mut client = client.of_service(&self.plan.setup.topology.services[service]);
         client.requests = REQUESTS;
         self.plan.memory_clients.push(client);

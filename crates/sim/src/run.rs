@@ -347,8 +347,9 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
                 [DropReason::BadFraming, DropReason::ConnectionLimit, DropReason::IdleTimeout];
             let lost = counted.dropped_requests()
                 + intake.iter().map(|reason| counted.dropped(*reason)).sum::<u64>();
-            // One that moved may have closed on what it had not read.
-            if lost > 0 || self.plan.is_reloaded(service) {
+            // One that moved may have closed on what it had not read; behind what a stuck block of a service
+            // without replies keeps, streams stay unread.
+            if lost > 0 || self.plan.is_reloaded(service) || self.world.keeps_unread(service) {
                 continue;
             }
             for client in self.plan.stream_clients.iter().filter(|c| c.service == service) {

@@ -514,7 +514,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
 
     /// Whether blocks that no longer read keep messages that nobody misses: those of a service
     /// without replies.
-    fn keeps_unread(&self, service: usize) -> bool {
+    pub(crate) fn keeps_unread(&self, service: usize) -> bool {
         let of_service = self.models.iter().zip(&self.seats).filter(|(_, seat)| seat.1 == service);
         let stopped =
             of_service.flat_map(|(model, _)| lock(model).stopped()).any(|stopped| stopped);
