@@ -187,10 +187,19 @@ impl Dispatcher {
         self.elsewhere(mqueues)
     }
 
+    /// The first of those with the fewest requests. Most mqueues are passed over by one comparison.
     fn least_loaded(&self, mqueues: &impl Credit) -> Route {
-        let has_credit = |m: &u32| mqueues.credit(*m).is_some_and(|c| c > 0);
-        let least = (0..mqueues.count()).filter(has_credit).min_by_key(|m| mqueues.outstanding(*m));
-        least.map_or_else(|| self.elsewhere(mqueues), Route::Local)
+        let (mut least, mut found) = (u32::MAX, None);
+        for mqueue in 0..mqueues.count() {
+            let outstanding = mqueues.outstanding(mqueue);
+            if outstanding < least && mqueues.credit(mqueue).is_some_and(|c| c > 0) {
+                (least, found) = (outstanding, Some(mqueue));
+                if outstanding == 0 {
+                    break;
+                }
+            }
+        }
+        found.map_or_else(|| self.elsewhere(mqueues), Route::Local)
     }
 
     fn elsewhere(&self, mqueues: &impl Credit) -> Route {
@@ -306,6 +315,13 @@ mod tests {
         let mut d = dispatcher(Dispatch::LeastLoaded, 1, 3);
         let table = Table(vec![Some(1), Some(9), Some(3)], None);
         assert_eq!(d.route(b"", flow(1), &table), Route::Local(1));
+        // Of equals the first, and none that is dead or has no credit.
+        let table = Table(vec![None, Some(0), Some(9), Some(9)], None);
+        assert_eq!(d.route(b"", flow(1), &table), Route::Local(2));
+        let table = Table(vec![Some(3), Some(10), Some(10)], None);
+        assert_eq!(d.route(b"", flow(1), &table), Route::Local(1));
+        let table = Table(vec![None, Some(0)], Some(2));
+        assert_eq!(d.route(b"", flow(1), &table), Route::AnyOf { worker: 2 });
     }
 
     #[test]
