@@ -23,6 +23,9 @@ A file to start from:
   accelerator = \"acc0\"
   kernel = \"echo\"
 
+A service may run on several accelerators: with accelerator = [\"gpu0\", \"host\"] a number of mqueues goes
+for each of them, and a list, mqueues = [28, 4], has one for each; so has kernel.
+
 Examples:
   serval check-config service.toml
   serval check-config service.toml --set service.echo.mqueues=240
