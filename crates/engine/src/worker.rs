@@ -337,6 +337,7 @@ impl<N: Nic> Worker<N> {
         }
         for drive in 0..self.lanes[lane].drives.len() {
             for index in 0..self.lanes[lane].drives[drive].touched.len() {
+                self.lanes[lane].fetch_ahead(drive, index);
                 match self.lanes[lane].touched(drive, index) {
                     Touched::Server(mqueue) => self.gather_replies(lane, mqueue),
                     Touched::Client(client) => self.take_backend_requests(lane, client),

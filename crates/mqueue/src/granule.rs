@@ -45,25 +45,36 @@ pub(crate) fn write<M: Memory, const WORDS: usize>(
     payload: &[u8],
 ) {
     let slot = layout.slot(n);
-    let sequence = sequence(n);
+    // EDGE RX_PUBLISH TX_PUBLISH (release half): each unit carries its own proof.
+    memory.store_string::<WORDS>(slot, header, payload, sequence(n));
+    if layout.lap(n) % RESTAMP_LAPS == 0 && !mutants::on("forget_restamp") {
+        let end = slot + slot_bytes(WORDS, layout.inline_bytes);
+        let written = slot_bytes(WORDS, payload.len() as u64);
+        stamp::<M, WORDS>(memory, slot + written, end, sequence(n));
+    }
+}
+
+/// [`Memory::store_string`] unit by unit.
+#[inline]
+pub(crate) fn store_string<M: Memory, const WORDS: usize>(
+    memory: &M,
+    at: u64,
+    header: [u64; 4],
+    payload: &[u8],
+    sequence: u32,
+) {
     let (with_header, rest) = payload.split_at(payload.len().min(4 * shared_words(WORDS)));
     let [shared] = words_from(with_header);
     let word = |i: usize| match i {
         0..HEADER_WORDS => (header[i / 2] >> (32 * (i % 2))) as u32,
         _ => shared,
     };
-    // EDGE RX_PUBLISH TX_PUBLISH (release half): each unit carries its own proof.
     for i in 0..header_units(WORDS) {
         let data: [u32; WORDS] = std::array::from_fn(|k| word(i * WORDS + k));
-        memory.store_unit(slot + i as u64 * unit_bytes(WORDS), data, sequence);
+        memory.store_unit(at + i as u64 * unit_bytes(WORDS), data, sequence);
     }
-    let rest_at = slot + header_units(WORDS) as u64 * unit_bytes(WORDS);
+    let rest_at = at + header_units(WORDS) as u64 * unit_bytes(WORDS);
     memory.store_units::<WORDS>(rest_at, rest, sequence);
-    if layout.lap(n) % RESTAMP_LAPS == 0 && !mutants::on("forget_restamp") {
-        let end = slot + slot_bytes(WORDS, layout.inline_bytes);
-        let written = rest.len().div_ceil(4 * WORDS) as u64 * unit_bytes(WORDS);
-        stamp::<M, WORDS>(memory, rest_at + written, end, sequence);
-    }
 }
 
 /// Stamps the units in `[at, end)` without data.
@@ -95,12 +106,20 @@ pub(crate) fn read_header<M: Memory, const WORDS: usize>(
     layout: &Layout,
     n: u64,
 ) -> Option<[u64; 4]> {
-    let slot = layout.slot(n);
-    let sequence = sequence(n);
+    // EDGE RX_PUBLISH TX_PUBLISH (acquire half): each unit carries its own proof.
+    memory.load_header::<WORDS>(layout.slot(n), sequence(n))
+}
+
+/// [`Memory::load_header`] unit by unit.
+#[inline]
+pub(crate) fn load_header<M: Memory, const WORDS: usize>(
+    memory: &M,
+    at: u64,
+    sequence: u32,
+) -> Option<[u64; 4]> {
     let mut words = [0; HEADER_WORDS];
     for (i, part) in words.chunks_mut(WORDS).enumerate() {
-        // EDGE RX_PUBLISH TX_PUBLISH (acquire half): each unit carries its own proof.
-        let (data, found) = memory.load_unit::<WORDS>(slot + i as u64 * unit_bytes(WORDS));
+        let (data, found) = memory.load_unit::<WORDS>(at + i as u64 * unit_bytes(WORDS));
         if found != sequence {
             return None;
         }
@@ -117,8 +136,19 @@ pub(crate) fn read_payload<M: Memory, const WORDS: usize>(
     n: u64,
     payload: &mut [u8],
 ) -> bool {
-    let sequence = sequence(n);
-    let rest_at = layout.slot(n) + header_units(WORDS) as u64 * unit_bytes(WORDS);
+    // EDGE RX_PUBLISH TX_PUBLISH (acquire half): each unit carries its own proof.
+    memory.load_payload::<WORDS>(layout.slot(n), payload, sequence(n))
+}
+
+/// [`Memory::load_payload`] unit by unit.
+#[inline]
+pub(crate) fn load_payload<M: Memory, const WORDS: usize>(
+    memory: &M,
+    at: u64,
+    payload: &mut [u8],
+    sequence: u32,
+) -> bool {
+    let rest_at = at + header_units(WORDS) as u64 * unit_bytes(WORDS);
     let shared = shared_words(WORDS);
     let (with_header, rest) = payload.split_at_mut(payload.len().min(4 * shared));
     if shared > 0 {
@@ -128,7 +158,6 @@ pub(crate) fn read_payload<M: Memory, const WORDS: usize>(
         }
         bytes_from([data[WORDS - 1]], with_header);
     }
-    // EDGE RX_PUBLISH TX_PUBLISH (acquire half): each unit carries its own proof.
     memory.load_units::<WORDS>(rest_at, rest, sequence)
 }
 

@@ -8,13 +8,15 @@
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use std::arch::x86_64::{
-    __m128i, _mm_and_si128, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_or_si128, _mm_set_epi32,
-    _mm_set_epi64x, _mm_set1_epi32, _mm_setzero_si128, _mm_storeu_si128, _mm_unpackhi_epi64,
-    _mm_xor_si128,
+    __m128i, _mm_and_si128, _mm_cvtsi128_si32, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_or_si128,
+    _mm_set_epi32, _mm_set_epi64x, _mm_set1_epi32, _mm_setzero_si128, _mm_shuffle_epi32,
+    _mm_storeu_si128, _mm_unpackhi_epi64, _mm_xor_si128,
 };
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 pub use std::sync::atomic::Ordering;
+
+use crate::granule;
 
 /// A range of mapped memory that stays mapped for as long as the value lives.
 ///
@@ -94,6 +96,30 @@ pub trait Memory: Clone {
             self.store_unit::<WORDS>(at, words_from(chunk), sequence);
             at += unit_bytes(WORDS);
         }
+    }
+
+    /// Stores a message of the `granule` protocols: its string of header and payload in units with this sequence.
+    #[inline]
+    fn store_string<const WORDS: usize>(
+        &self,
+        at: u64,
+        header: [u64; 4],
+        payload: &[u8],
+        sequence: u32,
+    ) {
+        granule::store_string::<Self, WORDS>(self, at, header, payload, sequence);
+    }
+
+    /// Loads a message's header, if all its units have this sequence.
+    #[inline]
+    fn load_header<const WORDS: usize>(&self, at: u64, sequence: u32) -> Option<[u64; 4]> {
+        granule::load_header::<Self, WORDS>(self, at, sequence)
+    }
+
+    /// Loads a message's payload; false when one of its units has another sequence.
+    #[inline]
+    fn load_payload<const WORDS: usize>(&self, at: u64, payload: &mut [u8], sequence: u32) -> bool {
+        granule::load_payload::<Self, WORDS>(self, at, payload, sequence)
     }
 
     /// Loads consecutive words, relaxed.
@@ -350,6 +376,52 @@ impl Memory for MappedMemory {
         self.unit16s(at, 1).store(0, data, sequence);
     }
 
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[inline]
+    fn store_string<const WORDS: usize>(
+        &self,
+        at: u64,
+        header: [u64; 4],
+        payload: &[u8],
+        sequence: u32,
+    ) {
+        let Some((first, rest)) = payload.split_first_chunk::<4>().filter(|_| WORDS == 3) else {
+            return granule::store_string::<Self, WORDS>(self, at, header, payload, sequence);
+        };
+        let units = self.unit16s(at, 3 + rest.len().div_ceil(12));
+        let [token, tag, arena, last] = header;
+        units.store_halves(0, token, pair(tag as u32, sequence));
+        units.store_halves(1, tag >> 32 | arena << 32, pair((arena >> 32) as u32, sequence));
+        units.store_halves(2, last, pair(u32::from_le_bytes(*first), sequence));
+        units.after(3).copy_in(rest, sequence);
+    }
+
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[inline]
+    fn load_header<const WORDS: usize>(&self, at: u64, sequence: u32) -> Option<[u64; 4]> {
+        if WORDS != 3 {
+            return granule::load_header::<Self, WORDS>(self, at, sequence);
+        }
+        let units = self.unit16s(at, 3);
+        let [(token, a), (low, b), (last, c)] = std::array::from_fn(|i| units.load_halves(i));
+        let found = |half: u64| (half >> 32) as u32 ^ sequence;
+        let whole = found(a) | found(b) | found(c) == 0;
+        whole.then_some([token, u64::from(a as u32) | low << 32, low >> 32 | b << 32, last])
+    }
+
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[inline]
+    fn load_payload<const WORDS: usize>(&self, at: u64, payload: &mut [u8], sequence: u32) -> bool {
+        let Some((first, rest)) = payload.split_first_chunk_mut::<4>().filter(|_| WORDS == 3)
+        else {
+            return granule::load_payload::<Self, WORDS>(self, at, payload, sequence);
+        };
+        let units = self.unit16s(at, 3 + rest.len().div_ceil(12));
+        let (_, high) = units.load_halves(2);
+        *first = (high as u32).to_le_bytes();
+        ((high >> 32) as u32 ^ sequence) | units.after(3).copy_out(rest, sequence) == 0
+    }
+
     #[inline]
     fn load_units<const WORDS: usize>(&self, at: u64, bytes: &mut [u8], sequence: u32) -> bool {
         let mut wrong = 0;
@@ -537,17 +609,40 @@ impl Unit16s<'_> {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
+    /// The i-th unit's lower and upper eight bytes.
+    #[inline]
+    fn load_halves(self, i: usize) -> (u64, u64) {
+        let unit = self.load_whole(i);
+        // SAFETY: every x86-64 has SSE2.
+        unsafe {
+            let high = _mm_cvtsi128_si64(_mm_unpackhi_epi64(unit, unit)) as u64;
+            (_mm_cvtsi128_si64(unit) as u64, high)
+        }
+    }
+
+    #[inline]
+    fn store_halves(self, i: usize, low: u64, high: u64) {
+        // SAFETY: every x86-64 has SSE2.
+        self.store_whole(i, unsafe { _mm_set_epi64x(high as i64, low as i64) });
+    }
+
     #[inline]
     fn load<const WORDS: usize>(self, i: usize) -> ([u32; WORDS], u32) {
-        let (words, found) = words_of_unit(self.load_whole(i));
-        (std::array::from_fn(|k| words[k]), found)
+        let (low, high) = self.load_halves(i);
+        let words = [low as u32, (low >> 32) as u32, high as u32];
+        (std::array::from_fn(|k| words[k]), (high >> 32) as u32)
     }
 
     #[inline]
     fn store<const WORDS: usize>(self, i: usize, data: [u32; WORDS], sequence: u32) {
-        let (low, high) = (pair(data[0], data[1]), pair(data[2], sequence));
-        // SAFETY: every x86-64 has SSE2.
-        self.store_whole(i, unsafe { _mm_set_epi64x(high as i64, low as i64) });
+        self.store_halves(i, pair(data[0], data[1]), pair(data[2], sequence));
+    }
+
+    /// The units from the `count`-th on.
+    #[inline]
+    fn after(self, count: usize) -> Self {
+        debug_assert!(count <= self.count);
+        Self { base: self.base.wrapping_add(16 * count), count: self.count - count, ..self }
     }
 }
 
@@ -557,24 +652,29 @@ impl Unit16s<'_> {
     /// unit's data overwrites it. Returns 0 when all units have this sequence.
     #[inline]
     fn copy_out(self, bytes: &mut [u8], sequence: u32) -> u32 {
+        assert!(bytes.len() <= 12 * self.count, "too few units");
         let wide = bytes.len().saturating_sub(4) / 12;
-        // SAFETY: every x86-64 has SSE2.
-        let (expected, mut difference) =
-            unsafe { (_mm_set1_epi32(sequence as i32), _mm_setzero_si128()) };
-        for i in 0..wide {
-            let unit = self.load_whole(i);
-            let to = &mut bytes[12 * i..12 * i + 16];
-            // SAFETY: as above, and the 16 bytes are there.
-            unsafe {
+        let mut wrong;
+        // SAFETY: every x86-64 has SSE2, and the last of the wide stores ends at 12 * wide + 4 bytes.
+        unsafe {
+            let expected = _mm_set1_epi32(sequence as i32);
+            let mut difference = _mm_setzero_si128();
+            for i in 0..wide {
+                let unit = self.load_whole(i);
                 difference = _mm_or_si128(difference, _mm_xor_si128(unit, expected));
-                _mm_storeu_si128(to.as_mut_ptr().cast(), unit);
+                _mm_storeu_si128(bytes.as_mut_ptr().add(12 * i).cast(), unit);
             }
+            wrong = _mm_cvtsi128_si32(_mm_shuffle_epi32::<0xff>(difference)) as u32;
         }
-        let (_, mut wrong) = words_of_unit(difference);
-        for (i, chunk) in bytes.chunks_mut(12).enumerate().skip(wide) {
-            let (data, found) = self.load::<3>(i);
-            bytes_from(data, chunk);
-            wrong |= found ^ sequence;
+        for (i, chunk) in bytes[12 * wide..].chunks_mut(12).enumerate() {
+            let (low, high) = self.load_halves(wide + i);
+            wrong |= (high >> 32) as u32 ^ sequence;
+            if let Ok(whole) = <&mut [u8; 12]>::try_from(&mut *chunk) {
+                whole[..8].copy_from_slice(&low.to_le_bytes());
+                whole[8..].copy_from_slice(&(high as u32).to_le_bytes());
+            } else {
+                bytes_from([low as u32, (low >> 32) as u32, high as u32], chunk);
+            }
         }
         wrong
     }
@@ -585,35 +685,26 @@ impl Unit16s<'_> {
     /// Copies bytes into the units, the last one padded with zeros.
     #[inline]
     fn copy_in(self, bytes: &[u8], sequence: u32) {
+        assert!(bytes.len() <= 12 * self.count, "too few units");
         let wide = bytes.len().saturating_sub(4) / 12;
-        // SAFETY: every x86-64 has SSE2.
-        let (data, stamp) =
-            unsafe { (_mm_set_epi32(0, -1, -1, -1), _mm_set_epi32(sequence as i32, 0, 0, 0)) };
-        for i in 0..wide {
-            let from = &bytes[12 * i..12 * i + 16];
-            // SAFETY: as above, and the 16 bytes are there.
-            let unit = unsafe {
-                let four = _mm_loadu_si128(from.as_ptr().cast());
-                _mm_or_si128(_mm_and_si128(four, data), stamp)
-            };
-            self.store_whole(i, unit);
+        // SAFETY: every x86-64 has SSE2, and the last of the wide loads ends at 12 * wide + 4 bytes.
+        unsafe {
+            let data = _mm_set_epi32(0, -1, -1, -1);
+            let stamp = _mm_set_epi32(sequence as i32, 0, 0, 0);
+            for i in 0..wide {
+                let four = _mm_loadu_si128(bytes.as_ptr().add(12 * i).cast());
+                self.store_whole(i, _mm_or_si128(_mm_and_si128(four, data), stamp));
+            }
         }
-        for (i, chunk) in bytes.chunks(12).enumerate().skip(wide) {
-            self.store::<3>(i, words_from(chunk), sequence);
+        for (i, chunk) in bytes[12 * wide..].chunks(12).enumerate() {
+            if let Some((low, [a, b, c, d])) = chunk.split_first_chunk::<8>() {
+                let high = u32::from_le_bytes([*a, *b, *c, *d]);
+                self.store_halves(wide + i, u64::from_le_bytes(*low), pair(high, sequence));
+            } else {
+                self.store::<3>(wide + i, words_from(chunk), sequence);
+            }
         }
     }
-}
-
-/// A unit's data and sequence.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline]
-fn words_of_unit(unit: __m128i) -> ([u32; 3], u32) {
-    // SAFETY: every x86-64 has SSE2.
-    let (low, high) = unsafe {
-        let high = _mm_cvtsi128_si64(_mm_unpackhi_epi64(unit, unit)) as u64;
-        (_mm_cvtsi128_si64(unit) as u64, high)
-    };
-    ([low as u32, (low >> 32) as u32, high as u32], (high >> 32) as u32)
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]

@@ -205,7 +205,7 @@ impl<M: Memory> Producer<M> {
         let layout = Layout::of(entry);
         let Counts { head, tail } = counts;
         let arena = Arena::new(&layout, counts);
-        let plain = layout.protocol == Protocol::Doorbell && layout.arena_bytes == 0;
+        let plain = layout.arena_bytes == 0;
         let plain_end = if plain { layout.inline_max() + 1 } else { 0 };
         Self { memory, layout, head, published: head, tail, plain_end, arena }
     }
@@ -301,7 +301,12 @@ impl<M: Memory> Producer<M> {
         let depth = self.layout.depth + u64::from(mutants::on("overrun_ring"));
         if len < self.plain_end && self.head - self.tail < depth {
             let words = [head.token, head.tag, 0, last_word(len as u32, &head, 0)];
-            self.memory.store_slot(self.layout.slot(self.head), words, payload);
+            let (memory, layout, n) = (&self.memory, &self.layout, self.head);
+            match layout.protocol {
+                Protocol::Doorbell => memory.store_slot(layout.slot(n), words, payload),
+                Protocol::Granule8 => granule::write::<M, 1>(memory, layout, n, words, payload),
+                Protocol::Granule16 => granule::write::<M, 3>(memory, layout, n, words, payload),
+            }
             self.head += 1;
             return Ok(());
         }
@@ -324,7 +329,8 @@ impl<M: Memory> Producer<M> {
     #[must_use]
     pub fn push_from(&mut self, head: Head, from: &Consumer<M>, header: &SlotHeader) -> bool {
         let len = u64::from(header.len);
-        let plain = from.layout.protocol == Protocol::Doorbell && header.flags == 0;
+        let doorbell = |layout: &Layout| layout.protocol == Protocol::Doorbell;
+        let plain = doorbell(&from.layout) && doorbell(&self.layout) && header.flags == 0;
         if !plain || len >= self.plain_end || self.head - self.tail == self.layout.depth {
             return false;
         }
@@ -473,7 +479,8 @@ impl<M: Memory> Consumer<M> {
         Ok(Some(header))
     }
 
-    #[inline(never)]
+    // Inline as peek() is.
+    #[inline(always)]
     fn granule_header(&self) -> Option<[u64; 4]> {
         if self.layout.protocol == Protocol::Granule8 {
             granule::read_header::<M, 1>(&self.memory, &self.layout, self.tail)
@@ -539,7 +546,7 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    #[inline(never)]
+    #[inline]
     fn granule_payload(&self, payload: &mut [u8]) -> bool {
         if self.layout.protocol == Protocol::Granule8 {
             granule::read_payload::<M, 1>(&self.memory, &self.layout, self.tail, payload)
@@ -583,13 +590,11 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    /// Fetches the slots of the next `count` messages whether they are published or not: for a producer
-    /// beyond a bus, from whose caches nothing is taken.
+    /// Fetches the slot `ahead` messages on whether it is published or not: for a producer beyond a bus, from
+    /// whose caches nothing is taken.
     #[inline]
-    pub fn prefetch_next(&self, count: u64, bytes: u64) {
-        for n in self.tail..self.tail + count {
-            prefetch_slot(&self.memory, &self.layout, n, bytes, false);
-        }
+    pub fn prefetch_at(&self, ahead: u64, bytes: u64) {
+        prefetch_slot(&self.memory, &self.layout, self.tail + ahead, bytes, false);
     }
 
     /// Whether the head word says that something is waiting: a cheap look at the doorbell.
