@@ -382,6 +382,90 @@ TEST(gpu_blocks_refuse_and_notice_corruption) {
     }
 }
 
+// The engine's half of gpu_words.cpp.
+constexpr uint64_t LAST = uint64_t{1} << 62;
+
+struct Watched {
+    uint64_t looks, early;
+};
+
+// Stores words as fast as it can for `seconds`, while every block watches.
+Watched store_words(bool beats, bool control, double seconds) {
+    Service s(shape_of(SERVAL_PROTOCOL_DOORBELL, 64));
+    uint64_t* data = reinterpret_cast<uint64_t*>(s.region.slot(0, false, 0));
+    uint64_t* word = beats ? &s.region.engine()->heartbeat : &s.region.engine()->stop;
+    s.param("mode", beats);
+    s.param("control", control);
+    s.param("data", static_cast<double>(reinterpret_cast<uint8_t*>(data) - s.region.base));
+    s.start("gpu_words", 32);
+    const uint64_t until = now_ns() + static_cast<uint64_t>(1e9 * seconds);
+    for (uint64_t n = 1; n % 1024 != 0 || now_ns() < until; n++) {
+        for (unsigned line = 0; line < 4; line++) serval::detail::store_relaxed(data + 16 * line, n);
+        // EDGE STOP (release half)
+        // EDGE HEARTBEAT (release half)
+        store_release(word, n);
+    }
+    store_release(word, LAST);
+    if (beats) s.stop(SERVAL_STOP_NOW);
+    s.join();
+    Watched all = {0, 0};
+    for (unsigned i = 0; i < s.region.shape.blocks; i++) {
+        all.looks += s.region.block(i)->sent;
+        all.early += s.region.block(i)->dropped;
+    }
+    return all;
+}
+
+// Blocks that end and are ready again, each noted for `seconds`.
+Watched note_states(bool control, double seconds) {
+    Service s(shape_of(SERVAL_PROTOCOL_DOORBELL, 64));
+    s.param("mode", 2);
+    s.param("control", control);
+    s.start("gpu_words", 32);
+    std::vector<uint64_t> noted(s.region.shape.blocks);
+    const uint64_t until = now_ns() + static_cast<uint64_t>(1e9 * seconds);
+    Watched all = {0, 0};
+    while (now_ns() < until) {
+        for (unsigned i = 0; i < noted.size(); i++) {
+            serval_block_words* words = s.region.block(i);
+            const bool ends = noted[i] % 2 != 0;
+            // EDGE STATE (acquire half)
+            if (load_acquire(&words->state) != (ends ? SERVAL_STATE_ENDED : SERVAL_STATE_READY)) continue;
+            noted[i]++;
+            if (ends) {
+                const uint64_t n = noted[i] / 2;
+                all.looks++;
+                for (const uint64_t* word : {&words->reason, &words->sent, &words->dropped})
+                    if (serval::detail::load_relaxed(word) != n) {
+                        all.early++;
+                        break;
+                    }
+            }
+            serval::detail::store_relaxed(reinterpret_cast<uint64_t*>(s.region.slot(i, false, 0)), noted[i]);
+        }
+    }
+    for (unsigned i = 0; i < noted.size(); i++)
+        serval::detail::store_relaxed(reinterpret_cast<uint64_t*>(s.region.slot(i, false, 0)), LAST);
+    s.stop(SERVAL_STOP_NOW);
+    s.join();
+    return all;
+}
+
+TEST(gpu_words_vouch) {
+    const char* const edges[] = {"STOP", "HEARTBEAT", "STATE"};
+    for (unsigned edge = 0; edge < 3; edge++) {
+        for (bool control : {false, true}) {
+            const double seconds = control ? 0.5 : 3;
+            const Watched seen = edge == 2 ? note_states(control, seconds) : store_words(edge == 1, control, seconds);
+            std::printf("%s%s: %llu looks, %llu saw the word before what it vouches for\n", edges[edge],
+                        control ? ", turned around" : "", static_cast<unsigned long long>(seen.looks),
+                        static_cast<unsigned long long>(seen.early));
+            CHECK(seen.looks > 100000);
+            CHECK(control ? seen.early > 0 : seen.early == 0);
+        }
+    }
+}
+
 TEST(gpu_small_kernels_answer_right) {
     std::vector<uint8_t> answer;
     {

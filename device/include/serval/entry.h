@@ -50,7 +50,7 @@ SERVAL_DEVICE void run_block(const serval_block_args* given) {
     KERNEL(block, mqueue);
     block_sync();
     if (leader()) {
-        mqueue.close();
+        mqueue.close(block);
         block.finish();
     }
 }
@@ -71,7 +71,7 @@ __attribute__((noinline)) void run_block(const serval_block_args* given) {
     if (!suits(place, *given) || !mqueue.open(*given, place, backends)) return block.refuse();
     block.ready();
     KERNEL(block, mqueue);
-    mqueue.close();
+    mqueue.close(block);
     block.finish();
 }
 

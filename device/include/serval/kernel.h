@@ -140,9 +140,15 @@ class Block {
     inline SERVAL_DEVICE void finish();
     inline SERVAL_DEVICE void refuse();
 
-    // By the crew: the stop word. On CUDA, where it is a trip over the bus, it is read when `turn` is a multiple of 64 only, RUN
-    // otherwise; now and then the turn is the heartbeat's.
+    // By the crew: the stop word. On CUDA, where it is a trip over the bus, it is read when `turn` is the engine's only, RUN
+    // otherwise.
     SERVAL_INLINE uint64_t poll_engine(uint64_t turn);
+    static SERVAL_INLINE bool is_engines(uint64_t turn) { return turn % 64 == 0; }
+    // By the crew, on CUDA, now and then: the heartbeat, and the counts.
+    SERVAL_CALL void watch_engine();
+    static SERVAL_INLINE bool is_heartbeats(uint64_t turn) { return turn % 4096 == 4095; }
+    // By the crew: the stop word, and everything that was published before it.
+    SERVAL_INLINE uint64_t stop_word();
     // By the crew: waits a little, on the host until the runtime resumes the block.
     SERVAL_INLINE void pause(uint32_t why, uint64_t deadline_ns, unsigned tries);
     SERVAL_INLINE void charge();
@@ -176,11 +182,20 @@ class Channel {
 
     inline SERVAL_DEVICE bool open(const serval_block_args& args, const Place& place, unsigned i);
     SERVAL_INLINE Message recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain);
-    SERVAL_CALL bool fill(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain);
+    template <unsigned PROTOCOL>
+    SERVAL_INLINE bool await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries);
+    SERVAL_CALL bool await_any(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries);
     SERVAL_INLINE bool send(Block& block, const Header& h, const uint8_t* data);
-    SERVAL_CALL bool transmit(Block& block, const uint8_t* data);
-    SERVAL_INLINE bool await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain);
-    SERVAL_INLINE bool await_credit(Block& block);
+    SERVAL_CALL bool transmit(Block& block, const Header& h, const uint8_t* data);
+#if SERVAL_CUDA
+    SERVAL_INLINE bool send_short(Block& block, const Header& h, const Producer::Draft& draft);
+    // Does the short way carry it? The crew does all of it.
+    SERVAL_INLINE bool is_short(const Header& h) const {
+        return SERVAL_LIKELY(tx_.ring.protocol == SERVAL_PROTOCOL_GRANULE16 && units_for<Granule16>(h.len) <= CREW_SIZE);
+    }
+#endif
+    SERVAL_CALL bool await_credit(Block& block);
+    SERVAL_INLINE bool tell_block(bool value);
     SERVAL_INLINE void release_if(bool idle);
 
     Consumer rx_;
@@ -247,13 +262,14 @@ class Mqueue {
     friend SERVAL_DEVICE void detail::run_block(const serval_block_args* args);
 
     inline SERVAL_DEVICE bool open(const serval_block_args& args, const detail::Place& place, Backend* backends);
-    inline SERVAL_DEVICE void close();
+    inline SERVAL_DEVICE void close(Block& block);
     SERVAL_INLINE Message take(Block& block, uint64_t deadline_ns);
-    inline SERVAL_DEVICE bool send_drop(Block& block, uint64_t token, Status reason);
+    SERVAL_CALL bool send_drop(Block& block, uint64_t token, Status reason);
 
     detail::Channel channel_;
     Backend* backends_;
     unsigned backend_count_;
+    uint64_t first_;  // number of the first message
 };
 
 }  // namespace serval

@@ -82,18 +82,19 @@ inline SERVAL_DEVICE void Block::refuse() {
 }
 
 SERVAL_INLINE uint64_t Block::poll_engine(uint64_t turn) {
-#if SERVAL_CUDA
-    if (turn % 4096 == 4095) {
-        detail::crew_sync();  // nobody still reads the reason
-        if (detail::leader()) {
-            check_heartbeat();
-            publish_counts();
-        }
+    if (SERVAL_CUDA && is_heartbeats(turn)) watch_engine();
+    return !SERVAL_CUDA || is_engines(turn) ? stop_word() : SERVAL_STOP_RUN;
+}
+
+SERVAL_CALL void Block::watch_engine() {
+    detail::crew_sync();  // nobody still reads the reason
+    if (detail::leader()) {
+        check_heartbeat();
+        publish_counts();
     }
-    if (turn % 64 != 0) return SERVAL_STOP_RUN;
-#else
-    (void)turn;
-#endif
+}
+
+SERVAL_INLINE uint64_t Block::stop_word() {
     // EDGE STOP (acquire half)
     return detail::crew_first(detail::leader() ? detail::load_acquire(&engine_->stop) : 0);
 }
@@ -199,23 +200,46 @@ SERVAL_INLINE void Channel::release_if(bool idle) {
     if (held != 0 && (idle || 4 * held >= rx_.ring.depth())) rx_.release();
 }
 
-// By the crew: true when a message was found.
-SERVAL_INLINE bool Channel::await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain) {
+// By the crew: true when a message was found; `h` is its header then. `tries` is how many looks found nothing before.
+template <unsigned PROTOCOL>
+SERVAL_INLINE bool Channel::await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries) {
     if (SERVAL_UNLIKELY(block.ended() && (block.broken() || ends_on_drain))) return false;
     if (leader()) release_if(false);
-    for (unsigned tries = 0;; tries++) {
+    uint64_t stop = SERVAL_STOP_RUN;
+    uint8_t* const in = in_;
+#if SERVAL_CUDA
+    constexpr unsigned STOP_RANK = CREW_SIZE - 1;
+#endif
+    for (;; tries++) {
         // The engine's words have their turn too while messages keep coming, and for a kernel that only tries or waits briefly: its
         // looks are counted from receive to receive, by mqueue, because only a look at this one ends it when the service drains.
         uint64_t turn = tries ? tries : rx_.next;
         if (SERVAL_CUDA && deadline_ns != NO_DEADLINE) turn = crew_first(leader() ? polls_++ : 0);
+#if SERVAL_CUDA
+        // Over the bus the stop word travels beside a look, which it says nothing about, to a thread that has no unit to load.
+        if (Block::is_heartbeats(turn)) block.watch_engine();
+        const bool asks = Block::is_engines(turn);
+        uint64_t wish = 0;
+        if (crew_rank() == STOP_RANK && asks) wish = load_relaxed(&block.engine_->stop);
+        const Look look = rx_.look<PROTOCOL>(in, h);
+        if (SERVAL_LIKELY(look == Look::FOUND && h.kind == SERVAL_KIND_MESSAGE && !asks)) return true;
+        if (asks && SERVAL_UNLIKELY(__shfl_sync(~0u, static_cast<unsigned long long>(wish), STOP_RANK) != stop)) {
+            // There is a new wish: only a ring that is empty once the wish was seen holds nothing that was sent before.
+            stop = block.stop_word();
+            if (stop < SERVAL_STOP_NOW && look == Look::NONE) continue;
+        }
+#else
         // Read before the ring: a message that is not there once the stop word was seen was never sent.
-        const uint64_t stop = block.poll_engine(turn);
+        stop = block.poll_engine(turn);
+#endif
         if (SERVAL_UNLIKELY(stop >= SERVAL_STOP_NOW)) {
             block.end(SERVAL_REASON_STOPPED);
             return false;
         }
-        const Look look = rx_.look(in_);
-        if (SERVAL_LIKELY(look == Look::FOUND && rx_.message.kind == SERVAL_KIND_MESSAGE)) return true;
+#if !SERVAL_CUDA
+        const Look look = rx_.look(in);
+#endif
+        if (SERVAL_LIKELY(look == Look::FOUND && h.kind == SERVAL_KIND_MESSAGE)) return true;
         if (SERVAL_UNLIKELY(look != Look::NONE)) {
             block.end(SERVAL_REASON_RING_CORRUPT);
             return false;
@@ -232,37 +256,68 @@ SERVAL_INLINE bool Channel::await(Block& block, uint32_t why, uint64_t deadline_
     }
 }
 
-// Fills `in_` with the next message; its header is in rx_.message until the next call.
-SERVAL_CALL bool Channel::fill(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain) {
-    block_sync();  // every thread is done with the previous message
-    if (in_crew()) {
-        bool found = await(block, why, deadline_ns, ends_on_drain);
-        if (leader()) go_ = found;
-    }
-    block_sync();
-    if (SERVAL_UNLIKELY(!go_)) return false;
-    rx_.copy(in_);
-    block_sync();
-    if (leader()) {
-        rx_.advance();
-        if (!SERVAL_CUDA) rx_.release();
-    }
-    return true;
+SERVAL_CALL bool Channel::await_any(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries) {
+    return await<ANY_PROTOCOL>(block, why, deadline_ns, ends_on_drain, h, tries);
 }
 
+// What the crew knows, for the whole block, which has been in step since the last time.
+SERVAL_INLINE bool Channel::tell_block(bool value) {
+    if (solo()) return value;
+    if (leader()) go_ = value;
+    block_sync();
+    return go_;
+}
+
+// The next message, in `in_` until the next call. On CUDA the short way of granule16 is part of the kernel: a call costs as much as the
+// rest of it.
 SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain) {
     Message m;
-    if (SERVAL_UNLIKELY(!fill(block, why, deadline_ns, ends_on_drain))) return m;
-    m.data_ = in_;
-    m.token_ = rx_.message.token;
-    m.tag_ = rx_.message.tag;
-    m.len_ = rx_.message.len;
-    m.status_ = rx_.message.status;
+    block_sync();  // every thread is done with the previous message
+    // What is needed once there is a message is read before.
+    const unsigned protocol = rx_.ring.protocol;
+    const uint64_t number = rx_.next;
+    uint8_t* const in = in_;
+#if SERVAL_CUDA
+    Header h = {};
+    bool found = false;
+    if (in_crew()) {
+        // Again while a message is found of which part is on its way.
+        unsigned tries = 0;
+        do {
+            if (SERVAL_LIKELY(protocol == SERVAL_PROTOCOL_GRANULE16)) {
+                found = await<SERVAL_PROTOCOL_GRANULE16>(block, why, deadline_ns, ends_on_drain, h, tries++);
+            } else {
+                Header other = {};  // whose address is taken, unlike that of one that stays in registers
+                found = await_any(block, why, deadline_ns, ends_on_drain, other, tries++);
+                h = other;
+            }
+        } while (SERVAL_UNLIKELY(found && !rx_.complete(h.len, in)));
+    }
+    found = tell_block(found);
+    if (!solo()) h = rx_.message;
+#else
+    Header& h = rx_.message;
+    const bool found = await_any(block, why, deadline_ns, ends_on_drain, h, 0);
+#endif
+    if (SERVAL_UNLIKELY(!found)) return m;
+    if (protocol == SERVAL_PROTOCOL_DOORBELL) {
+        rx_.copy(in);
+        block_sync();
+    }
+    if (leader()) {
+        rx_.next = number + 1;
+        if (!SERVAL_CUDA) rx_.release();
+    }
+    m.data_ = in;
+    m.token_ = h.token;
+    m.tag_ = h.tag;
+    m.len_ = h.len;
+    m.status_ = h.status;
     return m;
 }
 
 // By the crew: true when the message may be written.
-SERVAL_INLINE bool Channel::await_credit(Block& block) {
+SERVAL_CALL bool Channel::await_credit(Block& block) {
     for (unsigned tries = 0;; tries++) {
         if (SERVAL_UNLIKELY(block.broken())) return false;
         const Look look = static_cast<Look>(crew_first(leader() ? static_cast<uint64_t>(tx_.reserve()) : 0));
@@ -280,15 +335,11 @@ SERVAL_INLINE bool Channel::await_credit(Block& block) {
     }
 }
 
-// Sends what tx_.message and `data` hold.
-SERVAL_CALL bool Channel::transmit(Block& block, const uint8_t* data) {
-    block_sync();  // the data is complete
-    if (in_crew()) {
-        bool credit = await_credit(block);
-        if (leader()) go_ = credit;
-    }
+// Called in step: sends any message, the whole block at work.
+SERVAL_CALL bool Channel::transmit(Block& block, const Header& h, const uint8_t* data) {
+    if (leader()) tx_.begin(h);
     block_sync();
-    if (SERVAL_UNLIKELY(!go_)) return false;
+    if (!tell_block(in_crew() && await_credit(block))) return false;
     tx_.write(data);
     block_sync();
     if (leader()) {
@@ -298,9 +349,31 @@ SERVAL_CALL bool Channel::transmit(Block& block, const uint8_t* data) {
     return true;
 }
 
+#if SERVAL_CUDA
+// By the crew: sends a message that it can write at once.
+SERVAL_INLINE bool Channel::send_short(Block& block, const Header& h, const Producer::Draft& draft) {
+    if (SERVAL_UNLIKELY(!draft.has_slot)) {
+        if (leader()) tx_.begin(h);
+        crew_sync();
+        if (!await_credit(block)) return false;
+    }
+    tx_.write(draft, h.len);
+    crew_sync();
+    if (leader()) {
+        tx_.publish();
+        release_if(false);
+    }
+    crew_sync();
+    return true;
+}
+#endif
+
+// Called in step: what other threads wrote to `data` is complete.
 SERVAL_INLINE bool Channel::send(Block& block, const Header& h, const uint8_t* data) {
-    if (leader()) tx_.begin(h);
-    return transmit(block, data);
+#if SERVAL_CUDA
+    if (is_short(h)) return tell_block(in_crew() && send_short(block, h, tx_.draft(h, data)));
+#endif
+    return transmit(block, h, data);
 }
 
 }  // namespace detail
@@ -315,6 +388,7 @@ inline SERVAL_DEVICE bool Backend::send(Block& block, const void* data, uint32_t
     detail::block_sync();
     for (uint32_t i = detail::block_rank(); i < len; i += detail::block_size()) channel_.out_[i] = from[i];
     from = channel_.out_;
+    detail::block_sync();
 #endif
     detail::Header h = {0, tag, 0, len, SERVAL_KIND_MESSAGE, SERVAL_STATUS_OK, 0};
     if (!channel_.send(block, h, from)) return false;
@@ -340,6 +414,7 @@ inline SERVAL_DEVICE bool Mqueue::open(const serval_block_args& args, const deta
     backends_ = backends;
     backend_count_ = place.mqueues_per_block - 1;
     if (!channel_.open(args, place, 0)) return false;
+    first_ = channel_.rx_.next;
     for (unsigned i = 0; i < backend_count_; i++) {
         if (!backends_[i].channel_.open(args, place, 1 + i)) return false;
         backends_[i].outstanding_ = 0;
@@ -347,16 +422,23 @@ inline SERVAL_DEVICE bool Mqueue::open(const serval_block_args& args, const deta
     return true;
 }
 
-inline SERVAL_DEVICE void Mqueue::close() {
+inline SERVAL_DEVICE void Mqueue::close(Block& block) {
+    block.received_ = channel_.rx_.next - first_;
     channel_.release_if(true);
     for (unsigned i = 0; i < backend_count_; i++) backends_[i].channel_.release_if(true);
 }
 
 SERVAL_INLINE Message Mqueue::take(Block& block, uint64_t deadline_ns) {
     if (detail::in_crew()) block.charge();
+#if SERVAL_CUDA
+    // What was received so far is counted here, where nobody waits for the message.
+    if (detail::leader()) block.received_ = channel_.rx_.next - first_;
+    return channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true);
+#else
     Message m = channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true);
-    if (m && detail::leader()) block.count(block.received_, &block.words_->received);
+    if (m) block.count(block.received_, &block.words_->received);
     return m;
+#endif
 }
 
 SERVAL_INLINE Message Mqueue::recv(Block& block) { return take(block, NO_DEADLINE); }
@@ -370,20 +452,29 @@ SERVAL_INLINE Reply Mqueue::reply(Block&, const Message& msg, uint32_t len) {
     r.token_ = msg.token_;
     r.len_ = len;
     r.live_ = true;
+    uint8_t* const out = channel_.out_;
+    const uint64_t out_bytes = channel_.out_bytes_;
     if (SERVAL_UNLIKELY(len > channel_.tx_.ring.len_max)) return r;
-    r.data_ = channel_.out_;
+    r.data_ = out;
     const uint64_t room = detail::round8(len);
     detail::block_sync();
-    for (uint64_t at = 8 * detail::block_rank() + detail::clear_pieces(r.data_, room); at < room; at += 8 * detail::block_size())
-        detail::private_store(r.data_ + at, uint64_t{0});
-    if (detail::leader() && room + 8 <= channel_.out_bytes_) detail::private_store(r.data_ + room, detail::GUARD);
+    for (uint64_t at = 8 * detail::block_rank() + detail::clear_pieces(out, room); at < room; at += 8 * detail::block_size())
+        detail::private_store(out + at, uint64_t{0});
+    if (detail::leader() && room + 8 <= out_bytes) detail::private_store(out + room, detail::GUARD);
     detail::block_sync();
     return r;
 }
 
 SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
     detail::block_sync();  // every thread has written its part
+    const detail::Header h = {reply.token_, 0, 0, reply.len_, SERVAL_KIND_MESSAGE, SERVAL_STATUS_OK, 0};
     const uint64_t room = detail::round8(reply.len_);
+#if SERVAL_CUDA
+    // What the short way reads is on its way while the guard is looked at.
+    const bool is_short = reply.data_ && channel_.is_short(h);
+    detail::Producer::Draft draft = {};
+    if (is_short && detail::in_crew()) draft = channel_.tx_.draft(h, reply.data_);
+#endif
     const bool intact = !reply.data_ || room + 8 > channel_.out_bytes_ ||
                         detail::private_load<uint64_t>(reply.data_ + room) == detail::GUARD;
     if (SERVAL_UNLIKELY(!reply.live_ || !intact)) {
@@ -393,8 +484,13 @@ SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
     }
     reply.live_ = false;
     if (SERVAL_UNLIKELY(!reply.data_)) return send_drop(block, reply.token_, TOO_LONG);
-    detail::Header h = {reply.token_, 0, 0, reply.len_, SERVAL_KIND_MESSAGE, SERVAL_STATUS_OK, 0};
-    if (SERVAL_UNLIKELY(!channel_.send(block, h, reply.data_))) return false;
+#if SERVAL_CUDA
+    const bool sent = is_short ? channel_.tell_block(detail::in_crew() && channel_.send_short(block, h, draft))
+                               : channel_.transmit(block, h, reply.data_);
+#else
+    const bool sent = channel_.send(block, h, reply.data_);
+#endif
+    if (SERVAL_UNLIKELY(!sent)) return false;
     if (detail::leader()) block.count(block.sent_, &block.words_->sent);
     return true;
 }
@@ -403,9 +499,10 @@ SERVAL_INLINE bool Mqueue::drop(Block& block, const Message& msg, Status reason)
     return send_drop(block, msg.token_, reason);
 }
 
-inline SERVAL_DEVICE bool Mqueue::send_drop(Block& block, uint64_t token, Status reason) {
+SERVAL_CALL bool Mqueue::send_drop(Block& block, uint64_t token, Status reason) {
+    detail::block_sync();
     detail::Header h = {token, 0, 0, 0, SERVAL_KIND_DROP, reason, 0};
-    if (!channel_.send(block, h, nullptr)) return false;
+    if (!channel_.send(block, h, channel_.out_)) return false;
     if (detail::leader()) block.count(block.dropped_, &block.words_->dropped);
     return true;
 }

@@ -49,7 +49,14 @@ constexpr unsigned CREW_SIZE = 32;
 
 SERVAL_INLINE unsigned block_rank() { return threadIdx.x; }
 SERVAL_INLINE unsigned block_size() { return blockDim.x; }
-SERVAL_INLINE void block_sync() { __syncthreads(); }
+// The block is its crew: what its threads tell each other needs no barrier of the block.
+SERVAL_INLINE bool solo() { return blockDim.x == CREW_SIZE; }
+SERVAL_INLINE void block_sync() {
+    if (solo())
+        __syncwarp();
+    else
+        __syncthreads();
+}
 SERVAL_INLINE bool in_crew() { return threadIdx.x < CREW_SIZE; }
 SERVAL_INLINE unsigned crew_rank() { return threadIdx.x; }
 SERVAL_INLINE void crew_sync() { __syncwarp(); }
@@ -68,6 +75,7 @@ constexpr unsigned CREW_SIZE = 1;
 
 SERVAL_INLINE constexpr unsigned block_rank() { return 0; }
 SERVAL_INLINE constexpr unsigned block_size() { return 1; }
+SERVAL_INLINE constexpr bool solo() { return true; }
 SERVAL_INLINE void block_sync() {}
 SERVAL_INLINE constexpr bool in_crew() { return true; }
 SERVAL_INLINE constexpr unsigned crew_rank() { return 0; }

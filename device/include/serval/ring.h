@@ -86,6 +86,9 @@ struct Ring {
 
 enum class Look : uint8_t { NONE, FOUND, CORRUPT };
 
+// Whatever protocol the ring has, where code is compiled for one.
+constexpr unsigned ANY_PROTOCOL = 0;
+
 // The reading end of a ring. Look for a message, copy it, advance over it, in this order; release gives slots back.
 struct Consumer {
     Ring ring;
@@ -96,7 +99,54 @@ struct Consumer {
 
     // Called by the crew. FOUND: `message` is filled and checked. With the granule protocols the payload is then already in `to`,
     // which has room for len_max rounded up to 8 bytes; with doorbell part of it. A message of which not every unit is there yet
-    // is NONE.
+    // is NONE. On CUDA every thread of the crew gets the header as `h` too, without a trip through memory, and of a granule message
+    // only the first line is fetched: complete() has the rest.
+#if SERVAL_CUDA
+    template <unsigned PROTOCOL>
+    SERVAL_INLINE Look look(uint8_t* to, Header& h) {
+        const unsigned protocol = PROTOCOL == ANY_PROTOCOL ? ring.protocol : PROTOCOL;
+        if (protocol == SERVAL_PROTOCOL_DOORBELL) return look_doorbell(to, h);
+        return protocol == SERVAL_PROTOCOL_GRANULE16 ? look_granule<Granule16>(to, h) : look_granule<Granule8>(to, h);
+    }
+
+    // Called by the crew after FOUND: is all of a message of `len` bytes fetched?
+    SERVAL_INLINE bool complete(uint32_t len, uint8_t* to) {
+        if (ring.protocol == SERVAL_PROTOCOL_GRANULE16) return in_line<Granule16>(len) || fetch_rest<Granule16>(len, to);
+        return ring.protocol == SERVAL_PROTOCOL_DOORBELL || in_line<Granule8>(len) || fetch_rest<Granule8>(len, to);
+    }
+
+    // What of a granule message is beyond the line that look() fetches, many loads under way at once. False while part of it is on
+    // its way.
+    template <class Granule>
+    SERVAL_CALL bool fetch_rest(uint32_t len, uint8_t* to) {
+        constexpr unsigned BATCH = 3;
+        const uint8_t* slot = ring.slot(next);
+        const uint32_t sequence = static_cast<uint32_t>(next + 1);
+        const unsigned units = units_for<Granule>(len);
+        bool complete = true;
+        for (unsigned first = LINE_UNITS<Granule> + crew_rank(); first < units; first += BATCH * CREW_SIZE) {
+            Granule batch[BATCH];
+#pragma unroll
+            for (unsigned k = 0; k < BATCH; k++)
+                if (first + k * CREW_SIZE < units) batch[k] = Granule::load(slot + (first + k * CREW_SIZE) * Granule::BYTES);
+#pragma unroll
+            for (unsigned k = 0; k < BATCH; k++) {
+                if (first + k * CREW_SIZE >= units) continue;
+                complete = complete && batch[k].sequence == sequence;
+                deliver(batch[k], first + k * CREW_SIZE, len, to);
+            }
+        }
+        complete = crew_all(complete);
+        crew_sync();
+        return complete;
+    }
+
+    // Does this message end in the first line of its slot?
+    template <class Granule>
+    static SERVAL_INLINE bool in_line(uint32_t len) {
+        return SERVAL_LIKELY(units_for<Granule>(len) <= LINE_UNITS<Granule>);
+    }
+#else
     SERVAL_INLINE Look look(uint8_t* to) {
         if (ring.protocol == SERVAL_PROTOCOL_DOORBELL) return look_doorbell(to);
 #if SERVAL_HAS_GRANULE16
@@ -104,6 +154,7 @@ struct Consumer {
 #endif
         return look_granule<Granule8>(to);
     }
+#endif
 
     // Called by the block after FOUND: copies what look() has left of the payload to `to`.
     SERVAL_INLINE void copy(uint8_t* to) const {
@@ -134,7 +185,8 @@ struct Consumer {
     // Payload words that look() fetches together with a doorbell header.
     static constexpr unsigned FETCHED_WORDS = SERVAL_CUDA ? CREW_SIZE - HEADER_BYTES / 8 : 0;
 
-    SERVAL_INLINE Look look_doorbell(uint8_t* to) {
+    // Is a message published that was not read yet?
+    SERVAL_INLINE Look look_head() {
         if (next == head) {
             // EDGE RX_PUBLISH (acquire half)
             uint64_t seen = crew_first(leader() ? load_acquire(ring.head) : 0);
@@ -142,75 +194,70 @@ struct Consumer {
             if (SERVAL_UNLIKELY(seen - next > ring.depth())) return Look::CORRUPT;
             if (leader()) head = seen;
         }
-        return fetch(reinterpret_cast<const uint64_t*>(ring.slot(next)), to);
+        return Look::FOUND;
     }
 
 #if SERVAL_CUDA
     // One trip for the header and a short payload: every lane fetches a word.
-    SERVAL_INLINE Look fetch(const uint64_t* slot, uint8_t* to) {
+    SERVAL_INLINE Look look_doorbell(uint8_t* to, Header& h) {
+        const Look look = look_head();
+        if (look != Look::FOUND) return look;
         const unsigned lane = crew_rank(), at = 8 * lane - HEADER_BYTES;
         uint64_t word = 0;
-        if (8 * lane < HEADER_BYTES + ring.inline_bytes) word = load_relaxed(slot + lane);
-        Header h;
-        h.unpack(__shfl_sync(~0u, static_cast<unsigned long long>(word), 3));
-        h.arena_offset = __shfl_sync(~0u, static_cast<unsigned long long>(word), 2);
+        if (8 * lane < HEADER_BYTES + ring.inline_bytes)
+            word = load_relaxed(reinterpret_cast<const uint64_t*>(ring.slot(next)) + lane);
+        auto lanes_word = [word](unsigned of) { return __shfl_sync(~0u, static_cast<unsigned long long>(word), of); };
+        h.token = lanes_word(0);
+        h.tag = lanes_word(1);
+        h.arena_offset = lanes_word(2);
+        h.unpack(lanes_word(3));
         if (lane < HEADER_BYTES / 8) private_store(reinterpret_cast<uint64_t*>(&message) + lane, word);
         if (lane >= HEADER_BYTES / 8 && h.flags == 0 && h.len <= ring.inline_bytes && at < h.len) private_store(to + at, word);
         crew_sync();
         return ring.accepts(h) ? Look::FOUND : Look::CORRUPT;
     }
 
-    // One poll reads one 128-byte line, a lane a unit: a short message arrives with the poll that finds it.
+    // One poll reads one 128-byte line, a lane a unit: a short message arrives with the poll that finds it. What stands between the
+    // poll's answer and the message is kept short, and what it needs is read before: nothing else of a round trip is the library's own.
     template <class Granule>
-    SERVAL_INLINE Look look_granule(uint8_t* to) {
-        constexpr unsigned LINE_UNITS = SERVAL_LINE_BYTES / Granule::BYTES;
-        constexpr unsigned HEADER_UNITS = (HEADER_WORDS + Granule::WORDS - 1) / Granule::WORDS;
+    SERVAL_INLINE Look look_granule(uint8_t* to, Header& h) {
+        constexpr unsigned HEADER_MASK = (1u << (HEADER_WORDS + Granule::WORDS - 1) / Granule::WORDS) - 1;
+        constexpr unsigned LINE_MASK = (1u << LINE_UNITS<Granule>) - 1;
         const uint8_t* slot = ring.slot(next);
-        const uint32_t sequence = static_cast<uint32_t>(next + 1);
+        const uint32_t sequence = static_cast<uint32_t>(next + 1), len_max = ring.len_max;
         const unsigned lane = crew_rank();
-        const unsigned slot_units = units_for<Granule>(ring.inline_bytes);
 
         Granule unit = {};
         bool valid = false;
-        if (lane < LINE_UNITS && lane < slot_units) {
+        if (lane < LINE_UNITS<Granule> && lane * Granule::BYTES < ring.stride) {
             unit = Granule::load(slot + lane * Granule::BYTES);
             valid = unit.sequence == sequence;
         }
-        unsigned ready = __ballot_sync(~0u, valid);
-        constexpr unsigned HEADER_MASK = (1u << HEADER_UNITS) - 1;
-        if ((ready & HEADER_MASK) != HEADER_MASK) return Look::NONE;
+        const unsigned ready = __ballot_sync(~0u, valid);
+        h.unpack(header_pair(unit, 3));
+        if ((ready & HEADER_MASK) != HEADER_MASK || h.kind == 0) return Look::NONE;  // on its way, or never written
 
-        // Only a header whose units are all there is looked at.
-        Header h = {};
-        h.unpack(header_word<Granule>(unit, 6) | static_cast<uint64_t>(header_word<Granule>(unit, 7)) << 32);
-        if (h.kind == 0) return Look::NONE;  // never written
-        if (!ring.accepts(h) || h.flags != 0) return Look::CORRUPT;
-
+        // Only a header whose units are all there is looked at. There is no arena, and no message longer than a slot.
+        if (SERVAL_UNLIKELY(h.kind - 1u >= 2u || h.flags != 0 || h.len > len_max)) return Look::CORRUPT;
+        h.token = header_pair(unit, 0);
+        h.tag = header_pair(unit, 1);
         const unsigned units = units_for<Granule>(h.len);
-        bool complete = valid || lane >= LINE_UNITS || lane >= units;
-        if (lane < LINE_UNITS) deliver(unit, lane, h.len, to);
-        // The rest: many loads under way at once.
-        constexpr unsigned BATCH = 4;
-        for (unsigned first = LINE_UNITS + lane; first < units; first += BATCH * CREW_SIZE) {
-            Granule batch[BATCH];
-#pragma unroll
-            for (unsigned k = 0; k < BATCH; k++)
-                if (first + k * CREW_SIZE < units) batch[k] = Granule::load(slot + (first + k * CREW_SIZE) * Granule::BYTES);
-#pragma unroll
-            for (unsigned k = 0; k < BATCH; k++) {
-                if (first + k * CREW_SIZE >= units) continue;
-                complete = complete && batch[k].sequence == sequence;
-                deliver(batch[k], first + k * CREW_SIZE, h.len, to);
-            }
-        }
-        complete = crew_all(complete);
+        if (lane < LINE_UNITS<Granule>) deliver(unit, lane, h.len, to);
+        const unsigned wanted = units < LINE_UNITS<Granule> ? (1u << units) - 1 : LINE_MASK;
+        if ((wanted & ~ready) != 0) return Look::NONE;
         crew_sync();
-        return complete ? Look::FOUND : Look::NONE;
+        return Look::FOUND;
     }
 
     template <class Granule>
-    static SERVAL_INLINE uint32_t header_word(const Granule& unit, unsigned n) {
-        return __shfl_sync(~0u, unit.data[n % Granule::WORDS], n / Granule::WORDS);
+    static constexpr unsigned LINE_UNITS = SERVAL_LINE_BYTES / Granule::BYTES;
+
+    // The header's n-th eight bytes, from the lanes that have them.
+    template <class Granule>
+    static SERVAL_INLINE uint64_t header_pair(const Granule& unit, unsigned n) {
+        auto word = [&unit](unsigned i) { return __shfl_sync(~0u, unit.data[i % Granule::WORDS], i / Granule::WORDS); };
+        const uint32_t low = word(2 * n);
+        return low | static_cast<uint64_t>(word(2 * n + 1)) << 32;
     }
 
     // Puts the words of unit `i` where they belong, the header's into `message`; none beyond `len` rounded up to 4.
@@ -225,7 +272,10 @@ struct Consumer {
     }
 
 #else
-    SERVAL_INLINE Look fetch(const uint64_t* slot, uint8_t*) {
+    SERVAL_INLINE Look look_doorbell(uint8_t*) {
+        const Look look = look_head();
+        if (look != Look::FOUND) return look;
+        const uint64_t* slot = reinterpret_cast<const uint64_t*>(ring.slot(next));
         message.token = load_relaxed(slot);
         message.tag = load_relaxed(slot + 1);
         message.arena_offset = load_relaxed(slot + 2);
@@ -335,6 +385,44 @@ struct Producer {
         write_granule<Granule8>(data);
     }
 
+#if SERVAL_CUDA
+    // A message of at most CREW_SIZE units as a thread of the crew is about to write it: everything that a send reads, read at once.
+    struct Draft {
+        Granule16 unit;
+        uint8_t* slot;
+        bool has_slot;
+        bool restamps;
+    };
+    // The same demands on `data` as write(), and readable 4 bytes even without payload. Lanes hold different words: no branch, so
+    // that they stay together.
+    SERVAL_INLINE Draft draft(const Header& h, const uint8_t* data) const {
+        const unsigned lane = crew_rank();
+        Draft d;
+        uint32_t word[Granule16::WORDS];
+#pragma unroll
+        for (unsigned k = 0; k < Granule16::WORDS; k++) {
+            const uint32_t at = 4 * (lane * Granule16::WORDS + k) - HEADER_BYTES;  // huge where the header is
+            const uint32_t bytes = at < h.len ? (h.len - at < 4 ? h.len - at : 4) : 0;
+            word[k] = private_load<uint32_t>(data + (at < h.len ? at : 0)) & static_cast<uint32_t>((uint64_t{1} << 8 * bytes) - 1);
+        }
+        d.slot = ring.slot(next);
+        d.has_slot = next - tail < ring.depth();
+        d.restamps = restamps();
+        d.unit.sequence = static_cast<uint32_t>(next + 1);
+        d.unit.data[0] = lane == 0 ? h.word(0) : lane == 1 ? h.word(3) : lane == 2 ? h.word(6) : word[0];
+        d.unit.data[1] = lane == 0 ? h.word(1) : lane == 1 ? h.word(4) : lane == 2 ? h.word(7) : word[1];
+        d.unit.data[2] = lane == 0 ? h.word(2) : lane == 1 ? h.word(5) : word[2];
+        return d;
+    }
+    // Called by the crew when there is a slot, without begin and reserve.
+    SERVAL_INLINE void write(const Draft& d, uint32_t len) const {
+        const unsigned units = units_for<Granule16>(len);
+        // EDGE TX_PUBLISH (release half): the unit carries its own proof.
+        if (crew_rank() < units) d.unit.store(d.slot + crew_rank() * Granule16::BYTES);
+        if (SERVAL_UNLIKELY(d.restamps)) stamp<Granule16>(d.slot, units);
+    }
+#endif
+
     // Called by the leader once every thread has written: the next message may begin, show() must follow.
     SERVAL_INLINE void commit() {
         if (place_room) take_arena();
@@ -439,9 +527,7 @@ struct Producer {
     SERVAL_INLINE void write_granule(const uint8_t* data) const {
         uint8_t* slot = ring.slot(next);
         const uint32_t sequence = static_cast<uint32_t>(next + 1), len = message.len;
-        // Every unit is stamped anew in some laps, so that no old sequence can come round again.
-        const bool restamp = (next >> ring.shift) % SERVAL_RESTAMP_LAPS == 0;
-        const unsigned units = units_for<Granule>(restamp ? ring.inline_bytes : len);
+        const unsigned units = units_for<Granule>(restamps() ? ring.inline_bytes : len);
         for (unsigned i = block_rank(); i < units; i += block_size()) {
             Granule unit;
             unit.sequence = sequence;
@@ -456,6 +542,20 @@ struct Producer {
             unit.store(slot + i * Granule::BYTES);
         }
     }
+
+    // Every unit is stamped anew in some laps, so that no old sequence can come round again.
+    SERVAL_INLINE bool restamps() const { return (next >> ring.shift) % SERVAL_RESTAMP_LAPS == 0; }
+
+#if SERVAL_CUDA
+    // By the crew: stamps a slot's units from `first` on.
+    template <class Granule>
+    SERVAL_CALL void stamp(uint8_t* slot, unsigned first) const {
+        Granule unit = {};
+        unit.sequence = static_cast<uint32_t>(next + 1);
+        for (unsigned i = first + crew_rank(); i < units_for<Granule>(ring.inline_bytes); i += CREW_SIZE)
+            unit.store(slot + i * Granule::BYTES);
+    }
+#endif
 
     // The n-th word of header and payload, zero beyond the end.
     SERVAL_INLINE uint32_t string_word(const uint8_t* data, uint32_t len, unsigned n) const {
