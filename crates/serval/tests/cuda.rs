@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use common::fake_gpu::driver_folder;
 use common::*;
+use wire::DropReason;
 
 fn config(accelerator: &str, kernel: &str) -> String {
     format!(
@@ -152,6 +153,38 @@ fn a_service_that_leaves_or_comes_begins_a_new_life_of_its_gpu() {
         exchange_many(&served);
         assert!(!served.log().contains("share a GPU"), "round {round}: {}", served.log());
     }
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn a_service_that_changes_on_a_gpu_waits_until_the_gpu_is_free() {
+    let (folder, kernel) = driver_folder();
+    let environment = [("LD_LIBRARY_PATH", folder.as_path())];
+    let inside = "[[accelerator]]\nname = \"inside\"\n[[service]]\nname = \"other\"\nlisten = \"udp://127.0.0.1:0\"\n\
+                  accelerator = \"inside\"\nkernel = \"echo\"\n";
+    let before = config("", &kernel) + inside;
+    let served = Served::start_with("cuda-change", "", &before, &environment);
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-change.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    let other = udp_client(served.services[1][0]);
+    exchange_many(&served);
+    let [first] = children(served.process.0.id())[..] else { panic!("one runtime") };
+    fs::write(&file, text.replace("mqueues = 6", "mqueues = 3")).unwrap();
+    let mut asked = 0;
+    served.process.signal("HUP");
+    let client = udp_client(served.services[0][0]);
+    eventually("the reload is done", || {
+        // What comes meanwhile is dropped with the reason, the other service answers all the time.
+        client.send(b"meanwhile").unwrap();
+        asked += 1;
+        assert_eq!(ask(&other, b"other"), b"other");
+        served.metric("serval_reloads_total{result=\"changed\"}") == 1
+    });
+    assert!(served.dropped("a", DropReason::Reconfiguring) > 0, "of {asked}");
+    assert_eq!(served.dropped("a", DropReason::NoAccelerator), 0);
+    exchange_many(&served);
+    let [second] = children(served.process.0.id())[..] else { panic!("one runtime") };
+    assert_ne!(first, second);
     assert_eq!(served.drain(), 0);
 }
 

@@ -20,9 +20,8 @@ use crate::rng::mix;
 use crate::run::{Report, Violation, simulate};
 
 /// Losses that hardly any plan brings about: the arena of a client mqueue seldom fills up with answers
-/// that the model kernels wait for; and no service of a plan changes together with accelerators in
-/// processes of their own (`crates/serval/tests/reload_runtimes.rs` does that).
-const NEVER_LOST: [DropReason; 2] = [DropReason::BackendNoCredit, DropReason::Reconfiguring];
+/// that the model kernels wait for.
+const NEVER_LOST: [DropReason; 1] = [DropReason::BackendNoCredit];
 
 /// What to run.
 #[derive(Clone, Debug)]

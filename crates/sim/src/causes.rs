@@ -51,6 +51,8 @@ impl Plan {
         let deaf = self.streams(service).any(|c| c.manner.read_max == 0);
         let taste = |rate: fn(&Taste) -> u32| self.tastes(service).any(|t| rate(t) > 0);
         let (left, hostile) = self.memory_faults(service);
+        let ends_for =
+            |reason| self.rebirths.iter().any(|r| r.service == service && r.reason == reason);
         let reloaded = self.is_reloaded(service);
         let mut reloads = self.reloads.iter().filter(|reload| reload.service == service);
         let wicked = !self.sound[service];
@@ -76,11 +78,9 @@ impl Plan {
             (R::NoCredit, datagrams),
             (R::HandoverFull, datagrams && setup.topology.engine.workers > 1),
             (R::NoAccelerator, wicked),
-            (R::AcceleratorLost, self.rebirths.iter().any(|r| r.service == service && !r.stalled)),
-            (
-                R::AcceleratorStalled,
-                self.rebirths.iter().any(|r| r.service == service && r.stalled),
-            ),
+            (R::AcceleratorLost, ends_for(R::AcceleratorLost)),
+            (R::AcceleratorStalled, ends_for(R::AcceleratorStalled)),
+            (R::Reconfiguring, ends_for(R::Reconfiguring)),
             (R::QueueTime, spec.queue_us_max > 0),
             // Even a sound backend may be out of reach for a while, and requests queue behind it.
             (R::RequestTimeout, wicked || backends),

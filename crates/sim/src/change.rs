@@ -8,12 +8,15 @@ use engine::topology::Service;
 use engine::{Farewell, Leave, Seat, Switch};
 use wire::nic::{Nic, PortIndex};
 
+use crate::net::lock;
 use crate::nic::SimSocket;
 use crate::world::{World, share_out};
 
 /// A change under way.
 pub(crate) struct Change {
     service: usize,
+    /// It is there afterwards.
+    comes: bool,
     /// By worker, until it has taken its seat.
     seats: Vec<Option<Seat<()>>>,
     switch: Switch,
@@ -39,6 +42,28 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         self.topology.services[service] = spec.clone();
         self.setup.topology.services[service] = spec;
         self.begin(service, Some(keeps_connections), drain_ns);
+    }
+
+    /// Whether every worker serves what the last change wants; what leaves may still be leaving.
+    pub fn is_switched(&self) -> bool {
+        self.change.as_ref().is_none_or(|change| change.switched.iter().all(|done| *done))
+    }
+
+    /// The engine is about to end: what leaves is not waited for, and nobody lets go of it.
+    pub fn give_up_change(&mut self) {
+        assert!(self.is_switched(), "nothing is half there");
+        self.change = None;
+    }
+
+    /// The slot that shared-memory clients of a service come to now. Nobody comes in while the workers switch one
+    /// after the other, or to a service that is not there.
+    pub fn memory_door(&self, service: usize) -> Option<u16> {
+        match &self.change {
+            Some(change) if !self.is_switched() && change.switched.contains(&true) => None,
+            Some(change) if change.service == service && !self.is_switched() => change.leaves,
+            Some(change) if change.service == service && !change.comes => None,
+            _ => self.slots[service].last().copied(),
+        }
     }
 
     /// Whether the last change is done.
@@ -83,8 +108,12 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         });
         let new = if next.is_some() { self.slots[service].last().copied() } else { None };
         let lead = new.filter(|_| old.is_some());
+        if successor.is_none() {
+            lock(&self.net).sends_away[service] = true;
+        }
         self.change = Some(Change {
             service,
+            comes: next.is_some(),
             seats,
             switch: Switch {
                 leave: leave.into_iter().collect(),

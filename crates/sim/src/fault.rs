@@ -141,6 +141,8 @@ faults! {
     Pause = "pause";
     /// The drain begins under load.
     EarlyDrain = "early-drain";
+    /// The engine drains before what a reload sent off has left.
+    CutReload = "cut-reload";
     /// The counts of the rings are about to pass a power of two that matters.
     RingWrap = "ring-wrap";
 }

@@ -37,6 +37,7 @@ impl Plan {
             Fault::Reload => self.reloads.clear(),
             Fault::Pause => self.pause_one_in = u64::MAX,
             Fault::EarlyDrain => self.drain_at = None,
+            Fault::CutReload => self.drain_cuts_reload = false,
             Fault::RingWrap => self.setup.ring_start = 0,
             _ => {}
         }

@@ -145,6 +145,11 @@ impl Ledger {
         }
     }
 
+    /// How many services there are.
+    pub fn services(&self) -> usize {
+        self.services.len()
+    }
+
     /// What is known of a service.
     pub fn rules(&self, service: usize) -> &ServiceRules {
         &self.services[service].rules

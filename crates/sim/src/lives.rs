@@ -26,8 +26,8 @@ pub struct Rebirth {
     pub accelerator: usize,
     /// The turn under load after which it goes.
     pub turn: u32,
-    /// It is taken for stalled, not for gone.
-    pub stalled: bool,
+    /// Why it goes: it is lost, taken for stalled, or somebody changes who runs beside it.
+    pub reason: DropReason,
     /// Time until the next region is there, and from then until its blocks run.
     pub gaps_ns: (u64, u64),
     /// How the blocks of the next life behave.
@@ -56,11 +56,7 @@ impl Rebirth {
     /// The runtime ends.
     pub fn begin<N: Nic<Socket = SimSocket, Port = ()>>(&mut self, world: &mut World<N>) {
         lock(&world.net).struck.one(Fault::Restart);
-        let reason = match self.stalled {
-            true => DropReason::AcceleratorStalled,
-            false => DropReason::AcceleratorLost,
-        };
-        world.lose(self.service, self.accelerator, reason);
+        world.lose(self.service, self.accelerator, self.reason);
         self.due = Some((Step::Renew, world.now_ns() + self.gaps_ns.0));
     }
 

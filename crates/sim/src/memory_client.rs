@@ -174,7 +174,7 @@ impl ShmClient {
     pub fn step(
         &mut self,
         net: &mut Network,
-        door: (&Fabric<SimSocket>, &Service, u32),
+        door: (&Fabric<SimSocket>, &Service, u32, Option<u16>),
         next_id: &mut u32,
     ) {
         if self.next_ns > net.now_ns() || self.due_ns() == u64::MAX {
@@ -200,9 +200,10 @@ impl ShmClient {
     fn connect(
         &mut self,
         net: &mut Network,
-        (fabric, spec, limit): (&Fabric<SimSocket>, &Service, u32),
+        (fabric, spec, limit, slot): (&Fabric<SimSocket>, &Service, u32, Option<u16>),
         next_id: &mut u32,
     ) {
+        let Some(slot) = slot else { return };
         self.lives -= 1;
         if net.ending || fabric.connections() >= limit as usize {
             return;
@@ -224,7 +225,7 @@ impl ShmClient {
             worker,
             MemoryClient {
                 id: id.into(),
-                service: self.service as u16,
+                service: slot,
                 depth: plan.mqueues[0].depth,
                 replies,
                 requests,
@@ -330,7 +331,7 @@ impl ShmClient {
             return;
         }
         self.read(net, life);
-        let (ending, cut_off) = (net.ending, net.cut_off);
+        let (ending, cut_off) = (net.ending || net.sends_away[self.service], net.cut_off);
         let (id, owed) = (life.id, life.open.len());
         net.ledger.must(ending, || format!("memory client {id} was closed for nothing"));
         // What was not taken has no outcome.

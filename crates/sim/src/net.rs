@@ -167,6 +167,8 @@ pub struct Network {
     pub(crate) muted: bool,
     /// The engine is draining: it may close on anybody.
     pub(crate) ending: bool,
+    /// By service: its shared-memory clients may have been told to leave by a change.
+    pub(crate) sends_away: Vec<bool>,
     /// Several workers ended before all was answered.
     pub(crate) cut_off: bool,
     /// How long the last poll was allowed to sleep.
@@ -220,6 +222,7 @@ impl Network {
             launched: 0,
             muted: false,
             ending: false,
+            sends_away: vec![false; ledger.services()],
             cut_off: false,
             asked_sleep_ns: 0,
             inboxes: BTreeMap::new(),

@@ -6,6 +6,7 @@ use engine::topology::{
     Accelerator, AcceleratorKind, Backend as BackendSpec, CpuPlacement, Dispatch, EngineSettings,
     Limits, Listen, Polling, Replies, Rings, Service, Topology,
 };
+use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::{PortIndex, Transport};
 
@@ -48,6 +49,8 @@ pub struct Plan {
     pub pause_one_in: u64,
     /// The turn under load after which the drain begins; `None`: when all is quiet.
     pub drain_at: Option<u32>,
+    /// The drain does not wait for what a reload that is under way sends off.
+    pub drain_cuts_reload: bool,
     /// Services that are replaced under load.
     pub reloads: Vec<Reload>,
     /// Accelerators that go and come back under load.
@@ -124,6 +127,7 @@ impl Plan {
         };
         let backends = backends(&mut rng, &setup, &habits);
         let turns = rng.between(1500, 4000) as u32;
+        let setup_seed = setup.seed;
         let mut plan = Self {
             faults: faults(&mut rng),
             backends,
@@ -135,6 +139,7 @@ impl Plan {
             stride_ns: rng.pick(&[(0, 3 * US), (0, 30 * US), (5 * US, 300 * US)]),
             pause_one_in: rng.pick(&[50, 400, u64::MAX]),
             drain_at: rng.chance(300).then(|| rng.below(turns.into()) as u32),
+            drain_cuts_reload: setup_seed % 2 == 0,
             reloads: Vec::new(),
             rebirths: Vec::new(),
             probe: rng.chance(500),
@@ -183,8 +188,7 @@ impl Plan {
         }
     }
 
-    /// Services are replaced. Those of shared-memory clients are not: who lets such clients in is outside
-    /// the engine.
+    /// Services are replaced.
     fn add_reloads(&mut self, rng: &mut Rng) {
         for _ in 0..rng.between(1, 2) {
             let service = rng.below(self.setup.topology.services.len() as u64) as usize;
@@ -196,9 +200,7 @@ impl Plan {
                 drain_ns: rng.pick(&[0, 5 * MS, 3000 * MS]),
                 begun: false,
             };
-            if self.setup.topology.services[service].memory_ports.is_empty() {
-                self.reloads.push(reload);
-            }
+            self.reloads.push(reload);
         }
     }
 
@@ -212,7 +214,11 @@ impl Plan {
                 service,
                 accelerator,
                 turn: rng.below(self.turns.into()) as u32,
-                stalled: rng.chance(300),
+                reason: match rng.below(1000) {
+                    0..300 => DropReason::AcceleratorStalled,
+                    300..500 => DropReason::Reconfiguring,
+                    _ => DropReason::AcceleratorLost,
+                },
                 gaps_ns: (rng.pick(&[0, 100 * US, 20 * MS]), rng.pick(&[0, 100 * US, 5 * MS])),
                 next: rng.pick(&[sound, behaviour]),
                 due: None,

@@ -249,7 +249,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         let topology = self.world.topology();
         for client in &mut self.plan.memory_clients {
             let spec = &topology.services[client.service];
-            let door = (&*self.world.fabric, spec, topology.limits.connections);
+            let slot = self.world.memory_door(client.service);
+            let door = (&*self.world.fabric, spec, topology.limits.connections, slot);
             client.step(&mut net, door, &mut self.plan.next_id);
         }
     }
@@ -371,9 +372,14 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
     /// Drains, ends, lets the clients read what is left, checks that nothing is.
     fn drain(&mut self) -> Result<(), String> {
         lock(&self.world.net).ending = true;
-        while !self.world.is_changed() {
+        let cut = self.plan.drain_cuts_reload;
+        while !(self.world.is_changed() || cut && self.world.is_switched()) {
             let by_ns = self.rng.between(0, MS);
             self.round(by_ns)?;
+        }
+        if !self.world.is_changed() {
+            lock(&self.world.net).struck.one(Fault::CutReload);
+            self.world.give_up_change();
         }
         let end_ns = self.world.now_ns() + self.plan.drain_ns;
         let mut draining = vec![false; self.world.workers.len()];
