@@ -65,6 +65,12 @@ impl Plan {
             l.transport == Transport::Udp && limits.udp_reply_ratio.unwrap_or(default) > 0
         };
         let key = matches!(spec.dispatch, Dispatch::KeyHash(_));
+        // What streams and memory clients ask of one mqueue of another worker waits between the two, and
+        // while turns are milliseconds apart hundreds of requests wait longer than their time.
+        let crowded = setup.topology.engine.workers > 1
+            && (streams || !spec.memory_ports.is_empty())
+            && matches!(spec.dispatch, Dispatch::FlowHash | Dispatch::KeyHash(_))
+            && now_ns >= spec.request_timeout_ms * MS;
         let arenas = spec.backends.iter().any(|b| b.max_message_bytes > INLINE_BYTES_MAX);
         let table = [
             (R::SocketOverflow, faults.socket_datagrams < 10_000),
@@ -83,8 +89,8 @@ impl Plan {
             (R::Reconfiguring, ends_for(R::Reconfiguring)),
             (R::QueueTime, spec.queue_us_max > 0),
             // Even a sound backend may be out of reach for a while, and requests queue behind it.
-            (R::RequestTimeout, wicked || backends),
-            (R::StaleToken, wicked || backends || reloaded),
+            (R::RequestTimeout, wicked || backends || crowded),
+            (R::StaleToken, wicked || backends || reloaded || crowded),
             (R::DrainTimeout, reloaded),
             // Connections that do not move over are read no further.
             (R::Draining, reloads.any(|reload| !reload.keeps_connections)),
