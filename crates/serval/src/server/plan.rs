@@ -260,7 +260,8 @@ mod tests {
 
     #[test]
     fn clients_of_shared_memory_stay_where_their_regions_fit() {
-        let changes: [(fn(&mut Service), bool); 5] = [
+        type Change = (fn(&mut Service), bool);
+        let changes: [Change; 5] = [
             (|s| s.slots = 8, true),
             (|s| s.framing = Framing::Line, true),
             (|s| s.max_message_bytes += 1, false),
