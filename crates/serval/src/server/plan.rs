@@ -245,7 +245,9 @@ mod tests {
         let other = Accelerator { name: "other".into(), ..wanted.accelerators[0].clone() };
         wanted.accelerators.insert(0, other);
         wanted.services.iter_mut().for_each(|service| service.accelerators = vec![1]);
-        assert!(Plan::new(&two(), &wanted).unwrap().is_empty());
+        let plan = Plan::new(&two(), &wanted).unwrap();
+        assert!(plan.services.iter().all(|(_, fate)| *fate == Fate::Unchanged));
+        assert_eq!(plan.settings, ["accelerator"], "another one is there");
     }
 
     #[test]
