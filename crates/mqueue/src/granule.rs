@@ -162,3 +162,54 @@ pub(crate) fn load_payload<M: Memory, const WORDS: usize>(
 }
 
 const _: () = assert!(shared_words(1) == 0 && shared_words(3) == 1);
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::{load_header, load_payload, store_string};
+    use crate::memory::{HeapMapping, Memory};
+
+    const SEQUENCE: u32 = 0xfedc_ba98;
+    const HEADER: [u64; 4] =
+        [0x0123_4567_89ab_cdef, !7, 0x1111_2222_3333_4444, 0x5566_7788_99aa_bbcc];
+
+    /// What a memory does in its own way with vector registers is, word for word, what the code here does.
+    #[test]
+    fn vector_moves_are_the_generic_code() {
+        let [generic, own] = [(); 2].map(|()| HeapMapping::memory(1024));
+        if !own.has_unit16() {
+            return println!("SKIPPED: 16-byte accesses are not atomic here");
+        }
+        for len in 0..=200_usize {
+            let payload: Vec<u8> = (0..len).map(|i| (i * 7 + len) as u8).collect();
+            for at in (0..1024).step_by(8) {
+                for memory in [&generic, &own] {
+                    memory.store(at, 0x5a5a_5a5a_5a5a_5a5a, crate::memory::Ordering::Relaxed);
+                }
+            }
+            store_string::<_, 3>(&generic, 128, HEADER, &payload, SEQUENCE);
+            own.store_string::<3>(128, HEADER, &payload, SEQUENCE);
+            let words = |memory: &crate::MappedMemory| memory.load_words::<128>(0);
+            assert_eq!(words(&generic), words(&own), "{len} bytes stored");
+
+            assert_eq!(own.load_header::<3>(128, SEQUENCE), Some(HEADER));
+            assert_eq!(load_header::<_, 3>(&own, 128, SEQUENCE), Some(HEADER));
+            let mut read = [vec![0; len], vec![0; len]];
+            assert!(own.load_payload::<3>(128, &mut read[0], SEQUENCE));
+            assert!(load_payload::<_, 3>(&own, 128, &mut read[1], SEQUENCE));
+            assert_eq!(read, [payload.clone(), payload], "{len} bytes loaded");
+
+            // A unit of another message, wherever it is, is seen by both.
+            for unit in 0..(32 + len).div_ceil(12) as u64 {
+                let at = 128 + 16 * unit;
+                let ([a, b, c], _) = own.load_unit::<3>(at);
+                own.store_unit::<3>(at, [a, b, c], SEQUENCE ^ 1);
+                let mut buffer = vec![0; len];
+                assert_eq!(own.load_header::<3>(128, SEQUENCE).is_none(), unit < 3, "{unit}");
+                let whole = own.load_payload::<3>(128, &mut buffer, SEQUENCE);
+                assert_eq!(load_payload::<_, 3>(&own, 128, &mut buffer, SEQUENCE), whole);
+                assert_eq!(whole, unit < 2, "unit {unit} of {len} bytes");
+                own.store_unit::<3>(at, [a, b, c], SEQUENCE);
+            }
+        }
+    }
+}

@@ -4,7 +4,8 @@
 //! become a Rust `&[u8]`. Here it is an array of 64-bit words reached through atomic loads and
 //! stores; payload is copied through relaxed ones, ordering is carried by the few words that
 //! [`crate::ring`] and [`crate::region`] mark as edges. The ring code is generic over [`Memory`], so
-//! that loom and Miri run the very code that production runs.
+//! that loom and Miri run the very code that production runs, but for what [`MappedMemory`] does with
+//! the vector registers of x86-64: native tests hold that to the generic code, length by length.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use std::arch::x86_64::{

@@ -29,6 +29,8 @@ use crate::process;
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Seals a region carries: its length is final, and so is this list.
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+/// Seals that a region does not carry: it is there to be written.
+const WRITE_SEALS: c_int = libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE;
 /// Longest memfd name the host kernel takes, in bytes.
 const NAME_BYTES_MAX: usize = 249;
 
@@ -344,7 +346,11 @@ impl Map {
             libc::mmap(map.start.as_ptr().cast(), len_bytes, access, fixed, file.as_raw_fd(), 0)
         };
         if placed == libc::MAP_FAILED {
-            return Err(MemoryError::host("mmap", len_bytes)(io::Error::last_os_error()));
+            let error = io::Error::last_os_error();
+            // Older host kernels may have taken the reservation away before they failed, and another thread may have
+            // the range by now: a little address space is lost instead.
+            std::mem::forget(map);
+            return Err(MemoryError::host("mmap", len_bytes)(error));
         }
         Ok(map)
     }
@@ -524,7 +530,8 @@ fn inspect(
     // SAFETY: no pointers.
     let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) });
     match seals {
-        Ok(seals) if seals & SEALS == SEALS => {}
+        Ok(seals) if seals & SEALS == SEALS && seals & WRITE_SEALS == 0 => {}
+        Ok(seals) if seals & WRITE_SEALS != 0 => return refuse("nobody may write to it".into()),
         Ok(_) => return refuse("its length is not sealed, so it could shrink".into()),
         Err(_) => return refuse("it is not a memfd".into()),
     }

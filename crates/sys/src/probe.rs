@@ -16,7 +16,7 @@ use libc::c_int;
 use wire::nic::Transport;
 
 use crate::affinity::{allowed_cores, numa_nodes};
-use crate::memory::{Pages, RegionOptions, SharedMemory, page_bytes};
+use crate::memory::{HUGE_PAGE_BYTES, Pages, RegionOptions, SharedMemory, page_bytes};
 use crate::os::{own, set_option, zeroed};
 use crate::process;
 use crate::socket_nic::{PortSpec, SocketNic, SocketOptions};
@@ -66,7 +66,7 @@ pub fn probe_all() -> Vec<Capability> {
         ("cores", cores),
         ("numa", numa),
         ("sealed-memory", sealed_memory),
-        ("huge-pages", transparent_huge_pages),
+        ("huge-pages", huge_pages),
         ("hugetlb", hugetlb),
         ("granule16", granule16),
         ("locked-memory", locked_memory),
@@ -122,15 +122,14 @@ fn sealed_memory() -> Finding {
     )
 }
 
-fn transparent_huge_pages() -> Finding {
-    let remedy = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled (as root)";
-    let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-    let setting = setting.unwrap_or_default();
-    let chosen = setting.split(['[', ']']).nth(1).unwrap_or("absent");
-    let why = format!("shared memory: {chosen}");
-    match chosen {
-        "always" | "within_size" | "advise" | "force" => (State::Available, why, remedy),
-        _ => (State::Degraded, why, remedy),
+fn huge_pages() -> Finding {
+    let remedy = "run on Linux 6.1 or newer: regions of many mqueues are slower without";
+    match SharedMemory::create("serval:probe", 2 * HUGE_PAGE_BYTES, &RegionOptions::default()) {
+        Ok(region) if region.pages() == Pages::Huge => {
+            (State::Available, "regions are gathered into pages of 2 MiB".into(), remedy)
+        }
+        Ok(_) => (State::Degraded, "this host kernel gathers none (MADV_COLLAPSE)".into(), remedy),
+        Err(error) => (State::Off, error.to_string(), remedy),
     }
 }
 

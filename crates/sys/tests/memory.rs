@@ -78,6 +78,7 @@ fn descriptors_that_could_hurt_are_refused() {
         ("could shrink", memfd(sealable, 1 << 20, libc::F_SEAL_GROW | libc::F_SEAL_SEAL)),
         ("could grow", memfd(sealable, 1 << 20, libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL)),
         ("empty", memfd(sealable, 0, all)),
+        ("read-only", memfd(sealable, 4 << 20, all | libc::F_SEAL_WRITE)),
         ("part of a page", memfd(sealable, 5000, all)),
         ("over the limit", memfd(sealable, 128 << 20, all)),
         ("a file", std::fs::File::open("/proc/self/exe").unwrap().into()),

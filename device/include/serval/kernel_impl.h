@@ -18,6 +18,10 @@ constexpr uint64_t GUARD = 0x5e57a1d0c0ffee5eu;
 
 constexpr uint64_t NOT_WAITING = 0;
 
+// From this many looks in vain on a block on CUDA looks at no more than tells it that something is there. Every look is a read
+// over the bus, and some two hundred blocks that wait would fill it: the few that have work then wait for hundreds of microseconds.
+constexpr unsigned BRIEF_TRIES = 64;
+
 SERVAL_INLINE uint64_t round8(uint64_t bytes) { return (bytes + 7) & ~uint64_t{7}; }
 
 }  // namespace detail
@@ -221,7 +225,7 @@ SERVAL_INLINE bool Channel::await(Block& block, uint32_t why, uint64_t deadline_
         const bool asks = Block::is_engines(turn);
         uint64_t wish = 0;
         if (crew_rank() == STOP_RANK && asks) wish = load_relaxed(&block.engine_->stop);
-        const Look look = rx_.look<PROTOCOL>(in, h);
+        const Look look = rx_.look<PROTOCOL>(in, h, tries >= BRIEF_TRIES);
         if (SERVAL_LIKELY(look == Look::FOUND && h.kind == SERVAL_KIND_MESSAGE && !asks)) return true;
         if (asks && SERVAL_UNLIKELY(__shfl_sync(~0u, static_cast<unsigned long long>(wish), STOP_RANK) != stop)) {
             // There is a new wish: only a ring that is empty once the wish was seen holds nothing that was sent before.

@@ -100,13 +100,15 @@ struct Consumer {
     // Called by the crew. FOUND: `message` is filled and checked. With the granule protocols the payload is then already in `to`,
     // which has room for len_max rounded up to 8 bytes; with doorbell part of it. A message of which not every unit is there yet
     // is NONE. On CUDA every thread of the crew gets the header as `h` too, without a trip through memory, and of a granule message
-    // only the first line is fetched: complete() has the rest.
+    // only the first line is fetched: complete() has the rest. A brief look takes less of the bus while there is nothing, and a trip
+    // more when there is something.
 #if SERVAL_CUDA
     template <unsigned PROTOCOL>
-    SERVAL_INLINE Look look(uint8_t* to, Header& h) {
+    SERVAL_INLINE Look look(uint8_t* to, Header& h, bool brief) {
         const unsigned protocol = PROTOCOL == ANY_PROTOCOL ? ring.protocol : PROTOCOL;
         if (protocol == SERVAL_PROTOCOL_DOORBELL) return look_doorbell(to, h);
-        return protocol == SERVAL_PROTOCOL_GRANULE16 ? look_granule<Granule16>(to, h) : look_granule<Granule8>(to, h);
+        return protocol == SERVAL_PROTOCOL_GRANULE16 ? look_granule<Granule16>(to, h, brief)
+                                                     : look_granule<Granule8>(to, h, brief);
     }
 
     // Called by the crew after FOUND: is all of a message of `len` bytes fetched?
@@ -220,13 +222,19 @@ struct Consumer {
     // One poll reads one 128-byte line, a lane a unit: a short message arrives with the poll that finds it. What stands between the
     // poll's answer and the message is kept short, and what it needs is read before: nothing else of a round trip is the library's own.
     template <class Granule>
-    SERVAL_INLINE Look look_granule(uint8_t* to, Header& h) {
+    SERVAL_INLINE Look look_granule(uint8_t* to, Header& h, bool brief) {
         constexpr unsigned HEADER_MASK = (1u << (HEADER_WORDS + Granule::WORDS - 1) / Granule::WORDS) - 1;
         constexpr unsigned LINE_MASK = (1u << LINE_UNITS<Granule>) - 1;
         const uint8_t* slot = ring.slot(next);
         const uint32_t sequence = static_cast<uint32_t>(next + 1), len_max = ring.len_max;
         const unsigned lane = crew_rank();
 
+        if (SERVAL_UNLIKELY(brief)) {
+            // The first unit alone says whether it is worth looking.
+            bool begun = false;
+            if (lane == 0) begun = Granule::load(slot).sequence == sequence;
+            if (!__shfl_sync(~0u, begun, 0)) return Look::NONE;
+        }
         Granule unit = {};
         bool valid = false;
         if (lane < LINE_UNITS<Granule> && lane * Granule::BYTES < ring.stride) {
