@@ -159,6 +159,10 @@ class Block {
     inline SERVAL_DEVICE void check_heartbeat();
     SERVAL_INLINE void count(uint64_t& counter, uint64_t* word);
     inline SERVAL_DEVICE void publish_counts();
+#if SERVAL_CUDA
+    SERVAL_INLINE void publish_counts_in_time();
+    uint64_t published_at_;  // clock of the multiprocessor at the last time that this published
+#endif
 
     serval_block_args args_;
     serval_engine_words* engine_;

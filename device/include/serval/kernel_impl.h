@@ -22,6 +22,10 @@ constexpr uint64_t NOT_WAITING = 0;
 // over the bus, and some two hundred blocks that wait would fill it: the few that have work then wait for hundreds of microseconds.
 constexpr unsigned BRIEF_TRIES = 64;
 
+// On CUDA a block tells its counts whenever as many cycles have passed: about every second, and far more often than the runtime's
+// patience with a block that shows nothing.
+constexpr uint64_t PUBLISH_CYCLES = uint64_t{1} << 30;
+
 SERVAL_INLINE uint64_t round8(uint64_t bytes) { return (bytes + 7) & ~uint64_t{7}; }
 
 }  // namespace detail
@@ -67,6 +71,9 @@ inline SERVAL_DEVICE void Block::open(const serval_block_args& args, const detai
     budget_left_ = args_.budget;
     received_ = sent_ = dropped_ = 0;
     heartbeat_ = heartbeat_at_ = silent_ns_ = 0;
+#if SERVAL_CUDA
+    published_at_ = 0;
+#endif
 }
 
 inline SERVAL_DEVICE void Block::ready() { detail::store_release(&words_->state, SERVAL_STATE_READY); }
@@ -173,6 +180,17 @@ inline SERVAL_DEVICE void Block::publish_counts() {
     detail::store_relaxed(&words_->sent, sent_);
     detail::store_relaxed(&words_->dropped, dropped_);
 }
+
+#if SERVAL_CUDA
+// By the leader. A block that sends nothing and gives slots back rarely would look hung without it. A clock that jumps, because
+// the block came to another multiprocessor, costs one time too many.
+SERVAL_INLINE void Block::publish_counts_in_time() {
+    const uint64_t now = static_cast<uint64_t>(clock64());
+    if (SERVAL_LIKELY(now - published_at_ < detail::PUBLISH_CYCLES)) return;
+    published_at_ = now;
+    publish_counts();
+}
+#endif
 
 // Channel
 
@@ -436,7 +454,10 @@ SERVAL_INLINE Message Mqueue::take(Block& block, uint64_t deadline_ns) {
     if (detail::in_crew()) block.charge();
 #if SERVAL_CUDA
     // What was received so far is counted here, where nobody waits for the message.
-    if (detail::leader()) block.received_ = channel_.rx_.next - first_;
+    if (detail::leader()) {
+        block.received_ = channel_.rx_.next - first_;
+        block.publish_counts_in_time();
+    }
     return channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true);
 #else
     Message m = channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true);

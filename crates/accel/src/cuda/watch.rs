@@ -74,4 +74,27 @@ mod tests {
         assert!(!watch.is_hung(look(9, 8, 6), at(409), LIMIT));
         assert!(watch.is_hung(look(9, 8, 6), at(410), LIMIT));
     }
+    /// A block of a service without replies gives slots back for a quarter of its ring at a time, and tells its counts
+    /// about once a second.
+    #[test]
+    fn a_block_that_sends_nothing_is_slow_and_does_not_hang() {
+        const DEPTH: u64 = 1024;
+        let start = Instant::now();
+        let hangs = |told_every_ms: u64| {
+            let (mut watch, mut told) = (Watch::new(start), (0, 0));
+            // A message takes 100 ms, so a quarter of the ring 25 s.
+            (0..60_000).step_by(100).any(|ms| {
+                let taken = ms / 100;
+                if ms - told.0 >= told_every_ms {
+                    told = (ms, taken);
+                }
+                let released = taken - taken % (DEPTH / 4);
+                let moved = [released, 0, told.1, 0, 0];
+                let look = Look { waiting: DEPTH, asks: false, credit: 8, moved };
+                watch.is_hung(look, start + Duration::from_millis(ms), LIMIT)
+            })
+        };
+        assert!(!hangs(1_000));
+        assert!(hangs(u64::MAX));
+    }
 }
