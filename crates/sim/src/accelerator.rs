@@ -273,18 +273,22 @@ impl Model {
         self.behaviour = behaviour;
     }
 
-    /// What a serving block has not finished, for the end of a run.
-    pub fn unfinished(&self) -> Option<String> {
-        let unfinished = |b: &&Block| {
-            b.phase == Phase::Serving
-                && !self.behaviour.is_wide()
-                && (!b.work.is_empty() || b.clients.iter().any(|c| !c.open.is_empty()))
-        };
-        self.blocks.iter().find(unfinished).map(|block| {
-            let open: usize = block.clients.iter().map(|c| c.open.len()).sum();
-            let (service, index) = (self.role.service, block.index);
-            let work = block.work.len();
-            format!("block {index} of service {service}: {work} messages, {open} backend questions")
+    /// What a serving block has not finished, for the end of a run. What lies unread counts: a block that
+    /// works on one message after the other is between two of them now and then.
+    pub fn unfinished(&mut self) -> Option<String> {
+        let wide = self.behaviour.is_wide();
+        let mut serving = self.blocks.iter_mut().filter(|b| b.phase == Phase::Serving && !wide);
+        let unfinished = serving.find_map(|b| {
+            let open = b.clients.iter().map(|c| c.open.len()).sum::<usize>();
+            let (work, unread) = (b.work.len(), b.rx.hinted());
+            (work + open > 0 || unread).then_some((b.index, work, open, unread))
+        });
+        unfinished.map(|(block, work, open, unread)| {
+            let service = self.role.service;
+            format!(
+                "block {block} of service {service}: {work} messages, {open} backend questions, \
+                 more unread: {unread},"
+            )
         })
     }
 

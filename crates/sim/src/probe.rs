@@ -80,10 +80,16 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         self.until_left()
     }
 
-    /// The old clients have left, and every worker knows what the others have to give.
+    /// The old clients have left, what they asked for has ended, and every worker knows what the others
+    /// have to give.
     fn until_left(&mut self) -> Result<(), String> {
         self.until(0, "may have connections of clients that left", |run| {
             run.world.fabric.connections() == 0
+        })?;
+        // What they had sent was read all the same, and may wait for an answer that a backend owes from
+        // before: behind that a fresh request finds no credit, or no time.
+        self.until(0, "may not be done with what clients asked that left", |run| {
+            run.world.check_quiet().is_ok()
         })?;
         // What a worker knows of the others' credit is as old as its last housekeeping. One without
         // mqueues of its own sheds a request that comes before it was told of those that live again.

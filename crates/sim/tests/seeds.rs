@@ -28,6 +28,17 @@ fn a_probe_waits_until_workers_know_what_the_others_have_to_give() {
     assert!(held.is_ok(), "{held:?}");
 }
 
+/// In these runs clients leave behind what a block still has to ask a backend, which owes answers from before;
+/// whoever asks meanwhile finds no credit, or no time. In the second the block is between two of them
+/// when the check looks.
+#[test]
+fn a_probe_waits_until_what_the_old_clients_asked_has_ended() {
+    for seed in [86_126, 176_886] {
+        let held = simulate(seed, false);
+        assert!(held.is_ok(), "{held:?}");
+    }
+}
+
 /// In these runs a service without replies is replaced while its kernel has not read everything; what was
 /// given up then was counted a second time when the kernel read it.
 #[test]
