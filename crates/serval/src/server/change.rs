@@ -438,13 +438,8 @@ impl Server {
     /// What some workers may have seated goes.
     fn undo_seated(&mut self, prepared: &[Prepared]) {
         for Prepared { place, kept, .. } in prepared {
-            if self.end_runtimes(place.slot) && self.release(place.slot) {
-                self.forget(place.slot);
-            } else {
-                let own = place.ports.iter().map(|p| p.0).filter(|port| !kept.contains(port));
-                self.burnt_ports.extend(own);
-                self.burnt.push((place.slot, place.metrics.clone()));
-            }
+            let own = place.ports.iter().map(|p| p.0).filter(|port| !kept.contains(port));
+            self.vacate(place.slot, &place.metrics, own);
         }
     }
 
@@ -540,8 +535,8 @@ impl Server {
             }
             settled = self.wait_for(&farewell, EXPIRED_IN, give_up);
         }
-        let gone = if settled && self.end_runtimes(slot) && self.release(slot) {
-            self.forget(slot)
+        let gone = if settled {
+            self.vacate(slot, &metrics, stopped)
         } else {
             self.burnt_ports.extend(stopped);
             self.burnt.push((slot, metrics.clone()));
@@ -552,6 +547,26 @@ impl Server {
         let awaited = runtimes.map(|runtimes| runtimes.seat(after));
         let unanswered = dropped - dropped_before;
         Outcome { name, unanswered, left_behind: !gone, awaited, not_started: None }
+    }
+
+    /// A slot that has nothing left is given up, and its own ports; whether all of it is gone. What is not is given
+    /// to nobody else.
+    fn vacate(
+        &mut self,
+        slot: u16,
+        metrics: &Arc<ServiceMetrics>,
+        ports: impl IntoIterator<Item = PortIndex>,
+    ) -> bool {
+        let ended = self.end_runtimes(slot);
+        // Also beside a runtime that does not end: ports that the workers keep would be read after the next switch.
+        let released = self.release(slot);
+        if !released {
+            self.burnt_ports.extend(ports);
+        }
+        if !(ended && released) {
+            self.burnt.push((slot, metrics.clone()));
+        }
+        released && self.forget(slot) && ended
     }
 
     /// The runtimes of a slot, which has nothing left for them, end; whether all did.
