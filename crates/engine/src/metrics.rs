@@ -4,7 +4,7 @@
 //! shared line on the data path. A snapshot sums the workers; while they run it is not one instant,
 //! but each counter only grows.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wire::DropReason;
@@ -210,10 +210,17 @@ pub struct AcceleratorLives {
     pub service: String,
     /// The accelerator.
     pub accelerator: String,
-    up: AtomicBool,
-    generation: AtomicU64,
     ended: AtomicU64,
-    last_end: Mutex<&'static str>,
+    told: Mutex<Told>,
+}
+
+/// Versions of a service are beside each other for a while, so several lives may be there.
+#[derive(Debug, Default)]
+struct Told {
+    numbers: u64,
+    serving: Vec<u64>,
+    latest: u64,
+    last_end: &'static str,
 }
 
 impl AcceleratorLives {
@@ -222,29 +229,41 @@ impl AcceleratorLives {
         Self { service: service.into(), accelerator: accelerator.into(), ..Self::default() }
     }
 
-    /// A life began.
-    pub fn begin(&self, generation: u64) {
-        self.generation.store(generation, Ordering::Relaxed);
-        self.up.store(true, Ordering::Relaxed);
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A life ended, or did not come to begin. One that another has followed already leaves that one up.
+    /// The number of a life that is to come. No other has it, in whichever version of the service.
+    pub fn next_generation(&self) -> u64 {
+        let mut told = self.told();
+        told.numbers += 1;
+        told.numbers
+    }
+
+    /// A life began.
+    pub fn begin(&self, generation: u64) {
+        let mut told = self.told();
+        told.serving.push(generation);
+        told.latest = generation;
+    }
+
+    /// A life ended, or did not come to begin. Others that serve stay up.
     pub fn end(&self, generation: u64, why: &'static str) {
-        if generation >= self.generation() {
-            self.up.store(false, Ordering::Relaxed);
-        }
+        let mut told = self.told();
+        told.serving.retain(|serving| *serving != generation);
+        told.last_end = why;
         self.ended.fetch_add(1, Ordering::Relaxed);
-        *self.last_end.lock().unwrap_or_else(PoisonError::into_inner) = why;
     }
 
     /// Whether somebody runs the blocks.
     pub fn is_up(&self) -> bool {
-        self.up.load(Ordering::Relaxed)
+        !self.told().serving.is_empty()
     }
 
-    /// The life that runs, or ran last; 0 before the first.
+    /// The life that runs, the latest if there are several, or that ran last; 0 before the first.
     pub fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Relaxed)
+        let told = self.told();
+        told.serving.last().copied().unwrap_or(told.latest)
     }
 
     /// Lives that ended.
@@ -254,7 +273,7 @@ impl AcceleratorLives {
 
     /// Why the last one ended, in a word; empty before that.
     pub fn last_end(&self) -> &'static str {
-        *self.last_end.lock().unwrap_or_else(PoisonError::into_inner)
+        self.told().last_end
     }
 }
 
@@ -381,5 +400,26 @@ impl Metrics {
     /// Sums what was observed of a service over all workers.
     pub fn observed(&self, service: usize) -> ObservationSnapshot {
         self.services()[service].observed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_life_is_up_whatever_becomes_of_those_beside_it() {
+        let lives = AcceleratorLives::new("s", "a");
+        let [first, second, third] = [(); 3].map(|()| lives.next_generation());
+        lives.begin(first);
+        lives.begin(second);
+        lives.end(first, "changed");
+        assert_eq!((lives.is_up(), lives.generation()), (true, second));
+        // The former version may have had another one meanwhile.
+        lives.begin(third);
+        lives.end(third, "lost");
+        assert_eq!((lives.is_up(), lives.generation()), (true, second));
+        lives.end(second, "lost");
+        assert_eq!((lives.is_up(), lives.ended(), lives.last_end()), (false, 3, "lost"));
     }
 }

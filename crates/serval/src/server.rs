@@ -451,8 +451,10 @@ impl Server {
         }
         let topology = self.topology.clone();
         let runtimes = self.runtimes()?;
+        // The seats first: somebody may be waiting at a door already.
+        let awaited = runtimes.seat(seats);
         runtimes.change_doors(&topology, doors, Vec::new());
-        Ok(runtimes.seat(seats).wait(cancelled)?)
+        Ok(awaited.wait(cancelled)?)
     }
 
     /// The control side of runtimes; it runs once there is something for it to do.

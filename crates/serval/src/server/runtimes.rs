@@ -27,6 +27,8 @@
 //! serves on until everything is answered, and has no next life; then its runtime is asked to end.
 
 mod seat;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -39,7 +41,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use engine::metrics::AcceleratorLives;
-use engine::topology::{AcceleratorKind, Launch, Topology};
+use engine::topology::{AcceleratorKind, Launch, Service, Topology};
 use engine::{Fabric, LifeNews};
 use mqueue::abi::{ABI_VERSION, state, stop};
 use sys::SharedMemory;
@@ -78,7 +80,12 @@ enum Order {
     /// These come.
     Seat(Vec<SeatStart>, Sender<First>),
     /// These doors are open from now on, and the seats in these slots have no next life.
-    ChangeDoors { names: Vec<(PathBuf, Arc<str>)>, new: AttachDoors, leaving: Vec<u16> },
+    ChangeDoors {
+        names: Vec<(PathBuf, Arc<str>)>,
+        new: AttachDoors,
+        users: Vec<(String, String)>,
+        leaving: Vec<u16>,
+    },
     /// The seats in this slot are given up; what comes along is dropped when they are gone.
     Leave(u16, Sender<()>),
 }
@@ -127,6 +134,15 @@ fn attach_paths(topology: &Topology) -> impl Iterator<Item = (&Path, &str)> {
     })
 }
 
+/// Accelerators, each with a service that it is for, by name.
+fn users(topology: &Topology) -> Vec<(String, String)> {
+    let of = |service: &Service| {
+        let names = service.accelerators.iter().map(|index| &topology.accelerators[*index].name);
+        names.map(|name| (name.clone(), service.name.clone())).collect::<Vec<_>>()
+    };
+    topology.services.iter().flat_map(of).collect()
+}
+
 /// Runtimes that the engine starts, on their way.
 pub(super) struct Awaited {
     first: Receiver<First>,
@@ -169,6 +185,7 @@ impl Runtimes {
             lobby: Lobby::new(MESSAGE_BYTES_MAX),
             seats: BTreeMap::new(),
             seated: 0,
+            users: Vec::new(),
             fabric,
             heart,
             call: call.clone(),
@@ -197,7 +214,8 @@ impl Runtimes {
     /// in the slots `leaving` have no next life.
     pub(super) fn change_doors(&self, wanted: &Topology, new: AttachDoors, leaving: Vec<u16>) {
         let names = attach_paths(wanted).map(|(path, name)| (path.to_owned(), name.into()));
-        self.order(Order::ChangeDoors { names: names.collect(), new, leaving });
+        let (names, users) = (names.collect(), users(wanted));
+        self.order(Order::ChangeDoors { names, new, users, leaving });
     }
 
     /// Ends the runtimes of the service in a slot, which has nothing left for them. Returns whether all of
@@ -243,6 +261,8 @@ struct Desk {
     seats: BTreeMap<u64, Seat>,
     /// How many there have been.
     seated: u64,
+    /// See [`users`]; of the topology that runs.
+    users: Vec<(String, String)>,
     fabric: Arc<Fabric<AcceptedSocket>>,
     heart: Arc<Heart>,
     call: Arc<Call>,
@@ -280,14 +300,15 @@ impl Desk {
                     }
                     warn_of_shared_gpus(&self.seats);
                 }
-                Order::ChangeDoors { names, new, leaving } => {
+                Order::ChangeDoors { names, new, users, leaving } => {
+                    self.users = users;
                     let name = |path: &Path| {
                         let found = names.iter().find(|(of, _)| of == path)?;
                         Some(Door::Accelerator(found.1.clone()))
                     };
                     self.lobby.change_doors(name, new.0);
                     for seat in self.seats.values_mut().filter(|s| leaving.contains(&s.post.slot)) {
-                        seat.last = true;
+                        (seat.last, seat.next_try) = (true, None);
                     }
                 }
                 Order::Leave(slot, gone) => {
@@ -473,7 +494,14 @@ impl Desk {
             }
             let id = match &door {
                 Door::Seat(id, _) => *id,
-                Door::Accelerator(accelerator) => self.choose(accelerator, &hello)?,
+                Door::Accelerator(name) => self.choose(name, &hello).map_err(|why| {
+                    // Its seat has left, and the next version's is still to come.
+                    if self.changes(name, &hello) {
+                        format!("a service of accelerator {name:?} changes: there is a place soon")
+                    } else {
+                        why
+                    }
+                })?,
             };
             Ok((id, hello))
         });
@@ -488,6 +516,18 @@ impl Desk {
                 }
             }
         }
+    }
+
+    /// Whether a service that a runtime may be for has no seat at the moment.
+    fn changes(&self, name: &str, hello: &Hello) -> bool {
+        let seated = |service: &str| {
+            let stays = self.seats.values().filter(|seat| !seat.last).map(|seat| &seat.post);
+            stays.into_iter().any(|p| p.accelerator.name == name && p.service.name == service)
+        };
+        self.users.iter().any(|(accelerator, service)| {
+            let wanted = hello.service.is_empty() || *service == hello.service;
+            accelerator == name && wanted && !seated(service)
+        })
     }
 
     /// The seat for a runtime that came by the path of an accelerator; why there is none.
@@ -737,7 +777,6 @@ impl Desk {
     fn retire(&mut self, id: u64) {
         let seat = self.seat(id);
         let Some(life) = seat.life.take() else { return };
-        seat.generation += 1;
         self.leaving.push(life.memory);
     }
 
@@ -745,6 +784,7 @@ impl Desk {
     fn prepare(&mut self, id: u64) {
         let (fabric, heart) = (self.fabric.clone(), self.heart.clone());
         let seat = self.seat(id);
+        seat.generation = seat.post.told.next_generation();
         match Life::make(&seat.post, seat.generation, &heart) {
             Ok((life, shares)) => {
                 seat.life = Some(life);

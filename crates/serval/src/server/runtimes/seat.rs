@@ -142,7 +142,7 @@ impl SeatStart {
         heart: &Heart,
     ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
         // Lives of the service's former version count as well.
-        let (life, shares) = Life::make(&post, post.told.generation() + 1, heart)?;
+        let (life, shares) = Life::make(&post, post.told.next_generation(), heart)?;
         Ok((Self { post, life }, shares))
     }
 }
