@@ -22,8 +22,9 @@ Examples:
   serval reload --config service.toml
   serval reload --pid 4711
 
-Exit codes: 0 done (or nothing to do), 1 it failed or no server answers, 2 refused, 3 a service that
-left did not answer all it had accepted within engine.drain_ms.";
+Exit codes: 0 done (or nothing to do), 1 it failed or no server answers, 2 refused, 3 done, but a service
+that left did not answer all it had accepted within engine.drain_ms, something of it did not end, or no
+runtime of its next version serves yet.";
 
 /// How long a reload may take: a drain is at most ten minutes.
 const PATIENCE: Duration = Duration::from_secs(660);
@@ -115,6 +116,19 @@ fn unanswered(outcome: &Json) -> bool {
     !services.iter().all(finished)
 }
 
+/// What is not as it should be with a service.
+fn remarks(service: &Json) -> Vec<String> {
+    let name = service["name"].as_str().unwrap_or_default();
+    let mut remarks = Vec::new();
+    if service["left_behind"] == true {
+        remarks.push(format!("service {name}: something of its former version did not end"));
+    }
+    if let Some(why) = service["not_started"].as_str() {
+        remarks.push(format!("service {name}: no runtime of it serves yet: {why}"));
+    }
+    remarks
+}
+
 fn show(screen: &Screen, outcome: &Json) {
     let Some(services) = outcome["services"].as_array() else { return };
     let mut table = Table::new(&["service", "what was done", "unanswered"]);
@@ -124,10 +138,38 @@ fn show(screen: &Screen, outcome: &Json) {
         table.row([text("name"), text("fate"), unanswered.to_string()]);
     }
     print(&table.render(screen));
+    for remark in services.iter().flat_map(remarks) {
+        print(&format!("{remark}\n"));
+    }
     for key in outcome["settings"].as_array().map(Vec::as_slice).unwrap_or_default() {
         print(&format!("{} has its new value\n", key.as_str().unwrap_or_default()));
     }
     if outcome["result"] == "unchanged" {
         print("nothing has changed\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_reason_for_its_exit_code_is_told() {
+        let service = |left_behind: bool, not_started: Option<&str>| {
+            json!({
+                "name": "a", "fate": "changed", "unanswered": 0,
+                "left_behind": left_behind, "not_started": not_started,
+            })
+        };
+        for (service, said) in [
+            (service(false, None), &[][..]),
+            (service(true, None), &["service a: something of its former version did not end"]),
+            (service(false, Some("no GPU")), &["service a: no runtime of it serves yet: no GPU"]),
+        ] {
+            assert_eq!(remarks(&service), said);
+            assert_eq!(unanswered(&json!({ "services": [service] })), !said.is_empty());
+        }
     }
 }
