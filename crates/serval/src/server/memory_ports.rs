@@ -82,9 +82,19 @@ struct Change {
 /// The thread is to hold still, and to go on with a change if one comes.
 struct Hold {
     going: Vec<Going>,
-    /// Takes the ids of the clients that go, with their slots.
-    held: Sender<Vec<(u16, u64)>>,
+    /// Takes the clients that go.
+    held: Sender<Vec<Goer>>,
     change: Receiver<Change>,
+}
+
+/// A client that goes if the change comes.
+struct Goer {
+    slot: u16,
+    id: u64,
+    /// Where its worker finds …
+    why: Arc<OnceLock<String>>,
+    /// … this.
+    text: String,
 }
 
 /// While this is there nobody comes in or is seen off.
@@ -158,7 +168,13 @@ impl Doorman {
         self.call.holds.lock().unwrap_or_else(PoisonError::into_inner).push(hold);
         self.call.bell.ring();
         let going = holds.recv_timeout(HELD_IN).ok()?;
-        Some(Held { going, change: tell })
+        // Told here and not by the thread: it may come to this when nobody waits for it any more.
+        let tell_why = |goer: Goer| {
+            // Whoever was told something before goes for that.
+            let _ = goer.why.set(goer.text);
+            (goer.slot, goer.id)
+        };
+        Some(Held { going: going.into_iter().map(tell_why).collect(), change: tell })
     }
 
     /// Nobody is let in any more, and the sockets' files go.
@@ -249,19 +265,20 @@ impl Desk {
         let holds =
             std::mem::take(&mut *self.call.holds.lock().unwrap_or_else(PoisonError::into_inner));
         for Hold { going, held, change } in holds {
-            let mut ids = Vec::new();
+            let mut goers = Vec::new();
             for Going { slot, path, why } in going {
                 let goes = |guest: &&Guest| {
                     guest.slot == slot && path.as_deref().is_none_or(|path| *guest.path == *path)
                 };
-                for guest in self.guests.iter().filter(goes) {
-                    // Whoever was told something before goes for that.
-                    let _ = guest.why.set(why.clone());
-                    ids.push((slot, guest.id));
-                }
+                goers.extend(self.guests.iter().filter(goes).map(|guest| Goer {
+                    slot,
+                    id: guest.id,
+                    why: guest.why.clone(),
+                    text: why.clone(),
+                }));
             }
             // It may have lost its patience; then no change comes.
-            let _ = held.send(ids);
+            let _ = held.send(goers);
             let Ok(Change { ports, new, limits }) = change.recv() else { continue };
             let name = |path: &Path| Some(ports.iter().find(|p| *p.path == *path)?.path.clone());
             self.lobby.change_doors(name, new.0);
@@ -402,5 +419,49 @@ impl Desk {
         guest.socket.shut_down();
         self.fabric.dismiss(guest.worker, guest.id);
         self.leaving.push(guest.memory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_told_of_a_change_that_was_given_up() {
+        let call = Arc::new(Call {
+            bell: Bell::new().unwrap(),
+            draining: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            holds: Mutex::default(),
+        });
+        let memory = SharedMemory::create("test", 4096, &RegionOptions::default()).unwrap();
+        let why = Arc::new(OnceLock::new());
+        let guest = Guest {
+            id: 1,
+            slot: 0,
+            path: Path::new("port").into(),
+            why: why.clone(),
+            worker: 0,
+            socket: Arc::new(LocalSocket::pair().unwrap().0),
+            engine_bell: Bell::new().unwrap(),
+            memory: Arc::new(memory),
+        };
+        let mut desk = Desk {
+            lobby: Lobby::new(HELLO_BYTES),
+            ports: Vec::new(),
+            limits: Limits::default(),
+            fabric: Fabric::new(Vec::new(), 1),
+            wakers: Vec::new(),
+            call: call.clone(),
+            guests: vec![guest],
+            leaving: Vec::new(),
+            ids: 1,
+        };
+        let going = vec![Going { slot: 0, path: None, why: "it changes".into() }];
+        let (held, _) = mpsc::channel();
+        let (_, change) = mpsc::channel();
+        call.holds.lock().unwrap().push(Hold { going, held, change });
+        desk.hold_still();
+        assert_eq!(why.get(), None);
     }
 }
