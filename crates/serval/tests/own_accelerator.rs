@@ -8,16 +8,18 @@ mod in_rust;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
+use common::lives::Stop;
 use common::offers::{Offers, at_a_false_engine};
 use common::*;
 use serval::runtime::{self, End, Wish};
-use sys::local::LocalListener;
+use sys::local::{LocalListener, wait_readable};
 use wire::DropReason;
 use wire::attach::{FromEngine, VERSION};
 
@@ -73,6 +75,9 @@ impl Program {
 
     /// Its next line, for which it has to be serving.
     fn line(&mut self) -> String {
+        let file = self.output.get_ref().as_fd();
+        let said = !self.output.buffer().is_empty() || wait_readable(&[file], Some(PATIENCE))[0];
+        assert!(said, "it says nothing");
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         line
@@ -175,9 +180,12 @@ fn the_example_in_rust_does_the_same() {
             let mut device = in_rust::Reverser::default();
             runtime::attach(&at, &Wish::default(), &mut device, true, &cancel)
         });
+        // Should an assertion fail, the thread has to end all the same.
+        let stop = Stop(&cancel);
         reverses(&served);
         assert_eq!(served.drain(), 0, "nothing was left unanswered");
         assert_eq!(program.join().unwrap().unwrap(), End::Stopped);
+        drop(stop);
     });
 }
 
