@@ -29,7 +29,7 @@ const LOCKS: &[(&str, usize, &str)] = &[
         4,
         "mail: a connection that was accepted, or news of the control side",
     ),
-    ("crates/engine/src/metrics.rs", 3, "which services there are; why a life ended"),
+    ("crates/engine/src/metrics.rs", 2, "which services there are; what became of lives"),
     ("crates/accel/src/cpu/threads.rs", 3, "blocks that ended"),
 ];
 
