@@ -225,8 +225,12 @@ fn is_architecture(number: &str) -> bool {
 
 /// The kernels that nvcc's assembler names, and what the compiler said besides.
 fn cuda_kernels(said: &str, output: &Path) -> Result<(Vec<String>, String), KernelError> {
-    let (told, rest): (Vec<&str>, Vec<&str>) =
-        said.lines().partition(|line| line.starts_with("ptxas info") || line.starts_with("    "));
+    // What it says of a function goes on in indented lines; those below a warning are its excerpt of the source.
+    let mut telling = false;
+    let (told, rest): (Vec<&str>, Vec<&str>) = said.lines().partition(|line| {
+        telling = line.starts_with("ptxas info") || telling && line.starts_with("    ");
+        telling
+    });
     let entry = |line: &&str| {
         let (_, entry) = line.split_once("Compiling entry function 'serval_kernel_")?;
         Some(entry.split_once('\'')?.0.to_owned())

@@ -131,7 +131,9 @@ printf '\120\355\125\272\001\000\020\000\000\000\000\000\000\000\000\000' >"$2"
 echo "ptxas info    : Compiling entry function 'serval_kernel_echo' for 'sm_90'" >&2
 echo "ptxas info    : Function properties for serval_kernel_echo" >&2
 echo "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" >&2
-echo "mine.cu(1): warning: look here" >&2"#;
+echo "mine.cu(1): warning: look here" >&2
+echo "      int unused;" >&2
+echo "          ^" >&2"#;
 
 #[test]
 fn one_source_becomes_a_fatbin_and_a_library() {
@@ -146,7 +148,8 @@ fn one_source_becomes_a_fatbin_and_a_library() {
         ),
         "{text}"
     );
-    assert!(text.contains("warning: look here") && !text.contains("ptxas info"), "{text}");
+    assert!(text.contains("warning: look here\n      int unused;\n          ^"), "{text}");
+    assert!(!text.contains("ptxas info") && !text.contains("0 bytes stack frame"), "{text}");
     let asked = fs::read_to_string(folder.join("arguments")).unwrap();
     for part in ["-x cu", "code=sm_80 ", "code=sm_90 ", "code=[sm_100,compute_100]"] {
         assert!(asked.contains(part), "{part} is not in {asked}");
