@@ -47,10 +47,17 @@ impl Players {
     /// On the GPU, if there is one on which the service starts.
     fn start(stage: &Stage<'_>, service: &Service) -> Result<Self, DemoError> {
         let why_not = match &stage.options.gpu {
-            Ok(gpu) => match Self::on_gpu(stage, gpu, service.clone()) {
-                Err(DemoError::Server(why)) => format!("GPU {} ({}): {why}", gpu.index, gpu.name),
-                started => return started,
-            },
+            Ok(gpu) => {
+                let on_gpu = with_mqueues(stage, service.clone(), MQUEUES_ON_GPU);
+                let (kind, on_gpu) = gpu.place(on_gpu);
+                match stage.serve_on(kind, on_gpu) {
+                    Ok(serval) => return Self::beside_cpu(stage, gpu, serval, service),
+                    Err(DemoError::Server(why)) => {
+                        format!("GPU {} ({}): {why}", gpu.index, gpu.name)
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
             Err(why) => why.clone(),
         };
         let service = with_mqueues(stage, service.clone(), MQUEUES);
@@ -63,15 +70,14 @@ impl Players {
         })
     }
 
-    fn on_gpu(stage: &Stage<'_>, gpu: &DemoGpu, service: Service) -> Result<Self, DemoError> {
-        let on_cpu = with_mqueues(stage, service.clone(), MQUEUES);
-        let (kind, service) = gpu.place(with_mqueues(stage, service, MQUEUES_ON_GPU));
-        let serval = stage.serve_on(kind, service)?;
-        Ok(Self {
-            serval,
-            other: Other::OnCpu(Box::new(stage.serve(on_cpu)?)),
-            gpu: Ok(gpu.name.clone()),
-        })
+    fn beside_cpu(
+        stage: &Stage<'_>,
+        gpu: &DemoGpu,
+        serval: Served,
+        service: &Service,
+    ) -> Result<Self, DemoError> {
+        let on_cpu = stage.serve(with_mqueues(stage, service.clone(), MQUEUES))?;
+        Ok(Self { serval, other: Other::OnCpu(Box::new(on_cpu)), gpu: Ok(gpu.name.clone()) })
     }
 
     fn contest(&self, stage: &Stage<'_>, stream: Stream) -> Contest {
