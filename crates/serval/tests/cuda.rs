@@ -321,8 +321,8 @@ fn doctor_says_what_keeps_a_gpu_from_serving_well_and_what_helps() {
         );
     }
     let (state, why, remedy) = diagnosed("exclusive", "Enabled", "cuda");
-    assert!(state == "degraded" && why.contains("one service, at a time"), "{state}: {why}");
-    assert!(remedy.contains("`nvidia-smi -i 0 -c DEFAULT`"), "{remedy}");
+    assert!(state == "degraded" && why.contains("one accelerator and tenant"), "{state}: {why}");
+    assert!(remedy.contains("`nvidia-smi -i 0000:65:00.0 -c DEFAULT`"), "{remedy}");
     let (state, why, _) = diagnosed("aged", "Enabled", "cuda");
     assert!(state == "degraded" && why.contains("sm_70"), "{state}: {why}");
 

@@ -76,6 +76,7 @@ table! {
     device_count = "cuDeviceGetCount" (*mut c_int);
     device_get = "cuDeviceGet" (*mut c_int, c_int);
     device_name = "cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_bus_id = "cuDeviceGetPCIBusId" (*mut c_char, c_int, c_int);
     device_memory = "cuDeviceTotalMem_v2" (*mut usize, c_int);
     device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     context_retain = "cuDevicePrimaryCtxRetain" (*mut Context, c_int);
@@ -188,6 +189,17 @@ impl Driver {
         self.check("ask for the GPU's name", code)?;
         let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
         Ok(name.to_string_lossy().into_owned())
+    }
+
+    pub(super) fn device_bus_id(&self, device: c_int) -> Result<String, CudaError> {
+        let mut id = [0u8; 32];
+        // SAFETY: writes at most as many bytes as are given, a zero included.
+        let code = unsafe {
+            (self.table.device_bus_id)(id.as_mut_ptr().cast(), id.len() as c_int, device)
+        };
+        self.check("ask for the GPU's place on the bus", code)?;
+        let id = CStr::from_bytes_until_nul(&id).unwrap_or_default();
+        Ok(id.to_string_lossy().into_owned())
     }
 
     pub(super) fn device_memory(&self, device: c_int) -> Result<u64, CudaError> {

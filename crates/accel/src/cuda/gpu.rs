@@ -34,6 +34,8 @@ pub struct FoundGpu {
     pub index: u32,
     /// Its name.
     pub name: String,
+    /// Where it is on the PCI bus, the same whatever CUDA_VISIBLE_DEVICES says.
+    pub bus_id: String,
     /// Memory in bytes.
     pub memory_bytes: u64,
     /// Multiprocessors.
@@ -78,6 +80,7 @@ fn look_at(driver: &Driver, index: u32) -> Result<FoundGpu, CudaError> {
     Ok(FoundGpu {
         index,
         name: driver.device_name(device)?,
+        bus_id: driver.device_bus_id(device)?,
         memory_bytes: driver.device_memory(device)?,
         multiprocessors: ask(Multiprocessors)?,
         capability,

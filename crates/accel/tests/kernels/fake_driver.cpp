@@ -81,6 +81,7 @@ EXPORT cuDriverGetVersion(int* version) { return *version = 13000, SUCCESS; }
 EXPORT cuDeviceGetCount(int* count) { return *count = 1, SUCCESS; }
 EXPORT cuDeviceGet(int* device, int index) { return *device = index, SUCCESS; }
 EXPORT cuDeviceGetName(char* name, int bytes, int) { return snprintf(name, static_cast<size_t>(bytes), "fake GPU"), SUCCESS; }
+EXPORT cuDeviceGetPCIBusId(char* id, int bytes, int) { return snprintf(id, static_cast<size_t>(bytes), "0000:65:00.0"), SUCCESS; }
 EXPORT cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = size_t{1} << 30, SUCCESS; }
 EXPORT cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {

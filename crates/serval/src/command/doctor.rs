@@ -174,7 +174,7 @@ fn gpus_text(screen: &Screen, gpus: &[FoundGpu]) -> String {
 fn gpus_json(gpus: &[FoundGpu]) -> Json {
     let gpu = |gpu: &FoundGpu| {
         json!({
-            "index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes,
+            "index": gpu.index, "name": gpu.name, "bus_id": gpu.bus_id, "memory_bytes": gpu.memory_bytes,
             "multiprocessors": gpu.multiprocessors, "capability": [gpu.capability.0, gpu.capability.1],
             "driver": [gpu.driver.0, gpu.driver.1], "unfit": gpu.unfit, "exclusive": gpu.exclusive,
             "lazy": gpu.lazy, "code": cuda::built_in_for(gpu.capability), "line": gpu_line(gpu),

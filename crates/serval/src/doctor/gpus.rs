@@ -22,6 +22,8 @@ pub(crate) struct SeenGpu {
     pub(crate) name: String,
     /// Why it cannot serve; none when it can.
     pub(crate) unfit: Option<String>,
+    /// Where it is on the PCI bus: `nvidia-smi` does not know its number, which CUDA_VISIBLE_DEVICES changes.
+    bus_id: String,
     /// Its architecture, such as `sm_90`.
     architecture: String,
     /// One process at a time.
@@ -70,7 +72,7 @@ fn rank(state: State) -> u8 {
 impl SeenGpu {
     /// What it is good for, as it is.
     fn judge(&self) -> (State, String, String) {
-        let Self { index, architecture, .. } = self;
+        let Self { bus_id, architecture, .. } = self;
         if self.unfit.is_some() {
             let remedy = "use another GPU, or do what the line says".to_owned();
             return (State::Off, self.line.clone(), remedy);
@@ -84,8 +86,9 @@ impl SeenGpu {
             notes.push((format!("the built-in kernels have no code for {architecture}"), own));
         }
         if self.exclusive {
-            let what = "compute mode EXCLUSIVE_PROCESS: one process, so one service, at a time";
-            notes.push((what.to_owned(), format!("`nvidia-smi -i {index} -c DEFAULT`")));
+            let what = "compute mode EXCLUSIVE_PROCESS: one process at a time, so services of one \
+                        accelerator and tenant only";
+            notes.push((what.to_owned(), format!("`nvidia-smi -i {bus_id} -c DEFAULT`")));
         }
         if self.lazy {
             let remedy = "set CUDA_MODULE_LOADING=EAGER, or install a driver of CUDA 12.4 or later";
@@ -173,6 +176,7 @@ fn read(gpu: &Json) -> Option<SeenGpu> {
     Some(SeenGpu {
         index: gpu["index"].as_u64()?.try_into().ok()?,
         name: gpu["name"].as_str()?.to_owned(),
+        bus_id: gpu["bus_id"].as_str()?.to_owned(),
         unfit: gpu["unfit"].as_str().map(str::to_owned),
         architecture: format!(
             "sm_{}{}",
@@ -195,6 +199,7 @@ mod tests {
         let sound = SeenGpu {
             index: 3,
             name: "A".to_owned(),
+            bus_id: "0000:65:00.0".to_owned(),
             unfit: None,
             architecture: "sm_90".to_owned(),
             exclusive: false,
@@ -214,7 +219,7 @@ mod tests {
         );
         let (_, why, remedy) = judge(SeenGpu { exclusive: true, lazy: true, ..sound.clone() });
         assert!(why.contains("EXCLUSIVE_PROCESS") && why.contains("first started"), "{why}");
-        assert!(remedy.contains("`nvidia-smi -i 3 -c DEFAULT`; set CUDA"), "{remedy}");
+        assert!(remedy.contains("`nvidia-smi -i 0000:65:00.0 -c DEFAULT`; set CUDA"), "{remedy}");
         let (_, why, remedy) = judge(SeenGpu { code: false, ..sound.clone() });
         assert!(!cuda::built_in() || why.contains("no code for sm_90"), "{why}");
         assert!(remedy.contains("serval kernel build --gpu sm_90"), "{remedy}");
