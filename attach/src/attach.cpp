@@ -159,6 +159,7 @@ uint64_t* Runtime::engine_word(uint64_t field) const {
 }
 uint64_t Runtime::block_word(uint32_t block, uint64_t field) const {
     const uint64_t line = blocks_offset_ + uint64_t{block} * sizeof(serval_block_words);
+    // EDGE STATE (acquire half)
     return detail::load_acquire(reinterpret_cast<uint64_t*>(region_ + line + field));
 }
 
@@ -185,7 +186,8 @@ bool Runtime::send(const void* bytes, uint64_t len) {
 // ---- joining
 
 bool Runtime::join(const char* path, const Wish& wish) {
-    if (socket_ >= 0) return fail("a Runtime is one life: make another one to join again");
+    if (used_) return fail("a Runtime is one life: make another one to join again");
+    used_ = true;
     const uint64_t deadline_ns = now_ns() + wish.timeout_ms * MS;
     return meet(path, deadline_ns) && introduce(wish) && receive_offer(deadline_ns, wish.timeout_ms);
 }
@@ -355,7 +357,8 @@ bool Runtime::take_region(uint64_t mapped_bytes) {
     // With room for the word behind a reply by which a write past it is noticed.
     staging_stride_ = static_cast<uint32_t>(((longest + 7) / 8 * 8 + 8 + 63) / 64 * 64);
     staging_bytes_ = 2ull * place.mqueues_per_block * staging_stride_;
-    engine_beat_ = detail::load_relaxed(engine_word(offsetof(serval_engine_words, heartbeat)));
+    // EDGE HEARTBEAT (acquire half)
+    engine_beat_ = detail::load_acquire(engine_word(offsetof(serval_engine_words, heartbeat)));
     looked_ns_ = now_ns();
     step_ = Step::SERVING;
     return true;
@@ -389,7 +392,9 @@ bool Runtime::ended() const {
 }
 
 bool Runtime::ready() {
+    // EDGE STATE (release half)
     detail::store_release(own_word(offsetof(serval_accelerator_words, state)), SERVAL_STATE_READY);
+    // EDGE HEARTBEAT (release half)
     detail::store_release(own_word(offsetof(serval_accelerator_words, heartbeat)), ++beats_);
     Writer message(SERVAL_ATTACH_READY);
     message.number(generation_, 8);
@@ -404,6 +409,7 @@ Step Runtime::look(uint32_t timeout_ms) {
     uint32_t pause = heartbeat_ms_ / 4 < LOOK_MS ? heartbeat_ms_ / 4 : LOOK_MS;
     if (timeout_ms < pause) pause = timeout_ms;
     const bool heard = readable(socket_, pause * MS);
+    // EDGE HEARTBEAT (release half)
     detail::store_release(own_word(offsetof(serval_accelerator_words, heartbeat)), ++beats_);
     if (heard && hear() == Step::OVER) return step_;
     const uint64_t now = now_ns();
@@ -411,7 +417,8 @@ Step Runtime::look(uint32_t timeout_ms) {
     // Silence is added up in steps of limited length: who was held up itself does not take its own absence for the engine's.
     const uint64_t passed = now - looked_ns_;
     looked_ns_ = now;
-    const uint64_t beat = detail::load_relaxed(engine_word(offsetof(serval_engine_words, heartbeat)));
+    // EDGE HEARTBEAT (acquire half)
+    const uint64_t beat = detail::load_acquire(engine_word(offsetof(serval_engine_words, heartbeat)));
     silent_ns_ = beat == engine_beat_ ? silent_ns_ + (passed < ENGINE_LOST_NS / 2 ? passed : ENGINE_LOST_NS / 2) : 0;
     engine_beat_ = beat;
     return silent_ns_ < ENGINE_LOST_NS ? step_ : over("the engine is gone: its heartbeat stands still");
@@ -446,6 +453,7 @@ void Runtime::leave(uint64_t reason, const char* text) {
     if (region_) {
         stop_blocks();
         detail::store_release(own_word(offsetof(serval_accelerator_words, reason)), reason);
+        // EDGE STATE (release half)
         detail::store_release(own_word(offsetof(serval_accelerator_words, state)), SERVAL_STATE_ENDED);
         Writer bye(SERVAL_ATTACH_BYE);
         bye.number(reason, 8);

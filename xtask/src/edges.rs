@@ -6,7 +6,7 @@
 //! // EDGE NAME [NAME...] (release half|acquire half|sleeper half|waker half)[: why]
 //! ```
 //!
-//! Here stands which halves must exist in Rust, in the device library and in the client library. A marker of another form,
+//! Here stands which halves must exist in Rust, in the device library, in the client library and in the attach library. A marker of another form,
 //! an edge nobody knows, an edge without a section in ORDERING.md and a missing half are findings. Prose in
 //! doc comments may name edges as it likes.
 //!
@@ -23,8 +23,10 @@ enum Side {
     Device,
     /// The C client library, which goes through the device library's rings.
     Client,
+    /// The C++ attach library, a runtime's side of a region.
+    Attach,
 }
-use Side::{Client, Device, Rust};
+use Side::{Attach, Client, Device, Rust};
 
 const RELEASE: &str = "release half";
 const ACQUIRE: &str = "acquire half";
@@ -43,9 +45,30 @@ const EDGES: &[Edge] = &[
     Edge { name: "TX_PUBLISH", halves: &[(RELEASE, Rust), (RELEASE, Device), (ACQUIRE, Rust)] },
     Edge { name: "TX_RELEASE", halves: &[(RELEASE, Rust), (ACQUIRE, Rust), (ACQUIRE, Device)] },
     Edge { name: "HANDOVER", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
-    Edge { name: "STOP", halves: &[(RELEASE, Rust), (ACQUIRE, Rust), (ACQUIRE, Device)] },
-    Edge { name: "HEARTBEAT", halves: &[(RELEASE, Rust), (ACQUIRE, Rust), (ACQUIRE, Device)] },
-    Edge { name: "STATE", halves: &[(RELEASE, Rust), (RELEASE, Device), (ACQUIRE, Rust)] },
+    Edge {
+        name: "STOP",
+        halves: &[(RELEASE, Rust), (RELEASE, Attach), (ACQUIRE, Rust), (ACQUIRE, Device)],
+    },
+    Edge {
+        name: "HEARTBEAT",
+        halves: &[
+            (RELEASE, Rust),
+            (RELEASE, Attach),
+            (ACQUIRE, Rust),
+            (ACQUIRE, Device),
+            (ACQUIRE, Attach),
+        ],
+    },
+    Edge {
+        name: "STATE",
+        halves: &[
+            (RELEASE, Rust),
+            (RELEASE, Device),
+            (RELEASE, Attach),
+            (ACQUIRE, Rust),
+            (ACQUIRE, Attach),
+        ],
+    },
     Edge { name: "FORMAT", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
     Edge {
         name: "PARK",
@@ -177,6 +200,8 @@ fn side_of(file: &File) -> Option<Side> {
         Some(Device)
     } else if file.path.starts_with("client/src/") {
         Some(Client)
+    } else if file.path.starts_with("attach/src/") {
+        Some(Attach)
     } else {
         None
     }

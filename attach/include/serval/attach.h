@@ -12,7 +12,8 @@
 //     while (runtime.starting()) { ... }              // until each has got to its first receive
 //     runtime.ready();
 //     while (runtime.look(100) != serval::Step::OVER) // beats; hears the engine
-//         ... end early if the blocks have ended: runtime.ended() ...
+//         ... leave the loop if the blocks have ended: runtime.ended() ...
+//     ... while look() said SERVING: call it for a second more. Blocks may end before the engine says that it stops ...
 //     runtime.stop_blocks();
 //     ... wait until no block runs any more ...
 //     runtime.leave();
@@ -128,6 +129,8 @@ class Runtime {
     uint64_t generation_ = 0, region_bytes_ = 0, mapped_bytes_ = 0, staging_bytes_ = 0, blocks_offset_ = 0;
     uint8_t* region_ = nullptr;
     int socket_ = -1, file_ = -1, bell_ = -1;
+    // Joining was tried.
+    bool used_ = false;
     Step step_ = Step::OVER;
     // The drain ends here, whatever the blocks do.
     uint64_t drain_until_ns_ = 0;
