@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <chrono>
+
 #include <serval/attach.h>
 
 #include "reverse.h"
@@ -78,10 +80,14 @@ int main(int argc, char** argv) {
         fflush(stdout);
         while (look(100)) {
         }
+        // Blocks that have nothing left end as soon as the engine wishes it, which may be before it says so here.
+        const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+        while (running == cudaSuccess && step == serval::Step::SERVING && std::chrono::steady_clock::now() < until) look(100);
     }
     const bool asked = running == cudaSuccess && step == serval::Step::DRAINING;
     const bool faulted = running != cudaSuccess && running != cudaErrorNotReady;
-    if (!asked) fprintf(stderr, "%s\n", faulted ? cudaGetErrorString(running) : runtime.why());
+    const char* why = faulted ? cudaGetErrorString(running) : *runtime.why() ? runtime.why() : "the blocks ended";
+    if (!asked) fprintf(stderr, "%s\n", why);
     runtime.stop_blocks();
     // The kernel ends with the stop word; one that faulted has ended.
     cudaStreamSynchronize(stream);

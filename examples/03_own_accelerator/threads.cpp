@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -43,11 +44,14 @@ int main(int argc, char** argv) {
         printf("serving %s, life %llu\n", runtime.service(), static_cast<unsigned long long>(runtime.generation()));
         fflush(stdout);
         while (step != serval::Step::OVER && !runtime.ended()) step = runtime.look(100);
+        // Blocks that have nothing left end as soon as the engine wishes it, which may be before it says so here.
+        const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+        while (step == serval::Step::SERVING && std::chrono::steady_clock::now() < until) step = runtime.look(100);
     }
     const bool asked = runtime.ended() && step == serval::Step::DRAINING;
     runtime.stop_blocks();
     for (std::thread& block : blocks) block.join();
-    if (!asked) fprintf(stderr, "%s\n", runtime.why());
+    if (!asked) fprintf(stderr, "%s\n", *runtime.why() ? runtime.why() : "the blocks ended");
     runtime.leave();
     return asked ? 0 : 1;
 }

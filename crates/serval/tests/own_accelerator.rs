@@ -14,10 +14,13 @@ use std::process::{ChildStdout, Command, Stdio};
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 use std::thread;
+use std::time::Duration;
 
 use common::lives::Stop;
 use common::offers::{Offers, at_a_false_engine};
 use common::*;
+use mqueue::abi::{state, stop};
+use mqueue::{MappedMemory, Region};
 use serval::runtime::{self, End, Wish};
 use sys::local::{LocalListener, wait_readable};
 use wire::DropReason;
@@ -231,4 +234,36 @@ fn engines_that_are_none_are_told_apart() {
     refuse[8] = VERSION as u8 + 1;
     let said = at_a_false_engine(&listener, &refuse, &[], || refusal(&at));
     assert_eq!(said, "the engine refuses: not??[2Jyou\n");
+}
+
+#[test]
+fn blocks_that_end_before_the_engine_says_that_it_stops_end_in_order() {
+    let at = path("early");
+    LazyLock::force(&PROGRAMS);
+    let listener = LocalListener::bind(&at).unwrap();
+    let offers = Offers::new();
+    let mut program = Program::start("early", &at);
+    let mut socket = None;
+    eventually("the program comes", || {
+        socket = listener.accept().unwrap();
+        socket.is_some()
+    });
+    let socket = socket.unwrap();
+    socket.send(&offers.offer("echo", 0), &offers.good()).unwrap();
+    assert_eq!(program.line(), "serving a, life 1\n");
+    let region = Region::join(MappedMemory::new(offers.good.clone())).unwrap();
+    let words = region.words();
+    words.set_stop(stop::DRAIN);
+    let ended = |block| words.block(block).state == state::ENDED;
+    eventually("all blocks have ended", || (0..region.block_count()).all(ended));
+    // So that the program has seen it too.
+    thread::sleep(Duration::from_millis(400));
+    socket.send(&FromEngine::Stop { drain_ms: 1000 }.encode(), &[]).unwrap();
+    assert_eq!(program.end(), (Some(0), String::new()));
+}
+
+#[test]
+fn a_runtime_joins_once() {
+    let done = Command::new(PROGRAMS.join("twice.san")).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
 }

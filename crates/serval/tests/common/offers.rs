@@ -15,7 +15,7 @@ use super::eventually;
 /// What can be offered.
 pub(crate) struct Offers {
     bytes: usize,
-    good: Arc<SharedMemory>,
+    pub(crate) good: Arc<SharedMemory>,
     /// Of another life than is said.
     later: Arc<SharedMemory>,
     /// Memory that is no region.
