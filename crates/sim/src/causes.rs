@@ -93,7 +93,7 @@ impl Plan {
             (R::StaleToken, wicked || backends || reloaded || crowded),
             (R::DrainTimeout, reloaded),
             // Connections that do not move over are read no further.
-            (R::Draining, reloads.any(|reload| !reload.keeps_connections)),
+            (R::Draining, reloads.any(|reload| !reload.keeps.connections)),
             (R::BadLength, drops),
             (R::KernelDrop, drops),
             (R::ConsumedDrop, drops && none),

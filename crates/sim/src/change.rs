@@ -8,15 +8,36 @@ use engine::topology::Service;
 use engine::{Farewell, Leave, Seat, Switch};
 use wire::nic::{Nic, PortIndex};
 
-use crate::net::lock;
+use crate::net::{Network, lock};
 use crate::nic::SimSocket;
+use crate::rng::Rng;
 use crate::world::{World, share_out};
+
+/// What moves over to the next version of a service.
+#[derive(Clone, Copy, Debug)]
+pub struct Keeps {
+    /// Connections.
+    pub connections: bool,
+    /// Shared-memory clients.
+    pub memory_clients: bool,
+    /// Or those of them whose port stays, which half of them came by.
+    pub memory_ports: bool,
+}
+
+impl Keeps {
+    /// All or nothing.
+    pub fn all(keeps: bool) -> Self {
+        Self { connections: keeps, memory_clients: keeps, memory_ports: true }
+    }
+}
 
 /// A change under way.
 pub(crate) struct Change {
     service: usize,
     /// It is there afterwards.
     comes: bool,
+    /// Shared-memory ports that do not stay.
+    closes_ports: bool,
     /// By worker, until it has taken its seat.
     seats: Vec<Option<Seat<()>>>,
     switch: Switch,
@@ -37,11 +58,11 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     }
 
     /// Begins to add a service, or to put another version of it into the place of the one that runs. Its
-    /// ports are those of the setup; connections move over if `keeps_connections`.
-    pub fn put(&mut self, spec: Service, service: usize, keeps_connections: bool, drain_ns: u64) {
+    /// ports are those of the setup; clients move over as `keeps` says.
+    pub fn put(&mut self, spec: Service, service: usize, keeps: Keeps, drain_ns: u64) {
         self.topology.services[service] = spec.clone();
         self.setup.topology.services[service] = spec;
-        self.begin(service, Some(keeps_connections), drain_ns);
+        self.begin(service, Some(keeps), drain_ns);
     }
 
     /// Whether every worker serves what the last change wants; what leaves may still be leaving.
@@ -71,7 +92,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         self.change.is_none()
     }
 
-    fn begin(&mut self, service: usize, next: Option<bool>, drain_ns: u64) {
+    fn begin(&mut self, service: usize, next: Option<Keeps>, drain_ns: u64) {
         assert!(self.change.is_none(), "one change after the other");
         let workers = self.workers.len();
         let old = self.slots[service].last().copied();
@@ -80,12 +101,13 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             |(index, (of, _)): (usize, (usize, _))| (of == service).then_some(index as PortIndex);
         let ports: Vec<PortIndex> = ports.filter_map(of_service).collect();
         let mut seats: Vec<Option<Seat<()>>> = (0..workers).map(|_| None).collect();
-        let mut successor = None;
+        let (mut successor, mut memory_successor) = (None, None);
         if let Some(keeps) = next {
             let taken: Vec<u16> = self.slots.iter().flatten().copied().collect();
             let slot = (0..).find(|slot| !taken.contains(slot)).expect("there is always one more");
             seats = self.prepare(service, slot);
-            successor = keeps.then_some(slot);
+            successor = keeps.connections.then_some(slot);
+            memory_successor = keeps.memory_clients.then_some(slot);
             self.slots[service].push(slot);
             if old.is_none() {
                 let limits = &self.topology.limits;
@@ -102,18 +124,17 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         let leave = old.map(|slot| Leave {
             slot,
             successor,
-            memory_successor: successor,
+            memory_successor,
+            // Who is there when the first worker switches.
             parting: Vec::new(),
             farewell: farewell.clone(),
         });
         let new = if next.is_some() { self.slots[service].last().copied() } else { None };
         let lead = new.filter(|_| old.is_some());
-        if successor.is_none() {
-            lock(&self.net).sends_away[service] = true;
-        }
         self.change = Some(Change {
             service,
             comes: next.is_some(),
+            closes_ports: next.is_some_and(|keeps| !keeps.memory_ports),
             seats,
             switch: Switch {
                 leave: leave.into_iter().collect(),
@@ -156,6 +177,9 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         if let Some(seat) = change.seats[worker].take() {
             entry.seat(seat).expect("model blocks start");
         } else if change.seats.iter().all(Option::is_none) && !change.switched[worker] {
+            if !change.switched.contains(&true) {
+                send_away(&mut lock(&self.net), &mut self.rng, &mut change);
+            }
             entry.switch(&change.switch);
             change.switched[worker] = true;
         } else if let Some(slot) = change.leaves
@@ -187,4 +211,16 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             }
         }
     }
+}
+
+/// Nobody comes in by shared memory until all workers have switched: who is there stays or goes.
+fn send_away(net: &mut Network, rng: &mut Rng, change: &mut Change) {
+    let Some(leave) = change.switch.leave.first_mut() else { return };
+    let here = net.memory_clients.iter().filter(|(_, service)| **service == change.service);
+    let mut going: Vec<u32> = here.map(|(id, _)| *id).collect();
+    if leave.memory_successor.is_some() {
+        going.retain(|_| change.closes_ports && rng.chance(500));
+        leave.parting = going.iter().map(|id| u64::from(*id)).collect();
+    }
+    net.sent_away.extend(going);
 }

@@ -88,7 +88,7 @@ pub mod backend;
 pub mod campaign;
 pub mod case;
 mod causes;
-mod change;
+pub mod change;
 pub mod client;
 mod conn;
 pub mod fault;

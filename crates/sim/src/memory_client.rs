@@ -6,7 +6,7 @@
 //! * every request that the engine took has exactly one outcome: the one correct reply, or the reason
 //!   why there is none (unless a drain ends before all is answered: what another worker has then is
 //!   told by the connection's end);
-//! * its connection lasts until it leaves or the engine ends;
+//! * its connection lasts until it leaves, a change sends it away or the engine ends;
 //! * it may leave its outcomes unread as long as it likes: none is lost for that.
 //!
 //! A client that scribbles is owed nothing; what it does must concern nobody else.
@@ -210,6 +210,7 @@ impl ShmClient {
         }
         let id = *next_id;
         *next_id += 1;
+        net.memory_clients.insert(id, self.service);
         let plan = spec.client_region_plan(self.manner.depth);
         let plan = RegionPlan { start: self.ring_start, ..plan };
         let bytes = plan.bytes().expect("a region of a client is small");
@@ -325,13 +326,21 @@ impl ShmClient {
         }
     }
 
+    /// No change is under way: whoever was sent away by one has gone.
+    pub(crate) fn check_sent_away(&self, net: &mut Network) {
+        let Some(life) = &self.life else { return };
+        let gone = !net.sent_away.contains(&life.id) || life.closed.load(Ordering::Relaxed);
+        net.ledger.must(gone, || format!("memory client {} stays after its port went", life.id));
+    }
+
     /// The engine let go of it.
     fn part(&mut self, net: &mut Network, life: &mut Life) {
+        net.memory_clients.remove(&life.id);
         if life.hostile {
             return;
         }
         self.read(net, life);
-        let (ending, cut_off) = (net.ending || net.sends_away[self.service], net.cut_off);
+        let (ending, cut_off) = (net.ending || net.sent_away.contains(&life.id), net.cut_off);
         let (id, owed) = (life.id, life.open.len());
         net.ledger.must(ending, || format!("memory client {id} was closed for nothing"));
         // What was not taken has no outcome.
@@ -351,6 +360,7 @@ impl ShmClient {
     ) -> bool {
         if net.struck.strikes(&mut self.rng, Fault::MemoryLeave, self.manner.leave) {
             fabric.dismiss(life.worker, life.id.into());
+            net.memory_clients.remove(&life.id);
             return false;
         }
         if net.struck.strikes(&mut self.rng, Fault::MemoryKind, self.manner.bad_kind) {

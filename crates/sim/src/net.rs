@@ -5,7 +5,7 @@
 //! and truncated; streams are delayed in order. The engine's side is [`crate::nic::SimNic`]; the
 //! peers' side is here.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -167,8 +167,10 @@ pub struct Network {
     pub(crate) muted: bool,
     /// The engine is draining: it may close on anybody.
     pub(crate) ending: bool,
-    /// By service: its shared-memory clients may have been told to leave by a change.
-    pub(crate) sends_away: Vec<bool>,
+    /// Shared-memory clients that are there, with their services.
+    pub(crate) memory_clients: BTreeMap<u32, usize>,
+    /// Those that a change has sent away.
+    pub(crate) sent_away: BTreeSet<u32>,
     /// Several workers ended before all was answered.
     pub(crate) cut_off: bool,
     /// How long the last poll was allowed to sleep.
@@ -222,7 +224,8 @@ impl Network {
             launched: 0,
             muted: false,
             ending: false,
-            sends_away: vec![false; ledger.services()],
+            memory_clients: BTreeMap::new(),
+            sent_away: BTreeSet::new(),
             cut_off: false,
             asked_sleep_ns: 0,
             inboxes: BTreeMap::new(),

@@ -12,6 +12,7 @@ use wire::nic::{PortIndex, Transport};
 
 use crate::accelerator::Behaviour;
 use crate::backend::{Backend, BackendHabits};
+use crate::change::Keeps;
 use crate::client::{DatagramClient, Taste};
 use crate::lives::Rebirth;
 use crate::memory_client::{MemoryManner, ShmClient};
@@ -74,8 +75,8 @@ pub struct Reload {
     pub turn: u32,
     /// Slots of the new version's mqueues.
     pub slots: u32,
-    /// Its connections move over.
-    pub keeps_connections: bool,
+    /// What moves over.
+    pub keeps: Keeps,
     /// How long the old version may take for what it has, in nanoseconds.
     pub drain_ns: u64,
     /// It has begun.
@@ -190,13 +191,19 @@ impl Plan {
 
     /// Services are replaced.
     fn add_reloads(&mut self, rng: &mut Rng) {
+        // Numbers of its own, so that the other runs stay what they were.
+        let mut own = Rng::new(!self.setup.seed);
         for _ in 0..rng.between(1, 2) {
             let service = rng.below(self.setup.topology.services.len() as u64) as usize;
             let reload = Reload {
                 service,
                 turn: rng.below(self.turns.into()) as u32,
                 slots: rng.pick(&[1, 2, 8, 64]),
-                keeps_connections: rng.chance(700),
+                keeps: Keeps {
+                    connections: rng.chance(700),
+                    memory_clients: own.chance(700),
+                    memory_ports: own.chance(500),
+                },
                 drain_ns: rng.pick(&[0, 5 * MS, 3000 * MS]),
                 begun: false,
             };

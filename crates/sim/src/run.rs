@@ -208,7 +208,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             lock(&world.net).struck.one(Fault::Reload);
             let mut spec = world.topology().services[reload.service].clone();
             spec.slots = reload.slots;
-            world.put(spec, reload.service, reload.keeps_connections, reload.drain_ns);
+            world.put(spec, reload.service, reload.keeps, reload.drain_ns);
         }
     }
 
@@ -252,6 +252,9 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             let slot = self.world.memory_door(client.service);
             let door = (&*self.world.fabric, spec, topology.limits.connections, slot);
             client.step(&mut net, door, &mut self.plan.next_id);
+            if self.world.is_changed() && !net.ending {
+                client.check_sent_away(&mut net);
+            }
         }
     }
 

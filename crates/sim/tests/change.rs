@@ -5,6 +5,7 @@ mod scene;
 use engine::topology::{Listen, Service, Topology};
 use scene::{MS, request, script};
 use sim::ConnId;
+use sim::change::Keeps;
 use sim::message::{Body, Flavor, request_payload, request_wire};
 use sim::net::{PeerRead, lock};
 use sim::nic::SimNic;
@@ -143,7 +144,7 @@ fn a_service_comes_changes_and_goes_at_any_step() {
                     let mut spec = original.clone();
                     spec.mqueues = 1 + stage.rng.below(4) as u32;
                     spec.slots = 1 << stage.rng.below(4);
-                    let keeps = stage.rng.chance(500);
+                    let keeps = Keeps::all(stage.rng.chance(500));
                     stage.world.put(spec, CHANGES, keeps, drain_ns);
                     runs = true;
                 }
@@ -195,7 +196,7 @@ fn connections_stay_or_are_closed_after_their_replies() {
         }
         stage.world.run(10, 1000);
         assert!(stage.world.under_way(CHANGES) > 0, "something is under way");
-        stage.world.put(spec, CHANGES, keeps, 50 * MS);
+        stage.world.put(spec, CHANGES, Keeps::all(keeps), 50 * MS);
         stage.change_in_steps(|_| {});
         stage.world.run(60, 100_000);
         assert_eq!(stage.world.metrics.service(CHANGES).replied, 4);
