@@ -78,6 +78,7 @@
 //! | `memory-kind` | `memory_client.rs` | cause: `bad_framing`; nobody else notices |
 //! | `memory-scribble` | `memory_client.rs`: any word of its region | no panic; nobody else notices |
 //! | `reload` | `run.rs`, `change.rs`: after any turn, worker by worker | sum, credit, others |
+//! | `cut-reload` | `run.rs`: the engine drains before what a reload sent off has left | sum, others |
 //! | `pause` | `run.rs` | sum, cause |
 //! | `early-drain` | `run.rs`, after any turn, worker by worker | sum: nothing is under way after the end |
 //! | `ring-wrap` | `plan.rs`, first counts of rings | all of them |
