@@ -108,5 +108,9 @@ impl<N: Nic> Worker<N> {
         }
         let Self { lanes, nic, .. } = self;
         lanes[lane].retire(accelerator, nic);
+        if reason == DropReason::Reconfiguring {
+            // The next life comes as soon as it can, with others or without.
+            lanes[lane].dispatcher.set_absent_reason(reason);
+        }
     }
 }

@@ -452,7 +452,7 @@ impl Server {
         let topology = self.topology.clone();
         let runtimes = self.runtimes()?;
         // The seats first: somebody may be waiting at a door already.
-        let awaited = runtimes.seat(seats);
+        let awaited = runtimes.seat(seats, true);
         runtimes.change_doors(&topology, doors, Vec::new());
         Ok(awaited.wait(cancelled)?)
     }

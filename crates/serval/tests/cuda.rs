@@ -145,14 +145,86 @@ fn a_service_that_leaves_or_comes_begins_a_new_life_of_its_gpu() {
         exchange_many(&served);
         fs::write(&file, &text).unwrap();
         served.process.signal("HUP");
+        let client = udp_client(served.services[0][0]);
         eventually("both are together", || {
-            let regions: Vec<[bool; 2]> = regions();
-            regions == [[true, true]]
+            client.send(b"meanwhile").unwrap();
+            served.metric("serval_reloads_total{result=\"changed\"}") == 2 * (round + 1)
         });
-        await_answer(&served);
+        // The reload has said that both serve.
+        let regions: Vec<[bool; 2]> = regions();
+        assert_eq!(regions, [[true, true]]);
+        for service in ["a", "b"] {
+            let labels = format!("{{service=\"{service}\",accelerator=\"gpu0\"}}");
+            assert_eq!(served.metric(&format!("serval_accelerator_up{labels}")), 1, "{service}");
+        }
+        assert_eq!(served.dropped("a", DropReason::NoAccelerator), 0);
         exchange_many(&served);
         assert!(!served.log().contains("share a GPU"), "round {round}: {}", served.log());
     }
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn services_that_leave_a_gpu_answer_first_whoever_comes_or_goes() {
+    let (folder, kernel) = driver_folder();
+    let environment = [("LD_LIBRARY_PATH", folder.as_path())];
+    let first = config("heartbeat_ms = 60000", &kernel);
+    let both = first.clone() + &second(&kernel, "mqueues = 2");
+    let engine = "drain_ms = 60000";
+    let served = Served::start_with("cuda-leave", engine, &both, &environment);
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-leave.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    let [runtime] = children(served.process.0.id())[..] else { panic!("one runtime") };
+    let client = udp_client(served.services[1][0]);
+    assert_eq!(ask(&client, b"before"), b"before");
+    signal(runtime, "STOP");
+    client.send(b"under way").unwrap();
+    let received = "serval_requests_received_total{service=\"b\"}";
+    eventually("it has been accepted", || served.metric(received) == 2);
+    // "a" and "b" go, "c" comes on the same GPU.
+    fs::write(&file, text.replace(&both, &first.replace("name = \"a\"", "name = \"c\""))).unwrap();
+    served.process.signal("HUP");
+    eventually("the one that comes serves", || {
+        served.log().matches("a runtime serves").count() == 3
+    });
+    // "a" has nothing left and is let go of; "b" has.
+    std::thread::sleep(Duration::from_millis(300));
+    signal(runtime, "CONT");
+    let mut reply = [0; 64];
+    assert_eq!(client.recv(&mut reply).expect("it is answered"), b"under way".len());
+    eventually("the reload is done", || {
+        served.metric("serval_reloads_total{result=\"changed\"}") == 1
+    });
+    let [left] = children(served.process.0.id())[..] else { panic!("one runtime") };
+    assert!(left != runtime && maps(left).contains("serval:c:"));
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn a_reload_that_fails_leaves_the_process_of_a_gpu_alone() {
+    let (folder, kernel) = driver_folder();
+    let environment = [("LD_LIBRARY_PATH", folder.as_path())];
+    let one = config("", &kernel);
+    let served = Served::start_with("cuda-undone", "", &one, &environment);
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-undone.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    let before = children(served.process.0.id());
+    let late = build_kernel("crates/serval/tests/kernels/ends_late.cpp");
+    let more = format!(
+        "{}\n[[accelerator]]\nname = \"other\"\nkind = \"process\"\n[[service]]\nname = \"z\"\n\
+         listen = \"udp://127.0.0.1:0\"\naccelerator = \"other\"\nkernel = \"{late}\"\n",
+        second(&kernel, "mqueues = 2")
+    );
+    fs::write(&file, text + &more).unwrap();
+    served.process.signal("HUP");
+    let client = udp_client(served.services[0][0]);
+    eventually("the reload has failed", || {
+        assert_eq!(ask(&client, b"meanwhile"), b"meanwhile");
+        served.metric("serval_reloads_total{result=\"failed\"}") == 1
+    });
+    assert_eq!(served.log().matches("a runtime serves").count(), 2, "{}", served.log());
+    exchange_many(&served);
+    assert_eq!(children(served.process.0.id()), before);
     assert_eq!(served.drain(), 0);
 }
 

@@ -13,8 +13,9 @@ use crate::config::{Config, Overrides};
 use crate::screen::{Screen, Table, print};
 
 pub(super) const HELP: &str = "\
-Services are added, removed and changed without losing a message of the others. A file with a mistake,
-or with a key that cannot change while the engine runs, changes nothing and says why. The server needs
+Services are added, removed and changed without losing a message of the others, but for those of the
+same tenant on the same GPU: they begin anew together. A file with a mistake, or with a key that
+cannot change while the engine runs, changes nothing and says why. The server needs
 engine.control = \"PATH\"; without it --pid sends SIGHUP, and the server's log tells the outcome.
 
 Examples:

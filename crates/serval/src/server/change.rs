@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use engine::accelerator::StartError;
 use engine::metrics::{AcceleratorLives, Metrics, ServiceMetrics};
-use engine::topology::{Listen, Service, Topology};
+use engine::topology::{AcceleratorKind, Launch, Listen, Service, Topology};
 use engine::{Farewell, Leave, Remains, Seat, Switch, Worker};
 use mqueue::abi::stop;
 use sys::{OpenPort, PortSpec, SocketOptions};
@@ -210,8 +210,32 @@ struct Leaver {
     dropped_before: u64,
     /// Ports that no successor keeps.
     stopped: Vec<PortIndex>,
+    /// GPUs that it has, and for whom.
+    gpus: Vec<(u32, String)>,
     /// Runtimes of its successor that wait for its own to end.
     after: Vec<SeatStart>,
+}
+
+impl Leaver {
+    /// Whether it may be in a process that has the GPU of the seat.
+    fn holds(&self, seat: &SeatStart) -> bool {
+        let (launch, _, gpu) = seat.post.launch();
+        let of = |(has, tenant): &(u32, String)| {
+            gpu == Some(*has) && seat.post.service.tenant == *tenant
+        };
+        matches!(launch, Launch::Engine { .. }) && self.gpus.iter().any(of)
+    }
+}
+
+/// The GPUs that a service is on, and for whom.
+fn gpus_of(topology: &Topology, service: &Service) -> Vec<(u32, String)> {
+    let gpu = |index: &usize| match &topology.accelerators[*index].kind {
+        AcceleratorKind::Process { launch: Launch::Engine { .. }, gpu, .. } => {
+            gpu.map(|gpu| (gpu, service.tenant.clone()))
+        }
+        _ => None,
+    };
+    service.accelerators.iter().filter_map(gpu).collect()
 }
 
 impl Server {
@@ -264,13 +288,41 @@ impl Server {
         if let Some(held) = held {
             held.go_on(self.memory_ports(), ports, limits);
         }
-        let mut outcomes = Vec::new();
-        for leaver in leavers {
-            outcomes.push(self.let_go(leaver, give_up));
-        }
+        let outcomes = self.let_all_go(leavers, give_up);
         // They start beside each other.
-        let outcomes: Vec<_> = outcomes.into_iter().map(|o| o.wait(give_up)).collect();
+        let mut outcomes: Vec<_> = outcomes.into_iter().map(|o| o.wait(give_up)).collect();
+        // Others may begin anew with them, or without those that left.
+        let moving = self.runtimes.as_ref().map(|runtimes| runtimes.moving());
+        if let Some(Err(Unready::Failed(name, why))) = moving.map(|m| m.wait(&mut || give_up())) {
+            match outcomes.iter_mut().find(|outcome| outcome.name == name) {
+                Some(outcome) => outcome.not_started = Some(why),
+                None => outcomes.push(Outcome { not_started: Some(why), ..Outcome::of(name) }),
+            }
+        }
         Ok(report(plan, &outcomes))
+    }
+
+    /// Lets go of the versions that leave, one after the other. Runtimes that waited for one come when nobody
+    /// who may share its process is left on their GPU, those that begin together at once.
+    fn let_all_go(&mut self, leavers: Vec<Leaver>, give_up: &dyn Fn() -> bool) -> Vec<Outcome> {
+        let mut outcomes: Vec<Outcome> = Vec::new();
+        let mut waiting: Vec<(usize, Vec<SeatStart>)> = Vec::new();
+        let mut leavers = leavers.into_iter();
+        while let Some(mut leaver) = leavers.next() {
+            waiting.push((outcomes.len(), std::mem::take(&mut leaver.after)));
+            outcomes.push(self.let_go(leaver, give_up));
+            let left = leavers.as_slice();
+            let held = |after: &[SeatStart]| after.iter().any(|s| left.iter().any(|l| l.holds(s)));
+            let free: Vec<_> = waiting.extract_if(.., |(_, after)| !held(after)).collect();
+            let (of, free): (Vec<_>, Vec<_>) =
+                free.into_iter().filter(|(_, after)| !after.is_empty()).unzip();
+            if let Some(runtimes) = self.runtimes.as_ref().filter(|_| !free.is_empty()) {
+                for (of, awaited) in of.into_iter().zip(runtimes.seat_each(free)) {
+                    outcomes[of].awaited = Some(awaited);
+                }
+            }
+        }
+        outcomes
     }
 
     /// Makes everything that a service of the new topology needs.
@@ -388,7 +440,7 @@ impl Server {
         if seats.is_empty() && !waits && doors.is_empty() {
             return Ok(());
         }
-        let awaited = self.runtimes()?.seat(seats);
+        let awaited = self.runtimes()?.seat(seats, false);
         Ok(awaited.wait(&mut || give_up()).map_err(ServerError::from)?)
     }
 
@@ -453,7 +505,7 @@ impl Server {
         held: Option<&Held>,
     ) -> Vec<Leaver> {
         let old = std::mem::take(&mut self.places);
-        let names: Vec<String> = self.topology.services.iter().map(|s| s.name.clone()).collect();
+        let before = self.topology.clone();
         let mut leavers = Vec::new();
         let mut switch = Switch {
             leave: Vec::new(),
@@ -466,7 +518,8 @@ impl Server {
             switch.lead.extend(new.kept.iter().map(|port| (*port, new.place.slot)));
         }
         let mut places: Vec<Option<Place>> = wanted.services.iter().map(|_| None).collect();
-        for (place, name) in old.into_iter().zip(names) {
+        for (place, service) in old.into_iter().zip(&before.services) {
+            let name = service.name.clone();
             let at = plan.services.iter().position(|(of, _)| *of == name).expect("all are in it");
             let mut successor = prepared.iter_mut().find(|new| new.index == at);
             if plan.services[at].1 == Fate::Unchanged {
@@ -495,7 +548,17 @@ impl Server {
             });
             let dropped_before = place.metrics.snapshot().dropped(DropReason::DrainTimeout);
             let (slot, metrics) = (place.slot, place.metrics);
-            leavers.push(Leaver { name, slot, metrics, farewell, dropped_before, stopped, after });
+            let gpus = gpus_of(&before, service);
+            leavers.push(Leaver {
+                name,
+                slot,
+                metrics,
+                farewell,
+                dropped_before,
+                stopped,
+                gpus,
+                after,
+            });
         }
         for new in prepared {
             places[new.index] = Some(new.place);
@@ -526,7 +589,7 @@ impl Server {
 
     /// Waits until a service has nothing left, and lets go of it.
     fn let_go(&mut self, leaver: Leaver, give_up: &dyn Fn() -> bool) -> Outcome {
-        let Leaver { name, slot, metrics, farewell, dropped_before, stopped, after } = leaver;
+        let Leaver { name, slot, metrics, farewell, dropped_before, stopped, .. } = leaver;
         let patience = Duration::from_millis(self.topology.engine.drain_ms);
         let mut settled = self.wait_for(&farewell, patience, give_up);
         if !settled && !give_up() {
@@ -543,10 +606,8 @@ impl Server {
             false
         };
         let dropped = metrics.snapshot().dropped(DropReason::DrainTimeout);
-        let runtimes = self.runtimes.as_ref().filter(|_| !after.is_empty());
-        let awaited = runtimes.map(|runtimes| runtimes.seat(after));
         let unanswered = dropped - dropped_before;
-        Outcome { name, unanswered, left_behind: !gone, awaited, not_started: None }
+        Outcome { unanswered, left_behind: !gone, ..Outcome::of(name) }
     }
 
     /// A slot that has nothing left is given up, and its own ports; whether all of it is gone. What is not is given
@@ -632,6 +693,10 @@ struct Outcome {
 }
 
 impl Outcome {
+    fn of(name: String) -> Self {
+        Self { name, unanswered: 0, left_behind: false, awaited: None, not_started: None }
+    }
+
     /// Waits until the runtimes serve, or do not come to.
     fn wait(mut self, give_up: &dyn Fn() -> bool) -> Self {
         let waited = self.awaited.take().map_or(Ok(()), |awaited| awaited.wait(&mut || give_up()));

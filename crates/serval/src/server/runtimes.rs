@@ -20,8 +20,9 @@
 //!
 //! *Seats on one GPU share a process*, which the engine starts for those that wait for one at that time. They have one
 //! connection, begin together and end together, whichever of them gave the reason. One whose service leaves ends the
-//! others' life. One that comes begins in a process of its own; when it serves, all of them begin anew together.
-//! Should that fail, they go on alone.
+//! life of those that stay, once all that leave have answered. One that comes begins in a process of its own, which
+//! costs nobody anything should the change be undone; when it is certain, all of them begin anew together, no more than
+//! [`TOGETHER_MAX`]. Should that fail, they go on alone.
 //!
 //! *Seats come and go with services* ([`Runtimes::seat`], [`Runtimes::change_doors`], [`Runtimes::leave`]). One whose service is about to leave
 //! serves on until everything is answered, and has no next life; then its runtime is asked to end.
@@ -29,6 +30,7 @@
 mod seat;
 #[cfg(test)]
 mod tests;
+mod together;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -77,9 +79,10 @@ struct Call {
 
 /// How seats and doors change.
 enum Order {
-    /// These come.
-    Seat(Vec<SeatStart>, Sender<First>),
-    /// These doors are open from now on, and the seats in these slots have no next life.
+    /// These come, each with who hears of its first start. Whether it is certain that they stay.
+    Seat(Vec<(SeatStart, Sender<First>)>, bool),
+    /// These doors are open from now on, and the seats in these slots have no next life;
+    /// all others stay.
     ChangeDoors {
         names: Vec<(PathBuf, Arc<str>)>,
         new: AttachDoors,
@@ -88,6 +91,8 @@ enum Order {
     },
     /// The seats in this slot are given up; what comes along is dropped when they are gone.
     Leave(u16, Sender<()>),
+    /// Who hears of the next start of those that change processes.
+    Tell(Sender<First>),
 }
 
 /// Runs until it is dropped, which must be after the workers have ended.
@@ -204,9 +209,30 @@ impl Runtimes {
     }
 
     /// Seats come; the workers have their lanes. Those whose runtimes the engine starts are to be waited for.
-    pub(super) fn seat(&self, seats: Vec<SeatStart>) -> Awaited {
+    /// Seats that are not `settled` may yet be undone: they touch nobody else's process until the doors change.
+    pub(super) fn seat(&self, seats: Vec<SeatStart>, settled: bool) -> Awaited {
         let (tell, first) = mpsc::channel();
-        self.order(Order::Seat(seats, tell));
+        let seats = seats.into_iter().map(|seat| (seat, tell.clone())).collect();
+        self.order(Order::Seat(seats, settled));
+        Awaited { first }
+    }
+
+    /// Seats of several services come at once, so that those that can share a process begin in one.
+    pub(super) fn seat_each(&self, services: Vec<Vec<SeatStart>>) -> Vec<Awaited> {
+        let (mut seats, mut awaited) = (Vec::new(), Vec::new());
+        for service in services {
+            let (tell, first) = mpsc::channel();
+            seats.extend(service.into_iter().map(|seat| (seat, tell.clone())));
+            awaited.push(Awaited { first });
+        }
+        self.order(Order::Seat(seats, true));
+        awaited
+    }
+
+    /// Those that change processes, until they serve again.
+    pub(super) fn moving(&self) -> Awaited {
+        let (tell, first) = mpsc::channel();
+        self.order(Order::Tell(tell));
         Awaited { first }
     }
 
@@ -293,10 +319,10 @@ impl Desk {
             std::mem::take(&mut *self.call.orders.lock().unwrap_or_else(PoisonError::into_inner));
         for order in orders {
             match order {
-                Order::Seat(starts, first) => {
-                    for start in starts {
+                Order::Seat(starts, settled) => {
+                    for (start, first) in starts {
                         self.seated += 1;
-                        self.seats.insert(self.seated, Seat::new(start, &first));
+                        self.seats.insert(self.seated, Seat::new(start, &first, settled));
                     }
                     warn_of_shared_gpus(&self.seats);
                 }
@@ -310,36 +336,16 @@ impl Desk {
                     for seat in self.seats.values_mut().filter(|s| leaving.contains(&s.post.slot)) {
                         (seat.last, seat.next_try) = (true, None);
                     }
+                    self.settle();
                 }
-                Order::Leave(slot, gone) => {
-                    self.break_up(slot);
-                    for seat in self.seats.values_mut().filter(|s| s.post.slot == slot) {
-                        seat.part(Some(gone.clone()));
+                Order::Leave(slot, gone) => self.leave(slot, &gone),
+                Order::Tell(tell) => {
+                    for seat in self.seats.values_mut().filter(|s| s.moving && !s.last) {
+                        seat.first.get_or_insert_with(|| tell.clone());
                     }
                 }
             }
         }
-    }
-
-    /// Seats that share a process with those of a slot, which leave, begin a new life without them.
-    fn break_up(&mut self, slot: u16) {
-        let leaving: Vec<u64> =
-            self.seats.iter().filter(|(_, s)| s.post.slot == slot).map(|(id, _)| *id).collect();
-        for id in leaving {
-            if self.together(id).len() > 1 {
-                let text = "a service that shares its process leaves";
-                self.end(id, Ending::reconfigured(text));
-            }
-        }
-    }
-
-    /// The seats that live and end with this one, itself among them.
-    fn together(&self, id: u64) -> Vec<u64> {
-        let process = self.seats[&id].process;
-        let with = |(at, seat): (&u64, &Seat)| {
-            (*at == id || process > 0 && seat.process == process).then_some(*at)
-        };
-        self.seats.iter().filter_map(with).collect()
     }
 
     fn seat(&mut self, id: u64) -> &mut Seat {
@@ -355,6 +361,12 @@ impl Desk {
         // Unmaps those that nobody else holds any more.
         self.leaving.retain(|memory| Arc::strong_count(memory) > 1);
         self.dying.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        // First who leaves: it is waited for, and making the regions of others takes its time.
+        for id in self.seats.keys().copied().collect::<Vec<_>>() {
+            if self.seat(id).has_left() {
+                self.remove(id);
+            }
+        }
         for id in self.seats.keys().copied().collect::<Vec<_>>() {
             self.look_after(id);
         }
@@ -389,12 +401,14 @@ impl Desk {
     fn look_after(&mut self, id: u64) {
         let now = Instant::now();
         let draining = self.draining();
+        let due = self.seats[&id].next_try.is_some_and(|due| due <= now);
+        let held = due && self.gpu_is_held(id);
         let seat = self.seat(id);
-        if seat.has_left() {
-            return self.remove(id);
-        }
-        if seat.next_try.is_some_and(|due| due <= now) {
-            seat.next_try = None;
+        if due {
+            seat.next_try = held.then(|| now + LEAVING_PAUSE);
+            if held {
+                return;
+            }
             if seat.life.is_none() {
                 self.prepare(id);
             } else if !draining && seat.is_launched() && matches!(seat.state, State::Vacant) {
@@ -445,12 +459,18 @@ impl Desk {
         let (process, until) = (self.processes, Instant::now() + START_PATIENCE);
         let leader = &self.seats[&id];
         let joins = |(at, seat): &(&u64, &Seat)| {
-            let waits = matches!(seat.state, State::Vacant) && seat.life.is_some();
+            let waits = matches!(seat.state, State::Vacant) && seat.settled == leader.settled;
             **at != id && waits && seat.goes_with(leader)
         };
         let others = self.seats.iter().filter(joins).map(|(at, _)| *at);
-        let together: Vec<u64> = others.take(TOGETHER_MAX as usize - 1).chain([id]).collect();
-        for at in together {
+        let mut others: Vec<u64> = others.take(TOGETHER_MAX as usize - 1).collect();
+        others.retain(|at| {
+            if self.seats[at].life.is_none() {
+                self.prepare(*at);
+            }
+            self.seats[at].life.is_some()
+        });
+        for at in others.into_iter().chain([id]) {
             let seat = self.seat(at);
             (seat.process, seat.next_try) = (process, None);
             seat.state = State::Expected { until };
@@ -668,28 +688,18 @@ impl Desk {
         if !starting || (ready.generation, ready.blocks) != (first, blocks) {
             return Err("it was ready for something else".into());
         }
-        together.into_iter().for_each(|at| self.begin_one(at));
+        together.iter().for_each(|at| self.begin_one(*at));
         self.bring_together(id);
-        Ok(())
-    }
-
-    /// A seat serves: if others do that should share its process, all of them begin a new life in one.
-    fn bring_together(&mut self, id: u64) {
-        let seat = &self.seats[&id];
-        let apart = |(_, other): &(&u64, &Seat)| {
-            let serves = matches!(other.state, State::Serving { .. });
-            serves && other.process != seat.process && other.goes_with(seat)
-        };
-        let apart: Vec<u64> = self.seats.iter().filter(apart).map(|(at, _)| *at).collect();
-        if !apart.is_empty() {
-            let text = "it is to share its process with a service that came";
-            for at in apart.into_iter().chain([id]) {
-                // Those of one process end together.
-                if matches!(self.seats[&at].state, State::Serving { .. }) {
-                    self.end(at, Ending::reconfigured(text));
-                }
+        for at in together {
+            let seat = self.seat(at);
+            // One that is to share a process serves when that runs.
+            let serves = matches!(seat.state, State::Serving { .. });
+            if let Some(first) = seat.first.take_if(|_| serves) {
+                // The server may have given up already.
+                let _ = first.send((seat.post.service.name.clone(), Ok(())));
             }
         }
+        Ok(())
     }
 
     fn begin_one(&mut self, id: u64) {
@@ -708,10 +718,7 @@ impl Desk {
         }
         let AcceleratorLives { service, accelerator, .. } = &*seat.post.told;
         tracing::info!(service, accelerator, generation = seat.generation, "a runtime serves");
-        if let Some(first) = seat.first.take() {
-            // The server may have given up already.
-            let _ = first.send((seat.post.service.name.clone(), Ok(())));
-        }
+        seat.moving = false;
     }
 
     /// A life ends, or does not come to begin, and with it those that go with it. Those that do not come to begin
@@ -755,7 +762,9 @@ impl Desk {
         let next_try_ms = next_try.map(|pause| pause.as_millis());
         let (generation, text) = (seat.generation, &ending.text);
         tracing::warn!(service, accelerator, generation, next_try_ms, "a runtime ended: {text}");
-        if let Some(first) = seat.first.take() {
+        seat.moving = ending.reason == DropReason::Reconfiguring;
+        let moving = seat.moving;
+        if let Some(first) = seat.first.take_if(|_| !moving) {
             let _ = first.send((seat.post.service.name.clone(), Err(ending.text)));
         }
         let (launched, last) = (seat.is_launched(), seat.last);
@@ -767,7 +776,8 @@ impl Desk {
         // Whoever was offered the region may have written into it; before that it is as good as new.
         if !matches!(before, State::Vacant | State::Expected { .. }) {
             self.retire(id);
-            if launched && !last {
+            // Who changes processes gets its region when it is its turn: somebody may wait for one that leaves.
+            if launched && !last && !moving {
                 self.prepare(id);
             }
         }
@@ -776,8 +786,9 @@ impl Desk {
     /// Lets go of the region of a life that ended.
     fn retire(&mut self, id: u64) {
         let seat = self.seat(id);
+        let inherited = std::mem::take(&mut seat.inherited);
         let Some(life) = seat.life.take() else { return };
-        self.leaving.push(life.memory);
+        self.leaving.extend(inherited.into_iter().chain([life]).map(|life| life.memory));
     }
 
     /// Makes the region of a seat's next life and gives it to the workers.

@@ -193,11 +193,17 @@ pub(super) struct Seat {
     pub(super) first: Option<Sender<First>>,
     /// Its service leaves: this life has no next one.
     pub(super) last: bool,
+    /// It is certain that it stays: the change that brought it can no longer be undone.
+    pub(super) settled: bool,
+    /// It ended to begin in another process, and has not begun yet.
+    pub(super) moving: bool,
+    /// Lives of seats that have left, which its process keeps until it ends.
+    pub(super) inherited: Vec<Life>,
 }
 
 impl Seat {
     /// `first` hears of the first start if the engine starts its runtimes.
-    pub(super) fn new(start: SeatStart, first: &Sender<First>) -> Self {
+    pub(super) fn new(start: SeatStart, first: &Sender<First>, settled: bool) -> Self {
         let SeatStart { post, life } = start;
         let launched = matches!(post.launch().0, Launch::Engine { .. });
         Self {
@@ -212,6 +218,9 @@ impl Seat {
             back_off: BACK_OFF_MIN,
             first: launched.then(|| first.clone()),
             last: false,
+            settled,
+            moving: false,
+            inherited: Vec::new(),
         }
     }
 
@@ -294,8 +303,10 @@ impl Seat {
             State::Vacant | State::Expected { .. } => None,
         };
         if let (Some(socket), Some(life)) = (&socket, &self.life) {
-            life.words.set_stop(stop::DRAIN);
-            life.link.ring();
+            for life in self.inherited.iter().chain([life]) {
+                life.words.set_stop(stop::DRAIN);
+                life.link.ring();
+            }
             let drain_ms = GOODBYE_PATIENCE.as_millis() as u32 / 2;
             // It may be gone.
             let _ = socket.send(&FromEngine::Stop { drain_ms }.encode(), &[]);

@@ -45,7 +45,7 @@ fn seat(desk: &mut Desk, topology: &Topology, slot: u16) {
         told: Arc::new(AcceleratorLives::new("s", "own")),
     };
     let (start, _) = SeatStart::make(post, &desk.heart).unwrap();
-    order(desk, Order::Seat(vec![start], mpsc::channel().0));
+    order(desk, Order::Seat(vec![(start, mpsc::channel().0)], false));
 }
 
 fn order(desk: &mut Desk, order: Order) {
