@@ -61,14 +61,15 @@ impl Memcached {
         Err(DemoError::Missing("memcached did not answer within 10 s".to_owned()))
     }
 
+    /// This process answers, not whoever took the port in between.
     fn is_up(&self) -> bool {
         let asks = || -> io::Result<bool> {
             let mut stream = TcpStream::connect(self.address)?;
             stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-            stream.write_all(b"version\r\n")?;
+            stream.write_all(b"stats\r\n")?;
             let mut line = String::new();
             BufReader::new(stream).read_line(&mut line)?;
-            Ok(line.starts_with("VERSION"))
+            Ok(line.trim_end() == format!("STAT pid {}", self.child.id()))
         };
         asks().unwrap_or(false)
     }

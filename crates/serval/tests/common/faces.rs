@@ -1,6 +1,6 @@
 //! A memcached with pictures, and clients that ask a face verification service about them.
 
-use std::io::{Read as _, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -37,12 +37,25 @@ impl Memcached {
             if memcached.process.0.try_wait().unwrap().is_some() {
                 return None;
             }
-            if TcpStream::connect(memcached.address()).is_ok() {
-                return Some(memcached);
+            match memcached.process_that_answers() {
+                Ok(process) if process == memcached.process.0.id() => return Some(memcached),
+                // Someone else's: this one will find its port taken.
+                Ok(_) => return None,
+                Err(_) => thread::sleep(Duration::from_millis(5)),
             }
-            thread::sleep(Duration::from_millis(5));
         }
         None
+    }
+
+    /// A connection alone says nothing: whoever took the port in between would take it too.
+    fn process_that_answers(&self) -> io::Result<u32> {
+        let mut stream = TcpStream::connect(self.address())?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"stats\r\n")?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line)?;
+        let process = line.strip_prefix("STAT pid ").and_then(|rest| rest.trim_end().parse().ok());
+        process.ok_or_else(|| io::Error::other(format!("no memcached: {line:?}")))
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
