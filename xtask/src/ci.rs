@@ -127,6 +127,12 @@ const STEPS: &[Step] = &[
         what: "every promise names what checks it",
         run: || Ok(proof::check().map(|_| Done::Passed)?),
     },
+    // Before the tests, which build with the compiler that this fetches.
+    Step {
+        name: "nvcc",
+        what: "every kernel compiles for sm_80, sm_90 and sm_100, and the GPU baselines do",
+        run: nvcc,
+    },
     Step { name: "test", what: "cargo test", run: test },
     Step {
         name: "mutants",
@@ -137,11 +143,6 @@ const STEPS: &[Step] = &[
     Step { name: "device", what: "the device library and the kernels on the host", run: device },
     Step { name: "models", what: "LeNet and faces against their references", run: models },
     Step { name: "tsan", what: "the device library under ThreadSanitizer", run: tsan },
-    Step {
-        name: "nvcc",
-        what: "every kernel compiles for sm_80, sm_90 and sm_100, and the GPU baselines do",
-        run: nvcc,
-    },
     Step { name: "wasm", what: "the sans-IO crates build for wasm32, without imports", run: wasm },
     Step { name: "arm", what: "builds for aarch64; rings and parsers under qemu", run: arm },
     Step { name: "loom", what: "the rings under loom", run: loom },

@@ -5,7 +5,7 @@
 //! need another, and the code under test checks its own bounds. What a run learns stays in `.cache/fuzz`
 //! for the next one; what it finds is kept in `fuzz/artifacts` and fails the run.
 //!
-//! A run may be recorded in `docs/proof/fuzz.json`; runs of one commit add up, so an hour may come in pieces.
+//! A run may be recorded in `docs/proof/fuzz.json`; runs add up, so an hour may come in pieces.
 //! `--build FOLDER` leaves the programs and this one in a folder, from which `--binaries FOLDER` runs them on a
 //! machine without a compiler.
 //!
@@ -16,10 +16,11 @@ mod record;
 
 use std::collections::VecDeque;
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
-use std::time::Instant;
+use std::time::Duration;
 
 use crate::Findings;
 use crate::files::root;
@@ -37,6 +38,9 @@ const FLAGS: &[&str] = &[
 /// One input may take this long, in seconds, on a machine that does much else.
 const INPUT_SECONDS_MAX: u32 = 30;
 
+/// Of the times in /proc, on every architecture Linux has here.
+const TICKS_PER_SECOND: u64 = 100;
+
 /// How the targets are run.
 #[derive(Default)]
 struct Options {
@@ -53,6 +57,7 @@ struct Options {
 /// What a target did.
 struct Run {
     target: String,
+    /// Of a processor: on a machine that does much else, less than went by.
     seconds: u64,
     inputs: u64,
     edges: u64,
@@ -261,13 +266,28 @@ fn fuzz(sources: &Path, binaries: &Path, target: &str, seconds: u32) -> Result<R
     }
     let mut command = libfuzzer(sources, binaries, target, &found);
     command.arg(format!("-max_total_time={seconds}")).args([&learnt, &corpus]);
-    let start = Instant::now();
-    let output = command.output().map_err(|error| format!("{target}: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| format!("{target}: {error}"))?;
+    let stat = format!("/proc/{}/stat", child.id());
+    let mut errors = child.stderr.take().expect("it is piped");
+    let reader = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        errors.read_to_end(&mut text).map(|_| text)
+    });
+    let mut ticks = 0;
+    let status = loop {
+        ticks = fs::read_to_string(&stat).ok().and_then(|stat| ticks_of(&stat)).unwrap_or(ticks);
+        match child.try_wait().map_err(|error| format!("{target}: {error}"))? {
+            Some(status) => break status,
+            None => std::thread::sleep(Duration::from_millis(100)),
+        }
+    };
+    let text = reader.join().expect("no panic").map_err(|error| format!("{target}: {error}"))?;
+    let text = String::from_utf8_lossy(&text);
+    if !status.success() {
         let last: Vec<&str> = text.lines().rev().take(40).collect();
         let last: Vec<&str> = last.into_iter().rev().collect();
-        return Err(format!("{target}: {}\n{}", output.status, last.join("\n")));
+        return Err(format!("{target}: {status}\n{}", last.join("\n")));
     }
     let after = |mark: &str| {
         let at = text.rfind(mark)? + mark.len();
@@ -275,16 +295,30 @@ fn fuzz(sources: &Path, binaries: &Path, target: &str, seconds: u32) -> Result<R
     };
     match (after("stat::number_of_executed_units:"), after("cov:")) {
         (Some(inputs @ 1..), Some(edges)) => {
-            let seconds = start.elapsed().as_secs();
+            let seconds = ticks / TICKS_PER_SECOND;
             Ok(Run { target: target.to_owned(), seconds, inputs, edges })
         }
         _ => Err(format!("{target}: ran no input\n{text}")),
     }
 }
 
+/// The processor time in a process's `stat`, of user and system: proc(5), fields 14 and 15, counted behind the name.
+fn ticks_of(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let mut fields = fields.split(' ').skip(14 - 3).map(str::parse::<u64>);
+    Some(fields.next()?.ok()? + fields.next()?.ok()?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processor_time_is_found_behind_any_name() {
+        let stat = "12 (a) b) S 1 2 3 4 5 6 7 8 9 10 340 25 1 1 20 0";
+        assert_eq!(ticks_of(stat), Some(365));
+        assert_eq!(ticks_of("12 (a) S 1"), None);
+    }
 
     #[test]
     fn programs_of_one_target_count_together() {
