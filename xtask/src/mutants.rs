@@ -238,6 +238,11 @@ const MUTANTS: &[Mutant] = &[
         &["crates/sys/tests/network/udp.rs::order_is_kept_per_peer"],
     ),
     mutant(
+        "join_forgotten_train",
+        "a reply joins the train of the client whose place its own takes",
+        &["crates/sys/src/socket_nic/trains.rs::many_destinations_keep_their_order_and_their_turn"],
+    ),
+    mutant(
         "skip_after_partial_send",
         "what a send did not take is counted as sent",
         &["crates/sys/tests/network/udp.rs::refused_departures_are_counted_and_hold_up_nobody"],

@@ -30,6 +30,7 @@ mod address;
 mod listen;
 mod poller;
 mod streams;
+mod trains;
 mod udp_receive;
 mod udp_send;
 

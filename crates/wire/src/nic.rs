@@ -83,7 +83,7 @@ pub struct Departure {
     pub len: u32,
 }
 
-/// Datagrams waiting to leave one port, in order. Bounded: [`TxBatch::room_for`] says whether one
+/// Datagrams waiting to leave one port, each destination's in order. Bounded: [`TxBatch::room_for`] says whether one
 /// more fits. What the host kernel did not take stays for the next call.
 #[derive(Debug)]
 pub struct TxBatch {
@@ -154,10 +154,17 @@ impl TxBatch {
         filled
     }
 
-    /// Datagrams not sent yet, oldest first.
+    /// Datagrams not sent yet, in the order in which they will leave if nobody changes it.
     #[inline]
     pub fn waiting(&self) -> &[Departure] {
         &self.items[self.sent..]
+    }
+
+    /// Datagrams not sent yet, for an implementation that sends them in another order: each
+    /// destination's must keep theirs.
+    #[inline]
+    pub fn waiting_mut(&mut self) -> &mut [Departure] {
+        &mut self.items[self.sent..]
     }
 
     /// The payload of one departure.
@@ -166,7 +173,7 @@ impl TxBatch {
         &self.bytes[departure.offset as usize..][..departure.len as usize]
     }
 
-    /// All payload storage (departures of one destination pushed one after the other are adjacent).
+    /// All payload storage.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -294,7 +301,8 @@ pub trait Nic {
     /// whether more may be waiting.
     fn recv(&mut self, port: PortIndex, batch: &mut RxBatch) -> bool;
 
-    /// Sends what `batch` holds from a UDP port, in order, and advances it past what is done with.
+    /// Sends what `batch` holds from a UDP port, each destination's datagrams in order, and advances it past what
+    /// is done with.
     fn send(&mut self, port: PortIndex, batch: &mut TxBatch) -> SendOutcome;
 
     /// Accepts one connection from a TCP listener; `None` when none waits.

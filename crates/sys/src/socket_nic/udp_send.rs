@@ -1,8 +1,9 @@
 //! Batched UDP send: one `sendmmsg` for up to [`MESSAGES`] messages, each possibly a GSO train.
 //!
-//! Adjacent departures of the same length between the same two addresses leave as one message with
-//! `UDP_SEGMENT` (the last may be shorter), which the host kernel carries through its stack once.
-//! A train that the route cannot carry (segments over the MTU, no checksum offload) is sent again
+//! Departures of the same length between the same two addresses leave as one message with
+//! `UDP_SEGMENT` (the last may be shorter), which the host kernel carries through its stack once; which
+//! they are is the business of `trains.rs`. Their payloads stay where they are: a message names them piece
+//! by piece. A train that the route cannot carry (segments over the MTU, no checksum offload) is sent again
 //! one by one, and the sender remembers what it learned. Every departure is either sent or refused.
 
 use std::io;
@@ -15,12 +16,13 @@ use libc::{c_int, iovec, mmsghdr};
 use wire::nic::{Departure, SendOutcome, TxBatch, UDP_PAYLOAD_MAX};
 
 use super::address::{RawAddress, in_addr, in6_addr};
+use super::trains::{SEGMENTS_MAX, Trains, front_train};
 use crate::os::{check, interrupted, zeroed};
 
 /// Messages of one call.
 const MESSAGES: usize = 64;
-/// Segments the host kernel takes in one train (UDP_MAX_SEGMENTS of its first version).
-const SEGMENTS_MAX: usize = 64;
+/// Pieces of payload in one call; a train has one for each of its segments at most.
+const PIECES: usize = 1024;
 /// Room for the source address (40) and the segment size (24), in 8-byte words.
 const CONTROL_WORDS: usize = 8;
 /// Tries of a call that reports the trouble of an earlier datagram (an ICMP answer) instead of its
@@ -63,33 +65,34 @@ impl Segmentation {
 /// The arrays `sendmmsg` needs; shared by all UDP ports of a worker.
 pub(super) struct Sender {
     headers: Vec<mmsghdr>,
-    iovecs: Vec<iovec>,
+    /// The pieces of payload of all messages, one message after the other.
+    pieces: Vec<iovec>,
     peers: Vec<RawAddress>,
     controls: Vec<[u64; CONTROL_WORDS]>,
     /// Departures in each message.
     counts: Vec<usize>,
+    trains: Trains,
 }
 
 // SAFETY: the raw pointers inside lead into this value's own vectors, or are overwritten before
-// every use (`iovecs`); nothing is tied to a thread.
+// every use (`pieces`); nothing is tied to a thread.
 unsafe impl Send for Sender {}
 
 impl Sender {
     pub(super) fn new() -> Self {
         let mut peers = vec![RawAddress::empty(); MESSAGES];
         let mut controls = vec![[0u64; CONTROL_WORDS]; MESSAGES];
-        let mut iovecs = vec![iovec { iov_base: ptr::null_mut(), iov_len: 0 }; MESSAGES];
+        let pieces = vec![iovec { iov_base: ptr::null_mut(), iov_len: 0 }; PIECES];
         let mut headers = Vec::with_capacity(MESSAGES);
         for slot in 0..MESSAGES {
             // SAFETY: integers and pointers, for which zero is a value.
             let mut header: mmsghdr = unsafe { zeroed() };
             header.msg_hdr.msg_name = (&raw mut peers[slot]).cast();
-            header.msg_hdr.msg_iov = &raw mut iovecs[slot];
-            header.msg_hdr.msg_iovlen = 1;
             header.msg_hdr.msg_control = (&raw mut controls[slot]).cast();
             headers.push(header);
         }
-        Self { headers, iovecs, peers, controls, counts: vec![0; MESSAGES] }
+        let counts = vec![0; MESSAGES];
+        Self { headers, pieces, peers, controls, counts, trains: Trains::new() }
     }
 
     /// Sends from the front of `batch` until it is empty or the socket is full.
@@ -105,6 +108,9 @@ impl Sender {
         let mut single = 0;
         let mut suspect = None;
         let mut stale_errors = 0;
+        if segmentation.segment_bytes_max > 0 {
+            self.trains.arrange(batch.waiting_mut(), segmentation.segment_bytes_max);
+        }
         while !batch.is_empty() {
             let messages = self.prepare(batch, *segmentation, single);
             match self.call(socket, messages) {
@@ -142,8 +148,9 @@ impl Sender {
     }
 
     fn call(&mut self, socket: BorrowedFd<'_>, messages: usize) -> io::Result<usize> {
-        // SAFETY: `prepare` pointed the first `messages` headers at initialised addresses and
-        // control buffers of this value and at payload of the batch, which is borrowed throughout.
+        // SAFETY: `prepare` pointed the first `messages` headers at initialised addresses, control
+        // buffers and pieces of this value, and those at payload of the batch, which is borrowed
+        // throughout.
         let accepted = check(unsafe {
             libc::sendmmsg(
                 socket.as_raw_fd(),
@@ -158,15 +165,18 @@ impl Sender {
     /// Writes the headers for the departures at the front of `batch`; returns how many messages.
     fn prepare(&mut self, batch: &TxBatch, limits: Segmentation, single: usize) -> usize {
         let waiting = batch.waiting();
-        let mut at = 0;
-        let mut message = 0;
-        while at < waiting.len() && message < MESSAGES {
-            let count = if at < single { 1 } else { train(&waiting[at..], limits) };
+        let (mut at, mut message, mut piece) = (0, 0, 0);
+        while at < waiting.len() && message < MESSAGES && piece + SEGMENTS_MAX <= PIECES {
+            let trains = at >= single;
+            let longest = if trains { limits.segment_bytes_max } else { 0 };
+            let count = front_train(&waiting[at..], longest);
             let run = &waiting[at..at + count];
-            let len: usize = run.iter().map(|departure| departure.len as usize).sum();
-            // Borrowed as one slice so that a wrong offset is a panic here, not a read elsewhere.
-            let payload = &batch.bytes()[run[0].offset as usize..][..len];
-            self.write(message, &run[0], payload, (count > 1).then_some(run[0].len as u16));
+            let first = piece;
+            piece = self.name_pieces(first, batch, run);
+            let header = &mut self.headers[message].msg_hdr;
+            header.msg_iov = &raw mut self.pieces[first];
+            header.msg_iovlen = (piece - first) as _;
+            self.address(message, &run[0], (count > 1).then_some(run[0].len as u16));
             self.counts[message] = count;
             at += count;
             message += 1;
@@ -174,11 +184,30 @@ impl Sender {
         message
     }
 
-    fn write(&mut self, slot: usize, first: &Departure, payload: &[u8], segment: Option<u16>) {
+    /// Names the payload of a train, from piece `at` on: one piece for what lies together. Returns
+    /// the piece behind the last.
+    fn name_pieces(&mut self, mut at: usize, batch: &TxBatch, train: &[Departure]) -> usize {
+        let mut end = None;
+        for departure in train {
+            let from = &batch.bytes()[departure.offset as usize..];
+            // Borrowed as a slice so that a wrong length is a panic here, not a read elsewhere.
+            let len = from[..departure.len as usize].len();
+            if end == Some(departure.offset) {
+                self.pieces[at - 1].iov_len += len;
+            } else {
+                let base = from.as_ptr().cast_mut().cast();
+                self.pieces[at] = iovec { iov_base: base, iov_len: len };
+                at += 1;
+            }
+            end = Some(departure.offset + departure.len);
+        }
+        at
+    }
+
+    /// Writes where a message goes and comes from, and where it is cut up.
+    fn address(&mut self, slot: usize, first: &Departure, segment: Option<u16>) {
         let (peer, peer_len) = RawAddress::from_std(&first.peer);
         self.peers[slot] = peer;
-        self.iovecs[slot] =
-            iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
         let mut control = ControlWriter { buffer: &mut self.controls[slot], used: 0 };
         match first.local.filter(|_| !mutants::on("answer_from_another_address")) {
             Some(IpAddr::V4(ip)) => control.push(
@@ -205,35 +234,6 @@ impl Sender {
         header.msg_namelen = peer_len;
         header.msg_controllen = control_len as _;
     }
-}
-
-/// How many departures at the front of `waiting` can leave as one train.
-fn train(waiting: &[Departure], limits: Segmentation) -> usize {
-    let first = &waiting[0];
-    if first.len == 0 || first.len > limits.segment_bytes_max {
-        return 1;
-    }
-    let mut end = first.offset + first.len;
-    let mut total = first.len as usize;
-    let mut count = 1;
-    for next in &waiting[1..] {
-        let fits = count < SEGMENTS_MAX
-            && next.offset == end
-            && (1..=first.len).contains(&next.len)
-            && total + next.len as usize <= UDP_PAYLOAD_MAX
-            && (next.peer == first.peer || mutants::on("train_to_one"))
-            && next.local == first.local;
-        if !fits {
-            break;
-        }
-        end += next.len;
-        total += next.len as usize;
-        count += 1;
-        if next.len < first.len {
-            break;
-        }
-    }
-    count
 }
 
 /// Appends control messages to a zeroed, 8-byte aligned buffer.
@@ -302,25 +302,5 @@ mod tests {
         let lens = [100; 150];
         assert_eq!(send(&from, &reader, &lens, &mut learned), lens);
         assert_eq!(learned.fallbacks, refusals, "trains of 100 bytes are not tried again");
-    }
-
-    #[test]
-    fn trains_end_where_they_must() {
-        let limits = Segmentation::new(true);
-        let train_of = |lens: &[usize]| {
-            let mut batch = TxBatch::new(lens.len(), 1 << 20);
-            for &len in lens {
-                batch.push("127.0.0.1:9".parse().unwrap(), None, len, |_| {});
-            }
-            train(batch.waiting(), limits)
-        };
-        assert_eq!(train_of(&[10; 65]), SEGMENTS_MAX);
-        assert_eq!(train_of(&[10, 10, 9, 10]), 3, "the shorter one is the last");
-        assert_eq!(train_of(&[10, 11]), 1);
-        assert_eq!(train_of(&[10, 0]), 1);
-        assert_eq!(train_of(&[0, 0]), 1);
-        assert_eq!(train_of(&[32_753, 32_754]), 1);
-        assert_eq!(train_of(&[32_754, 32_753]), 2, "exactly the largest payload");
-        assert_eq!(train_of(&[32_754, 32_754]), 1);
     }
 }

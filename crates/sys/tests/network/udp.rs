@@ -95,6 +95,28 @@ fn a_train_arrives_in_one_buffer() {
 }
 
 #[test]
+fn replies_that_lie_mixed_arrive_in_one_buffer_a_client() {
+    let (mut from, _) = open(&[udp("127.0.0.1:0")]);
+    let mut clients: Vec<_> = (0..4).map(|_| open(&[udp("127.0.0.1:0")])).collect();
+    let mut tx = TxBatch::new(64, 1 << 20);
+    for seed in 0..64 {
+        let to = clients[seed % 4].1[0];
+        tx.push(to, None, 100, |into| into.copy_from_slice(&pattern(100, seed)));
+    }
+    assert_eq!(from.send(0, &mut tx), SendOutcome { sent: 64, refused: 0 });
+    let mut rx = rx();
+    for (number, (client, _)) in clients.iter_mut().enumerate() {
+        assert!(!client.recv(0, &mut rx), "one buffer of 16: nothing more waits");
+        let seeds = (number..64).step_by(4);
+        let expected: Vec<_> = seeds.map(|seed| pattern(100, seed)).collect();
+        let got: Vec<_> = rx.items.iter().map(|datagram| rx.payload(datagram).to_vec()).collect();
+        assert_eq!(got, expected);
+        let offsets: Vec<_> = rx.items.iter().map(|datagram| datagram.offset).collect();
+        assert!(offsets.windows(2).all(|pair| pair[1] == pair[0] + 100), "all in one buffer");
+    }
+}
+
+#[test]
 fn a_wildcard_port_answers_from_the_address_the_client_used() {
     let (mut nic, addresses) = open(&[udp("0.0.0.0:0"), udp("[::]:0")]);
     let (mut rx, mut tx) = (rx(), TxBatch::new(64, 1 << 20));
