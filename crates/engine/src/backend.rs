@@ -2,8 +2,7 @@
 //!
 //! A block sends requests through a client mqueue's TX ring and gets exactly one answer for each in
 //! its RX ring, with the request's tag and a status: ok, or why not. The engine takes a request only
-//! when the RX ring has a slot for its answer. An answer that finds no room in the ring's arena is lost,
-//! and the block is told so in its slot.
+//! when the RX ring has room for its answer, however long it is; others wait where they are.
 //!
 //! *TCP*: the mqueues of one worker share `connections` connections. Answers are matched to requests in
 //! order. A request that times out is answered with `TIMEOUT` at once but keeps its place: when its
@@ -248,7 +247,7 @@ impl Lane {
                 entry.tx.advance();
                 continue;
             }
-            let Ok(room) = entry.rx.credit() else { return self.corrupt_client(client) };
+            let Ok(room) = entry.rx.room() else { return self.corrupt_client(client) };
             let payload = &mut scratch[..header.len as usize];
             if room <= entry.in_flight || !entry.tx.copy_out(&header, payload) {
                 return self.block_client(client, now_ns);
@@ -340,19 +339,15 @@ impl Lane {
             return;
         }
         let head = Head { token: 0, tag, kind: abi::kind::MESSAGE, status };
-        let reason = match entry.rx.push(head, payload) {
-            Ok(()) => None,
-            Err(LoanError::TooLong) => Some(DropReason::BackendTooLong),
-            // There is a slot for every answer; what can be missing is room in the arena.
-            Err(LoanError::Full | LoanError::Corrupt) => Some(DropReason::BackendNoCredit),
-        };
-        if let Some(reason) = reason {
-            self.counters.drop_one(reason);
+        let mut pushed = entry.rx.push(head, payload);
+        if pushed == Err(LoanError::TooLong) {
+            self.counters.drop_one(DropReason::BackendTooLong);
             // The block is told all the same: it waits for exactly one answer.
-            let told = entry.rx.push(Head { status: status::TOO_LONG, ..head }, &[]);
-            if told.is_err() {
-                return self.corrupt_client(client);
-            }
+            pushed = entry.rx.push(Head { status: status::TOO_LONG, ..head }, &[]);
+        }
+        // There is room for every answer, unless the block has broken the ring.
+        if pushed.is_err() {
+            return self.corrupt_client(client);
         }
         self.counters.backend_answered.one();
         self.ring_client(client);

@@ -19,6 +19,8 @@ use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 pub const WORKERS_MAX: usize = 64;
 /// About the size of an arena of a shared-memory client.
 const CLIENT_ARENA_BYTES: u64 = 32 << 20;
+/// Most bytes of an arena that no configuration asked for, unless four messages need more.
+const USUAL_ARENA_BYTES: u64 = 256 << 10;
 
 /// Everything an engine runs.
 #[derive(Clone, Debug)]
@@ -189,7 +191,8 @@ pub struct Service {
     pub mqueues: u32,
     /// Slots of each ring; a power of two in [1, DEPTH_MAX].
     pub slots: u32,
-    /// Arena of each ring with messages over 1 KiB; 0: four longest messages.
+    /// Arena of each ring with messages over 1 KiB, at least four longest messages; 0: as many of the longest
+    /// messages as there are slots, in at most 256 KiB.
     pub arena_bytes: u64,
     /// Longest request.
     pub max_message_bytes: u32,
@@ -532,8 +535,22 @@ impl Service {
         (0..self.accelerators.len()).map(|place| u64::from(self.mqueues_on(place))).sum()
     }
 
+    /// A `doorbell` ring for messages of up to `max` bytes.
+    fn ring(&self, max: u32) -> RingPlan {
+        let usual = arena_for(self.slots, max).min(USUAL_ARENA_BYTES);
+        RingPlan::doorbell(max, if self.arena_bytes > 0 { self.arena_bytes } else { usual })
+    }
+
+    /// `arena_bytes` with which every slot of a ring for messages of up to `max` bytes can have a longest one,
+    /// if it has fewer: how many it has room for, and the bytes.
+    pub fn short_arena(&self, max: u32) -> Option<(u64, u64)> {
+        let (arena, whole) = (self.ring(max).arena_bytes, arena_for(self.slots, max));
+        let fit = arena / u64::from(max.next_multiple_of(8));
+        (arena > 0 && fit < u64::from(self.slots)).then_some((fit, whole))
+    }
+
     fn server_ring(&self, place: usize, max: u32) -> RingPlan {
-        let ring = RingPlan::doorbell(max, self.arena_bytes);
+        let ring = self.ring(max);
         let granule = match self.shares.get(place).map_or(self.rings, |share| share.rings) {
             Rings::Auto | Rings::Doorbell => return ring,
             Rings::Granule if mqueue::memory::unit16_is_atomic() => protocol::GRANULE16,
@@ -550,7 +567,7 @@ impl Service {
             tx: self.server_ring(place, self.max_reply_bytes),
         };
         let client = |backend: &Backend| {
-            let ring = RingPlan::doorbell(backend.max_message_bytes, self.arena_bytes);
+            let ring = self.ring(backend.max_message_bytes);
             MqueuePlan { depth: self.slots, rx: ring, tx: ring }
         };
         let mut mqueues = vec![server];
@@ -566,10 +583,7 @@ impl Service {
         let fit = CLIENT_ARENA_BYTES / u64::from(longest.max(INLINE_BYTES_MAX));
         let most = (fit.max(2) as u32).min(DEPTH_MAX).next_power_of_two();
         let depth = depth.clamp(1, DEPTH_MAX).next_power_of_two().min(most);
-        // A payload that would cross the arena's end skips what is left there: up to a message a lap.
-        let ring = |bytes: u32| {
-            RingPlan::doorbell(bytes, u64::from(bytes.next_multiple_of(8)) * u64::from(depth + 2))
-        };
+        let ring = |bytes: u32| RingPlan::doorbell(bytes, arena_for(depth, bytes));
         let (rx, tx) = (ring(self.max_reply_bytes), ring(self.max_message_bytes));
         let mqueues = vec![MqueuePlan { depth, rx, tx }];
         RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 }
@@ -590,7 +604,7 @@ impl Service {
             ring(self.max_reply_bytes, self.server_ring(place, self.max_reply_bytes)),
         ];
         for backend in &self.backends {
-            let plan = RingPlan::doorbell(backend.max_message_bytes, self.arena_bytes);
+            let plan = self.ring(backend.max_message_bytes);
             parts.push(format!("2 x ({})", ring(backend.max_message_bytes, plan)));
         }
         format!(
@@ -601,4 +615,10 @@ impl Service {
             bytes.div_ceil(1 << 20)
         )
     }
+}
+
+/// The arena in which as many messages of up to `max` bytes as there are slots find room. One that would cross
+/// its end skips what is left there: up to a message a lap.
+fn arena_for(slots: u32, max: u32) -> u64 {
+    u64::from(max.next_multiple_of(8)) * (u64::from(slots) + 2)
 }

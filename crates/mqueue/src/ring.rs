@@ -237,6 +237,22 @@ impl<M: Memory> Producer<M> {
         Ok((self.layout.depth - (self.head - tail)) as u32)
     }
 
+    /// Looks at the tail again and returns how many more messages find room even if all are the longest, in
+    /// [0, depth]: [`Self::push`] takes that many whatever the consumer does meanwhile.
+    pub fn room(&mut self) -> Result<u32, RingError> {
+        let slots = self.credit()?;
+        let Layout { arena_bytes: bytes, message_bytes_max: longest, .. } = self.layout;
+        if longest <= self.layout.inline_bytes {
+            return Ok(slots);
+        }
+        let longest = longest.next_multiple_of(8);
+        let free = bytes - (self.arena.head - self.arena.tail);
+        // An empty arena starts afresh. A message that would cross the end skips less than its length.
+        let crosses = free < bytes && self.arena.head % bytes + free > bytes;
+        let sure = if crosses { free.saturating_sub(longest - 8) } else { free };
+        Ok(slots.min((sure / longest) as u32))
+    }
+
     /// Asks for a slot for a payload of `len` bytes. Dropping the loan before it is written gives it
     /// back unused.
     #[inline]

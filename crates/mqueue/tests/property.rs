@@ -91,6 +91,8 @@ struct Model {
     published: u64,
     read: u64,
     released: u64,
+    /// Messages that must be taken, as the producer said.
+    promised: u64,
 }
 
 impl Model {
@@ -106,6 +108,7 @@ impl Model {
             published: 0,
             read: 0,
             released: 0,
+            promised: 0,
         }
     }
 
@@ -134,6 +137,7 @@ impl Model {
             Op::Credit => {
                 let credit = self.ring.producer.credit().unwrap();
                 assert_eq!(u64::from(credit), self.depth - self.outstanding());
+                self.look_for_room(credit.into());
             }
             Op::Peek => drop(self.peek()),
             Op::Read => drop(self.read()),
@@ -142,6 +146,20 @@ impl Model {
         }
         assert_eq!(self.ring.producer.committed(), self.start + self.committed);
         assert_eq!(self.ring.consumer.consumed(), self.start + self.read);
+    }
+
+    fn look_for_room(&mut self, credit: u64) {
+        let room = u64::from(self.ring.producer.room().unwrap());
+        assert!(room <= credit);
+        let Shape { message_bytes_max, arena_bytes, .. } = self.shape;
+        let fit = match arena_bytes {
+            0 => credit,
+            bytes => bytes / u64::from(message_bytes_max).next_multiple_of(8),
+        };
+        if self.outstanding() == 0 {
+            assert_eq!(room, fit.min(credit), "an empty ring has all its room");
+        }
+        self.promised = room;
     }
 
     /// Why a loan must be refused, as far as the model can tell without knowing the arena's rules.
@@ -162,6 +180,7 @@ impl Model {
             (Err(error), None) => {
                 // The one reason left: no room in the arena, which an empty arena never lacks.
                 assert_eq!(error, LoanError::Full);
+                assert_eq!(self.promised, 0, "{len} bytes were refused although there was room");
                 assert!(len > 1024, "an inline message was refused with credit left");
                 assert!(!self.arena.is_empty(), "an empty arena refused {len} bytes");
             }
@@ -176,6 +195,7 @@ impl Model {
         if got.is_err() {
             return;
         }
+        self.promised = self.promised.saturating_sub(1);
         self.committed += 1;
         self.queue.push_back(Message { n, len });
         if self.shape.protocol == protocol::DOORBELL {

@@ -29,7 +29,8 @@ use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use engine::topology::Topology;
+use engine::topology::{Service, Topology};
+use wire::framing::Framing;
 
 use diagnostic::{Problem, Source};
 use reader::Report;
@@ -128,6 +129,7 @@ impl Config {
         }
         let (metrics, control) = (options.metrics, options.control);
         warnings.extend(exposed(&topology, metrics));
+        warnings.extend(topology.services.iter().flat_map(cramped));
         Ok(Self { topology, metrics, control, settings, warnings })
     }
 }
@@ -172,6 +174,32 @@ fn exposed(topology: &Topology, metrics: Option<SocketAddr>) -> Option<String> {
         let ports = beyond.join(", ");
         format!("{ports} can be reached from other machines; nothing is encrypted or authenticated")
     })
+}
+
+/// A word about arenas that hold fewer messages than there are slots for them. Where nobody chose so, only if every
+/// message is that long.
+fn cramped(service: &Service) -> Vec<String> {
+    let (name, slots, chosen) = (&service.name, service.slots, service.arena_bytes > 0);
+    let longest = service.max_message_bytes;
+    let requests = service
+        .short_arena(longest)
+        .filter(|_| chosen || service.framing == Framing::Fixed(longest));
+    let requests = requests.map(|(fit, whole)| {
+        format!(
+            "service {name:?}: the arena of each mqueue has room for {fit} requests of {longest} bytes, and more under way are \
+             dropped as no_credit although there are {slots} slots; write arena_bytes = {whole}, or fewer slots"
+        )
+    });
+    let backends = service.backends.iter().filter(|_| chosen).filter_map(|backend| {
+        let longest = backend.max_message_bytes;
+        let (fit, whole) = service.short_arena(longest)?;
+        Some(format!(
+            "service {name:?}, backend {:?}: the arena of each mqueue has room for {fit} answers of {longest} bytes, and requests \
+             beyond wait although there are {slots} slots; write arena_bytes = {whole}, or a smaller max_message_bytes",
+            backend.name
+        ))
+    });
+    requests.into_iter().chain(backends).collect()
 }
 
 fn read_file(path: &Path) -> Result<String, String> {
@@ -288,6 +316,32 @@ mod tests {
             config.warnings[0].contains("the nearest is engine.workers"),
             "{:?}",
             config.warnings
+        );
+    }
+
+    #[test]
+    fn arenas_with_less_room_than_slots_are_mentioned() {
+        let warnings = |sets: &[&str]| parse(SMALL, &[], sets).unwrap().warnings;
+        let long = "service.a.max_message_bytes=1036";
+        assert!(warnings(&[long]).is_empty(), "by itself an arena has room for every slot");
+        let short = warnings(&[long, "service.a.arena_bytes=1"]);
+        assert_eq!(short.len(), 1, "{short:?}");
+        assert!(short[0].contains("room for 4 requests of 1036 bytes"), "{short:?}");
+        let (_, right) = short[0].split_once("write arena_bytes = ").unwrap();
+        let right = format!("service.a.arena_bytes={}", right.split(',').next().unwrap());
+        assert!(warnings(&[long, &right]).is_empty(), "{right}");
+        // Where messages are seldom the longest nothing is said, unless the arena was chosen.
+        let longer = "service.a.max_message_bytes=60000";
+        assert!(warnings(&[longer]).is_empty());
+        let fixed = warnings(&[longer, "service.a.framing=fixed:60000"]);
+        assert!(fixed[0].contains("room for 4 requests"), "{fixed:?}");
+        let text = format!(
+            "{SMALL}arena_bytes = 8192\n[[service.backend]]\nname = \"db\"\nconnect = \"tcp://127.0.0.1:1\"\n"
+        );
+        let backend = parse(&text, &[], &[]).unwrap().warnings;
+        assert!(
+            backend[0].contains("backend \"db\"") && backend[0].contains("4 answers of 2048"),
+            "{backend:?}"
         );
     }
 

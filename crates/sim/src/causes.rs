@@ -2,7 +2,6 @@
 
 use engine::metrics::ServiceSnapshot;
 use engine::topology::{Dispatch, Replies};
-use mqueue::abi::INLINE_BYTES_MAX;
 use wire::DropReason;
 use wire::nic::Transport;
 
@@ -71,7 +70,6 @@ impl Plan {
             && (streams || !spec.memory_ports.is_empty())
             && matches!(spec.dispatch, Dispatch::FlowHash | Dispatch::KeyHash(_))
             && now_ns >= spec.request_timeout_ms * MS;
-        let arenas = spec.backends.iter().any(|b| b.max_message_bytes > INLINE_BYTES_MAX);
         let table = [
             (R::SocketOverflow, faults.socket_datagrams < 10_000),
             (R::Truncated, faults.truncate > 0),
@@ -112,8 +110,6 @@ impl Plan {
             (R::BackendProtocol, wicked && backends),
             (R::BackendUnasked, wicked && backends),
             (R::BackendTooLong, wicked && backends),
-            // Every answer has a slot; only an arena can be full.
-            (R::BackendNoCredit, arenas),
         ];
         table.into_iter().filter(|(_, possible)| *possible).map(|(reason, _)| reason).collect()
     }

@@ -129,8 +129,6 @@ drop_reasons! {
     BackendUnasked = "backend_unasked", Backend;
     /// A backend's answer is longer than the client mqueue can carry.
     BackendTooLong = "backend_too_long", Backend;
-    /// The client mqueue's arena had no room for a backend's answer; the block is told.
-    BackendNoCredit = "backend_no_credit", Backend;
 }
 
 impl DropReason {

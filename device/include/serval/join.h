@@ -74,8 +74,14 @@ inline SERVAL_DEVICE bool open_ring(Ring& ring, uint8_t* region, uint64_t size, 
     return true;
 }
 
-// A reader goes on where the tail stands: what is in the ring already is served.
+// A reader goes on where the tail stands: what is in the ring already is served. It keeps no more than a quarter of the ring, counted in
+// longest messages where these fill an arena before the slots.
 inline SERVAL_DEVICE bool open_consumer(Consumer& c) {
+    c.held_max = (c.ring.depth() + 3) / 4;
+    if (c.ring.len_max > c.ring.inline_bytes) {
+        const uint64_t fit = c.ring.arena_bytes / c.ring.len_max / 4;
+        if (fit < c.held_max) c.held_max = fit;
+    }
     c.next = load_relaxed(c.ring.tail);
     c.released = c.head = c.next;
     return true;

@@ -219,7 +219,7 @@ inline SERVAL_DEVICE bool Channel::open(const serval_block_args& args, const Pla
 // else to do.
 SERVAL_INLINE void Channel::release_if(bool idle) {
     const uint64_t held = rx_.next - rx_.released;
-    if (held != 0 && (idle || 4 * held >= rx_.ring.depth())) rx_.release();
+    if (held != 0 && (idle || held >= rx_.held_max)) rx_.release();
 }
 
 // By the crew: true when a message was found; `h` is its header then. `tries` is how many looks found nothing before.

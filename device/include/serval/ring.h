@@ -94,6 +94,7 @@ struct Consumer {
     Ring ring;
     uint64_t next;      // messages read
     uint64_t released;  // of those, the ones whose slots were given back
+    uint64_t held_max;  // messages read whose slots may be kept while there is more to do
     uint64_t head;      // messages known to be published (doorbell)
     Header message;     // what look() found
 
