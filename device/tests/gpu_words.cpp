@@ -38,7 +38,7 @@ struct Inspector {
 
     SERVAL_DEVICE uint64_t beat() {
         if (leader()) block.check_heartbeat();
-        return crew_first(block.heartbeat_);
+        return crew_first(block.pulse_.beat);
     }
 
     // By the leader. The engine takes note of each state in the mqueue's first slot, a count up.

@@ -114,6 +114,34 @@ fn long_messages_and_backends_get_staging_of_their_size() {
     join(accelerator, 2);
 }
 
+/// Whether heralds tell (blocks that rely on nothing else are answered), come too late, or do not exist.
+#[test]
+fn heralds_tell_of_messages_and_nothing_depends_on_them() {
+    for (behaviour, herald, blocks) in [
+        ("trusting", Some(true), 3),
+        ("trusting", None, 65),
+        ("alone", Some(true), 3),
+        ("old", Some(true), 3),
+    ] {
+        let mut engine = Engine::new(&Shape { blocks, backends: 1, ..Shape::default() });
+        let (library, image) = driver(&format!("herald-{behaviour}"));
+        let options = Options { herald, ..Options::default() };
+        let gpu = Gpu::open(0, Some(&library)).unwrap();
+        let accelerator = gpu.start(&[service(&engine, &image, "echo", &[])], options).unwrap();
+        for n in 0..20u64 {
+            for mqueue in (0..blocks).map(|block| 2 * block) {
+                engine.push(mqueue, n, &payload(mqueue, n, 60)).unwrap();
+            }
+            for mqueue in (0..blocks).map(|block| 2 * block) {
+                assert_eq!(pop(&mut engine, mqueue).payload, payload(mqueue, n, 60));
+            }
+        }
+        engine.words.set_stop(stop::DRAIN);
+        let ended = join(accelerator, blocks as usize);
+        assert!(ended.iter().all(|end| end.reason == reason::STOPPED), "{ended:?}");
+    }
+}
+
 #[test]
 fn two_services_run_together_with_their_parameters() {
     let (library, image) = driver("two");

@@ -3,7 +3,8 @@
 //
 // Host: each kernel adds a serval_kernel_entry to a list when its library is loaded; the library exports
 // serval_kernel_abi_version() and serval_kernel_list(). CUDA: `extern "C" __global__ serval_kernel_NAME(blocks)`, launched
-// with one CUDA block for each serval_block_args in the array, of 32 to SERVAL_BLOCK_THREADS_MAX threads, a multiple of 32. Staging
+// with one CUDA block for each serval_block_args in the array, of 32 to SERVAL_BLOCK_THREADS_MAX threads, a multiple of 32; and
+// `serval_herald(args)`, launched with one block of 32 threads or not at all (herald.h). Staging
 // is in shared memory when the launch gives enough of it (2 * mqueues_per_block * staging_stride dynamic bytes), else where the
 // arguments say.
 #ifndef SERVAL_ENTRY_H
@@ -93,6 +94,11 @@ struct Registration {
 }  // namespace serval
 
 #if SERVAL_CUDA
+
+// Weak: one for all files of a program.
+extern "C" __global__ void __attribute__((weak)) serval_herald(const serval_herald_args* args) {
+    serval::detail::run_herald(args);
+}
 
 #define SERVAL_KERNEL(NAME)                                                                                    \
     static __device__ void serval_user_##NAME(serval::Block&, serval::Mqueue&);                                \

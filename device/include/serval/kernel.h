@@ -28,6 +28,7 @@
 #ifndef SERVAL_KERNEL_H
 #define SERVAL_KERNEL_H
 
+#include "herald.h"
 #include "join.h"
 
 // Largest CUDA block that kernels are compiled for, in threads.
@@ -160,6 +161,7 @@ class Block {
     SERVAL_INLINE void count(uint64_t& counter, uint64_t* word);
     inline SERVAL_DEVICE void publish_counts();
 #if SERVAL_CUDA
+    SERVAL_CALL void rest(unsigned tries);
     SERVAL_INLINE void publish_counts_in_time();
     uint64_t published_at_;  // clock of the multiprocessor at the last time that this published
 #endif
@@ -170,9 +172,7 @@ class Block {
     uint64_t reason_;
     uint64_t budget_left_;
     uint64_t received_, sent_, dropped_;
-    uint64_t heartbeat_;     // as last seen
-    uint64_t heartbeat_at_;  // time of the last check; 0 before the first that found it unchanged
-    uint64_t silent_ns_;     // how long it has not moved
+    detail::Pulse pulse_;
 };
 
 namespace detail {
@@ -198,6 +198,9 @@ class Channel {
         return SERVAL_LIKELY(tx_.ring.protocol == SERVAL_PROTOCOL_GRANULE16 && units_for<Granule16>(h.len) <= CREW_SIZE);
     }
 #endif
+#if SERVAL_CUDA
+    SERVAL_CALL void rest(Block& block, uint64_t deadline_ns, unsigned tries);
+#endif
     SERVAL_CALL bool await_credit(Block& block);
     SERVAL_INLINE bool tell_block(bool value);
     SERVAL_INLINE void release_if(bool idle);
@@ -208,6 +211,10 @@ class Channel {
     uint8_t* out_;
     uint64_t out_bytes_;
     uint32_t polls_;  // looks at the ring by receives that do not wait for ever
+#if SERVAL_CUDA
+    serval_herald_post* post_;  // null without a herald
+    uint32_t brief_from_;       // looks in vain after which looks are brief
+#endif
     bool go_;         // the crew's answer to the block
 };
 

@@ -9,18 +9,15 @@
 namespace serval {
 namespace detail {
 
-// The engine is lost when its heartbeat stood still for this long.
-constexpr uint64_t ENGINE_LOST_NS = 5000000000u;
-// Most silence that one check adds. A machine that was suspended, or a debugger, stops both sides: it must not look lost.
-constexpr uint64_t SILENCE_STEP_NS = 1000000000u;
 // Stands behind a reply: a kernel that wrote too far has changed it.
 constexpr uint64_t GUARD = 0x5e57a1d0c0ffee5eu;
 
 constexpr uint64_t NOT_WAITING = 0;
 
-// From this many looks in vain on a block on CUDA looks at no more than tells it that something is there. Every look is a read
-// over the bus, and some two hundred blocks that wait would fill it: the few that have work then wait for hundreds of microseconds.
-constexpr unsigned BRIEF_TRIES = 64;
+// From this many looks in vain on a block on CUDA relies on the herald, and where there is none looks at no more than tells it
+// that something is there. Every look is a read over the bus, and some two hundred blocks that wait would fill it: the few that
+// have work then wait for hundreds of microseconds.
+constexpr unsigned LONG_TRIES = 64;
 
 // On CUDA a block tells its counts whenever as many cycles have passed: about every second, and far more often than the runtime's
 // patience with a block that shows nothing.
@@ -70,7 +67,7 @@ inline SERVAL_DEVICE void Block::open(const serval_block_args& args, const detai
     if (args_.budget == 0) args_.budget = ~uint64_t{0};
     budget_left_ = args_.budget;
     received_ = sent_ = dropped_ = 0;
-    heartbeat_ = heartbeat_at_ = silent_ns_ = 0;
+    pulse_ = {};
 #if SERVAL_CUDA
     published_at_ = 0;
 #endif
@@ -114,11 +111,7 @@ SERVAL_INLINE void Block::pause(uint32_t why, uint64_t deadline_ns, unsigned tri
 #if SERVAL_CUDA
     (void)why;
     (void)deadline_ns;
-    if (detail::leader()) {
-        if (tries == 64) publish_counts();
-        // Short waits are the common case; an idle block leaves the bus to others.
-        if (tries >= 1024) __nanosleep(tries >= 65536 ? 1000 : 100);
-    }
+    if (detail::leader() && tries >= detail::LONG_TRIES) rest(tries);
     detail::crew_sync();
 #else
     // A wait for messages alone looks from its second turn on: a busy block has the messages as a sign of life. A kernel of short
@@ -130,6 +123,14 @@ SERVAL_INLINE void Block::pause(uint32_t why, uint64_t deadline_ns, unsigned tri
     budget_left_ = args_.budget;
 #endif
 }
+
+#if SERVAL_CUDA
+// By the leader, in a wait that is no short one any more: an idle block leaves the bus to others.
+SERVAL_CALL void Block::rest(unsigned tries) {
+    if (tries == detail::LONG_TRIES) publish_counts();
+    if (tries >= 1024) detail::rest_ns(tries >= 65536 ? 1000 : 100);
+}
+#endif
 
 // Gives the thread back to its other blocks after `budget` receives without a wait.
 SERVAL_INLINE void Block::charge() {
@@ -148,20 +149,7 @@ SERVAL_INLINE void Block::end(uint64_t reason) {
 }
 
 inline SERVAL_DEVICE void Block::check_heartbeat() {
-    // EDGE HEARTBEAT (acquire half)
-    uint64_t beat = detail::load_acquire(&engine_->heartbeat);
-    if (beat != heartbeat_) {
-        heartbeat_ = beat;
-        heartbeat_at_ = silent_ns_ = 0;
-        return;
-    }
-    uint64_t now = now_ns();
-    if (heartbeat_at_ && now > heartbeat_at_) {
-        uint64_t step = now - heartbeat_at_;
-        silent_ns_ += step < detail::SILENCE_STEP_NS ? step : detail::SILENCE_STEP_NS;
-    }
-    heartbeat_at_ = now;
-    if (silent_ns_ >= detail::ENGINE_LOST_NS && !broken()) reason_ = SERVAL_REASON_ENGINE_LOST;
+    if (pulse_.is_lost(engine_, [this] { return now_ns(); }) && !broken()) reason_ = SERVAL_REASON_ENGINE_LOST;
 }
 
 // By the leader. The host tells every count at once; CUDA when idle and now and then, each is a trip over the bus.
@@ -210,6 +198,11 @@ inline SERVAL_DEVICE bool Channel::open(const serval_block_args& args, const Pla
     out_ = in_ + args.staging_stride;
     out_bytes_ = args.staging_stride;
     polls_ = 0;
+#if SERVAL_CUDA
+    post_ = args.wait ? reinterpret_cast<serval_herald_post*>(args.wait) + mqueue : nullptr;
+    // Who is told of a message fetches it with its next look, and looks rarely otherwise.
+    brief_from_ = post_ ? ~0u : LONG_TRIES;
+#endif
     open_consumer(rx_);
     return open_producer(tx_);
 }
@@ -222,6 +215,16 @@ SERVAL_INLINE void Channel::release_if(bool idle) {
     if (held != 0 && (idle || held >= rx_.held_max)) rx_.release();
 }
 
+#if SERVAL_CUDA
+// By the leader: as Block::rest, for who waits for a message.
+SERVAL_CALL void Channel::rest(Block& block, uint64_t deadline_ns, unsigned tries) {
+    if (post_ && tries > LONG_TRIES)
+        rely(post_, rx_.next, deadline_ns);
+    else
+        block.rest(tries);
+}
+#endif
+
 // By the crew: true when a message was found; `h` is its header then. `tries` is how many looks found nothing before.
 template <unsigned PROTOCOL>
 SERVAL_INLINE bool Channel::await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries) {
@@ -231,6 +234,7 @@ SERVAL_INLINE bool Channel::await(Block& block, uint32_t why, uint64_t deadline_
     uint8_t* const in = in_;
 #if SERVAL_CUDA
     constexpr unsigned STOP_RANK = CREW_SIZE - 1;
+    const unsigned brief_from = brief_from_;
 #endif
     for (;; tries++) {
         // The engine's words have their turn too while messages keep coming, and for a kernel that only tries or waits briefly: its
@@ -243,7 +247,7 @@ SERVAL_INLINE bool Channel::await(Block& block, uint32_t why, uint64_t deadline_
         const bool asks = Block::is_engines(turn);
         uint64_t wish = 0;
         if (crew_rank() == STOP_RANK && asks) wish = load_relaxed(&block.engine_->stop);
-        const Look look = rx_.look<PROTOCOL>(in, h, tries >= BRIEF_TRIES);
+        const Look look = rx_.look<PROTOCOL>(in, h, tries >= brief_from);
         if (SERVAL_LIKELY(look == Look::FOUND && h.kind == SERVAL_KIND_MESSAGE && !asks)) return true;
         if (asks && SERVAL_UNLIKELY(__shfl_sync(~0u, static_cast<unsigned long long>(wish), STOP_RANK) != stop)) {
             // There is a new wish: only a ring that is empty once the wish was seen holds nothing that was sent before.
@@ -273,7 +277,12 @@ SERVAL_INLINE bool Channel::await(Block& block, uint32_t why, uint64_t deadline_
         const bool over = deadline_ns != NO_DEADLINE && (deadline_ns == NOT_WAITING || crew_first(block.now_ns() >= deadline_ns));
         if (leader() && (over || tries == 8)) release_if(true);
         if (over) return false;
+#if SERVAL_CUDA
+        if (leader() && tries >= LONG_TRIES) rest(block, deadline_ns, tries);
+        crew_sync();
+#else
         block.pause(why, deadline_ns, tries);
+#endif
         if (SERVAL_UNLIKELY(block.broken())) return false;
     }
 }

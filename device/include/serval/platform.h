@@ -101,6 +101,16 @@ SERVAL_INLINE uint64_t clock_ns() {
 #endif
 }
 
+// Does nothing for about as long. The host gives its processor away.
+SERVAL_INLINE void rest_ns(unsigned ns) {
+#if SERVAL_CUDA
+    __nanosleep(ns);
+#else
+    struct timespec t = {0, static_cast<long>(ns)};
+    nanosleep(&t, nullptr);
+#endif
+}
+
 }  // namespace detail
 }  // namespace serval
 

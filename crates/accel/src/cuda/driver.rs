@@ -7,7 +7,7 @@
 //!
 //! Functions here take what the driver takes and check what it returns; who owns what is `gpu.rs`.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr;
 
@@ -262,7 +262,7 @@ impl Driver {
     pub(super) fn function(
         &self,
         module: Module,
-        name: &CString,
+        name: &CStr,
     ) -> Result<Option<Function>, CudaError> {
         let mut function = 0;
         // SAFETY: writes one handle; the name is zero terminated.

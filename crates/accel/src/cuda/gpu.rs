@@ -4,7 +4,9 @@ use std::ffi::c_int;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use mqueue::abi::{ABI_VERSION, BlockArgs, Param, reason, state};
+use mqueue::abi::{
+    ABI_VERSION, BlockArgs, ENGINE_WORDS_OFFSET, HeraldArgs, HeraldPost, reason, state,
+};
 use mqueue::memory::Ordering;
 use mqueue::{MappedMemory, Memory, Region, Words};
 
@@ -23,6 +25,9 @@ const CAPABILITY_MIN: u32 = 70;
 const SHARED_STAGING_MAX: u64 = 16 << 10;
 /// Shared memory of a block that a launch may have without asking for more.
 const SHARED_BYTES_MAX: u64 = 48 << 10;
+/// Up to this many mqueues the looks of blocks that wait leave the bus free enough: they find a message sooner than a herald
+/// tells it.
+const MQUEUES_WITHOUT_HERALD: u32 = 64;
 /// The compute mode in which nobody may use the GPU, and the one in which one process may.
 const MODE_PROHIBITED: u32 = 2;
 const MODE_EXCLUSIVE: u32 = 3;
@@ -99,11 +104,15 @@ pub struct Options {
     /// A block that has requests, waits for no backend and did nothing for this long hangs. Must be longer than
     /// any message takes.
     pub hung_after: Duration,
+    /// Whether one warp of each service looks for those of its blocks that wait (`herald.h`); none for where there are enough
+    /// blocks that it pays.
+    pub herald: Option<bool>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { start_within: Duration::from_secs(10), hung_after: Duration::from_secs(10) }
+        let seconds = Duration::from_secs(10);
+        Self { start_within: seconds, hung_after: seconds, herald: None }
     }
 }
 
@@ -177,7 +186,7 @@ impl Gpu {
     ) -> Result<CudaAccelerator, AccelError> {
         self.driver.bind(self.context)?;
         let prepared: Result<Vec<_>, _> =
-            services.iter().map(|service| Prepared::new(&self, service)).collect();
+            services.iter().map(|service| Prepared::new(&self, service, options.herald)).collect();
         let mut prepared = prepared?;
         check_residency(&self.found, &prepared)?;
         // The driver makes room for the local memory of the first that needs more than all before;
@@ -194,10 +203,12 @@ impl Gpu {
             }
         }
         accelerator.launches = prepared.drain(..).map(|one| Launch::new(one, now)).collect();
-        match failed {
-            Some(error) => Err(error.into()),
-            None => accelerator.await_first_receives().map(|()| accelerator),
+        if let Some(error) = failed {
+            return Err(error.into());
         }
+        accelerator.await_first_receives()?;
+        accelerator.send_heralds()?;
+        Ok(accelerator)
     }
 }
 
@@ -208,13 +219,13 @@ struct Held {
     region: MappedMemory,
     module: Option<Module>,
     allocations: Vec<DeviceAddress>,
-    stream: Option<Stream>,
+    streams: Vec<Stream>,
 }
 
 impl Drop for Held {
     /// Only when nothing of it is in use: the driver would wait.
     fn drop(&mut self) {
-        if let Some(stream) = self.stream {
+        for &stream in &self.streams {
             self.driver.destroy_stream(stream);
         }
         for &address in &self.allocations {
@@ -233,6 +244,57 @@ impl Held {
         self.allocations.push(address);
         Ok(address)
     }
+
+    /// Memory of the GPU with this in it; 0 for nothing.
+    fn give<T: Copy>(&mut self, what: &[T]) -> Result<DeviceAddress, CudaError> {
+        if what.is_empty() {
+            return Ok(0);
+        }
+        let address = self.allocate(size_of_val(what) as u64)?;
+        self.driver.copy_in(address, what)?;
+        Ok(address)
+    }
+
+    fn stream(&mut self) -> Result<Stream, CudaError> {
+        let stream = self.driver.stream()?;
+        self.streams.push(stream);
+        Ok(stream)
+    }
+}
+
+/// The warp that looks at a region's heads for blocks that wait. Nothing depends on it: it is started when all blocks run, where
+/// room is left or when there is some, and ends by the stop word or the engine's silence, as blocks do.
+#[derive(Clone, Copy)]
+struct Herald {
+    function: Function,
+    stream: Stream,
+    arguments: DeviceAddress,
+    /// What it and the blocks tell each other.
+    posts: DeviceAddress,
+}
+
+impl Herald {
+    /// None where the kernels were built without one.
+    fn prepare(
+        held: &mut Held,
+        module: Module,
+        region: &Region<MappedMemory>,
+        base: DeviceAddress,
+    ) -> Result<Option<Self>, CudaError> {
+        let Some(function) = held.driver.function(module, c"serval_herald")? else {
+            return Ok(None);
+        };
+        let mqueue_count = region.block_count() * region.mqueues_per_block();
+        let posts = held.give(&vec![HeraldPost { head: 0, waits: 0 }; mqueue_count as usize])?;
+        let arguments = held.give(&[HeraldArgs {
+            abi_version: ABI_VERSION,
+            mqueue_count,
+            heads: base + region.entries()[0].head_offset,
+            engine: base + ENGINE_WORDS_OFFSET,
+            posts,
+        }])?;
+        Ok(Some(Self { function, stream: held.stream()?, arguments, posts }))
+    }
 }
 
 /// A service that has everything it needs, and nothing runs yet.
@@ -247,10 +309,11 @@ struct Prepared {
     local_bytes: u32,
     blocks_per_multiprocessor: u32,
     arguments: DeviceAddress,
+    herald: Option<Herald>,
 }
 
 impl Prepared {
-    fn new(gpu: &Gpu, service: &Service) -> Result<Self, AccelError> {
+    fn new(gpu: &Gpu, service: &Service, herald: Option<bool>) -> Result<Self, AccelError> {
         let driver = gpu.driver;
         let image = Image::find(&service.kernel)?;
         let encoded = params::encode(&service.params)?;
@@ -264,7 +327,7 @@ impl Prepared {
             region: region_memory,
             module: None,
             allocations: Vec::new(),
-            stream: None,
+            streams: Vec::new(),
         };
         // SAFETY: the build made it, or its headers were checked against its length.
         let module = unsafe { driver.load_module(&image.bytes) }?;
@@ -289,10 +352,30 @@ impl Prepared {
         } else {
             Some(held.allocate(staging.block_bytes * u64::from(region.block_count()))?)
         };
-        let arguments = give_arguments(&mut held, &region, base, &encoded, staging, staging_base)?;
-        let stream = driver.stream()?;
-        held.stream = Some(stream);
+        let mqueues = region.block_count() * region.mqueues_per_block();
+        let herald = match herald.unwrap_or(mqueues > MQUEUES_WITHOUT_HERALD) {
+            true => Herald::prepare(&mut held, module, &region, base)?,
+            false => None,
+        };
+        let common = BlockArgs {
+            abi_version: ABI_VERSION,
+            block: 0,
+            param_count: encoded.len() as u32,
+            staging_stride: staging.stride,
+            region: base,
+            region_bytes: region.bytes(),
+            params: held.give(&encoded)?,
+            staging: staging_base.unwrap_or(0),
+            staging_bytes: staging.block_bytes,
+            wait: herald.map_or(0, |herald| herald.posts),
+            wait_self: 0,
+            now: 0,
+            budget: 0,
+        };
+        let arguments = give_arguments(&mut held, &region, common)?;
+        let stream = held.stream()?;
         Ok(Self {
+            herald,
             kernel: image.name,
             function,
             stream,
@@ -338,41 +421,20 @@ impl Staging {
     }
 }
 
-/// Puts parameters and the arguments of every block into the GPU's memory.
+/// Puts the arguments of every block into the GPU's memory: what they have in common, and where in it each one's staging is.
 fn give_arguments(
     held: &mut Held,
     region: &Region<MappedMemory>,
-    base: DeviceAddress,
-    encoded: &[Param],
-    staging: Staging,
-    staging_base: Option<DeviceAddress>,
+    common: BlockArgs,
 ) -> Result<DeviceAddress, CudaError> {
-    let parameters = if encoded.is_empty() {
-        0
-    } else {
-        let address = held.allocate(size_of_val(encoded) as u64)?;
-        held.driver.copy_in(address, encoded)?;
-        address
+    let staging_of = |block| match common.staging {
+        0 => 0,
+        base => base + u64::from(block) * common.staging_bytes,
     };
-    let block_args = |block| BlockArgs {
-        abi_version: ABI_VERSION,
-        block,
-        param_count: encoded.len() as u32,
-        staging_stride: staging.stride,
-        region: base,
-        region_bytes: region.bytes(),
-        params: parameters,
-        staging: staging_base.map_or(0, |base| base + u64::from(block) * staging.block_bytes),
-        staging_bytes: staging.block_bytes,
-        wait: 0,
-        wait_self: 0,
-        now: 0,
-        budget: 0,
-    };
-    let all: Vec<BlockArgs> = (0..region.block_count()).map(block_args).collect();
-    let address = held.allocate(size_of_val(all.as_slice()) as u64)?;
-    held.driver.copy_in(address, &all)?;
-    Ok(address)
+    let all: Vec<BlockArgs> = (0..region.block_count())
+        .map(|block| BlockArgs { block, staging: staging_of(block), ..common })
+        .collect();
+    held.give(&all)
 }
 
 /// Refuses what would leave a block outside.
@@ -415,14 +477,18 @@ struct Launch {
     watches: Vec<Option<Watch>>,
     /// The kernel has left the GPU.
     done: bool,
+    herald: Option<Herald>,
+    /// The herald is on the GPU, or waits for room there.
+    heralded: bool,
 }
 
 impl Launch {
     fn new(prepared: Prepared, now: Instant) -> Self {
-        let Prepared { held, kernel, stream, region, .. } = prepared;
+        let Prepared { held, kernel, stream, region, herald, .. } = prepared;
         let words = region.words();
         let watches = (0..region.block_count()).map(|_| Some(Watch::new(now))).collect();
-        Self { held, kernel, stream, region, words, watches, done: false }
+        let (done, heralded) = (false, false);
+        Self { held, kernel, stream, region, words, watches, done, herald, heralded }
     }
 
     fn look_at(&self, block: u32) -> Look {
@@ -456,6 +522,24 @@ pub struct CudaAccelerator {
 }
 
 impl CudaAccelerator {
+    /// Only now, when every block has its place: a herald takes nobody's.
+    fn send_heralds(&mut self) -> Result<(), CudaError> {
+        for launch in &mut self.launches {
+            let Some(herald) = launch.herald else { continue };
+            // SAFETY: `serval_herald` takes the address of its arguments, which are there, and is one warp.
+            unsafe {
+                launch.held.driver.launch(
+                    herald.function,
+                    (1, 32, 0),
+                    herald.stream,
+                    herald.arguments,
+                )
+            }?;
+            launch.heralded = true;
+        }
+        Ok(())
+    }
+
     fn await_first_receives(&mut self) -> Result<(), AccelError> {
         let deadline = Instant::now() + self.options.start_within;
         loop {
@@ -498,6 +582,9 @@ impl CudaAccelerator {
         gpu.driver.bind(gpu.context)?;
         for launch in &mut self.launches {
             launch.done = launch.done || gpu.driver.is_done(launch.stream)?;
+            if let Some(herald) = launch.herald.filter(|_| launch.heralded) {
+                launch.heralded = !gpu.driver.is_done(herald.stream)?;
+            }
         }
         Ok(())
     }
@@ -532,9 +619,9 @@ impl CudaAccelerator {
         Ok(())
     }
 
-    /// Services of which blocks are still on the GPU, as of the last [`Self::poll`].
+    /// Services of which blocks, or the herald, are still on the GPU, as of the last [`Self::poll`].
     pub fn running(&self) -> usize {
-        self.launches.iter().filter(|launch| !launch.done).count()
+        self.launches.iter().filter(|launch| !launch.done || launch.heralded).count()
     }
 
     /// Waits until all blocks have left the GPU, at most for `limit`; the stop words must have told them to.
