@@ -202,17 +202,18 @@ impl Tally {
     #[inline]
     pub(super) fn turn(&mut self, found: bool, now_ns: u64) -> bool {
         let took_ns = now_ns.saturating_sub(self.turned_ns);
+        // The last turn, too, as far as it lies in the measured part: there somebody else's time looks like the
+        // server's silence.
+        let measured = Duration::from_nanos(self.measured_ns(self.turned_ns, now_ns));
         self.turned_ns = now_ns;
         if !self.measuring {
             if now_ns >= self.began_ns {
                 self.measure(now_ns);
             }
-        } else if now_ns < self.stop_ns {
-            if took_ns >= STOLEN_NS {
-                self.outcome.stolen += Duration::from_nanos(took_ns);
-            } else if found {
-                self.outcome.busy += Duration::from_nanos(took_ns);
-            }
+        } else if took_ns >= STOLEN_NS {
+            self.outcome.stolen += measured;
+        } else if found {
+            self.outcome.busy += measured;
         }
         self.is_over(now_ns)
     }
@@ -265,5 +266,24 @@ impl Tally {
             outcome.unsent = arrivals.overdue(end_ns);
         }
         self.outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_that_is_lost_at_the_end_is_told_as_one_in_between() {
+        let load = Load { duration: Duration::from_millis(400), ..Load::default() };
+        let mut tally = Tally::new(&load, 1).unwrap();
+        tally.begin(&load);
+        let busy = STOLEN_NS / 2;
+        assert!(!tally.turn(true, tally.began_ns + busy));
+        assert!(!tally.turn(true, tally.began_ns + busy + 3 * STOLEN_NS));
+        assert_eq!(tally.outcome.stolen.as_nanos(), 3 * u128::from(STOLEN_NS));
+        assert!(tally.turn(true, tally.stop_ns + 70 * STOLEN_NS));
+        let rest = load.duration - Duration::from_nanos(busy);
+        assert_eq!((tally.outcome.busy, tally.outcome.stolen), (Duration::from_nanos(busy), rest));
     }
 }
