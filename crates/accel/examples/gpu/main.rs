@@ -7,11 +7,16 @@
 //! gpu refuse             what must be refused is refused
 //! gpu fault IMAGE        a kernel that faults, from a fatbin or cubin, is told
 //! gpu hang               a kernel that does not come back is told
+//! gpu idle IMAGE         what looks of blocks that wait cost one that works; IMAGE has device/tests/gpu_looks.cpp
+//! gpu lines IMAGE        lines a second between a GPU and host threads; IMAGE has device/tests/gpu_lines.cpp
 //! ```
 //!
 //! `tools/gpu/check` runs all of it. `--json` prints a line of JSON for each figure. Behind the other words: `--kernel FILE:NAME`
-//! instead of the built-in echo, `--protocol NAME`, `--bytes`, `--mqueues`, `--threads`, `--depth`, `--ms` with numbers, and
-//! for a rate how a thread goes about its mqueues (`--ahead`, `--messages`, `--in-flight`). Threads are pinned to cores.
+//! instead of the built-in echo, `--protocol NAME`, `--bytes`, `--mqueues`, `--threads`, `--depth`, `--ms` with numbers,
+//! `--herald on|off` where the library should not choose, and for a rate how a thread goes about its mqueues (`--ahead`, `--messages`,
+//! `--in-flight`). Threads are pinned to cores.
+
+mod probes;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -72,16 +77,36 @@ fn pin(n: usize) {
     }
 }
 
+/// What is started, and how.
+struct Start<'a> {
+    kernel: &'a str,
+    params: &'a [(&'a str, f64)],
+    /// Memory of the region; none for any.
+    memory: Option<MappedMemory>,
+    herald: Option<bool>,
+    threads: Option<u32>,
+}
+
+impl Start<'_> {
+    fn run(self, plan: &RegionPlan) -> Result<Running, AccelError> {
+        let bytes = plan.bytes().expect("a sound plan") as usize;
+        let region = self.memory.unwrap_or_else(|| HeapMapping::memory(bytes));
+        let mut formatted = Region::format(region.clone(), plan).expect("a sound plan");
+        let ends = (0..plan.block_count).map(|mqueue| formatted.engine_ends(mqueue)).collect();
+        let words = formatted.words();
+        let params = self.params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        let kernel = self.kernel.to_owned();
+        let service = Service { region, kernel, params, threads: self.threads };
+        let hung_after = Duration::from_secs(2);
+        let options = Options { hung_after, herald: self.herald, ..Options::default() };
+        let accelerator = Gpu::open(0, None)?.start(&[service], options)?;
+        Ok(Running { words, ends, accelerator })
+    }
+}
+
 fn start(plan: &RegionPlan, kernel: &str, params: &[(&str, f64)]) -> Result<Running, AccelError> {
-    let region = HeapMapping::memory(plan.bytes().expect("a sound plan") as usize);
-    let mut formatted = Region::format(region.clone(), plan).expect("a sound plan");
-    let ends = (0..plan.block_count).map(|mqueue| formatted.engine_ends(mqueue)).collect();
-    let words = formatted.words();
-    let params = params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-    let service = Service { region, kernel: kernel.to_owned(), params, threads: None };
-    let options = Options { hung_after: Duration::from_secs(2), ..Options::default() };
-    let accelerator = Gpu::open(0, None)?.start(&[service], options)?;
-    Ok(Running { words, ends, accelerator })
+    let herald = option("--herald").map(|word| word == "on");
+    Start { kernel, params, memory: None, herald, threads: None }.run(plan)
 }
 
 impl Running {
@@ -492,8 +517,12 @@ fn main() -> ExitCode {
         ["refuse"] => refuse(),
         ["fault", image] => fault(image),
         ["hang"] => hang(),
+        ["idle", image] => probes::idle(image, json),
+        ["lines", image] => probes::lines(image, json),
         _ => {
-            eprintln!("usage: gpu hop|rate|litmus [SECONDS]|refuse|fault IMAGE|hang [--json]");
+            eprintln!(
+                "usage: gpu hop|rate|litmus [SECONDS]|refuse|fault IMAGE|hang|idle IMAGE|lines IMAGE [--json]"
+            );
             return ExitCode::from(2);
         }
     };

@@ -1,0 +1,41 @@
+// gpu_looks: an echo for the probe of what looks cost (crates/accel/examples/gpu): its blocks, one warp each, look at their rings in one
+// manner for ever, unlike the library's, which change it. `units`: 1 to look at the first unit of a message only, 0 at its line.
+// `rest_ns`: how long a block rests between two looks. Serves granule16 messages that end in one line.
+#include "../kernels/send_back.h"
+
+namespace serval {
+namespace detail {
+
+struct Inspector {
+    // The next message. Nothing when the service stops.
+    static SERVAL_DEVICE Message recv(Block& block, Mqueue& q, bool units, unsigned rest) {
+        Channel& channel = q.channel_;
+        Message m;
+        Header h = {};
+        for (unsigned tries = 1; channel.rx_.look<SERVAL_PROTOCOL_GRANULE16>(channel.in_, h, units) != Look::FOUND; tries++) {
+            if (block.poll_engine(tries) != SERVAL_STOP_RUN || block.broken()) {
+                block.end(SERVAL_REASON_STOPPED);
+                return m;
+            }
+            if (rest) rest_ns(rest);
+        }
+        if (leader()) {
+            channel.rx_.next++;
+            channel.release_if(false);
+        }
+        crew_sync();
+        m.data_ = channel.in_;
+        m.token_ = h.token;
+        m.len_ = h.len;
+        return m;
+    }
+};
+
+}  // namespace detail
+}  // namespace serval
+
+SERVAL_KERNEL(gpu_looks) (serval::Block& block, serval::Mqueue& q) {
+    const bool units = block.param("units", 0) != 0;
+    const unsigned rest = static_cast<unsigned>(block.param("rest_ns", 0));
+    while (auto msg = serval::detail::Inspector::recv(block, q, units, rest)) send_back(block, q, msg);
+}
