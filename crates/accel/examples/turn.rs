@@ -5,7 +5,9 @@
 //!
 //! Columns: datagrams of one client each (`single`), and trains of 64 datagrams of one client (`train`), as
 //! receive offload delivers them, and one shared-memory client on the same thread, its part included
-//! (`memory`). Nanoseconds per message, the fastest tenth of many short measurements.
+//! (`memory`). In `far` the blocks of that client's requests stand for a GPU: the replies are written between
+//! two turns, which alone are timed, and no processor's cache holds the lines they were written to.
+//! Nanoseconds per message, the fastest tenth of many short measurements.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,13 +15,15 @@ use std::time::{Duration, Instant};
 
 use accel::Kernel;
 use accel::cpu::{Options, WorkerBlocks};
+use engine::accelerator::Blocks;
 use engine::metrics::Metrics;
 use engine::topology::{
-    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, Polling, Service,
-    Topology,
+    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, Polling, Rings,
+    Service, Topology,
 };
 use engine::{Attachment, BlockEnds, Fabric, MemoryPeer, Worker, WorkerParts, worker_links};
-use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Producer, Region, abi};
+use mqueue::memory::Mapping;
+use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Producer, Region, Words, abi};
 use wire::nic::{
     Close, Datagram, Event, Nic, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey,
     Transport, TxBatch, Written,
@@ -35,6 +39,12 @@ struct Echo {
     sent: u64,
     answered: u64,
     checksum: u64,
+}
+
+impl Echo {
+    fn new(batch: usize, train: bool) -> Self {
+        Self { batch, train, sent: 0, answered: 0, checksum: 0 }
+    }
 }
 
 impl Nic for Echo {
@@ -106,12 +116,79 @@ impl Nic for Echo {
     fn stop_listening(&mut self) {}
 }
 
-fn worker(mqueues: u32, batch: usize, train: bool) -> (Worker<Echo>, Arc<Fabric<()>>, Service) {
+/// What plays the GPU: echo on the accelerator's ends of all mqueues, and what it wrote out of the caches.
+struct Far {
+    ends: Vec<(Consumer<MappedMemory>, Producer<MappedMemory>)>,
+    /// Of the TX rings.
+    entries: Vec<abi::RingEntry>,
+    mapping: Arc<HeapMapping>,
+}
+
+impl Far {
+    fn answer(&mut self) {
+        let mut message = [0; BYTES];
+        for ((rx, tx), entry) in self.ends.iter_mut().zip(&self.entries) {
+            while let Some(header) = rx.peek().expect("sound rings") {
+                assert!(rx.copy_out(&header, &mut message[..header.len as usize]));
+                rx.advance();
+                let slot = tx.committed() % u64::from(entry.depth) * u64::from(entry.slot_stride);
+                let head = Head { token: header.token, kind: header.kind, ..Head::default() };
+                tx.push(head, &message).expect("room for a batch");
+                for line in (0..u64::from(entry.slot_stride).min(192)).step_by(64) {
+                    flush(&self.mapping, entry.slots_offset + slot + line);
+                }
+            }
+            if rx.release() {
+                tx.publish();
+                flush(&self.mapping, entry.head_offset);
+            }
+        }
+    }
+}
+
+/// Throws a line out of the caches.
+fn flush(mapping: &HeapMapping, at: u64) {
+    assert!(at < mapping.len_bytes() as u64);
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: an address inside the mapping; nothing is changed.
+    unsafe {
+        std::arch::x86_64::_mm_clflush(mapping.base().add(at as usize));
+    }
+}
+
+/// The engine's view of blocks beyond a bus.
+struct FarBlocks {
+    words: Words<MappedMemory>,
+    mqueues: u32,
+}
+
+impl Blocks for FarBlocks {
+    fn drive(&mut self, _: u64, _: &[u32], touched: &mut Vec<u32>) {
+        touched.extend((0..self.mqueues).filter(|mqueue| self.words.tx_waiting(*mqueue)));
+    }
+    fn wake_at(&self) -> u64 {
+        u64::MAX
+    }
+    fn elsewhere(&self) -> bool {
+        true
+    }
+    fn ended(&mut self, _: &mut Vec<(u32, u64)>) {}
+}
+
+struct Rig {
+    worker: Worker<Echo>,
+    fabric: Arc<Fabric<()>>,
+    service: Service,
+    far: Option<Far>,
+}
+
+fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
     let address = SocketAddr::from(([127, 0, 0, 1], 9000));
     let listen = Listen { transport: Transport::Udp, address };
     let mut service = Service::new("echo", vec![listen], "echo");
     service.mqueues = mqueues;
     service.slots = 64;
+    service.rings = if far { Rings::Granule } else { Rings::Auto };
     let placement = CpuPlacement::Worker;
     let topology = Topology {
         engine: EngineSettings { polling: Polling::Spin, ..EngineSettings::default() },
@@ -124,18 +201,27 @@ fn worker(mqueues: u32, batch: usize, train: bool) -> (Worker<Echo>, Arc<Fabric<
     };
     topology.check().expect("a sound topology");
     let plan = topology.services[0].region_plan(0, 1);
-    let memory = HeapMapping::memory(plan.bytes().expect("a sound plan") as usize);
+    let mapping = Arc::new(HeapMapping::new(plan.bytes().expect("a sound plan") as usize));
+    let memory = MappedMemory::new(mapping.clone());
     let mut region = Region::format(memory.clone(), &plan).expect("a sound plan");
     let own: Vec<u32> = (0..mqueues).collect();
     let mut ends =
         |&block: &u32| BlockEnds { block, server: region.engine_ends(block), clients: Vec::new() };
     let ends = own.iter().map(&mut ends).collect();
-    let kernel = Kernel::builtin("echo").expect("echo is built in");
-    let blocks = WorkerBlocks::start(memory, kernel, &[], &own, &Options::default());
-    let blocks = Box::new(blocks.expect("it starts"));
+    let (blocks, far): (Box<dyn Blocks>, _) = if far {
+        let mut region = Region::join(memory).expect("just formatted");
+        let tx = region.entries().iter().skip(1).step_by(2).copied().collect();
+        let ends = own.iter().map(|block| region.accelerator_ends(*block)).collect();
+        let far = Far { ends, entries: tx, mapping };
+        (Box::new(FarBlocks { words: region.words(), mqueues }), Some(far))
+    } else {
+        let kernel = Kernel::builtin("echo").expect("echo is built in");
+        let blocks = WorkerBlocks::start(memory, kernel, &[], &own, &Options::default());
+        (Box::new(blocks.expect("it starts")), None)
+    };
     let parts = WorkerParts {
         index: 0,
-        nic: Echo { batch, train, sent: 0, answered: 0, checksum: 0 },
+        nic,
         addresses: vec![address],
         attachments: vec![vec![Attachment { blocks, ends }]],
         links: worker_links(1, &topology).remove(0),
@@ -144,7 +230,7 @@ fn worker(mqueues: u32, batch: usize, train: bool) -> (Worker<Echo>, Arc<Fabric<
     let fabric = Fabric::new(vec![Box::new(|| ())], 1);
     let worker = Worker::new(parts, &topology, &metrics, fabric.clone());
     let service = topology.services.into_iter().next().expect("there is one");
-    (worker, fabric, service)
+    Rig { worker, fabric, service, far }
 }
 
 /// A shared-memory client that sends a batch and reads what came back.
@@ -162,7 +248,7 @@ impl MemoryPeer for Silent {
 }
 
 impl MemoryClient {
-    fn new(fabric: &Fabric<()>, service: &Service) -> Self {
+    fn new(Rig { fabric, service, .. }: &Rig) -> Self {
         let plan = service.client_region_plan(1024);
         let memory = HeapMapping::memory(plan.bytes().expect("a sound plan") as usize);
         let mut region = Region::format(memory.clone(), &plan).expect("a sound plan");
@@ -202,8 +288,9 @@ impl MemoryClient {
 }
 
 fn memory_nanoseconds_per_message(mqueues: u32, batch: usize, time: Duration) -> f64 {
-    let (mut worker, fabric, service) = worker(mqueues, 0, false);
-    let mut client = MemoryClient::new(&fabric, &service);
+    let mut rig = rig(mqueues, Echo::new(0, false), false);
+    let mut client = MemoryClient::new(&rig);
+    let worker = &mut rig.worker;
     let turns = 10_000usize.div_ceil(batch);
     let mut measured = Vec::new();
     let begin = Instant::now();
@@ -226,8 +313,39 @@ fn memory_nanoseconds_per_message(mqueues: u32, batch: usize, time: Duration) ->
     measured[measured.len() / 10]
 }
 
+/// One batch of requests in and one of replies out a turn.
+fn far_nanoseconds_per_message(mqueues: u32, batch: usize, time: Duration) -> f64 {
+    let mut rig = rig(mqueues, Echo::new(0, false), true);
+    let mut client = MemoryClient::new(&rig);
+    let mut far = rig.far.take().expect("asked for");
+    let turns = 1_000usize.div_ceil(batch);
+    let mut measured = Vec::new();
+    let begin = Instant::now();
+    let mut now_ns = 1;
+    while begin.elapsed() < time {
+        let before = client.answered;
+        let mut spent = Duration::ZERO;
+        for _ in 0..turns {
+            if client.sent - client.answered < 2 * batch as u64 {
+                client.send(batch);
+            }
+            now_ns += 1000;
+            let start = Instant::now();
+            rig.worker.turn(now_ns);
+            spent += start.elapsed();
+            rig.worker.wait(0);
+            client.receive();
+            far.answer();
+        }
+        let answered = client.answered - before;
+        measured.push(spent.as_nanos() as f64 / answered.max(1) as f64);
+    }
+    measured.sort_by(f64::total_cmp);
+    measured[measured.len() / 10]
+}
+
 fn nanoseconds_per_message(mqueues: u32, batch: usize, train: bool, time: Duration) -> f64 {
-    let (mut worker, ..) = worker(mqueues, batch, train);
+    let mut worker = rig(mqueues, Echo::new(batch, train), false).worker;
     let turns = 10_000usize.div_ceil(batch);
     let mut measured = Vec::new();
     let begin = Instant::now();
@@ -271,9 +389,11 @@ fn main() {
     for mqueues in mqueues.unwrap_or(vec![1, 28, 240]) {
         for batch in batches.clone().unwrap_or(vec![1, 64, 256]) {
             print!("{mqueues:7}  {batch:5}");
-            for name in ["single", "train", "memory"].into_iter().filter(|name| wanted(name)) {
+            for name in ["single", "train", "memory", "far"].into_iter().filter(|name| wanted(name))
+            {
                 let ns = match name {
                     "memory" => memory_nanoseconds_per_message(mqueues, batch, time),
+                    "far" => far_nanoseconds_per_message(mqueues, batch, time),
                     _ => nanoseconds_per_message(mqueues, batch, name == "train", time),
                 };
                 print!("  {name} {ns:6.1}");

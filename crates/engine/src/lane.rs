@@ -347,17 +347,20 @@ impl Lane {
         self.drives[mqueue.attachment as usize].rang.push(region_mqueue);
     }
 
-    /// Starts to fetch a short reply from where another processor has left it, a few mqueues before its turn.
+    /// Starts to fetch short replies from where another processor has left them, a few mqueues before their turn.
     #[inline]
     pub(crate) fn fetch_ahead(&self, drive: usize, index: usize) {
         const AHEAD: usize = 6;
         const BYTES: u64 = 64;
-        let ahead = index + AHEAD;
-        if ahead < self.drives[drive].touched.len()
-            && self.drives[drive].blocks.elsewhere()
-            && let Touched::Server(mqueue) = self.touched(drive, ahead)
-        {
-            self.mqueues[mqueue as usize].tx.prefetch_at(0, BYTES);
+        let Drive { touched, blocks, .. } = &self.drives[drive];
+        if !blocks.elsewhere() {
+            return;
+        }
+        let from = if index == 0 { 1 } else { index + AHEAD };
+        for ahead in from..touched.len().min(index + AHEAD + 1) {
+            if let Touched::Server(mqueue) = self.touched(drive, ahead) {
+                self.mqueues[mqueue as usize].tx.prefetch_at(0, BYTES);
+            }
         }
     }
 

@@ -65,6 +65,12 @@ fn same_destination(a: &Departure, b: &Departure) -> bool {
     (a.peer == b.peer || mutants::on("train_to_one")) && a.local == b.local
 }
 
+/// Whether a destination may come again after another.
+fn is_mixed(waiting: &[Departure]) -> bool {
+    let change = |pair: &&[Departure]| !same_destination(&pair[0], &pair[1]);
+    waiting.windows(2).filter(change).nth(1).is_some()
+}
+
 /// How many departures at the front of `waiting` can leave as one train.
 pub(super) fn front_train(waiting: &[Departure], segment_bytes_max: u32) -> usize {
     let first = &waiting[0];
@@ -96,8 +102,7 @@ impl Trains {
     /// Moves departures of one destination next to each other where they can leave as one train.
     pub(super) fn arrange(&mut self, waiting: &mut [Departure], segment_bytes_max: u32) {
         for window in waiting.chunks_mut(WINDOW) {
-            // Between two departures nothing lies.
-            if window.len() > 2 && self.sort_into_trains(window, segment_bytes_max) {
+            if is_mixed(window) && self.sort_into_trains(window, segment_bytes_max) {
                 self.move_to_trains(window);
             }
         }

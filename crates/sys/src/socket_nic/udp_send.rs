@@ -187,19 +187,20 @@ impl Sender {
     /// Names the payload of a train, from piece `at` on: one piece for what lies together. Returns
     /// the piece behind the last.
     fn name_pieces(&mut self, mut at: usize, batch: &TxBatch, train: &[Departure]) -> usize {
-        let mut end = None;
-        for departure in train {
-            let from = &batch.bytes()[departure.offset as usize..];
-            // Borrowed as a slice so that a wrong length is a panic here, not a read elsewhere.
-            let len = from[..departure.len as usize].len();
-            if end == Some(departure.offset) {
-                self.pieces[at - 1].iov_len += len;
-            } else {
-                let base = from.as_ptr().cast_mut().cast();
-                self.pieces[at] = iovec { iov_base: base, iov_len: len };
-                at += 1;
-            }
-            end = Some(departure.offset + departure.len);
+        let mut rest = train;
+        while let Some(first) = rest.first() {
+            let mut end = first.offset;
+            let adjacent = |next: &&Departure| {
+                let adjacent = next.offset == end;
+                end += if adjacent { next.len } else { 0 };
+                adjacent
+            };
+            rest = &rest[rest.iter().take_while(adjacent).count()..];
+            // Borrowed as one slice so that a wrong offset is a panic here, not a read elsewhere.
+            let payload = &batch.bytes()[first.offset as usize..end as usize];
+            self.pieces[at] =
+                iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
+            at += 1;
         }
         at
     }
