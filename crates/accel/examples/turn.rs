@@ -112,6 +112,7 @@ impl Nic for Echo {
         Ok(())
     }
     fn stop_port(&mut self, _: PortIndex) {}
+    fn hold_port(&mut self, _: PortIndex, _: bool) {}
     fn close_port(&mut self, _: PortIndex) {}
     fn stop_listening(&mut self) {}
 }

@@ -202,9 +202,7 @@ impl<N: Nic> Worker<N> {
                 if took {
                     self.busy();
                     self.set_settled(false);
-                    if let Some(leaving) = &mut self.lanes[service].leaving {
-                        leaving.set_settled(false);
-                    }
+                    self.lanes[service].take_words_back();
                     if let Some(link) = &mut self.links[worker][service] {
                         link.replies_in.release();
                         link.requests_in.release();
@@ -419,6 +417,10 @@ impl<N: Nic> Worker<N> {
     fn read_stream(&mut self, key: StreamKey) -> bool {
         let Some(connection) = self.connections.at(key) else { return false };
         let service = connection.service as usize;
+        if self.lanes[service].is_held() && connection.reading != Reading::Ended {
+            // It is listed again when the hold ends.
+            return false;
+        }
         if connection.reading == Reading::Stalled {
             connection.reading = Reading::Open;
             let input = std::mem::take(&mut connection.input);

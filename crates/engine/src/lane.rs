@@ -12,6 +12,7 @@ use wire::session::{Request, Sessions, Token};
 use crate::accelerator::Blocks;
 use crate::backend::{BackendPool, ClientMqueue};
 use crate::dispatch::{Credit, Dispatcher, Owner};
+use crate::hold::Hold;
 use crate::ingress::Arrival;
 use crate::metrics::ServiceCounters;
 use crate::seating::Leaving;
@@ -143,6 +144,8 @@ pub(crate) struct Lane {
     pub(crate) other_credit: Vec<u32>,
     /// The service is about to leave: it gets no new requests.
     pub(crate) leaving: Option<Leaving>,
+    /// Why it takes nothing in for now: an accelerator of it begins a new life.
+    pub(crate) holds: Vec<Hold>,
 }
 
 impl Lane {
@@ -222,6 +225,7 @@ impl Lane {
             backends,
             other_credit: vec![0; workers as usize],
             leaving: None,
+            holds: Vec::new(),
         }
     }
 

@@ -7,6 +7,7 @@ mod connection;
 mod dispatch;
 mod egress;
 mod handover;
+mod hold;
 mod ingress;
 mod lane;
 mod lives;
@@ -18,6 +19,7 @@ pub mod topology;
 mod worker;
 
 pub use handover::Fabric;
+pub use hold::HOLD_NS;
 pub use lane::{Attachment, BlockEnds};
 pub use lives::LifeNews;
 pub use memory_port::{MemoryClient, MemoryPeer};

@@ -15,6 +15,8 @@
 //! region, however late, reaches nobody: nobody reads those rings, and in the new ones an old token is
 //! stale. What its blocks asked of backends keeps its place in line and is thrown away when it comes.
 //!
+//! *A life that ends as planned* need not take anything along: its service is held before, see `hold.rs`.
+//!
 //! *Memory.* A worker drops its hold on the old region when it takes the next one. Whoever made a region
 //! holds it for longer than that, so that nothing is unmapped inside a turn.
 
@@ -23,6 +25,7 @@ use wire::nic::Nic;
 
 use crate::handover::ControlMail;
 use crate::lane::Attachment;
+use crate::seating::Farewell;
 use crate::topology::Replies;
 use crate::worker::Worker;
 
@@ -54,6 +57,24 @@ pub enum LifeNews {
         /// This worker's share; [`crate::accelerator::Blocks::present`] is not asked.
         attachment: Attachment,
     },
+    /// A planned change is about to end this life: the service is held until the next one begins, see `hold.rs`.
+    Held {
+        /// The service.
+        service: u16,
+        /// The accelerator.
+        accelerator: u16,
+        /// How long what was accepted may take, in nanoseconds; the life ends by then.
+        drain_ns: u64,
+        /// Where the workers tell that all of it has been answered.
+        farewell: Farewell,
+    },
+    /// This life goes on after all: the hold ends.
+    Freed {
+        /// The service.
+        service: u16,
+        /// The accelerator.
+        accelerator: u16,
+    },
 }
 
 impl<N: Nic> Worker<N> {
@@ -72,6 +93,8 @@ impl<N: Nic> Worker<N> {
         self.busy();
         let (LifeNews::Began { service, accelerator }
         | LifeNews::Next { service, accelerator, .. }
+        | LifeNews::Held { service, accelerator, .. }
+        | LifeNews::Freed { service, accelerator }
         | LifeNews::Ended { service, accelerator, .. }) = &news;
         let lane = &self.lanes[usize::from(*service)];
         if usize::from(*accelerator) >= lane.drives.len() {
@@ -81,6 +104,13 @@ impl<N: Nic> Worker<N> {
         match news {
             LifeNews::Began { service, accelerator } => {
                 self.lanes[usize::from(service)].revive(accelerator.into());
+                self.end_holds(service.into(), Some(accelerator));
+            }
+            LifeNews::Held { service, accelerator, drain_ns, farewell } => {
+                self.hold(service.into(), accelerator, drain_ns, farewell);
+            }
+            LifeNews::Freed { service, accelerator } => {
+                self.end_holds(service.into(), Some(accelerator));
             }
             LifeNews::Next { service, accelerator, attachment } => {
                 self.lanes[usize::from(service)].renew(accelerator.into(), attachment);
@@ -106,8 +136,9 @@ impl<N: Nic> Worker<N> {
             }
             self.end_requests_of_the_dead(lane, reason);
         }
-        let Self { lanes, nic, .. } = self;
+        let Self { lanes, nic, now_ns, .. } = self;
         lanes[lane].retire(accelerator, nic);
+        lanes[lane].await_next_life(accelerator as u16, *now_ns);
         if reason == DropReason::Reconfiguring {
             // The next life comes as soon as it can, with others or without.
             lanes[lane].dispatcher.set_absent_reason(reason);

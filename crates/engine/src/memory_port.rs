@@ -171,8 +171,9 @@ impl MemoryClients {
     }
 
     /// Whether a client's request can be taken now: the last look before a sleep.
-    pub(crate) fn hinted(&self) -> bool {
-        self.seated().any(|s| s.broken || (s.client.requests.hinted() && !s.no_room))
+    pub(crate) fn hinted(&self, held: impl Fn(u16) -> bool) -> bool {
+        let waits = |s: &Seated| s.no_room || held(s.client.service);
+        self.seated().any(|s| s.broken || (s.client.requests.hinted() && !waits(s)))
     }
 
     /// Whether a request waits for its client to read replies.
@@ -358,7 +359,7 @@ impl<N: Nic> Worker<N> {
             return (0, Stop::Enough);
         }
         let service = seated.client.service as usize;
-        if self.lanes[service].leaving.is_some() {
+        if self.lanes[service].leaving.is_some() || self.lanes[service].is_held() {
             return (0, Stop::Enough);
         }
         let Ok(room) = seated.room() else { return (0, Stop::Broken) };

@@ -25,7 +25,7 @@ use wire::nic::{Close, Nic, PortIndex, StreamKey, Transport, TxBatch};
 
 use crate::accelerator::StartError;
 use crate::connection::{Connections, Pool};
-use crate::handover::{ENVELOPE_BYTES, Fabric, ServiceLinks, links};
+use crate::handover::{ENVELOPE_BYTES, Fabric, Link, ServiceLinks, links};
 use crate::lane::{Attachment, Lane};
 use crate::memory_port::MemoryClients;
 use crate::metrics::{Metrics, ServiceMetrics};
@@ -48,7 +48,7 @@ pub(crate) struct Port {
     /// Largest reply / request ratio; 0 unlimited.
     pub(crate) reply_ratio: u32,
     pub(crate) ready: bool,
-    /// Not read: its service is not switched on yet, or leaves.
+    /// Not read: its service is not switched on yet, is held, or leaves.
     pub(crate) held: bool,
     pub(crate) tx: TxBatch,
     /// Since when the host kernel takes no datagram; 0 when it does.
@@ -203,7 +203,7 @@ pub struct Leave {
     pub farewell: Farewell,
 }
 
-/// How many workers have nothing left of a service that leaves.
+/// How many workers have nothing left of a service that leaves or is held.
 #[derive(Clone, Debug, Default)]
 pub struct Farewell(Arc<AtomicUsize>);
 
@@ -215,21 +215,41 @@ impl Farewell {
     }
 }
 
+/// A worker's word that it has nothing left, which it may take back.
+pub(crate) struct Word {
+    farewell: Farewell,
+    given: bool,
+}
+
+impl Word {
+    /// Not given yet.
+    pub(crate) fn new(farewell: Farewell) -> Self {
+        Self { farewell, given: false }
+    }
+
+    pub(crate) fn set(&mut self, given: bool) {
+        if std::mem::replace(&mut self.given, given) != given {
+            match given {
+                true => self.farewell.0.fetch_add(1, Ordering::Release),
+                false => self.farewell.0.fetch_sub(1, Ordering::Release),
+            };
+        }
+    }
+}
+
 /// A lane on its way out.
 pub(crate) struct Leaving {
-    farewell: Farewell,
-    settled: bool,
+    word: Word,
     /// Its time is over.
     pub(crate) expired: bool,
 }
 
-impl Leaving {
-    pub(crate) fn set_settled(&mut self, settled: bool) {
-        if std::mem::replace(&mut self.settled, settled) != settled {
-            match settled {
-                true => self.farewell.0.fetch_add(1, Ordering::Release),
-                false => self.farewell.0.fetch_sub(1, Ordering::Release),
-            };
+impl Lane {
+    /// Something was taken over for it from another worker.
+    pub(crate) fn take_words_back(&mut self) {
+        let leaving = self.leaving.iter_mut().map(|leaving| &mut leaving.word);
+        for word in leaving.chain(self.holds.iter_mut().map(|hold| &mut hold.word)) {
+            word.set(false);
         }
     }
 }
@@ -372,9 +392,12 @@ impl<N: Nic> Worker<N> {
         self.idle_ns = limits.idle_ms * 1_000_000;
         self.slow_client_ns = limits.slow_client_ms * 1_000_000;
         self.early_bytes_max = limits.early_reply_bytes;
+        for leave in &switch.leave {
+            self.end_holds(leave.slot.into(), None);
+        }
         for port in &mut self.ports {
             port.reply_ratio = reply_ratio(limits, port.on_loopback);
-            port.held = port.is_vacant();
+            port.held = self.lanes.get(usize::from(port.service)).is_none_or(Lane::is_held);
         }
         for index in &switch.stop {
             self.nic.stop_port(*index);
@@ -387,7 +410,7 @@ impl<N: Nic> Worker<N> {
         for Leave { slot, successor, memory_successor, parting, farewell } in &switch.leave {
             let farewell = farewell.clone();
             let lane = usize::from(*slot);
-            self.lanes[lane].leaving = Some(Leaving { farewell, settled: false, expired: false });
+            self.lanes[lane].leaving = Some(Leaving { word: Word::new(farewell), expired: false });
             match successor {
                 Some(successor) => self.connections.move_to(*slot, *successor),
                 None => self.stop_reading(Some(*slot)),
@@ -396,6 +419,9 @@ impl<N: Nic> Worker<N> {
                 self.memory.move_to(*slot, *successor, parting);
             }
             self.memory.stop_reading(Some(*slot));
+        }
+        for slot in switch.lead.iter().map(|(_, slot)| usize::from(*slot)) {
+            self.renew_holds(slot);
         }
         self.busy();
     }
@@ -415,15 +441,18 @@ impl<N: Nic> Worker<N> {
             let settled = !debts
                 && self.connections.open_of(name) == 0
                 && self.memory.of_service(name) == 0
-                && self.notices.iter().all(|(_, envelope, _)| envelope.service != name)
-                && self.links.iter_mut().all(|links| match links.get_mut(slot) {
-                    Some(Some(link)) => link.is_empty(),
-                    _ => true,
-                });
+                && !self.owes_other_workers(slot);
             if let Some(leaving) = &mut self.lanes[slot].leaving {
-                leaving.set_settled(settled);
+                leaving.word.set(settled);
             }
         }
+    }
+
+    /// Whether something of a service is on its way to another worker, or from one.
+    pub(crate) fn owes_other_workers(&mut self, slot: usize) -> bool {
+        let taken = |link: &mut Option<Link>| link.as_mut().is_none_or(Link::is_empty);
+        self.notices.iter().any(|(_, envelope, _)| usize::from(envelope.service) == slot)
+            || !self.links.iter_mut().all(|links| links.get_mut(slot).is_none_or(taken))
     }
 
     /// The time of a service that leaves is over: whatever it has not answered is dropped as

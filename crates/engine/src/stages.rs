@@ -143,6 +143,8 @@ pub struct Observations {
     mqueues: Counter,
     depth: Counter,
     depth_max: Counter,
+    /// 1 while the service is held (gauge).
+    held: Counter,
 }
 
 /// The same, summed over workers.
@@ -158,6 +160,8 @@ pub struct ObservationSnapshot {
     pub depth: u64,
     /// Requests under way on the one that had most.
     pub depth_max: u64,
+    /// Workers that hold the service: nothing of it is taken in.
+    pub held: u64,
 }
 
 impl ObservationSnapshot {
@@ -170,6 +174,7 @@ impl ObservationSnapshot {
         self.mqueues += observed.mqueues.value();
         self.depth += observed.depth.value();
         self.depth_max = self.depth_max.max(observed.depth_max.value());
+        self.held += observed.held.value();
     }
 }
 
@@ -286,6 +291,10 @@ impl Lane {
         observed.mqueues.set(self.mqueues.len() as u64);
         observed.depth.set(self.outstanding_by_mqueue().map(u64::from).sum());
         observed.depth_max.set(self.outstanding_by_mqueue().max().unwrap_or(0).into());
+    }
+
+    pub(crate) fn observe_hold(&self) {
+        self.follower.observed.held.set(self.is_held().into());
     }
 
     /// Whether [`Self::look`] has anything to look for.

@@ -15,6 +15,7 @@
 //! | backends | `backend.rs` |
 //! | other workers | `handover.rs` |
 //! | services that come, change and go | `seating.rs` |
+//! | services whose clients wait for a new life | `hold.rs` |
 
 use std::sync::Arc;
 
@@ -130,7 +131,9 @@ impl<N: Nic> Worker<N> {
         }
         let mail = !alone
             && !mutants::on("sleep_on_mail")
-            && (self.fabric.has_mail(self.index) || self.links_hinted() || self.memory.hinted());
+            && (self.fabric.has_mail(self.index)
+                || self.links_hinted()
+                || self.memory.hinted(|of| self.lanes[usize::from(of)].is_held()));
         if !mail {
             self.slept = true;
             self.counters.sleeps.one();
@@ -373,6 +376,7 @@ impl<N: Nic> Worker<N> {
             self.learn_credit();
         }
         self.look_after_leaving();
+        (0..self.lanes.len()).for_each(|slot| self.look_after_held(slot));
         self.sweep_connections();
         let connections = self.connections.open_count() + self.memory.len();
         self.counters.connections.set(connections as u64);
@@ -476,6 +480,7 @@ impl<N: Nic> Worker<N> {
                 self.end_connection(key, Close::Reset, DropReason::SlowClient);
             } else if connection.unsettled() == 0
                 && connection.reading != Reading::Stalled
+                && !self.lanes[usize::from(service)].is_held()
                 && now_ns.saturating_sub(connection.last_message_ns) > idle_ns
             {
                 self.lanes[service as usize].counters.drop_one(DropReason::IdleTimeout);
@@ -519,13 +524,13 @@ impl<N: Nic> Worker<N> {
             || !self.to_read.is_empty()
             || !self.to_write.is_empty()
             || !self.notices.is_empty()
-            || self.ports.iter().any(|p| p.ready || !p.tx.is_empty());
+            || self.ports.iter().any(|p| p.ready && !p.held || !p.tx.is_empty());
         if !may || leftover {
             return 0;
         }
         let mut sleep_ns = SLEEP_NS_MAX;
         for lane in &self.lanes {
-            if lane.leaving.is_some() {
+            if lane.leaving.is_some() || lane.is_held() {
                 sleep_ns = sleep_ns.min(TICK_NS);
             }
             let under_way = lane.under_way() > 0 && !mutants::on("sleep_on_requests");
@@ -582,6 +587,7 @@ impl<N: Nic> Worker<N> {
         if mutants::on("serve_after_drain") {
             return;
         }
+        (0..self.lanes.len()).for_each(|slot| self.end_holds(slot, None));
         self.nic.stop_listening();
         self.stop_reading(None);
         self.memory.stop_reading(None);

@@ -142,6 +142,8 @@ pub(crate) struct WorkerPort {
     /// An edge the engine has not been told of.
     pub(crate) news: bool,
     pub(crate) stopped: bool,
+    /// What comes is not reported for now.
+    pub(crate) held: bool,
     /// The last datagram to arrive, by when it was sent.
     newest: u64,
 }
@@ -274,7 +276,7 @@ impl Network {
             let conn = &self.conns[*conn];
             conn.readable || conn.writable || conn.failed
         };
-        side.ports.iter().any(|port| port.news) || side.streams.values().any(stream)
+        side.ports.iter().any(|port| port.news && !port.held) || side.streams.values().any(stream)
     }
 
     fn launch(&mut self, due_ns: u64, flying: Flying) {

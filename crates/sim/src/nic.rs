@@ -91,7 +91,7 @@ impl Network {
         }
         let mut connections = Vec::new();
         for (index, port) in workers[worker].ports.iter_mut().enumerate() {
-            if port.stopped || rng.chance(faults.late_event) {
+            if port.stopped || port.held || rng.chance(faults.late_event) {
                 continue;
             }
             if std::mem::take(&mut port.news)
@@ -375,7 +375,7 @@ impl Nic for SimNic {
         let mut net = lock(&self.net);
         let port = &mut net.workers[self.worker].ports[usize::from(index)];
         assert!(port.stopped, "worker {} opens port {index} twice", self.worker);
-        (port.stopped, port.news) = (false, true);
+        (port.stopped, port.held, port.news) = (false, false, true);
         Ok(())
     }
 
@@ -388,6 +388,11 @@ impl Nic for SimNic {
         for id in std::mem::take(&mut port.backlog) {
             net.engine_close(id, Close::Reset);
         }
+    }
+
+    fn hold_port(&mut self, index: PortIndex, held: bool) {
+        let mut net = lock(&self.net);
+        net.workers[self.worker].ports[usize::from(index)].held = held;
     }
 
     fn close_port(&mut self, index: PortIndex) {

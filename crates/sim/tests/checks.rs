@@ -179,6 +179,10 @@ impl Nic for Saboteur {
         self.inner.stop_port(index);
     }
 
+    fn hold_port(&mut self, index: PortIndex, held: bool) {
+        self.inner.hold_port(index, held);
+    }
+
     fn close_port(&mut self, index: PortIndex) {
         self.inner.close_port(index);
     }

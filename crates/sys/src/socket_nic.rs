@@ -297,6 +297,14 @@ impl SocketNic {
         Ok(())
     }
 
+    /// A UDP port is neither reported nor ends a sleep any more.
+    fn let_be(&mut self, index: PortIndex) {
+        if let Some(position) = self.sleeping_ports.iter().position(|port| *port == index) {
+            self.sleeping_ports.remove(position);
+            self.poller.forget_sleeping(position);
+        }
+    }
+
     fn look_whether_listening(&mut self) {
         let listens = |port: &Port| matches!(port, Port::Tcp(tcp) if tcp.listener.is_some());
         self.listening = self.ports.iter().any(listens);
@@ -562,11 +570,19 @@ impl Nic for SocketNic {
             Some(Port::Tcp(tcp)) => tcp.listener = None,
             Some(Port::Closed) | None => return,
         }
-        if let Some(position) = self.sleeping_ports.iter().position(|port| *port == index) {
-            self.sleeping_ports.remove(position);
-            self.poller.forget_sleeping(position);
-        }
+        self.let_be(index);
         self.look_whether_listening();
+    }
+
+    fn hold_port(&mut self, index: PortIndex, held: bool) {
+        // An edge of a listener is told once, and the worker keeps it.
+        let Some(Port::Udp(udp)) = self.ports.get(usize::from(index)) else { return };
+        if held || udp.stopped {
+            self.let_be(index);
+        } else if !self.sleeping_ports.contains(&index) {
+            self.poller.watch_sleeping(udp.socket.as_fd());
+            self.sleeping_ports.push(index);
+        }
     }
 
     fn close_port(&mut self, index: PortIndex) {

@@ -292,7 +292,8 @@ impl Server {
         // They start beside each other.
         let mut outcomes: Vec<_> = outcomes.into_iter().map(|o| o.wait(give_up)).collect();
         // Others may begin anew with them, or without those that left.
-        let moving = self.runtimes.as_ref().map(|runtimes| runtimes.moving());
+        let drain = self.drain_time();
+        let moving = self.runtimes.as_ref().map(|runtimes| runtimes.moving(drain));
         if let Some(Err(Unready::Failed(name, why))) = moving.map(|m| m.wait(&mut || give_up())) {
             match outcomes.iter_mut().find(|outcome| outcome.name == name) {
                 Some(outcome) => outcome.not_started = Some(why),
@@ -491,7 +492,7 @@ impl Server {
     fn undo_seated(&mut self, prepared: &[Prepared]) {
         for Prepared { place, kept, .. } in prepared {
             let own = place.ports.iter().map(|p| p.0).filter(|port| !kept.contains(port));
-            self.vacate(place.slot, &place.metrics, own);
+            self.vacate(place.slot, &place.metrics, own, &|| false);
         }
     }
 
@@ -590,8 +591,7 @@ impl Server {
     /// Waits until a service has nothing left, and lets go of it.
     fn let_go(&mut self, leaver: Leaver, give_up: &dyn Fn() -> bool) -> Outcome {
         let Leaver { name, slot, metrics, farewell, dropped_before, stopped, .. } = leaver;
-        let patience = Duration::from_millis(self.topology.engine.drain_ms);
-        let mut settled = self.wait_for(&farewell, patience, give_up);
+        let mut settled = self.wait_for(&farewell, self.drain_time(), give_up);
         if !settled && !give_up() {
             for inbox in self.inboxes.iter() {
                 inbox.put(Order::Expire(slot));
@@ -599,7 +599,7 @@ impl Server {
             settled = self.wait_for(&farewell, EXPIRED_IN, give_up);
         }
         let gone = if settled {
-            self.vacate(slot, &metrics, stopped)
+            self.vacate(slot, &metrics, stopped, give_up)
         } else {
             self.burnt_ports.extend(stopped);
             self.burnt.push((slot, metrics.clone()));
@@ -617,8 +617,9 @@ impl Server {
         slot: u16,
         metrics: &Arc<ServiceMetrics>,
         ports: impl IntoIterator<Item = PortIndex>,
+        give_up: &dyn Fn() -> bool,
     ) -> bool {
-        let ended = self.end_runtimes(slot);
+        let ended = self.end_runtimes(slot, give_up);
         // Also beside a runtime that does not end: ports that the workers keep would be read after the next switch.
         let released = self.release(slot);
         if !released {
@@ -631,8 +632,14 @@ impl Server {
     }
 
     /// The runtimes of a slot, which has nothing left for them, end; whether all did.
-    fn end_runtimes(&self, slot: u16) -> bool {
-        self.runtimes.as_ref().is_none_or(|runtimes| runtimes.leave(slot))
+    fn end_runtimes(&self, slot: u16, give_up: &dyn Fn() -> bool) -> bool {
+        let drain = self.drain_time();
+        self.runtimes.as_ref().is_none_or(|runtimes| runtimes.leave(slot, drain, give_up))
+    }
+
+    /// How long what was accepted may take when it has to end.
+    fn drain_time(&self) -> Duration {
+        Duration::from_millis(self.topology.engine.drain_ms)
     }
 
     fn wait_for(

@@ -22,7 +22,8 @@
 //! connection, begin together and end together, whichever of them gave the reason. One whose service leaves ends the
 //! life of those that stay, once all that leave have answered. One that comes begins in a process of its own, which
 //! costs nobody anything should the change be undone; when it is certain, all of them begin anew together, no more than
-//! [`TOGETHER_MAX`]. Should that fail, they go on alone.
+//! [`TOGETHER_MAX`]. Should that fail, they go on alone. Before a life ends for a change of others its service is
+//! *held* (`engine/src/hold.rs`): it ends when all that was accepted has been answered, or the drain time is over.
 //!
 //! *Seats come and go with services* ([`Runtimes::seat`], [`Runtimes::change_doors`], [`Runtimes::leave`]). One whose service is about to leave
 //! serves on until everything is answered, and has no next life; then its runtime is asked to end.
@@ -56,6 +57,7 @@ use super::heart::Heart;
 use super::lobby::{Arrived, Lobby, check_user};
 use crate::runtime::Pulse;
 use seat::{Ending, First, Life, Seat, State, absolute, warn_of_shared_gpus, word_of};
+use together::Move;
 pub(super) use seat::{Post, SeatStart};
 
 /// How long a runtime that the engine started may take to say hello, and any runtime to get its blocks ready.
@@ -88,6 +90,7 @@ enum Order {
         new: AttachDoors,
         users: Vec<(String, String)>,
         leaving: Vec<u16>,
+        drain: Duration,
     },
     /// The seats in this slot are given up; what comes along is dropped when they are gone.
     Leave(u16, Sender<()>),
@@ -151,15 +154,17 @@ fn users(topology: &Topology) -> Vec<(String, String)> {
 /// Runtimes that the engine starts, on their way.
 pub(super) struct Awaited {
     first: Receiver<First>,
+    /// Most time between two signs of life.
+    patience: Duration,
 }
 
 impl Awaited {
     /// Waits until each of them serves, or until `cancelled` says so.
     pub(super) fn wait(self, cancelled: &mut dyn FnMut() -> bool) -> Result<(), Unready> {
-        let mut deadline = Instant::now() + 2 * START_PATIENCE;
+        let mut deadline = Instant::now() + self.patience;
         loop {
             match self.first.recv_timeout(WANTED_PAUSE) {
-                Ok((_, Ok(()))) => deadline = Instant::now() + 2 * START_PATIENCE,
+                Ok((_, Ok(()))) => deadline = Instant::now() + self.patience,
                 Ok((service, Err(why))) => return Err(Unready::Failed(service, why)),
                 // Each has told.
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
@@ -197,6 +202,8 @@ impl Runtimes {
             leaving: Vec::new(),
             dying: Vec::new(),
             processes: 0,
+            moves: Vec::new(),
+            drain: Duration::ZERO,
         };
         let builder = std::thread::Builder::new().name("serval-runtimes".into());
         let thread = builder.spawn(move || desk.run())?;
@@ -214,7 +221,7 @@ impl Runtimes {
         let (tell, first) = mpsc::channel();
         let seats = seats.into_iter().map(|seat| (seat, tell.clone())).collect();
         self.order(Order::Seat(seats, settled));
-        Awaited { first }
+        Awaited { first, patience: 2 * START_PATIENCE }
     }
 
     /// Seats of several services come at once, so that those that can share a process begin in one.
@@ -223,17 +230,17 @@ impl Runtimes {
         for service in services {
             let (tell, first) = mpsc::channel();
             seats.extend(service.into_iter().map(|seat| (seat, tell.clone())));
-            awaited.push(Awaited { first });
+            awaited.push(Awaited { first, patience: 2 * START_PATIENCE });
         }
         self.order(Order::Seat(seats, true));
         awaited
     }
 
-    /// Those that change processes, until they serve again.
-    pub(super) fn moving(&self) -> Awaited {
+    /// Those that change processes, until they serve again. They may be held for `drain` before.
+    pub(super) fn moving(&self, drain: Duration) -> Awaited {
         let (tell, first) = mpsc::channel();
         self.order(Order::Tell(tell));
-        Awaited { first }
+        Awaited { first, patience: 2 * START_PATIENCE + drain }
     }
 
     /// From now on runtimes attach where `wanted` says: `new` doors open, those it does not name close. The seats
@@ -241,16 +248,24 @@ impl Runtimes {
     pub(super) fn change_doors(&self, wanted: &Topology, new: AttachDoors, leaving: Vec<u16>) {
         let names = attach_paths(wanted).map(|(path, name)| (path.to_owned(), name.into()));
         let (names, users) = (names.collect(), users(wanted));
-        self.order(Order::ChangeDoors { names, new, users, leaving });
+        let drain = Duration::from_millis(wanted.engine.drain_ms);
+        self.order(Order::ChangeDoors { names, new, users, leaving, drain });
     }
 
     /// Ends the runtimes of the service in a slot, which has nothing left for them. Returns whether all of
-    /// them are gone.
-    pub(super) fn leave(&self, slot: u16) -> bool {
+    /// them are gone; who shares their process may be held for `drain` before.
+    pub(super) fn leave(&self, slot: u16, drain: Duration, give_up: &dyn Fn() -> bool) -> bool {
         let (tell, gone) = mpsc::channel();
         self.order(Order::Leave(slot, tell));
-        let patience = 2 * GOODBYE_PATIENCE + Duration::from_secs(1);
-        matches!(gone.recv_timeout(patience), Err(RecvTimeoutError::Disconnected))
+        let deadline = Instant::now() + 2 * GOODBYE_PATIENCE + Duration::from_secs(1) + drain;
+        while Instant::now() < deadline {
+            match gone.recv_timeout(WANTED_PAUSE) {
+                Err(RecvTimeoutError::Disconnected) => return true,
+                _ if give_up() => return false,
+                _ => {}
+            }
+        }
+        false
     }
 
     /// No runtime is let in or started any more; those that serve go on.
@@ -298,6 +313,10 @@ struct Desk {
     dying: Vec<Child>,
     /// Processes that were started.
     processes: u64,
+    /// Planned ends of lives that wait until what was accepted has been answered …
+    moves: Vec<Move>,
+    /// … and for no longer than this.
+    drain: Duration,
 }
 
 impl Desk {
@@ -326,8 +345,8 @@ impl Desk {
                     }
                     warn_of_shared_gpus(&self.seats);
                 }
-                Order::ChangeDoors { names, new, users, leaving } => {
-                    self.users = users;
+                Order::ChangeDoors { names, new, users, leaving, drain } => {
+                    (self.users, self.drain) = (users, drain);
                     let name = |path: &Path| {
                         let found = names.iter().find(|(of, _)| of == path)?;
                         Some(Door::Accelerator(found.1.clone()))
@@ -338,9 +357,11 @@ impl Desk {
                     }
                     self.settle();
                 }
-                Order::Leave(slot, gone) => self.leave(slot, &gone),
+                Order::Leave(slot, gone) => self.leave(slot, gone),
                 Order::Tell(tell) => {
-                    for seat in self.seats.values_mut().filter(|s| s.moving && !s.last) {
+                    self.move_on();
+                    let moves = |s: &&mut Seat| (s.moving || s.hold.is_some()) && !s.last;
+                    for seat in self.seats.values_mut().filter(moves) {
                         seat.first.get_or_insert_with(|| tell.clone());
                     }
                 }
@@ -367,6 +388,7 @@ impl Desk {
                 self.remove(id);
             }
         }
+        self.move_on();
         for id in self.seats.keys().copied().collect::<Vec<_>>() {
             self.look_after(id);
         }
@@ -378,7 +400,8 @@ impl Desk {
         let spoken: Vec<u64> = spoken.map(|(id, _)| *id).collect();
         files.extend(self.seats.values().filter_map(|s| Some(s.socket()?.as_fd())));
         files.extend(self.lobby.files());
-        let leaving = !self.leaving.is_empty() || !self.dying.is_empty();
+        let leaving =
+            !self.leaving.is_empty() || !self.dying.is_empty() || !self.moves.is_empty();
         let pause = leaving.then(|| Instant::now() + LEAVING_PAUSE);
         let due =
             self.seats.values().filter_map(Seat::due).chain(self.lobby.until()).chain(pause).min();
@@ -402,7 +425,7 @@ impl Desk {
         let now = Instant::now();
         let draining = self.draining();
         let due = self.seats[&id].next_try.is_some_and(|due| due <= now);
-        let held = due && self.gpu_is_held(id);
+        let held = due && (self.gpu_is_held(id) || self.others_come_along(id));
         let seat = self.seat(id);
         if due {
             seat.next_try = held.then(|| now + LEAVING_PAUSE);
@@ -693,7 +716,7 @@ impl Desk {
         for at in together {
             let seat = self.seat(at);
             // One that is to share a process serves when that runs.
-            let serves = matches!(seat.state, State::Serving { .. });
+            let serves = matches!(seat.state, State::Serving { .. }) && seat.hold.is_none();
             if let Some(first) = seat.first.take_if(|_| serves) {
                 // The server may have given up already.
                 let _ = first.send((seat.post.service.name.clone(), Ok(())));
@@ -756,13 +779,14 @@ impl Desk {
             }
             socket.shut_down();
         }
-        let next_try = (!seat.last).then(|| seat.pause(lasted));
+        let planned = ending.reason == DropReason::Reconfiguring;
+        let next_try = (!seat.last).then(|| seat.pause(lasted, planned));
         seat.next_try = next_try.map(|pause| Instant::now() + pause);
         let AcceleratorLives { service, accelerator, .. } = &*seat.post.told;
         let next_try_ms = next_try.map(|pause| pause.as_millis());
         let (generation, text) = (seat.generation, &ending.text);
         tracing::warn!(service, accelerator, generation, next_try_ms, "a runtime ended: {text}");
-        seat.moving = ending.reason == DropReason::Reconfiguring;
+        (seat.moving, seat.hold) = (planned, None);
         let moving = seat.moving;
         if let Some(first) = seat.first.take_if(|_| !moving) {
             let _ = first.send((seat.post.service.name.clone(), Err(ending.text)));

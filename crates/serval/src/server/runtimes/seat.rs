@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use accel::process::{RemoteBlocks, RemoteLink};
 use accel::reason_name;
-use engine::Attachment;
+use engine::{Attachment, Farewell};
 use engine::metrics::AcceleratorLives;
 use engine::topology::{Accelerator, AcceleratorKind, Launch, Service, Topology};
 use mqueue::abi::{reason, stop};
@@ -174,6 +174,16 @@ pub(super) enum State {
 /// What became of the first runtime of a seat, with the name of its service.
 pub(super) type First = (String, Result<(), String>);
 
+/// A life that is about to end as planned: its service takes nothing in, see `engine/src/hold.rs`.
+pub(super) struct Hold {
+    /// Where the workers tell that all that was accepted has been answered.
+    pub(super) farewell: Farewell,
+    /// It ends by then whatever is under way.
+    pub(super) until: Instant,
+    /// Somebody still wants it to end.
+    pub(super) wanted: bool,
+}
+
 /// The place of one runtime; see the text of [`super`].
 pub(super) struct Seat {
     pub(super) post: Post,
@@ -195,6 +205,8 @@ pub(super) struct Seat {
     pub(super) last: bool,
     /// It is certain that it stays: the change that brought it can no longer be undone.
     pub(super) settled: bool,
+    /// Its life is about to end as planned.
+    pub(super) hold: Option<Hold>,
     /// It ended to begin in another process, and has not begun yet.
     pub(super) moving: bool,
     /// Lives of seats that have left, which its process keeps until it ends.
@@ -219,6 +231,7 @@ impl Seat {
             first: launched.then(|| first.clone()),
             last: false,
             settled,
+            hold: None,
             moving: false,
             inherited: Vec::new(),
         }
@@ -342,8 +355,12 @@ impl Seat {
         }
     }
 
-    /// The life that was served, if one was, is over: how long to wait until the next one.
-    pub(super) fn pause(&mut self, lasted: Duration) -> Duration {
+    /// The life that was served, if one was, is over: how long to wait until the next one. A life that ended as
+    /// `planned` says nothing against the next one.
+    pub(super) fn pause(&mut self, lasted: Duration, planned: bool) -> Duration {
+        if planned {
+            return BACK_OFF_MIN;
+        }
         if lasted >= LASTING {
             self.back_off = BACK_OFF_MIN;
         }

@@ -31,6 +31,8 @@ fn desk() -> Desk {
         leaving: Vec::new(),
         dying: Vec::new(),
         processes: 0,
+        moves: Vec::new(),
+        drain: Duration::ZERO,
     }
 }
 
@@ -55,7 +57,8 @@ fn order(desk: &mut Desk, order: Order) {
 
 fn change_doors(desk: &mut Desk, topology: &Topology, leaving: Vec<u16>) {
     let (names, new) = (Vec::new(), AttachDoors::default());
-    order(desk, Order::ChangeDoors { names, new, users: users(topology), leaving });
+    let drain = Duration::ZERO;
+    order(desk, Order::ChangeDoors { names, new, users: users(topology), leaving, drain });
 }
 
 #[test]

@@ -4,12 +4,121 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
+use engine::{Farewell, LifeNews};
 use wire::attach::TOGETHER_MAX;
 
-use super::seat::{Ending, Seat, State};
+use super::seat::{Ending, Hold, Seat, State};
 use super::{Desk, GOODBYE_PATIENCE};
 
+/// A planned change of who shares a process. Lives of services that stay end for it, when all that they accepted has
+/// been answered.
+pub(super) enum Move {
+    /// The seats in this slot leave; what comes along is dropped when they have.
+    Leave(u16, Sender<()>),
+    /// This one shares a process with those that should be with it.
+    Join(u64),
+}
+
 impl Desk {
+    /// Carries out what was planned and need not wait any more. Services that need not wait for a new life after all
+    /// are held no longer.
+    pub(super) fn move_on(&mut self) {
+        self.seats.values_mut().filter_map(|s| s.hold.as_mut()).for_each(|h| h.wanted = false);
+        for next in std::mem::take(&mut self.moves) {
+            let ends = self.ends_for(&next);
+            if self.draining() && !ends.is_empty() {
+                // The engine is about to end all of them, and what was accepted is answered before.
+                continue;
+            }
+            if !self.all_quiet(&ends) {
+                self.moves.push(next);
+                continue;
+            }
+            match next {
+                Move::Leave(slot, gone) => self.let_leave(slot, &gone),
+                Move::Join(_) => {
+                    let text = "it is to share its process with a service that came";
+                    for at in ends {
+                        // Those of one process end together.
+                        if matches!(self.seats[&at].state, State::Serving { .. }) {
+                            self.end(at, Ending::reconfigured(text));
+                        }
+                    }
+                }
+            }
+        }
+        let unwanted = |seat: &Seat| seat.hold.as_ref().is_some_and(|hold| !hold.wanted);
+        let free = self.seats.iter().filter(|(_, seat)| unwanted(seat)).map(|(id, _)| *id);
+        free.collect::<Vec<_>>().into_iter().for_each(|id| self.free(id));
+    }
+
+    /// The lives that serve, stay and end for a change.
+    fn ends_for(&self, planned: &Move) -> Vec<u64> {
+        let serves = |at: &u64| matches!(self.seats[at].state, State::Serving { .. });
+        match planned {
+            Move::Join(id) => self.joined_by(*id),
+            Move::Leave(slot, _) => {
+                let of_slot = self.seats.iter().filter(|(_, s)| s.post.slot == *slot);
+                let of_slot = of_slot.filter(|(id, _)| self.heir(**id).is_none());
+                let others = of_slot.flat_map(|(id, _)| self.together(*id));
+                others.filter(|at| serves(at) && !self.seats[at].last).collect()
+            }
+        }
+    }
+
+    /// Holds the services of these seats; whether all that they accepted has been answered, or its time is over.
+    fn all_quiet(&mut self, seats: &[u64]) -> bool {
+        let (workers, now) = (self.fabric.workers(), Instant::now());
+        let mut quiet = true;
+        for id in seats {
+            if self.seats[id].hold.is_none() {
+                self.hold(*id);
+            }
+            let Some(hold) = &mut self.seat(*id).hold else { continue };
+            hold.wanted = true;
+            quiet &= hold.farewell.is_complete(workers) || now >= hold.until;
+        }
+        quiet
+    }
+
+    fn hold(&mut self, id: u64) {
+        let (fabric, drain) = (self.fabric.clone(), self.drain);
+        let seat = self.seat(id);
+        let farewell = Farewell::default();
+        let (service, accelerator) = (seat.post.slot, seat.post.place as u16);
+        let drain_ns = u64::try_from(drain.as_nanos()).unwrap_or(u64::MAX);
+        for worker in 0..fabric.workers() as u16 {
+            let farewell = farewell.clone();
+            fabric.tell_life(worker, LifeNews::Held { service, accelerator, drain_ns, farewell });
+        }
+        seat.hold = Some(Hold { farewell, until: Instant::now() + drain, wanted: true });
+        let service = &seat.post.service.name;
+        tracing::info!(service, "held: its runtime begins anew for a change of others");
+    }
+
+    /// A life that was about to end goes on.
+    fn free(&mut self, id: u64) {
+        let fabric = self.fabric.clone();
+        let seat = self.seat(id);
+        seat.hold = None;
+        let (service, accelerator) = (seat.post.slot, seat.post.place as u16);
+        for worker in 0..fabric.workers() as u16 {
+            fabric.tell_life(worker, LifeNews::Freed { service, accelerator });
+        }
+        let service = &seat.post.service.name;
+        tracing::info!(service, "no longer held: its runtime goes on");
+        if let Some(first) = seat.first.take() {
+            // The server may have given up already.
+            let _ = first.send((seat.post.service.name.clone(), Ok(())));
+        }
+    }
+
+    /// Whether a seat that waits for a process gets company when others have ended their lives.
+    pub(super) fn others_come_along(&self, id: u64) -> bool {
+        let with = |other: &u64| self.seats.get(other).is_some_and(|s| s.goes_with(&self.seats[&id]));
+        self.moves.iter().any(|planned| matches!(planned, Move::Join(other) if with(other)))
+    }
+
     /// The change is certain: seats that came with it may share processes with those that stay.
     pub(super) fn settle(&mut self) {
         let came = self.seats.iter_mut().filter(|(_, seat)| !seat.settled);
@@ -25,21 +134,31 @@ impl Desk {
     }
 
     /// The seats in a slot leave; `gone` is dropped when they have.
-    pub(super) fn leave(&mut self, slot: u16, gone: &Sender<()>) {
+    pub(super) fn leave(&mut self, slot: u16, gone: Sender<()>) {
         // Seats that never settled leave all of them, and none is to start again meanwhile.
         for seat in self.seats.values_mut().filter(|s| !s.settled) {
             (seat.last, seat.next_try) = (true, None);
         }
+        self.moves.push(Move::Leave(slot, gone));
+        self.move_on();
+    }
+
+    /// One that serves, leaves and stays for longer than a seat that leaves too, in the same process.
+    fn heir(&self, id: u64) -> Option<u64> {
+        let serves = |at: &u64| matches!(self.seats[at].state, State::Serving { .. });
+        let others = self.together(id).into_iter().filter(|at| *at != id);
+        others.filter(|_| serves(&id)).find(|at| self.seats[at].last && serves(at))
+    }
+
+    fn let_leave(&mut self, slot: u16, gone: &Sender<()>) {
         let of_slot = self.seats.iter().filter(|(_, s)| s.post.slot == slot).map(|(id, _)| *id);
         for id in of_slot.collect::<Vec<_>>() {
-            let mut others = self.together(id);
-            others.retain(|at| *at != id);
-            let serves = |at: &u64| matches!(self.seats[at].state, State::Serving { .. });
-            let heir = others.iter().copied().find(|at| self.seats[at].last && serves(at));
-            if let Some(heir) = heir.filter(|_| serves(&id)) {
+            if let Some(heir) = self.heir(id) {
                 self.bequeath(id, heir);
                 continue;
             }
+            let mut others = self.together(id);
+            others.retain(|at| *at != id);
             // It is gone when the process is, whoever's child that was.
             let child = others.iter().find_map(|at| self.seat(*at).child.take());
             let seat = self.seat(id);
@@ -51,9 +170,8 @@ impl Desk {
                 self.end_one(*at, Ending::reconfigured(text));
             }
             // Those that came meanwhile did not disturb the process.
-            if let Some(at) = others.into_iter().find(|at| !self.seats[at].last) {
-                self.bring_together(at);
-            }
+            let stays = others.into_iter().find(|at| !self.seats[at].last);
+            self.moves.extend(stays.map(Move::Join));
         }
     }
 
@@ -92,13 +210,20 @@ impl Desk {
     }
 
     /// A seat serves or is about to: if others do that should share its process, all of them begin a new
-    /// life in one. Processes in which somebody leaves are let be until it has, and so are those that came with
-    /// a change that may be undone.
+    /// life in one.
     pub(super) fn bring_together(&mut self, id: u64) {
-        let seat = &self.seats[&id];
+        self.moves.push(Move::Join(id));
+        self.move_on();
+    }
+
+    /// The lives that end so that a seat shares a process with those that should be with it; none if it does.
+    /// Processes in which somebody leaves are let be until it has, and so are those that came with a change that may
+    /// be undone.
+    fn joined_by(&self, id: u64) -> Vec<u64> {
+        let Some(seat) = self.seats.get(&id) else { return Vec::new() };
         let fits = |at: &u64| self.seats[at].settled && self.seats[at].goes_with(seat);
-        if self.draining() || !self.together(id).iter().all(fits) {
-            return;
+        if !self.together(id).iter().all(fits) {
+            return Vec::new();
         }
         let mut apart: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         // Those that wait come along.
@@ -115,14 +240,11 @@ impl Desk {
             room -= if joins { seats.len() } else { 0 };
             joins
         });
-        if !apart.is_empty() {
-            let text = "it is to share its process with a service that came";
-            for at in apart.into_values().map(|seats| seats[0]).chain([id]) {
-                // Those of one process end together.
-                if matches!(self.seats[&at].state, State::Serving { .. }) {
-                    self.end(at, Ending::reconfigured(text));
-                }
-            }
+        if apart.is_empty() {
+            return Vec::new();
         }
+        let serves = |at: &u64| matches!(self.seats[at].state, State::Serving { .. });
+        let own = self.together(id).into_iter().filter(serves);
+        own.chain(apart.into_values().flatten()).collect()
     }
 }
