@@ -208,6 +208,11 @@ const MUTANTS: &[Mutant] = &[
         "a service leaves before it has answered what it took",
         &["crates/sim/tests/change.rs::connections_stay_or_are_closed_after_their_replies"],
     ),
+    mutant(
+        "hold_with_debts",
+        "a life ends as planned before what its service accepted is answered",
+        &["crates/sim/tests/change.rs::a_held_service_loses_nothing_at_any_step"],
+    ),
     // Between workers.
     mutant(
         "hand_over_twice",

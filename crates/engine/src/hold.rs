@@ -126,7 +126,10 @@ impl<N: Nic> Worker<N> {
         let now_ns = self.now_ns;
         let overdue = |hold: &Hold| hold.until_ns <= now_ns;
         if self.lanes[slot].holds.iter().any(overdue) {
-            tracing::warn!(service = slot, "the next runtime did not come in time; requests are no longer held");
+            tracing::warn!(
+                service = slot,
+                "the next runtime did not come in time; requests are no longer held"
+            );
             self.end_holds_if(slot, overdue);
         }
         let quiet = self.lanes[slot].under_way() == 0 || mutants::on("hold_with_debts");

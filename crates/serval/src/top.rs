@@ -74,6 +74,8 @@ pub struct ServiceSample {
     pub outstanding: f64,
     /// Requests under way on an mqueue: on average, and on the deepest.
     pub depth: (f64, f64),
+    /// Its requests wait until its runtime has begun anew.
+    pub held: bool,
     /// The stages of a request's way, and the total.
     pub stages: Vec<StageTimes>,
 }
@@ -156,7 +158,7 @@ impl Sample {
             json!({
                 "name": s.name, "received": s.received, "replied": s.replied,
                 "dropped": s.dropped(), "drops": drops, "outstanding": s.outstanding,
-                "depth_mean": s.depth.0, "depth_max": s.depth.1, "stages": stages,
+                "depth_mean": s.depth.0, "depth_max": s.depth.1, "held": s.held, "stages": stages,
             })
         };
         let worker = |w: &WorkerSample| {
@@ -213,6 +215,7 @@ impl Change<'_> {
             drops: drops.filter(|(_, rate)| *rate > 0.0).collect(),
             outstanding: gauge("serval_outstanding_requests"),
             depth: (gauge("serval_mqueue_depth_mean"), gauge("serval_mqueue_depth_max")),
+            held: gauge("serval_service_held") > 0.0,
             stages: times,
         }
     }
@@ -289,6 +292,7 @@ mod tests {
              serval_dropped_total{{service=\"digits\",reason=\"too_long\",scope=\"request\"}} 7\n\
              serval_mqueue_depth_mean{{service=\"digits\"}} 1.5\n\
              serval_mqueue_depth_max{{service=\"digits\"}} 3.0\n\
+             serval_service_held{{service=\"digits\"}} 2.0\n\
              serval_worker_connections{{worker=\"0\"}} 9\n\
              serval_worker_turns_total{{worker=\"0\"}} {}\n",
             100 * n,
@@ -325,6 +329,7 @@ mod tests {
         );
         assert_eq!(service.drops, [("no_credit".to_owned(), 10.0)], "too_long did not grow");
         assert_eq!((service.outstanding, service.depth), (3.0, (1.5, 3.0)));
+        assert!(service.held);
         let queue = &service.stages[1];
         assert_eq!((queue.stage.as_str(), queue.count), ("queue", 40));
         assert_eq!((queue.p50, queue.p99), (Some(0.002), Some(0.002)));

@@ -6,9 +6,14 @@ mod common;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
+use common::change::Askers;
 use common::fake_gpu::driver_folder;
+use common::lives::Stop;
+use common::talk::Talk;
 use common::*;
 use wire::DropReason;
 
@@ -162,6 +167,64 @@ fn a_service_that_leaves_or_comes_begins_a_new_life_of_its_gpu() {
         assert!(!served.log().contains("share a GPU"), "round {round}: {}", served.log());
     }
     assert_eq!(served.drain(), 0);
+}
+
+/// A service of 32 bytes a message with a port of every kind, on the GPU of [`config`].
+fn everywhere(kernel: &str, door: &Path) -> String {
+    format!(
+        "[[accelerator]]\nname = \"gpu0\"\nkind = \"cuda\"\nheartbeat_ms = 20000\n\
+         [[service]]\nname = \"a\"\nlisten = [\"udp://127.0.0.1:0\", \"tcp://127.0.0.1:0\", \"shm://{}\"]\n\
+         accelerator = \"gpu0\"\nmqueues = 4\nframing = \"fixed:32\"\nkernel = \"{kernel}\"\n",
+        door.display()
+    )
+}
+
+#[test]
+fn who_shares_a_process_with_a_service_that_comes_changes_and_goes_loses_nothing() {
+    let (folder, kernel) = driver_folder();
+    let environment = [("LD_LIBRARY_PATH", folder.as_path())];
+    let door = std::env::temp_dir().join(format!("serval-cuda-hold-{}", std::process::id()));
+    let alone = everywhere(&kernel, &door);
+    for workers in 1..=2 {
+        let (name, engine) = (format!("cuda-hold-{workers}"), format!("workers = {workers}"));
+        let served = Served::start_with(&name, &engine, &alone, &environment);
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));
+        let text = fs::read_to_string(&file).unwrap();
+        let labels = "{service=\"a\",accelerator=\"gpu0\"}";
+        let lives = || served.metric(&format!("serval_accelerator_generation{labels}"));
+        let askers: Vec<_> =
+            (0..3).map(|_| Askers::start(served.services[0][0], served.services[0][1])).collect();
+        let (talk, stop) = (Talk::default(), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let talking = scope.spawn(|| talk.run(&door, &stop));
+            let _stop = Stop(&stop);
+            let beside = ["mqueues = 2", "mqueues = 1", ""];
+            for (round, more) in beside.into_iter().enumerate() {
+                let before = lives();
+                let with = if more.is_empty() { String::new() } else { second(&kernel, more) };
+                fs::write(&file, format!("{text}\n{with}")).unwrap();
+                served.process.signal("HUP");
+                eventually("the reload is done", || {
+                    served.metric("serval_reloads_total{result=\"changed\"}") == round as u64 + 1
+                });
+                assert!(lives() > before, "the process of both is a new one");
+                askers.iter().for_each(Askers::go_on);
+                talk.goes_on();
+                assert!(page(served.metrics).contains("serval_service_held{service=\"a\"} 0"));
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(talking.join().unwrap(), None);
+        });
+        let answered = talk.count() + askers.into_iter().map(Askers::finish).sum::<u64>();
+        let counted = |what: &str| served.metric(&format!("serval_{what}_total{{service=\"a\"}}"));
+        // A worker counts what it handed over when the other one may have answered it.
+        let both = || (counted("requests_received"), counted("replies"));
+        eventually("each is counted once", || both() >= (answered, answered));
+        assert_eq!(both(), (answered, answered), "each once");
+        assert_eq!(served.dropped("a", DropReason::Reconfiguring), 0);
+        assert!(served.log().matches("held: its runtime begins anew").count() >= 3);
+        assert_eq!(served.drain(), 0);
+    }
 }
 
 #[test]

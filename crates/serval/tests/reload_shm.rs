@@ -3,14 +3,13 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use common::change::{Askers, change, service, threads};
 use common::lives::Stop;
+use common::talk::{Talk, connect};
 use common::*;
 use engine::topology::{Service, Topology};
-use serval::client::shm::{Client, Options, ShmError};
 use serval::server::{Fate, Server};
 
 /// A path that no other test uses.
@@ -22,56 +21,6 @@ fn shared(name: &str, paths: &[&Path]) -> Service {
     let mut service = service(name, vec![udp(), tcp()], "echo");
     service.memory_ports = paths.iter().map(|path| path.to_path_buf()).collect();
     service
-}
-
-fn connect(path: &Path) -> Client {
-    Client::connect(path, &Options { depth: 64, timeout: PATIENCE }).expect("the client is let in")
-}
-
-/// What a client counted.
-#[derive(Default)]
-struct Talk {
-    answered: AtomicU64,
-}
-
-impl Talk {
-    /// Asks until told to stop, with several requests under way; every request that the engine took is
-    /// answered rightly. Returns what the engine said at the end if it ended the connection.
-    fn run(&self, path: &Path, stop: &AtomicBool) -> Option<String> {
-        let mut client = connect(path);
-        let mut reply = vec![0; client.reply_bytes_max()];
-        let mut tag = 0_u64;
-        loop {
-            let stopped = stop.load(Ordering::Relaxed);
-            if stopped && client.under_way() == 0 {
-                return None;
-            }
-            while !stopped && client.under_way() < 16 {
-                // What is not taken any more stays in the ring.
-                client.try_send(tag, &tag.to_le_bytes()).expect("there is room");
-                tag += 1;
-            }
-            match client.receive(&mut reply, PATIENCE) {
-                Ok(Some(answer)) => {
-                    assert_eq!(answer.lost, None, "request {}", answer.tag);
-                    assert_eq!(reply[..answer.len], answer.tag.to_le_bytes());
-                    self.answered.fetch_add(1, Ordering::Relaxed);
-                }
-                Ok(None) => panic!("no outcome of {} requests", client.under_way()),
-                Err(ShmError::Ended(why)) => return Some(why),
-                Err(error) => panic!("{error}"),
-            }
-        }
-    }
-
-    fn count(&self) -> u64 {
-        self.answered.load(Ordering::Relaxed)
-    }
-
-    fn goes_on(&self) {
-        let before = self.count();
-        eventually("it is answered", || self.count() > before + 100);
-    }
 }
 
 /// What was received was answered, and nothing else was sent.

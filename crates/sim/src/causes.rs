@@ -6,6 +6,7 @@ use wire::DropReason;
 use wire::nic::Transport;
 
 use crate::client::Taste;
+use crate::lives::Rebirth;
 use crate::memory_client::MemoryManner;
 use crate::plan::Plan;
 use crate::stream_client::StreamClient;
@@ -52,6 +53,8 @@ impl Plan {
         let (left, hostile) = self.memory_faults(service);
         let ends_for =
             |reason| self.rebirths.iter().any(|r| r.service == service && r.reason == reason);
+        // A service that is held before has nothing with the life that ends.
+        let unheld = |r: &Rebirth| r.service == service && (r.hold_ns.is_none() || r.overdue);
         let reloaded = self.is_reloaded(service);
         let mut reloads = self.reloads.iter().filter(|reload| reload.service == service);
         let wicked = !self.sound[service];
@@ -84,7 +87,7 @@ impl Plan {
             (R::NoAccelerator, wicked),
             (R::AcceleratorLost, ends_for(R::AcceleratorLost)),
             (R::AcceleratorStalled, ends_for(R::AcceleratorStalled)),
-            (R::Reconfiguring, ends_for(R::Reconfiguring)),
+            (R::Reconfiguring, ends_for(R::Reconfiguring) && self.rebirths.iter().any(unheld)),
             (R::QueueTime, spec.queue_us_max > 0),
             // Even a sound backend may be out of reach for a while, and requests queue behind it.
             (R::RequestTimeout, wicked || backends || crowded),

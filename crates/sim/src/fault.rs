@@ -105,6 +105,8 @@ faults! {
     Scribble = "scribble";
     /// An accelerator's runtime goes, and comes back with a new region.
     Restart = "restart";
+    /// A service is held until the planned end of a life.
+    Hold = "hold";
     /// A block answers a token of the accelerator's last life.
     Replay = "replay";
     /// A block overwrites any words of its accelerator's region, other blocks' among them.

@@ -34,6 +34,7 @@ impl Plan {
         }
         match fault {
             Fault::Restart => self.rebirths.clear(),
+            Fault::Hold => self.rebirths.retain(|rebirth| rebirth.hold_ns.is_none()),
             Fault::Reload => self.reloads.clear(),
             Fault::Pause => self.pause_one_in = u64::MAX,
             Fault::EarlyDrain => self.drain_at = None,

@@ -2,12 +2,12 @@
 //!
 //! [`World::lose`] tells the workers that a runtime is gone, [`World::renew`] gives them the rings of its
 //! next life in a region of its own, [`World::revive`] that its blocks run. Each worker hears of it in
-//! its own next turn. Nobody tells the blocks of the old life: they go on in the old region as *ghosts*,
+//! its own next turn. Before a life that ends as planned [`World::hold`] has them hold the service. Nobody tells the blocks of the old life: they go on in the old region as *ghosts*,
 //! read what lies there and answer it, however late; nothing of it may reach anybody.
 
 use std::sync::{Arc, Mutex};
 
-use engine::{Attachment, LifeNews};
+use engine::{Attachment, Farewell, LifeNews};
 use wire::DropReason;
 use wire::nic::Nic;
 
@@ -17,8 +17,11 @@ use crate::net::lock;
 use crate::nic::SimSocket;
 use crate::world::{World, divide};
 
+/// Between two looks whether all has been answered.
+const LOOK_NS: u64 = 100_000;
+
 /// An accelerator that goes and comes back.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Rebirth {
     /// The service.
     pub service: usize,
@@ -28,6 +31,10 @@ pub struct Rebirth {
     pub turn: u32,
     /// Why it goes: it is lost, taken for stalled, or somebody changes who runs beside it.
     pub reason: DropReason,
+    /// It goes as planned: the service is held before, for so long in nanoseconds until all has been answered.
+    pub hold_ns: Option<u64>,
+    /// Not all had been answered when that time was over.
+    pub overdue: bool,
     /// Time until the next region is there, and from then until its blocks run.
     pub gaps_ns: (u64, u64),
     /// How the blocks of the next life behave.
@@ -37,8 +44,10 @@ pub struct Rebirth {
 }
 
 /// A step of a [`Rebirth`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Step {
+    /// It goes when all that was accepted has been answered, or at this time.
+    Lose(Farewell, u64),
     /// The next life's region is made.
     Renew,
     /// Its blocks run.
@@ -50,21 +59,41 @@ pub enum Step {
 impl Rebirth {
     /// When there is something to do.
     pub fn due_ns(&self) -> u64 {
-        self.due.map_or(u64::MAX, |(_, at_ns)| at_ns)
+        self.due.as_ref().map_or(u64::MAX, |(_, at_ns)| *at_ns)
     }
 
     /// The runtime ends.
     pub fn begin<N: Nic<Socket = SimSocket, Port = ()>>(&mut self, world: &mut World<N>) {
         lock(&world.net).struck.one(Fault::Restart);
+        let Some(hold_ns) = self.hold_ns else {
+            self.due = Some(self.lose(world));
+            return;
+        };
+        lock(&world.net).struck.one(Fault::Hold);
+        let farewell = world.hold(self.service, self.accelerator, hold_ns);
+        let now_ns = world.now_ns();
+        self.due = Some((Step::Lose(farewell, now_ns + hold_ns), now_ns + LOOK_NS));
+    }
+
+    fn lose<N: Nic<Socket = SimSocket, Port = ()>>(&self, world: &mut World<N>) -> (Step, u64) {
         world.lose(self.service, self.accelerator, self.reason);
-        self.due = Some((Step::Renew, world.now_ns() + self.gaps_ns.0));
+        (Step::Renew, world.now_ns() + self.gaps_ns.0)
     }
 
     /// Goes on, if it is time.
     pub fn step<N: Nic<Socket = SimSocket, Port = ()>>(&mut self, world: &mut World<N>) {
         let now_ns = world.now_ns();
-        let Some((step, _)) = self.due.filter(|(_, at_ns)| *at_ns <= now_ns) else { return };
+        let Some((step, _)) = self.due.take_if(|(_, at_ns)| *at_ns <= now_ns) else { return };
         self.due = Some(match step {
+            Step::Lose(farewell, until_ns) => {
+                let quiet = farewell.is_complete(world.workers.len());
+                if quiet || now_ns >= until_ns {
+                    self.overdue = !quiet;
+                    self.lose(world)
+                } else {
+                    (Step::Lose(farewell, until_ns), now_ns + LOOK_NS)
+                }
+            }
             Step::Renew => {
                 world.renew(self.service, self.accelerator, self.next);
                 (Step::Revive, now_ns + self.gaps_ns.1)
@@ -79,11 +108,30 @@ impl Rebirth {
 
     /// Whether it has begun and is not over.
     pub fn is_under_way(&self) -> bool {
-        self.due.is_some_and(|(step, _)| step != Step::Done)
+        self.due.as_ref().is_some_and(|(step, _)| !matches!(step, Step::Done))
     }
 }
 
 impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
+    /// Every worker hears that an accelerator's life is about to end as planned, and tells when all that was accepted
+    /// has been answered.
+    pub fn hold(&mut self, service: usize, accelerator: usize, drain_ns: u64) -> Farewell {
+        let service = self.slot_of(service);
+        let told = Farewell::default();
+        let accelerator = accelerator as u16;
+        self.tell_lives(|| {
+            let farewell = told.clone();
+            LifeNews::Held { service, accelerator, drain_ns, farewell }
+        });
+        told
+    }
+
+    /// Every worker hears that it goes on after all.
+    pub fn free(&mut self, service: usize, accelerator: usize) {
+        let service = self.slot_of(service);
+        self.tell_lives(|| LifeNews::Freed { service, accelerator: accelerator as u16 });
+    }
+
     /// Every worker hears that nobody runs an accelerator's blocks any more.
     pub fn lose(&mut self, service: usize, accelerator: usize, reason: DropReason) {
         let service = self.slot_of(service);

@@ -157,6 +157,7 @@ impl Plan {
         if let Some(wicked) = wicked.filter(|_| rng.chance(500)) {
             plan.add_rebirths(&mut rng, wicked);
         }
+        plan.add_holds();
         plan
     }
 
@@ -228,6 +229,40 @@ impl Plan {
                 },
                 gaps_ns: (rng.pick(&[0, 100 * US, 20 * MS]), rng.pick(&[0, 100 * US, 5 * MS])),
                 next: rng.pick(&[sound, behaviour]),
+                hold_ns: None,
+                overdue: false,
+                due: None,
+            });
+        }
+    }
+
+    /// Lives end as planned, of a service that may be sound: it must not notice.
+    fn add_holds(&mut self) {
+        // Numbers of its own, so that the other runs stay what they were.
+        let mut own = Rng::new(self.setup.seed ^ 0x401d);
+        for planned in &mut self.rebirths {
+            if planned.reason == DropReason::Reconfiguring && own.chance(500) {
+                planned.hold_ns = Some(own.pick(&[0, 5 * MS, 3000 * MS]));
+            }
+        }
+        if !own.chance(300) {
+            return;
+        }
+        let service = own.below(self.sound.len() as u64) as usize;
+        for accelerator in 0..self.setup.topology.services[service].accelerators.len() {
+            if self.rebirths.iter().any(|r| (r.service, r.accelerator) == (service, accelerator)) {
+                continue;
+            }
+            self.rebirths.push(Rebirth {
+                service,
+                accelerator,
+                turn: own.below(self.turns.into()) as u32,
+                reason: DropReason::Reconfiguring,
+                gaps_ns: (own.pick(&[0, 100 * US, 20 * MS]), own.pick(&[0, 100 * US, 5 * MS])),
+                next: self.setup.behaviours[service],
+                // What backends do not answer takes its time.
+                hold_ns: Some(3000 * MS),
+                overdue: false,
                 due: None,
             });
         }

@@ -2,9 +2,11 @@
 
 mod scene;
 
+use engine::HOLD_NS;
 use engine::topology::{Listen, Service, Topology};
 use scene::{MS, request, script};
 use sim::ConnId;
+use sim::accelerator::Behaviour;
 use sim::change::Keeps;
 use sim::message::{Body, Flavor, request_payload, request_wire};
 use sim::net::{PeerRead, lock};
@@ -39,6 +41,8 @@ struct Stage {
     /// Open connections to the two services.
     callers: [Vec<(ConnId, u32)>; 2],
     asked: [u64; 2],
+    /// Of the blocks of all.
+    behaviour: Behaviour,
 }
 
 impl Stage {
@@ -50,9 +54,10 @@ impl Stage {
             // Longer than it takes to look whether all has settled.
             behaviour.delay_ns = (0, if far { 3 * MS } else { MS / 5 });
         }
+        let behaviour = setup.behaviours[STAYS];
         let world = World::build(&setup, |nic| nic);
         let callers = [Vec::new(), Vec::new()];
-        Self { world, rng: Rng::new(seed), clients: 0, callers, asked: [0; 2] }
+        Self { world, rng: Rng::new(seed), clients: 0, callers, asked: [0; 2], behaviour }
     }
 
     fn next_client(&mut self) -> u32 {
@@ -105,6 +110,31 @@ impl Stage {
 
     fn step(&mut self) {
         self.world.run(1, 1 + self.rng.below(50_000));
+    }
+
+    /// Everybody asks, but nobody more than the service that must lose nothing takes.
+    fn bustle(&mut self) {
+        let unanswered = self.asked[STAYS] - self.world.metrics.service(STAYS).replied;
+        if unanswered < 3 && self.rng.chance(400) {
+            self.ask(STAYS);
+        }
+        if unanswered < 3 && self.rng.chance(100) {
+            self.call(STAYS);
+        }
+        if self.rng.chance(300) {
+            self.ask(CHANGES);
+        }
+        self.step();
+    }
+
+    fn bustle_until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+        for _ in 0..20_000 {
+            if done(self) {
+                return;
+            }
+            self.bustle();
+        }
+        panic!("never: {what}");
     }
 
     /// The workers follow a change in any order and at any time.
@@ -231,4 +261,121 @@ fn a_stuck_service_is_let_go_after_its_time() {
     let counted = stage.world.metrics.service(CHANGES);
     assert_eq!((counted.replied, stage.world.under_way(CHANGES)), (0, 0));
     assert!(counted.dropped(DropReason::DrainTimeout) > 0);
+}
+
+/// A life of a service's accelerator ends as planned, at any step: whoever asks it meanwhile is answered, by this life or
+/// by the next one, and the workers sleep while they wait.
+#[test]
+fn a_held_service_loses_nothing_at_any_step() {
+    for seed in 0..24 {
+        let workers = 1 + seed as usize % 3;
+        let mut stage = Stage::new(workers, seed, seed % 2 == 0);
+        let sound = stage.behaviour;
+        for round in 0..8 {
+            for _ in 0..stage.rng.below(40) {
+                stage.bustle();
+            }
+            let told = stage.world.hold(STAYS, 0, 1000 * MS);
+            if stage.rng.chance(200) {
+                // It goes on after all, however far it was.
+                for _ in 0..stage.rng.below(60) {
+                    stage.bustle();
+                }
+                stage.world.free(STAYS, 0);
+            } else {
+                stage.bustle_until("all is answered", |_| told.is_complete(workers));
+                assert_eq!(stage.world.under_way(STAYS), 0, "seed {seed}, round {round}");
+                stage.world.lose(STAYS, 0, DropReason::Reconfiguring);
+                let before = stage.world.metrics.service(STAYS);
+                for _ in 0..stage.rng.below(60) {
+                    stage.bustle();
+                }
+                stage.world.renew(STAYS, 0, sound);
+                stage.world.run(600, 100_000);
+                let after = stage.world.metrics.service(STAYS);
+                assert_eq!(before.received, after.received, "seed {seed}: it took something in");
+                let now_ns = stage.world.now_ns();
+                let asleep = stage.world.workers.iter().all(|w| w.sleep_ns(now_ns) > 0);
+                assert!(asleep, "seed {seed}, round {round}: a worker spins");
+                assert_eq!(stage.world.metrics.services()[STAYS].observed().held, workers as u64);
+                stage.world.revive(STAYS, 0);
+            }
+            stage.world.run(600, 100_000);
+            assert_eq!(stage.world.metrics.services()[STAYS].observed().held, 0);
+            let stays = stage.world.metrics.service(STAYS);
+            assert_eq!(stays.dropped_requests(), 0, "seed {seed}, round {round}: {stays:?}");
+            assert_eq!(stays.replied, stage.asked[STAYS], "seed {seed}, round {round}");
+        }
+        stage.world.check_quiet().unwrap();
+    }
+}
+
+/// Nothing waits for ever: without a next life the ports are read again, and what comes is told why nobody is there.
+#[test]
+fn a_hold_ends_when_no_next_life_comes() {
+    for workers in 1..=3 {
+        let mut stage = Stage::new(workers, 11, true);
+        let sound = stage.behaviour;
+        let told = stage.world.hold(STAYS, 0, 100 * MS);
+        stage.bustle_until("all is answered", |_| told.is_complete(workers));
+        stage.world.lose(STAYS, 0, DropReason::Reconfiguring);
+        stage.world.run(1, 0);
+        let answered = stage.world.metrics.service(STAYS).replied;
+        for _ in 0..5 {
+            stage.ask(STAYS);
+            stage.call(STAYS);
+        }
+        stage.world.run(90, HOLD_NS / 100);
+        assert_eq!(stage.world.metrics.service(STAYS).dropped_requests(), 0, "it is held");
+        stage.world.run(30, HOLD_NS / 100);
+        let stays = stage.world.metrics.service(STAYS);
+        assert_eq!(stays.dropped(DropReason::Reconfiguring), stage.asked[STAYS] - answered);
+        assert_eq!(stage.world.metrics.services()[STAYS].observed().held, 0);
+        stage.world.renew(STAYS, 0, sound);
+        stage.world.revive(STAYS, 0);
+        stage.world.run(60, 100_000);
+        stage.ask(STAYS);
+        stage.world.run(60, 100_000);
+        assert_eq!(stage.world.metrics.service(STAYS).replied, answered + 1);
+    }
+}
+
+/// A drain, and the service's own change, end a hold at once, and lose nothing that was accepted.
+#[test]
+fn a_drain_and_a_change_end_a_hold() {
+    for seed in 0..24 {
+        let workers = 1 + seed as usize % 3;
+        let mut stage = Stage::new(workers, seed, true);
+        for _ in 0..stage.rng.below(40) {
+            stage.bustle();
+        }
+        let told = stage.world.hold(STAYS, 0, 1000 * MS);
+        for _ in 0..stage.rng.below(40) {
+            stage.bustle();
+        }
+        let lost = seed % 4 == 3;
+        if lost {
+            stage.bustle_until("all is answered", |_| told.is_complete(workers));
+            stage.world.lose(STAYS, 0, DropReason::Reconfiguring);
+        }
+        if seed % 2 == 0 {
+            stage.world.workers.iter_mut().for_each(|worker| worker.begin_drain());
+        } else {
+            let spec = stage.world.topology().services[STAYS].clone();
+            stage.world.put(spec, STAYS, Keeps::all(true), 1000 * MS);
+            stage.change_in_steps(|_| {});
+        }
+        stage.world.run(60, 100_000);
+        let stays = stage.world.metrics.service(STAYS);
+        assert_eq!(stage.world.under_way(STAYS), 0, "seed {seed}");
+        assert_eq!(
+            stays.dropped_requests(),
+            stays.dropped(DropReason::Draining),
+            "seed {seed}: {stays:?}"
+        );
+        assert_eq!(stage.world.metrics.services()[STAYS].observed().held, 0, "seed {seed}");
+        if seed % 2 == 1 {
+            assert_eq!(stays.replied, stage.asked[STAYS], "seed {seed}: {stays:?}");
+        }
+    }
 }

@@ -57,8 +57,8 @@ use super::heart::Heart;
 use super::lobby::{Arrived, Lobby, check_user};
 use crate::runtime::Pulse;
 use seat::{Ending, First, Life, Seat, State, absolute, warn_of_shared_gpus, word_of};
-use together::Move;
 pub(super) use seat::{Post, SeatStart};
+use together::Move;
 
 /// How long a runtime that the engine started may take to say hello, and any runtime to get its blocks ready.
 const START_PATIENCE: Duration = Duration::from_secs(30);
@@ -400,8 +400,7 @@ impl Desk {
         let spoken: Vec<u64> = spoken.map(|(id, _)| *id).collect();
         files.extend(self.seats.values().filter_map(|s| Some(s.socket()?.as_fd())));
         files.extend(self.lobby.files());
-        let leaving =
-            !self.leaving.is_empty() || !self.dying.is_empty() || !self.moves.is_empty();
+        let leaving = !self.leaving.is_empty() || !self.dying.is_empty() || !self.moves.is_empty();
         let pause = leaving.then(|| Instant::now() + LEAVING_PAUSE);
         let due =
             self.seats.values().filter_map(Seat::due).chain(self.lobby.until()).chain(pause).min();

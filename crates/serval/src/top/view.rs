@@ -69,7 +69,7 @@ fn services(sample: &Sample) -> Grid {
             .map(|(reason, rate)| format!("{reason} {}", number(*rate)))
             .collect();
         vec![
-            s.name.clone(),
+            if s.held { format!("{} (held)", s.name) } else { s.name.clone() },
             number(s.received),
             number(s.replied),
             number(s.dropped()),
@@ -198,7 +198,9 @@ mod tests {
         let url = "http://127.0.0.1:9464/metrics";
         terminal.draw(|frame| draw(frame, url, &sample, Sort::Replied, "paused")).unwrap();
         let drawn = terminal.backend().to_string();
-        for part in ["digits", "no_credit 10", "2.00 ms / 2.00 ms", "50 %", "1.00k", "depth max"] {
+        for part in
+            ["digits (held)", "no_credit 10", "2.00 ms / 2.00 ms", "50 %", "1.00k", "depth max"]
+        {
             assert!(paper.contains(part), "{part} is not in\n{paper}");
             assert!(drawn.contains(part), "{part} is not in\n{drawn}");
         }

@@ -32,6 +32,34 @@ fn spinning_reports_every_udp_port_and_sleeping_only_ready_ones() {
 }
 
 #[test]
+fn a_held_port_ends_no_sleep_until_it_is_taken_up_again() {
+    let (mut nic, addresses) = open(&[udp("127.0.0.1:0"), udp("127.0.0.1:0")]);
+    let mut events = Vec::new();
+    let (held, other) = (udp_client(addresses[0]), udp_client(addresses[1]));
+    nic.hold_port(0, true);
+    nic.hold_port(0, true);
+    nic.poll(0, &mut events);
+    assert_eq!(events, [Event::Datagrams(1)]);
+    held.send(b"waits").unwrap();
+    nic.poll(1_000_000, &mut events);
+    assert_eq!(events, [], "what waits ends no sleep");
+    other.send(b"x").unwrap();
+    nic.poll(LONG_NS, &mut events);
+    assert_eq!(events, [Event::Datagrams(1)]);
+    let (mut rx, mut tx) = (rx(), TxBatch::new(64, 1 << 20));
+    assert_eq!(echo_once(&mut nic, 1, &mut rx, &mut tx), 1);
+    nic.hold_port(0, false);
+    nic.hold_port(0, false);
+    nic.poll(LONG_NS, &mut events);
+    assert_eq!(events, [Event::Datagrams(0)]);
+    assert_eq!(echo_once(&mut nic, 0, &mut rx, &mut tx), 1, "nothing was lost");
+    nic.stop_port(0);
+    nic.hold_port(0, false);
+    nic.poll(0, &mut events);
+    assert_eq!(events, [Event::Datagrams(1)], "what is stopped stays stopped");
+}
+
+#[test]
 fn a_quiet_listener_costs_a_spinning_udp_server_next_to_nothing() {
     let (mut nic, addresses) = open(&[udp("127.0.0.1:0"), tcp("127.0.0.1:0")]);
     let mut events = Vec::new();

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use accel::process::{RemoteBlocks, RemoteLink};
 use accel::reason_name;
-use engine::{Attachment, Farewell};
 use engine::metrics::AcceleratorLives;
 use engine::topology::{Accelerator, AcceleratorKind, Launch, Service, Topology};
+use engine::{Attachment, Farewell};
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
 use sys::SharedMemory;

@@ -115,7 +115,8 @@ impl Desk {
 
     /// Whether a seat that waits for a process gets company when others have ended their lives.
     pub(super) fn others_come_along(&self, id: u64) -> bool {
-        let with = |other: &u64| self.seats.get(other).is_some_and(|s| s.goes_with(&self.seats[&id]));
+        let with =
+            |other: &u64| self.seats.get(other).is_some_and(|s| s.goes_with(&self.seats[&id]));
         self.moves.iter().any(|planned| matches!(planned, Move::Join(other) if with(other)))
     }
 
