@@ -1,9 +1,17 @@
 #!/bin/sh
-# Prints the path of an nvcc.
+# Prints the path of an nvcc, or of the library that compiles like one.
 #   find_nvcc.sh any VENV VERSION      $NVCC, one on the PATH or of an installed toolkit of CUDA 12.8 or later, else as below
 #   find_nvcc.sh wheels VENV VERSION   the one of this version, fetched as Python wheels into a virtual environment
+#   find_nvcc.sh nvrtc VENV VERSION    libnvrtc of this version, fetched likewise with all that it needs
 set -eu
 how=$1 venv=$2 version=$3
+fetch() { # PACKAGE...
+    if [ ! -e "$venv/cuda-$version" ]; then
+        "${PYTHON:-python3}" -m venv "$venv" >&2
+        "$venv/bin/pip" install -q --disable-pip-version-check $(printf "%s==$version.* " "$@") >&2
+        touch "$venv/cuda-$version"
+    fi
+}
 recent() {
     [ -x "$(command -v "$1")" ] || return 1
     release=$("$1" --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p')
@@ -15,10 +23,10 @@ if [ "$how" = any ]; then
         if recent "$nvcc"; then command -v "$nvcc"; exit; fi
     done
 fi
-if [ ! -e "$venv/cuda-$version" ]; then
-    "${PYTHON:-python3}" -m venv "$venv" >&2
-    "$venv/bin/pip" install -q --disable-pip-version-check "nvidia-cuda-nvcc==$version.*" "nvidia-nvvm==$version.*" \
-        "nvidia-cuda-crt==$version.*" "nvidia-cuda-runtime==$version.*" "nvidia-cuda-cccl==$version.*" >&2
-    touch "$venv/cuda-$version"
+if [ "$how" = nvrtc ]; then
+    fetch nvidia-cuda-nvrtc nvidia-cuda-cccl nvidia-nvfatbin
+    echo "$venv"/lib/python3*/site-packages/nvidia/cu"${version%%.*}"/lib/libnvrtc.so."${version%%.*}"
+    exit
 fi
+fetch nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl
 echo "$venv"/lib/python3*/site-packages/nvidia/cu"${version%%.*}"/bin/nvcc

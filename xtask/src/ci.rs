@@ -331,6 +331,7 @@ fn tsan() -> Outcome {
 /// The compiler comes from PyPI (`device/Makefile` installs it); no GPU and no driver is needed.
 fn nvcc() -> Outcome {
     command("make --no-print-directory -C device nvcc-check", &[])?;
+    command("make --no-print-directory -C device nvrtc", &[])?;
     command("make --no-print-directory --silent -C benches/ingest", &[])?;
     command("make --no-print-directory -C benches/baselines gpu", &[])
 }

@@ -1,14 +1,19 @@
 //! Building kernels from one source: a library for the `cpu` accelerator with a C++ compiler, a fatbin for
-//! the `cuda` accelerator with nvcc. What `serval kernel build FILE` does.
+//! the `cuda` accelerator with nvcc, or with NVRTC where there is none. What `serval kernel build FILE` does.
 //!
 //! The device library's headers are part of this program and are written to a temporary folder for the
 //! compiler, so that a kernel always matches the engine it was built with and no checkout is needed.
+
+mod nvrtc;
+mod toolkit;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, io};
 
+use self::nvrtc::Nvrtc;
+pub use self::nvrtc::NvrtcError;
 use crate::kernel::{KernelError, KernelLibrary};
 
 /// The device library's headers: name and text.
@@ -31,11 +36,14 @@ const FLAGS: &[&str] = &[
 ];
 
 /// The same for nvcc, whose assembler tells the names of what it compiles.
-const CUDA_FLAGS: &[&str] = &["-x", "cu", "-std=c++17", "-O3", "-fatbin", "-Xptxas", "-v"];
+const CUDA_FLAGS: &[&str] = &["-x", "cu", "-std=c++17", "-O3", "-Xptxas", "-v"];
 
 /// Compilers that are tried in this order.
 const COMPILERS: &[&str] = &["c++", "g++", "clang++"];
 const CUDA_COMPILERS: &[&str] = &["nvcc", "/usr/local/cuda/bin/nvcc"];
+
+/// What names NVRTC where a compiler is named; so does the path of its library.
+const NVRTC: &str = "nvrtc";
 
 /// GPUs that a kernel is built for where nobody names one.
 pub const GPUS_DEFAULT: &[&str] = &["sm_80", "sm_90", "sm_100"];
@@ -47,7 +55,8 @@ pub enum Target {
     #[default]
     Cpu,
     /// The `cuda` accelerator: a fatbin with code for GPUs of these architectures, such as `sm_90`, and for
-    /// later ones than the last in a form that the driver translates. Empty: [`GPUS_DEFAULT`].
+    /// later ones than the last in a form that the driver translates. Empty: [`GPUS_DEFAULT`]. Code for a single one
+    /// and nothing else if the file to write ends in `.cubin`.
     Cuda(Vec<String>),
 }
 
@@ -57,7 +66,8 @@ pub struct BuildOptions {
     /// What for.
     pub target: Target,
     /// The compiler, with arguments; otherwise $CXX, `c++`, `g++` or `clang++`, whichever is found first. For
-    /// GPUs $NVCC, `nvcc` or that of /usr/local/cuda.
+    /// GPUs $NVCC, `nvcc` or that of /usr/local/cuda, else the library NVRTC, which `nvrtc` and the path of a
+    /// libnvrtc mean as well.
     pub compiler: Option<String>,
     /// Folders that are searched for headers besides the device library's.
     pub include: Vec<PathBuf>,
@@ -78,6 +88,10 @@ pub struct Built {
     pub warnings: String,
 }
 
+/// How to get a CUDA compiler.
+pub const CUDA_REMEDY: &str = "`pip install nvidia-cuda-nvrtc nvidia-cuda-cccl nvidia-nvfatbin` (13.0 or later; in an \
+    active virtual environment) brings a small one, the CUDA toolkit 12.8 or later nvcc; or set NVCC";
+
 /// Why a kernel was not built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
@@ -87,14 +101,18 @@ pub enum BuildError {
         /// What was looked for.
         tried: String,
     },
-    /// No nvcc.
-    #[error(
-        "no CUDA compiler found (tried {tried}): install the CUDA toolkit 12.8 or later, or set NVCC"
-    )]
-    NoNvcc {
+    /// No nvcc, nor NVRTC.
+    #[error("no CUDA compiler found (tried {tried}): {}", CUDA_REMEDY)]
+    NoCudaCompiler {
         /// What was looked for.
         tried: String,
     },
+    /// NVRTC cannot be used.
+    #[error(transparent)]
+    Nvrtc(#[from] NvrtcError),
+    /// A cubin of several GPUs, or of those by default.
+    #[error("a .cubin has code for one GPU: name one with --gpu, or write a .fatbin")]
+    OneGpu,
     /// A GPU that is none.
     #[error(
         "`{name}` is no architecture of GPUs: name one like sm_90 (`serval doctor` shows this machine's)"
@@ -149,7 +167,6 @@ pub fn build_kernel(
     if let Err(error) = fs::File::open(source) {
         return Err(BuildError::Source { path: source.to_owned(), error });
     }
-    let on_gpu = matches!(options.target, Target::Cuda(_));
     let compiler = find_compiler(options)?;
     let io = |what: String| move |error| BuildError::Io { what, error };
     let headers = tempfile::tempdir().map_err(io("make a temporary folder".into()))?;
@@ -157,64 +174,152 @@ pub fn build_kernel(
     let folder = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let library = tempfile::Builder::new()
         .prefix(".kernel-")
-        .suffix(if on_gpu { ".fatbin" } else { ".so" })
+        .suffix(
+            &output
+                .extension()
+                .map_or(OsString::new(), |e| [".".as_ref(), e].into_iter().collect()),
+        )
         .tempfile_in(folder)
         .map_err(io(format!("write to {}", folder.display())))?
         .into_temp_path();
-
-    let mut command = Command::new(&compiler[0]);
-    command.args(&compiler[1..]);
-    match &options.target {
-        Target::Cpu => {
-            command.args(FLAGS).args(options.native.then_some("-march=native"));
-        }
-        Target::Cuda(gpus) => {
-            command.args(CUDA_FLAGS).args(code_for(gpus)?);
-        }
-    }
-    command.arg("-I").arg(headers.path());
-    for folder in &options.include {
-        command.arg("-I").arg(folder);
-    }
-    command.arg("-o").arg(&*library).arg(source).args(&options.arguments);
-    let text = format!("{command:?}");
-    let ran = command.output().map_err(io(format!("start {}", compiler[0])))?;
-    let said = [ran.stdout, ran.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    let said = said.concat();
-    if !ran.status.success() {
-        let output = said.trim_end().to_owned();
-        return Err(BuildError::Refused { command: text, source_file: source.to_owned(), output });
-    }
-    let unusable = |error| BuildError::Unusable { source_file: source.to_owned(), error };
-    let (kernels, warnings) = if on_gpu {
-        cuda_kernels(&said, output).map_err(unusable)?
-    } else {
-        (check(&library, output).map_err(unusable)?, said)
+    let job = Job { source, output, headers: headers.path(), library: &library, options };
+    let built = match &compiler {
+        Compiler::Program(words) => job.run(words)?,
+        Compiler::Nvrtc(nvrtc) => job.run_nvrtc(nvrtc)?,
     };
+    if built.kernels.is_empty() {
+        return Err(job.unusable(KernelError::Empty { path: output.to_owned() }));
+    }
     make_executable(&library).map_err(io(format!("finish {}", output.display())))?;
     library.persist(output).map_err(|e| BuildError::Io {
         what: format!("write {}", output.display()),
         error: e.error,
     })?;
-    Ok(Built { command: text, kernels, warnings })
+    Ok(built)
 }
 
-/// What asks nvcc for code that runs on these GPUs, and for what drivers translate for later ones.
-fn code_for(gpus: &[String]) -> Result<Vec<String>, BuildError> {
-    let mut gpus: Vec<&str> = gpus.iter().map(String::as_str).collect();
-    if gpus.is_empty() {
-        gpus = GPUS_DEFAULT.to_vec();
+/// One kernel's build.
+struct Job<'a> {
+    source: &'a Path,
+    output: &'a Path,
+    /// The folder with the device library.
+    headers: &'a Path,
+    /// The file that becomes `output`.
+    library: &'a Path,
+    options: &'a BuildOptions,
+}
+
+impl Job<'_> {
+    fn is_cubin(&self) -> bool {
+        self.output.extension().is_some_and(|extension| extension == "cubin")
     }
-    let last = gpus.len() - 1;
-    let mut arguments = vec!["--threads".to_owned(), "0".to_owned()];
-    for (at, gpu) in gpus.iter().enumerate() {
-        let number = gpu.strip_prefix("sm_").filter(|number| is_architecture(number));
-        let number =
-            number.ok_or_else(|| BuildError::NoArchitecture { name: (*gpu).to_owned() })?;
-        let code = if at == last { format!("[{gpu},compute_{number}]") } else { gpu.to_string() };
-        arguments.extend(["-gencode".to_owned(), format!("arch=compute_{number},code={code}")]);
+
+    fn unusable(&self, error: KernelError) -> BuildError {
+        BuildError::Unusable { source_file: self.source.to_owned(), error }
     }
-    Ok(arguments)
+
+    fn refused(&self, command: String, output: &str) -> BuildError {
+        let output = output.trim_end().to_owned();
+        BuildError::Refused { command, source_file: self.source.to_owned(), output }
+    }
+
+    /// With the compiler that is called like this.
+    fn run(&self, compiler: &[String]) -> Result<Built, BuildError> {
+        let Self { source, library, options, .. } = self;
+        let mut command = Command::new(&compiler[0]);
+        command.args(&compiler[1..]);
+        match &options.target {
+            Target::Cpu => {
+                command.args(FLAGS).args(options.native.then_some("-march=native"));
+            }
+            Target::Cuda(gpus) => {
+                command.args(CUDA_FLAGS).args(self.code_for(gpus)?);
+            }
+        }
+        command.arg("-I").arg(self.headers);
+        for folder in &options.include {
+            command.arg("-I").arg(folder);
+        }
+        command.arg("-o").arg(library).arg(source).args(&options.arguments);
+        let text = format!("{command:?}");
+        let io = |error| BuildError::Io { what: format!("start {}", compiler[0]), error };
+        let ran = command.output().map_err(io)?;
+        let said = [ran.stdout, ran.stderr].map(|b| String::from_utf8_lossy(&b).into_owned());
+        let said = said.concat();
+        if !ran.status.success() {
+            return Err(self.refused(text, &said));
+        }
+        let (kernels, warnings) = match options.target {
+            Target::Cuda(_) => cuda_kernels(&said),
+            Target::Cpu => {
+                let library = KernelLibrary::open(library).map_err(|e| self.unusable(e))?;
+                (library.names().into_iter().map(str::to_owned).collect(), said)
+            }
+        };
+        Ok(Built { command: text, kernels, warnings })
+    }
+
+    /// With the compiler that is a library.
+    fn run_nvrtc(&self, nvrtc: &Nvrtc) -> Result<Built, BuildError> {
+        let Target::Cuda(gpus) = &self.options.target else {
+            unreachable!("it was chosen for GPUs")
+        };
+        let gpus = self.numbers(gpus)?;
+        // A source's own folder comes first, as with every compiler.
+        let own = self.source.parent().map(|folder| Path::new(".").join(folder));
+        let given: Vec<PathBuf> = own.into_iter().chain(self.options.include.clone()).collect();
+        let cuda = nvrtc.header_folders(&given)?;
+        nvrtc::write_headers(self.headers, &[given.clone(), cuda.clone()].concat()).map_err(
+            |error| BuildError::Io { what: "write headers for NVRTC".to_owned(), error },
+        )?;
+        let folders =
+            [self.headers].into_iter().chain(given.iter().chain(&cuda).map(PathBuf::as_path));
+        let options = nvrtc::options(folders, &self.options.arguments)?;
+        let command = format!("{} with {options:?} for sm_{}", nvrtc.name(), gpus.join(", sm_"));
+        let image = match nvrtc.build(self.source, (&gpus, self.is_cubin()), &options) {
+            Err(NvrtcError::Refused(log)) => return Err(self.refused(command, &log)),
+            other => other?,
+        };
+        fs::write(self.library, image.bytes).map_err(|error| BuildError::Io {
+            what: format!("write {}", self.output.display()),
+            error,
+        })?;
+        Ok(Built { command, kernels: image.kernels, warnings: image.warnings })
+    }
+
+    /// What asks nvcc for code that runs on these GPUs, and for what drivers translate for later ones.
+    fn code_for(&self, gpus: &[String]) -> Result<Vec<String>, BuildError> {
+        let numbers = self.numbers(gpus)?;
+        let last = numbers.len() - 1;
+        let form = if self.is_cubin() { "-cubin" } else { "-fatbin" };
+        let mut arguments = [form, "--threads", "0"].map(str::to_owned).to_vec();
+        for (at, number) in numbers.iter().enumerate() {
+            let code = if at == last && !self.is_cubin() {
+                format!("[sm_{number},compute_{number}]")
+            } else {
+                format!("sm_{number}")
+            };
+            arguments.extend(["-gencode".to_owned(), format!("arch=compute_{number},code={code}")]);
+        }
+        Ok(arguments)
+    }
+
+    /// The numbers of the GPUs to build for, at least one.
+    fn numbers(&self, gpus: &[String]) -> Result<Vec<String>, BuildError> {
+        let mut named: Vec<&str> = gpus.iter().map(String::as_str).collect();
+        if self.is_cubin() && named.len() != 1 {
+            return Err(BuildError::OneGpu);
+        }
+        if named.is_empty() {
+            named = GPUS_DEFAULT.to_vec();
+        }
+        let number = |gpu: &str| {
+            let number = gpu.strip_prefix("sm_").filter(|number| is_architecture(number));
+            let number = number.map(str::to_owned);
+            number.ok_or_else(|| BuildError::NoArchitecture { name: gpu.to_owned() })
+        };
+        named.into_iter().map(number).collect()
+    }
 }
 
 /// Digits, and perhaps a letter for what only this generation has.
@@ -224,7 +329,7 @@ fn is_architecture(number: &str) -> bool {
 }
 
 /// The kernels that nvcc's assembler names, and what the compiler said besides.
-fn cuda_kernels(said: &str, output: &Path) -> Result<(Vec<String>, String), KernelError> {
+fn cuda_kernels(said: &str) -> (Vec<String>, String) {
     // What it says of a function goes on in indented lines; those below a warning are its excerpt of the source.
     let mut telling = false;
     let (told, rest): (Vec<&str>, Vec<&str>) = said.lines().partition(|line| {
@@ -238,20 +343,7 @@ fn cuda_kernels(said: &str, output: &Path) -> Result<(Vec<String>, String), Kern
     let mut kernels: Vec<String> = told.iter().filter_map(entry).collect();
     kernels.sort();
     kernels.dedup();
-    if kernels.is_empty() {
-        return Err(KernelError::Empty { path: output.to_owned() });
-    }
-    Ok((kernels, rest.join("\n")))
-}
-
-/// Loads the library and returns the names of its kernels.
-fn check(path: &Path, output: &Path) -> Result<Vec<String>, KernelError> {
-    let library = KernelLibrary::open(path)?;
-    let kernels: Vec<String> = library.names().into_iter().map(str::to_owned).collect();
-    if kernels.is_empty() {
-        return Err(KernelError::Empty { path: output.to_owned() });
-    }
-    Ok(kernels)
+    (kernels, rest.join("\n"))
 }
 
 /// Temporary files are private; a library is for everyone who may read its folder.
@@ -266,23 +358,57 @@ fn write_headers(folder: &Path) -> io::Result<()> {
     HEADERS.iter().try_for_each(|(name, text)| fs::write(folder.join(name), text))
 }
 
-/// The compiler's program and first arguments.
-fn find_compiler(options: &BuildOptions) -> Result<Vec<String>, BuildError> {
+/// What compiles.
+enum Compiler {
+    /// A program and its first arguments.
+    Program(Vec<String>),
+    Nvrtc(Nvrtc),
+}
+
+/// What compiles kernels for GPUs on this machine, for people, and what it lacks.
+pub fn cuda_compiler() -> Result<(String, Option<NvrtcError>), BuildError> {
+    let options = BuildOptions { target: Target::Cuda(Vec::new()), ..BuildOptions::default() };
+    Ok(match find_compiler(&options)? {
+        Compiler::Program(words) => (words.join(" "), None),
+        Compiler::Nvrtc(nvrtc) => (nvrtc.name(), nvrtc.check().err()),
+    })
+}
+
+fn find_compiler(options: &BuildOptions) -> Result<Compiler, BuildError> {
     let on_gpu = options.target != Target::Cpu;
     let (variable, usual) = if on_gpu { ("NVCC", CUDA_COMPILERS) } else { ("CXX", COMPILERS) };
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let named = options.compiler.clone().or_else(|| env::var(variable).ok());
     let named = named.map(|line| words(&line)).filter(|words| !words.is_empty());
+    let library = named.as_ref().map(|words| Path::new(&words[0])).filter(|_| on_gpu);
+    if let Some(library) = library.filter(|path| is_nvrtc(path)) {
+        return Ok(Compiler::Nvrtc(Nvrtc::open(library)?));
+    }
+    let by_name = library == Some(Path::new(NVRTC));
     let candidates = match &named {
+        _ if by_name => Vec::new(),
         Some(words) => vec![words.clone()],
         None => usual.iter().map(|name| words(name)).collect(),
     };
-    let tried = || candidates.iter().map(|words| words.join(" ")).collect::<Vec<_>>().join(", ");
-    match candidates.iter().find(|words| is_program(&words[0])) {
-        Some(words) => Ok(words.clone()),
-        None if on_gpu => Err(BuildError::NoNvcc { tried: tried() }),
-        None => Err(BuildError::NoCompiler { tried: tried() }),
+    if let Some(words) = candidates.iter().find(|words| is_program(&words[0])) {
+        return Ok(Compiler::Program(words.clone()));
     }
+    let mut tried: Vec<String> = candidates.iter().map(|words| words.join(" ")).collect();
+    if !on_gpu {
+        return Err(BuildError::NoCompiler { tried: tried.join(", ") });
+    }
+    if by_name || named.is_none() {
+        if let Some(nvrtc) = Nvrtc::find() {
+            return Ok(Compiler::Nvrtc(nvrtc));
+        }
+        tried.extend(nvrtc::LIBRARIES.iter().map(|library| (*library).to_owned()));
+    }
+    Err(BuildError::NoCudaCompiler { tried: tried.join(", ") })
+}
+
+/// Whether this is the path of NVRTC's library.
+fn is_nvrtc(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc"))
 }
 
 fn is_program(name: &str) -> bool {

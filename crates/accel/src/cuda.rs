@@ -12,7 +12,7 @@
 //! This belongs into a process of its own, an accelerator runtime that got the region by its descriptor.
 //! The engine never loads a GPU driver.
 //!
-//! Kernels are the same sources as those of the `cpu` accelerator, built by nvcc (`kernels.rs`). They are
+//! Kernels are the same sources as those of the `cpu` accelerator, built by nvcc or NVRTC (`kernels.rs`). They are
 //! trusted as far as their process goes: a kernel that faults takes down its own runtime, never the
 //! engine.
 
@@ -128,7 +128,7 @@ pub enum CudaError {
 }
 
 /// What the dynamic loader really said.
-fn cause(error: &libloading::Error) -> String {
+pub(crate) fn cause(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 

@@ -15,6 +15,7 @@ pub mod cuda;
 pub mod kernel;
 pub mod params;
 pub mod process;
+mod table;
 
 pub use cuda::CudaError;
 pub use kernel::{Kernel, KernelError};

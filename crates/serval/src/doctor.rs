@@ -10,6 +10,7 @@ pub(crate) mod gpus;
 use std::env;
 use std::path::PathBuf;
 
+use accel::compile::{self, BuildError, CUDA_REMEDY, NvrtcError};
 use engine::topology::{
     AcceleratorKind, CpuPlacement, Dispatch, Launch, Polling, Service, Topology,
 };
@@ -25,6 +26,7 @@ use crate::config::{Config, memory_url, url};
 pub fn capabilities() -> Vec<Capability> {
     let mut all = probe_all();
     all.push(compiler());
+    all.push(cuda_compiler());
     let memcached = "optional, for `serval demo faces`: apt install memcached";
     let sockperf = "optional, a load generator of others: apt install sockperf";
     all.push(tool("memcached", memcached));
@@ -42,6 +44,26 @@ fn compiler() -> Capability {
     match candidates.iter().find_map(|name| find_program(name)) {
         Some(path) => found("kernel-build", &path),
         None => missing("kernel-build", format!("no {} on PATH", candidates.join(", ")), remedy),
+    }
+}
+
+fn cuda_compiler() -> Capability {
+    let name = "kernel-build-gpu";
+    match compile::cuda_compiler() {
+        Ok((what, None)) => {
+            let why = find_program(&what).map_or(what, |path| path.display().to_string());
+            Capability { name, state: State::Available, why, remedy: String::new() }
+        }
+        // It says what it lacks and what to do.
+        Ok((why, Some(lacks @ NvrtcError::NoPacker { .. }))) => {
+            Capability { name, state: State::Degraded, why, remedy: lacks.to_string() }
+        }
+        Ok((why, Some(lacks))) => missing(name, why, &lacks.to_string()),
+        Err(BuildError::NoCudaCompiler { tried }) => {
+            let remedy = format!("to build kernels for GPUs: {CUDA_REMEDY}");
+            missing(name, format!("none of {tried}"), &remedy)
+        }
+        Err(error) => missing(name, error.to_string(), "see `serval kernel build --help`"),
     }
 }
 
@@ -238,7 +260,7 @@ mod tests {
                 "{capability:?}"
             );
         }
-        for name in ["cores", "kernel-build", "memcached", "sockperf", "cuda"] {
+        for name in ["cores", "kernel-build", "kernel-build-gpu", "memcached", "sockperf", "cuda"] {
             assert!(all.iter().any(|c| c.name == name), "{name}");
         }
     }

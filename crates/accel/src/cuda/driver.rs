@@ -14,6 +14,7 @@ use std::ptr;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use super::CudaError;
+use crate::table::table;
 
 /// What the dynamic linker is asked for.
 const LIBRARY: &str = "libcuda.so.1";
@@ -49,28 +50,8 @@ pub(super) type Stream = usize;
 /// An address in the GPU's address space.
 pub(super) type DeviceAddress = u64;
 
-macro_rules! table {
-    ($( $name:ident = $symbol:literal ($($argument:ty),*); )+) => {
-        struct Table {
-            $( $name: unsafe extern "C" fn($($argument),*) -> c_int, )+
-        }
-
-        impl Table {
-            fn find(library: &Library) -> Result<Self, &'static str> {
-                Ok(Self { $(
-                    // SAFETY: the driver's symbol of this name is a function of this type; the
-                    // interface's names carry a version wherever a type changed.
-                    $name: match unsafe { library.get($symbol) } {
-                        Ok(symbol) => *symbol,
-                        Err(_) => return Err($symbol),
-                    },
-                )+ })
-            }
-        }
-    };
-}
-
 table! {
+    Table:
     init = "cuInit" (c_uint);
     driver_version = "cuDriverGetVersion" (*mut c_int);
     device_count = "cuDeviceGetCount" (*mut c_int);

@@ -188,6 +188,7 @@ fn number(bytes: &[u8], at: u64, len: usize) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compile::{BuildOptions, Target, build_kernel};
 
     fn error(kernel: &str) -> CudaError {
         Image::find(kernel).err().expect("no such kernel")
@@ -215,6 +216,53 @@ mod tests {
                 assert!(error.to_string().contains("make cuda-kernels"), "{error}");
             }
         }
+    }
+
+    /// The library that `make -C device nvrtc` fetches.
+    fn nvrtc() -> Option<String> {
+        let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/nvrtc-venv/lib");
+        let pythons = std::fs::read_dir(fetched).into_iter().flatten().flatten();
+        let library = "site-packages/nvidia/cu13/lib/libnvrtc.so.13";
+        let mut libraries = pythons.map(|python| python.path().join(library));
+        Some(libraries.find(|library| library.is_file())?.display().to_string())
+    }
+
+    #[test]
+    fn what_nvrtc_makes_has_the_kernels_for_every_gpu_that_was_named() {
+        let Some(compiler) = nvrtc() else {
+            println!("SKIPPED: no NVRTC; `make -C device nvrtc` fetches it");
+            return;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let build = |source: &str, output: &str, gpus: &[&str]| {
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(source);
+            let output = folder.path().join(output);
+            let gpus = gpus.iter().map(|gpu| (*gpu).to_owned()).collect();
+            let options = BuildOptions {
+                target: Target::Cuda(gpus),
+                compiler: Some(compiler.clone()),
+                ..BuildOptions::default()
+            };
+            let built = build_kernel(&source, &output, &options).unwrap();
+            assert_eq!(built.warnings, "");
+            (built.kernels, Image::find(output.to_str().unwrap()).unwrap().bytes)
+        };
+        let has = |image: &[u8], kernel: &str| {
+            let section = format!("\0.text.serval_kernel_{kernel}\0");
+            image.windows(section.len()).any(|bytes| bytes == section.as_bytes())
+        };
+        let (kernels, fatbin) = build("device/kernels/scale.cpp", "k.fatbin", &["sm_80", "sm_90"]);
+        assert_eq!(kernels, ["scale"]);
+        for capability in [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)] {
+            assert!(has_code_for(&fatbin, capability), "{capability:?}");
+        }
+        assert!(!has_code_for(&fatbin, (7, 5)) && has(&fatbin, "scale") && !has(&fatbin, "echo"));
+        // All built-in kernels, and the headers of C and C++ that they use.
+        let (kernels, cubin) = build("device/kernels/builtin.cpp", "all.cubin", &["sm_90"]);
+        assert_eq!(kernels, Kernel::builtins());
+        assert!(kernels.iter().all(|kernel| has(&cubin, kernel)), "{kernels:?}");
+        let everything = "crates/accel/tests/kernels/every_header.cpp";
+        assert_eq!(build(everything, "headers.cubin", &["sm_90"]).0, ["headers"]);
     }
 
     #[test]

@@ -31,9 +31,15 @@ Examples:
 
   serval kernel build twice.cu                      makes twice.fatbin, for accelerators of kind \"cuda\"
   serval kernel build twice.cpp --gpu sm_90         the same for one generation of GPUs, from the same source
+  serval kernel build twice.cu --compiler nvrtc     with CUDA's compiler library, though nvcc is there
 
 The headers are part of serval. A compiler is taken from --compiler, $CXX, or c++, g++, clang++; for GPUs from
---compiler, $NVCC, or nvcc on the PATH or of /usr/local/cuda.";
+--compiler, $NVCC, nvcc on the PATH or of /usr/local/cuda, else the library NVRTC, which is small to get:
+  python3 -m venv cuda && . cuda/bin/activate && pip install nvidia-cuda-nvrtc nvidia-cuda-cccl nvidia-nvfatbin
+NVRTC takes sources without a host's headers, but for <stdint.h>, <stddef.h>, <string.h>, <math.h>, <limits.h>,
+<stdio.h>, <assert.h> and what libcu++ has of C++'s. `serval doctor` says which compiler it would be.
+
+Exit codes: 0 built; 1 no compiler, or it refuses the source, and what it says is shown; 2 a wrong command line.";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Verb {
@@ -55,8 +61,8 @@ pub(super) struct Build {
     #[arg(value_name = "FILE.cpp|FILE.cu")]
     source: PathBuf,
 
-    /// The file to write: a library for cpu accelerators, or a .fatbin for GPUs [default: the source's name with
-    /// .so, or .fatbin for a .cu and with --gpu]
+    /// The file to write: a library for cpu accelerators, a .fatbin for GPUs, a .cubin for one kind of GPU [default: the
+    /// source's name with .so, or .fatbin for a .cu and with --gpu]
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
 
@@ -64,7 +70,7 @@ pub(super) struct Build {
     #[arg(long = "gpu", value_name = "ARCH", value_delimiter = ',')]
     gpus: Vec<String>,
 
-    /// The compiler, with arguments
+    /// The compiler, with arguments; for GPUs also `nvrtc`, or the path of a libnvrtc.so
     #[arg(long, value_name = "COMMAND")]
     compiler: Option<String>,
 
@@ -98,13 +104,13 @@ fn run_build(screen: &Screen, build: &Build) -> Result<(), Failure> {
         let on_gpu = !build.gpus.is_empty() || ends_in(&build.source, "cu");
         build.source.with_extension(if on_gpu { "fatbin" } else { "so" })
     });
-    let on_gpu = ends_in(&output, "fatbin");
+    let on_gpu = ends_in(&output, "fatbin") || ends_in(&output, "cubin");
     if output == build.source {
         let what = format!("{} would be overwritten: give another --output", output.display());
         return Err(Failure::Usage(what));
     }
     if !on_gpu && !build.gpus.is_empty() {
-        let what = format!("code for GPUs is a .fatbin, not {}", output.display());
+        let what = format!("code for GPUs is a .fatbin or .cubin, not {}", output.display());
         return Err(Failure::Usage(what));
     }
     if on_gpu && build.native {

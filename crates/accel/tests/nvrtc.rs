@@ -1,0 +1,162 @@
+//! Building kernels for GPUs with the compiler that is a library: what is asked of it, and what is said where something is
+//! missing. `kernels/fake_nvrtc.cpp` is in its place; what the real one makes is looked at in `src/cuda/kernels.rs`.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use accel::compile::{
+    BuildError, BuildOptions, Built, NvrtcError, Target, build_kernel, cuda_compiler,
+};
+use common::kernel_source;
+
+/// CUDA as somebody has it: `lib/libnvrtc.so.99`, `lib/libnvfatbin.so.99` and libcu++.
+struct Cuda(tempfile::TempDir);
+
+impl Cuda {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for part in ["lib", "include/cuda/std"] {
+            fs::create_dir_all(folder.path().join(part)).unwrap();
+        }
+        let cuda = Self(folder);
+        let library = cuda.library();
+        let built = Command::new("c++")
+            .args(["-std=c++17", "-shared", "-fPIC", "-o"])
+            .args([&library, &kernel_source("fake_nvrtc.cpp")])
+            .status();
+        assert!(built.expect("a C++ compiler").success());
+        fs::copy(&library, cuda.path("lib/libnvfatbin.so.99")).unwrap();
+        for header in ["include/cuda/atomic", "include/cuda/std/array"] {
+            fs::write(cuda.path(header), "").unwrap();
+        }
+        cuda
+    }
+
+    fn path(&self, part: &str) -> PathBuf {
+        self.0.path().canonicalize().unwrap().join(part)
+    }
+
+    fn library(&self) -> PathBuf {
+        self.path("lib/libnvrtc.so.99")
+    }
+
+    /// Builds a source of this text, and returns what it became as text.
+    fn build(
+        &self,
+        text: &str,
+        output: &str,
+        gpus: &[&str],
+    ) -> Result<(Built, String), BuildError> {
+        let (source, output) = (self.path("k.cu"), self.path(output));
+        fs::write(&source, text).unwrap();
+        let options = BuildOptions {
+            target: Target::Cuda(gpus.iter().map(|gpu| (*gpu).to_owned()).collect()),
+            compiler: Some(self.library().display().to_string()),
+            include: vec!["/somebody's".into()],
+            arguments: vec!["-last".into()],
+            ..BuildOptions::default()
+        };
+        let built = build_kernel(&source, &output, &options)?;
+        Ok((built, fs::read_to_string(output).unwrap()))
+    }
+}
+
+fn sentence(result: Result<(Built, String), BuildError>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn a_source_becomes_a_fatbin_for_all_gpus_or_a_cubin_for_one() {
+    let cuda = Cuda::new();
+    let (built, text) = cuda.build("warn", "k.fatbin", &["sm_80", "sm_90a"]).unwrap();
+    assert_eq!(built.kernels, ["a", "b"]);
+    assert_eq!(built.warnings, "a warning", "once, though there are two compilations");
+    assert!(built.command.starts_with("NVRTC 99.0, /"), "{}", built.command);
+    let parts: Vec<&str> = text.split("; ").collect();
+    assert_eq!(parts.len(), 4, "{text}");
+    assert_eq!((parts[0], parts[3]), ("fatbin", "PTX 90a ends"));
+    assert!(parts[1].starts_with("80 ") && parts[1].contains("code -arch=sm_80 -std=c++17 "));
+    assert!(parts[2].starts_with("90a ") && parts[2].contains("code -arch=sm_90a "), "{text}");
+    // Headers of the device library, those of the source, those that were named, CUDA's; then what else was asked.
+    let source = cuda.path("k.cu");
+    let [own, named, libcu] =
+        [source.parent().unwrap(), "/somebody's".as_ref(), &cuda.path("include")]
+            .map(|folder| parts[1].find(&format!("-I{} ", folder.display())));
+    assert!(own.is_some() && own < named && named < libcu, "{text}");
+    assert!(parts[1].ends_with(" -last"), "{text}");
+
+    let (built, text) = cuda.build("", "k.cubin", &["sm_90"]).unwrap();
+    assert!(text.starts_with("code -arch=sm_90 ") && built.warnings.is_empty(), "{text}");
+    for gpus in [&["sm_80", "sm_90"][..], &[]] {
+        let refused = cuda.build("", "k.cubin", gpus);
+        assert!(matches!(refused, Err(BuildError::OneGpu)), "{gpus:?}");
+    }
+}
+
+#[test]
+fn what_the_library_refuses_is_told_with_its_log() {
+    let cuda = Cuda::new();
+    let refused = cuda.build("refuse", "k.fatbin", &["sm_80", "sm_90"]);
+    assert!(
+        matches!(&refused, Err(BuildError::Refused { output, .. }) if output == "error: refused")
+    );
+    let text = sentence(refused);
+    assert!(text.contains("k.cu:\nerror: refused\nIt was run as: NVRTC 99.0"), "{text}");
+    assert!(!cuda.path("k.fatbin").exists());
+    let text = sentence(cuda.build("none", "k.fatbin", &["sm_80"]));
+    assert!(text.contains("has no kernel: define one with SERVAL_KERNEL(name)"), "{text}");
+    let text = sentence(cuda.build("a\0b", "k.fatbin", &["sm_80"]));
+    assert!(text.contains("k.cu:\nit has a zero byte in it"), "{text}");
+    // Those by default, of which this version lacks one.
+    let text = sentence(cuda.build("", "k.fatbin", &[]));
+    assert!(text.contains("NVRTC 99.0 makes no code for sm_100, but for sm_80, sm_90"), "{text}");
+}
+
+#[test]
+fn what_is_missing_is_told_with_the_package_that_has_it() {
+    let cuda = Cuda::new();
+    fs::remove_file(cuda.path("lib/libnvfatbin.so.99")).unwrap();
+    let text = sentence(cuda.build("", "k.fatbin", &["sm_90"]));
+    assert!(text.contains("`pip install nvidia-nvfatbin`") && text.contains(".cubin"), "{text}");
+    cuda.build("", "k.cubin", &["sm_90"]).unwrap();
+
+    fs::remove_file(cuda.path("include/cuda/atomic")).unwrap();
+    let installed = ["/usr/local/cuda/include", "/usr/local/cuda/include/cccl", "/usr/include"];
+    if installed.iter().any(|folder| Path::new(folder).join("cuda/atomic").exists()) {
+        println!("SKIPPED in part: this machine has libcu++");
+    } else {
+        let text = sentence(cuda.build("", "k.cubin", &["sm_90"]));
+        assert!(text.contains("`pip install nvidia-cuda-cccl`"), "{text}");
+        assert!(text.contains(&cuda.path("include").display().to_string()), "{text}");
+    }
+
+    // Another one, because a library that was loaded stays.
+    let cuda = Cuda::new();
+    fs::remove_file(cuda.library()).unwrap();
+    let gone = cuda.build("", "k.cubin", &["sm_90"]);
+    assert!(matches!(&gone, Err(BuildError::Nvrtc(NvrtcError::NotLoaded { .. }))));
+    assert!(sentence(gone).contains("`pip install nvidia-cuda-nvrtc`"));
+    // A library that is something else.
+    let source = cuda.path("empty.cpp");
+    fs::write(&source, "").unwrap();
+    let mut other = Command::new("c++");
+    other.args(["-shared", "-fPIC", "-o"]).args([cuda.library(), source]);
+    assert!(other.status().unwrap().success());
+    let text = sentence(cuda.build("", "k.cubin", &["sm_90"]));
+    assert!(text.contains("has no `nvrtcVersion`: use the one of CUDA 12.8 or later"), "{text}");
+}
+
+#[test]
+fn a_machine_without_any_compiler_is_told_what_to_install() {
+    match cuda_compiler() {
+        Ok((compiler, _)) => println!("SKIPPED: this machine has {compiler}"),
+        Err(error) => {
+            let text = error.to_string();
+            assert!(text.contains("tried nvcc, ") && text.contains("libnvrtc.so.13"), "{text}");
+            assert!(text.contains("pip install nvidia-cuda-nvrtc "), "{text}");
+        }
+    }
+}
