@@ -8,6 +8,7 @@
 #include <linux/magic.h>
 #include <poll.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -72,6 +73,8 @@ struct serval_shm {
     uint32_t idle_calls;
     bool unshown;
     bool corrupt;
+    // Once the connection has ended: why, in a sentence.
+    char end[SERVAL_HANDSHAKE_ANSWER_BYTES_MAX];
     int socket;
     int descriptors[DESCRIPTORS];
     uint8_t* region;
@@ -239,8 +242,24 @@ int take_rings(serval_shm* client) {
 
 // Whether the engine has ended the connection: one system call.
 bool is_closed(const serval_shm* client) {
+    if (client->end[0]) return true;
     pollfd file = {client->socket, POLLIN, 0};
     return poll(&file, 1, 0) > 0;
+}
+
+// The end of the connection, which has come: why, if the engine said so. It says it once, so it is kept.
+int end_of(serval_shm* client) {
+    if (!client->end[0]) {
+        Answer answer = {};
+        // Descriptors that come along are the host kernel's to close: there is no room for any.
+        const ssize_t got = recv(client->socket, &answer, sizeof answer, MSG_DONTWAIT);
+        const ssize_t said = got - static_cast<ssize_t>(SERVAL_HANDSHAKE_ANSWER_BYTES);
+        if (said > 0 && answer.magic == SERVAL_HANDSHAKE_MAGIC && answer.code == REFUSED)
+            snprintf(client->end, sizeof client->end, "the engine has ended the connection: %.*s", static_cast<int>(said), answer.text);
+        else
+            snprintf(client->end, sizeof client->end, "the engine has closed the connection without a reason; is it draining?");
+    }
+    return serval_fail(SERVAL_ERROR_CLOSED, "%s", client->end);
 }
 
 // Now and then: whether the engine has ended. For calls that found nothing to do.
@@ -300,6 +319,7 @@ void set_parked(serval_shm* client, bool parked) {
 
 // Sleeps until the engine rings, ends, or the deadline; whether it has ended.
 bool sleep_until(serval_shm* client, uint64_t deadline_ns) {
+    if (client->end[0]) return true;
     pollfd files[2] = {{client->descriptors[OWN_BELL], POLLIN, 0}, {client->socket, POLLIN, 0}};
     if (poll(files, 2, serval_poll_ms(deadline_ns)) <= 0) return false;
     if (files[0].revents) silence(client->descriptors[OWN_BELL]);
@@ -347,13 +367,13 @@ uint32_t serval_shm_under_way(const serval_shm* client) { return client->under_w
 int serval_shm_send(serval_shm* client, uint64_t tag, const void* request, size_t len) {
     if (SERVAL_UNLIKELY(len > client->terms.request_bytes_max)) return SERVAL_ERROR_TOO_LONG;
     if (SERVAL_UNLIKELY(client->corrupt)) return SERVAL_ERROR_CORRUPT;
-    if (client->under_way == client->terms.depth) return is_closed_now_and_then(client) ? SERVAL_ERROR_CLOSED : SERVAL_FULL;
+    if (client->under_way == client->terms.depth) return is_closed_now_and_then(client) ? end_of(client) : int(SERVAL_FULL);
     client->requests.begin({0, tag, 0, static_cast<uint32_t>(len), SERVAL_KIND_MESSAGE, 0, 0});
     switch (client->requests.reserve()) {
         case Look::FOUND:
             break;
         case Look::NONE:
-            return is_closed_now_and_then(client) ? SERVAL_ERROR_CLOSED : SERVAL_FULL;
+            return is_closed_now_and_then(client) ? end_of(client) : int(SERVAL_FULL);
         case Look::CORRUPT:
             client->corrupt = true;
             return SERVAL_ERROR_CORRUPT;
@@ -382,7 +402,7 @@ int serval_shm_recv(serval_shm* client, void* buffer, size_t capacity, serval_re
         if (SERVAL_LIKELY(!is_closed_now_and_then(client))) return SERVAL_EMPTY;
         // Outcomes that were written before the end are received before the end is told.
         found = look(client);
-        if (found == Look::NONE) return SERVAL_ERROR_CLOSED;
+        if (found == Look::NONE) return end_of(client);
     }
     if (SERVAL_UNLIKELY(found == Look::CORRUPT)) return SERVAL_ERROR_CORRUPT;
     Consumer& replies = client->replies;
@@ -420,7 +440,7 @@ int serval_shm_wait(serval_shm* client, uint64_t deadline_ns) {
         // What was written before the end is received before the end is told.
         if (found == Look::NONE) found = look(client);
         if (found != Look::NONE) break;
-        if (ended) return SERVAL_ERROR_CLOSED;
+        if (ended) return end_of(client);
         if (!in_time) return SERVAL_EMPTY;
     }
     return found == Look::FOUND ? SERVAL_OK : SERVAL_ERROR_CORRUPT;

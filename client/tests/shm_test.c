@@ -176,7 +176,8 @@ static void until_closed(const char* path, int sleeps) {
         result = serval_shm_recv(client, buffer, sizeof buffer, &reply);
     } while (result <= SERVAL_FULL);
     CHECK_RESULT(result, SERVAL_ERROR_CLOSED);
-    printf("closed\n");
+    CHECK_RESULT(serval_shm_wait(client, SERVAL_FOREVER), SERVAL_ERROR_CLOSED);
+    printf("closed: %s\n", serval_detail());
     serval_shm_close(client);
 }
 

@@ -60,7 +60,7 @@ enum serval_result {
     SERVAL_ERROR_TOO_LONG = 23,
     /* The reply does not fit the buffer; it stays where it is. */
     SERVAL_ERROR_BUFFER = 24,
-    /* The engine has ended or closed the connection. */
+    /* The engine has ended or closed the connection: serval_detail() has the reason if it gave one. */
     SERVAL_ERROR_CLOSED = 25,
     /* The rings hold impossible words: the client cannot be used any more, connect again. */
     SERVAL_ERROR_CORRUPT = 26,

@@ -12,6 +12,7 @@ use std::sync::{Arc, LazyLock};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use common::change::change;
 use common::*;
 use engine::topology::Service;
 use mqueue::abi::{RegionHeader, RingEntry, SlotHeader, kind};
@@ -170,13 +171,38 @@ fn the_end_of_the_engine_is_told_in_bounded_time() {
         let signalled = Instant::now();
         let mut line = String::new();
         said.read_line(&mut line).unwrap();
-        assert_eq!(line, "closed\n");
+        assert_eq!(
+            line,
+            "closed: the engine has closed the connection without a reason; is it draining?\n"
+        );
         assert!(client.0.wait().unwrap().success());
         assert!(signalled.elapsed() < PATIENCE, "it took {:?}", signalled.elapsed());
         server.stop();
         std::fs::remove_file(file).unwrap();
         // A killed server leaves the socket's file.
         let _ = std::fs::remove_file(path);
+    }
+}
+
+#[test]
+fn who_must_go_is_told_the_engines_reason() {
+    for (variant, way) in [(PLAIN, "spin"), (PLAIN, "sleep"), (SANITIZED, "sleep")] {
+        let path = port(&format!("reason-{way}{variant}"));
+        let mut server = start(topology(vec![shm_echo(&path)]));
+        let mut client = program("shm_test", variant);
+        client.args(["until-closed", path.to_str().unwrap(), way]).stdout(Stdio::piped());
+        let mut client = Peer::start(&mut client, "the test builds it");
+        let (mut said, line) = first_line(&mut client);
+        assert_eq!(line, "serving\n");
+        let mut services = server.topology().services.clone();
+        services[0].max_message_bytes /= 2;
+        change(&mut server, services);
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        let reason = line.strip_prefix("closed: the engine has ended the connection: ");
+        assert!(reason.is_some_and(|reason| reason.contains("takes other messages now")), "{line}");
+        assert!(client.0.wait().unwrap().success());
+        assert!(server.shutdown().is_clean());
     }
 }
 
