@@ -300,11 +300,11 @@ fn how(page: &mut String, row: &Row, result: &Json) {
     let _ = writeln!(page, "\n### {}\n", row.name);
     for (name, key) in [("A", "a"), ("B", "b")] {
         let side = &result[key];
-        let command = text(&side["server"]);
-        let command = if command.is_empty() { text(&side["program"]) } else { command };
-        if command.is_empty() {
+        let alone = if side["memcached"] == true { "memcached" } else { "" };
+        let commands = [text(&side["server"]), text(&side["program"]), alone];
+        let Some(command) = commands.into_iter().find(|command| !command.is_empty()) else {
             continue;
-        }
+        };
         let _ = write!(page, "- {name}: `{command}`");
         if let Some(load) = side["load"].as_object() {
             let parts = load.iter().filter(|(key, _)| *key != "class");

@@ -366,11 +366,23 @@ impl Lane {
             let connection = &mut self.backends[pool].connections[number];
             match nic.read(connection.key, scratch) {
                 Read::Bytes(count) => {
-                    connection.input.extend_from_slice(&scratch[..count]);
-                    if let Err((status, reason)) = self.take_backend_answers(pool, number) {
-                        self.counters.drop_one(reason);
-                        return self.fail_backend(nic, pool, number, status, now_ns);
+                    // What ends in this read is parsed where it was read.
+                    let mut input = std::mem::take(&mut connection.input);
+                    let (read, fresh) = (&scratch[..count], input.is_empty());
+                    if !fresh {
+                        input.extend_from_slice(read);
                     }
+                    let whole = if fresh { read } else { &input };
+                    let taken = self.take_backend_answers(pool, number, whole);
+                    match taken {
+                        Ok(taken) if fresh => input.extend_from_slice(&read[taken..]),
+                        Ok(taken) => drop(input.drain(..taken)),
+                        Err((status, reason)) => {
+                            self.counters.drop_one(reason);
+                            return self.fail_backend(nic, pool, number, status, now_ns);
+                        }
+                    }
+                    self.backends[pool].connections[number].input = input;
                     if count < scratch.len() {
                         return;
                     }
@@ -383,30 +395,35 @@ impl Lane {
         }
     }
 
-    /// Parses what has been read and answers the blocks. `Err`: the connection cannot go on.
-    fn take_backend_answers(&mut self, pool: usize, number: usize) -> Result<(), (u8, DropReason)> {
+    /// Parses what has been read and answers the blocks; the bytes that this took. `Err`: the connection
+    /// cannot go on.
+    fn take_backend_answers(
+        &mut self,
+        pool: usize,
+        number: usize,
+        input: &[u8],
+    ) -> Result<usize, (u8, DropReason)> {
         let mut taken = 0;
-        let mut input = std::mem::take(&mut self.backends[pool].connections[number].input);
-        let result = loop {
+        loop {
             let (framing, max) =
                 (self.backends[pool].framing, self.backends[pool].max_message_bytes);
             let connection = &mut self.backends[pool].connections[number];
             let rest = &input[taken..];
             if rest.is_empty() {
-                break Ok(());
+                return Ok(taken);
             }
             let (consumed, payload) =
                 match framing.parse_response(&mut connection.parser, rest, max) {
-                    Ok(Parsed::Incomplete { .. }) => break Ok(()),
+                    Ok(Parsed::Incomplete { .. }) => return Ok(taken),
                     Ok(Parsed::Message { consumed, start, end, .. }) => {
                         (consumed, &rest[start..end])
                     }
-                    Ok(_) => break Err((status::PROTOCOL, DropReason::BackendProtocol)),
+                    Ok(_) => return Err((status::PROTOCOL, DropReason::BackendProtocol)),
                     Err(error) => {
                         let reason = error.backend_drop_reason();
                         let too_long = reason == DropReason::BackendTooLong;
                         let status = if too_long { status::TOO_LONG } else { status::PROTOCOL };
-                        break Err((status, reason));
+                        return Err((status, reason));
                     }
                 };
             taken += consumed;
@@ -415,16 +432,13 @@ impl Lane {
                 connection.behind_since_ns = 0;
             }
             match place {
-                None => break Err((status::PROTOCOL, DropReason::BackendUnasked)),
+                None => return Err((status::PROTOCOL, DropReason::BackendUnasked)),
                 Some(place) if place.given_up && !mutants::on("answer_backend_twice") => {
                     self.counters.drop_one(DropReason::BackendLate)
                 }
                 Some(place) => self.answer(place.client, place.tag, status::OK, payload),
             }
-        };
-        input.drain(..taken);
-        self.backends[pool].connections[number].input = input;
-        result
+        }
     }
 
     /// A backend connection ended: everybody who waits on it is told. The first request in line gets

@@ -43,6 +43,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::client::shm::ShmError;
+use crate::client::workload::Memcached;
 use crate::client::{self, Burst, ClientError, Load, Outcome, Pace, Stream, WINDOW_MAX, Workload};
 
 pub use plan::{Class, Mode, Plan, PlanError, Target, Work};
@@ -56,6 +57,10 @@ use server::Observer;
 const CALLS: u64 = 3;
 /// How long that takes at most, if nobody is.
 const CALL_TIME: Duration = Duration::from_secs(4);
+/// How long storing what will be asked for takes at most.
+const STORE_TIME: Duration = Duration::from_secs(60);
+/// Requests in flight meanwhile.
+const STORE_WINDOW: usize = 16;
 /// Most requests in flight in an open loop with a socket for each.
 const OPEN_SOCKETS: usize = 1024;
 /// Seed of arrivals: every run of a rate has the same ones.
@@ -75,6 +80,16 @@ pub enum BenchError {
         "{target} does not answer `{work}` as it should: does its service run that kernel, with the same framing?"
     )]
     Stranger {
+        /// Who.
+        target: String,
+        /// What was asked.
+        work: String,
+    },
+    /// Somebody answered, but does not keep what it is given, or not as it was.
+    #[error(
+        "{target} does not store the values of `{work}` and give them back: is it a memcached (1.6 or later) that takes values this long?"
+    )]
+    NotMemcached {
         /// Who.
         target: String,
         /// What was asked.
@@ -117,6 +132,9 @@ pub fn run_watched(plan: &Plan, watch: &mut dyn FnMut(f64)) -> Result<Report, Be
     plan.check()?;
     let prepared = Prepared::new(plan)?;
     let material = Material::new(plan.work).map_err(BenchError::Material)?;
+    if let Some(mut stores) = material.stores() {
+        prepared.store(&mut stores)?;
+    }
     prepared.call(&mut *material.workload())?;
     let mut observer = Observer::new(plan)?;
     std::thread::scope(|scope| {
@@ -232,7 +250,48 @@ impl<'p> Prepared<'p> {
             Client::Udp(_) | Client::Shm(_) => {}
         }
         // Some workloads stay on the thread that made them.
-        client.run(&load, &mut *material.workload()).map_err(Ended::Error)
+        let mut workload = material.workload();
+        let outcome = client.run(&load, &mut *workload).map_err(Ended::Error)?;
+        Ok(Outcome { lookups: workload.lookups(), ..outcome })
+    }
+
+    /// Stores what will be asked for, and looks whether it is there.
+    fn store(&self, stores: &mut Memcached<'_>) -> Result<(), BenchError> {
+        let keys = stores.keys();
+        let load = Load {
+            pace: Pace::Closed,
+            warmup: Duration::ZERO,
+            timeout: CALL_TIME / 4,
+            spin: false,
+            ..self.load.clone()
+        };
+        let client = self.client.on_one_connection();
+        // One that is no memcached shows it at once.
+        for (requests, window, duration) in
+            [(CALLS, 1, CALL_TIME), (keys, STORE_WINDOW, STORE_TIME)]
+        {
+            let load = Load { requests: requests.min(keys), window, duration, ..load.clone() };
+            match client.run(&load, stores) {
+                Err(ClientError::Refused(_)) => return Err(self.unreachable()),
+                Err(error) => return Err(error.into()),
+                Ok(stored) if stored.replied == load.requests => {}
+                Ok(_) => return Err(self.stranger()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Somebody answers, but not as the workload's server would.
+    fn stranger(&self) -> BenchError {
+        let (target, work) = (self.plan.target.to_string(), self.plan.work.to_string());
+        match self.plan.work.is_memcached() {
+            true => BenchError::NotMemcached { target, work },
+            false => BenchError::Stranger { target, work },
+        }
+    }
+
+    fn unreachable(&self) -> BenchError {
+        BenchError::Unreachable(self.plan.target.to_string())
     }
 
     /// Asks a few times, one after the other, whether the server is there and answers what it should.
@@ -247,27 +306,18 @@ impl<'p> Prepared<'p> {
             spin: false,
             ..self.load.clone()
         };
-        let unreachable = || BenchError::Unreachable(self.plan.target.to_string());
-        let client = match &self.client {
-            Client::Tcp(address, stream) => {
-                Client::Tcp(*address, Stream { connections: 1, ..*stream })
-            }
-            Client::Burst(address, _) => Client::Udp(*address),
-            client => client.clone(),
-        };
-        let called = client.run(&load, workload);
+        let called = self.client.on_one_connection().run(&load, workload);
         match called {
-            Err(ClientError::Refused(_)) => Err(unreachable()),
+            Err(ClientError::Refused(_)) => Err(self.unreachable()),
             Err(error) => Err(error.into()),
+            // Everything was stored a moment ago.
+            Ok(_) if workload.lookups().hit_ratio() == Some(0.0) => Err(self.stranger()),
             Ok(outcome) if outcome.replied > 0 && outcome.wrong == 0 => Ok(()),
             // A byte stream that is taken but not answered is not understood.
             Ok(outcome) if outcome.wrong > 0 || self.is_tcp() && outcome.lost > 0 => {
-                Err(BenchError::Stranger {
-                    target: self.plan.target.to_string(),
-                    work: self.plan.work.to_string(),
-                })
+                Err(self.stranger())
             }
-            Ok(_) => Err(unreachable()),
+            Ok(_) => Err(self.unreachable()),
         }
     }
 
@@ -285,6 +335,15 @@ impl<'p> Prepared<'p> {
 }
 
 impl Client {
+    /// The same for a few requests before the run.
+    fn on_one_connection(&self) -> Self {
+        match self {
+            Self::Tcp(address, stream) => Self::Tcp(*address, Stream { connections: 1, ..*stream }),
+            Self::Burst(address, _) => Self::Udp(*address),
+            client => client.clone(),
+        }
+    }
+
     fn run(&self, load: &Load, workload: &mut dyn Workload) -> Result<Outcome, ClientError> {
         match self {
             Self::Udp(address) => client::udp(*address, load, workload),

@@ -127,6 +127,8 @@ pub struct Outcome {
     pub duplicated: u64,
     /// Right replies to requests that had been given up.
     pub late: u64,
+    /// What gets came to; also those of the warm-up. Filled in by whoever has the workload.
+    pub lookups: workload::Lookups,
     /// Open loop: arrivals for which there was no room in the window until the end.
     pub unsent: u64,
     /// Sockets or connections that had to be replaced.
@@ -180,6 +182,7 @@ impl Outcome {
             lost: 0,
             duplicated: 0,
             late: 0,
+            lookups: workload::Lookups::default(),
             unsent: 0,
             reconnects: 0,
             elapsed: Duration::ZERO,
@@ -203,6 +206,7 @@ impl Outcome {
         self.lost += other.lost;
         self.duplicated += other.duplicated;
         self.late += other.late;
+        self.lookups.add(other.lookups);
         self.unsent += other.unsent;
         self.reconnects += other.reconnects;
         self.elapsed = self.elapsed.max(other.elapsed);

@@ -258,7 +258,8 @@ impl Bench for Rig<'_> {
             Side::B => row.b.as_ref().expect("a row with a B"),
         };
         match (&side.server, &side.program, row.load_on(side)) {
-            (Some(command), _, Some(load)) => {
+            (command, None, Some(load)) => {
+                let command = command.as_deref();
                 load::measure_server(command, side, load, &self.schedule, &self.cores, &self.cancel)
             }
             (None, Some(command), _) => {

@@ -2,19 +2,23 @@
 
 mod common;
 
-use std::net::UdpSocket;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use engine::topology::Service;
+use engine::topology::{Backend, Service};
 use serval::bench::{self, BenchError, Class, Mode, Plan, Report, Target, Void, Work};
 use serval::server::Server;
-use wire::framing::Framing;
+use wire::DropReason;
+use wire::framing::{Framing, ParseState, Parsed};
+use wire::nic::Transport;
 
-use common::{PATIENCE, Served, address, start, tcp, topology, udp};
+use common::faces::Memcached;
+use common::{PATIENCE, Served, address, assert_accounts, start, tcp, topology, udp};
 
 /// A path that no other test uses.
 fn memory_port(work: Work) -> PathBuf {
@@ -136,6 +140,191 @@ fn bursts_without_identity_need_the_order_kept() {
     let target = Target::Udp(address(&server, 0));
     let burst = Plan { class: Some(Class::T2), ..plan(&target, Work::Lenet, 32) };
     sound(&bench::run(&burst).unwrap());
+}
+
+/// Every reply was right, whatever else a busy machine did to the run.
+fn right(report: &Report) {
+    assert_eq!((report.wrong, report.duplicated, report.lost), (0, 0, 0), "{report:?}");
+    assert!(report.replied > 0 && report.sent == report.replied, "{report:?}");
+}
+
+fn memcached_work(text: &str) -> Work {
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_memcached_is_measured_and_every_value_compared() {
+    let memcached = Memcached::start();
+    let target = Target::Tcp(memcached.address());
+    for (text, ratio) in
+        [("memcached:100:80", 0.99), ("memcached:0:50", 0.99), ("faces-database", 0.6)]
+    {
+        let closed = |window| plan(&target, memcached_work(text), window);
+        let open = Plan { mode: Mode::Open { rate: 2000.0 }, ..closed(1) };
+        let several = Plan { connections: Some(8), ..closed(64) };
+        for plan in [closed(1), closed(16), several, open] {
+            let report = bench::run(&plan).unwrap();
+            right(&report);
+            assert!(report.hit_ratio.unwrap() > ratio, "{text}: {report:?}");
+            // Of the faces one of three is unknown.
+            assert!(ratio > 0.9 || report.hit_ratio.unwrap() < 0.74, "{text}: {report:?}");
+        }
+    }
+    let sets = bench::run(&plan(&target, memcached_work("memcached:10:0"), 4)).unwrap();
+    assert_eq!(sets.hit_ratio, None);
+}
+
+/// A TCP server on a thread of its own that cuts what it reads into memcached commands: `answer` is given each.
+struct FakeMemcached {
+    target: Target,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl FakeMemcached {
+    fn start(mut answer: impl FnMut(&[u8]) -> Vec<u8> + Send + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let target = Target::Tcp(listener.local_addr().unwrap());
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut streams = Vec::new();
+            while !stopped.load(Ordering::Relaxed) {
+                if let Ok((stream, _)) = listener.accept() {
+                    stream.set_nonblocking(true).unwrap();
+                    streams.push((stream, Vec::new(), ParseState::default()));
+                }
+                for (stream, read, state) in &mut streams {
+                    let mut bytes = [0; 65_536];
+                    let count = stream.read(&mut bytes).unwrap_or(0);
+                    read.extend_from_slice(&bytes[..count]);
+                    while let Ok(Parsed::Message { consumed, .. }) =
+                        Framing::Memcached.parse_request(state, read, 1 << 20)
+                    {
+                        let reply = answer(&read[..consumed]);
+                        read.drain(..consumed);
+                        // The client may have closed; what does not fit at once is lost, as it may be.
+                        let _ = stream.write(&reply);
+                    }
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        Self { target, stop, thread: Some(thread) }
+    }
+
+    /// One that is right until it has been asked `gets` times.
+    fn liar(gets: u64) -> Self {
+        let mut store = std::collections::HashMap::new();
+        let mut asked = 0;
+        Self::start(move |request| {
+            let line = request.split(|byte| *byte == b'\r').next().unwrap();
+            let key = line.split(|byte| *byte == b' ').nth(1).unwrap().to_vec();
+            let data = &request[line.len() + 2..];
+            if line.starts_with(b"set ") {
+                store.insert(key, data.to_vec());
+                return b"STORED\r\n".to_vec();
+            }
+            asked += 1;
+            let mut value: Vec<u8> = store[&key].clone();
+            value[5] ^= u8::from(asked > gets);
+            let head = format!("VALUE {} 0 {}\r\n", String::from_utf8_lossy(&key), value.len() - 2);
+            [head.as_bytes(), &value, b"END\r\n"].concat()
+        })
+    }
+
+    fn run(&self) -> Result<Report, BenchError> {
+        bench::run(&plan(&self.target, memcached_work("memcached:100:100"), 4))
+    }
+}
+
+impl Drop for FakeMemcached {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+#[test]
+fn who_is_no_memcached_is_refused_and_who_lies_later_is_caught() {
+    type Answer = fn(&[u8]) -> Vec<u8>;
+    let answers: [Answer; 5] = [
+        |_| b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
+        |_| Vec::new(),
+        |_| b"ERROR\r\n".to_vec(),
+        |request| request.to_vec(),
+        // It forgets everything.
+        |request| if request[0] == b's' { b"STORED\r\n".to_vec() } else { b"END\r\n".to_vec() },
+    ];
+    let strangers = answers.map(FakeMemcached::start).into_iter().chain([FakeMemcached::liar(0)]);
+    for (number, stranger) in strangers.enumerate() {
+        let error = stranger.run().expect_err("it is no memcached");
+        assert!(matches!(error, BenchError::NotMemcached { .. }), "{number}: {error}");
+        assert!(error.to_string().contains("is it a memcached"), "{error}");
+    }
+    let report = FakeMemcached::liar(20).run().unwrap();
+    assert!(matches!(report.void, Some(Void::Wrong(1.., _))), "{report:?}");
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = bench::run(&plan(&Target::Tcp(nobody), memcached_work("memcached"), 4));
+    assert!(matches!(nobody, Err(BenchError::Unreachable(_))), "{nobody:?}");
+}
+
+/// A service of faces, its memcached, which knows them, and how many requests have room.
+fn faces(arena_bytes: u64) -> (Memcached, Server, usize) {
+    let memcached = Memcached::start();
+    let database = Target::Tcp(memcached.address());
+    right(&bench::run(&plan(&database, Work::FacesDatabase, 16)).unwrap());
+    let backend = Backend::new("db", Transport::Tcp, memcached.address(), Framing::Memcached);
+    let service = Service {
+        mqueues: 4,
+        slots: 8,
+        arena_bytes,
+        max_message_bytes: 1036,
+        request_timeout_ms: 15_000,
+        backends: vec![Backend { timeout_ms: 10_000, ..backend }],
+        ..Service::new("faces", vec![udp()], "faces")
+    };
+    let server = start(topology(vec![service]));
+    (memcached, server, 4 * 8)
+}
+
+/// All that a service lost, but for one reason.
+fn lost_otherwise(server: &Server, reason: DropReason) -> u64 {
+    let counted = server.metrics().service(0);
+    counted.drops.iter().sum::<u64>() - counted.dropped(reason)
+}
+
+#[test]
+fn a_window_that_fits_the_slots_loses_nothing_although_messages_are_longer_than_a_slot() {
+    let (_memcached, server, room) = faces(0);
+    let target = Target::Udp(address(&server, 0));
+    let report = bench::run(&plan(&target, Work::Faces, room)).unwrap();
+    right(&report);
+    assert_accounts(&server);
+    assert_eq!(server.metrics().service(0).drops.iter().sum::<u64>(), 0);
+}
+
+#[test]
+fn what_has_no_room_is_lost_where_it_arrives_and_nowhere_else() {
+    // Slots for half of them; then slots for all, but an arena for half of them.
+    for (arena_bytes, times) in [(0, 2), (1, 1)] {
+        let (_memcached, server, room) = faces(arena_bytes);
+        let target = Target::Udp(address(&server, 0));
+        let timeout = Some(Duration::from_millis(300));
+        let crowded = Plan { timeout, ..plan(&target, Work::Faces, times * room) };
+        let report = bench::run(&crowded).unwrap();
+        // No verdict says that the database was not there.
+        assert_eq!((report.wrong, report.duplicated), (0, 0), "{report:?}");
+        assert_accounts(&server);
+        assert!(server.metrics().service(0).dropped(DropReason::NoCredit) > 0, "{report:?}");
+        assert_eq!(
+            lost_otherwise(&server, DropReason::NoCredit),
+            0,
+            "{:?}",
+            server.metrics().service(0)
+        );
+    }
 }
 
 /// A UDP server on a thread of its own: `answer` is given each request and its number.

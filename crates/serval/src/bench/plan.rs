@@ -11,7 +11,7 @@ use std::time::Duration;
 use wire::framing::{Framing, SOCKPERF_HEADER_BYTES};
 use wire::nic::UDP_PAYLOAD_MAX;
 
-use crate::client::workload::{Digit, Digits, Faces, Pictures, Sockperf, Vectors};
+use crate::client::workload::{Digit, Digits, Faces, Memcached, Pictures, Sockperf, Vectors};
 use crate::client::{BURST_WINDOW_MAX, Echo, WINDOW_MAX, Workload};
 use crate::demo::KernelFunction;
 
@@ -101,6 +101,7 @@ impl Plan {
             Work::Echo { bytes } if bytes > usize::from(u16::MAX) => Framing::LengthU32,
             Work::Echo { .. } => Framing::LengthU16,
             Work::Sockperf { .. } => Framing::Sockperf,
+            work if work.is_memcached() => Framing::Memcached,
             _ => Framing::Fixed(self.work.request_bytes() as u32),
         })
     }
@@ -129,6 +130,12 @@ impl Plan {
 
     /// Refuses what contradicts itself.
     pub fn check(&self) -> Result<(), PlanError> {
+        let memcached = matches!(self.work, Work::Memcached { .. } | Work::FacesDatabase);
+        if memcached
+            && (!matches!(self.target, Target::Tcp(_)) || self.framing() != Framing::Memcached)
+        {
+            return Err(PlanError::MemcachedOverTcp(self.work));
+        }
         let shares = self.class() == Class::T2 || self.connections.is_some();
         match (&self.target, self.class()) {
             (Target::Tcp(_), Class::T2) => return Err(PlanError::BurstOverTcp),
@@ -281,7 +288,19 @@ pub enum Work {
     Lenet,
     /// Faces, against the built-in pictures in the service's database.
     Faces,
+    /// Gets and sets of a memcached.
+    Memcached {
+        /// Length of a value.
+        value_bytes: usize,
+        /// Of 100 requests so many are gets.
+        gets_percent: u8,
+    },
+    /// What a service of the workload `faces` asks its memcached.
+    FacesDatabase,
 }
+
+/// Of 100 requests of a memcached workload that says nothing about it.
+const GETS_PERCENT: u8 = 90;
 
 impl Work {
     /// Length of a request.
@@ -292,6 +311,8 @@ impl Work {
             Self::Scale { numbers } => 4 * numbers,
             Self::Lenet => Digits::PICTURE_BYTES,
             Self::Faces => Faces::REQUEST_BYTES,
+            Self::Memcached { value_bytes, .. } => Memcached::message_bytes(value_bytes),
+            Self::FacesDatabase => Memcached::message_bytes(Faces::PICTURE_BYTES),
         }
     }
 
@@ -304,13 +325,18 @@ impl Work {
         }
     }
 
+    /// Whether a memcached is asked.
+    pub(super) fn is_memcached(self) -> bool {
+        matches!(self, Self::Memcached { .. } | Self::FacesDatabase)
+    }
+
     /// Whether replies say which request they answer.
     pub fn has_identity(self) -> bool {
         match self {
             Self::Echo { bytes } => Echo::new(bytes).has_identity(),
             Self::Scale { numbers } => Vectors::new(numbers).has_identity(),
             Self::Sockperf { .. } => true,
-            Self::Lenet | Self::Faces => false,
+            Self::Lenet | Self::Faces | Self::Memcached { .. } | Self::FacesDatabase => false,
         }
     }
 }
@@ -323,6 +349,10 @@ impl fmt::Display for Work {
             Self::Scale { numbers } => write!(f, "scale:{numbers}"),
             Self::Lenet => f.write_str("lenet"),
             Self::Faces => f.write_str("faces"),
+            Self::Memcached { value_bytes, gets_percent } => {
+                write!(f, "memcached:{value_bytes}:{gets_percent}")
+            }
+            Self::FacesDatabase => f.write_str("faces-database"),
         }
     }
 }
@@ -332,6 +362,13 @@ impl FromStr for Work {
 
     fn from_str(text: &str) -> Result<Self, PlanError> {
         let wrong = || PlanError::Work(text.to_owned());
+        // `memcached:BYTES:GETS`.
+        let (text, gets) = match text.rsplit_once(':') {
+            Some((rest, gets)) if rest.starts_with("memcached:") => (rest, Some(gets)),
+            _ => (text, None),
+        };
+        let gets_percent =
+            gets.map_or(Ok(GETS_PERCENT), |gets| gets.parse().map_err(|_| wrong()))?;
         let (name, size) = match text.split_once(':') {
             None => (text, None),
             Some((name, size)) => (name, Some(size.parse::<usize>().map_err(|_| wrong())?)),
@@ -346,6 +383,12 @@ impl FromStr for Work {
             ("scale", size) => Ok(Self::Scale { numbers: size.unwrap_or(Vectors::NUMBERS) }),
             ("lenet", None) => Ok(Self::Lenet),
             ("faces", None) => Ok(Self::Faces),
+            ("memcached", size) => {
+                let value_bytes = size.unwrap_or(1024);
+                let sound = value_bytes <= Memcached::VALUE_BYTES_MAX && gets_percent <= 100;
+                sound.then_some(Self::Memcached { value_bytes, gets_percent }).ok_or_else(wrong)
+            }
+            ("faces-database", None) => Ok(Self::FacesDatabase),
             _ => Err(wrong()),
         }
     }
@@ -356,6 +399,7 @@ pub(super) enum Material {
     Simple(Work),
     Digits { digits: Vec<Digit<'static>>, expected: Vec<Vec<u8>> },
     Faces(Pictures<'static>),
+    FacesDatabase(Pictures<'static>),
 }
 
 impl Material {
@@ -376,6 +420,7 @@ impl Material {
                 Ok(Self::Digits { digits, expected })
             }
             Work::Faces => Ok(Self::Faces(Pictures::built_in())),
+            Work::FacesDatabase => Ok(Self::FacesDatabase(Pictures::built_in())),
             work => Ok(Self::Simple(work)),
         }
     }
@@ -384,9 +429,24 @@ impl Material {
         match self {
             Self::Simple(Work::Sockperf { bytes }) => Box::new(Sockperf::new(*bytes)),
             Self::Simple(Work::Scale { numbers }) => Box::new(Vectors::new(*numbers)),
+            Self::Simple(Work::Memcached { value_bytes, gets_percent }) => {
+                Box::new(Memcached::new(*value_bytes, *gets_percent))
+            }
             Self::Simple(work) => Box::new(Echo::new(work.request_bytes())),
             Self::Digits { digits, expected } => Box::new(Digits::new(digits, Some(expected))),
             Self::Faces(pictures) => Box::new(Faces::new(&pictures.people)),
+            Self::FacesDatabase(pictures) => Box::new(Memcached::faces(&pictures.people)),
+        }
+    }
+
+    /// What must be stored before anything is asked.
+    pub(super) fn stores(&self) -> Option<Memcached<'_>> {
+        match self {
+            Self::Simple(Work::Memcached { value_bytes, gets_percent }) => {
+                Some(Memcached::new(*value_bytes, *gets_percent).stores())
+            }
+            Self::FacesDatabase(pictures) => Some(Memcached::faces(&pictures.people).stores()),
+            _ => None,
         }
     }
 }
@@ -401,9 +461,14 @@ pub enum PlanError {
     Target(String),
     /// No such workload.
     #[error(
-        "`{0}` is no workload: write echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet or faces"
+        "`{0}` is no workload: write echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, faces, memcached:BYTES:GETS (of 100 requests; values of at most 1000000 bytes) or faces-database"
     )]
     Work(String),
+    /// A memcached has connections.
+    #[error(
+        "the workload `{0}` is memcached's text protocol over TCP: give a tcp:// server, and no other framing"
+    )]
+    MemcachedOverTcp(Work),
     /// Shared memory is a class of its own.
     #[error("class T3 is the one of shm:// servers, and the only one they have")]
     SharedMemory,
@@ -457,10 +522,15 @@ mod tests {
         {
             assert!(matches!(text.parse::<Target>(), Err(PlanError::Target(_))), "{text}");
         }
-        for text in ["echo:64", "echo:0", "sockperf:14", "scale:8", "lenet", "faces"] {
+        let works = ["echo:64", "echo:0", "sockperf:14", "scale:8", "lenet", "faces"];
+        for text in works.into_iter().chain(["memcached:0:0", "memcached:100:95", "faces-database"])
+        {
             assert_eq!(text.parse::<Work>().unwrap().to_string(), text);
         }
         assert_eq!("echo".parse(), Ok(Work::Echo { bytes: 64 }));
+        let memcached = |value_bytes| Ok(Work::Memcached { value_bytes, gets_percent: 90 });
+        assert_eq!("memcached".parse(), memcached(1024));
+        assert_eq!("memcached:7".parse(), memcached(7));
         for text in [
             "echo:",
             "echo:x",
@@ -469,6 +539,11 @@ mod tests {
             "spin",
             "",
             "echo:99999999999999999999",
+            "memcached:64:101",
+            "memcached:64:",
+            "memcached:64:9:9",
+            "memcached:1000001",
+            "faces-database:3",
             "echo:9000000",
         ] {
             assert!(matches!(text.parse::<Work>(), Err(PlanError::Work(_))), "{text}");
@@ -488,6 +563,7 @@ mod tests {
         assert_eq!(framings("scale:64"), pair("fixed:256", "fixed:256"));
         assert_eq!(framings("lenet"), pair("fixed:784", "fixed:44"));
         assert_eq!(framings("faces"), pair("fixed:1036", "fixed:8"));
+        assert_eq!(framings("memcached"), pair("memcached", "memcached"));
     }
 
     #[test]
@@ -500,6 +576,11 @@ mod tests {
                 "shm:// servers",
             ),
             (Plan { class: Some(Class::T0), ..plan("shm:///run/a", "echo") }, "shm:// servers"),
+            (plan("udp://127.0.0.1:1", "memcached"), "give a tcp:// server"),
+            (
+                Plan { framing: Some(Framing::Raw), ..plan("tcp://127.0.0.1:1", "memcached") },
+                "no other framing",
+            ),
             (plan("udp://127.0.0.1:1", "echo:65508"), "does not fit a datagram"),
             (Plan { mode: closed(0), ..plan("udp://127.0.0.1:1", "echo") }, "[1, 4096]"),
             (Plan { mode: closed(5000), ..plan("tcp://127.0.0.1:1", "echo") }, "[1, 4096]"),

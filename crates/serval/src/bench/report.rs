@@ -49,6 +49,8 @@ pub struct Report {
     pub duplicated: u64,
     /// Right replies that came after their request had been given up.
     pub late: u64,
+    /// The share of gets that found their value, where there were any.
+    pub hit_ratio: Option<f64>,
     /// Right replies a second.
     pub rate: f64,
     /// From sending (open loop: arrival) to reply.
@@ -179,6 +181,7 @@ impl Report {
             lost: 0,
             duplicated: 0,
             late: 0,
+            hit_ratio: None,
             rate: 0.0,
             latency: Latency::default(),
             distribution_us: Vec::new(),
@@ -216,6 +219,7 @@ impl Report {
             lost: outcome.lost,
             duplicated: outcome.duplicated,
             late: outcome.late,
+            hit_ratio: outcome.lookups.hit_ratio(),
             rate: outcome.rate(),
             latency: Latency {
                 mean_ns: hist.mean(),
@@ -327,6 +331,9 @@ impl Report {
         };
         let l = &self.latency;
         fields.insert("rate".into(), json!(self.rate));
+        if let Some(ratio) = self.hit_ratio {
+            fields.insert("hit_ratio".into(), json!(ratio));
+        }
         let latency = json!({
             "mean": l.mean_ns, "p50": l.p50_ns, "p90": l.p90_ns, "p99": l.p99_ns,
             "p999": l.p999_ns, "max": l.max_ns,

@@ -2,11 +2,13 @@
 
 mod digits;
 mod faces;
+mod memcached;
 mod sockperf;
 mod vectors;
 
 pub use digits::{Digit, Digits};
 pub use faces::{Faces, Person, Pictures, Question};
+pub use memcached::{Lookups, Memcached};
 pub use sockperf::Sockperf;
 pub use vectors::Vectors;
 
@@ -29,6 +31,11 @@ pub trait Workload {
     fn identify(&self, reply: &[u8]) -> Option<u64> {
         let _ = reply;
         None
+    }
+
+    /// What gets came to so far, those of a warm-up included, where there are any.
+    fn lookups(&self) -> Lookups {
+        Lookups::default()
     }
 }
 

@@ -36,9 +36,14 @@ A run that cannot be believed shows no numbers but says why: wrong or repeated r
 fell silent, a client that somebody else kept from its core, a rate that could not be sent, or
 numbers that contradict Little's law (requests in flight = rate x mean latency). Exit code 1 then.
 
+memcached is asked in its text protocol over TCP. What will be asked for is stored first (10,000 keys, or
+fewer of long values, under serval:...), so use a server that may forget what it has. A get that finds
+nothing is a right answer and lowers the hit ratio.
+
 Examples:
   serval bench udp://127.0.0.1:9000                        echo of 64 bytes, 1 to 256 in flight
   serval bench tcp://127.0.0.1:9000 --workload lenet       digits, answers compared
+  serval bench tcp://127.0.0.1:11211 --workload memcached:100:95   gets and sets, values compared
   serval bench udp://127.0.0.1:9000 --rate 50k,100k,200k --plot load.svg
   serval bench udp://127.0.0.1:9000 --class T2 --window 1024 --core 1
   serval bench udp://127.0.0.1:9000 --server-pid $(pidof serval) --metrics http://127.0.0.1:9464/metrics";
@@ -57,7 +62,9 @@ pub(super) struct Options {
     #[arg(long, value_name = "RATE,...", value_delimiter = ',', value_parser = count)]
     rate: Vec<f64>,
 
-    /// What to ask: echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet or faces
+    /// What to ask: echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, faces, memcached:BYTES:GETS (values
+    /// of so many bytes; of 100 requests so many gets, 90 if left out) or faces-database (what a faces
+    /// service asks its memcached)
     #[arg(long, value_name = "WORKLOAD", default_value = "echo:64")]
     workload: Work,
 
@@ -258,6 +265,11 @@ fn text(screen: &Screen, plan: &Plan, reports: &[Report], saved: Option<&PathBuf
         (Some(_), None) => "'s process\n  used (a server that polls uses all of its core).\n",
         (None, None) => " was\n  (which needs --metrics or --server-pid).\n",
     });
+    let ratios = reports.iter().filter(|r| r.void.is_none()).filter_map(|report| report.hit_ratio);
+    let ratios: Vec<String> = ratios.map(|ratio| format!("{:.2} %", 100.0 * ratio)).collect();
+    if !ratios.is_empty() {
+        text.push_str(&format!("  Gets that found their value: {}.\n", ratios.join(", ")));
+    }
     if reports.iter().any(|r| r.void.is_none() && r.bottleneck() == Bottleneck::Client) {
         text.push_str(
             "  Where the client is the bottleneck the server may be faster than the rate says.\n",

@@ -17,9 +17,10 @@ const PEAK_SHARE: f64 = 0.5;
 /// More right answers than so many times the peak: that was not the peak.
 const PEAK_MAX: f64 = 1.05;
 
-/// Measures one server once: starts it, puts the load on it, ends it.
+/// Measures one server once: starts it, puts the load on it, ends it. Without a command the side's memcached
+/// is the server.
 pub(super) fn measure_server(
-    command: &str,
+    command: Option<&str>,
     side: &SideSpec,
     load: &Load,
     schedule: &Schedule,
@@ -28,7 +29,7 @@ pub(super) fn measure_server(
 ) -> Result<Run, SideError> {
     // Lives as long as the server.
     let surroundings = Surroundings::new(side, cores)?;
-    let command = surroundings.fill_in(command, cores);
+    let command = command.map(|command| surroundings.fill_in(command, cores));
     let neighbour = match &side.beside {
         Some(beside) => {
             let beside = surroundings.fill_in(beside, cores);
@@ -36,8 +37,14 @@ pub(super) fn measure_server(
         }
         None => None,
     };
-    let server = Server::start(&command, cores.of(side), START_MAX)?;
-    let mut plan = Plan::new(server.url(&load.url)?.parse()?);
+    let start = |command: String| Server::start(&command, cores.of(side), START_MAX);
+    let server = command.map(start).transpose()?;
+    let (url, id) = match (&server, &surroundings.database) {
+        (Some(server), _) => (server.url(&load.url)?, server.id()),
+        (None, Some(database)) => (format!("tcp://{}", database.0.address()), database.0.id()),
+        (None, None) => unreachable!("rows are checked when they are read"),
+    };
+    let mut plan = Plan::new(url.parse()?);
     plan.class = load.class();
     plan.work = load.workload.parse()?;
     plan.framing = load.framing().map_err(SideError::Load)?;
@@ -67,11 +74,11 @@ pub(super) fn measure_server(
     if let Some(rate) = rate {
         plan.mode = Mode::Open { rate };
     }
-    plan.server_pid = Some(server.id());
+    plan.server_pid = Some(id);
     let database_cpu = || surroundings.database.as_ref()?.cpu_ns();
     let filled_ns = database_cpu();
     let report = run(&plan, cores)?;
-    let account = server.stop()?;
+    let account = server.map(Server::stop).transpose()?;
     // It must have been there all the time.
     neighbour.map(Server::stop).transpose()?;
     let asked_ns = database_cpu().zip(filled_ns).map(|(now, before)| now - before);
@@ -90,7 +97,7 @@ pub(super) fn measure_server(
         figures.insert("peak_rate".to_owned(), peak);
         figures.insert("share_of_peak".to_owned(), report.rate / peak);
     }
-    if account.messages > 0 {
+    if let Some(account) = account.filter(|account| account.messages > 0) {
         let per_message = |ns: u64| ns as f64 / account.messages as f64;
         figures.insert("busy_ns".to_owned(), per_message(account.busy_ns));
         // Of its whole life, where the host does not say what it was during the measurement.

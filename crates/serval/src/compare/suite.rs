@@ -1,8 +1,8 @@
 //! What is measured: the rows of `benches/speed.toml`.
 //!
 //! A row compares two sides (`a`, the candidate, and `b`, the baseline), or measures one alone. A side is a
-//! `server` under a load or a `program` that prints its figures. What is claimed of it (`must`, `aim`)
-//! and what bounds it (`bound`, `next`) stand in the same place, so that the published table says
+//! `server` under a load, a `program` that prints its figures, or a memcached under a load. What is claimed
+//! of it (`must`, `aim`) and what bounds it (`bound`, `next`) stand in the same place, so that the published table says
 //! nothing that the suite does not.
 
 use std::path::{Path, PathBuf};
@@ -118,6 +118,7 @@ pub struct SideSpec {
     pub beside: Option<String>,
     /// Starts a memcached with the pictures of the faces workload, on the client's core if the load shares it,
     /// else on one of the server's that the row does not use; its address replaces `{memcached}` in the command line.
+    /// Without a command line it is itself what the load, over TCP, is put on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub memcached: bool,
 }
@@ -359,6 +360,9 @@ impl Row {
             (Some(_), None, None) => Err(format!("{name} is a server and has no load")),
             (Some(_), None, Some(load)) => load.check().map_err(|what| format!("{name}: {what}")),
             (None, Some(_), _) => Ok(()),
+            (None, None, Some(load)) if side.memcached && load.url == "tcp" => {
+                load.check().map_err(|what| format!("{name}: {what}"))
+            }
             _ => Err(format!("{name} is either a server or a program")),
         }
     }
@@ -443,12 +447,17 @@ mod tests {
         assert_eq!(many.load_on(b).unwrap().url, "tcp");
         assert_eq!(many.load_on(&many.a).unwrap().url, "udp");
         assert_eq!(one.b.as_ref().unwrap().on, On::Anywhere);
+        Suite::parse(&GOOD.replace("server = \"b\", load", "memcached = true, load")).unwrap();
+        let udp = "b = { memcached = true }";
+        let udp = Suite::parse(&GOOD.replace("b = { server = \"b\", load = { class = \"T0\", url = \"tcp\", workload = \"echo:9\", window = 2 } }", udp));
+        assert!(udp.unwrap_err().contains("either"), "memcached has no UDP port");
     }
 
     /// The table of record itself, and the configurations it names.
     #[test]
     fn the_suite_of_this_repository_is_sound() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        Suite::load(&root.join("benches/gpu.toml")).unwrap();
         let suite = Suite::load(&root.join("benches/speed.toml")).unwrap();
         for row in &suite.rows {
             for side in std::iter::once(&row.a).chain(&row.b) {
@@ -493,6 +502,7 @@ mod tests {
             ("rate = 20.0", "rate = 1.0, times_peak = 2.0", "exclude"),
             ("url = \"tcp\"", "url = \"http\"", "\"shm\""),
             ("a = { server = \"a\" }", "a = { label = \"a\" }", "either"),
+            ("server = \"b\", load", "load", "either"),
             ("program = \"bare\"", "program = \"bare\", server = \"x\"", "either"),
             ("b = { program", "combine = \"alone\"\nb = { program", "alone"),
             ("must = 280e3", "combine = \"difference\"", "has no b"),

@@ -95,6 +95,8 @@ pub struct Faces<'a> {
 impl<'a> Faces<'a> {
     /// Length of a request: label and picture.
     pub const REQUEST_BYTES: usize = LABEL_BYTES + PICTURE_BYTES;
+    /// Length of a picture.
+    pub const PICTURE_BYTES: usize = PICTURE_BYTES;
     /// Length of a reply: u32 LE verdict and float32 LE distance.
     pub const REPLY_BYTES: usize = 8;
 

@@ -1,0 +1,357 @@
+//! Gets and sets of memcached's text protocol.
+
+use std::fmt;
+use std::io::Write as _;
+
+use super::{Person, Workload};
+
+/// Most different keys.
+const KEYS_MAX: u64 = 10_000;
+/// About the most bytes of all values together, so that a memcached of the usual 64 MiB keeps them.
+const VALUES_BYTES: usize = 32 << 20;
+
+/// Who is asked for what: a question a request.
+#[derive(Clone, Copy, Debug)]
+enum Items<'a> {
+    /// Keys of this workload, each with a value of its own that never changes.
+    Own { value_bytes: usize, gets_percent: u8 },
+    /// What the kernel `faces` asks its database when it is asked about these people, in its words.
+    Faces(&'a [Person<'a>]),
+}
+
+/// Asks a memcached, and compares every value byte for byte. A get that finds nothing is right, and counted.
+#[derive(Clone, Debug)]
+pub struct Memcached<'a> {
+    items: Items<'a>,
+    /// Stores everything, each key once, instead of asking.
+    stores: bool,
+    expected: Vec<u8>,
+    lookups: Lookups,
+}
+
+/// What gets came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lookups {
+    /// Gets that found their value.
+    pub hits: u64,
+    /// Gets that found nothing.
+    pub misses: u64,
+}
+
+impl Lookups {
+    /// The share of gets that found their value; `None` when there were none.
+    pub fn hit_ratio(self) -> Option<f64> {
+        let gets = self.hits + self.misses;
+        (gets > 0).then(|| self.hits as f64 / gets as f64)
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        self.hits += other.hits;
+        self.misses += other.misses;
+    }
+}
+
+/// One request: a key, and what is done with it.
+#[derive(Clone, Copy)]
+struct Question {
+    key: u64,
+    sets: bool,
+}
+
+/// Whatever `number` is, another one that looks like chance (SplitMix64).
+fn mixed(number: u64) -> u64 {
+    let mut word = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+fn print(into: &mut Vec<u8>, text: fmt::Arguments<'_>) {
+    into.write_fmt(text).expect("a vector takes everything");
+}
+
+impl<'a> Memcached<'a> {
+    /// Longest value: memcached's own limit of an item is 1 MiB with its key.
+    pub const VALUE_BYTES_MAX: usize = 1_000_000;
+
+    /// Keys chosen at random; of 100 requests about `gets_percent` are gets, the others sets.
+    pub fn new(value_bytes: usize, gets_percent: u8) -> Self {
+        Self::of(Items::Own { value_bytes, gets_percent })
+    }
+
+    /// The database requests of the workload `faces`: two of three find the stored picture.
+    pub fn faces(people: &'a [Person<'a>]) -> Self {
+        Self::of(Items::Faces(people))
+    }
+
+    fn of(items: Items<'a>) -> Self {
+        Self { items, stores: false, expected: Vec::new(), lookups: Lookups::default() }
+    }
+
+    /// The requests that store what the others ask for; [`Self::keys`] of them.
+    pub fn stores(self) -> Self {
+        Self { stores: true, ..self }
+    }
+
+    /// Number of different keys with a value.
+    pub fn keys(&self) -> u64 {
+        match self.items {
+            Items::Own { value_bytes, .. } => {
+                (VALUES_BYTES / value_bytes.max(1)).clamp(16, KEYS_MAX as usize) as u64
+            }
+            Items::Faces(people) => people.len() as u64,
+        }
+    }
+
+    /// Longest request or reply, without much to spare.
+    pub fn message_bytes(value_bytes: usize) -> usize {
+        value_bytes + 128
+    }
+
+    fn question(&self, index: u64) -> Question {
+        match self.items {
+            _ if self.stores => Question { key: index % self.keys(), sets: true },
+            Items::Own { gets_percent, .. } => {
+                let random = mixed(index);
+                let sets = random % 100 >= u64::from(gets_percent);
+                Question { key: (random >> 32) % self.keys(), sets }
+            }
+            // The second half of the keys of three questions about everybody is one that nobody has.
+            Items::Faces(people) => {
+                let number = index % (3 * people.len() as u64);
+                let unknown = number % 3 == 2;
+                let key = number / 3 + if unknown { people.len() as u64 } else { 0 };
+                Question { key, sets: false }
+            }
+        }
+    }
+
+    fn write_key(&self, key: u64, into: &mut Vec<u8>) {
+        match self.items {
+            Items::Own { .. } => print(into, format_args!("serval:{key:08}")),
+            Items::Faces(people) => {
+                let person = &people[key as usize % people.len()];
+                let unknown: Vec<u8>;
+                let label = if key < people.len() as u64 {
+                    person.label
+                } else {
+                    unknown = person.label.iter().map(|byte| !byte).collect();
+                    &unknown
+                };
+                let stranger = Person { label, ..*person };
+                into.extend_from_slice(stranger.database_key().as_bytes());
+            }
+        }
+    }
+
+    fn write_value(&self, key: u64, into: &mut Vec<u8>) {
+        match self.items {
+            Items::Own { value_bytes, .. } => {
+                let mut word = mixed(!key);
+                into.reserve(value_bytes + 8);
+                let end = into.len() + value_bytes;
+                while into.len() < end {
+                    into.extend_from_slice(&word.to_le_bytes());
+                    word = word.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) ^ key;
+                }
+                into.truncate(end);
+            }
+            Items::Faces(people) => into.extend_from_slice(people[key as usize].stored),
+        }
+    }
+
+    fn value_bytes(&self) -> usize {
+        match self.items {
+            Items::Own { value_bytes, .. } => value_bytes,
+            Items::Faces(people) => people[0].stored.len(),
+        }
+    }
+
+    /// Writes what a get of `key` says when it finds the value.
+    fn write_hit(&self, key: u64, into: &mut Vec<u8>) {
+        let bytes = self.value_bytes();
+        if matches!(self.items, Items::Own { .. }) {
+            into.extend_from_slice(b"VALUE ");
+            self.write_key(key, into);
+            print(into, format_args!(" 0 {bytes}\r\n"));
+            self.write_value(key, into);
+            into.extend_from_slice(b"\r\nEND\r\n");
+        } else {
+            print(into, format_args!("VA {bytes} k"));
+            self.write_key(key, into);
+            into.extend_from_slice(b"\r\n");
+            self.write_value(key, into);
+            into.extend_from_slice(b"\r\n");
+        }
+    }
+
+    /// Whether `reply` says that there is nothing under `key`.
+    fn is_miss(&self, key: u64, reply: &[u8]) -> bool {
+        if matches!(self.items, Items::Own { .. }) {
+            return reply == b"END\r\n";
+        }
+        // With the key or without, as versions have it.
+        let mut named = b"EN k".to_vec();
+        self.write_key(key, &mut named);
+        named.extend_from_slice(b"\r\n");
+        reply == b"EN\r\n" || reply == named.as_slice()
+    }
+}
+
+impl Workload for Memcached<'_> {
+    fn request(&mut self, index: u64, into: &mut Vec<u8>) {
+        let Question { key, sets } = self.question(index);
+        let meta = matches!(self.items, Items::Faces(_)) && !sets;
+        into.extend_from_slice(match (sets, meta) {
+            (true, _) => b"set ",
+            (false, true) => b"mg ",
+            (false, false) => b"get ",
+        });
+        self.write_key(key, into);
+        if sets {
+            print(into, format_args!(" 0 0 {}\r\n", self.value_bytes()));
+            self.write_value(key, into);
+        } else if meta {
+            into.extend_from_slice(b" k v");
+        }
+        into.extend_from_slice(b"\r\n");
+    }
+
+    fn accepts(&mut self, index: u64, reply: &[u8]) -> bool {
+        let Question { key, sets } = self.question(index);
+        if sets {
+            return reply == b"STORED\r\n";
+        }
+        if self.is_miss(key, reply) {
+            self.lookups.misses += 1;
+            return true;
+        }
+        if key >= self.keys() {
+            return false;
+        }
+        let mut expected = std::mem::take(&mut self.expected);
+        expected.clear();
+        self.write_hit(key, &mut expected);
+        let right = reply == expected.as_slice();
+        self.expected = expected;
+        self.lookups.hits += u64::from(right);
+        right
+    }
+
+    fn lookups(&self) -> Lookups {
+        self.lookups
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Pictures;
+    use super::*;
+    use std::collections::{HashMap, HashSet};
+
+    /// A memcached of a few lines: what it answers to a request.
+    fn answer(store: &mut HashMap<Vec<u8>, Vec<u8>>, request: &[u8]) -> Vec<u8> {
+        let line_end = request.windows(2).position(|pair| pair == b"\r\n").unwrap();
+        let (line, rest) = (&request[..line_end], &request[line_end + 2..]);
+        let words: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+        let key = words[1].to_vec();
+        match words[0] {
+            b"set" => {
+                let bytes: usize = std::str::from_utf8(words[4]).unwrap().parse().unwrap();
+                assert_eq!((rest.len(), &rest[bytes..]), (bytes + 2, &b"\r\n"[..]));
+                store.insert(key, rest[..bytes].to_vec());
+                b"STORED\r\n".to_vec()
+            }
+            b"get" => match store.get(&key) {
+                Some(value) => {
+                    let head =
+                        format!("VALUE {} 0 {}\r\n", String::from_utf8_lossy(&key), value.len());
+                    [head.as_bytes(), value, b"\r\nEND\r\n"].concat()
+                }
+                None => b"END\r\n".to_vec(),
+            },
+            b"mg" => match store.get(&key) {
+                Some(value) => {
+                    let head = format!("VA {} k{}\r\n", value.len(), String::from_utf8_lossy(&key));
+                    [head.as_bytes(), value, b"\r\n"].concat()
+                }
+                None => b"EN\r\n".to_vec(),
+            },
+            word => panic!("{:?}", String::from_utf8_lossy(word)),
+        }
+    }
+
+    fn asked(workload: &mut Memcached<'_>, index: u64) -> Vec<u8> {
+        let mut request = Vec::new();
+        workload.request(index, &mut request);
+        request
+    }
+
+    fn filled(workload: &Memcached<'_>) -> HashMap<Vec<u8>, Vec<u8>> {
+        let mut store = HashMap::new();
+        let mut stores = workload.clone().stores();
+        for index in 0..stores.keys() {
+            let reply = answer(&mut store, &asked(&mut stores, index));
+            assert!(stores.accepts(index, &reply));
+        }
+        assert_eq!(store.len() as u64, workload.keys());
+        store
+    }
+
+    #[test]
+    fn what_was_stored_is_found_and_every_byte_of_it_counts() {
+        for value_bytes in [0, 1, 7, 8, 100, 3000] {
+            let mut workload = Memcached::new(value_bytes, 90);
+            let mut store = filled(&workload);
+            let mut kinds = HashSet::new();
+            for index in 0..300 {
+                let request = asked(&mut workload, index);
+                assert!(request.len() <= Memcached::message_bytes(value_bytes));
+                kinds.insert(request[0]);
+                let mut reply = answer(&mut store, &request);
+                assert!(workload.accepts(index, &reply), "{value_bytes} {index}");
+                for at in (0..reply.len()).step_by(1 + reply.len() / 50) {
+                    reply[at] ^= 1;
+                    assert!(!workload.accepts(index, &reply), "byte {at}");
+                    reply[at] ^= 1;
+                }
+                assert!(!workload.accepts(index, &reply[1..]));
+            }
+            assert_eq!(kinds, HashSet::from([b'g', b's']));
+            assert_eq!(workload.lookups().misses, 0);
+            assert_eq!(workload.lookups().hit_ratio(), Some(1.0));
+        }
+    }
+
+    #[test]
+    fn gets_have_their_share_and_misses_are_counted() {
+        for percent in [0, 50, 100] {
+            let mut workload = Memcached::new(10, percent);
+            let gets = (0..10_000).filter(|index| asked(&mut workload, *index)[0] == b'g').count();
+            assert!(gets.abs_diff(usize::from(percent) * 100) < 200, "{gets} of {percent} %");
+        }
+        let mut workload = Memcached::new(10, 100);
+        assert!(workload.accepts(0, b"END\r\n") && !workload.accepts(0, b"EN\r\n"));
+        assert_eq!(workload.lookups(), Lookups { hits: 0, misses: 1 });
+        assert_eq!(Lookups::default().hit_ratio(), None);
+    }
+
+    #[test]
+    fn the_faces_are_asked_for_as_the_kernel_does() {
+        let pictures = Pictures::built_in();
+        let mut workload = Memcached::faces(&pictures.people);
+        let mut store = filled(&workload);
+        let all = 3 * workload.keys();
+        for index in 0..all {
+            let request = asked(&mut workload, index);
+            assert_eq!(request.len(), 38, "QUERY_BYTES of the kernel");
+            let reply = answer(&mut store, &request);
+            assert!(workload.accepts(index, &reply), "{index}");
+            assert_eq!(reply == b"EN\r\n", index % 3 == 2);
+        }
+        assert_eq!(workload.lookups(), Lookups { hits: 2 * all / 3, misses: all / 3 });
+        // A value for a label that nobody has is a lie.
+        let known = answer(&mut store, &asked(&mut workload, 0));
+        assert!(!workload.accepts(2, &known));
+    }
+}
