@@ -10,6 +10,7 @@ use wire::session::{Origin, Request, Token};
 
 use crate::connection::{Outcome, Reading};
 use crate::handover::{ANY, Envelope};
+use crate::lane::SHORT_BYTES;
 use crate::topology::Replies;
 use crate::worker::Worker;
 
@@ -36,8 +37,12 @@ impl<N: Nic> Worker<N> {
         }
         // As a hostile accelerator tells it, too: looking ends where nothing is.
         let mut shown = self.lanes[lane].mqueues[mqueue as usize].tx.hint();
+        let ahead = if shown > 1 { self.lanes[lane].fetch_more(mqueue, shown) } else { u64::MAX };
         while shown > 0 {
             let entry = &mut self.lanes[lane].mqueues[mqueue as usize];
+            if shown > ahead {
+                entry.tx.prefetch_at(ahead, SHORT_BYTES);
+            }
             match entry.tx.peek() {
                 Ok(Some(header)) => match self.forward(lane, mqueue, &header) {
                     Forwarded::Done => self.lanes[lane].mqueues[mqueue as usize].tx.advance(),

@@ -83,6 +83,9 @@ impl Default for Load {
     }
 }
 
+/// As much of a reply is fetched ahead.
+pub(crate) const SHORT_BYTES: u64 = 64;
+
 /// No message is this long.
 const NOT_FULL: u32 = u32::MAX;
 
@@ -355,7 +358,6 @@ impl Lane {
     #[inline]
     pub(crate) fn fetch_ahead(&self, drive: usize, index: usize) {
         const AHEAD: usize = 6;
-        const BYTES: u64 = 64;
         let Drive { touched, blocks, .. } = &self.drives[drive];
         if !blocks.elsewhere() {
             return;
@@ -363,9 +365,23 @@ impl Lane {
         let from = if index == 0 { 1 } else { index + AHEAD };
         for ahead in from..touched.len().min(index + AHEAD + 1) {
             if let Touched::Server(mqueue) = self.touched(drive, ahead) {
-                self.mqueues[mqueue as usize].tx.prefetch_at(0, BYTES);
+                self.mqueues[mqueue as usize].tx.prefetch_at(0, SHORT_BYTES);
             }
         }
+    }
+
+    /// The same for those behind the first of one mqueue that shows `shown`. Returns how many messages ahead
+    /// of the one that is read the next ones are to be fetched.
+    pub(crate) fn fetch_more(&self, mqueue: u32, shown: u64) -> u64 {
+        const AHEAD: u64 = 4;
+        let entry = &self.mqueues[mqueue as usize];
+        if !self.drives[usize::from(entry.attachment)].blocks.elsewhere() {
+            return u64::MAX;
+        }
+        for ahead in 1..shown.min(AHEAD) {
+            entry.tx.prefetch_at(ahead, SHORT_BYTES);
+        }
+        AHEAD
     }
 
     /// Lane numbers of what [`Self::drive`] found touched: (server mqueue, or client mqueue).
