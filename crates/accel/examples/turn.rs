@@ -160,12 +160,12 @@ fn flush(mapping: &HeapMapping, at: u64) {
 /// The engine's view of blocks beyond a bus.
 struct FarBlocks {
     words: Words<MappedMemory>,
-    mqueues: u32,
+    mqueues: Box<[u32]>,
 }
 
 impl Blocks for FarBlocks {
     fn drive(&mut self, _: u64, _: &[u32], touched: &mut Vec<u32>) {
-        touched.extend((0..self.mqueues).filter(|mqueue| self.words.tx_waiting(*mqueue)));
+        self.words.tx_waiting_among(&self.mqueues, touched);
     }
     fn wake_at(&self) -> u64 {
         u64::MAX
@@ -214,7 +214,7 @@ fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
         let tx = region.entries().iter().skip(1).step_by(2).copied().collect();
         let ends = own.iter().map(|block| region.accelerator_ends(*block)).collect();
         let far = Far { ends, entries: tx, mapping };
-        (Box::new(FarBlocks { words: region.words(), mqueues }), Some(far))
+        (Box::new(FarBlocks { words: region.words(), mqueues: own.into() }), Some(far))
     } else {
         let kernel = Kernel::builtin("echo").expect("echo is built in");
         let blocks = WorkerBlocks::start(memory, kernel, &[], &own, &Options::default());

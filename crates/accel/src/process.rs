@@ -87,7 +87,7 @@ impl Blocks for RemoteBlocks {
         if !rang.is_empty() && self.words.accelerator_parked() {
             self.link.ring();
         }
-        touched.extend(self.mqueues.iter().filter(|mqueue| self.words.tx_waiting(**mqueue)));
+        self.words.tx_waiting_among(&self.mqueues, touched);
     }
 
     fn wake_at(&self) -> u64 {

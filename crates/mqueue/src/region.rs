@@ -624,6 +624,17 @@ impl<M: Memory> Words<M> {
         head != self.memory.load(self.tx_tails_offset + 8 * u64::from(mqueue), Ordering::Relaxed)
     }
 
+    /// Adds to `found` those of `mqueues` for which [`Self::tx_waiting`] holds.
+    // A loop, not a chain of iterators: those were calls, and a worker asks for each mqueue in every turn.
+    #[inline]
+    pub fn tx_waiting_among(&self, mqueues: &[u32], found: &mut Vec<u32>) {
+        for &mqueue in mqueues {
+            if self.tx_waiting(mqueue) {
+                found.push(mqueue);
+            }
+        }
+    }
+
     /// The doorbell of an mqueue's RX ring: its head word. Who sees it sees the messages below it.
     #[inline]
     pub fn rx_head(&self, mqueue: u32) -> u64 {

@@ -28,6 +28,9 @@ use crate::memory::{Memory, Ordering};
 /// Bytes of a slot header.
 pub const HEADER_BYTES: u64 = size_of::<SlotHeader>() as u64;
 
+/// Longest payload that [`Producer::push_from`] takes out of granules.
+const BUFFER_BYTES: usize = 256;
+
 /// What the peer did wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
@@ -338,23 +341,32 @@ impl<M: Memory> Producer<M> {
     }
 
     /// Copies the message whose header `from` just showed into a slot, under another head, without a
-    /// buffer between. False when either ring needs more than a copy from slot to slot, or has no slot
-    /// free as far as is known: [`Consumer::copy_out`] and [`Self::push`] do it then. The header was read
-    /// once and checked; payload that a hostile producer changes meanwhile arrives changed.
+    /// buffer between (with `granule`, a small one). False when either ring needs more than that, the message
+    /// has not arrived, or no slot is free as far as is known: [`Consumer::copy_out`] and [`Self::push`]
+    /// do it then. The header was read once and checked; payload that a hostile producer changes meanwhile
+    /// arrives changed.
     #[inline]
     #[must_use]
     pub fn push_from(&mut self, head: Head, from: &Consumer<M>, header: &SlotHeader) -> bool {
         let len = u64::from(header.len);
-        let doorbell = |layout: &Layout| layout.protocol == Protocol::Doorbell;
-        let plain = doorbell(&from.layout) && doorbell(&self.layout) && header.flags == 0;
+        let plain = self.layout.protocol == Protocol::Doorbell && header.flags == 0;
         if !plain || len >= self.plain_end || self.head - self.tail == self.layout.depth {
             return false;
         }
         let slot = self.layout.slot(self.head);
         let words = [head.token, head.tag, 0, last_word(header.len, &head, 0)];
-        self.memory.store_words(slot, words);
-        let payload = from.layout.slot(from.tail) + HEADER_BYTES;
-        self.memory.copy_from(slot + HEADER_BYTES, &from.memory, payload, len);
+        if from.layout.protocol == Protocol::Doorbell {
+            self.memory.store_words(slot, words);
+            let payload = from.layout.slot(from.tail) + HEADER_BYTES;
+            self.memory.copy_from(slot + HEADER_BYTES, &from.memory, payload, len);
+        } else {
+            let mut buffer = [0; BUFFER_BYTES];
+            let Some(payload) = buffer.get_mut(..header.len as usize) else { return false };
+            if !from.granule_payload(payload) {
+                return false;
+            }
+            self.memory.store_slot(slot, words, payload);
+        }
         self.head += 1;
         true
     }
