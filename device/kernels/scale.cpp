@@ -1,7 +1,7 @@
 // scale: float32 little endian numbers, each multiplied by three.
 #include <serval/kernel.h>
 
-SERVAL_KERNEL(scale) (serval::Block& block, serval::Mqueue& q) {
+SERVAL_WARP_KERNEL(scale) (serval::Block& block, serval::Mqueue& q) {
     while (auto msg = q.recv(block)) {
         if (msg.len() % 4) {
             q.drop(block, msg, serval::BAD_LENGTH);

@@ -112,18 +112,21 @@ struct Service {
         params.push_back(p);
     }
 
-    void start(const std::string& kernel, unsigned threads, bool shared_staging = true, uint32_t abi_version = SERVAL_ABI_VERSION) {
+    // `rows` of more than one: a kernel of warps, so many of them in a CUDA block.
+    void start(const std::string& kernel, unsigned threads, bool shared_staging = true, uint32_t abi_version = SERVAL_ABI_VERSION,
+               unsigned rows = 1) {
         void *module = nullptr, *function = nullptr;
         Driver::check("cuModuleLoad", driver->module_load(&module, (directory + "/" + kernel + suffix).c_str()));
         Driver::check("cuModuleGetFunction", driver->get_function(&function, module, ("serval_kernel_" + kernel).c_str()));
         const Shape& s = region.shape;
         const uint64_t stride = align(s.len_max, 64), per_block = 2 * (1 + s.backends) * stride;
+        const unsigned blocks = (s.blocks + rows - 1) / rows;
         uint64_t base = 0;
         Driver::check("cuMemHostGetDevicePointer", driver->device_pointer(&base, region.base, 0));
         Driver::check("cuMemAlloc", driver->alloc(&staging, per_block * s.blocks));
         Driver::check("cuMemAlloc", driver->alloc(&parameters, 4096));
-        Driver::check("cuMemAlloc", driver->alloc(&arguments, sizeof(serval_block_args) * s.blocks));
-        std::vector<serval_block_args> all(s.blocks);
+        Driver::check("cuMemAlloc", driver->alloc(&arguments, sizeof(serval_block_args) * blocks * rows));
+        std::vector<serval_block_args> all(blocks * rows);  // without a region for warps that are too many
         for (unsigned i = 0; i < s.blocks; i++) {
             serval_block_args& a = all[i];
             a.abi_version = abi_version;
@@ -139,8 +142,8 @@ struct Service {
         if (!params.empty()) Driver::check("cuMemcpyHtoD", driver->copy_in(parameters, params.data(), params.size() * sizeof params[0]));
         Driver::check("cuMemcpyHtoD", driver->copy_in(arguments, all.data(), all.size() * sizeof all[0]));
         void* values[] = {&arguments};
-        const unsigned dynamic = shared_staging && per_block <= 16384 ? static_cast<unsigned>(per_block) : 0;
-        Driver::check("cuLaunchKernel", driver->launch(function, s.blocks, 1, 1, threads, 1, 1, dynamic, nullptr, values, nullptr));
+        const unsigned dynamic = shared_staging && rows * per_block <= 16384 ? static_cast<unsigned>(rows * per_block) : 0;
+        Driver::check("cuLaunchKernel", driver->launch(function, blocks, 1, 1, threads, rows, 1, dynamic, nullptr, values, nullptr));
     }
     // Called in every loop: the heart beats, and a test that hangs ends.
     bool alive() {
@@ -470,7 +473,7 @@ TEST(gpu_small_kernels_answer_right) {
     std::vector<uint8_t> answer;
     {
         Service s(shape_of(SERVAL_PROTOCOL_GRANULE16, 1));
-        s.start("scale", 64);
+        s.start("scale", 32);
         float in[50];
         for (int i = 0; i < 50; i++) in[i] = static_cast<float>(i) - 20;
         CHECK(s.ask(0, in, sizeof in, answer));
@@ -502,6 +505,30 @@ TEST(gpu_small_kernels_answer_right) {
         s.stop(SERVAL_STOP_NOW);
         s.join();
     }
+}
+
+// Eight warps in a CUDA block, each a block with an mqueue of its own; the last CUDA block has warps that are none.
+TEST(gpu_warps_are_blocks) {
+    for (unsigned protocol : PROTOCOLS) {
+        for (unsigned rows : {1u, 3u, 8u}) {
+            Service s(shape_of(protocol, 20));
+            s.start("scale", 32, rows == 3, SERVAL_ABI_VERSION, rows);
+            std::vector<uint8_t> answer;
+            for (unsigned n = 0; n < 200; n++) {
+                float in[20], expected[20];
+                for (unsigned i = 0; i < 20; i++) expected[i] = 3 * (in[i] = static_cast<float>(100 * n + i));
+                CHECK(s.ask(n % 20, in, n % 21 * 4, answer));
+                CHECK(answer.size() == n % 21 * 4 && !std::memcmp(answer.data(), expected, answer.size()));
+            }
+            s.stop(SERVAL_STOP_DRAIN);
+            s.join();
+            for (unsigned i = 0; i < 20; i++) CHECK_EQ(s.region.block(i)->sent, 10);
+        }
+    }
+    Service wide(shape_of(SERVAL_PROTOCOL_DOORBELL, 1));
+    wide.start("scale", 64);
+    wide.join();
+    CHECK_EQ(wide.region.block()->reason, SERVAL_REASON_REFUSED);
 }
 
 TEST(gpu_lenet_agrees_with_the_host) {

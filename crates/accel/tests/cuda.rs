@@ -114,6 +114,24 @@ fn long_messages_and_backends_get_staging_of_their_size() {
     join(accelerator, 2);
 }
 
+/// `scale` is a kernel of warps: three of them share a block of the grid here, and the last block has a warp too many.
+#[test]
+fn blocks_that_are_warps_share_blocks_of_the_grid() {
+    let mut engine = Engine::new(&Shape { blocks: 20, ..Shape::default() });
+    let accelerator = start("warps", &engine, "scale").unwrap();
+    for mqueue in 0..20 {
+        engine.push(mqueue, 1, &(mqueue as f32).to_le_bytes()).unwrap();
+        assert_eq!(pop(&mut engine, mqueue).payload, (3.0 * mqueue as f32).to_le_bytes());
+    }
+    engine.words.set_stop(stop::DRAIN);
+    join(accelerator, 20);
+    let (library, image) = driver("warps");
+    let gpu = Gpu::open(0, Some(&library)).unwrap();
+    let service = Service { threads: Some(64), ..service(&engine, &image, "scale", &[]) };
+    let error = gpu.start(&[service], Options::default()).err().expect("a warp has 32 threads");
+    assert!(error.to_string().contains("32"), "{error}");
+}
+
 /// Whether heralds tell (blocks that rely on nothing else are answered), come too late, or do not exist.
 #[test]
 fn heralds_tell_of_messages_and_nothing_depends_on_them() {

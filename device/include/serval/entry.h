@@ -5,8 +5,10 @@
 // serval_kernel_abi_version() and serval_kernel_list(). CUDA: `extern "C" __global__ serval_kernel_NAME(blocks)`, launched
 // with one CUDA block for each serval_block_args in the array, of 32 to SERVAL_BLOCK_THREADS_MAX threads, a multiple of 32; and
 // `serval_herald(args)`, launched with one block of 32 threads or not at all (herald.h). Staging
-// is in shared memory when the launch gives enough of it (2 * mqueues_per_block * staging_stride dynamic bytes), else where the
-// arguments say.
+// is in shared memory when the launch gives enough of it (2 * mqueues_per_block * staging_stride dynamic bytes for each block), else
+// where the arguments say. A kernel of SERVAL_WARP_KERNEL has an empty function `serval_warps_NAME` beside it, and is launched with
+// CUDA blocks of 32 threads by 1 to SERVAL_WARPS_MAX: each warp is a block, the next in the array. A warp that is one too many is given
+// arguments with region 0, and does nothing.
 #ifndef SERVAL_ENTRY_H
 #define SERVAL_ENTRY_H
 
@@ -19,13 +21,21 @@ namespace detail {
 
 #if SERVAL_CUDA
 
-template <void (*KERNEL)(Block&, Mqueue&)>
+// Of WARPS blocks that share a CUDA block this is the one of row threadIdx.y: its threads are a warp, and the library is used as in a
+// block that is its crew.
+template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS>
 SERVAL_DEVICE void run_block(const serval_block_args* given) {
-    __shared__ Block block;
-    __shared__ Mqueue mqueue;
-    __shared__ Backend backends[SERVAL_BACKENDS_MAX];
-    __shared__ bool go;
+    constexpr unsigned BACKENDS_MAX = WARPS == 1 ? SERVAL_BACKENDS_MAX : SERVAL_WARP_BACKENDS_MAX;
+    __shared__ Block all_blocks[WARPS];
+    __shared__ Mqueue all_mqueues[WARPS];
+    __shared__ Backend all_backends[WARPS][BACKENDS_MAX];
+    __shared__ bool all_go[WARPS];
     extern __shared__ __align__(16) unsigned char shared_staging[];
+    const unsigned row = WARPS == 1 ? 0 : threadIdx.y;
+    Block& block = all_blocks[row];
+    Mqueue& mqueue = all_mqueues[row];
+    Backend* const backends = all_backends[row];
+    bool& go = all_go[row];
     if (leader()) {
         serval_block_args args = *given;
         Place place;
@@ -33,12 +43,14 @@ SERVAL_DEVICE void run_block(const serval_block_args* given) {
         if (find_place(place, args)) {
             uint32_t shared_bytes;
             asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(shared_bytes));
-            if (shared_bytes >= 2ull * place.mqueues_per_block * args.staging_stride) {
-                args.staging = reinterpret_cast<uint64_t>(shared_staging);
-                args.staging_bytes = shared_bytes;
+            const uint64_t needed = 2ull * place.mqueues_per_block * args.staging_stride;
+            if (shared_bytes >= needed * blockDim.y) {
+                args.staging = reinterpret_cast<uint64_t>(shared_staging) + row * needed;
+                args.staging_bytes = needed;
             }
             block.open(args, place);
-            go = suits(place, args) && mqueue.open(args, place, backends);
+            go = suits(place, args) && suits_launch(WARPS) && place.mqueues_per_block <= 1 + BACKENDS_MAX &&
+                 mqueue.open(args, place, backends);
             if (go) {
                 block.ready();
             } else {
@@ -59,7 +71,7 @@ SERVAL_DEVICE void run_block(const serval_block_args* given) {
 #else
 
 // Not inlined, so that the backends can lie on its stack frame.
-template <void (*KERNEL)(Block&, Mqueue&)>
+template <void (*KERNEL)(Block&, Mqueue&), unsigned>
 __attribute__((noinline)) void run_block(const serval_block_args* given) {
     Place place;
     if (!find_place(place, *given)) return;
@@ -104,7 +116,17 @@ extern "C" __global__ void __attribute__((weak)) serval_herald(const serval_hera
     static __device__ void serval_user_##NAME(serval::Block&, serval::Mqueue&);                                \
     extern "C" __global__ void __launch_bounds__(SERVAL_BLOCK_THREADS_MAX)                                     \
         serval_kernel_##NAME(const serval_block_args* blocks) {                                                \
-        serval::detail::run_block<serval_user_##NAME>(blocks + blockIdx.x);                                    \
+        serval::detail::run_block<serval_user_##NAME, 1>(blocks + blockIdx.x);                                 \
+    }                                                                                                          \
+    static __device__ void serval_user_##NAME
+
+#define SERVAL_WARP_KERNEL(NAME)                                                                               \
+    static __device__ void serval_user_##NAME(serval::Block&, serval::Mqueue&);                                \
+    extern "C" __global__ void serval_warps_##NAME() {}                                                        \
+    extern "C" __global__ void __launch_bounds__(32 * SERVAL_WARPS_MAX, 3)                                     \
+        serval_kernel_##NAME(const serval_block_args* blocks) {                                                \
+        serval::detail::run_block<serval_user_##NAME, SERVAL_WARPS_MAX>(blocks + blockIdx.x * blockDim.y +     \
+                                                                        threadIdx.y);                          \
     }                                                                                                          \
     static __device__ void serval_user_##NAME
 
@@ -122,8 +144,10 @@ extern "C" inline __attribute__((used, visibility("default"))) const struct serv
 #define SERVAL_KERNEL(NAME)                                                                                    \
     static void serval_user_##NAME(serval::Block&, serval::Mqueue&);                                           \
     static serval::detail::Registration serval_registration_##NAME(                                            \
-        #NAME, serval::detail::run_block<serval_user_##NAME>);                                                 \
+        #NAME, serval::detail::run_block<serval_user_##NAME, 1>);                                               \
     static void serval_user_##NAME
+
+#define SERVAL_WARP_KERNEL(NAME) SERVAL_KERNEL(NAME)
 
 #endif
 

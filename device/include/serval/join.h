@@ -135,12 +135,16 @@ inline SERVAL_DEVICE bool suits(const Place& place, const serval_block_args& arg
     if (args.param_count > SERVAL_PARAMS_MAX || (args.param_count && (args.params == 0 || args.params % 8))) return false;
     if (args.staging == 0 || args.staging % 16 || args.staging_stride == 0 || args.staging_stride % 64) return false;
     if (args.staging_bytes < 2ull * place.mqueues_per_block * args.staging_stride) return false;
-#if SERVAL_CUDA
-    return blockDim.x >= CREW_SIZE && blockDim.x % CREW_SIZE == 0 && blockDim.y == 1 && blockDim.z == 1;
-#else
-    return args.wait != 0;
-#endif
+    return SERVAL_CUDA || args.wait != 0;
 }
+
+#if SERVAL_CUDA
+// Is the CUDA block one block of the service, or `warps` of them at most, each a warp?
+inline SERVAL_DEVICE bool suits_launch(unsigned warps) {
+    if (blockDim.y > warps || blockDim.z != 1) return false;
+    return warps == 1 ? blockDim.x >= CREW_SIZE && blockDim.x % CREW_SIZE == 0 : blockDim.x == CREW_SIZE;
+}
+#endif
 
 }  // namespace detail
 }  // namespace serval

@@ -20,6 +20,12 @@
 // nvcc makes it a CUDA block of 32 to SERVAL_BLOCK_THREADS_MAX threads in one dimension:
 //     nvcc -x cu -std=c++17 -arch=sm_80
 //
+// A kernel that needs no more than a warp for a message says SERVAL_WARP_KERNEL instead. It is the same kernel on the host; on CUDA
+// each warp is a block, with an mqueue of its own (`block.size() == 32`), and up to SERVAL_WARPS_MAX of them share a CUDA block, so
+// that more mqueues fit on a GPU. It has no SERVAL_SHARED variables, which all warps would share, and at most
+// SERVAL_WARP_BACKENDS_MAX backends. There is no form for single threads: one thread fetches in eight loads what a warp fetches in
+// one, and 32 mqueues of one warp would wait for each other.
+//
 // Rules. Every function below but Block::rank, size, now_ns and the accessors of Message and Reply is called by *all*
 // threads of the block together, with the same arguments. Messages and replies live in staging memory that belongs to the
 // block: a pointer into a message is good until the next receive on the same mqueue, one into a reply until it is sent. No
@@ -35,6 +41,10 @@
 #ifndef SERVAL_BLOCK_THREADS_MAX
 #define SERVAL_BLOCK_THREADS_MAX 256
 #endif
+
+// Most blocks of a SERVAL_WARP_KERNEL in a CUDA block, and most backends of each: their state is in shared memory.
+#define SERVAL_WARPS_MAX 8
+#define SERVAL_WARP_BACKENDS_MAX 2
 
 namespace serval {
 
@@ -59,7 +69,7 @@ class Backend;
 namespace detail {
 class Channel;
 struct Inspector;  // defined by tests that break the rules on purpose
-template <void (*KERNEL)(Block&, Mqueue&)>
+template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS>
 SERVAL_DEVICE void run_block(const serval_block_args* args);
 }  // namespace detail
 
@@ -133,7 +143,7 @@ class Block {
     friend class Backend;
     friend class detail::Channel;
     friend struct detail::Inspector;
-    template <void (*KERNEL)(Block&, Mqueue&)>
+    template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS>
     friend SERVAL_DEVICE void detail::run_block(const serval_block_args* args);
 
     inline SERVAL_DEVICE void open(const serval_block_args& args, const detail::Place& place);
@@ -269,7 +279,7 @@ class Mqueue {
 
   private:
     friend struct detail::Inspector;
-    template <void (*KERNEL)(Block&, Mqueue&)>
+    template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS>
     friend SERVAL_DEVICE void detail::run_block(const serval_block_args* args);
 
     inline SERVAL_DEVICE bool open(const serval_block_args& args, const detail::Place& place, Backend* backends);

@@ -90,6 +90,18 @@ pub(super) struct Driver {
     function_load: Option<unsafe extern "C" fn(Function) -> c_int>,
 }
 
+/// The shape of a launch.
+#[derive(Clone, Copy)]
+pub(super) struct Grid {
+    /// CUDA blocks.
+    pub(super) blocks: u32,
+    /// Threads of a block: in a row, and rows.
+    pub(super) threads: u32,
+    pub(super) rows: u32,
+    /// Memory that a block's threads share, besides what the kernel declares.
+    pub(super) shared_bytes: u32,
+}
+
 impl Driver {
     /// Loads the driver's library, or the one at `library`, and initialises it.
     pub(super) fn load(library: Option<&Path>) -> Result<&'static Self, CudaError> {
@@ -275,16 +287,12 @@ impl Driver {
     }
 
     /// Blocks of a kernel that fit on one multiprocessor.
-    pub(super) fn resident_blocks(
-        &self,
-        function: Function,
-        threads: u32,
-        shared_bytes: u32,
-    ) -> Result<u32, CudaError> {
+    pub(super) fn resident_blocks(&self, function: Function, grid: Grid) -> Result<u32, CudaError> {
         let mut blocks = 0;
         // SAFETY: writes one integer.
         let code = unsafe {
-            let (threads, shared) = (threads as c_int, shared_bytes as usize);
+            let (threads, shared) =
+                ((grid.threads * grid.rows) as c_int, grid.shared_bytes as usize);
             (self.table.resident_blocks)(&mut blocks, function, threads, shared)
         };
         self.check("ask how many blocks fit", code)?;
@@ -367,7 +375,7 @@ impl Driver {
         }
     }
 
-    /// Starts a kernel of one argument, an address, in one-dimensional blocks.
+    /// Starts a kernel of one argument, an address.
     ///
     /// # Safety
     ///
@@ -375,7 +383,7 @@ impl Driver {
     pub(super) unsafe fn launch(
         &self,
         function: Function,
-        (blocks, threads, shared_bytes): (u32, u32, u32),
+        grid: Grid,
         stream: Stream,
         argument: DeviceAddress,
     ) -> Result<(), CudaError> {
@@ -385,13 +393,13 @@ impl Driver {
         let code = unsafe {
             (self.table.launch)(
                 function,
-                blocks,
+                grid.blocks,
                 1,
                 1,
-                threads,
+                grid.threads,
+                grid.rows,
                 1,
-                1,
-                shared_bytes,
+                grid.shared_bytes,
                 stream,
                 arguments.as_mut_ptr(),
                 ptr::null_mut(),

@@ -12,7 +12,8 @@ use mqueue::{MappedMemory, Memory, Region, Words};
 
 use super::CudaError;
 use super::driver::{
-    Context, DeviceAddress, DeviceAttribute, Driver, Function, FunctionAttribute, Module, Stream,
+    Context, DeviceAddress, DeviceAttribute, Driver, Function, FunctionAttribute, Grid, Module,
+    Stream,
 };
 use super::kernels::Image;
 use super::occupancy::{Demand, all_resident};
@@ -304,8 +305,7 @@ struct Prepared {
     function: Function,
     stream: Stream,
     region: Region<MappedMemory>,
-    threads: u32,
-    shared_bytes: u32,
+    grid: Grid,
     local_bytes: u32,
     blocks_per_multiprocessor: u32,
     arguments: DeviceAddress,
@@ -335,17 +335,28 @@ impl Prepared {
         let function =
             driver.function(module, &image.symbol()?)?.ok_or_else(|| image.no_kernel())?;
         let ask = |attribute| driver.function_attribute(function, attribute);
-        let threads = service.threads.unwrap_or_else(|| image.threads());
-        let max = u64::from(ask(FunctionAttribute::ThreadsMax)?);
+        // Its warps are blocks, several of which share a CUDA block: as few as spread over all multiprocessors.
+        let of_warps = driver.function(module, &image.mark_of_warps()?)?.is_some();
+        let threads_max = ask(FunctionAttribute::ThreadsMax)?;
+        let spread = region.block_count().div_ceil(gpu.found.multiprocessors.max(1));
+        let rows = if of_warps { spread.clamp(1, (threads_max / 32).max(1)) } else { 1 };
+        let threads = service.threads.unwrap_or(if of_warps { 32 } else { image.threads() });
+        let max = if of_warps { 32 } else { u64::from(threads_max) };
         if !(32..=max).contains(&u64::from(threads)) || threads % 32 != 0 {
             let (what, value) = ("threads of a block (in whole 32)", threads.into());
             return Err(AccelError::Range { what, value, min: 32, max });
         }
         let staging = Staging::of(&region);
         let static_bytes = u64::from(ask(FunctionAttribute::StaticSharedBytes)?);
+        let rows_bytes = staging.block_bytes * u64::from(rows);
         let shared = staging.block_bytes <= SHARED_STAGING_MAX
-            && staging.block_bytes + static_bytes <= SHARED_BYTES_MAX;
-        let shared_bytes = if shared { staging.block_bytes as u32 } else { 0 };
+            && rows_bytes + static_bytes <= SHARED_BYTES_MAX;
+        let grid = Grid {
+            blocks: region.block_count().div_ceil(rows),
+            threads,
+            rows,
+            shared_bytes: if shared { rows_bytes as u32 } else { 0 },
+        };
         // None: the launch gives shared memory for it.
         let staging_base = if shared {
             None
@@ -372,17 +383,16 @@ impl Prepared {
             now: 0,
             budget: 0,
         };
-        let arguments = give_arguments(&mut held, &region, common)?;
+        let arguments = give_arguments(&mut held, &region, common, grid)?;
         let stream = held.stream()?;
         Ok(Self {
             herald,
             kernel: image.name,
             function,
             stream,
-            threads,
-            shared_bytes,
+            grid,
             local_bytes: ask(FunctionAttribute::LocalBytes)?,
-            blocks_per_multiprocessor: driver.resident_blocks(function, threads, shared_bytes)?,
+            blocks_per_multiprocessor: driver.resident_blocks(function, grid)?,
             arguments,
             region,
             held,
@@ -391,16 +401,15 @@ impl Prepared {
 
     fn demand(&self) -> Demand {
         Demand {
-            blocks: self.region.block_count(),
+            blocks: self.grid.blocks,
             blocks_per_multiprocessor: self.blocks_per_multiprocessor,
         }
     }
 
     fn launch(&mut self) -> Result<(), CudaError> {
-        let shape = (self.region.block_count(), self.threads, self.shared_bytes);
         // SAFETY: kernels of SERVAL_KERNEL take the address of their arguments, and those are there for
         // every block.
-        unsafe { self.held.driver.launch(self.function, shape, self.stream, self.arguments) }
+        unsafe { self.held.driver.launch(self.function, self.grid, self.stream, self.arguments) }
     }
 }
 
@@ -421,18 +430,26 @@ impl Staging {
     }
 }
 
-/// Puts the arguments of every block into the GPU's memory: what they have in common, and where in it each one's staging is.
+/// Puts the arguments of every block into the GPU's memory: what they have in common, and where in it each one's staging is. Rows
+/// of the last CUDA block beyond the region's blocks get arguments without a region.
 fn give_arguments(
     held: &mut Held,
     region: &Region<MappedMemory>,
     common: BlockArgs,
+    grid: Grid,
 ) -> Result<DeviceAddress, CudaError> {
     let staging_of = |block| match common.staging {
         0 => 0,
         base => base + u64::from(block) * common.staging_bytes,
     };
-    let all: Vec<BlockArgs> = (0..region.block_count())
-        .map(|block| BlockArgs { block, staging: staging_of(block), ..common })
+    let region_of = |block| if block < region.block_count() { common.region } else { 0 };
+    let all: Vec<BlockArgs> = (0..grid.blocks * grid.rows)
+        .map(|block| BlockArgs {
+            block,
+            staging: staging_of(block),
+            region: region_of(block),
+            ..common
+        })
         .collect();
     held.give(&all)
 }
@@ -455,12 +472,12 @@ fn check_residency(gpu: &FoundGpu, prepared: &[Prepared]) -> Result<(), CudaErro
 
 impl Prepared {
     fn arithmetic(&self, gpu: &FoundGpu) -> String {
-        let n = self.blocks_per_multiprocessor;
+        let n = self.blocks_per_multiprocessor * self.grid.rows;
         format!(
             "{} blocks of `{}` with {} threads, of which {n} fit on a multiprocessor, {} in all",
             self.region.block_count(),
             self.kernel,
-            self.threads,
+            self.grid.threads,
             u64::from(n) * u64::from(gpu.multiprocessors)
         )
     }
@@ -530,7 +547,7 @@ impl CudaAccelerator {
             unsafe {
                 launch.held.driver.launch(
                     herald.function,
-                    (1, 32, 0),
+                    Grid { blocks: 1, threads: 32, rows: 1, shared_bytes: 0 },
                     herald.stream,
                     herald.arguments,
                 )

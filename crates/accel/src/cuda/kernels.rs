@@ -105,6 +105,11 @@ impl Image {
         CString::new(format!("serval_kernel_{}", self.name)).map_err(|_| self.no_kernel())
     }
 
+    /// The symbol that a kernel has beside it whose warps are blocks.
+    pub(super) fn mark_of_warps(&self) -> Result<CString, CudaError> {
+        CString::new(format!("serval_warps_{}", self.name)).map_err(|_| self.no_kernel())
+    }
+
     pub(super) fn no_kernel(&self) -> CudaError {
         CudaError::NoKernel { name: self.name.clone(), image: self.called.clone() }
     }

@@ -153,6 +153,8 @@ EXPORT cuModuleLoadData(uintptr_t* module, const void*) {
 EXPORT cuModuleUnload(uintptr_t) { return rule("cuModuleUnload"), allocations--, SUCCESS; }
 EXPORT cuModuleGetFunction(uintptr_t* function, uintptr_t, const char* name) {
     if (!strcmp(name, "serval_herald")) return *function = HERALD, asked_for("old") ? NOT_FOUND : SUCCESS;
+    // What kernels of warps have beside them.
+    if (!strncmp(name, "serval_warps_", 13)) return *function = 2, strcmp(name + 13, "scale") ? NOT_FOUND : SUCCESS;
     for (const serval_kernel_entry* e = serval_kernel_list(); e; e = reinterpret_cast<const serval_kernel_entry*>(e->next))
         if (!strcmp(reinterpret_cast<const char*>(e->name), name + strlen("serval_kernel_"))) return *function = e->entry, SUCCESS;
     return NOT_FOUND;
@@ -183,7 +185,7 @@ EXPORT cuStreamQuery(Stream* stream) {
     if (asked_for("faulty") && stream->queries++ > 200) return ILLEGAL_ADDRESS;
     return __atomic_load_n(&stream->running, __ATOMIC_ACQUIRE) ? NOT_READY : SUCCESS;
 }
-EXPORT cuLaunchKernel(uintptr_t function, unsigned blocks, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream* stream,
+EXPORT cuLaunchKernel(uintptr_t function, unsigned blocks, unsigned, unsigned, unsigned, unsigned rows, unsigned, unsigned, Stream* stream,
                       void** arguments, void**) {
     if (function == HERALD) {
         stream->running++;
@@ -195,7 +197,8 @@ EXPORT cuLaunchKernel(uintptr_t function, unsigned blocks, unsigned, unsigned, u
         return SUCCESS;
     }
     const serval_block_args* args = *static_cast<const serval_block_args**>(arguments[0]);
-    for (unsigned i = 0; i < blocks; i++) {
+    for (unsigned i = 0; i < blocks * rows; i++) {
+        if (args[i].region == 0) continue;
         stream->running++;
         __atomic_fetch_add(&running, 1, __ATOMIC_RELEASE);
         if (asked_for("silent")) continue;
