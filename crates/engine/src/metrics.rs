@@ -342,6 +342,7 @@ pub struct Metrics {
 struct Running {
     services: Arc<[Arc<ServiceMetrics>]>,
     lives: Arc<[Arc<AcceleratorLives>]>,
+    left_behind: Arc<[String]>,
 }
 
 impl Metrics {
@@ -353,6 +354,7 @@ impl Metrics {
             running: Arc::new(Mutex::new(Running {
                 services: services.into_iter().map(service).collect(),
                 lives: Arc::default(),
+                left_behind: Arc::default(),
             })),
         }
     }
@@ -371,14 +373,20 @@ impl Metrics {
         self.running().lives.clone()
     }
 
+    /// Services of which a version that left did not end: once for each such version.
+    pub fn left_behind(&self) -> Arc<[String]> {
+        self.running().left_behind.clone()
+    }
+
     /// From now on these services run, on these accelerators whose blocks run elsewhere: what is not among them
-    /// is no longer shown.
+    /// is no longer shown, but for the names of those left behind.
     pub fn set_running(
         &self,
         services: Arc<[Arc<ServiceMetrics>]>,
         lives: Arc<[Arc<AcceleratorLives>]>,
+        left_behind: Arc<[String]>,
     ) {
-        *self.running() = Running { services, lives };
+        *self.running() = Running { services, lives, left_behind };
     }
 
     /// What worker `worker` writes: its own counters, and two sets for each service.

@@ -36,7 +36,7 @@ use wire::nic::{Nic, PortIndex};
 pub use change::{ChangeError, ChangeReport, ServiceChange};
 pub use plan::{Fate, Refusal};
 
-use change::{Inbox, Place};
+use change::{Inbox, Patience, Place};
 use heart::{Beat, Heart};
 use memory_ports::{Doorman, MemoryPort, NewPorts};
 use runtimes::{AttachDoors, Post, Runtimes, SeatStart, Unready};
@@ -136,6 +136,7 @@ pub struct Server {
     /// Slots and ports that a worker may still hold although their service has left, or is leaving.
     burnt: Vec<(u16, Arc<ServiceMetrics>)>,
     burnt_ports: Vec<PortIndex>,
+    patience: Patience,
     /// What the workers are told, by worker.
     inboxes: Vec<Arc<Inbox>>,
     metrics: Metrics,
@@ -267,6 +268,7 @@ impl Server {
             places: change::places(&topology, &addresses, &metrics),
             burnt: Vec::new(),
             burnt_ports: Vec::new(),
+            patience: Patience::default(),
             inboxes: (0..worker_count).map(|_| Arc::default()).collect(),
             metrics,
             phase: Arc::new(AtomicU32::new(RUN)),
@@ -494,7 +496,8 @@ impl Server {
     fn show(&self) {
         let services = self.places.iter().map(|place| place.metrics.clone());
         let lives = self.places.iter().flat_map(|place| place.lives.iter().cloned());
-        self.metrics.set_running(services.collect(), lives.collect());
+        let left_behind = self.burnt.iter().map(|(_, metrics)| metrics.name().to_owned());
+        self.metrics.set_running(services.collect(), lives.collect(), left_behind.collect());
     }
 
     /// The topology that runs.

@@ -113,6 +113,8 @@ pub struct Sample {
     pub ready: bool,
     /// The services.
     pub services: Vec<ServiceSample>,
+    /// Services of which a version that left did not end.
+    pub left_behind: Vec<String>,
     /// The workers.
     pub workers: Vec<WorkerSample>,
 }
@@ -129,6 +131,10 @@ impl Sample {
             services: after
                 .labels("serval_outstanding_requests", "service")
                 .map(|name| change.service(name))
+                .collect(),
+            left_behind: after
+                .labels("serval_service_left_behind", "service")
+                .map(str::to_owned)
                 .collect(),
             workers: after
                 .labels("serval_worker_connections", "worker")
@@ -168,7 +174,7 @@ impl Sample {
             })
         };
         json!({
-            "seconds": self.seconds, "ready": self.ready,
+            "seconds": self.seconds, "ready": self.ready, "left_behind": self.left_behind,
             "services": self.services.iter().map(service).collect::<Vec<_>>(),
             "workers": self.workers.iter().map(worker).collect::<Vec<_>>(),
         })
@@ -293,6 +299,7 @@ mod tests {
              serval_mqueue_depth_mean{{service=\"digits\"}} 1.5\n\
              serval_mqueue_depth_max{{service=\"digits\"}} 3.0\n\
              serval_service_held{{service=\"digits\"}} 2.0\n\
+             serval_service_left_behind{{service=\"gone\"}} 1\n\
              serval_worker_connections{{worker=\"0\"}} 9\n\
              serval_worker_turns_total{{worker=\"0\"}} {}\n",
             100 * n,
@@ -330,6 +337,7 @@ mod tests {
         assert_eq!(service.drops, [("no_credit".to_owned(), 10.0)], "too_long did not grow");
         assert_eq!((service.outstanding, service.depth), (3.0, (1.5, 3.0)));
         assert!(service.held);
+        assert_eq!(sample.left_behind, ["gone"]);
         let queue = &service.stages[1];
         assert_eq!((queue.stage.as_str(), queue.count), ("queue", 40));
         assert_eq!((queue.p50, queue.p99), (Some(0.002), Some(0.002)));

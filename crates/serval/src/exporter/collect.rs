@@ -4,6 +4,7 @@
 //! Labels are bounded: `service` and `reason` come from the configuration and the program, never from
 //! clients. Every reason is there from the start, at 0, so that a rate over it is defined.
 
+use std::collections::BTreeSet;
 use std::fmt::Error;
 use std::sync::Arc;
 
@@ -95,6 +96,14 @@ impl Collector for Engine {
         self.encode_observations(&mut encoder)?;
         self.encode_workers(&mut encoder)?;
         self.encode_lives(&mut encoder)?;
+        let help = "1: a version of the service that left did not end; what it keeps is free after a restart";
+        let name = "serval_service_left_behind";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let left_behind = self.metrics.left_behind();
+        for service in left_behind.iter().collect::<BTreeSet<_>>() {
+            ConstGauge::new(1i64)
+                .encode(family.encode_family(&[("service", service.as_str())])?)?;
+        }
         let ready = ConstGauge::new(i64::from(self.health.is_ready()));
         let help = "1 while clients should come";
         ready.encode(encoder.encode_descriptor(

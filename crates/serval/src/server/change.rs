@@ -9,7 +9,11 @@
 //! Two runtimes cannot be had beside each other where a GPU would have to take turns, or somebody else starts
 //! them. There the next one comes when the last one is gone, and requests are dropped as `reconfiguring` meanwhile.
 //!
-//! Workers get their orders between two turns, through an [`Inbox`]; see `engine/src/seating.rs`.
+//! Workers get their orders between two turns, through an [`Inbox`]; see `engine/src/seating.rs`. What a worker that a kernel
+//! holds up may still have is given to nobody else, and shown as left behind.
+
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -32,10 +36,20 @@ use super::plan::{Fate, Plan, Refusal};
 use super::runtimes::{AttachDoors, Awaited, SeatStart, Unready};
 use super::{Server, ServerError};
 
-/// How long a worker may take for an order: it may be inside a long kernel.
-const OBEYED_IN: Duration = Duration::from_secs(30);
-/// How long what is left of a service may take to end after its time was over.
-const EXPIRED_IN: Duration = Duration::from_secs(5);
+/// How long a change waits for workers.
+pub(super) struct Patience {
+    /// Until a worker has obeyed an order: it may be inside a long kernel.
+    obeyed: Duration,
+    /// Until what is left of a service has ended after its time was over.
+    expired: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { obeyed: Duration::from_secs(30), expired: Duration::from_secs(5) }
+    }
+}
+
 /// Between two looks whether the workers have settled.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 
@@ -65,8 +79,8 @@ pub enum ChangeError {
     )]
     Held,
     /// A worker does not come back from a kernel.
-    #[error("a worker did not answer within {} s: a kernel holds it up", OBEYED_IN.as_secs())]
-    Stuck,
+    #[error("a worker did not answer within {} s: a kernel holds it up", .0.as_secs_f32())]
+    Stuck(Duration),
 }
 
 fn list(refusals: &[Refusal]) -> String {
@@ -289,6 +303,7 @@ impl Server {
             held.go_on(self.memory_ports(), ports, limits);
         }
         let outcomes = self.let_all_go(leavers, give_up);
+        self.show();
         // They start beside each other.
         let mut outcomes: Vec<_> = outcomes.into_iter().map(|o| o.wait(give_up)).collect();
         // Others may begin anew with them, or without those that left.
@@ -413,6 +428,7 @@ impl Server {
         wanted: &Topology,
         prepared: &mut [Prepared],
     ) -> Result<(), ChangeError> {
+        let patience = self.patience.obeyed;
         for Prepared { index, seats, .. } in prepared {
             let (answer, answers) = mpsc::channel();
             for (inbox, seat) in self.inboxes.iter().zip(std::mem::take(seats)) {
@@ -421,7 +437,8 @@ impl Server {
             drop(answer);
             self.fabric.wake_all();
             for _ in 0..self.inboxes.len() {
-                let answer = answers.recv_timeout(OBEYED_IN).map_err(|_| ChangeError::Stuck)?;
+                let stuck = |_| ChangeError::Stuck(patience);
+                let answer = answers.recv_timeout(patience).map_err(stuck)?;
                 let service = &wanted.services[*index];
                 answer.map_err(|error| ServerError::of_blocks(service, error))?;
             }
@@ -494,6 +511,8 @@ impl Server {
             let own = place.ports.iter().map(|p| p.0).filter(|port| !kept.contains(port));
             self.vacate(place.slot, &place.metrics, own, &|| false);
         }
+        // Something of it may be left behind.
+        self.show();
     }
 
     /// From here on the new topology runs.
@@ -579,9 +598,10 @@ impl Server {
         drop(answer);
         self.fabric.wake_all();
         for _ in 0..self.inboxes.len() {
-            if answers.recv_timeout(OBEYED_IN).is_err() {
+            if answers.recv_timeout(self.patience.obeyed).is_err() {
                 // It switches when it comes back, and until then what leaves cannot be let go of.
-                tracing::error!("{}; it changes over when it comes back", ChangeError::Stuck);
+                let stuck = ChangeError::Stuck(self.patience.obeyed);
+                tracing::error!("{stuck}; it changes over when it comes back");
                 break;
             }
         }
@@ -596,7 +616,7 @@ impl Server {
             for inbox in self.inboxes.iter() {
                 inbox.put(Order::Expire(slot));
             }
-            settled = self.wait_for(&farewell, EXPIRED_IN, give_up);
+            settled = self.wait_for(&farewell, self.patience.expired, give_up);
         }
         let gone = if settled {
             self.vacate(slot, &metrics, stopped, give_up)
@@ -668,7 +688,8 @@ impl Server {
         drop(answer);
         self.fabric.wake_all();
         // What the workers return is given back to the host here.
-        (0..self.inboxes.len()).all(|_| answers.recv_timeout(OBEYED_IN).map(drop).is_ok())
+        let patience = self.patience.obeyed;
+        (0..self.inboxes.len()).all(|_| answers.recv_timeout(patience).map(drop).is_ok())
     }
 
     /// Stops the accelerator threads of a slot and gives its regions back; whether all of the

@@ -161,6 +161,11 @@ pub fn draw(frame: &mut Frame<'_>, url: &str, sample: &Sample, sort: Sort, news:
     let areas = Layout::vertical(heights).split(frame.area());
     let state = if sample.ready { "ready" } else { "not ready" };
     let title = format!("serval top  {url}  {state}  every {:.1} s", sample.seconds);
+    let left = match sample.left_behind.is_empty() {
+        true => String::new(),
+        false => format!("  left behind: {}", sample.left_behind.join(", ")),
+    };
+    let title = title + &left;
     frame.render_widget(Text::from(vec![Line::from(title), Line::from(news)]), areas[0]);
     for (grid, area) in grids.iter().zip(&areas[1..]) {
         frame.render_widget(grid.widget(), *area);
@@ -207,6 +212,7 @@ mod tests {
         assert!(
             drawn.contains("paused")
                 && drawn.contains("ready")
+                && drawn.contains("left behind: gone")
                 && drawn.contains("sort by: replied"),
             "{drawn}"
         );

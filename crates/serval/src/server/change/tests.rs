@@ -1,0 +1,101 @@
+//! A worker that a kernel holds up at the moment of a change. Only here is a change less patient.
+
+use std::net::UdpSocket;
+
+use engine::topology::{Accelerator, CpuPlacement, EngineSettings, Limits};
+use wire::nic::Transport;
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn service(name: &str, kernel: &str) -> Service {
+    let listen = Listen { transport: Transport::Udp, address: ([127, 0, 0, 1], 0).into() };
+    Service::new(name, vec![listen], kernel)
+}
+
+fn client(server: &Server, service: usize) -> UdpSocket {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.connect(server.addresses()[service].1.address).unwrap();
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    socket
+}
+
+fn ask(server: &Server, service: usize) {
+    let client = client(server, service);
+    client.send(b"are you there?").unwrap();
+    assert_eq!(client.recv(&mut [0; 64]).expect("it is answered"), 14);
+}
+
+/// A server of one worker that is inside the kernel of its second service for a while, and does not wait for it.
+fn held_up() -> (Server, UdpSocket) {
+    let mut slow = service("slow", "spin");
+    slow.params = vec![("microseconds".into(), 2_000_000.0)];
+    slow.request_timeout_ms = 60_000;
+    let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker };
+    let topology = Topology {
+        engine: EngineSettings { drain_ms: 10, ..EngineSettings::default() },
+        limits: Limits::default(),
+        accelerators: vec![Accelerator { name: "acc0".into(), kind }],
+        services: vec![service("a", "echo"), slow],
+    };
+    let mut server = Server::start(topology).unwrap();
+    let short = Duration::from_millis(50);
+    server.patience = Patience { obeyed: short, expired: short };
+    let client = client(&server, 1);
+    client.send(b"takes long").unwrap();
+    // The turn that counts it runs the kernel.
+    let deadline = Instant::now() + LONG;
+    while server.metrics().service(1).received == 0 {
+        assert!(Instant::now() < deadline);
+        std::thread::yield_now();
+    }
+    (server, client)
+}
+
+/// Another service comes and finds nothing of what is left behind.
+fn next_one_comes(server: &mut Server) {
+    server.patience = Patience::default();
+    let mut services = server.topology().services.clone();
+    services.push(service("next", "echo"));
+    let wanted = Topology { services, ..server.topology().clone() };
+    let report = server.change(wanted, &|| false).unwrap();
+    assert!(report.services.iter().all(|service| !service.left_behind), "{report:?}");
+    let last = server.topology().services.len() - 1;
+    ask(server, last);
+    ask(server, 0);
+    for place in &server.places {
+        assert!(server.burnt.iter().all(|(slot, _)| *slot != place.slot), "a slot is given twice");
+        let ports = &server.burnt_ports;
+        assert!(place.ports.iter().all(|(port, _)| !ports.contains(port)), "a port is given twice");
+    }
+}
+
+#[test]
+fn what_a_held_up_worker_was_to_seat_is_told_and_given_to_nobody_else() {
+    let (mut server, slow) = held_up();
+    let mut services = server.topology().services.clone();
+    services.push(service("b", "echo"));
+    let wanted = Topology { services, ..server.topology().clone() };
+    let error = server.change(wanted, &|| false).unwrap_err();
+    assert!(matches!(error, ChangeError::Stuck(_)), "{error}");
+    assert_eq!(server.topology().services.len(), 2, "nothing has changed");
+    assert_eq!(*server.metrics().left_behind(), ["b".to_owned()]);
+    assert_eq!(slow.recv(&mut [0; 64]).expect("the kernel comes back"), 10);
+    next_one_comes(&mut server);
+    assert_eq!((server.burnt.len(), server.burnt_ports.len()), (1, 1));
+}
+
+#[test]
+fn what_a_held_up_worker_keeps_of_a_service_that_leaves_is_told_and_given_to_nobody_else() {
+    let (mut server, slow) = held_up();
+    let services = server.topology().services[..1].to_vec();
+    let wanted = Topology { services, ..server.topology().clone() };
+    let report = server.change(wanted, &|| false).unwrap();
+    assert!(report.services[1].left_behind, "{report:?}");
+    assert_eq!(*server.metrics().left_behind(), ["slow".to_owned()]);
+    assert_eq!(server.metrics().services().len(), 1);
+    next_one_comes(&mut server);
+    assert_eq!((server.burnt.len(), server.burnt_ports.len()), (1, 1));
+    drop(slow);
+}
