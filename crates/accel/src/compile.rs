@@ -277,7 +277,13 @@ impl Job<'_> {
         let options = nvrtc::options(folders, &self.options.arguments)?;
         let command = format!("{} with {options:?} for sm_{}", nvrtc.name(), gpus.join(", sm_"));
         let image = match nvrtc.build(self.source, (&gpus, self.is_cubin()), &options) {
-            Err(NvrtcError::Refused(log)) => return Err(self.refused(command, &log)),
+            Err(NvrtcError::Refused(mut log)) => {
+                if log.contains("open source file") {
+                    log += "\nNVRTC sees no headers of the host (`serval kernel build --help` names those it has): \
+                            leave the others out with `#ifndef __CUDACC_RTC__`, or build with nvcc";
+                }
+                return Err(self.refused(command, &log));
+            }
             other => other?,
         };
         fs::write(self.library, image.bytes).map_err(|error| BuildError::Io {

@@ -66,7 +66,7 @@ pub enum CudaError {
         /// Its name.
         name: String,
         /// What it lacks, and what to do.
-        what: &'static str,
+        what: String,
     },
     /// This program was built without nvcc.
     #[error(
@@ -136,7 +136,7 @@ pub(crate) fn cause(error: &libloading::Error) -> String {
 fn advice(code: i32) -> &'static str {
     match code {
         2 => "; free memory on the GPU, or give the service fewer mqueues or shorter messages",
-        46 => "; another process has the GPU to itself: end it, or `nvidia-smi -c DEFAULT`",
+        46 => "; another process has the GPU to itself: end it, or `nvidia-smi -i GPU -c DEFAULT`",
         100 | 101 => "; look at CUDA_VISIBLE_DEVICES, and give a container its GPUs (`--gpus all`)",
         209 | 218 | 222 => "; build the kernels for this GPU and a toolkit that the driver serves",
         214 | 215 => "; the GPU's memory failed: look at `nvidia-smi -q -d ECC`",

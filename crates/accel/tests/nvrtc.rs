@@ -106,6 +106,8 @@ fn what_the_library_refuses_is_told_with_its_log() {
     let text = sentence(refused);
     assert!(text.contains("k.cu:\nerror: refused\nIt was run as: NVRTC 99.0"), "{text}");
     assert!(!cuda.path("k.fatbin").exists());
+    let text = sentence(cuda.build("refuse header", "k.fatbin", &["sm_80"]));
+    assert!(text.contains("\"x.h\"\nNVRTC sees no headers of the host"), "{text}");
     let text = sentence(cuda.build("none", "k.fatbin", &["sm_80"]));
     assert!(text.contains("has no kernel: define one with SERVAL_KERNEL(name)"), "{text}");
     let text = sentence(cuda.build("a\0b", "k.fatbin", &["sm_80"]));

@@ -445,7 +445,7 @@ fn diagnosed(behaviour: &str, persistence: &str, name: &str) -> (String, String,
 #[test]
 fn doctor_says_what_keeps_a_gpu_from_serving_well_and_what_helps() {
     let unfit = [
-        ("prohibited", "compute mode PROHIBITED: `nvidia-smi -c DEFAULT`"),
+        ("prohibited", "compute mode PROHIBITED: `nvidia-smi -i 0000:65:00.0 -c DEFAULT`"),
         ("display", "drives a display"),
     ];
     for (behaviour, part) in unfit {

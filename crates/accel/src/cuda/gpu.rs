@@ -51,7 +51,7 @@ pub struct FoundGpu {
     /// The newest CUDA version that the driver serves, major and minor.
     pub driver: (u32, u32),
     /// Why it cannot serve; none when it can.
-    pub unfit: Option<&'static str>,
+    pub unfit: Option<String>,
     /// Only one process at a time may use it.
     pub exclusive: bool,
     /// The driver loads kernels when they are first started, which would be behind one that never ends.
@@ -72,21 +72,24 @@ fn look_at(driver: &Driver, index: u32) -> Result<FoundGpu, CudaError> {
     let ask = |attribute| driver.device_attribute(device, attribute);
     let version = driver.version()?;
     let capability = (ask(ComputeMajor)?, ask(ComputeMinor)?);
+    let bus_id = driver.device_bus_id(device)?;
+    let lacks = |what: &str| Some(what.to_owned());
     let unfit = if 10 * capability.0 + capability.1 < CAPABILITY_MIN {
-        Some("is too old: Serval needs compute capability 7.0 or later")
+        lacks("is too old: Serval needs compute capability 7.0 or later")
     } else if ask(CanMapHostMemory)? == 0 {
-        Some("cannot read host memory: queues need that")
+        lacks("cannot read host memory: queues need that")
     } else if ask(ComputeMode)? == MODE_PROHIBITED {
-        Some("is in compute mode PROHIBITED: `nvidia-smi -c DEFAULT` lets programs use it")
+        let remedy = format!("`nvidia-smi -i {bus_id} -c DEFAULT` lets programs use it");
+        Some(format!("is in compute mode PROHIBITED: {remedy}"))
     } else if ask(KernelTimeLimit)? != 0 {
-        Some("drives a display, and ends kernels that run longer than seconds: use another one")
+        lacks("drives a display, and ends kernels that run longer than seconds: use another one")
     } else {
         None
     };
     Ok(FoundGpu {
         index,
         name: driver.device_name(device)?,
-        bus_id: driver.device_bus_id(device)?,
+        bus_id,
         memory_bytes: driver.device_memory(device)?,
         multiprocessors: ask(Multiprocessors)?,
         capability,

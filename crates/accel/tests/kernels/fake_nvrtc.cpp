@@ -49,7 +49,7 @@ EXPORT int nvrtcCompileProgram(Program* program, int count, const char* const* o
     const auto has = [program](const char* word) { return program->source.find(word) != std::string::npos; };
     if (has("warn")) program->log = "a warning\n";
     if (has("refuse")) {
-        program->log = "error: refused\n";
+        program->log = has("header") ? "cannot open source file \"x.h\"\n" : "error: refused\n";
         return 6;
     }
     program->code = "code";

@@ -145,7 +145,7 @@ fn as_json(found: &[Capability], paths: &[ServicePath]) -> Json {
 }
 
 fn gpu_line(gpu: &FoundGpu) -> String {
-    let unfit = gpu.unfit.map_or_else(String::new, |what| format!(", which {what}"));
+    let unfit = gpu.unfit.as_ref().map_or_else(String::new, |what| format!(", which {what}"));
     format!(
         "GPU {}: {}, {} multiprocessors, {} GiB, sm_{}{}, driver of CUDA {}.{}{unfit}",
         gpu.index,

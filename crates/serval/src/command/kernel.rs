@@ -29,17 +29,23 @@ Examples:
   serval kernel build twice.cpp -o /opt/k/twice.so --native
   then, in the configuration: kernel = \"./twice.so\"
 
-  serval kernel build twice.cu                      makes twice.fatbin, for accelerators of kind \"cuda\"
-  serval kernel build twice.cpp --gpu sm_90         the same for one generation of GPUs, from the same source
-  serval kernel build twice.cu --compiler nvrtc     with CUDA's compiler library, though nvcc is there
+  serval kernel build twice.cu                      makes twice.fatbin, for GPUs
+  serval kernel build twice.cpp --gpu sm_90         for one generation of GPUs, from the same source
+  serval kernel build twice.cu --compiler nvrtc     with CUDA's compiler as a library
+  then: kernel = \"./twice.fatbin\", on an accelerator of kind \"cuda\"
 
-The headers are part of serval. A compiler is taken from --compiler, $CXX, or c++, g++, clang++; for GPUs from
---compiler, $NVCC, nvcc on the PATH or of /usr/local/cuda, else the library NVRTC, which is small to get:
-  python3 -m venv cuda && . cuda/bin/activate && pip install nvidia-cuda-nvrtc nvidia-cuda-cccl nvidia-nvfatbin
-NVRTC takes sources without a host's headers, but for <stdint.h>, <stddef.h>, <string.h>, <math.h>, <limits.h>,
-<stdio.h>, <assert.h> and what libcu++ has of C++'s. `serval doctor` says which compiler it would be.
+The headers are part of serval. A compiler is taken from --compiler, $CXX, or c++, g++, clang++; for
+GPUs from --compiler, $NVCC, nvcc on the PATH or of /usr/local/cuda, else the library NVRTC. That
+one needs no toolkit:
+  python3 -m venv cuda && . cuda/bin/activate
+  pip install nvidia-cuda-nvrtc nvidia-cuda-cccl nvidia-nvfatbin
+It sees no headers of the host: it has stdint.h, stddef.h, string.h, math.h, limits.h, stdio.h,
+assert.h, and of C++ what libcu++ has. `serval doctor` says which compiler it would be.
 
-Exit codes: 0 built; 1 no compiler, or it refuses the source, and what it says is shown; 2 a wrong command line.";
+Exit codes:
+  0  built
+  1  there is no compiler, or it refuses the source and what it says is shown
+  2  the command line is wrong";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Verb {
