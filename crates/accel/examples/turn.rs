@@ -31,6 +31,7 @@ use wire::nic::{
 
 const BYTES: usize = 64;
 const TRAIN: usize = 64;
+const SLOTS: u32 = 64;
 
 /// Hands in `batch` datagrams whenever all earlier ones are answered.
 struct Echo {
@@ -188,7 +189,7 @@ fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
     let listen = Listen { transport: Transport::Udp, address };
     let mut service = Service::new("echo", vec![listen], "echo");
     service.mqueues = mqueues;
-    service.slots = 64;
+    service.slots = SLOTS;
     service.rings = if far { Rings::Granule } else { Rings::Auto };
     let placement = CpuPlacement::Worker;
     let topology = Topology {
@@ -389,6 +390,10 @@ fn main() {
     println!("mqueues  batch  ns/msg");
     for mqueues in mqueues.unwrap_or(vec![1, 28, 240]) {
         for batch in batches.clone().unwrap_or(vec![1, 64, 256]) {
+            if batch > (mqueues * SLOTS) as usize {
+                // Those without credit would never be answered.
+                continue;
+            }
             print!("{mqueues:7}  {batch:5}");
             for name in ["single", "train", "memory", "far"].into_iter().filter(|name| wanted(name))
             {
