@@ -224,6 +224,7 @@ class Channel {
 #if SERVAL_CUDA
     serval_herald_post* post_;  // null without a herald
     uint32_t brief_from_;       // looks in vain after which looks are brief
+    uint32_t rest_from_;        // and after which the block rests between two
 #endif
     bool go_;         // the crew's answer to the block
 };

@@ -14,10 +14,12 @@ constexpr uint64_t GUARD = 0x5e57a1d0c0ffee5eu;
 
 constexpr uint64_t NOT_WAITING = 0;
 
-// From this many looks in vain on a block on CUDA relies on the herald, and where there is none looks at no more than tells it
-// that something is there. Every look is a read over the bus, and some two hundred blocks that wait would fill it: the few that
-// have work then wait for hundreds of microseconds.
+// From this many looks in vain on a block on CUDA looks at no more than tells it that something is there. Every look is a read over
+// the bus, and some two hundred blocks that wait would fill it: the few that have work then wait for hundreds of microseconds.
 constexpr unsigned LONG_TRIES = 64;
+// From this many on it relies on the herald, where there is one: ten microseconds. Where so many mqueues wait that there is one, being
+// told costs a message less than all those looks do.
+constexpr unsigned HERALD_TRIES = 8;
 
 // On CUDA a block tells its counts whenever as many cycles have passed: about every second, and far more often than the runtime's
 // patience with a block that shows nothing.
@@ -202,6 +204,7 @@ inline SERVAL_DEVICE bool Channel::open(const serval_block_args& args, const Pla
     post_ = args.wait ? reinterpret_cast<serval_herald_post*>(args.wait) + mqueue : nullptr;
     // Who is told of a message fetches it with its next look, and looks rarely otherwise.
     brief_from_ = post_ ? ~0u : LONG_TRIES;
+    rest_from_ = post_ ? HERALD_TRIES : LONG_TRIES;
 #endif
     open_consumer(rx_);
     return open_producer(tx_);
@@ -218,7 +221,7 @@ SERVAL_INLINE void Channel::release_if(bool idle) {
 #if SERVAL_CUDA
 // By the leader: as Block::rest, for who waits for a message.
 SERVAL_CALL void Channel::rest(Block& block, uint64_t deadline_ns, unsigned tries) {
-    if (post_ && tries > LONG_TRIES)
+    if (post_ && tries != LONG_TRIES)
         rely(post_, rx_.next, deadline_ns);
     else
         block.rest(tries);
@@ -278,7 +281,7 @@ SERVAL_INLINE bool Channel::await(Block& block, uint32_t why, uint64_t deadline_
         if (leader() && (over || tries == 8)) release_if(true);
         if (over) return false;
 #if SERVAL_CUDA
-        if (leader() && tries >= LONG_TRIES) rest(block, deadline_ns, tries);
+        if (leader() && tries >= rest_from_) rest(block, deadline_ns, tries);
         crew_sync();
 #else
         block.pause(why, deadline_ns, tries);
