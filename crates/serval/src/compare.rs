@@ -353,7 +353,7 @@ fn judge(
         let what = "not guarded against noise: this proves nothing".to_owned();
         return (Verdict::NoVerdict, Some(what));
     }
-    let loaded = std::iter::once(&row.a).chain(&row.b).any(|side| side.server.is_some());
+    let loaded = std::iter::once(&row.a).chain(&row.b).any(|side| side.program.is_none());
     if loaded && (schedule.duration_s < DURATION_MIN_S || schedule.warmup_s < WARMUP_MIN_S) {
         let what = format!(
             "loads of less than {DURATION_MIN_S} s after {WARMUP_MIN_S} s of warm-up prove nothing"

@@ -108,6 +108,12 @@ name = "after"
 what = "needs what is broken"
 needs = ["broken"]
 a = {{ program = "echo '{{\"rate\":5.0}}'" }}
+[[row]]
+name = "database"
+what = "a memcached alone"
+class = "T0"
+load = {{ class = "T0", url = "tcp", workload = "memcached:10:50", window = 8, shares_core = true }}
+a = {{ memcached = true }}
 "#
         ),
     );
@@ -119,7 +125,11 @@ a = {{ program = "echo '{{\"rate\":5.0}}'" }}
     let report: Json = serde_json::from_slice(&quick.stdout).unwrap();
     let rows = report["rows"].as_array().unwrap();
     let verdicts: Vec<_> = rows.iter().map(|row| row["verdict"].as_str().unwrap()).collect();
-    assert_eq!(verdicts, ["no-verdict", "no-verdict", "no-verdict", "void", "void"], "{report:#}");
+    let unproven = "no-verdict";
+    let expected = [unproven, unproven, unproven, "void", "void", unproven];
+    assert_eq!(verdicts, expected, "{report:#}");
+    assert!(rows[5]["pairs"][0]["a"]["server_cpu_ns"].as_f64().unwrap() > 0.0, "{report:#}");
+    assert_eq!(rows[5]["a"]["load"]["workload"], "memcached:10:50");
     assert_eq!(rows[0]["value"]["median"], 5.0);
     let pair = &rows[1]["pairs"][0];
     for side in ["a", "b"] {

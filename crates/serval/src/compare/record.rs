@@ -98,7 +98,7 @@ impl Record {
         let claim = row.claim();
         let side = |spec: &SideSpec, figures: Vec<&Figures>| {
             let mut spec = spec.clone();
-            spec.load = row.load_on(&spec).cloned().filter(|_| spec.server.is_some());
+            spec.load = row.load_on(&spec).cloned().filter(|_| spec.program.is_none());
             SideRecord { spec, figures: medians(&figures) }
         };
         let a = side(&row.a, kept.iter().map(|pair| &pair.a).collect());
