@@ -199,6 +199,52 @@ fn what_cannot_be_built_is_told_with_everything_the_compiler_said() {
 }
 
 #[test]
+fn without_nvcc_the_library_among_pythons_packages_compiles() {
+    let folder = workshop("gpu-nvrtc", "mine.cu", ECHO);
+    let package = folder.join("venv/lib/python3.11/site-packages/nvidia/cu13");
+    for part in ["lib", "include/cccl/cuda"] {
+        fs::create_dir_all(package.join(part)).unwrap();
+    }
+    fs::write(package.join("include/cccl/cuda/atomic"), "").unwrap();
+    let fake = "../accel/tests/kernels/fake_nvrtc.cpp";
+    let mut compiler = Command::new("c++");
+    compiler.args(["-std=c++17", "-shared", "-fPIC", "-o"]);
+    compiler.arg(package.join("lib/libnvrtc.so.99"));
+    compiler.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(fake));
+    assert!(compiler.status().expect("a C++ compiler").success());
+    let run = |environment: &Path, arguments: &[&str]| -> Json {
+        let mut command = serval(arguments);
+        for name in ["NVCC", "CUDA_HOME", "CUDA_PATH"] {
+            command.env_remove(name);
+        }
+        command.env("PATH", &folder).env("HOME", &folder).env("VIRTUAL_ENV", environment);
+        let done = command.current_dir(&folder).output().unwrap();
+        assert!(done.status.success(), "{}", said(&done));
+        serde_json::from_slice(&done.stdout).unwrap()
+    };
+    let doctor = |environment: &Path| {
+        let report = run(environment, &["doctor", "--json"]);
+        let all = report["capabilities"].as_array().unwrap().clone();
+        all.into_iter().find(|one| one["name"] == "kernel-build-gpu").expect("it is listed")
+    };
+    let without = doctor(&folder);
+    if without["state"] != "off" {
+        println!("SKIPPED: this machine has a compiler for GPUs, {}", without["why"]);
+        return;
+    }
+    assert!(without["remedy"].as_str().unwrap().contains("pip install"), "{without}");
+    let environment = folder.join("venv");
+    let found = doctor(&environment);
+    assert_eq!(found["state"], "degraded", "it has no libnvfatbin: {found}");
+    assert!(found["why"].as_str().unwrap().starts_with("NVRTC 99.0, "), "{found}");
+    let arguments = ["kernel", "build", "mine.cu", "-o", "mine.cubin", "--gpu", "sm_90", "--json"];
+    let built = run(&environment, &arguments);
+    assert_eq!(built["kernels"], serde_json::json!(["a", "b"]), "{built}");
+    let code = fs::read_to_string(folder.join("mine.cubin")).unwrap();
+    assert!(code.contains("-arch=sm_90 ") && code.contains("/cu13/include/cccl"), "{code}");
+}
+
+#[test]
 fn kernels_of_the_other_kind_are_told_apart() {
     let (_, kernel) = driver_folder();
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-on-cpu.toml");

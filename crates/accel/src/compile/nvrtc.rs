@@ -1,7 +1,7 @@
 //! The CUDA compiler as a library (NVRTC): what builds kernels for GPUs on a machine without nvcc.
 //!
 //! Two of CUDA's libraries, found at run time: `libnvrtc` compiles a source for one kind of GPU, `libnvfatbin` puts the
-//! code for several into one file. The code is what nvcc makes. NVRTC sees no headers of a host; [`write_headers`] makes
+//! code for several into one file. The code hardly differs from nvcc's. NVRTC sees no headers of a host; [`write_headers`] makes
 //! those that kernels use from libcu++, which the device library needs anyway.
 //!
 //! A compiler in this process is fine where a command compiles and ends, and nowhere else.

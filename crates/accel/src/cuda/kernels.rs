@@ -252,8 +252,8 @@ mod tests {
             assert_eq!(built.warnings, "");
             (built.kernels, Image::find(output.to_str().unwrap()).unwrap().bytes)
         };
-        let has = |image: &[u8], kernel: &str| {
-            let section = format!("\0.text.serval_kernel_{kernel}\0");
+        let has = |image: &[u8], function: &str| {
+            let section = format!("\0.text.serval_{function}\0");
             image.windows(section.len()).any(|bytes| bytes == section.as_bytes())
         };
         let (kernels, fatbin) = build("device/kernels/scale.cpp", "k.fatbin", &["sm_80", "sm_90"]);
@@ -261,11 +261,14 @@ mod tests {
         for capability in [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)] {
             assert!(has_code_for(&fatbin, capability), "{capability:?}");
         }
-        assert!(!has_code_for(&fatbin, (7, 5)) && has(&fatbin, "scale") && !has(&fatbin, "echo"));
+        assert!(!has_code_for(&fatbin, (7, 5)) && !has(&fatbin, "kernel_echo"));
+        for function in ["kernel_scale", "warps_scale", "herald"] {
+            assert!(has(&fatbin, function), "{function}");
+        }
         // All built-in kernels, and the headers of C and C++ that they use.
         let (kernels, cubin) = build("device/kernels/builtin.cpp", "all.cubin", &["sm_90"]);
         assert_eq!(kernels, Kernel::builtins());
-        assert!(kernels.iter().all(|kernel| has(&cubin, kernel)), "{kernels:?}");
+        assert!(kernels.iter().all(|kernel| has(&cubin, &format!("kernel_{kernel}"))));
         let everything = "crates/accel/tests/kernels/every_header.cpp";
         assert_eq!(build(everything, "headers.cubin", &["sm_90"]).0, ["headers"]);
     }
