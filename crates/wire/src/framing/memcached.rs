@@ -153,5 +153,6 @@ fn is_key(word: &[u8]) -> bool {
 
 /// Whether a control character (RFC 20) is among the bytes. Bytes from 0x80 are not.
 fn has_control(bytes: &[u8]) -> bool {
-    bytes.iter().any(u8::is_ascii_control)
+    // Every command is looked through twice: without an early end the compiler takes many bytes at a time.
+    bytes.iter().fold(false, |found, byte| found | byte.is_ascii_control())
 }
