@@ -10,7 +10,6 @@ use wire::session::{Origin, Request, Token};
 
 use crate::connection::{Outcome, Reading};
 use crate::handover::{ANY, Envelope};
-use crate::lane::SHORT_BYTES;
 use crate::topology::Replies;
 use crate::worker::Worker;
 
@@ -39,10 +38,10 @@ impl<N: Nic> Worker<N> {
         let mut shown = self.lanes[lane].mqueues[mqueue as usize].tx.hint();
         let ahead = if shown > 1 { self.lanes[lane].fetch_more(mqueue, shown) } else { u64::MAX };
         while shown > 0 {
-            let entry = &mut self.lanes[lane].mqueues[mqueue as usize];
             if shown > ahead {
-                entry.tx.prefetch_at(ahead, SHORT_BYTES);
+                self.lanes[lane].fetch(mqueue, ahead);
             }
+            let entry = &mut self.lanes[lane].mqueues[mqueue as usize];
             match entry.tx.peek() {
                 Ok(Some(header)) => match self.forward(lane, mqueue, &header) {
                     Forwarded::Done => self.lanes[lane].mqueues[mqueue as usize].tx.advance(),

@@ -84,7 +84,7 @@ impl Default for Load {
 }
 
 /// As much of a reply is fetched ahead.
-pub(crate) const SHORT_BYTES: u64 = 64;
+const SHORT_BYTES: u64 = 64;
 
 /// No message is this long.
 const NOT_FULL: u32 = u32::MAX;
@@ -365,13 +365,13 @@ impl Lane {
         let from = if index == 0 { 1 } else { index + AHEAD };
         for ahead in from..touched.len().min(index + AHEAD + 1) {
             if let Touched::Server(mqueue) = self.touched(drive, ahead) {
-                self.mqueues[mqueue as usize].tx.prefetch_at(0, SHORT_BYTES);
+                self.fetch(mqueue, 0);
             }
         }
     }
 
     /// The same for those behind the first of one mqueue that shows `shown`. Returns how many messages ahead
-    /// of the one that is read the next ones are to be fetched.
+    /// of the one that is read the next ones are to be fetched by [`Self::fetch`].
     pub(crate) fn fetch_more(&self, mqueue: u32, shown: u64) -> u64 {
         const AHEAD: u64 = 4;
         let entry = &self.mqueues[mqueue as usize];
@@ -379,9 +379,16 @@ impl Lane {
             return u64::MAX;
         }
         for ahead in 1..shown.min(AHEAD) {
-            entry.tx.prefetch_at(ahead, SHORT_BYTES);
+            self.fetch(mqueue, ahead);
         }
         AHEAD
+    }
+
+    /// Fetches the reply that is `ahead` messages on.
+    // Not inline: it would burden the way of replies that are near.
+    #[inline(never)]
+    pub(crate) fn fetch(&self, mqueue: u32, ahead: u64) {
+        self.mqueues[mqueue as usize].tx.prefetch_at(ahead, SHORT_BYTES);
     }
 
     /// Lane numbers of what [`Self::drive`] found touched: (server mqueue, or client mqueue).
