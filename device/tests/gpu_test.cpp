@@ -126,8 +126,8 @@ struct Service {
         Driver::check("cuMemAlloc", driver->alloc(&staging, per_block * s.blocks));
         Driver::check("cuMemAlloc", driver->alloc(&parameters, 4096));
         Driver::check("cuMemAlloc", driver->alloc(&arguments, sizeof(serval_block_args) * blocks * rows));
-        std::vector<serval_block_args> all(blocks * rows);  // without a region for warps that are too many
-        for (unsigned i = 0; i < s.blocks; i++) {
+        std::vector<serval_block_args> all(blocks * rows);
+        for (unsigned i = 0; i < all.size(); i++) {
             serval_block_args& a = all[i];
             a.abi_version = abi_version;
             a.block = i;

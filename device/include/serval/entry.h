@@ -7,8 +7,8 @@
 // `serval_herald(args)`, launched with one block of 32 threads or not at all (herald.h). Staging
 // is in shared memory when the launch gives enough of it (2 * mqueues_per_block * staging_stride dynamic bytes for each block), else
 // where the arguments say. A kernel of SERVAL_WARP_KERNEL has an empty function `serval_warps_NAME` beside it, and is launched with
-// CUDA blocks of 32 threads by 1 to SERVAL_WARPS_MAX: each warp is a block, the next in the array. A warp that is one too many is given
-// arguments with region 0, and does nothing.
+// CUDA blocks of 32 threads by 1 to SERVAL_WARPS_MAX: each warp is a block, the next in the array. A warp that is one too many is
+// told of a block that the region does not have, and does nothing.
 #ifndef SERVAL_ENTRY_H
 #define SERVAL_ENTRY_H
 

@@ -386,7 +386,7 @@ impl Prepared {
             now: 0,
             budget: 0,
         };
-        let arguments = give_arguments(&mut held, &region, common, grid)?;
+        let arguments = give_arguments(&mut held, common, grid)?;
         let stream = held.stream()?;
         Ok(Self {
             herald,
@@ -434,25 +434,18 @@ impl Staging {
 }
 
 /// Puts the arguments of every block into the GPU's memory: what they have in common, and where in it each one's staging is. Rows
-/// of the last CUDA block beyond the region's blocks get arguments without a region.
+/// of the last CUDA block that are too many find that they are no block of the region.
 fn give_arguments(
     held: &mut Held,
-    region: &Region<MappedMemory>,
     common: BlockArgs,
     grid: Grid,
 ) -> Result<DeviceAddress, CudaError> {
-    let staging_of = |block| match common.staging {
+    let staging_of = |block: u32| match common.staging {
         0 => 0,
         base => base + u64::from(block) * common.staging_bytes,
     };
-    let region_of = |block| if block < region.block_count() { common.region } else { 0 };
     let all: Vec<BlockArgs> = (0..grid.blocks * grid.rows)
-        .map(|block| BlockArgs {
-            block,
-            staging: staging_of(block),
-            region: region_of(block),
-            ..common
-        })
+        .map(|block| BlockArgs { block, staging: staging_of(block), ..common })
         .collect();
     held.give(&all)
 }

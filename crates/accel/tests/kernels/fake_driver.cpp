@@ -198,7 +198,6 @@ EXPORT cuLaunchKernel(uintptr_t function, unsigned blocks, unsigned, unsigned, u
     }
     const serval_block_args* args = *static_cast<const serval_block_args**>(arguments[0]);
     for (unsigned i = 0; i < blocks * rows; i++) {
-        if (args[i].region == 0) continue;
         stream->running++;
         __atomic_fetch_add(&running, 1, __ATOMIC_RELEASE);
         if (asked_for("silent")) continue;
