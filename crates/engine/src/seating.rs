@@ -123,6 +123,8 @@ pub struct Seat<P> {
     links: ServiceLinks,
     ports: Vec<(PortIndex, Port, P)>,
     scratch: Vec<u8>,
+    /// Accelerators that are waited for, and how long those of the former version may take to end, in nanoseconds.
+    awaited: Vec<(u16, u64)>,
 }
 
 impl<P> Seat<P> {
@@ -148,6 +150,7 @@ impl<P> Seat<P> {
             links,
             ports: Vec::new(),
             scratch: vec![0; scratch_bytes([service])],
+            awaited: Vec::new(),
         };
         parts.map(seat).collect()
     }
@@ -156,6 +159,12 @@ impl<P> Seat<P> {
     /// dropped as `reconfiguring`.
     pub fn set_reconfiguring(&mut self) {
         self.lane.dispatcher.set_absent_reason(DropReason::Reconfiguring);
+    }
+
+    /// The service is held until this accelerator's first life begins: that of the former version ends within
+    /// `drain_ns`. See `hold.rs`.
+    pub fn hold(&mut self, accelerator: u16, drain_ns: u64) {
+        self.awaited.push((accelerator, drain_ns));
     }
 
     /// Brings an open port, which gets an index that no other port has. `address` is where it listens.
@@ -327,7 +336,7 @@ impl<N: Nic> Worker<N> {
 
     /// Takes a service's share; see the module's text. With an error nothing has changed.
     pub fn seat(&mut self, seat: Seat<N::Port>) -> Result<(), StartError> {
-        let Seat { slot, mut lane, links, ports, scratch } = seat;
+        let Seat { slot, mut lane, links, ports, scratch, awaited } = seat;
         for drive in &mut lane.drives {
             drive.blocks.start()?;
         }
@@ -347,6 +356,9 @@ impl<N: Nic> Worker<N> {
             self.scratch = scratch;
         }
         self.place(slot.into(), lane, links);
+        for (accelerator, drain_ns) in awaited {
+            self.hold(slot.into(), accelerator, drain_ns, Farewell::default());
+        }
         Ok(())
     }
 

@@ -65,6 +65,12 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         self.begin(service, Some(keeps), drain_ns);
     }
 
+    /// The service that the change brings is held until [`World::revive`] tells that its first accelerator runs.
+    pub fn hold_newcomer(&mut self, drain_ns: u64) {
+        let change = self.change.as_mut().expect("a change has begun");
+        change.seats.iter_mut().flatten().for_each(|seat| seat.hold(0, drain_ns));
+    }
+
     /// Whether every worker serves what the last change wants; what leaves may still be leaving.
     pub fn is_switched(&self) -> bool {
         self.change.as_ref().is_none_or(|change| change.switched.iter().all(|done| *done))

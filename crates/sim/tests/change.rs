@@ -379,3 +379,31 @@ fn a_drain_and_a_change_end_a_hold() {
         }
     }
 }
+
+/// A service changes whose next version's accelerator comes when the last one's is gone: who asks meanwhile is answered.
+#[test]
+fn a_version_that_waits_for_its_accelerator_loses_nothing() {
+    for seed in 0..24 {
+        let workers = 1 + seed as usize % 3;
+        let mut stage = Stage::new(workers, seed, seed % 2 == 0);
+        for round in 0..6 {
+            let spec = stage.world.topology().services[STAYS].clone();
+            stage.world.put(spec, STAYS, Keeps::all(true), 1000 * MS);
+            stage.world.hold_newcomer(1000 * MS);
+            stage.change_in_steps(Stage::bustle);
+            let before = stage.world.metrics.service(STAYS);
+            assert_eq!(stage.world.under_way(STAYS), 0, "seed {seed}, round {round}");
+            for _ in 0..stage.rng.below(60) {
+                stage.bustle();
+            }
+            let after = stage.world.metrics.service(STAYS);
+            assert_eq!(before.received, after.received, "seed {seed}: it took something in");
+            stage.world.revive(STAYS, 0);
+            stage.world.run(600, 100_000);
+            let stays = stage.world.metrics.service(STAYS);
+            assert_eq!(stays.dropped_requests(), 0, "seed {seed}, round {round}: {stays:?}");
+            assert_eq!(stays.replied, stage.asked[STAYS], "seed {seed}, round {round}");
+        }
+        stage.world.check_quiet().unwrap();
+    }
+}

@@ -7,7 +7,8 @@
 //! are let go: their runtimes end.
 //!
 //! Two runtimes cannot be had beside each other where a GPU would have to take turns, or somebody else starts
-//! them. There the next one comes when the last one is gone, and requests are dropped as `reconfiguring` meanwhile.
+//! them. There the next one comes when the last one is gone. Meanwhile the service is held (`engine/src/hold.rs`) if the
+//! engine starts it, else requests are dropped as `reconfiguring`.
 //!
 //! Workers get their orders between two turns, through an [`Inbox`]; see `engine/src/seating.rs`. What a worker that a kernel
 //! holds up may still have is given to nobody else, and shown as left behind.
@@ -375,6 +376,11 @@ impl Server {
         let mut seats = Seat::for_workers(slot, service, &metrics, attached.of_workers);
         if !Vec::is_empty(&after) {
             seats.iter_mut().for_each(Seat::set_reconfiguring);
+        }
+        // What the engine starts comes soon; nobody knows when others attach.
+        let drain_ns = wanted.engine.drain_ms * 1_000_000;
+        for start in after.iter().filter(|s| matches!(s.post.launch().0, Launch::Engine { .. })) {
+            seats.iter_mut().for_each(|seat| seat.hold(start.post.place as u16, drain_ns));
         }
         for (port, of_workers) in opened {
             for (seat, open) in seats.iter_mut().zip(of_workers) {
