@@ -62,6 +62,7 @@
 //! | `die` | `accelerator.rs` | sum, credit: `mqueue_dead`, `no_accelerator` |
 //! | `scribble` | `accelerator.rs`: heads, tails, slots, arenas | sum, credit, others, no panic |
 //! | `restart` | `lives.rs`: the old blocks go on writing | sum, credit; content: nothing old reaches anybody |
+//! | `hold` | `lives.rs`: a service is held, then its life ends or goes on | sum, credit, others |
 //! | `replay` | `accelerator.rs` | content: nobody gets anything |
 //! | `wide-scribble` | `accelerator.rs`: any word of the region | sum, credit, others, no panic |
 //! | `false-alarm` | `accelerator.rs` | sum |
