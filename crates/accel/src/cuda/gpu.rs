@@ -26,9 +26,9 @@ const CAPABILITY_MIN: u32 = 70;
 const SHARED_STAGING_MAX: u64 = 16 << 10;
 /// Shared memory of a block that a launch may have without asking for more.
 const SHARED_BYTES_MAX: u64 = 48 << 10;
-/// Up to this many mqueues the looks of blocks that wait leave the bus free enough: they find a message sooner than a herald
-/// tells it.
-const MQUEUES_WITHOUT_HERALD: u32 = 64;
+/// Up to this many blocks of a GPU the looks of those that wait leave the bus free enough: they find a message sooner than a
+/// herald tells it.
+const BLOCKS_WITHOUT_HERALD: u32 = 64;
 /// The compute mode in which nobody may use the GPU, and the one in which one process may.
 const MODE_PROHIBITED: u32 = 2;
 const MODE_EXCLUSIVE: u32 = 3;
@@ -108,8 +108,8 @@ pub struct Options {
     /// A block that has requests, waits for no backend and did nothing for this long hangs. Must be longer than
     /// any message takes.
     pub hung_after: Duration,
-    /// Whether one warp of each service looks for those of its blocks that wait (`herald.h`); none for where there are enough
-    /// blocks that it pays.
+    /// Whether one warp of each service looks for those of its blocks that wait (`herald.h`); none for where the services have
+    /// enough blocks together that it pays. Nowhere where the driver loads lazily: it would be loaded behind running blocks.
     pub herald: Option<bool>,
 }
 
@@ -129,7 +129,7 @@ pub struct Service {
     pub kernel: String,
     /// What its blocks are given.
     pub params: Vec<(String, f64)>,
-    /// Threads of each block, a multiple of 32; none for the kernel's own choice.
+    /// Threads of each block, a multiple of 32; none for the kernel's own choice. A kernel of warps always has 32.
     pub threads: Option<u32>,
 }
 
@@ -189,8 +189,17 @@ impl Gpu {
         options: Options,
     ) -> Result<CudaAccelerator, AccelError> {
         self.driver.bind(self.context)?;
-        let prepared: Result<Vec<_>, _> =
-            services.iter().map(|service| Prepared::new(&self, service, options.herald)).collect();
+        let regions: Result<Vec<_>, _> =
+            services.iter().map(|service| Region::join(service.region.clone())).collect();
+        let regions = regions?;
+        // The services share the bus, and of each block it is one mqueue that waits for long.
+        let blocks: u32 = regions.iter().map(Region::block_count).sum();
+        let herald = options.herald.unwrap_or(blocks > BLOCKS_WITHOUT_HERALD) && !self.found.lazy;
+        let prepared: Result<Vec<_>, _> = services
+            .iter()
+            .zip(regions)
+            .map(|(service, region)| Prepared::new(&self, service, region, herald))
+            .collect();
         let mut prepared = prepared?;
         check_residency(&self.found, &prepared)?;
         // The driver makes room for the local memory of the first that needs more than all before;
@@ -211,7 +220,7 @@ impl Gpu {
             return Err(error.into());
         }
         accelerator.await_first_receives()?;
-        accelerator.send_heralds()?;
+        accelerator.send_heralds();
         Ok(accelerator)
     }
 }
@@ -316,11 +325,15 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(gpu: &Gpu, service: &Service, herald: Option<bool>) -> Result<Self, AccelError> {
+    fn new(
+        gpu: &Gpu,
+        service: &Service,
+        region: Region<MappedMemory>,
+        herald: bool,
+    ) -> Result<Self, AccelError> {
         let driver = gpu.driver;
         let image = Image::find(&service.kernel)?;
         let encoded = params::encode(&service.params)?;
-        let region = Region::join(service.region.clone())?;
         let memory = &service.region;
         // SAFETY: `held` keeps the mapping until it unregisters it.
         let base = unsafe { driver.register(memory.base(), memory.len_bytes() as usize) }?;
@@ -343,8 +356,10 @@ impl Prepared {
         let threads_max = ask(FunctionAttribute::ThreadsMax)?;
         let spread = region.block_count().div_ceil(gpu.found.multiprocessors.max(1));
         let rows = if of_warps { spread.clamp(1, (threads_max / 32).max(1)) } else { 1 };
-        let threads = service.threads.unwrap_or(if of_warps { 32 } else { image.threads() });
-        let max = if of_warps { 32 } else { u64::from(threads_max) };
+        // What is asked for is asked of all services of the accelerator, and those of warps have no choice.
+        let asked = service.threads.filter(|_| !of_warps);
+        let threads = asked.unwrap_or(if of_warps { 32 } else { image.threads() });
+        let max = u64::from(threads_max);
         if !(32..=max).contains(&u64::from(threads)) || threads % 32 != 0 {
             let (what, value) = ("threads of a block (in whole 32)", threads.into());
             return Err(AccelError::Range { what, value, min: 32, max });
@@ -366,8 +381,7 @@ impl Prepared {
         } else {
             Some(held.allocate(staging.block_bytes * u64::from(region.block_count()))?)
         };
-        let mqueues = region.block_count() * region.mqueues_per_block();
-        let herald = match herald.unwrap_or(mqueues > MQUEUES_WITHOUT_HERALD) {
+        let herald = match herald {
             true => Herald::prepare(&mut held, module, &region, base)?,
             false => None,
         };
@@ -536,21 +550,26 @@ pub struct CudaAccelerator {
 
 impl CudaAccelerator {
     /// Only now, when every block has its place: a herald takes nobody's.
-    fn send_heralds(&mut self) -> Result<(), CudaError> {
+    /// None that cannot be sent is missed: blocks look by themselves as well.
+    fn send_heralds(&mut self) {
+        let mut failure = None;
         for launch in &mut self.launches {
             let Some(herald) = launch.herald else { continue };
             // SAFETY: `serval_herald` takes the address of its arguments, which are there, and is one warp.
-            unsafe {
+            let sent = unsafe {
                 launch.held.driver.launch(
                     herald.function,
                     Grid { blocks: 1, threads: 32, rows: 1, shared_bytes: 0 },
                     herald.stream,
                     herald.arguments,
                 )
-            }?;
-            launch.heralded = true;
+            };
+            launch.heralded = sent.is_ok();
+            failure = failure.or(sent.err());
         }
-        Ok(())
+        if let Some(error) = failure {
+            tracing::warn!(%error, "no herald could be started: blocks that wait are told of nothing and look by themselves");
+        }
     }
 
     fn await_first_receives(&mut self) -> Result<(), AccelError> {

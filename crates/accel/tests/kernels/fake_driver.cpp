@@ -11,7 +11,10 @@
 //   aged       of compute capability 7.0
 //   old        kernels have no herald
 //   alone      heralds begin when nobody needs them any more
-//   trusting   blocks look at their rings only when their herald tells them to
+//   trusting   blocks look at their rings only when their herald tells them to, and must have one
+//   few        nobody may start a herald
+//   denied     a herald cannot be started
+//   lazy       kernels are loaded when they are first started, and heralds never started before; tests take cuFuncLoad's name away
 //
 // It holds the caller to the rules: whatever would wait for a running kernel ends the process with a sentence.
 #include <dlfcn.h>
@@ -83,11 +86,16 @@ void pause(void* given, uint32_t why, uint64_t) {
     const auto* header = reinterpret_cast<const serval_region_header*>(args->region);
     const auto* engine = reinterpret_cast<const serval_engine_words*>(args->region + SERVAL_ENGINE_WORDS_OFFSET);
     const uint32_t mqueue = args->block * header->mqueues_per_block;
+    if (args->now == 0 && why == SERVAL_WAIT_RX && asked_for("trusting")) {
+        fprintf(stderr, "a block waits that has no herald\n");
+        _exit(72);
+    }
     if (args->now == 0 || why != SERVAL_WAIT_RX) return void(usleep(50));
     serval_herald_post* post = reinterpret_cast<serval_herald_post*>(args->now) + mqueue;
     const uint64_t read = load_relaxed(reinterpret_cast<const uint64_t*>(args->region + header->rx_tails_offset) + mqueue);
     do {
         rely(post, read, serval::NO_DEADLINE);
+        if (!is_told(post, read)) usleep(1000);  // there are more of them than processors
     } while (asked_for("trusting") && !is_told(post, read) && load_relaxed(&engine->stop) == SERVAL_STOP_RUN);
 }
 
@@ -188,6 +196,12 @@ EXPORT cuStreamQuery(Stream* stream) {
 EXPORT cuLaunchKernel(uintptr_t function, unsigned blocks, unsigned, unsigned, unsigned, unsigned rows, unsigned, unsigned, Stream* stream,
                       void** arguments, void**) {
     if (function == HERALD) {
+        if (asked_for("lazy")) rule("cuLaunchKernel");
+        if (asked_for("few")) {
+            fprintf(stderr, "a herald for few blocks\n");
+            _exit(73);
+        }
+        if (asked_for("denied")) return OUT_OF_MEMORY;
         stream->running++;
         __atomic_fetch_add(&running, 1, __ATOMIC_RELEASE);
         pthread_t thread;
