@@ -61,6 +61,7 @@ gpu-carry: setup cuda-kernels
 	@$(MAKE) --no-print-directory --silent -C benches/ingest BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
 	@cp benches/configs/gpu.toml benches/configs/gpu-faces.toml benches/configs/emulated.toml benches/ingest/ingest.toml $(CARRY)
 	@cp benches/gpu.toml $(CARRY)/suite.toml
+	@rm -f $(CARRY)/nvrtc.*
 	@nvrtc=$$($(MAKE) --no-print-directory --silent -C device nvrtc) || { echo "NVRTC cannot be fetched: its step will be skipped"; exit 0; }; \
 		for form in cubin fatbin; do $(SERVAL) kernel build device/kernels/builtin.cpp --gpu $(GPU) --compiler "$$nvrtc" \
 			-o $(CARRY)/nvrtc.$$form >/dev/null || exit 1; done
