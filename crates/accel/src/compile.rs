@@ -185,7 +185,7 @@ pub fn build_kernel(
     let job = Job { source, output, headers: headers.path(), library: &library, options };
     let built = match &compiler {
         Compiler::Program(words) => job.run(words)?,
-        Compiler::Nvrtc(nvrtc) => job.run_nvrtc(nvrtc)?,
+        Compiler::Nvrtc(nvrtc, first) => job.run_nvrtc(nvrtc, first)?,
     };
     if built.kernels.is_empty() {
         return Err(job.unusable(KernelError::Empty { path: output.to_owned() }));
@@ -259,8 +259,8 @@ impl Job<'_> {
         Ok(Built { command: text, kernels, warnings })
     }
 
-    /// With the compiler that is a library.
-    fn run_nvrtc(&self, nvrtc: &Nvrtc) -> Result<Built, BuildError> {
+    /// With the compiler that is a library, and these arguments before the others.
+    fn run_nvrtc(&self, nvrtc: &Nvrtc, first: &[String]) -> Result<Built, BuildError> {
         let Target::Cuda(gpus) = &self.options.target else {
             unreachable!("it was chosen for GPUs")
         };
@@ -274,7 +274,9 @@ impl Job<'_> {
         )?;
         let folders =
             [self.headers].into_iter().chain(given.iter().chain(&cuda).map(PathBuf::as_path));
-        let options = nvrtc::options(folders, &self.options.arguments)?;
+        let first = first.iter().map(OsString::from);
+        let arguments: Vec<_> = first.chain(self.options.arguments.iter().cloned()).collect();
+        let options = nvrtc::options(folders, &arguments)?;
         let command = format!("{} with {options:?} for sm_{}", nvrtc.name(), gpus.join(", sm_"));
         let image = match nvrtc.build(self.source, (&gpus, self.is_cubin()), &options) {
             Err(NvrtcError::Refused(mut log)) => {
@@ -368,7 +370,8 @@ fn write_headers(folder: &Path) -> io::Result<()> {
 enum Compiler {
     /// A program and its first arguments.
     Program(Vec<String>),
-    Nvrtc(Nvrtc),
+    /// The library, and its first arguments.
+    Nvrtc(Nvrtc, Vec<String>),
 }
 
 /// What compiles kernels for GPUs on this machine, for people, and what it lacks.
@@ -376,19 +379,24 @@ pub fn cuda_compiler() -> Result<(String, Option<NvrtcError>), BuildError> {
     let options = BuildOptions { target: Target::Cuda(Vec::new()), ..BuildOptions::default() };
     Ok(match find_compiler(&options)? {
         Compiler::Program(words) => (words.join(" "), None),
-        Compiler::Nvrtc(nvrtc) => (nvrtc.name(), nvrtc.check().err()),
+        Compiler::Nvrtc(nvrtc, _) => (nvrtc.name(), nvrtc.check().err()),
     })
 }
 
 fn find_compiler(options: &BuildOptions) -> Result<Compiler, BuildError> {
     let on_gpu = options.target != Target::Cpu;
     let (variable, usual) = if on_gpu { ("NVCC", CUDA_COMPILERS) } else { ("CXX", COMPILERS) };
-    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    // A file's path is one word, whatever is in it.
+    let words = |line: &str| match Path::new(line).is_file() {
+        true => vec![line.to_owned()],
+        false => line.split_whitespace().map(str::to_owned).collect::<Vec<_>>(),
+    };
     let named = options.compiler.clone().or_else(|| env::var(variable).ok());
     let named = named.map(|line| words(&line)).filter(|words| !words.is_empty());
     let library = named.as_ref().map(|words| Path::new(&words[0])).filter(|_| on_gpu);
+    let arguments = named.iter().flat_map(|words| words[1..].to_vec()).collect();
     if let Some(library) = library.filter(|path| is_nvrtc(path)) {
-        return Ok(Compiler::Nvrtc(Nvrtc::open(library)?));
+        return Ok(Compiler::Nvrtc(Nvrtc::open(library)?, arguments));
     }
     let by_name = library == Some(Path::new(NVRTC));
     let candidates = match &named {
@@ -405,7 +413,7 @@ fn find_compiler(options: &BuildOptions) -> Result<Compiler, BuildError> {
     }
     if by_name || named.is_none() {
         if let Some(nvrtc) = Nvrtc::find() {
-            return Ok(Compiler::Nvrtc(nvrtc));
+            return Ok(Compiler::Nvrtc(nvrtc, arguments));
         }
         tried.extend(nvrtc::LIBRARIES.iter().map(|library| (*library).to_owned()));
     }

@@ -22,17 +22,21 @@ impl Cuda {
             fs::create_dir_all(folder.path().join(part)).unwrap();
         }
         let cuda = Self(folder);
-        let library = cuda.library();
-        let built = Command::new("c++")
-            .args(["-std=c++17", "-shared", "-fPIC", "-o"])
-            .args([&library, &kernel_source("fake_nvrtc.cpp")])
-            .status();
-        assert!(built.expect("a C++ compiler").success());
-        fs::copy(&library, cuda.path("lib/libnvfatbin.so.99")).unwrap();
+        cuda.compile("99, 0");
+        fs::copy(cuda.library(), cuda.path("lib/libnvfatbin.so.99")).unwrap();
         for header in ["include/cuda/atomic", "include/cuda/std/array"] {
             fs::write(cuda.path(header), "").unwrap();
         }
         cuda
+    }
+
+    /// Makes the library that says it is of this version.
+    fn compile(&self, version: &str) {
+        let built = Command::new("c++")
+            .args(["-std=c++17", "-shared", "-fPIC", &format!("-DVERSION={version}"), "-o"])
+            .args([&self.library(), &kernel_source("fake_nvrtc.cpp")])
+            .status();
+        assert!(built.expect("a C++ compiler").success());
     }
 
     fn path(&self, part: &str) -> PathBuf {
@@ -50,11 +54,22 @@ impl Cuda {
         output: &str,
         gpus: &[&str],
     ) -> Result<(Built, String), BuildError> {
+        self.build_with(&self.library().display().to_string(), text, output, gpus)
+    }
+
+    /// The same where the compiler is named like this.
+    fn build_with(
+        &self,
+        compiler: &str,
+        text: &str,
+        output: &str,
+        gpus: &[&str],
+    ) -> Result<(Built, String), BuildError> {
         let (source, output) = (self.path("k.cu"), self.path(output));
         fs::write(&source, text).unwrap();
         let options = BuildOptions {
             target: Target::Cuda(gpus.iter().map(|gpu| (*gpu).to_owned()).collect()),
-            compiler: Some(self.library().display().to_string()),
+            compiler: Some(compiler.to_owned()),
             include: vec!["/somebody's".into()],
             arguments: vec!["-last".into()],
             ..BuildOptions::default()
@@ -97,6 +112,31 @@ fn a_source_becomes_a_fatbin_for_all_gpus_or_a_cubin_for_one() {
 }
 
 #[test]
+fn a_library_is_named_with_arguments_and_with_spaces_in_its_path() {
+    let cuda = Cuda::new();
+    let compiler = format!("{}  -lineinfo -G", cuda.library().display());
+    let (_, text) = cuda.build_with(&compiler, "", "k.cubin", &["sm_90"]).unwrap();
+    assert!(text.ends_with(" -lineinfo -G -last"), "{text}");
+
+    fs::rename(cuda.path("lib"), cuda.path("my lib")).unwrap();
+    let compiler = cuda.path("my lib/libnvrtc.so.99").display().to_string();
+    let (built, _) = cuda.build_with(&compiler, "", "k.cubin", &["sm_90"]).unwrap();
+    assert!(built.command.contains("/my lib/"), "{}", built.command);
+}
+
+#[test]
+fn a_library_that_is_too_old_is_refused() {
+    let cuda = Cuda::new();
+    cuda.compile("12, 7");
+    let text = sentence(cuda.build("", "k.cubin", &["sm_90"]));
+    assert!(text.ends_with("is NVRTC 12.7: use the one of CUDA 12.8 or later"), "{text}");
+    // Another one, because a library that was loaded stays.
+    let cuda = Cuda::new();
+    cuda.compile("12, 8");
+    cuda.build("", "k.cubin", &["sm_90"]).unwrap();
+}
+
+#[test]
 fn what_the_library_refuses_is_told_with_its_log() {
     let cuda = Cuda::new();
     let refused = cuda.build("refuse", "k.fatbin", &["sm_80", "sm_90"]);
@@ -126,13 +166,17 @@ fn what_is_missing_is_told_with_the_package_that_has_it() {
     cuda.build("", "k.cubin", &["sm_90"]).unwrap();
 
     fs::remove_file(cuda.path("include/cuda/atomic")).unwrap();
-    let installed = ["/usr/local/cuda/include", "/usr/local/cuda/include/cccl", "/usr/include"];
-    if installed.iter().any(|folder| Path::new(folder).join("cuda/atomic").exists()) {
-        println!("SKIPPED in part: this machine has libcu++");
-    } else {
-        let text = sentence(cuda.build("", "k.cubin", &["sm_90"]));
-        assert!(text.contains("`pip install nvidia-cuda-cccl`"), "{text}");
-        assert!(text.contains(&cuda.path("include").display().to_string()), "{text}");
+    match cuda.build("", "k.cubin", &["sm_90"]) {
+        Ok((_, text)) => {
+            let mut folders = text.split(' ').filter_map(|option| option.strip_prefix("-I"));
+            let found = folders.find(|folder| Path::new(folder).join("cuda/atomic").exists());
+            println!("SKIPPED in part: this machine has libcu++ in {}", found.expect("libcu++"));
+        }
+        refused => {
+            let text = sentence(refused);
+            assert!(text.contains("`pip install nvidia-cuda-cccl`"), "{text}");
+            assert!(text.contains(&cuda.path("include").display().to_string()), "{text}");
+        }
     }
 
     // Another one, because a library that was loaded stays.
@@ -154,6 +198,7 @@ fn what_is_missing_is_told_with_the_package_that_has_it() {
 #[test]
 fn a_machine_without_any_compiler_is_told_what_to_install() {
     match cuda_compiler() {
+        _ if std::env::var_os("NVCC").is_some() => println!("SKIPPED: $NVCC names a compiler"),
         Ok((compiler, _)) => println!("SKIPPED: this machine has {compiler}"),
         Err(error) => {
             let text = error.to_string();

@@ -17,7 +17,10 @@ use crate::cuda::cause;
 use crate::table::table;
 
 /// What the dynamic linker is asked for where nobody names a library.
-pub(super) const LIBRARIES: &[&str] = &["libnvrtc.so.13", "libnvrtc.so.12"];
+pub(super) const LIBRARIES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
+
+/// The first version that does: it knows the GPUs that kernels are built for by default.
+const VERSION_MIN: (c_int, c_int) = (12, 8);
 
 /// What compiles without being told. The builtins are those of g++ and clang++ that NVRTC knows under the plain names.
 const OPTIONS: &[&str] = &["-std=c++17", "-D__builtin_memcpy=memcpy", "-D__builtin_memset=memset"];
@@ -63,6 +66,14 @@ pub enum NvrtcError {
         /// What it lacks.
         symbol: &'static str,
     },
+    /// The library is older than what is needed.
+    #[error("{path} is NVRTC {version}: use the one of CUDA 12.8 or later")]
+    TooOld {
+        /// The library.
+        path: PathBuf,
+        /// Its version.
+        version: String,
+    },
     /// libcu++ is missing.
     #[error(
         "{library} comes without the header <cuda/atomic> (looked for in {searched}): \
@@ -88,12 +99,14 @@ pub enum NvrtcError {
     },
     /// There is no library that packs code for several GPUs.
     #[error(
-        "a .fatbin needs libnvfatbin, and there is none beside {library}: `pip install nvidia-nvfatbin` brings it, or \
-         build for one GPU, `--gpu sm_90 -o FILE.cubin`"
+        "a .fatbin needs libnvfatbin, and there is none of version {from} or later beside {library} or where CUDA's \
+         libraries lie: `pip install nvidia-nvfatbin` brings it, or build for one GPU, `--gpu sm_90 -o FILE.cubin`"
     )]
     NoPacker {
         /// The library of the compiler.
         library: PathBuf,
+        /// Its major version.
+        from: u32,
     },
     /// A library refused a call.
     #[error("{library} cannot {what}: {why}")]
@@ -238,12 +251,22 @@ pub(super) struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// The compiler of this machine, if there is one.
+    /// The compiler of this machine, if there is one: the first that lacks nothing, else the first.
     pub(super) fn find() -> Option<Self> {
-        let usual = LIBRARIES.iter().map(PathBuf::from);
-        let folders = toolkit::library_folders();
-        let installed = folders.iter().filter_map(|folder| toolkit::newest(folder, "libnvrtc"));
-        usual.chain(installed).find_map(|library| Self::open(&library).ok())
+        // What somebody has installed for this may be newer than the last.
+        let [newer, older] = LIBRARIES.map(PathBuf::from);
+        let from = VERSION_MIN.0 as u32;
+        let folders = toolkit::library_folders().into_iter();
+        let installed = folders.filter_map(|folder| toolkit::newest(&folder, "libnvrtc", from));
+        let all = [newer].into_iter().chain(installed).chain([older]);
+        let mut first = None;
+        for nvrtc in all.filter_map(|library| Self::open(&library).ok()) {
+            if nvrtc.check().is_ok() {
+                return Some(nvrtc);
+            }
+            first.get_or_insert(nvrtc);
+        }
+        first
     }
 
     /// The one in this library, a path or a name for the dynamic linker.
@@ -253,6 +276,10 @@ impl Nvrtc {
         // SAFETY: writes two integers.
         let code = unsafe { (library.table.version)(&mut major, &mut minor) };
         library.check("tell its version", code)?;
+        if (major, minor) < VERSION_MIN {
+            let version = format!("{major}.{minor}");
+            return Err(NvrtcError::TooOld { path: library.path, version });
+        }
         // It asks for this one by name when it first compiles, and Python's packages do not say where it is.
         let builtins = library.folder().join(format!("libnvrtc-builtins.so.{major}.{minor}"));
         // SAFETY: a part of the library that is loaded already.
@@ -273,9 +300,16 @@ impl Nvrtc {
 
     /// Folders of CUDA's headers. libcu++ is in one of them or of `given`.
     pub(super) fn header_folders(&self, given: &[PathBuf]) -> Result<Vec<PathBuf>, NvrtcError> {
-        let searched = toolkit::header_folders(self.library.folder());
+        let mut searched = toolkit::header_folders(self.library.folder());
         let has = |folder: &Path, header: &str| folder.join(header).is_file();
-        if !given.iter().chain(&searched).any(|folder| has(folder, "cuda/atomic")) {
+        let lack = |searched: &[PathBuf]| {
+            !given.iter().chain(searched).any(|folder| has(folder, "cuda/atomic"))
+        };
+        // Only then: headers of two versions do not mix.
+        if lack(&searched) {
+            searched.extend(toolkit::package_header_folders());
+        }
+        if lack(&searched) {
             let names = given.iter().chain(&searched).map(|folder| folder.display().to_string());
             let searched = names.collect::<Vec<_>>().join(", ");
             return Err(NvrtcError::NoHeaders { library: self.library.path.clone(), searched });
@@ -380,14 +414,17 @@ impl Nvrtc {
         })
     }
 
-    /// The library that packs, of the same version as this one.
+    /// The library that packs, the one that came with this one or else one that is no older.
     fn packer(&self) -> Result<Loaded<Packer>, NvrtcError> {
         let open = |path: &Path| Loaded::open(path, Packer::find, "nvFatbinGetErrorString");
         let beside = toolkit::beside(self.library.folder());
-        let found = beside.iter().filter_map(|folder| toolkit::newest(folder, "libnvfatbin"));
-        let usual = PathBuf::from(format!("libnvfatbin.so.{}", self.version.0));
-        let opened = found.chain([usual]).find_map(|path| open(&path).ok());
-        opened.ok_or_else(|| NvrtcError::NoPacker { library: self.library.path.clone() })
+        let from = self.version.0 as u32;
+        let newest = |folder: PathBuf| toolkit::newest(&folder, "libnvfatbin", from);
+        let usual = PathBuf::from(format!("libnvfatbin.so.{from}"));
+        let found = beside.into_iter().filter_map(newest).chain([usual]);
+        let elsewhere = toolkit::library_folders().into_iter().filter_map(newest);
+        let opened = found.chain(elsewhere).find_map(|path| open(&path).ok());
+        opened.ok_or_else(|| NvrtcError::NoPacker { library: self.library.path.clone(), from })
     }
 }
 

@@ -9,21 +9,19 @@ use std::{env, fs};
 /// Folders of libraries that the dynamic linker does not look into by itself, best first.
 pub(super) fn library_folders() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = homes().iter().map(|home| home.join("lib64")).collect();
-    for packages in python_packages() {
-        folders.extend(entries(&packages.join("nvidia")).map(|package| package.join("lib")));
-    }
+    folders.extend(packages().map(|package| package.join("lib")));
     folders.push("/usr/local/cuda/lib64".into());
     folders
 }
 
-/// The library of this name with the highest number behind `.so.`, such as `libnvrtc.so.13`.
-pub(super) fn newest(folder: &Path, name: &str) -> Option<PathBuf> {
+/// The library of this name with the highest number behind `.so.`, such as `libnvrtc.so.13`, if it is at least `from`.
+pub(super) fn newest(folder: &Path, name: &str, from: u32) -> Option<PathBuf> {
     let prefix = format!("{name}.so.");
     let numbered = entries(folder).filter_map(|path| {
         let number = path.file_name()?.to_str()?.strip_prefix(&prefix)?.parse::<u32>().ok()?;
         Some((number, path))
     });
-    numbered.max().map(|(_, path)| path)
+    numbered.max().filter(|(number, _)| *number >= from).map(|(_, path)| path)
 }
 
 /// Folders that may have a library beside one in `folder`.
@@ -41,13 +39,27 @@ pub(super) fn header_folders(folder: &Path) -> Vec<PathBuf> {
     ];
     roots.extend(homes().iter().map(|home| home.join("include")));
     roots.extend(["/usr/local/cuda/include", "/usr/include"].map(PathBuf::from));
-    // CUDA 13 has libcu++ in a folder of its own.
-    let all = roots.into_iter().flat_map(|root| [root.join("cccl"), root]);
+    with_libcu(roots.into_iter())
+}
+
+/// Folders of headers among Python's packages: they may be there though the library came in another way.
+pub(super) fn package_header_folders() -> Vec<PathBuf> {
+    with_libcu(packages().map(|package| package.join("include")))
+}
+
+/// Those that are there. CUDA 13 has libcu++ in a folder of its own.
+fn with_libcu(roots: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
+    let all = roots.flat_map(|root| [root.join("cccl"), root]);
     all.filter_map(|folder| folder.canonicalize().ok()).collect()
 }
 
 fn homes() -> Vec<PathBuf> {
     ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(env::var_os).map(PathBuf::from).collect()
+}
+
+/// The folders of CUDA's packages for Python.
+fn packages() -> impl Iterator<Item = PathBuf> {
+    python_packages().into_iter().flat_map(|packages| entries(&packages.join("nvidia")))
 }
 
 /// The packages of the virtual environment in use, of the Python on the PATH, and of those of user and machine.
@@ -86,9 +98,10 @@ mod tests {
             fs::write(folder.path().join(name), "").unwrap();
         }
         fs::write(folder.path().join("libnvrtc-builtins.so.99"), "").unwrap();
-        let newest = |name| newest(folder.path(), name);
-        assert_eq!(newest("libnvrtc"), Some(folder.path().join("libnvrtc.so.13")));
-        assert_eq!(newest("libnvfatbin"), None);
+        let newest = |name, from| newest(folder.path(), name, from);
+        assert_eq!(newest("libnvrtc", 12), Some(folder.path().join("libnvrtc.so.13")));
+        assert_eq!(newest("libnvrtc", 14), None);
+        assert_eq!(newest("libnvfatbin", 0), None);
     }
 
     #[test]

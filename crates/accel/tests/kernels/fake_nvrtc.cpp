@@ -1,9 +1,12 @@
 // NVRTC and nvFatbin without a compiler: code is a line that says what it was made of, so that tests see what was asked. A source
-// with `refuse` in it is refused, one with `warn` has a warning. Version 99.0, for sm_80 and sm_90.
+// with `refuse` in it is refused, one with `warn` has a warning. Version 99.0 unless told otherwise, for sm_80 and sm_90.
 #include <stddef.h>
 
 #include <string>
 
+#ifndef VERSION
+#define VERSION 99, 0
+#endif
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
@@ -25,7 +28,8 @@ int size_of(const std::string& what, size_t* bytes) {
 
 EXPORT const char* nvrtcGetErrorString(int code) { return code == 6 ? "compilation" : "other"; }
 EXPORT int nvrtcVersion(int* major, int* minor) {
-    *major = 99, *minor = 0;
+    const int version[] = {VERSION};
+    *major = version[0], *minor = version[1];
     return 0;
 }
 EXPORT int nvrtcGetNumSupportedArchs(int* count) {
