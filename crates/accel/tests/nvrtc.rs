@@ -137,6 +137,50 @@ fn a_library_that_is_too_old_is_refused() {
 }
 
 #[test]
+fn what_did_not_come_with_the_library_is_found_among_pythons_packages() {
+    // This test again, in an environment where CUDA lies in a folder that has no libcu++ and no libnvfatbin.
+    const AGAIN: &str = "SERVAL_TEST_AGAIN";
+    if std::env::var_os(AGAIN).is_some() {
+        let (compiler, lacks) = cuda_compiler().unwrap();
+        println!("\n{compiler} lacks {lacks:?}");
+        return;
+    }
+    let cuda = Cuda::new();
+    let package = cuda.path("lib/python3.11/site-packages/nvidia/cu13");
+    for folder in [package.join("lib"), package.join("include/cccl/cuda"), cuda.path("home/lib64")]
+    {
+        fs::create_dir_all(folder).unwrap();
+    }
+    let packer = |number: u32| package.join(format!("lib/libnvfatbin.so.{number}"));
+    fs::rename(cuda.path("include/cuda/atomic"), package.join("include/cccl/cuda/atomic")).unwrap();
+    fs::rename(cuda.path("lib/libnvfatbin.so.99"), packer(98)).unwrap();
+    let home = cuda.path("home/lib64");
+    fs::rename(cuda.library(), home.join("libnvrtc.so.99")).unwrap();
+    let found = || {
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        test.args(["--nocapture", "found_among_pythons_packages"]).env(AGAIN, "1");
+        test.env_remove("NVCC").env_remove("CUDA_PATH").env("CUDA_HOME", cuda.path("home"));
+        test.env("PATH", &home).env("HOME", &home).env("VIRTUAL_ENV", cuda.path(""));
+        let done = test.output().unwrap();
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let text = found();
+    if !text.contains(&home.display().to_string()) {
+        println!("SKIPPED: this machine has a compiler for GPUs: {text}");
+        return;
+    }
+    assert!(text.contains("NVRTC 99.0") && text.contains("lacks Some(NoPacker"), "{text}");
+    // Another that lacks nothing.
+    cuda.compile("98, 0");
+    fs::rename(cuda.library(), package.join("lib/libnvrtc.so.98")).unwrap();
+    let text = found();
+    assert!(text.contains("NVRTC 98.0") && text.contains("lacks None"), "{text}");
+    fs::rename(packer(98), packer(99)).unwrap();
+    let text = found();
+    assert!(text.contains("NVRTC 99.0") && text.contains("lacks None"), "{text}");
+}
+
+#[test]
 fn what_the_library_refuses_is_told_with_its_log() {
     let cuda = Cuda::new();
     let refused = cuda.build("refuse", "k.fatbin", &["sm_80", "sm_90"]);
