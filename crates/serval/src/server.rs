@@ -39,7 +39,7 @@ pub use plan::{Fate, Refusal};
 use change::{Inbox, Patience, Place};
 use heart::{Beat, Heart};
 use memory_ports::{Doorman, MemoryPort, NewPorts};
-use runtimes::{AttachDoors, Post, Runtimes, SeatStart, Unready};
+use runtimes::{AttachDoors, Post, Runtimes, SILENT, SeatStart, Unready};
 
 /// Why a server did not start. The message is one sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -89,6 +89,9 @@ impl From<Unready> for ServerError {
     fn from(unready: Unready) -> Self {
         match unready {
             Unready::Failed(service, why) => Self::Runtime { service, why },
+            Unready::Silent(services) => {
+                Self::Runtime { service: services.join(", "), why: SILENT.to_owned() }
+            }
             Unready::Cancelled => Self::Cancelled,
         }
     }

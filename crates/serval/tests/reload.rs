@@ -329,6 +329,7 @@ fn a_kernel_that_hangs_is_reported_when_its_service_leaves() {
     let outcome: serde_json::Value = serde_json::from_str(&output).expect(&log);
     assert_eq!(outcome["services"][1]["fate"], "removed", "{output}");
     assert_eq!(outcome["services"][1]["left_behind"], true, "{output}");
+    running.wait_for_line("serval_service_left_behind{service=\"hanging\"} 1");
     assert_eq!(ask(&udp_client(([127, 0, 0, 1], first).into()), b"others"), b"others");
     assert_eq!(running.end(), 0, "what was left behind was told then");
 }

@@ -310,7 +310,8 @@ impl Server {
         // Others may begin anew with them, or without those that left.
         let drain = self.drain_time();
         let moving = self.runtimes.as_ref().map(|runtimes| runtimes.moving(drain));
-        if let Some(Err(Unready::Failed(name, why))) = moving.map(|m| m.wait(&mut || give_up())) {
+        let moved = moving.map_or(Ok(()), |moving| moving.wait(&mut || give_up()));
+        for (name, why) in moved.err().map_or(Vec::new(), Unready::reasons) {
             match outcomes.iter_mut().find(|outcome| outcome.name == name) {
                 Some(outcome) => outcome.not_started = Some(why),
                 None => outcomes.push(Outcome { not_started: Some(why), ..Outcome::of(name) }),
@@ -334,7 +335,8 @@ impl Server {
             let (of, free): (Vec<_>, Vec<_>) =
                 free.into_iter().filter(|(_, after)| !after.is_empty()).unzip();
             if let Some(runtimes) = self.runtimes.as_ref().filter(|_| !free.is_empty()) {
-                for (of, awaited) in of.into_iter().zip(runtimes.seat_each(free)) {
+                let awaited = runtimes.seat_each(free, self.drain_time());
+                for (of, awaited) in of.into_iter().zip(awaited) {
                     outcomes[of].awaited = Some(awaited);
                 }
             }
@@ -651,10 +653,11 @@ impl Server {
         if !released {
             self.burnt_ports.extend(ports);
         }
-        if !(ended && released) {
+        let all = released && self.forget(slot) && ended;
+        if !all {
             self.burnt.push((slot, metrics.clone()));
         }
-        released && self.forget(slot) && ended
+        all
     }
 
     /// The runtimes of a slot, which has nothing left for them, end; whether all did.
@@ -734,8 +737,8 @@ impl Outcome {
     /// Waits until the runtimes serve, or do not come to.
     fn wait(mut self, give_up: &dyn Fn() -> bool) -> Self {
         let waited = self.awaited.take().map_or(Ok(()), |awaited| awaited.wait(&mut || give_up()));
-        if let Err(Unready::Failed(_, why)) = waited {
-            self.not_started = Some(why);
+        if let Err(unready) = waited {
+            self.not_started = unready.reasons().pop().map(|(_, why)| why);
         }
         self
     }

@@ -71,6 +71,9 @@ const WANTED_PAUSE: Duration = Duration::from_millis(20);
 /// How long runtimes may take to end when the engine does.
 const GOODBYE_PATIENCE: Duration = Duration::from_secs(1);
 
+/// Why a runtime of which nothing was heard does not serve.
+pub(super) const SILENT: &str = "its runtime gives no sign of life";
+
 /// What the thread is told.
 struct Call {
     bell: Bell,
@@ -108,7 +111,23 @@ pub(super) struct Runtimes {
 pub(super) enum Unready {
     /// That of this service does not serve, and why.
     Failed(String, String),
+    /// Those of these services have not told in time what became of them.
+    Silent(Vec<String>),
     Cancelled,
+}
+
+impl Unready {
+    /// By service why its runtime does not serve; of nobody if they are not wanted any more.
+    pub(super) fn reasons(self) -> Vec<(String, String)> {
+        match self {
+            Self::Failed(service, why) => vec![(service, why)],
+            Self::Silent(services) => {
+                let silent = |service| (service, SILENT.to_owned());
+                services.into_iter().map(silent).collect()
+            }
+            Self::Cancelled => Vec::new(),
+        }
+    }
 }
 
 /// The paths where runtimes attach, open, with the names of their accelerators.
@@ -162,17 +181,22 @@ impl Awaited {
     /// Waits until each of them serves, or until `cancelled` says so.
     pub(super) fn wait(self, cancelled: &mut dyn FnMut() -> bool) -> Result<(), Unready> {
         let mut deadline = Instant::now() + self.patience;
+        let mut silent: Vec<String> = Vec::new();
         loop {
             match self.first.recv_timeout(WANTED_PAUSE) {
-                Ok((_, Ok(()))) => deadline = Instant::now() + self.patience,
-                Ok((service, Err(why))) => return Err(Unready::Failed(service, why)),
+                Ok(First::Awaited(service)) => silent.push(service),
+                Ok(First::Told(service, Ok(()))) => {
+                    deadline = Instant::now() + self.patience;
+                    silent.iter().position(|name| *name == service).map(|at| silent.remove(at));
+                }
+                Ok(First::Told(service, Err(why))) => return Err(Unready::Failed(service, why)),
                 // Each has told.
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) if cancelled() => return Err(Unready::Cancelled),
                 Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    let why = "its runtime gives no sign of life".to_owned();
-                    return Err(Unready::Failed(String::new(), why));
+                    silent.dedup();
+                    return Err(Unready::Silent(silent));
                 }
             }
         }
@@ -224,13 +248,14 @@ impl Runtimes {
         Awaited { first, patience: 2 * START_PATIENCE }
     }
 
-    /// Seats of several services come at once, so that those that can share a process begin in one.
-    pub(super) fn seat_each(&self, services: Vec<Vec<SeatStart>>) -> Vec<Awaited> {
+    /// Seats of several services come at once, so that those that can share a process begin in one. Whose process
+    /// they are to share may be held for `drain` before.
+    pub(super) fn seat_each(&self, services: Vec<Vec<SeatStart>>, drain: Duration) -> Vec<Awaited> {
         let (mut seats, mut awaited) = (Vec::new(), Vec::new());
         for service in services {
             let (tell, first) = mpsc::channel();
             seats.extend(service.into_iter().map(|seat| (seat, tell.clone())));
-            awaited.push(Awaited { first, patience: 2 * START_PATIENCE });
+            awaited.push(Awaited { first, patience: 2 * START_PATIENCE + drain });
         }
         self.order(Order::Seat(seats, true));
         awaited
@@ -362,7 +387,9 @@ impl Desk {
                     self.move_on();
                     let moves = |s: &&mut Seat| (s.moving || s.hold.is_some()) && !s.last;
                     for seat in self.seats.values_mut().filter(moves) {
-                        seat.first.get_or_insert_with(|| tell.clone());
+                        if seat.first.is_none() {
+                            seat.is_awaited(&tell);
+                        }
                     }
                 }
             }
@@ -668,7 +695,8 @@ impl Desk {
 
     /// A runtime said something, or its connection has ended.
     fn hear(&mut self, id: u64) {
-        let seat = self.seat(id);
+        // What another one said may have ended it.
+        let Some(seat) = self.seats.get_mut(&id) else { return };
         let Some(socket) = seat.socket() else { return };
         let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
         let len = match socket.receive(&mut bytes) {
@@ -713,12 +741,13 @@ impl Desk {
         together.iter().for_each(|at| self.begin_one(*at));
         self.bring_together(id);
         for at in together {
-            let seat = self.seat(at);
+            // One that leaves may have been given up meanwhile.
+            let Some(seat) = self.seats.get_mut(&at) else { continue };
             // One that is to share a process serves when that runs.
             let serves = matches!(seat.state, State::Serving { .. }) && seat.hold.is_none();
             if let Some(first) = seat.first.take_if(|_| serves) {
                 // The server may have given up already.
-                let _ = first.send((seat.post.service.name.clone(), Ok(())));
+                let _ = first.send(First::Told(seat.post.service.name.clone(), Ok(())));
             }
         }
         Ok(())
@@ -788,7 +817,7 @@ impl Desk {
         (seat.moving, seat.hold) = (planned, None);
         let moving = seat.moving;
         if let Some(first) = seat.first.take_if(|_| !moving) {
-            let _ = first.send((seat.post.service.name.clone(), Err(ending.text)));
+            let _ = first.send(First::Told(seat.post.service.name.clone(), Err(ending.text)));
         }
         let (launched, last) = (seat.is_launched(), seat.last);
         if let Some(mut child) = seat.child.take() {

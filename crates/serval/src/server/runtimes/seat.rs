@@ -171,8 +171,13 @@ pub(super) enum State {
     },
 }
 
-/// What became of the first runtime of a seat, with the name of its service.
-pub(super) type First = (String, Result<(), String>);
+/// What is known of the first runtime of a seat, with the name of its service.
+pub(super) enum First {
+    /// It is waited for.
+    Awaited(String),
+    /// What became of it.
+    Told(String, Result<(), String>),
+}
 
 /// A life that is about to end as planned: its service takes nothing in, see `engine/src/hold.rs`.
 pub(super) struct Hold {
@@ -218,7 +223,7 @@ impl Seat {
     pub(super) fn new(start: SeatStart, first: &Sender<First>, settled: bool) -> Self {
         let SeatStart { post, life } = start;
         let launched = matches!(post.launch().0, Launch::Engine { .. });
-        Self {
+        let mut seat = Self {
             generation: life.generation,
             post,
             life: Some(life),
@@ -228,13 +233,24 @@ impl Seat {
             alone: false,
             next_try: launched.then(Instant::now),
             back_off: BACK_OFF_MIN,
-            first: launched.then(|| first.clone()),
+            first: None,
             last: false,
             settled,
             hold: None,
             moving: false,
             inherited: Vec::new(),
+        };
+        if launched {
+            seat.is_awaited(first);
         }
+        seat
+    }
+
+    /// `first` hears of its next start.
+    pub(super) fn is_awaited(&mut self, first: &Sender<First>) {
+        // The server may have given up already.
+        let _ = first.send(First::Awaited(self.post.service.name.clone()));
+        self.first = Some(first.clone());
     }
 
     pub(super) fn is_launched(&self) -> bool {

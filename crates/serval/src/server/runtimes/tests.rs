@@ -101,3 +101,35 @@ fn a_runtime_that_comes_in_the_middle_of_a_change_is_told_so() {
     desk.users.clear();
     assert!(!desk.changes("own", &hello("s")));
 }
+
+#[test]
+fn who_has_not_told_in_time_is_named() {
+    let (tell, first) = mpsc::channel();
+    for name in ["a", "b", "c"] {
+        tell.send(First::Awaited(name.into())).unwrap();
+    }
+    tell.send(First::Told("b".into(), Ok(()))).unwrap();
+    let awaited = Awaited { first, patience: Duration::from_millis(100) };
+    let reasons = awaited.wait(&mut || false).unwrap_err().reasons();
+    let names: Vec<_> = reasons.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["a", "c"]);
+    assert!(reasons[0].1.contains("no sign of life"), "{reasons:?}");
+}
+
+#[test]
+fn who_comes_waits_for_as_long_as_others_may_be_held() {
+    let runtimes = Runtimes { call: desk().call, thread: None };
+    let drain = Duration::from_secs(600);
+    let awaited = runtimes.seat_each(vec![Vec::new()], drain);
+    assert!(awaited[0].patience >= drain + START_PATIENCE);
+}
+
+#[test]
+fn a_seat_that_has_gone_since_it_spoke_is_not_heard() {
+    let launch =
+        Launch::Engine { program: Some("/bin/false".into()), threads: 1, cores: Vec::new() };
+    let mut desk = desk();
+    seat(&mut desk, &topology(launch), 0);
+    desk.remove(1);
+    desk.hear(1);
+}

@@ -7,7 +7,7 @@ use std::time::Instant;
 use engine::{Farewell, LifeNews};
 use wire::attach::TOGETHER_MAX;
 
-use super::seat::{Ending, Hold, Seat, State};
+use super::seat::{Ending, First, Hold, Seat, State};
 use super::{Desk, GOODBYE_PATIENCE};
 
 /// A planned change of who shares a process. Lives of services that stay end for it, when all that they accepted has
@@ -109,7 +109,7 @@ impl Desk {
         tracing::info!(service, "no longer held: its runtime goes on");
         if let Some(first) = seat.first.take() {
             // The server may have given up already.
-            let _ = first.send((seat.post.service.name.clone(), Ok(())));
+            let _ = first.send(First::Told(seat.post.service.name.clone(), Ok(())));
         }
     }
 
@@ -128,7 +128,9 @@ impl Desk {
             *id
         });
         for id in came.collect::<Vec<_>>() {
-            if matches!(self.seats[&id].state, State::Serving { .. }) {
+            // What the one before set going may have ended it.
+            let serves = |seat: &Seat| matches!(seat.state, State::Serving { .. });
+            if self.seats.get(&id).is_some_and(serves) {
                 self.bring_together(id);
             }
         }
