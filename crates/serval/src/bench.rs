@@ -40,6 +40,7 @@ mod server;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::client::shm::ShmError;
@@ -95,6 +96,18 @@ pub enum BenchError {
         /// What was asked.
         work: String,
     },
+    /// Somebody stores values, but not all that will be asked for in the time that it has.
+    #[error(
+        "{target} did not store the {keys} values of `{work}` in time: is it far away, or does it do something else?"
+    )]
+    Unstored {
+        /// Who.
+        target: String,
+        /// How many there are.
+        keys: u64,
+        /// What was asked.
+        work: String,
+    },
     /// The client cannot run.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -132,10 +145,13 @@ pub fn run_watched(plan: &Plan, watch: &mut dyn FnMut(f64)) -> Result<Report, Be
     plan.check()?;
     let prepared = Prepared::new(plan)?;
     let material = Material::new(plan.work).map_err(BenchError::Material)?;
-    if let Some(mut stores) = material.stores() {
-        prepared.store(&mut stores)?;
+    let stored = material.stores().map_or(Ok(()), |mut stores| prepared.store(&mut stores));
+    let called = stored.and_then(|()| prepared.call(&mut *material.workload()));
+    if plan.cancel.load(Ordering::Relaxed) {
+        // Whatever was not stored or answered then says nothing of the server.
+        return Ok(Report::void(plan, Void::Interrupted));
     }
-    prepared.call(&mut *material.workload())?;
+    called?;
     let mut observer = Observer::new(plan)?;
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..plan.clients())
@@ -275,10 +291,19 @@ impl<'p> Prepared<'p> {
                 Err(ClientError::Refused(_)) => return Err(self.unreachable()),
                 Err(error) => return Err(error.into()),
                 Ok(stored) if stored.replied == load.requests => {}
+                // Who has stored right answers a memcached's words, however slow it is.
+                Ok(stored) if stored.replied > 0 && stored.wrong + stored.duplicated == 0 => {
+                    return Err(self.unstored(keys));
+                }
                 Ok(_) => return Err(self.stranger()),
             }
         }
         Ok(())
+    }
+
+    fn unstored(&self, keys: u64) -> BenchError {
+        let (target, work) = (self.plan.target.to_string(), self.plan.work.to_string());
+        BenchError::Unstored { target, keys, work }
     }
 
     /// Somebody answers, but not as the workload's server would.

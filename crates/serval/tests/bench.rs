@@ -174,6 +174,16 @@ fn a_memcached_is_measured_and_every_value_compared() {
     assert_eq!(sets.hit_ratio, None);
 }
 
+/// What is wrong with an answer.
+#[derive(Clone, Copy)]
+enum Spoil {
+    Value,
+    /// The block of data does not end where it should.
+    Ending,
+    /// Something follows that nobody asked for and that is no answer.
+    Beyond,
+}
+
 /// A TCP server on a thread of its own that cuts what it reads into memcached commands: `answer` is given each.
 struct FakeMemcached {
     target: Target,
@@ -216,6 +226,10 @@ impl FakeMemcached {
 
     /// One that is right until it has been asked `gets` times.
     fn liar(gets: u64) -> Self {
+        Self::spoiling(gets, Spoil::Value)
+    }
+
+    fn spoiling(gets: u64, spoil: Spoil) -> Self {
         let mut store = std::collections::HashMap::new();
         let mut asked = 0;
         Self::start(move |request| {
@@ -228,9 +242,15 @@ impl FakeMemcached {
             }
             asked += 1;
             let mut value: Vec<u8> = store[&key].clone();
-            value[5] ^= u8::from(asked > gets);
-            let head = format!("VALUE {} 0 {}\r\n", String::from_utf8_lossy(&key), value.len() - 2);
-            [head.as_bytes(), &value, b"END\r\n"].concat()
+            let (len, mut end) = (value.len() - 2, &b"END\r\n"[..]);
+            match spoil {
+                _ if asked <= gets => {}
+                Spoil::Value => value[5] ^= 1,
+                Spoil::Ending => value[len] = b'x',
+                Spoil::Beyond => end = b"END\r\nVALUE of nothing\r\n",
+            }
+            let head = format!("VALUE {} 0 {len}\r\n", String::from_utf8_lossy(&key));
+            [head.as_bytes(), &value, end].concat()
         })
     }
 
@@ -263,11 +283,28 @@ fn who_is_no_memcached_is_refused_and_who_lies_later_is_caught() {
         assert!(matches!(error, BenchError::NotMemcached { .. }), "{number}: {error}");
         assert!(error.to_string().contains("is it a memcached"), "{error}");
     }
-    let report = FakeMemcached::liar(20).run().unwrap();
-    assert!(matches!(report.void, Some(Void::Wrong(1.., _))), "{report:?}");
+    for spoil in [Spoil::Value, Spoil::Ending, Spoil::Beyond] {
+        let report = FakeMemcached::spoiling(20, spoil).run().unwrap();
+        assert!(matches!(report.void, Some(Void::Wrong(1.., _))), "{report:?}");
+    }
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let nobody = bench::run(&plan(&Target::Tcp(nobody), memcached_work("memcached"), 4));
     assert!(matches!(nobody, Err(BenchError::Unreachable(_))), "{nobody:?}");
+}
+
+#[test]
+fn a_memcached_that_stores_slowly_is_not_called_something_else() {
+    let mut sets = 0;
+    // The fifth set is never answered.
+    let slow = FakeMemcached::start(move |_| {
+        sets += 1;
+        if sets == 5 { Vec::new() } else { b"STORED\r\n".to_vec() }
+    });
+    let error = slow.run().expect_err("not all is stored");
+    assert!(matches!(error, BenchError::Unstored { .. }), "{error}");
+    let plan = plan(&slow.target, memcached_work("memcached:100:100"), 4);
+    plan.cancel.store(true, Ordering::Relaxed);
+    assert_eq!(bench::run(&plan).unwrap().void, Some(Void::Interrupted));
 }
 
 /// A service of faces, its memcached, which knows them, and how many requests have room.

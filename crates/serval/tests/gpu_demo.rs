@@ -188,7 +188,7 @@ fn what_cannot_be_built_is_told_with_everything_the_compiler_said() {
     refused(&complains, &["mine.cu"], 1, &whole);
     let empty = compiler(&folder, "while [ \"$1\" != -o ]; do shift; done; echo >\"$2\"");
     refused(&empty, &["mine.cu"], 1, &["has no kernel: define one with SERVAL_KERNEL(name)"]);
-    refused(&empty, &["mine.cu", "--gpu", "h200"], 1, &["`h200` is no architecture of GPUs"]);
+    refused(&empty, &["mine.cu", "--gpu", "h200"], 2, &["`h200` is no architecture of GPUs"]);
     refused(
         &empty,
         &["mine.cu", "--gpu", "sm_90", "-o", "a.so"],

@@ -130,8 +130,7 @@ impl Plan {
 
     /// Refuses what contradicts itself.
     pub fn check(&self) -> Result<(), PlanError> {
-        let memcached = matches!(self.work, Work::Memcached { .. } | Work::FacesDatabase);
-        if memcached
+        if self.work.is_memcached()
             && (!matches!(self.target, Target::Tcp(_)) || self.framing() != Framing::Memcached)
         {
             return Err(PlanError::MemcachedOverTcp(self.work));

@@ -288,7 +288,14 @@ impl<'w> Run<'w> {
                     connection.begin += consumed;
                 }
                 Ok(Parsed::Incomplete { .. }) => break,
-                _ => return false,
+                _ => {
+                    // It came in place of the next answer, or unasked.
+                    match connection.waiting.pop_front() {
+                        Some(request) => self.tally.reply(false, request.due_ns, now_ns),
+                        None => self.tally.outcome.wrong += 1,
+                    }
+                    return false;
+                }
             }
         }
         true

@@ -36,9 +36,10 @@ A run that cannot be believed shows no numbers but says why: wrong or repeated r
 fell silent, a client that somebody else kept from its core, a rate that could not be sent, or
 numbers that contradict Little's law (requests in flight = rate x mean latency). Exit code 1 then.
 
-memcached is asked in its text protocol over TCP. What will be asked for is stored first (10,000 keys, or
-fewer of long values, under serval:...), so use a server that may forget what it has. A get that finds
-nothing is a right answer and lowers the hit ratio.
+memcached is asked in its text protocol over TCP. What will be asked for is stored first: 10,000 keys, or
+fewer of long values, under serval:..., and for faces-database the pictures of its people under the keys
+of a faces service, face: and 24 hex digits, over what is there. So use a server that may forget what it
+has. A get that finds nothing is a right answer and lowers the hit ratio.
 
 Examples:
   serval bench udp://127.0.0.1:9000                        echo of 64 bytes, 1 to 256 in flight

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use accel::compile::{BuildOptions, Target, build_kernel};
+use accel::compile::{BuildError, BuildOptions, Target, build_kernel};
 use accel::kernel::KernelLibrary;
 use clap::{Args, Subcommand};
 use serde_json::{Value as Json, json};
@@ -129,7 +129,10 @@ fn run_build(screen: &Screen, build: &Build) -> Result<(), Failure> {
         native: build.native,
         arguments: build.arguments.clone(),
     };
-    let built = build_kernel(&build.source, &output, &options).map_err(Failure::run)?;
+    let built = build_kernel(&build.source, &output, &options).map_err(|error| match error {
+        BuildError::OneGpu | BuildError::NoArchitecture { .. } => Failure::Usage(error.to_string()),
+        error => Failure::run(error),
+    })?;
     if !built.warnings.is_empty() {
         eprintln!("{}", built.warnings.trim_end());
     }
