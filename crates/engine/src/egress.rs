@@ -35,7 +35,20 @@ impl<N: Nic> Worker<N> {
             return;
         }
         // As a hostile accelerator tells it, too: looking ends where nothing is.
-        let mut shown = self.lanes[lane].mqueues[mqueue as usize].tx.hint();
+        let shown = self.lanes[lane].mqueues[mqueue as usize].tx.hint();
+        self.gather_up_to(lane, mqueue, shown);
+    }
+
+    /// Reads all that is there, also what the head does not show yet: nobody moves it any more.
+    pub(crate) fn gather_last_replies(&mut self, lane: usize, mqueue: u32) {
+        if self.lanes[lane].loads[mqueue as usize].alive {
+            // A lap at most: no slot is given back before the end.
+            self.gather_up_to(lane, mqueue, u64::MAX);
+        }
+    }
+
+    #[inline(always)]
+    fn gather_up_to(&mut self, lane: usize, mqueue: u32, mut shown: u64) {
         let ahead = if shown > 1 { self.lanes[lane].fetch_more(mqueue, shown) } else { u64::MAX };
         while shown > 0 {
             if shown > ahead {

@@ -32,9 +32,16 @@ pub(crate) struct Hold {
     accelerator: u16,
     /// How long what was accepted may take.
     drain_ns: u64,
-    /// It ends by then.
-    until_ns: u64,
+    /// It ends by then; `None` before its service is switched on, for nobody can tell how long the others of its change
+    /// take.
+    until_ns: Option<u64>,
     pub(crate) word: Word,
+}
+
+impl Hold {
+    fn has_begun(&self) -> bool {
+        self.until_ns.is_some()
+    }
 }
 
 impl Lane {
@@ -46,8 +53,9 @@ impl Lane {
 
     /// The life of an accelerator has ended: from now on the next one is waited for.
     pub(crate) fn await_next_life(&mut self, accelerator: u16, now_ns: u64) {
-        for hold in self.holds.iter_mut().filter(|hold| hold.accelerator == accelerator) {
-            hold.until_ns = now_ns + HOLD_NS;
+        let of_life = |hold: &&mut Hold| hold.accelerator == accelerator && hold.has_begun();
+        for hold in self.holds.iter_mut().filter(of_life) {
+            hold.until_ns = Some(now_ns + HOLD_NS);
         }
     }
 }
@@ -65,9 +73,19 @@ impl<N: Nic> Worker<N> {
         if self.draining || lane.leaving.is_some() {
             return;
         }
-        let until_ns = self.now_ns.saturating_add(drain_ns).saturating_add(HOLD_NS);
+        let until_ns = Some(self.now_ns.saturating_add(drain_ns).saturating_add(HOLD_NS));
         lane.holds.push(Hold { accelerator, drain_ns, until_ns, word: Word::new(farewell) });
         self.heed_hold(slot);
+    }
+
+    /// A service that comes is held once it is [switched on](Self::switch): until then the ports and the gauge are those
+    /// of its former version.
+    pub(crate) fn hold_from_switch(&mut self, slot: usize, accelerator: u16, drain_ns: u64) {
+        if !self.draining {
+            let word = Word::new(Farewell::default());
+            let hold = Hold { accelerator, drain_ns, until_ns: None, word };
+            self.lanes[slot].holds.push(hold);
+        }
     }
 
     /// Ends the holds of a service for one of its accelerators, or for all.
@@ -79,14 +97,17 @@ impl<N: Nic> Worker<N> {
         let mut ended = false;
         for mut hold in self.lanes[slot].holds.extract_if(.., |hold| ends(hold)) {
             hold.word.set(false);
-            ended = true;
+            ended |= hold.has_begun();
         }
         if !ended || self.lanes[slot].is_held() {
             return;
         }
         self.heed_hold(slot);
+        let now_ns = self.now_ns;
         for key in 0..self.connections.len() as StreamKey {
             if self.connections.at(key).is_some_and(|c| usize::from(c.service) == slot) {
+                // Who could not be heard was not idle.
+                self.connections.change(key, |c| c.last_message_ns = now_ns);
                 self.list_to_read(key);
             }
         }
@@ -107,13 +128,15 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    /// A service takes its ports over held: its time counts from now.
-    pub(crate) fn renew_holds(&mut self, slot: usize) {
+    /// A service that came held is switched on: its time counts from now.
+    pub(crate) fn begin_holds(&mut self, slot: usize) {
         let now_ns = self.now_ns;
-        for hold in &mut self.lanes[slot].holds {
-            hold.until_ns = now_ns.saturating_add(hold.drain_ns).saturating_add(HOLD_NS);
+        let mut begun = false;
+        for hold in self.lanes[slot].holds.iter_mut().filter(|hold| !hold.has_begun()) {
+            hold.until_ns = Some(now_ns.saturating_add(hold.drain_ns).saturating_add(HOLD_NS));
+            begun = true;
         }
-        if self.lanes[slot].is_held() {
+        if begun {
             self.heed_hold(slot);
         }
     }
@@ -124,7 +147,7 @@ impl<N: Nic> Worker<N> {
             return;
         }
         let now_ns = self.now_ns;
-        let overdue = |hold: &Hold| hold.until_ns <= now_ns;
+        let overdue = |hold: &Hold| hold.until_ns.is_some_and(|until_ns| until_ns <= now_ns);
         if self.lanes[slot].holds.iter().any(overdue) {
             tracing::warn!(
                 service = slot,

@@ -125,7 +125,7 @@ impl<N: Nic> Worker<N> {
         let mqueues = self.lanes[lane].mqueues_of(accelerator);
         for mqueue in mqueues.clone() {
             // What had been answered is answered.
-            self.gather_replies(lane, mqueue);
+            self.gather_last_replies(lane, mqueue);
         }
         if self.lanes[lane].replies == Replies::None {
             self.lanes[lane].count_consumed();

@@ -161,8 +161,8 @@ impl<P> Seat<P> {
         self.lane.dispatcher.set_absent_reason(DropReason::Reconfiguring);
     }
 
-    /// The service is held until this accelerator's first life begins: that of the former version ends within
-    /// `drain_ns`. See `hold.rs`.
+    /// The service is held from the switch until this accelerator's first life begins: that of the former version ends
+    /// within `drain_ns`. See `hold.rs`.
     pub fn hold(&mut self, accelerator: u16, drain_ns: u64) {
         self.awaited.push((accelerator, drain_ns));
     }
@@ -357,7 +357,7 @@ impl<N: Nic> Worker<N> {
         }
         self.place(slot.into(), lane, links);
         for (accelerator, drain_ns) in awaited {
-            self.hold(slot.into(), accelerator, drain_ns, Farewell::default());
+            self.hold_from_switch(slot.into(), accelerator, drain_ns);
         }
         Ok(())
     }
@@ -432,9 +432,7 @@ impl<N: Nic> Worker<N> {
             }
             self.memory.stop_reading(Some(*slot));
         }
-        for slot in switch.lead.iter().map(|(_, slot)| usize::from(*slot)) {
-            self.renew_holds(slot);
-        }
+        (0..self.lanes.len()).for_each(|slot| self.begin_holds(slot));
         self.busy();
     }
 

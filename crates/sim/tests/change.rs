@@ -407,3 +407,58 @@ fn a_version_that_waits_for_its_accelerator_loses_nothing() {
         stage.world.check_quiet().unwrap();
     }
 }
+
+/// However long the other services of a change take: a version that comes held has its whole time from the switch, and
+/// nothing shows of it before, so that a change that is undone leaves nothing behind.
+#[test]
+fn the_hold_of_a_version_that_comes_counts_from_the_switch() {
+    const WORKERS: usize = 2;
+    for replaces in [true, false] {
+        let mut stage = Stage::new(WORKERS, 5, true);
+        let spec = stage.world.topology().services[CHANGES].clone();
+        if !replaces {
+            stage.world.remove(CHANGES, 50 * MS);
+            stage.change_in_steps(|_| {});
+        }
+        let held = |stage: &Stage| stage.world.metrics.services()[CHANGES].observed().held;
+        stage.world.put(spec, CHANGES, Keeps::all(true), 100_000 * MS);
+        stage.world.hold_newcomer(1000 * MS);
+        (0..WORKERS).for_each(|worker| stage.world.follow(worker));
+        stage.world.run(150, HOLD_NS / 100);
+        assert!(!stage.world.is_switched());
+        stage.ask(CHANGES);
+        stage.world.run(60, 100_000);
+        let service = stage.world.metrics.service(CHANGES);
+        assert_eq!((service.received, held(&stage)), (u64::from(replaces), 0));
+        stage.change_in_steps(|_| {});
+        stage.ask(CHANGES);
+        stage.world.run(90, HOLD_NS / 100);
+        let service = stage.world.metrics.service(CHANGES);
+        assert_eq!((service.received, held(&stage)), (u64::from(replaces), WORKERS as u64));
+        stage.world.revive(CHANGES, 0);
+        stage.world.run(60, 100_000);
+        let service = stage.world.metrics.service(CHANGES);
+        assert_eq!((service.replied, service.dropped_requests(), held(&stage)), (2, 0, 0));
+    }
+}
+
+/// A hold that ends by time finds connections whose requests have long been there, and reads them.
+#[test]
+fn whoever_could_not_be_heard_was_not_idle() {
+    let mut stage = Stage::new(1, 11, true);
+    let mut setup = Setup::sound(topology(1));
+    setup.topology.limits.idle_ms = 1000;
+    stage.world = World::build(&setup, |nic| nic);
+    (0..4).for_each(|_| stage.call(STAYS));
+    stage.world.run(60, 100_000);
+    assert_eq!(stage.world.metrics.service(STAYS).replied, 4);
+    stage.world.hold(STAYS, 0, 100 * MS);
+    stage.world.run(10, MS);
+    stage.world.lose(STAYS, 0, DropReason::Reconfiguring);
+    stage.world.run(1, 0);
+    (0..4).for_each(|caller| stage.say(STAYS, caller, 1));
+    stage.world.run(105, HOLD_NS / 100);
+    let stays = stage.world.metrics.service(STAYS);
+    assert_eq!(stays.dropped(DropReason::IdleTimeout), 0);
+    assert_eq!(stays.dropped(DropReason::Reconfiguring), 4);
+}

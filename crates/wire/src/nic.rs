@@ -336,9 +336,9 @@ pub trait Nic {
     /// What waits in a [`TxBatch`] can still be sent.
     fn stop_port(&mut self, index: PortIndex);
 
-    /// Lets a port be, or takes it up again: what comes to one that is held waits, is not reported, and ends no sleep.
-    /// Lets a port be: what comes to it waits in the host kernel and ends no sleep, or no more than once. With `false` it
-    /// is taken up again; the worker looks by itself then. Ports that are stopped or unknown are ignored.
+    /// Lets a port be, or takes it up again. What comes to one that is held waits in the host kernel: datagrams are not
+    /// reported and end no sleep; each connection that arrives at a listener may still be reported, and end one, once. With
+    /// `false` the worker looks by itself. Ports that are stopped or unknown are ignored.
     fn hold_port(&mut self, index: PortIndex, held: bool);
 
     /// Closes a port; the index is free afterwards. One that is unknown is ignored.

@@ -242,6 +242,11 @@ impl Leaver {
     }
 }
 
+/// Whether a service is held until this runtime serves: what the engine starts comes soon; nobody knows when others attach.
+fn is_held_for(start: &SeatStart) -> bool {
+    matches!(start.post.launch().0, Launch::Engine { .. })
+}
+
 /// The GPUs that a service is on, and for whom.
 fn gpus_of(topology: &Topology, service: &Service) -> Vec<(u32, String)> {
     let gpu = |index: &usize| match &topology.accelerators[*index].kind {
@@ -379,9 +384,8 @@ impl Server {
         if !Vec::is_empty(&after) {
             seats.iter_mut().for_each(Seat::set_reconfiguring);
         }
-        // What the engine starts comes soon; nobody knows when others attach.
         let drain_ns = wanted.engine.drain_ms * 1_000_000;
-        for start in after.iter().filter(|s| matches!(s.post.launch().0, Launch::Engine { .. })) {
+        for start in after.iter().filter(|start| is_held_for(start)) {
             seats.iter_mut().for_each(|seat| seat.hold(start.post.place as u16, drain_ns));
         }
         for (port, of_workers) in opened {
@@ -555,6 +559,12 @@ impl Server {
                 continue;
             }
             let after = successor.as_mut().map_or(Vec::new(), |new| std::mem::take(&mut new.after));
+            if after.iter().any(is_held_for) {
+                tracing::info!(
+                    service = name,
+                    "held: its next version begins when this one has ended"
+                );
+            }
             let kept = successor.as_ref().map_or(&[][..], |new| &new.kept);
             let ports = place.ports.iter().map(|p| p.0);
             let stopped: Vec<_> = ports.filter(|port| !kept.contains(port)).collect();

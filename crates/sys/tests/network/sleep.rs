@@ -60,6 +60,24 @@ fn a_held_port_ends_no_sleep_until_it_is_taken_up_again() {
 }
 
 #[test]
+fn a_held_listener_reports_a_connection_once() {
+    let (mut nic, addresses) = open(&[tcp("127.0.0.1:0")]);
+    let mut events = Vec::new();
+    nic.hold_port(0, true);
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        clients.push(TcpStream::connect(addresses[0]).unwrap());
+        sleep_for_events(&mut nic, &mut events);
+        assert_eq!(events, [Event::Connections(0)]);
+        nic.poll(1_000_000, &mut events);
+        assert_eq!(events, [], "it waits, and ends no further sleep");
+    }
+    nic.hold_port(0, false);
+    accept_as(&mut nic, 0, 0);
+    accept_as(&mut nic, 0, 1);
+}
+
+#[test]
 fn a_quiet_listener_costs_a_spinning_udp_server_next_to_nothing() {
     let (mut nic, addresses) = open(&[udp("127.0.0.1:0"), tcp("127.0.0.1:0")]);
     let mut events = Vec::new();
