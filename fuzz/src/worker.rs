@@ -263,5 +263,7 @@ impl Nic for Nowhere {
 
     fn stop_port(&mut self, _port: PortIndex) {}
 
+    fn hold_port(&mut self, _port: PortIndex, _held: bool) {}
+
     fn close_port(&mut self, _port: PortIndex) {}
 }
