@@ -121,6 +121,12 @@ impl Dispatcher {
         self.policy == Dispatch::FlowHash
     }
 
+    /// Whether [`Self::route`] looks at its `message` argument.
+    #[inline]
+    pub(crate) fn needs_key(&self) -> bool {
+        matches!(self.policy, Dispatch::KeyHash(_))
+    }
+
     /// Where this message goes. `flow` is the hash of its flow.
     #[inline]
     pub(crate) fn route(&mut self, message: &[u8], flow: u64, mqueues: &impl Credit) -> Route {

@@ -27,16 +27,13 @@ enum Forwarded {
 }
 
 impl<N: Nic> Worker<N> {
-    /// Reads what the head of a server mqueue's TX ring shows, or blocks at the first reply without room. It does
-    /// not look for more: behind the last message lies a line that nobody has used for a lap, and what comes
-    /// meanwhile moves the head and is met next turn.
-    pub(crate) fn gather_replies(&mut self, lane: usize, mqueue: u32) {
-        if !self.lanes[lane].loads[mqueue as usize].alive {
-            return;
+    /// Reads what the head of a server mqueue's TX ring has shown, or blocks at the first reply without room; where the
+    /// head does not tell the truth, looking ends where nothing is. It does not look for more: behind the last message
+    /// lies a line that nobody has used for a lap, and what comes meanwhile moves the head and is met next turn.
+    pub(crate) fn gather_replies(&mut self, lane: usize, mqueue: u32, shown: u64) {
+        if self.lanes[lane].loads[mqueue as usize].alive {
+            self.gather_up_to(lane, mqueue, shown);
         }
-        // As a hostile accelerator tells it, too: looking ends where nothing is.
-        let shown = self.lanes[lane].mqueues[mqueue as usize].tx.hint();
-        self.gather_up_to(lane, mqueue, shown);
     }
 
     /// Reads all that is there, also what the head does not show yet: nobody moves it any more.

@@ -1,6 +1,7 @@
 //! Inhale: from the network and the other workers into RX rings.
 
-use mqueue::{LoanError, abi};
+use mqueue::abi::{self, SlotHeader};
+use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer};
 use wire::DropReason;
 use wire::framing::{ErrorReply, Expects, Parsed};
 use wire::nic::{Close, Datagram, Nic, Read, StreamKey, Transport};
@@ -34,6 +35,69 @@ impl Arrival {
     fn is_from(&self, datagram: &Datagram) -> bool {
         matches!(&self.origin, Origin::Datagram { peer, local, .. }
             if *peer == datagram.peer && *local == datagram.local)
+    }
+}
+
+/// The bytes of a message on its way in, wherever they are: whoever takes it copies them once.
+pub(crate) trait Message {
+    fn len(&self) -> usize;
+
+    /// For whoever looks at them; what is taken afterwards is what was looked at.
+    fn bytes(&mut self) -> &[u8];
+
+    /// Copies them into a ring.
+    fn push(&mut self, ring: &mut Producer<MappedMemory>, head: Head) -> Result<(), LoanError>;
+}
+
+impl Message for &[u8] {
+    #[inline]
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+
+    #[inline]
+    fn bytes(&mut self) -> &[u8] {
+        self
+    }
+
+    #[inline]
+    fn push(&mut self, ring: &mut Producer<MappedMemory>, head: Head) -> Result<(), LoanError> {
+        ring.push(head, self)
+    }
+}
+
+/// The message that a doorbell ring shows, in its slot.
+pub(crate) struct Shown<'a> {
+    pub(crate) ring: &'a Consumer<MappedMemory>,
+    pub(crate) header: SlotHeader,
+    /// Room for it.
+    pub(crate) scratch: &'a mut [u8],
+    /// Its bytes are in `scratch`.
+    pub(crate) copied: bool,
+}
+
+impl Message for Shown<'_> {
+    #[inline]
+    fn len(&self) -> usize {
+        self.header.len as usize
+    }
+
+    fn bytes(&mut self) -> &[u8] {
+        let bytes = &mut self.scratch[..self.header.len as usize];
+        if !self.copied {
+            let arrived = self.ring.copy_out(&self.header, bytes);
+            debug_assert!(arrived, "doorbell rings hold whole messages");
+            self.copied = true;
+        }
+        bytes
+    }
+
+    #[inline]
+    fn push(&mut self, ring: &mut Producer<MappedMemory>, head: Head) -> Result<(), LoanError> {
+        if !self.copied && ring.push_from(head, self.ring, &self.header) {
+            return Ok(());
+        }
+        ring.push(head, self.bytes())
     }
 }
 
@@ -116,16 +180,20 @@ impl<N: Nic> Worker<N> {
         &mut self,
         service: usize,
         arrival: &Arrival,
-        payload: &[u8],
+        mut message: impl Message,
     ) -> Result<(), Refusal> {
         let lane = &mut self.lanes[service];
-        if payload.len() > lane.max_message_bytes {
+        let len = message.len();
+        if len > lane.max_message_bytes {
             return Err(Refusal::Drop(DropReason::TooLong));
         }
         loop {
-            let (dispatcher, mut credits) = lane.dispatch(payload.len());
+            let (dispatcher, mut credits) = lane.dispatch(len);
             let route = match arrival.target {
-                None => dispatcher.route(payload, arrival.flow, &credits),
+                None => {
+                    let looked_at = if dispatcher.needs_key() { message.bytes() } else { &[] };
+                    dispatcher.route(looked_at, arrival.flow, &credits)
+                }
                 Some(ANY) => {
                     credits.other_credit = &[];
                     dispatcher.route_here(&credits)
@@ -133,13 +201,12 @@ impl<N: Nic> Worker<N> {
                 Some(mqueue) => dispatcher.check(mqueue, &credits),
             };
             let Route::Local(mqueue) = route else {
-                return self.submit_elsewhere(service, arrival, payload, route);
+                return self.submit_elsewhere(service, arrival, message.bytes(), route);
             };
-            match lane.accept(mqueue, arrival, payload) {
+            match lane.accept(mqueue, arrival, &mut message) {
                 Ok(()) => return Ok(()),
                 // It has no room after all, and now says so; another one may have.
-                Err(DropReason::NoCredit)
-                    if lane.loads[mqueue as usize].is_full_for(payload.len()) => {}
+                Err(DropReason::NoCredit) if lane.loads[mqueue as usize].is_full_for(len) => {}
                 Err(DropReason::NoCredit) => return Err(Refusal::Hold(DropReason::NoCredit)),
                 Err(reason) => {
                     let corrupt = reason == DropReason::MqueueDead;

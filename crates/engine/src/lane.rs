@@ -13,7 +13,7 @@ use crate::accelerator::Blocks;
 use crate::backend::{BackendPool, ClientMqueue};
 use crate::dispatch::{Credit, Dispatcher, Owner};
 use crate::hold::Hold;
-use crate::ingress::Arrival;
+use crate::ingress::{Arrival, Message};
 use crate::metrics::ServiceCounters;
 use crate::seating::Leaving;
 use crate::stages::{Follower, NOBODY, Observations};
@@ -82,6 +82,9 @@ impl Default for Load {
         }
     }
 }
+
+/// Heads of TX rings that are read one behind the other.
+pub(crate) const LOOKS: usize = 32;
 
 /// As much of a reply is fetched ahead.
 const SHORT_BYTES: u64 = 64;
@@ -252,15 +255,16 @@ impl Lane {
         &mut self,
         number: u32,
         arrival: &Arrival,
-        payload: &[u8],
+        message: &mut impl Message,
     ) -> Result<(), DropReason> {
+        let len = message.len();
         let mqueue = &mut self.mqueues[number as usize];
         let mut token = Token(0);
         if self.replies == Replies::One {
             let request = Request {
                 origin: arrival.origin,
                 mqueue: number,
-                len: payload.len() as u32,
+                len: len as u32,
                 received_ns: arrival.received_ns,
                 expects: arrival.expects,
             };
@@ -268,10 +272,10 @@ impl Lane {
         }
         let head =
             Head { token: token.0, tag: 0, kind: abi::kind::MESSAGE, status: abi::status::OK };
-        if let Err(error) = mqueue.rx.push(head, payload) {
-            return Err(self.refused(number, token, payload.len(), error));
+        if let Err(error) = message.push(&mut mqueue.rx, head) {
+            return Err(self.refused(number, token, len, error));
         }
-        mqueue.rx.prefetch(0, payload.len() as u64);
+        mqueue.rx.prefetch(0, len as u64);
         if !mqueue.arrivals.is_empty() {
             let slot = (mqueue.rx.committed() - 1) % mqueue.arrivals.len() as u64;
             mqueue.arrivals[slot as usize] = arrival.received_ns;
@@ -352,6 +356,26 @@ impl Lane {
         let mqueue = &self.mqueues[entry.server as usize];
         let region_mqueue = mqueue.block * self.per_block + 1 + u32::from(entry.backend);
         self.drives[mqueue.attachment as usize].rang.push(region_mqueue);
+    }
+
+    /// How many messages the head of a server mqueue's TX ring shows, as a hostile accelerator tells it, too.
+    #[inline]
+    pub(crate) fn shown(&self, mqueue: u32) -> u64 {
+        self.mqueues[mqueue as usize].tx.hint()
+    }
+
+    /// The same of the next [`LOOKS`] that [`Self::drive`] found touched. Heads lie densely, and an accelerator that
+    /// writes one of a line takes the line away: read one by one between messages, each would be a miss.
+    #[inline]
+    pub(crate) fn read_heads(&self, drive: usize, first: usize) -> [u64; LOOKS] {
+        let mut shown = [0; LOOKS];
+        let count = self.drives[drive].touched.len();
+        for (index, shown) in (first..count).zip(&mut shown) {
+            if let Touched::Server(mqueue) = self.touched(drive, index) {
+                *shown = self.shown(mqueue);
+            }
+        }
+        shown
     }
 
     /// Starts to fetch short replies from where another processor has left them, a few mqueues before their turn.

@@ -28,7 +28,7 @@ use wire::framing::Expects;
 use wire::nic::Nic;
 use wire::session::Origin;
 
-use crate::ingress::{Arrival, Refusal};
+use crate::ingress::{Arrival, Refusal, Shown};
 use crate::topology::Replies;
 use crate::worker::Worker;
 
@@ -40,6 +40,8 @@ const BUDGET_BYTES: u64 = 256 << 10;
 const RETRY_BYTES: u32 = 4096;
 /// … but only after this long.
 const RETRY_NS: u64 = 50_000;
+/// As much of a request that nobody has looked at is fetched.
+const SHORT_BYTES: u64 = 64;
 /// How many messages ahead slots are fetched from the client's cache.
 const AHEAD: u64 = 8;
 
@@ -374,6 +376,12 @@ impl<N: Nic> Worker<N> {
         let mut scratch = std::mem::take(&mut self.scratch);
         let (mut taken, mut bytes) = (0, 0);
         let mut stop = Stop::Enough;
+        if waiting > 1 && matches!(seated.client.requests.peek(), Ok(Some(_))) {
+            // The others are fetched while those before them are submitted.
+            for ahead in 1..waiting.min(AHEAD) {
+                seated.client.requests.prefetch(ahead, SHORT_BYTES);
+            }
+        }
         while taken < room && bytes < BUDGET_BYTES {
             let header = match seated.client.requests.peek() {
                 Ok(Some(header)) if header.kind == kind::MESSAGE => header,
@@ -384,10 +392,6 @@ impl<N: Nic> Worker<N> {
                 }
             };
             seated.client.requests.prefetch(AHEAD, header.len.into());
-            // A ring's longest message is the service's, which the scratch space has room for.
-            let payload = &mut scratch[..header.len as usize];
-            let arrived = seated.client.requests.copy_out(&header, payload);
-            debug_assert!(arrived, "doorbell rings hold whole messages");
             let origin =
                 Origin::Memory { worker: self.index, client: index, generation, tag: header.tag };
             let arrival = Arrival {
@@ -397,7 +401,10 @@ impl<N: Nic> Worker<N> {
                 flow,
                 target: None,
             };
-            let refused = match self.submit(service, &arrival, payload) {
+            // A ring's longest message is the service's, which the scratch space has room for.
+            let ring = &seated.client.requests;
+            let message = Shown { ring, header, scratch: &mut scratch, copied: false };
+            let refused = match self.submit(service, &arrival, message) {
                 Ok(()) => None,
                 Err(Refusal::Hold(_)) => {
                     if header.len > RETRY_BYTES {

@@ -26,7 +26,7 @@ use wire::session::Origin;
 
 use crate::connection::{Connections, Pool, Reading};
 use crate::handover::{Fabric, Link};
-use crate::lane::{Lane, Touched};
+use crate::lane::{LOOKS, Lane, Touched};
 use crate::memory_port::MemoryClients;
 use crate::metrics::WorkerCounters;
 use crate::seating::Port;
@@ -333,17 +333,23 @@ impl<N: Nic> Worker<N> {
     fn gather(&mut self, lane: usize) {
         self.lanes[lane].take_blocked();
         for index in 0..self.lanes[lane].retried.len() {
-            self.gather_replies(lane, self.lanes[lane].retried[index]);
+            let mqueue = self.lanes[lane].retried[index];
+            let shown = self.lanes[lane].shown(mqueue);
+            self.gather_replies(lane, mqueue, shown);
         }
         for index in 0..self.lanes[lane].retried_clients.len() {
             self.take_backend_requests(lane, self.lanes[lane].retried_clients[index]);
         }
         for drive in 0..self.lanes[lane].drives.len() {
-            for index in 0..self.lanes[lane].drives[drive].touched.len() {
-                self.lanes[lane].fetch_ahead(drive, index);
-                match self.lanes[lane].touched(drive, index) {
-                    Touched::Server(mqueue) => self.gather_replies(lane, mqueue),
-                    Touched::Client(client) => self.take_backend_requests(lane, client),
+            let count = self.lanes[lane].drives[drive].touched.len();
+            for first in (0..count).step_by(LOOKS) {
+                let shown = self.lanes[lane].read_heads(drive, first);
+                for (index, shown) in (first..count).zip(shown) {
+                    self.lanes[lane].fetch_ahead(drive, index);
+                    match self.lanes[lane].touched(drive, index) {
+                        Touched::Server(mqueue) => self.gather_replies(lane, mqueue, shown),
+                        Touched::Client(client) => self.take_backend_requests(lane, client),
+                    }
                 }
             }
         }

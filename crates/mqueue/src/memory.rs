@@ -1,4 +1,4 @@
-//! Shared memory as words: the only file that names core atomics or touches raw pointers.
+//! Shared memory as words: with its `units.rs`, the only file that names core atomics or touches raw pointers.
 //!
 //! Memory that another process, an accelerator or a hostile tenant can write at any time must never
 //! become a Rust `&[u8]`. Here it is an array of 64-bit words reached through atomic loads and
@@ -7,17 +7,14 @@
 //! that loom and Miri run the very code that production runs, but for what [`MappedMemory`] does with
 //! the vector registers of x86-64: native tests hold that to the generic code, length by length.
 
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-use std::arch::x86_64::{
-    __m128i, _mm_and_si128, _mm_cvtsi128_si32, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_or_si128,
-    _mm_set_epi32, _mm_set_epi64x, _mm_set1_epi32, _mm_setzero_si128, _mm_shuffle_epi32,
-    _mm_storeu_si128, _mm_unpackhi_epi64, _mm_xor_si128,
-};
+mod units;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 pub use std::sync::atomic::Ordering;
 
 use crate::granule;
+use units::{Unit8s, Unit16s};
 
 /// A range of mapped memory that stays mapped for as long as the value lives.
 ///
@@ -75,30 +72,6 @@ pub trait Memory: Clone {
         self.store(at, pair(data[0], sequence), Ordering::Relaxed);
     }
 
-    /// Copies bytes out of consecutive units; false when one of them has another sequence.
-    #[inline]
-    fn load_units<const WORDS: usize>(&self, at: u64, bytes: &mut [u8], sequence: u32) -> bool {
-        let mut at = at;
-        let mut wrong = 0;
-        for chunk in bytes.chunks_mut(4 * WORDS) {
-            let (data, found) = self.load_unit::<WORDS>(at);
-            bytes_from(data, chunk);
-            wrong |= found ^ sequence;
-            at += unit_bytes(WORDS);
-        }
-        wrong == 0
-    }
-
-    /// Copies bytes into consecutive units; the last one is padded with zeros.
-    #[inline]
-    fn store_units<const WORDS: usize>(&self, at: u64, bytes: &[u8], sequence: u32) {
-        let mut at = at;
-        for chunk in bytes.chunks(4 * WORDS) {
-            self.store_unit::<WORDS>(at, words_from(chunk), sequence);
-            at += unit_bytes(WORDS);
-        }
-    }
-
     /// Stores a message of the `granule` protocols: its string of header and payload in units with this sequence.
     #[inline]
     fn store_string<const WORDS: usize>(
@@ -121,6 +94,36 @@ pub trait Memory: Clone {
     #[inline]
     fn load_payload<const WORDS: usize>(&self, at: u64, payload: &mut [u8], sequence: u32) -> bool {
         granule::load_payload::<Self, WORDS>(self, at, payload, sequence)
+    }
+
+    /// Copies the payload of the message in the units at `from_at` in other memory to words at `at`; the last word is
+    /// padded with zeros. False when a unit has another sequence: of the data of such a unit nothing is stored.
+    #[inline]
+    fn copy_payload<const WORDS: usize>(
+        &self,
+        at: u64,
+        from: &Self,
+        from_at: u64,
+        len_bytes: u64,
+        sequence: u32,
+    ) -> bool {
+        granule::copy_units::<Self, WORDS>(self, at, (from, from_at), len_bytes, sequence)
+    }
+
+    /// [`Self::store_string`] with the payload in words at `from_at` in other memory. What others write there
+    /// meanwhile arrives or does not; what lies behind `len_bytes` of the last word does not.
+    #[inline]
+    fn copy_string<const WORDS: usize>(
+        &self,
+        at: u64,
+        header: [u64; 4],
+        from: &Self,
+        from_at: u64,
+        len_bytes: u64,
+        sequence: u32,
+    ) {
+        let from = (from, from_at);
+        granule::copy_string::<Self, WORDS>(self, at, header, from, len_bytes, sequence);
     }
 
     /// Loads consecutive words, relaxed.
@@ -178,16 +181,35 @@ pub trait Memory: Clone {
 
 /// The bits of a word's first `len_bytes` bytes, from 1; all of them from 8 on.
 #[inline]
-fn mask_of(len_bytes: u64) -> u64 {
+pub(crate) fn mask_of(len_bytes: u64) -> u64 {
     u64::MAX >> (64 - 8 * len_bytes.min(8))
 }
 
-/// Up to eight bytes as a word, zero padded.
+/// Up to eight bytes as a word, zero padded. Without a loop or a call: pieces that overlap agree.
 #[inline]
 pub(crate) fn word_of(bytes: &[u8]) -> u64 {
-    let mut word = [0; 8];
-    word[..bytes.len()].copy_from_slice(bytes);
-    u64::from_le_bytes(word)
+    let len = bytes.len();
+    if let (Some(first), Some(last)) = (bytes.first_chunk(), bytes.last_chunk()) {
+        let [first, last] = [*first, *last].map(|half| u64::from(u32::from_le_bytes(half)));
+        return first | last << (8 * (len - 4));
+    }
+    let byte = |i: usize| u64::from(bytes[i]) << (8 * i);
+    if len == 0 { 0 } else { byte(0) | byte(len / 2) | byte(len - 1) }
+}
+
+/// The first bytes of a word, up to eight, as [`word_of`] takes them.
+#[inline]
+fn word_to(word: u64, bytes: &mut [u8]) {
+    let len = bytes.len();
+    if let Some(first) = bytes.first_chunk_mut() {
+        *first = (word as u32).to_le_bytes();
+        let last = bytes.last_chunk_mut().expect("as long as the first");
+        *last = ((word >> (8 * (len - 4))) as u32).to_le_bytes();
+    } else if len > 0 {
+        for i in [0, len / 2, len - 1] {
+            bytes[i] = (word >> (8 * i)) as u8;
+        }
+    }
 }
 
 /// Bytes of a unit with `words` 32-bit words of data.
@@ -303,7 +325,8 @@ impl Memory for MappedMemory {
         }
     }
 
-    #[inline]
+    // Always inline: words that come through memory are stored and loaded once more.
+    #[inline(always)]
     fn store_slot<const N: usize>(&self, at: u64, values: [u64; N], bytes: &[u8]) {
         let words = self.words(at, N + bytes.len().div_ceil(8));
         let (head, rest) = words.split_at(N);
@@ -337,22 +360,37 @@ impl Memory for MappedMemory {
         copy_out(self.words(at, bytes.len().div_ceil(8)), bytes);
     }
 
+    #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
     #[inline]
     fn prefetch(&self, at: u64, for_write: bool) {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        {
-            use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
-            let address = self.base.wrapping_add(at as usize).cast::<i8>();
-            // SAFETY: a prefetch is a hint: it accesses nothing and faults nowhere.
-            unsafe {
-                match for_write {
-                    true => _mm_prefetch::<_MM_HINT_ET0>(address),
-                    false => _mm_prefetch::<_MM_HINT_T0>(address),
+        use std::arch::asm;
+        let address = self.base.addr().wrapping_add(at as usize);
+        // The intrinsic for a write is an ordinary prefetch unless the whole program is built for processors that have
+        // this one, and then the first store still waits for the line. Processors without it do nothing here.
+        // SAFETY: a prefetch is a hint: it accesses nothing and faults nowhere.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            match for_write {
+                true => {
+                    asm!("prefetchw [{}]", in(reg) address, options(nomem, nostack, preserves_flags))
+                }
+                false => {
+                    asm!("prefetcht0 [{}]", in(reg) address, options(nomem, nostack, preserves_flags))
                 }
             }
         }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = (at, for_write);
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        unsafe {
+            match for_write {
+                true => {
+                    asm!("prfm pstl1keep, [{}]", in(reg) address, options(nomem, nostack, preserves_flags))
+                }
+                false => {
+                    asm!("prfm pldl1keep, [{}]", in(reg) address, options(nomem, nostack, preserves_flags))
+                }
+            }
+        }
     }
 
     #[inline]
@@ -366,7 +404,7 @@ impl Memory for MappedMemory {
             let word = self.load(at, Ordering::Relaxed);
             return ([word as u32; WORDS], (word >> 32) as u32);
         }
-        self.unit16s(at, 1).load(0)
+        Unit16s::of(self, at, 1).load(0)
     }
 
     #[inline]
@@ -374,10 +412,9 @@ impl Memory for MappedMemory {
         if WORDS == 1 {
             return self.store(at, pair(data[0], sequence), Ordering::Relaxed);
         }
-        self.unit16s(at, 1).store(0, data, sequence);
+        Unit16s::of(self, at, 1).store(0, data, sequence);
     }
 
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[inline]
     fn store_string<const WORDS: usize>(
         &self,
@@ -386,79 +423,60 @@ impl Memory for MappedMemory {
         payload: &[u8],
         sequence: u32,
     ) {
-        let Some((first, rest)) = payload.split_first_chunk::<4>().filter(|_| WORDS == 3) else {
-            return granule::store_string::<Self, WORDS>(self, at, header, payload, sequence);
-        };
-        let units = self.unit16s(at, 3 + rest.len().div_ceil(12));
-        let [token, tag, arena, last] = header;
-        units.store_halves(0, token, pair(tag as u32, sequence));
-        units.store_halves(1, tag >> 32 | arena << 32, pair((arena >> 32) as u32, sequence));
-        units.store_halves(2, last, pair(u32::from_le_bytes(*first), sequence));
-        units.after(3).copy_in(rest, sequence);
+        match WORDS {
+            1 => Unit8s::string(self, at, payload.len()).store_string(header, payload, sequence),
+            _ => Unit16s::string(self, at, payload.len()).store_string(header, payload, sequence),
+        }
     }
 
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[inline]
     fn load_header<const WORDS: usize>(&self, at: u64, sequence: u32) -> Option<[u64; 4]> {
-        if WORDS != 3 {
-            return granule::load_header::<Self, WORDS>(self, at, sequence);
+        match WORDS {
+            1 => Unit8s::string(self, at, 0).load_header(sequence),
+            _ => Unit16s::string(self, at, 0).load_header(sequence),
         }
-        let units = self.unit16s(at, 3);
-        let [(token, a), (low, b), (last, c)] = std::array::from_fn(|i| units.load_halves(i));
-        let found = |half: u64| (half >> 32) as u32 ^ sequence;
-        let whole = found(a) | found(b) | found(c) == 0;
-        whole.then_some([token, u64::from(a as u32) | low << 32, low >> 32 | b << 32, last])
     }
 
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[inline]
     fn load_payload<const WORDS: usize>(&self, at: u64, payload: &mut [u8], sequence: u32) -> bool {
-        let Some((first, rest)) = payload.split_first_chunk_mut::<4>().filter(|_| WORDS == 3)
-        else {
-            return granule::load_payload::<Self, WORDS>(self, at, payload, sequence);
-        };
-        let units = self.unit16s(at, 3 + rest.len().div_ceil(12));
-        let (_, high) = units.load_halves(2);
-        *first = (high as u32).to_le_bytes();
-        ((high >> 32) as u32 ^ sequence) | units.after(3).copy_out(rest, sequence) == 0
-    }
-
-    #[inline]
-    fn load_units<const WORDS: usize>(&self, at: u64, bytes: &mut [u8], sequence: u32) -> bool {
-        let mut wrong = 0;
-        if WORDS == 1 {
-            let (whole, rest) = bytes.as_chunks_mut::<4>();
-            let words = self.words(at, whole.len() + usize::from(!rest.is_empty()));
-            for (chunk, word) in whole.iter_mut().zip(words) {
-                let word = word.load(Ordering::Relaxed);
-                *chunk = (word as u32).to_le_bytes();
-                wrong |= (word >> 32) as u32 ^ sequence;
-            }
-            if let (false, Some(word)) = (rest.is_empty(), words.last()) {
-                let word = word.load(Ordering::Relaxed);
-                bytes_from([word as u32], rest);
-                wrong |= (word >> 32) as u32 ^ sequence;
-            }
-        } else {
-            let units = self.unit16s(at, bytes.len().div_ceil(12));
-            wrong = units.copy_out(bytes, sequence);
+        match WORDS {
+            1 => Unit8s::string(self, at, payload.len()).load_payload(payload, sequence),
+            _ => Unit16s::string(self, at, payload.len()).load_payload(payload, sequence),
         }
-        wrong == 0
     }
 
     #[inline]
-    fn store_units<const WORDS: usize>(&self, at: u64, bytes: &[u8], sequence: u32) {
-        if WORDS == 1 {
-            let (whole, rest) = bytes.as_chunks::<4>();
-            let words = self.words(at, whole.len() + usize::from(!rest.is_empty()));
-            for (word, data) in words.iter().zip(whole) {
-                word.store(pair(u32::from_le_bytes(*data), sequence), Ordering::Relaxed);
-            }
-            if let (false, Some(word)) = (rest.is_empty(), words.last()) {
-                word.store(pair(word_of(rest) as u32, sequence), Ordering::Relaxed);
-            }
-        } else {
-            self.unit16s(at, bytes.len().div_ceil(12)).copy_in(bytes, sequence);
+    fn copy_payload<const WORDS: usize>(
+        &self,
+        at: u64,
+        from: &Self,
+        from_at: u64,
+        len_bytes: u64,
+        sequence: u32,
+    ) -> bool {
+        let len = len_bytes as usize;
+        let to = self.words(at, len.div_ceil(8));
+        match WORDS {
+            1 => Unit8s::string(from, from_at, len).copy_payload(to, len, sequence),
+            _ => Unit16s::string(from, from_at, len).copy_payload(to, len, sequence),
+        }
+    }
+
+    #[inline]
+    fn copy_string<const WORDS: usize>(
+        &self,
+        at: u64,
+        header: [u64; 4],
+        from: &Self,
+        from_at: u64,
+        len_bytes: u64,
+        sequence: u32,
+    ) {
+        let len = len_bytes as usize;
+        let from = from.words(from_at, len.div_ceil(8));
+        match WORDS {
+            1 => Unit8s::string(self, at, len).copy_string(header, from, len, sequence),
+            _ => Unit16s::string(self, at, len).copy_string(header, from, len, sequence),
         }
     }
 }
@@ -516,8 +534,7 @@ fn copy_out_words(words: &[AtomicU64], bytes: &mut [u8]) {
         *chunk = word.load(Ordering::Relaxed).to_le_bytes();
     }
     if !rest.is_empty() {
-        let word = words[whole.len()].load(Ordering::Relaxed).to_le_bytes();
-        rest.copy_from_slice(&word[..rest.len()]);
+        word_to(words[whole.len()].load(Ordering::Relaxed), rest);
     }
 }
 
@@ -553,177 +570,6 @@ unsafe fn move_piece(from: *const u8, to: *mut u8) {
             to = in(reg) to,
             options(nostack, preserves_flags),
         );
-    }
-}
-
-/// A checked range of 16-byte units.
-#[derive(Clone, Copy)]
-#[cfg_attr(
-    not(all(target_arch = "x86_64", not(miri))),
-    allow(dead_code, reason = "nothing makes a range where 16-byte accesses are not atomic")
-)]
-struct Unit16s<'a> {
-    base: *mut u8,
-    count: usize,
-    _memory: &'a MappedMemory,
-}
-
-impl MappedMemory {
-    /// The `count` 16-byte units from `at`: one check for all of them.
-    #[inline]
-    fn unit16s(&self, at: u64, count: usize) -> Unit16s<'_> {
-        assert!(self.unit16, "granule16 is refused where 16-byte accesses are not atomic");
-        let inside = at <= self.len_bytes && count as u64 <= (self.len_bytes - at) / 16;
-        assert!(at & 15 == 0 && inside, "offset outside the region");
-        Unit16s { base: self.base.wrapping_add(at as usize), count, _memory: self }
-    }
-}
-
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-impl Unit16s<'_> {
-    /// Loads the i-th unit, in one access.
-    #[inline]
-    fn load_whole(self, i: usize) -> __m128i {
-        debug_assert!(i < self.count);
-        let value: __m128i;
-        // SAFETY: in bounds and aligned to 16. Assembly, because the compiler must neither split nor
-        // repeat the access: aligned 16-byte SSE accesses are single-copy atomic on processors that
-        // enumerate AVX (Intel SDM vol. 3A §9.1.1, AMD APM vol. 2 §7.3.2), which has_unit16 tells.
-        unsafe {
-            core::arch::asm!("movdqa {v}, [{p}]", v = out(xmm_reg) value, p = in(reg) self.base.add(16 * i),
-                options(nostack, preserves_flags, readonly));
-        }
-        value
-    }
-
-    /// Stores the i-th unit, in one access.
-    #[inline]
-    fn store_whole(self, i: usize, value: __m128i) {
-        debug_assert!(i < self.count);
-        // SAFETY: as in load_whole().
-        unsafe {
-            core::arch::asm!("movdqa [{p}], {v}", v = in(xmm_reg) value, p = in(reg) self.base.add(16 * i),
-                options(nostack, preserves_flags));
-        }
-    }
-}
-
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-impl Unit16s<'_> {
-    /// The i-th unit's lower and upper eight bytes.
-    #[inline]
-    fn load_halves(self, i: usize) -> (u64, u64) {
-        let unit = self.load_whole(i);
-        // SAFETY: every x86-64 has SSE2.
-        unsafe {
-            let high = _mm_cvtsi128_si64(_mm_unpackhi_epi64(unit, unit)) as u64;
-            (_mm_cvtsi128_si64(unit) as u64, high)
-        }
-    }
-
-    #[inline]
-    fn store_halves(self, i: usize, low: u64, high: u64) {
-        // SAFETY: every x86-64 has SSE2.
-        self.store_whole(i, unsafe { _mm_set_epi64x(high as i64, low as i64) });
-    }
-
-    #[inline]
-    fn load<const WORDS: usize>(self, i: usize) -> ([u32; WORDS], u32) {
-        let (low, high) = self.load_halves(i);
-        let words = [low as u32, (low >> 32) as u32, high as u32];
-        (std::array::from_fn(|k| words[k]), (high >> 32) as u32)
-    }
-
-    #[inline]
-    fn store<const WORDS: usize>(self, i: usize, data: [u32; WORDS], sequence: u32) {
-        self.store_halves(i, pair(data[0], data[1]), pair(data[2], sequence));
-    }
-
-    /// The units from the `count`-th on.
-    #[inline]
-    fn after(self, count: usize) -> Self {
-        debug_assert!(count <= self.count);
-        Self { base: self.base.wrapping_add(16 * count), count: self.count - count, ..self }
-    }
-}
-
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-impl Unit16s<'_> {
-    /// Copies bytes out of the units, 16 at a time where a unit's sequence still has room behind its data: the next
-    /// unit's data overwrites it. Returns 0 when all units have this sequence.
-    #[inline]
-    fn copy_out(self, bytes: &mut [u8], sequence: u32) -> u32 {
-        assert!(bytes.len() <= 12 * self.count, "too few units");
-        let wide = bytes.len().saturating_sub(4) / 12;
-        let mut wrong;
-        // SAFETY: every x86-64 has SSE2, and the last of the wide stores ends at 12 * wide + 4 bytes.
-        unsafe {
-            let expected = _mm_set1_epi32(sequence as i32);
-            let mut difference = _mm_setzero_si128();
-            for i in 0..wide {
-                let unit = self.load_whole(i);
-                difference = _mm_or_si128(difference, _mm_xor_si128(unit, expected));
-                _mm_storeu_si128(bytes.as_mut_ptr().add(12 * i).cast(), unit);
-            }
-            wrong = _mm_cvtsi128_si32(_mm_shuffle_epi32::<0xff>(difference)) as u32;
-        }
-        for (i, chunk) in bytes[12 * wide..].chunks_mut(12).enumerate() {
-            let (low, high) = self.load_halves(wide + i);
-            wrong |= (high >> 32) as u32 ^ sequence;
-            if let Ok(whole) = <&mut [u8; 12]>::try_from(&mut *chunk) {
-                whole[..8].copy_from_slice(&low.to_le_bytes());
-                whole[8..].copy_from_slice(&(high as u32).to_le_bytes());
-            } else {
-                bytes_from([low as u32, (low >> 32) as u32, high as u32], chunk);
-            }
-        }
-        wrong
-    }
-}
-
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-impl Unit16s<'_> {
-    /// Copies bytes into the units, the last one padded with zeros.
-    #[inline]
-    fn copy_in(self, bytes: &[u8], sequence: u32) {
-        assert!(bytes.len() <= 12 * self.count, "too few units");
-        let wide = bytes.len().saturating_sub(4) / 12;
-        // SAFETY: every x86-64 has SSE2, and the last of the wide loads ends at 12 * wide + 4 bytes.
-        unsafe {
-            let data = _mm_set_epi32(0, -1, -1, -1);
-            let stamp = _mm_set_epi32(sequence as i32, 0, 0, 0);
-            for i in 0..wide {
-                let four = _mm_loadu_si128(bytes.as_ptr().add(12 * i).cast());
-                self.store_whole(i, _mm_or_si128(_mm_and_si128(four, data), stamp));
-            }
-        }
-        for (i, chunk) in bytes[12 * wide..].chunks(12).enumerate() {
-            if let Some((low, [a, b, c, d])) = chunk.split_first_chunk::<8>() {
-                let high = u32::from_le_bytes([*a, *b, *c, *d]);
-                self.store_halves(wide + i, u64::from_le_bytes(*low), pair(high, sequence));
-            } else {
-                self.store::<3>(wide + i, words_from(chunk), sequence);
-            }
-        }
-    }
-}
-
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
-impl Unit16s<'_> {
-    fn load<const WORDS: usize>(self, _i: usize) -> ([u32; WORDS], u32) {
-        unreachable!("unit16s() panics first")
-    }
-
-    fn store<const WORDS: usize>(self, _i: usize, _data: [u32; WORDS], _sequence: u32) {
-        unreachable!("unit16s() panics first")
-    }
-
-    fn copy_out(self, _bytes: &mut [u8], _sequence: u32) -> u32 {
-        unreachable!("unit16s() panics first")
-    }
-
-    fn copy_in(self, _bytes: &[u8], _sequence: u32) {
-        unreachable!("unit16s() panics first")
     }
 }
 

@@ -625,14 +625,18 @@ impl<M: Memory> Words<M> {
     }
 
     /// Adds to `found` those of `mqueues` for which [`Self::tx_waiting`] holds.
-    // A loop, not a chain of iterators: those were calls, and a worker asks for each mqueue in every turn.
+    // Without a branch that depends on what waits: a worker asks for each mqueue in every turn, and no
+    // processor foresees the answers.
     #[inline]
     pub fn tx_waiting_among(&self, mqueues: &[u32], found: &mut Vec<u32>) {
+        let before = found.len();
+        found.resize(before + mqueues.len(), 0);
+        let (room, mut count) = (&mut found[before..], 0);
         for &mqueue in mqueues {
-            if self.tx_waiting(mqueue) {
-                found.push(mqueue);
-            }
+            room[count] = mqueue;
+            count += usize::from(self.tx_waiting(mqueue));
         }
+        found.truncate(before + count);
     }
 
     /// The doorbell of an mqueue's RX ring: its head word. Who sees it sees the messages below it.

@@ -28,9 +28,6 @@ use crate::memory::{Memory, Ordering};
 /// Bytes of a slot header.
 pub const HEADER_BYTES: u64 = size_of::<SlotHeader>() as u64;
 
-/// Longest payload that [`Producer::push_from`] takes out of granules.
-const BUFFER_BYTES: usize = 256;
-
 /// What the peer did wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
@@ -314,61 +311,111 @@ impl<M: Memory> Producer<M> {
     }
 
     /// Copies a whole message in: loan, write, commit. [`Self::publish`] must follow.
-    #[inline]
+    // Always inline: a head that is passed through memory is stored in parts and loaded as a whole,
+    // which the processor cannot forward.
+    #[inline(always)]
     pub fn push(&mut self, head: Head, payload: &[u8]) -> Result<(), LoanError> {
-        let len = payload.len() as u64;
+        // A length that the word has no room for is refused before the word is used.
+        let last = last_word(payload.len() as u32, &head, 0);
+        self.push_words(head.token, head.tag, last, payload)
+    }
+
+    /// [`Self::push`] with as many arguments as there are registers for.
+    #[inline]
+    fn push_words(
+        &mut self,
+        token: u64,
+        tag: u64,
+        last: u64,
+        payload: &[u8],
+    ) -> Result<(), LoanError> {
         let depth = self.layout.depth + u64::from(mutants::on("overrun_ring"));
-        if len < self.plain_end && self.head - self.tail < depth {
-            let words = [head.token, head.tag, 0, last_word(len as u32, &head, 0)];
-            let (memory, layout, n) = (&self.memory, &self.layout, self.head);
-            match layout.protocol {
-                Protocol::Doorbell => memory.store_slot(layout.slot(n), words, payload),
-                Protocol::Granule8 => granule::write::<M, 1>(memory, layout, n, words, payload),
-                Protocol::Granule16 => granule::write::<M, 3>(memory, layout, n, words, payload),
-            }
-            self.head += 1;
-            return Ok(());
+        if payload.len() as u64 >= self.plain_end || self.head - self.tail >= depth {
+            return self.push_loan(token, tag, last, payload);
         }
-        self.push_loan(head, payload)
+        let words = [token, tag, 0, last];
+        let (memory, layout, n) = (&self.memory, &self.layout, self.head);
+        match layout.protocol {
+            Protocol::Doorbell => memory.store_slot(layout.slot(n), words, payload),
+            Protocol::Granule8 => granule::write::<M, 1>(memory, layout, n, words, payload),
+            Protocol::Granule16 => granule::write::<M, 3>(memory, layout, n, words, payload),
+        }
+        self.head += 1;
+        Ok(())
     }
 
     #[inline(never)]
-    fn push_loan(&mut self, head: Head, payload: &[u8]) -> Result<(), LoanError> {
+    fn push_loan(
+        &mut self,
+        token: u64,
+        tag: u64,
+        last: u64,
+        payload: &[u8],
+    ) -> Result<(), LoanError> {
         let mut loan = self.loan(payload.len())?;
-        loan.write(head, payload);
+        loan.write(
+            Head { token, tag, kind: (last >> 32) as u8, status: (last >> 40) as u8 },
+            payload,
+        );
         loan.commit();
         Ok(())
     }
 
     /// Copies the message whose header `from` just showed into a slot, under another head, without a
-    /// buffer between (with `granule`, a small one). False when either ring needs more than that, the message
-    /// has not arrived, or no slot is free as far as is known: [`Consumer::copy_out`] and [`Self::push`]
-    /// do it then. The header was read once and checked; payload that a hostile producer changes meanwhile
-    /// arrives changed.
+    /// buffer between. False when both rings are `granule`, either needs an arena, part of the message has not
+    /// arrived, or no slot is free as far as is known: [`Consumer::copy_out`] and [`Self::push`] do it then.
+    /// The header was read once and checked; payload that a hostile producer changes meanwhile arrives changed.
     #[inline]
     #[must_use]
     pub fn push_from(&mut self, head: Head, from: &Consumer<M>, header: &SlotHeader) -> bool {
         let len = u64::from(header.len);
-        let plain = self.layout.protocol == Protocol::Doorbell && header.flags == 0;
-        if !plain || len >= self.plain_end || self.head - self.tail == self.layout.depth {
+        let full = self.head - self.tail == self.layout.depth;
+        if header.flags != 0 || len >= self.plain_end || full {
             return false;
         }
-        let slot = self.layout.slot(self.head);
-        let words = [head.token, head.tag, 0, last_word(header.len, &head, 0)];
-        if from.layout.protocol == Protocol::Doorbell {
-            self.memory.store_words(slot, words);
-            let payload = from.layout.slot(from.tail) + HEADER_BYTES;
-            self.memory.copy_from(slot + HEADER_BYTES, &from.memory, payload, len);
-        } else {
-            let mut buffer = [0; BUFFER_BYTES];
-            let Some(payload) = buffer.get_mut(..header.len as usize) else { return false };
-            if !from.granule_payload(payload) {
-                return false;
+        let whole = match self.layout.protocol {
+            Protocol::Doorbell => self.copy_to_doorbell(head, from, header),
+            _ if from.layout.protocol == Protocol::Doorbell => {
+                self.copy_to_units(head, from, header);
+                true
             }
-            self.memory.store_slot(slot, words, payload);
+            _ => false,
+        };
+        self.head += u64::from(whole);
+        whole
+    }
+
+    /// Fills the next slot of a `doorbell` ring for [`Self::push_from`]. False when part of the message has not
+    /// arrived.
+    #[inline]
+    fn copy_to_doorbell(&self, head: Head, from: &Consumer<M>, header: &SlotHeader) -> bool {
+        let (len, slot) = (u64::from(header.len), self.layout.slot(self.head));
+        let (to, at, source) = (&self.memory, slot + HEADER_BYTES, &from.layout);
+        let message = (&from.memory, source, from.tail);
+        let whole = match source.protocol {
+            Protocol::Doorbell => {
+                to.copy_from(at, &from.memory, source.slot(from.tail) + HEADER_BYTES, len);
+                true
+            }
+            Protocol::Granule8 => granule::copy_payload::<M, 1>(message, to, at, len),
+            Protocol::Granule16 => granule::copy_payload::<M, 3>(message, to, at, len),
+        };
+        if whole {
+            to.store_words(slot, [head.token, head.tag, 0, last_word(header.len, &head, 0)]);
         }
-        self.head += 1;
-        true
+        whole
+    }
+
+    /// Fills the next slot of a `granule` ring from a `doorbell` ring for [`Self::push_from`].
+    #[inline]
+    fn copy_to_units(&self, head: Head, from: &Consumer<M>, header: &SlotHeader) {
+        let words = [head.token, head.tag, 0, last_word(header.len, &head, 0)];
+        let payload = (&from.memory, from.layout.slot(from.tail) + HEADER_BYTES);
+        let (to, len) = ((&self.memory, &self.layout, self.head), u64::from(header.len));
+        match self.layout.protocol {
+            Protocol::Granule8 => granule::write_from::<M, 1>(to, words, payload, len),
+            _ => granule::write_from::<M, 3>(to, words, payload, len),
+        }
     }
 
     /// Shows the consumer everything committed so far. One store, however many messages. Says whether there

@@ -19,7 +19,8 @@ use support::{Choose, Numbers, Ring, Shape, head, payload, ring, shapes};
 
 #[test]
 fn random_words_anywhere_at_any_time() {
-    let rounds = if cfg!(miri) { 2 } else { 900 };
+    // Under Miri each round takes seconds.
+    let rounds = if cfg!(miri) { 12 } else { 900 };
     for shape in shapes() {
         let mut seen = Seen::default();
         for round in 0..rounds {
@@ -27,7 +28,7 @@ fn random_words_anywhere_at_any_time() {
             let ring = ring(shape, 1 << (round % 4), start);
             let mut numbers = Numbers(round as u64 * 977 + 1);
             let mut victims = victims(&ring.memory).unwrap();
-            for step in 0..if cfg!(miri) { 60 } else { 100 } {
+            for step in 0..100 {
                 if numbers.below(3) == 0 {
                     victims.scribble(&mut numbers);
                 }
@@ -38,9 +39,8 @@ fn random_words_anywhere_at_any_time() {
             }
         }
         assert!(seen.pushed > 0 && seen.read > 0 && seen.corrupt > 0, "{}: {seen:?}", shape.name);
-        if !cfg!(miri) {
-            assert!(seen.bad > 0, "{}: {seen:?}", shape.name);
-        }
+        // Seldom enough to be missing in few rounds.
+        assert!(seen.bad > 0 || cfg!(miri), "{}: {seen:?}", shape.name);
     }
 }
 
@@ -193,7 +193,7 @@ fn join_and_use(memory: &MappedMemory, numbers: &mut Numbers, seen: &mut Seen) -
 #[test]
 fn a_mutated_directory_is_refused_or_safe() {
     let (mut joined, mut refused, mut seen) = (0, 0, Seen::default());
-    // Without the large regions where every access is interpreted.
+    // Under Miri only small regions, some of the words and some of their bits: every access is interpreted.
     for shape in shapes().into_iter().filter(|shape| !cfg!(miri) || shape.arena_bytes == 0) {
         let (_, memory) = larger(shape);
         let pristine: Vec<u64> =
@@ -208,17 +208,17 @@ fn a_mutated_directory_is_refused_or_safe() {
         let constant =
             (0..128_u64).chain(directory..directory + 128 * region.entries().len() as u64);
         let mut numbers = Numbers(0x5eed);
-        for at in constant.step_by(8).step_by(if cfg!(miri) { 29 } else { 1 }) {
+        for at in constant.step_by(8).step_by(if cfg!(miri) { 7 } else { 1 }) {
             let word = pristine[at as usize / 8];
             let flips =
-                (0..64).step_by(if cfg!(miri) { 23 } else { 1 }).map(|bit| word ^ (1 << bit));
+                (0..64).step_by(if cfg!(miri) { 17 } else { 1 }).map(|bit| word ^ (1 << bit));
             let hostile: Vec<u64> = (0..12).map(|_| numbers.hostile(word)).collect();
             // Each half of a word alone: most fields are 32 bits wide.
             let halves = hostile.clone().into_iter().flat_map(|h| {
                 [word & !0xffff_ffff | h & 0xffff_ffff, word & 0xffff_ffff | h << 32]
             });
             let hostile = hostile.clone().into_iter().chain(halves);
-            for value in flips.chain(hostile.step_by(if cfg!(miri) { 11 } else { 1 })) {
+            for value in flips.chain(hostile.step_by(if cfg!(miri) { 7 } else { 1 })) {
                 memory.store(at, value, Ordering::Relaxed);
                 if join_and_use(&memory, &mut numbers, &mut seen) {
                     joined += 1;
@@ -396,12 +396,22 @@ fn memory_refuses_what_lies_outside() {
         ("copy_out", 24, |m, at| m.copy_out(at, &mut [0; 17])),
         ("load_unit", 8, |m, at| _ = m.load_unit::<1>(at)),
         ("store_unit", 8, |m, at| m.store_unit(at, [1], 1)),
-        ("load_units", 16, |m, at| _ = m.load_units::<1>(at, &mut [0; 5], 1)),
-        ("store_units", 16, |m, at| m.store_units::<1>(at, &[1; 5], 1)),
+        ("load_header", 64, |m, at| _ = m.load_header::<1>(at, 1)),
+        ("load_payload", 80, |m, at| _ = m.load_payload::<1>(at, &mut [0; 5], 1)),
+        ("store_string", 80, |m, at| m.store_string::<1>(at, [1; 4], &[1; 5], 1)),
+        ("copy_payload from", 80, |m, at| _ = m.copy_payload::<1>(0, m, at, 5, 1)),
+        ("copy_payload to", 8, |m, at| _ = m.copy_payload::<1>(at, m, 0, 5, 1)),
+        ("copy_string from", 8, |m, at| m.copy_string::<1>(0, [1; 4], m, at, 5, 1)),
+        ("copy_string to", 80, |m, at| m.copy_string::<1>(at, [1; 4], m, 0, 5, 1)),
         ("load_unit, 16 bytes", 16, |m, at| _ = m.load_unit::<3>(at)),
         ("store_unit, 16 bytes", 16, |m, at| m.store_unit(at, [1; 3], 1)),
-        ("load_units, 16 bytes", 32, |m, at| _ = m.load_units::<3>(at, &mut [0; 13], 1)),
-        ("store_units, 16 bytes", 32, |m, at| m.store_units::<3>(at, &[1; 13], 1)),
+        ("load_header, 16 bytes", 48, |m, at| _ = m.load_header::<3>(at, 1)),
+        ("load_payload, 16 bytes", 64, |m, at| _ = m.load_payload::<3>(at, &mut [0; 5], 1)),
+        ("store_string, 16 bytes", 64, |m, at| m.store_string::<3>(at, [1; 4], &[1; 5], 1)),
+        ("copy_payload from, 16 bytes", 64, |m, at| _ = m.copy_payload::<3>(0, m, at, 5, 1)),
+        ("copy_payload to, of 16 bytes", 8, |m, at| _ = m.copy_payload::<3>(at, m, 0, 5, 1)),
+        ("copy_string from, to 16 bytes", 8, |m, at| m.copy_string::<3>(0, [1; 4], m, at, 5, 1)),
+        ("copy_string to, 16 bytes", 64, |m, at| m.copy_string::<3>(at, [1; 4], m, 0, 5, 1)),
     ];
     for (name, bytes, access) in accesses {
         let refused = |at: u64| {

@@ -1,0 +1,463 @@
+//! The strings of the `granule` protocols in mapped memory: what [`crate::granule`] says unit by unit, with one check
+//! of the bounds for a message, and 16-byte units moved as a whole through vector registers of x86-64.
+//!
+//! Four bytes of a payload share the third 16-byte unit with the header, so a unit's data `[12 * i + 4, 12 * i + 16)`
+//! ends where 16 bytes from `12 * i` on end: an access of a vector register's width that ends there stays inside the
+//! payload, and its first four bytes belong to the unit before.
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use std::arch::x86_64::{
+    __m128i, _mm_cvtsi128_si32, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_or_si128, _mm_set_epi32,
+    _mm_set_epi64x, _mm_set1_epi32, _mm_setzero_si128, _mm_shuffle_epi32, _mm_slli_si128,
+    _mm_srli_si128, _mm_storeu_si128, _mm_unpackhi_epi64, _mm_xor_si128,
+};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{MappedMemory, mask_of, pair, word_of, word_to};
+
+/// Units of 8 bytes that hold the header.
+const HEADER8: usize = 8;
+
+/// The 8-byte units of one message.
+#[derive(Clone, Copy)]
+pub(super) struct Unit8s<'a>(&'a [AtomicU64]);
+
+impl<'a> Unit8s<'a> {
+    /// Those from `at` that hold a header and `payload_bytes` of payload.
+    #[inline]
+    pub(super) fn string(memory: &'a MappedMemory, at: u64, payload_bytes: usize) -> Self {
+        Self(memory.words(at, HEADER8 + payload_bytes.div_ceil(4)))
+    }
+
+    #[inline]
+    pub(super) fn store_string(self, header: [u64; 4], payload: &[u8], sequence: u32) {
+        let units = self.store_header(header, sequence);
+        let store = |unit: &AtomicU64, data| unit.store(pair(data, sequence), Ordering::Relaxed);
+        let (whole, rest) = payload.as_chunks::<4>();
+        for (unit, data) in units.iter().zip(whole) {
+            store(unit, u32::from_le_bytes(*data));
+        }
+        if let Some(unit) = units.get(whole.len()) {
+            store(unit, word_of(rest) as u32);
+        }
+    }
+
+    /// Stores the header; returns the units behind it.
+    #[inline]
+    fn store_header(self, header: [u64; 4], sequence: u32) -> &'a [AtomicU64] {
+        let (header_units, units) = self.0.split_at(HEADER8);
+        let store = |unit: &AtomicU64, data| unit.store(pair(data, sequence), Ordering::Relaxed);
+        for (units, word) in header_units.as_chunks::<2>().0.iter().zip(header) {
+            store(&units[0], word as u32);
+            store(&units[1], (word >> 32) as u32);
+        }
+        units
+    }
+
+    /// As [`super::Memory::copy_string`], from as many words as the payload takes.
+    #[inline]
+    pub(super) fn copy_string(
+        self,
+        header: [u64; 4],
+        from: &[AtomicU64],
+        len: usize,
+        sequence: u32,
+    ) {
+        let units = self.store_header(header, sequence);
+        let store = |unit: &AtomicU64, data| unit.store(pair(data, sequence), Ordering::Relaxed);
+        for (i, (units, word)) in units.chunks(2).zip(from).enumerate() {
+            let word = word.load(Ordering::Relaxed) & mask_of((len - 8 * i) as u64);
+            store(&units[0], word as u32);
+            if let Some(unit) = units.get(1) {
+                store(unit, (word >> 32) as u32);
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn load_header(self, sequence: u32) -> Option<[u64; 4]> {
+        let unit = |i: usize| self.0[i].load(Ordering::Relaxed);
+        // Where no message is, that is all that is looked at.
+        let first = unit(0);
+        if (first >> 32) as u32 != sequence {
+            return None;
+        }
+        let mut wrong = 0;
+        let words = std::array::from_fn(|i| {
+            let low = if i == 0 { first } else { unit(2 * i) };
+            let high = unit(2 * i + 1);
+            wrong |= ((low >> 32) as u32 ^ sequence) | ((high >> 32) as u32 ^ sequence);
+            pair(low as u32, high as u32)
+        });
+        (wrong == 0).then_some(words)
+    }
+
+    #[inline]
+    pub(super) fn load_payload(self, payload: &mut [u8], sequence: u32) -> bool {
+        let units = &self.0[HEADER8..];
+        let (whole, rest) = payload.as_chunks_mut::<4>();
+        let mut wrong = 0;
+        let mut load = |unit: &AtomicU64| {
+            let unit = unit.load(Ordering::Relaxed);
+            wrong |= (unit >> 32) as u32 ^ sequence;
+            unit as u32
+        };
+        for (data, unit) in whole.iter_mut().zip(units) {
+            *data = load(unit).to_le_bytes();
+        }
+        if let Some(unit) = units.get(whole.len()) {
+            word_to(load(unit).into(), rest);
+        }
+        wrong == 0
+    }
+
+    /// As [`super::Memory::copy_payload`].
+    #[inline]
+    pub(super) fn copy_payload(self, to: &[AtomicU64], len: usize, sequence: u32) -> bool {
+        let units = &self.0[HEADER8..];
+        let load = |i: usize| {
+            let unit = units[i].load(Ordering::Relaxed);
+            ((unit >> 32) as u32 == sequence).then_some(unit as u32)
+        };
+        for (i, word) in to.iter().enumerate() {
+            // An odd number of units ends with half a word.
+            let high = if 2 * i + 1 < units.len() { load(2 * i + 1) } else { Some(0) };
+            let (Some(low), Some(high)) = (load(2 * i), high) else { return false };
+            word.store(pair(low, high) & mask_of((len - 8 * i) as u64), Ordering::Relaxed);
+        }
+        true
+    }
+}
+
+/// A checked range of 16-byte units.
+#[derive(Clone, Copy)]
+#[cfg_attr(
+    not(all(target_arch = "x86_64", not(miri))),
+    allow(dead_code, reason = "nothing makes a range where 16-byte accesses are not atomic")
+)]
+pub(super) struct Unit16s<'a> {
+    base: *mut u8,
+    count: usize,
+    _memory: &'a MappedMemory,
+}
+
+/// Units of 16 bytes before those that hold nothing but payload.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const HEADER16: usize = 3;
+
+impl<'a> Unit16s<'a> {
+    /// The `count` units from `at`: one check for all of them.
+    #[inline]
+    pub(super) fn of(memory: &'a MappedMemory, at: u64, count: usize) -> Self {
+        assert!(memory.unit16, "granule16 is refused where 16-byte accesses are not atomic");
+        let inside = at <= memory.len_bytes && count as u64 <= (memory.len_bytes - at) / 16;
+        assert!(at & 15 == 0 && inside, "offset outside the region");
+        Self { base: memory.base.wrapping_add(at as usize), count, _memory: memory }
+    }
+
+    /// Those from `at` that hold a header and `payload_bytes` of payload.
+    #[inline]
+    pub(super) fn string(memory: &'a MappedMemory, at: u64, payload_bytes: usize) -> Self {
+        // A payload in memory or in a slot is far from the end of the numbers.
+        Self::of(memory, at, Self::units_of(payload_bytes))
+    }
+
+    #[inline]
+    fn units_of(payload_bytes: usize) -> usize {
+        (32 + 11 + payload_bytes) / 12
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Unit16s<'_> {
+    /// Loads the i-th unit, in one access.
+    #[inline]
+    fn load_whole(self, i: usize) -> __m128i {
+        debug_assert!(i < self.count);
+        let value: __m128i;
+        // SAFETY: in bounds, which who loads many asserts once, and aligned to 16. Assembly, because the compiler must neither split nor
+        // repeat the access: aligned 16-byte SSE accesses are single-copy atomic on processors that
+        // enumerate AVX (Intel SDM vol. 3A §9.1.1, AMD APM vol. 2 §7.3.2), which has_unit16 tells.
+        unsafe {
+            core::arch::asm!("movdqa {v}, [{p}]", v = out(xmm_reg) value, p = in(reg) self.base.add(16 * i),
+                options(nostack, preserves_flags, readonly));
+        }
+        value
+    }
+
+    /// Stores the i-th unit, in one access.
+    #[inline]
+    fn store_whole(self, i: usize, value: __m128i) {
+        debug_assert!(i < self.count);
+        // SAFETY: as in load_whole().
+        unsafe {
+            core::arch::asm!("movdqa [{p}], {v}", v = in(xmm_reg) value, p = in(reg) self.base.add(16 * i),
+                options(nostack, preserves_flags));
+        }
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Unit16s<'_> {
+    /// The i-th unit's lower and upper eight bytes.
+    #[inline]
+    fn load_halves(self, i: usize) -> (u64, u64) {
+        let unit = self.load_whole(i);
+        // SAFETY: every x86-64 has SSE2.
+        unsafe {
+            let high = _mm_cvtsi128_si64(_mm_unpackhi_epi64(unit, unit)) as u64;
+            (_mm_cvtsi128_si64(unit) as u64, high)
+        }
+    }
+
+    #[inline]
+    fn store_halves(self, i: usize, low: u64, high: u64) {
+        // SAFETY: every x86-64 has SSE2.
+        self.store_whole(i, unsafe { _mm_set_epi64x(high as i64, low as i64) });
+    }
+
+    #[inline]
+    pub(super) fn load<const WORDS: usize>(self, i: usize) -> ([u32; WORDS], u32) {
+        let (low, high) = self.load_halves(i);
+        let words = [low as u32, (low >> 32) as u32, high as u32];
+        (std::array::from_fn(|k| words[k]), (high >> 32) as u32)
+    }
+
+    #[inline]
+    pub(super) fn store<const WORDS: usize>(self, i: usize, data: [u32; WORDS], sequence: u32) {
+        self.store_halves(i, pair(data[0], data[1]), pair(data[2], sequence));
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Unit16s<'_> {
+    #[inline]
+    pub(super) fn store_string(self, header: [u64; 4], payload: &[u8], sequence: u32) {
+        assert!(self.count >= Self::units_of(payload.len()), "too few units");
+        let shared = match payload.first_chunk() {
+            Some(first) => u32::from_le_bytes(*first),
+            None => word_of(payload) as u32,
+        };
+        self.store_header(header, shared, sequence);
+        let (mut i, mut at) = (HEADER16, 0);
+        // SAFETY: every x86-64 has SSE2, and the loads end with the payload.
+        unsafe {
+            let stamp = _mm_set_epi32(sequence as i32, 0, 0, 0);
+            while at + 16 <= payload.len() {
+                let four = _mm_loadu_si128(payload.as_ptr().add(at).cast());
+                self.store_whole(i, _mm_or_si128(_mm_srli_si128::<4>(four), stamp));
+                (i, at) = (i + 1, at + 12);
+            }
+        }
+        let Some(rest) = payload.get(at + 4..).filter(|rest| !rest.is_empty()) else { return };
+        let (low, high) = match rest.split_first_chunk::<8>() {
+            Some((low, high)) => (u64::from_le_bytes(*low), word_of(high)),
+            None => (word_of(rest), 0),
+        };
+        self.store_halves(i, low, pair(high as u32, sequence));
+    }
+
+    /// Stores the header, and `shared` of the payload.
+    #[inline]
+    fn store_header(self, [token, tag, arena, last]: [u64; 4], shared: u32, sequence: u32) {
+        self.store_halves(0, token, pair(tag as u32, sequence));
+        self.store_halves(1, tag >> 32 | arena << 32, pair((arena >> 32) as u32, sequence));
+        self.store_halves(2, last, pair(shared, sequence));
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Unit16s<'_> {
+    /// As [`super::Memory::copy_string`], from as many words as the payload takes.
+    #[inline]
+    pub(super) fn copy_string(
+        self,
+        header: [u64; 4],
+        from: &[AtomicU64],
+        len: usize,
+        sequence: u32,
+    ) {
+        assert!(len.div_ceil(8) == from.len(), "as many words as the payload takes");
+        assert!(self.count >= Self::units_of(len), "too few units");
+        let word = |i: usize| from.get(i).map_or(0, |word| word.load(Ordering::Relaxed));
+        let shared = if len == 0 { 0 } else { word(0) & mask_of(len as u64) };
+        self.store_header(header, shared as u32, sequence);
+        let whole = len.saturating_sub(4) / 12;
+        // SAFETY: every x86-64 has SSE2, and the last load ends 12 * whole + 4 bytes into the words. Assembly for the
+        // reason that move_piece() has.
+        unsafe {
+            let stamp = _mm_set_epi32(sequence as i32, 0, 0, 0);
+            let base = from.as_ptr().cast::<u8>();
+            for i in 0..whole {
+                let four: __m128i;
+                core::arch::asm!("movups {v}, [{p}]", v = out(xmm_reg) four, p = in(reg) base.add(12 * i),
+                    options(nostack, preserves_flags, readonly));
+                self.store_whole(HEADER16 + i, _mm_or_si128(_mm_srli_si128::<4>(four), stamp));
+            }
+        }
+        let at = 12 * whole + 4;
+        if len > at {
+            // Up to 11 bytes, from a word's begin or its middle: two words have them.
+            let two = u128::from(word(at / 8)) | u128::from(word(at / 8 + 1)) << 64;
+            let rest = two >> (8 * (at % 8)) & ((1 << (8 * (len - at))) - 1);
+            self.store_halves(HEADER16 + whole, rest as u64, pair((rest >> 64) as u32, sequence));
+        }
+    }
+
+    #[inline]
+    pub(super) fn load_header(self, sequence: u32) -> Option<[u64; 4]> {
+        let [(token, a), (low, b), (last, c)] = std::array::from_fn(|i| self.load_halves(i));
+        let found = |half: u64| (half >> 32) as u32 ^ sequence;
+        let whole = found(a) | found(b) | found(c) == 0;
+        whole.then_some([token, u64::from(a as u32) | low << 32, low >> 32 | b << 32, last])
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Unit16s<'_> {
+    /// 16 bytes at a time where a unit's sequence still has room behind its data: the next unit's data overwrites it.
+    #[inline]
+    pub(super) fn load_payload(self, payload: &mut [u8], sequence: u32) -> bool {
+        assert!(self.count >= Self::units_of(payload.len()), "too few units");
+        let shared = self.load_halves(HEADER16 - 1).1;
+        let mut wrong = (shared >> 32) as u32 ^ sequence;
+        let Some((first, rest)) = payload.split_first_chunk_mut::<4>() else {
+            word_to(shared, payload);
+            return wrong == 0;
+        };
+        *first = (shared as u32).to_le_bytes();
+        let wide = rest.len().saturating_sub(4) / 12;
+        // SAFETY: every x86-64 has SSE2, and the last of the wide stores ends at 12 * wide + 4 bytes.
+        unsafe {
+            let expected = _mm_set1_epi32(sequence as i32);
+            let mut difference = _mm_setzero_si128();
+            for i in 0..wide {
+                let unit = self.load_whole(HEADER16 + i);
+                difference = _mm_or_si128(difference, _mm_xor_si128(unit, expected));
+                _mm_storeu_si128(rest.as_mut_ptr().add(12 * i).cast(), unit);
+            }
+            wrong |= _mm_cvtsi128_si32(_mm_shuffle_epi32::<0xff>(difference)) as u32;
+        }
+        for (i, chunk) in rest[12 * wide..].chunks_mut(12).enumerate() {
+            let (low, high) = self.load_halves(HEADER16 + wide + i);
+            wrong |= (high >> 32) as u32 ^ sequence;
+            match chunk.split_first_chunk_mut::<8>() {
+                Some((first, rest)) => {
+                    *first = low.to_le_bytes();
+                    word_to(high, rest);
+                }
+                None => word_to(low, chunk),
+            }
+        }
+        wrong == 0
+    }
+
+    /// As [`super::Memory::copy_payload`], to as many words as the payload takes.
+    #[inline]
+    pub(super) fn copy_payload(self, to: &[AtomicU64], len: usize, sequence: u32) -> bool {
+        assert!(self.count >= Self::units_of(len), "too few units");
+        assert!(len.div_ceil(8) == to.len(), "as many words as the payload takes");
+        let whole = len.saturating_sub(4) / 12;
+        let shared = self.load_halves(HEADER16 - 1).1;
+        // SAFETY: 12 * whole + 4 bytes of the payload, if there is a whole unit.
+        if !unsafe { self.copy_whole(to.as_ptr().cast_mut().cast(), whole, shared, sequence) } {
+            return false;
+        }
+        let at = 12 * whole + 4;
+        if len == 0 || len == at && at % 8 == 0 {
+            return true;
+        }
+        let mut value = 0;
+        if len > at {
+            let (low, high) = self.load_halves(HEADER16 + whole);
+            if (high >> 32) as u32 != sequence {
+                return false;
+            }
+            let data = u128::from(low) | u128::from(high) << 64;
+            value = data & ((1 << (8 * (len - at))) - 1);
+        }
+        // Whole words, the first of which may begin with what the unit before ended with.
+        if at % 8 != 0 {
+            // Loaded again, so asked again.
+            let before = self.load_halves(HEADER16 - 1 + whole).1;
+            if (before >> 32) as u32 != sequence {
+                return false;
+            }
+            let before = before & mask_of(len.min(4) as u64);
+            value = value << 32 | u128::from(before);
+        }
+        for (word, value) in to[at / 8..].iter().zip([value as u64, (value >> 64) as u64]) {
+            word.store(value, Ordering::Relaxed);
+        }
+        true
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Unit16s<'_> {
+    /// Copies what `shared`, the upper half of the header's last unit, and the `whole` units behind it hold of a
+    /// payload to `to`: nothing if `whole` is 0. False when a unit has another sequence, whose data goes nowhere.
+    ///
+    /// # Safety
+    ///
+    /// `12 * whole + 4` bytes at `to` are writable if `whole` is not 0, shared or not.
+    #[inline]
+    unsafe fn copy_whole(self, to: *mut u8, whole: usize, shared: u64, sequence: u32) -> bool {
+        if (shared >> 32) as u32 != sequence {
+            return false;
+        }
+        // Backwards, so that each store's four bytes too many are overwritten by the next one.
+        for i in (0..whole).rev() {
+            let unit = self.load_whole(HEADER16 + i);
+            // SAFETY: every x86-64 has SSE2; the bytes at `to` are the caller's promise. Assembly for the reason that
+            // move_piece() has.
+            unsafe {
+                if _mm_cvtsi128_si32(_mm_shuffle_epi32::<0xff>(unit)) as u32 != sequence {
+                    return false;
+                }
+                let data = _mm_slli_si128::<4>(unit);
+                core::arch::asm!("movups [{p}], {v}", v = in(xmm_reg) data, p = in(reg) to.add(12 * i),
+                    options(nostack, preserves_flags));
+            }
+        }
+        if whole > 0 {
+            // SAFETY: as above.
+            unsafe {
+                core::arch::asm!("mov [{p}], {v:e}", v = in(reg) shared, p = in(reg) to,
+                    options(nostack, preserves_flags));
+            }
+        }
+        true
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+impl Unit16s<'_> {
+    pub(super) fn load<const WORDS: usize>(self, _i: usize) -> ([u32; WORDS], u32) {
+        unreachable!("of() panics first")
+    }
+
+    pub(super) fn store<const WORDS: usize>(self, _i: usize, _data: [u32; WORDS], _: u32) {
+        unreachable!("of() panics first")
+    }
+
+    pub(super) fn store_string(self, _header: [u64; 4], _payload: &[u8], _sequence: u32) {
+        unreachable!("of() panics first")
+    }
+
+    pub(super) fn copy_string(self, _header: [u64; 4], _: &[AtomicU64], _len: usize, _: u32) {
+        unreachable!("of() panics first")
+    }
+
+    pub(super) fn load_header(self, _sequence: u32) -> Option<[u64; 4]> {
+        unreachable!("of() panics first")
+    }
+
+    pub(super) fn load_payload(self, _payload: &mut [u8], _sequence: u32) -> bool {
+        unreachable!("of() panics first")
+    }
+
+    pub(super) fn copy_payload(self, _to: &[AtomicU64], _len: usize, _sequence: u32) -> bool {
+        unreachable!("of() panics first")
+    }
+}
