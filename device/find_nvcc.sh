@@ -6,11 +6,15 @@
 set -eu
 how=$1 venv=$2 version=$3
 fetch() { # PACKAGE...
-    if [ ! -e "$venv/cuda-$version" ]; then
+    mkdir -p "$(dirname "$venv")"
+    # Whoever comes meanwhile (make -j) waits for it.
+    (
+        flock 9
+        [ ! -e "$venv/cuda-$version" ] || exit 0
         "${PYTHON:-python3}" -m venv "$venv" >&2
         "$venv/bin/pip" install -q --disable-pip-version-check $(printf "%s==$version.* " "$@") >&2
         touch "$venv/cuda-$version"
-    fi
+    ) 9>"$venv.lock"
 }
 recent() {
     [ -x "$(command -v "$1")" ] || return 1

@@ -34,13 +34,11 @@ fn compile_kernels(device: &Path) {
         .compile("serval_kernels");
 }
 
-/// Puts the fatbin that `make cuda-kernels` made where the program includes it; an empty file when there
-/// is none, or when it is older than a source. nvcc is never needed for a build.
+/// Writes `cuda_kernels.rs`: `&[(name, image)]` of the built-in kernels, from the fatbins that `make cuda-kernels` made;
+/// an empty list when one is missing or older than a source. nvcc is never needed for a build.
 fn embed_cuda_kernels(device: &Path) {
     let folder = device.join("cuda");
     println!("cargo:rerun-if-changed={}", folder.display());
-    let fatbin = folder.join("kernels.fatbin");
-    let mut bytes = fs::read(&fatbin).unwrap_or_default();
     let changed = |path: &Path| fs::metadata(path).and_then(|found| found.modified()).ok();
     let sources = ["include/serval", "kernels", "models"].map(|folder| device.join(folder));
     let newest = (sources.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten()))
@@ -50,14 +48,33 @@ fn embed_cuda_kernels(device: &Path) {
         })
         .filter_map(|path| changed(&path))
         .max();
-    if !bytes.is_empty() && changed(&fatbin) < newest {
+    let fatbin = |name: &String| folder.join(format!("{name}.fatbin"));
+    let names = builtin_names(device);
+    let made: Vec<&String> = names.iter().filter(|name| fatbin(name).exists()).collect();
+    let current = made.len() == names.len() && made.iter().all(|n| changed(&fatbin(n)) >= newest);
+    // Where all of them used to be.
+    let former = folder.join("kernels.fatbin").exists();
+    if !current && (former || !made.is_empty()) {
         println!(
-            "cargo:warning=the CUDA kernels are older than their sources and are left out: run `make cuda-kernels`"
+            "cargo:warning=CUDA kernels are missing or older than their sources, and all are left out: run `make cuda-kernels`"
         );
-        bytes.clear();
     }
+    let mut list = String::from("&[\n");
+    for name in names.iter().filter(|_| current) {
+        let path = fatbin(name).canonicalize().expect("it exists").display().to_string();
+        let _ = writeln!(list, "    ({name:?}, include_bytes!({path:?})),");
+    }
+    list.push_str("]\n");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    fs::write(out.join("kernels.fatbin"), bytes).expect("OUT_DIR is writable");
+    fs::write(out.join("cuda_kernels.rs"), list).expect("OUT_DIR is writable");
+}
+
+/// The kernels that the translation unit of all of them includes.
+fn builtin_names(device: &Path) -> Vec<String> {
+    let all = fs::read_to_string(device.join("kernels/builtin.cpp")).expect("part of the source");
+    let name =
+        |line: &str| Some(line.strip_prefix("#include \"")?.strip_suffix(".cpp\"")?.to_owned());
+    all.lines().filter_map(name).collect()
 }
 
 /// Writes `headers.rs`: `&[(name, text)]` of every header, the text by `include_str!`.

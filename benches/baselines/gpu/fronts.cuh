@@ -4,6 +4,7 @@
 #ifndef SERVAL_BASELINES_GPU_FRONTS_CUH
 #define SERVAL_BASELINES_GPU_FRONTS_CUH
 
+#include <deque>
 #include <utility>
 
 #include "../lookup.h"
@@ -17,6 +18,8 @@ constexpr unsigned RECEIVE_BATCH = 64;
 struct FrontOptions {
     uint32_t bytes_max;
     bool gso;
+    // Faces: replies leave in the order of requests, also those that the GPU has no part in.
+    bool ordered;
     sockaddr_in memcached;
 };
 
@@ -64,7 +67,7 @@ class Database {
     using Peer = uint32_t;  // which request
     Database(int fd, const FrontOptions& options)
         : fd(fd), inbox(RECEIVE_BATCH, REQUEST_BYTES + 1, options.gso), outbox(fd, RECEIVE_BATCH, options.gso), lookup(options.memcached, 100'000'000, 16),
-          requests(REQUESTS_MAX) {
+          requests(REQUESTS_MAX), ordered(options.ordered) {
         for (uint32_t i = REQUESTS_MAX; i-- > 0;) unused.push_back(i);
     }
 
@@ -86,7 +89,7 @@ class Database {
         if (lookup.descriptor() >= 0 && lookup.pending()) busy |= lookup.receive(false, answer);
         lookup.expire(now, answer);
         // Those that the GPU has no part in do not wait for it.
-        if (!answered.empty()) early += send();
+        if (ordered || !answered.empty()) early += send();
         return busy;
     }
     template <class Pool>
@@ -95,13 +98,25 @@ class Database {
         pool.add(id, requests[id].pictures, Faces::BYTES);
     }
     void reply(const Peer& id, uint8_t* at, uint32_t bytes) {
-        outbox.add(requests[id].peer, at, bytes);
+        Request& request = requests[id];
+        if (ordered) {
+            // It may wait for longer than the GPU's memory is its own.
+            if (at != reinterpret_cast<uint8_t*>(&request.verdict)) memcpy(&request.verdict, at, sizeof request.verdict);
+            request.done = true;
+            return;
+        }
+        outbox.add(request.peer, at, bytes);
         answered.push_back(id);
     }
     uint64_t flush() { return send() + std::exchange(early, 0); }
 
   private:
     uint64_t send() {
+        for (; !line.empty() && requests[line.front()].done; line.pop_front()) {
+            Request& request = requests[line.front()];
+            outbox.add(request.peer, reinterpret_cast<uint8_t*>(&request.verdict), sizeof request.verdict);
+            answered.push_back(line.front());
+        }
         const uint64_t sent = outbox.flush();
         unused.insert(unused.end(), answered.begin(), answered.end());
         answered.clear();
@@ -111,6 +126,7 @@ class Database {
     struct Request {
         sockaddr_in peer;
         Faces::Verdict verdict;
+        bool done;
         uint8_t pictures[Faces::BYTES];
     };
     void ask(const sockaddr_in& peer, const uint8_t* message, uint32_t bytes, uint64_t now) {
@@ -118,6 +134,8 @@ class Database {
         const uint32_t id = unused.back();
         unused.pop_back();
         requests[id].peer = peer;
+        requests[id].done = false;
+        if (ordered) line.push_back(id);
         memcpy(requests[id].pictures, message + LABEL_BYTES, PICTURE_BYTES);
         if (!lookup.ask(id, message, now)) settle(id, {Found::UNAVAILABLE, nullptr});
     }
@@ -139,6 +157,9 @@ class Database {
     Lookup lookup;
     std::vector<Request> requests;
     std::vector<uint32_t> unused, answered;
+    const bool ordered;
+    // Requests without a reply yet, oldest first, if those leave in order.
+    std::deque<uint32_t> line;
     uint64_t early = 0;
     // Requests with both pictures; `taken` of them have been handed over.
     std::vector<uint32_t> found;

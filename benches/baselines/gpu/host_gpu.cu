@@ -20,6 +20,7 @@ const char HELP[] =
     "  --wait-us N        batch: longest wait for more requests while the GPU has work, 0..100000 (0)\n"
     "  --max-bytes N      longest message, 1..8192 (64; lenet 784; faces both pictures)\n"
     "  --gso              GRO receive, GSO send\n"
+    "  --ordered          faces: replies in the order of requests, for clients that send trains\n"
     "  --memcached A:P    faces: where memcached is (127.0.0.1:11211)\n"
     "  --gpu N            the GPU's number (0)\n"
     "  --tune             no server: tries thread, stream and batch counts on requests without a network; the last line is the best\n"
@@ -153,6 +154,7 @@ int main(int argc, char** argv) {
     options.address = address_of("--listen", flags.text("--listen", "127.0.0.1:0"));
     options.cores = flags.cores("--cores");
     options.front.gso = flags.on("--gso");
+    options.front.ordered = flags.on("--ordered");
     options.front.memcached = address_of("--memcached", flags.text("--memcached", "127.0.0.1:11211"));
     options.device = int(flags.number("--gpu", 0, 0, 63));
     const bool tuned = flags.on("--tune");

@@ -22,10 +22,15 @@ mod kernels;
 pub mod occupancy;
 mod watch;
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 pub use gpu::{CudaAccelerator, Ended, FoundGpu, Gpu, Options, Service, survey};
+use kernels::WARP_BACKENDS_MAX;
 pub use kernels::{built_in, built_in_for};
+
+/// The driver's number for a GPU that another process has.
+const UNAVAILABLE: i32 = 46;
 
 /// Why a GPU cannot be used, or can no longer.
 #[derive(Debug, thiserror::Error)]
@@ -110,14 +115,27 @@ pub enum CudaError {
         /// Where it was looked for.
         image: String,
     },
+    /// The service has more backends than a block that is a warp.
+    #[error(
+        "each block of kernel `{kernel}` is a warp, which serves at most {WARP_BACKENDS_MAX} backends, and the service \
+         has {backends}: give it fewer, or a kernel with SERVAL_KERNEL instead of SERVAL_WARP_KERNEL"
+    )]
+    WarpBackends {
+        /// The kernel's name.
+        kernel: String,
+        /// Backends of the service.
+        backends: u32,
+    },
     /// A block would wait for room for ever.
     #[error("{0}")]
     NotResident(String),
     /// The driver refused something, or a kernel failed.
-    #[error("cannot {what}: {name}, {meaning}{}", advice(*.code))]
+    #[error("cannot {what}: {name}, {meaning}{}", advice(*.code, .bus_id.as_deref()))]
     Driver {
         /// What was tried.
         what: &'static str,
+        /// Where the GPU that was tried is on the PCI bus, if it takes that to say what to do.
+        bus_id: Option<String>,
         /// The driver's number.
         code: i32,
         /// The driver's name for it.
@@ -127,16 +145,33 @@ pub enum CudaError {
     },
 }
 
+impl CudaError {
+    /// What to do about it may need the GPU's place on the bus.
+    fn of_gpu(self, of: &str) -> Self {
+        match self {
+            Self::Driver { what, code, name, meaning, .. } => {
+                Self::Driver { what, bus_id: Some(of.to_owned()), code, name, meaning }
+            }
+            other => other,
+        }
+    }
+}
+
 /// What the dynamic loader really said.
 pub(crate) fn cause(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// What to do about an error of the driver, where there is something to do.
-fn advice(code: i32) -> &'static str {
-    match code {
+fn advice(code: i32, bus_id: Option<&str>) -> Cow<'static, str> {
+    if code == UNAVAILABLE {
+        // The driver's numbers need not be those of nvidia-smi, which without one means every GPU.
+        let gpu = bus_id.map(|bus_id| format!("-i {bus_id} ")).unwrap_or_default();
+        let share = format!("`nvidia-smi {gpu}-c DEFAULT` lets programs share it");
+        return format!("; another process has the GPU to itself: end it, or {share}").into();
+    }
+    let advice = match code {
         2 => "; free memory on the GPU, or give the service fewer mqueues or shorter messages",
-        46 => "; another process has the GPU to itself: end it, or `nvidia-smi -i GPU -c DEFAULT`",
         100 | 101 => "; look at CUDA_VISIBLE_DEVICES, and give a container its GPUs (`--gpus all`)",
         209 | 218 | 222 => "; build the kernels for this GPU and a toolkit that the driver serves",
         214 | 215 => "; the GPU's memory failed: look at `nvidia-smi -q -d ECC`",
@@ -147,7 +182,8 @@ fn advice(code: i32) -> &'static str {
         702 => "; the GPU drives a display and ends long kernels: use another one",
         803 | 804 => "; the driver was updated while it ran: load its new kernel module, or reboot",
         _ => "",
-    }
+    };
+    advice.into()
 }
 
 #[cfg(test)]
@@ -158,6 +194,7 @@ mod tests {
     fn an_error_of_the_driver_is_one_sentence_with_what_to_do() {
         let error = |code, name: &str, meaning: &str| CudaError::Driver {
             what: "allocate GPU memory",
+            bus_id: None,
             code,
             name: name.to_owned(),
             meaning: meaning.to_owned(),
@@ -170,8 +207,11 @@ mod tests {
         let plain = error(1, "CUDA_ERROR_INVALID_VALUE", "invalid argument").to_string();
         assert!(plain.ends_with("invalid argument"), "{plain}");
         for code in [2, 46, 100, 101, 209, 700, 719, 803] {
-            assert!(advice(code).starts_with("; "), "{code}");
+            assert!(advice(code, None).starts_with("; "), "{code}");
         }
+        let taken = |bus_id| advice(UNAVAILABLE, bus_id);
+        assert!(taken(Some("0000:65:00.0")).contains("`nvidia-smi -i 0000:65:00.0 -c DEFAULT`"));
+        assert!(taken(None).contains("`nvidia-smi -c DEFAULT`"), "where the GPU is not known");
     }
 
     #[test]

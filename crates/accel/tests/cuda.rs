@@ -155,6 +155,23 @@ fn blocks_that_are_warps_share_blocks_of_the_grid() {
     join(accelerator, 2);
 }
 
+#[test]
+fn a_kernel_of_warps_is_refused_more_backends_than_a_warp_serves() {
+    let engine = |backends| Engine::new(&Shape { backends, ..Shape::default() });
+    let three = engine(3);
+    let sentence = refusal("warp-backends", &three, "scale");
+    for part in ["`scale`", "at most 2 backends", "has 3", "SERVAL_KERNEL instead"] {
+        assert!(sentence.contains(part), "{part} in: {sentence}");
+    }
+    assert_eq!(three.words.block(0).state, state::ABSENT, "nothing was started");
+    for (backends, kernel) in [(2, "scale"), (3, "echo")] {
+        let engine = engine(backends);
+        let accelerator = start("warp-backends", &engine, kernel).unwrap();
+        engine.words.set_stop(stop::NOW);
+        join(accelerator, 1);
+    }
+}
+
 /// Whether heralds tell (blocks that rely on nothing else are answered), come too late, do not exist or cannot be started. Without
 /// being told, there are some where the services have more than 64 blocks together, and none where the driver loads lazily.
 #[test]
@@ -245,7 +262,9 @@ fn what_keeps_a_gpu_from_serving_is_one_sentence() {
         "{sentence}"
     );
     let sentence = refusal("taken", &engine, "echo");
-    assert!(sentence.contains("has the GPU to itself"), "{sentence}");
+    for part in ["has the GPU to itself", "`nvidia-smi -i 0000:65:00.0 -c DEFAULT`"] {
+        assert!(sentence.contains(part), "{part} in: {sentence}");
+    }
     let sentence = refusal("any", &engine, "nonsense");
     assert!(sentence.contains("no kernel `nonsense`"), "{sentence}");
     let (library, _) = driver("number");

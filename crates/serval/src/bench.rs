@@ -347,10 +347,11 @@ impl<'p> Prepared<'p> {
     }
 
     /// Requests that are in flight at any time. Who shares sockets waits for a train to be full or for
-    /// other sockets' turns and fills the window less, a ring may be shorter than the window, and an
-    /// open loop has what has arrived.
+    /// other sockets' turns and fills the window less, as does who compares the values of many answers before it asks
+    /// again; a ring may be shorter than the window, and an open loop has what has arrived.
     fn full_window(&self) -> Option<usize> {
-        let full = matches!(self.client, Client::Udp(_) | Client::Tcp(..));
+        let compares = matches!(self.plan.work, Work::Memcached { .. } | Work::FacesDatabase);
+        let full = matches!(self.client, Client::Udp(_) | Client::Tcp(..)) && !compares;
         self.plan.window().filter(|_| full)
     }
 

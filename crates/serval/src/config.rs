@@ -176,30 +176,46 @@ fn exposed(topology: &Topology, metrics: Option<SocketAddr>) -> Option<String> {
     })
 }
 
-/// A word about arenas that hold fewer messages than there are slots for them. Where nobody chose so, only if every
-/// message is that long.
+/// A word about arenas that hold fewer messages than there are slots for them: what comes of it where every message is that long
+/// or somebody chose so, else, since the longest messages may be rare, one sentence for the service.
 fn cramped(service: &Service) -> Vec<String> {
     let (name, slots, chosen) = (&service.name, service.slots, service.arena_bytes > 0);
+    let (mut sentences, mut perhaps, mut arena) = (Vec::new(), Vec::new(), 0);
     let longest = service.max_message_bytes;
-    let requests = service
-        .short_arena(longest)
-        .filter(|_| chosen || service.framing == Framing::Fixed(longest));
-    let requests = requests.map(|(fit, whole)| {
-        format!(
-            "service {name:?}: the arena of each mqueue has room for {fit} requests of {longest} bytes, and more under way are \
-             dropped as no_credit although there are {slots} slots; write arena_bytes = {whole}, or fewer slots"
-        )
-    });
-    let backends = service.backends.iter().filter(|_| chosen).filter_map(|backend| {
+    if let Some((fit, whole)) = service.short_arena(longest) {
+        let requests = format!("{fit} requests of {longest} bytes");
+        if chosen || service.framing == Framing::Fixed(longest) {
+            sentences.push(format!(
+                "service {name:?}: the arena of each mqueue has room for {requests}, and more under way are dropped as no_credit \
+                 although there are {slots} slots; write arena_bytes = {whole}, or fewer slots"
+            ));
+        } else {
+            perhaps.push(requests);
+            arena = whole;
+        }
+    }
+    for backend in &service.backends {
         let longest = backend.max_message_bytes;
-        let (fit, whole) = service.short_arena(longest)?;
-        Some(format!(
-            "service {name:?}, backend {:?}: the arena of each mqueue has room for {fit} answers of {longest} bytes, and requests \
-             beyond wait although there are {slots} slots; write arena_bytes = {whole}, or a smaller max_message_bytes",
-            backend.name
-        ))
-    });
-    requests.into_iter().chain(backends).collect()
+        let Some((fit, whole)) = service.short_arena(longest) else { continue };
+        if chosen {
+            sentences.push(format!(
+                "service {name:?}, backend {:?}: the arena of each mqueue has room for {fit} answers of {longest} bytes, and \
+                 requests beyond wait although there are {slots} slots; write arena_bytes = {whole}, or a smaller max_message_bytes",
+                backend.name
+            ));
+        } else {
+            perhaps.push(format!("{fit} answers of {longest} bytes of backend {:?}", backend.name));
+            arena = arena.max(whole);
+        }
+    }
+    if !perhaps.is_empty() {
+        let messages = perhaps.join(" and ");
+        sentences.push(format!(
+            "service {name:?}: by itself the arena of each mqueue has room for {messages} although there are {slots} slots; \
+             unless messages that long are rare, write arena_bytes = {arena}, or fewer slots"
+        ));
+    }
+    sentences
 }
 
 fn read_file(path: &Path) -> Result<String, String> {
@@ -330,11 +346,18 @@ mod tests {
         let (_, right) = short[0].split_once("write arena_bytes = ").unwrap();
         let right = format!("service.a.arena_bytes={}", right.split(',').next().unwrap());
         assert!(warnings(&[long, &right]).is_empty(), "{right}");
-        // Where messages are seldom the longest nothing is said, unless the arena was chosen.
+        // Where nobody chose the arena, and messages may be seldom the longest, it is said with that condition.
         let longer = "service.a.max_message_bytes=60000";
-        assert!(warnings(&[longer]).is_empty());
+        let perhaps = warnings(&[longer]);
+        assert!(perhaps.len() == 1 && perhaps[0].contains("unless"), "{perhaps:?}");
+        assert!(perhaps[0].contains("room for 4 requests of 60000 bytes although there are 64"));
+        let (_, right) = perhaps[0].split_once("write arena_bytes = ").unwrap();
+        let right = format!("service.a.arena_bytes={}", right.split(',').next().unwrap());
+        assert!(warnings(&[longer, &right]).is_empty(), "{right}");
+        assert!(warnings(&[longer, "service.a.slots=4"]).is_empty());
         let fixed = warnings(&[longer, "service.a.framing=fixed:60000"]);
-        assert!(fixed[0].contains("room for 4 requests"), "{fixed:?}");
+        assert!(fixed.len() == 1 && fixed[0].contains("room for 4 requests"), "{fixed:?}");
+        assert!(fixed[0].contains("are dropped as no_credit"), "{fixed:?}");
         let text = format!(
             "{SMALL}arena_bytes = 8192\n[[service.backend]]\nname = \"db\"\nconnect = \"tcp://127.0.0.1:1\"\n"
         );
@@ -343,6 +366,19 @@ mod tests {
             backend[0].contains("backend \"db\"") && backend[0].contains("4 answers of 2048"),
             "{backend:?}"
         );
+        // One sentence for the service and its backends, with the arena that the longest of all needs.
+        let both = parse(&text, &[], &["service.a.arena_bytes=0", longer, "service.a.slots=256"]);
+        let both = both.unwrap().warnings;
+        let parts = [
+            "4 requests of 60000 bytes and 128 answers of 2048 bytes of backend \"db\"",
+            "256 slots",
+        ];
+        assert!(both.len() == 1 && parts.iter().all(|part| both[0].contains(part)), "{both:?}");
+        let right =
+            both[0].split_once("write arena_bytes = ").unwrap().1.split(',').next().unwrap();
+        let right = format!("service.a.arena_bytes={right}");
+        let raised = ["limits.region_mib=1024", longer, "service.a.slots=256", &right];
+        assert!(parse(&text, &[], &raised).unwrap().warnings.is_empty(), "{right}");
     }
 
     #[test]

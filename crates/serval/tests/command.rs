@@ -451,6 +451,20 @@ fn a_second_signal_ends_the_draining() {
 }
 
 #[test]
+fn an_arena_that_has_less_room_than_slots_is_told_once_at_the_start() {
+    let folder = Folder::new("cramped");
+    let long = "max_message_bytes = 60000\nmax_reply_bytes = 60000\n";
+    let serving = Serving::start(&[&folder.file("a.toml", &format!("{ECHO}{long}"))]);
+    let address = serving.address("udp://");
+    assert_eq!(ask(&address, b"still served"), b"still served");
+    serving.signal("-TERM");
+    let (code, _, log) = serving.end();
+    assert_eq!(code, Some(0), "{log}");
+    assert_eq!(log.matches("room for 4 requests of 60000 bytes").count(), 1, "{log}");
+    assert_eq!(log.matches("arena_bytes").count(), 1, "{log}");
+}
+
+#[test]
 fn a_port_that_is_taken_exits_with_1_and_is_named() {
     let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();

@@ -13,8 +13,9 @@
 //!
 //! `tools/gpu/check` runs all of it. `--json` prints a line of JSON for each figure. Behind the other words: `--kernel FILE:NAME`
 //! instead of the built-in echo, `--protocol NAME`, `--bytes`, `--mqueues`, `--threads`, `--depth`, `--ms` with numbers,
+//! `--pages huge|ordinary` for pages of 2 MiB, which an engine takes where it can, or 4 KiB,
 //! `--herald on|off` where the library should not choose, and for a rate how a thread goes about its mqueues (`--ahead`, `--messages`,
-//! `--in-flight`). Threads are pinned to cores.
+//! `--in-flight`, `--together`). Threads are pinned to cores.
 
 mod probes;
 
@@ -25,8 +26,7 @@ use accel::AccelError;
 use accel::cuda::{CudaAccelerator, Gpu, Options, Service};
 use mqueue::abi::{kind, protocol, reason, stop};
 use mqueue::{
-    Consumer, Head, HeapMapping, MappedMemory, MqueuePlan, Producer, Region, RegionPlan, RingPlan,
-    Words,
+    Consumer, Head, MappedMemory, MqueuePlan, Producer, Region, RegionPlan, RingPlan, Words,
 };
 
 const PROTOCOLS: [(&str, u8); 3] = [
@@ -81,7 +81,7 @@ fn pin(n: usize) {
 struct Start<'a> {
     kernel: &'a str,
     params: &'a [(&'a str, f64)],
-    /// Memory of the region; none for any.
+    /// Memory of the region; none for what an engine takes.
     memory: Option<MappedMemory>,
     herald: Option<bool>,
     threads: Option<u32>,
@@ -90,7 +90,8 @@ struct Start<'a> {
 impl Start<'_> {
     fn run(self, plan: &RegionPlan) -> Result<Running, AccelError> {
         let bytes = plan.bytes().expect("a sound plan") as usize;
-        let region = self.memory.unwrap_or_else(|| HeapMapping::memory(bytes));
+        let huge = option("--pages").is_none_or(|word| word == "huge");
+        let region = self.memory.unwrap_or_else(|| probes::pages(bytes, huge));
         let mut formatted = Region::format(region.clone(), plan).expect("a sound plan");
         let ends = (0..plan.block_count).map(|mqueue| formatted.engine_ends(mqueue)).collect();
         let words = formatted.words();
@@ -172,10 +173,14 @@ fn len_of(bytes: usize, n: u64) -> usize {
     if bytes == BYTES { BYTES } else { (n.wrapping_mul(2_654_435_761) >> 7) as usize % (bytes + 1) }
 }
 
+/// Messages that are written before the first of them is sent, or read before the first is checked: what has just
+/// been stored in pieces of one size is slow to load in pieces of another.
+const BATCH: usize = 8;
+
 /// What a thread writes and reads messages with.
 struct Buffers {
-    sent: [u8; 1024],
-    received: [u8; 1024],
+    sent: [[u8; 1024]; BATCH],
+    received: [[u8; 1024]; BATCH],
 }
 
 /// One mqueue's traffic: as much in flight as fits, each reply checked.
@@ -192,40 +197,64 @@ impl Traffic<'_> {
     /// Sends as much as there is room for.
     #[inline]
     fn fill(&mut self, buffers: &mut Buffers) {
-        while self.sent - self.received < self.in_flight {
-            let len = len_of(self.bytes, self.sent);
-            let payload = &mut buffers.sent[..len];
-            payload_of(self.mqueue, self.sent, payload);
-            let head = Head { token: self.sent, kind: kind::MESSAGE, ..Head::default() };
-            if self.ends.0.push(head, payload).is_err() {
-                break;
+        let (mqueue, bytes) = (self.mqueue, self.bytes);
+        loop {
+            let room = (self.in_flight - (self.sent - self.received)).min(BATCH as u64);
+            let numbers = self.sent..self.sent + room;
+            for (n, payload) in numbers.clone().zip(&mut buffers.sent) {
+                payload_of(mqueue, n, &mut payload[..len_of(bytes, n)]);
             }
-            self.ends.0.prefetch(NEXT, self.bytes as u64);
-            self.sent += 1;
+            for (n, payload) in numbers.zip(&buffers.sent) {
+                let head = Head { token: n, kind: kind::MESSAGE, ..Head::default() };
+                if self.ends.0.push(head, &payload[..len_of(bytes, n)]).is_err() {
+                    return;
+                }
+                self.ends.0.prefetch(NEXT, bytes as u64);
+                self.sent += 1;
+            }
+            if room < BATCH as u64 {
+                return;
+            }
         }
-        self.ends.0.publish();
     }
 
     /// Takes the replies that are there.
     #[inline]
     fn drain(&mut self, buffers: &mut Buffers) {
+        let (mqueue, bytes) = (self.mqueue, self.bytes);
         let tx = &mut self.ends.1;
-        let bytes = self.bytes as u64;
-        while let Some(header) = tx.peek().expect("a sound header") {
-            let received = &mut buffers.received[..header.len as usize];
-            if !tx.copy_out(&header, received) {
-                break; // still on its way
+        loop {
+            let mut lens = [0; BATCH];
+            let mut count = 0;
+            for (len, received) in lens.iter_mut().zip(&mut buffers.received) {
+                let Some(header) = tx.peek().expect("a sound header") else { break };
+                *len = header.len as usize;
+                if !tx.copy_out(&header, &mut received[..*len]) {
+                    break; // still on its way
+                }
+                let n = self.received + count as u64;
+                assert_eq!(header.token, n, "mqueue {mqueue}: replies come in order");
+                tx.advance();
+                tx.prefetch_at(NEXT, bytes as u64);
+                count += 1;
             }
-            let (mqueue, n) = (self.mqueue, self.received);
-            assert_eq!(header.token, n, "mqueue {mqueue}: replies come in order");
-            let right =
-                received.len() == len_of(self.bytes, n) && is_payload_of(mqueue, n, received);
-            assert!(right, "mqueue {mqueue}: message {n} came back changed");
-            tx.advance();
-            tx.prefetch_at(NEXT, bytes);
-            self.received += 1;
+            for (len, received) in lens[..count].iter().zip(&buffers.received) {
+                let n = self.received;
+                let right = *len == len_of(bytes, n) && is_payload_of(mqueue, n, &received[..*len]);
+                assert!(right, "mqueue {mqueue}: message {n} came back changed");
+                self.received += 1;
+            }
+            if count < BATCH {
+                return;
+            }
         }
-        tx.release();
+    }
+
+    /// Shows what was sent and gives back what was read.
+    #[inline]
+    fn publish(&mut self) {
+        self.ends.0.publish();
+        self.ends.1.release();
     }
 
     /// What the next turn will touch is fetched from wherever the GPU has left it.
@@ -249,6 +278,8 @@ struct Manner {
     messages: u64,
     /// Most messages of an mqueue that are not answered yet.
     in_flight: u64,
+    /// Mqueues whose words are published together: eight lie in a line, which a GPU that looks takes away.
+    together: usize,
 }
 
 impl Manner {
@@ -261,13 +292,14 @@ impl Manner {
             ahead: number("--ahead", 8) as usize,
             messages: number("--messages", 2),
             in_flight: number("--in-flight", depth).min(depth),
+            together: (number("--together", 32) as usize).max(1),
         }
     }
 }
 
 /// Turns over all mqueues for `time`, then until everything is answered. Returns the replies.
 fn work(all: &mut [Traffic<'_>], time: Duration, manner: Manner, mut beat: impl FnMut()) -> u64 {
-    let mut buffers = Buffers { sent: [0; 1024], received: [0; 1024] };
+    let mut buffers = Buffers { sent: [[0; 1024]; BATCH], received: [[0; 1024]; BATCH] };
     let begin = Instant::now();
     while begin.elapsed() < time {
         for _ in 0..16 {
@@ -277,13 +309,20 @@ fn work(all: &mut [Traffic<'_>], time: Duration, manner: Manner, mut beat: impl 
                 all[next].prefetch(manner.messages);
                 all[at].drain(&mut buffers);
                 all[at].fill(&mut buffers);
+                if (at + 1) % manner.together == 0 || at + 1 == all.len() {
+                    let first = at - at % manner.together;
+                    all[first..=at].iter_mut().for_each(Traffic::publish);
+                }
             }
         }
         beat();
     }
     let late = Instant::now();
     while all.iter().any(|one| one.received < one.sent) {
-        all.iter_mut().for_each(|one| one.drain(&mut buffers));
+        for one in &mut *all {
+            one.drain(&mut buffers);
+            one.publish();
+        }
         assert!(late.elapsed() < PATIENCE, "replies are missing");
     }
     all.iter().map(|one| one.received).sum()
@@ -383,7 +422,9 @@ fn hop(json: bool) -> Result<(), AccelError> {
             let (p50, p99, min) = (at(0.5), at(0.99), at(0.0));
             if json {
                 println!(
-                    "{{\"figure\":\"hop\",\"protocol\":\"{name}\",\"bytes\":{bytes},\"p50_us\":{p50},\"p99_us\":{p99},\"min_us\":{min}}}"
+                    "{{\"figure\":\"hop\",\"protocol\":\"{name}\",\"bytes\":{bytes},\"p50_us\":{p50},\"p99_us\":{p99},\"min_us\":{min},\"p50_ns\":{:.0},\"p99_ns\":{:.0}}}",
+                    p50 * 1e3,
+                    p99 * 1e3
                 );
             } else {
                 println!(
@@ -408,7 +449,7 @@ fn rate(json: bool) -> Result<(), AccelError> {
                 let (rate, _) = storm(&plan, threads as usize, time)?;
                 if json {
                     println!(
-                        "{{\"figure\":\"rate\",\"protocol\":\"{name}\",\"mqueues\":{mqueues},\"threads\":{threads},\"per_second\":{rate:.0}}}"
+                        "{{\"figure\":\"rate\",\"protocol\":\"{name}\",\"mqueues\":{mqueues},\"threads\":{threads},\"rate\":{rate:.0}}}"
                     );
                 } else {
                     println!(

@@ -88,6 +88,11 @@ impl Drop for Pages {
     }
 }
 
+/// Memory for a region, every page of it there.
+pub(super) fn pages(bytes: usize, huge: bool) -> MappedMemory {
+    MappedMemory::new(Arc::new(Pages::new(bytes, huge)))
+}
+
 /// How blocks look for messages.
 struct Manner {
     name: &'static str,

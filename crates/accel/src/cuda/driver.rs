@@ -139,7 +139,7 @@ impl Driver {
         };
         let name = text(self.table.error_name).unwrap_or_else(|| "unknown error".to_owned());
         let meaning = text(self.table.error_text).unwrap_or_default();
-        Err(CudaError::Driver { what, code, name, meaning })
+        Err(CudaError::Driver { what, bus_id: None, code, name, meaning })
     }
 
     /// 13000 means 13.0: the newest CUDA version this driver serves.

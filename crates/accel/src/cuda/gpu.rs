@@ -15,7 +15,7 @@ use super::driver::{
     Context, DeviceAddress, DeviceAttribute, Driver, Function, FunctionAttribute, Grid, Module,
     Stream,
 };
-use super::kernels::Image;
+use super::kernels::{Image, WARP_BACKENDS_MAX};
 use super::occupancy::{Demand, all_resident};
 use super::watch::{Look, Watch};
 use crate::{AccelError, params, reason_name};
@@ -171,7 +171,8 @@ impl Gpu {
             return Err(CudaError::Unfit { index, name: found.name, what });
         }
         let device = driver.device(index)?;
-        let context = driver.retain_context(device)?;
+        let taken = driver.retain_context(device);
+        let context = taken.map_err(|error| error.of_gpu(&found.bus_id))?;
         Ok(Self { driver, device, context, found })
     }
 
@@ -353,6 +354,10 @@ impl Prepared {
         let ask = |attribute| driver.function_attribute(function, attribute);
         // Its warps are blocks, several of which share a CUDA block: as few as spread over all multiprocessors.
         let of_warps = driver.function(module, &image.mark_of_warps()?)?.is_some();
+        let backends = region.mqueues_per_block() - 1;
+        if of_warps && backends > WARP_BACKENDS_MAX {
+            return Err(CudaError::WarpBackends { kernel: image.name, backends }.into());
+        }
         let threads_max = ask(FunctionAttribute::ThreadsMax)?;
         let spread = region.block_count().div_ceil(gpu.found.multiprocessors.max(1));
         let rows = if of_warps { spread.clamp(1, (threads_max / 32).max(1)) } else { 1 };

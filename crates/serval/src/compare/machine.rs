@@ -17,8 +17,8 @@ pub struct Machine {
     pub host_kernel: String,
     /// Frequency governor of the first core.
     pub governor: String,
-    /// Commit of the checkout in the current folder; where there is none, what `SERVAL_COMMIT` says that
-    /// the programs were built from.
+    /// What `SERVAL_COMMIT` says that the programs were built from, for those that were carried here; otherwise the
+    /// commit of the checkout in the current folder.
     pub commit: String,
     /// Whether the checkout differs from it, results apart.
     pub dirty: bool,
@@ -32,16 +32,19 @@ impl Machine {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
         let governor = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor";
+        let given = std::env::var("SERVAL_COMMIT").ok().filter(|commit| !commit.is_empty());
+        let changed = || git(&["status", "--porcelain", "--", ".", ":!docs"]);
+        let dirty = match &given {
+            Some(commit) => commit.ends_with("-dirty"),
+            None => changed().is_some_and(|changes| !changes.is_empty()),
+        };
         Self {
             cpu: model.unwrap_or_default().trim_start_matches([' ', '\t', ':']).to_owned(),
             cores: sys::affinity::allowed_cores().map_or(1, |cores| cores.len()),
             host_kernel: sys::probe::host_kernel_release(),
             governor: fs::read_to_string(governor).unwrap_or_default().trim().to_owned(),
-            commit: git(&["rev-parse", "HEAD"])
-                .or_else(|| std::env::var("SERVAL_COMMIT").ok())
-                .unwrap_or_default(),
-            dirty: git(&["status", "--porcelain", "--", ".", ":!docs"])
-                .is_some_and(|changes| !changes.is_empty()),
+            commit: given.or_else(|| git(&["rev-parse", "HEAD"])).unwrap_or_default(),
+            dirty,
             date: date(),
         }
     }
