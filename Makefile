@@ -6,7 +6,7 @@ CARGO ?= cargo
 CACHE ?= .cache
 SERVAL := target/release/serval
 
-.PHONY: help demo demo-faces cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-build microbench ci fuzz fuzz-quick seeds litmus setup setup-test build clean
+.PHONY: help demo demo-faces cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-build microbench ci fuzz fuzz-quick seeds litmus miri setup setup-test setup-miri build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,7 +21,8 @@ help:
 	@echo "make soak        a mixed load for MINUTES=60: every reply checked, nothing may grow"
 	@echo "make fuzz-quick  every fuzz target for 30 seconds, and each against a bug planted for it"
 	@echo "make fuzz        every fuzz target for MINUTES=60, recorded in docs/proof/fuzz.json"
-	@echo "make seeds       the simulator over SEEDS=1000000 seeds; it, make soak, make litmus and make fuzz leave a record in docs/proof"
+	@echo "make seeds       the simulator over SEEDS=1000000 seeds; it, make soak, make litmus, make miri and make fuzz leave a record in docs/proof"
+	@echo "make miri        every test of mqueue and wire under Miri (most of an hour)"
 	@echo "make ci          make test with 30 seconds for each fuzz target instead of 10"
 
 demo: build
@@ -40,7 +41,7 @@ cuda-kernels:
 	@$(MAKE) --no-print-directory --silent -C device cuda-kernels
 
 cuda-kernels-or-not:
-	@[ -e device/cuda/kernels.fatbin ] || echo "building the kernels for NVIDIA GPUs (fetches nvcc, 300 MB, where it is not installed)"
+	@[ -e device/cuda/echo.fatbin ] || echo "building the kernels for NVIDIA GPUs (fetches nvcc, 300 MB, where it is not installed)"
 	@$(MAKE) --no-print-directory --silent -C device cuda-kernels >/dev/null 2>&1 || \
 		echo "the kernels for NVIDIA GPUs cannot be built here, \`make cuda-kernels\` says why; going on without"
 
@@ -56,11 +57,12 @@ gpu-carry: setup cuda-kernels
 	@$(MAKE) --no-print-directory --silent -C device gpu-programs GPU=$(GPU)
 	@mkdir -p $(CARRY)
 	@cp target/release/serval target/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/gpu_hog $(CACHE)/device/*.$(GPU).cubin \
-		tools/gpu/check tools/gpu/freed tools/gpu/hazards tools/gpu/idle tools/gpu/map tools/gpu/ingest $(CARRY)
+		tools/gpu/check tools/gpu/freed tools/gpu/hazards tools/gpu/idle tools/gpu/map tools/gpu/ingest tools/gpu/together $(CARRY)
 	@$(MAKE) --no-print-directory --silent -C benches/baselines all gpu BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
 	@$(MAKE) --no-print-directory --silent -C benches/ingest BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
-	@cp benches/configs/gpu.toml benches/configs/gpu-faces.toml benches/configs/emulated.toml benches/ingest/ingest.toml $(CARRY)
+	@cp benches/configs/gpu.toml benches/configs/gpu-several.toml benches/configs/gpu-faces.toml benches/configs/emulated.toml benches/ingest/ingest.toml $(CARRY)
 	@cp benches/gpu.toml $(CARRY)/suite.toml
+	@git describe --always --dirty --abbrev=12 --exclude='*' >$(CARRY)/COMMIT 2>/dev/null || echo unknown >$(CARRY)/COMMIT
 	@rm -f $(CARRY)/nvrtc.*
 	@nvrtc=$$($(MAKE) --no-print-directory --silent -C device nvrtc) || { echo "NVRTC cannot be fetched: its step will be skipped"; exit 0; }; \
 		for form in cubin fatbin; do $(SERVAL) kernel build device/kernels/builtin.cpp --gpu $(GPU) --compiler "$$nvrtc" \
@@ -97,6 +99,11 @@ ROUNDS ?= 10000000
 litmus: build
 	@$(CARGO) xtask record litmus -- $(SERVAL) doctor --litmus --rounds $(ROUNDS)
 
+# The rings and the codecs in an interpreter that sees undefined behaviour, with all of their tests; on record in docs/proof.
+miri: setup setup-miri
+	@rustup run nightly cargo miri --version >/dev/null 2>&1 || { echo "this needs Miri: rustup toolchain install nightly --component miri,rust-src"; exit 1; }
+	@$(CARGO) xtask record miri -- $(CARGO) xtask miri
+
 # Each target gets this long; as many run at a time as there are cores.
 MINUTES ?= 60
 fuzz: setup
@@ -131,21 +138,23 @@ setup:
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || tools/install-packages g++ || { echo "Serval needs a C++ compiler for its kernels: install g++ (apt-get install g++), then run make again."; exit 1; }
 
 # Real peers for the tests: stock clients and servers from Debian's packages.
-setup-test:
+setup-test: setup-miri
 	@tools/install-packages memcached sockperf python3-venv
 	@# Without this one test is skipped and says so.
 	@-tools/install-packages strace
 	@# Without these one step is skipped and says so.
 	@-tools/install-packages gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
-	@# Nor without these: Miri, and the nightly toolchain of the sanitizers.
-	@command -v rustup >/dev/null && ! rustup run nightly cargo miri --version >/dev/null 2>&1 || exit 0; \
-		rustup --quiet toolchain install nightly --profile minimal --component miri,rust-src >/dev/null 2>&1 || \
-		echo "Miri cannot be installed here: \`rustup toolchain install nightly --component miri,rust-src\` says why"
 	@# Nor without these: the targets for wasm32 and aarch64.
 	@command -v rustup >/dev/null || exit 0; for target in wasm32-unknown-unknown aarch64-unknown-linux-gnu; do \
 		[ -e "$$(rustc --print target-libdir --target $$target)" ] || rustup --quiet target add $$target >/dev/null 2>&1 || \
 		echo "the target $$target cannot be installed here: \`rustup target add $$target\` says why"; \
 	done
+
+# Miri, and the nightly toolchain of the sanitizers. The steps that need them are skipped without and say so.
+setup-miri:
+	@command -v rustup >/dev/null && ! rustup run nightly cargo miri --version >/dev/null 2>&1 || exit 0; \
+		rustup --quiet toolchain install nightly --profile minimal --component miri,rust-src >/dev/null 2>&1 || \
+		echo "Miri cannot be installed here: \`rustup toolchain install nightly --component miri,rust-src\` says why"
 
 clean:
 	@$(CARGO) clean --quiet

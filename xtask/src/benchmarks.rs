@@ -78,7 +78,8 @@ fn page() -> Result<String, Findings> {
     for name in other_machines() {
         let folder = format!("{RESULTS}/{name}");
         let rows = measured_in(&folder, &[(SUITE, &speed), (GPU_SUITE, &gpu)])?;
-        elsewhere(&mut page, &name, &rows, &here);
+        let note = fs::read_to_string(root().join(&folder).join("note.md")).unwrap_or_default();
+        elsewhere(&mut page, (&name, &note), &rows, &here);
         // What tools/gpu/map draws.
         if root().join(&folder).join("map.svg").exists() {
             let what =
@@ -225,8 +226,8 @@ fn render(rows: &[Row]) -> String {
 }
 
 /// What another machine came to: values without their details, which its results have. Rows that are not `known`
-/// from above say what they are.
-fn elsewhere(page: &mut String, name: &str, rows: &[Row], known: &[Row]) {
+/// from above say what they are, and which of them have no result. `note` is what else there is to say of the machine.
+fn elsewhere(page: &mut String, (name, note): (&str, &str), rows: &[Row], known: &[Row]) {
     let measured: Vec<(&Row, &Json)> =
         rows.iter().filter_map(|row| Some((row, row.result.as_ref()?))).collect();
     let Some((_, first)) = measured.first() else { return };
@@ -235,6 +236,9 @@ fn elsewhere(page: &mut String, name: &str, rows: &[Row], known: &[Row]) {
         "\n## Elsewhere: {name}\n\n{}. Details: `{RESULTS}/{name}/`.\n",
         machine_of(first)
     );
+    if !note.trim().is_empty() {
+        let _ = writeln!(page, "{}\n", note.trim());
+    }
     page.push_str("| row | must | value | A | B | pairs (discarded) | verdict |\n|---|---|---|---|---|---|---|\n");
     for (row, result) in &measured {
         let shown = |key: &str| cell(text(&result["shown"][key]));
@@ -256,6 +260,13 @@ fn elsewhere(page: &mut String, name: &str, rows: &[Row], known: &[Row]) {
         let first = if index == 0 { "\n" } else { "" };
         let bound = text(&result["bound"]);
         let _ = writeln!(page, "{first}- **{}**: {}. *Bound:* {bound}", row.name, row.what);
+    }
+    let missing = rows.iter().filter(|row| row.result.is_none() && !is_known(row));
+    let missing: Vec<&str> = missing.map(|row| row.name.as_str()).collect();
+    // A machine without a GPU has none of those rows.
+    let any = measured.iter().any(|(row, _)| !is_known(row));
+    if any && !missing.is_empty() {
+        let _ = writeln!(page, "\nNot measured there: {}.", missing.join(", "));
     }
 }
 
@@ -429,8 +440,11 @@ mod tests {
     #[test]
     fn other_machines_show_their_values() {
         let mut page = String::new();
-        let measured = rows(SUITE, &mut results()).unwrap();
-        elsewhere(&mut page, "a-processor", &measured, &measured[1..]);
+        let mut measured = rows(SUITE, &mut results()).unwrap();
+        let what = "what there was no time for".to_owned();
+        measured.push(Row { name: "never".to_owned(), what, result: None, stale: None });
+        let known = &measured[1..measured.len() - 1];
+        elsewhere(&mut page, ("a-processor", "In a hurry.\n"), &measured, known);
         assert_eq!(
             page,
             "
@@ -438,12 +452,16 @@ mod tests {
 
 A Processor, 2 cores, Linux 6.1; commit 0123456789ab with changes; 2026-03-01T12:00:00Z. Details: `docs/benchmarks/a-processor/`.
 
+In a hurry.
+
 | row | must | value | A | B | pairs (discarded) | verdict |
 |---|---|---|---|---|---|---|
 | echo | at least 0.950x | 0.990x [0.985x, 0.995x] | 310.0 k/s | 313.0 k/s | 2 (1) | pass, aim met |
 | idle |  |  |  |  | 2 (1) | void: it burns |
 
 - **echo**: echo | of 64 B. *Bound:* The host kernel.
+
+Not measured there: never.
 "
         );
     }

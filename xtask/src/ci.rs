@@ -5,6 +5,7 @@
 //! that say SKIPPED, and ignored ones) and say whether all of it stayed within its time.
 
 mod clock;
+mod miri;
 
 use std::io::Write;
 use std::path::Path;
@@ -12,6 +13,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use self::clock::Clock;
+pub(crate) use self::miri::every_test as every_test_under_miri;
 use crate::files::root;
 use crate::{Findings, abi, benchmarks, drop_reasons, edges, fuzz, mutants, proof, tidy, wasm};
 
@@ -146,7 +148,7 @@ const STEPS: &[Step] = &[
     Step { name: "wasm", what: "the sans-IO crates build for wasm32, without imports", run: wasm },
     Step { name: "arm", what: "builds for aarch64; rings and parsers under qemu", run: arm },
     Step { name: "loom", what: "the rings under loom", run: loom },
-    Step { name: "miri", what: "rings, edges and codecs under Miri (nightly)", run: miri },
+    Step { name: "miri", what: "rings, edges and codecs under Miri (nightly)", run: miri::step },
     Step { name: "asan", what: "the rings under AddressSanitizer (nightly)", run: asan },
     Step {
         name: "fuzz",
@@ -412,30 +414,6 @@ fn works(line: &str) -> bool {
     let quiet =
         Command::new(program).args(words).stdout(Stdio::null()).stderr(Stdio::null()).status();
     quiet.is_ok_and(|status| status.success())
-}
-
-fn miri() -> Outcome {
-    if !works("cargo +nightly miri --version") {
-        let install = "rustup toolchain install nightly --component miri,rust-src";
-        return Ok(Done::NotRun(format!("no Miri here; `{install}` installs it")));
-    }
-    let miri = |flags: &str, tests: &str| {
-        let environment = [
-            ("MIRIFLAGS", &*format!("-Zmiri-disable-isolation {flags}")),
-            ("CARGO_TARGET_DIR", "target/miri"),
-            ("RUST_BACKTRACE", "0"),
-        ];
-        command(&format!("cargo +nightly miri test {tests}"), &environment)
-    };
-    let tested = miri("", "-p serval-mqueue --lib --test ring --test stress")?;
-    miri(
-        "",
-        "-p serval-mqueue --test hostile -- a_bad_header a_flood a_random_region a_truncated",
-    )?;
-    // Other schedules, and other old values for loads.
-    miri("-Zmiri-many-seeds=0..4", "-p serval-mqueue --test edges")?;
-    miri("", "-p serval-wire --lib -- handshake session")?;
-    Ok(tested)
 }
 
 fn asan() -> Outcome {

@@ -34,6 +34,7 @@ usage: cargo xtask CHORE
                 runs every fuzz target for that long
   fuzz --planted         plants a bug for each fuzz target, which must find it
   fuzz --build FOLDER    leaves the fuzz targets and this program where --binaries finds them
+  miri          every test of mqueue and wire under Miri, which takes most of an hour
   ci [STEP...]  runs steps of continuous integration; without a step lists them
 ";
 
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         ["mutants", names @ ..] => report_lines("mutants", mutants::run(names)),
         ["proof"] => report_lines("proof", proof::check()),
         ["record", name, "--", words @ ..] => report("record", &record::run(name, words)),
+        ["miri"] => report("miri", &ci::every_test_under_miri()),
         ["ci", steps @ ..] => ci::run(steps),
         _ => {
             eprint!("{USAGE}");

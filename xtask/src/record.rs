@@ -5,7 +5,7 @@
 //! On a machine without a checkout, run this program in the folder that the command's programs were carried to.
 //!
 //! A longer run of the same name is worth more: a shorter one does not replace it, unless the longer one
-//! failed or the shorter one does.
+//! failed or the shorter one does, or it is the same command, which did the same in less time.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, IsTerminal};
@@ -78,7 +78,7 @@ fn try_run(name: &str, words: &[&str]) -> Result<(), String> {
         "last_lines": last,
     });
     let path = path_of(name);
-    if passed && read(&path).is_ok_and(|old| is_longer_success(&old, seconds)) {
+    if passed && read(&path).is_ok_and(|old| is_worth_more(&old, &words.join(" "), seconds)) {
         if std::io::stdout().is_terminal() {
             println!("{path} keeps a longer run");
         }
@@ -90,8 +90,9 @@ fn try_run(name: &str, words: &[&str]) -> Result<(), String> {
     if passed { Ok(()) } else { Err(format!("`{}`: {status}", words.join(" "))) }
 }
 
-fn is_longer_success(record: &Json, seconds: u64) -> bool {
-    record["outcome"] == "passed" && record["seconds"].as_u64().is_some_and(|old| old > seconds)
+fn is_worth_more(record: &Json, command: &str, seconds: u64) -> bool {
+    let longer = record["seconds"].as_u64().is_some_and(|old| old > seconds);
+    record["outcome"] == "passed" && longer && record["command"] != command
 }
 
 /// Reads a record.
@@ -165,7 +166,10 @@ mod tests {
         let mut failed = whole.clone();
         failed["outcome"] = "failed: exit status: 1".into();
         assert_eq!(fault(&failed).unwrap(), "failed: exit status: 1");
-        assert!(is_longer_success(&whole, 59) && !is_longer_success(&whole, 60));
-        assert!(!is_longer_success(&failed, 1), "a run that failed is replaced by any");
+        assert!(
+            is_worth_more(&whole, "make short", 59) && !is_worth_more(&whole, "make short", 60)
+        );
+        assert!(!is_worth_more(&whole, "make soak", 59), "a later run of the same");
+        assert!(!is_worth_more(&failed, "make short", 1), "a run that failed is replaced by any");
     }
 }

@@ -1,0 +1,201 @@
+//! The tests of the rings and the codecs under Miri: a choice of them that takes a minute or two, which is a step, and all of
+//! them, `cargo xtask miri`, which `make miri` puts on record.
+//!
+//! All of them are all that a processor without vector registers has: 16-byte granules are assembly. The models of loom need its
+//! own build and are a step of their own.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use super::{Done, Failed, Findings, Outcome, Tally, command, works};
+use crate::files;
+
+/// Crates whose every test can run under Miri.
+const CRATES: [&str; 2] = ["mqueue", "wire"];
+/// Tests between threads: each of their seeds is another schedule, with other old values for loads.
+const THREADED: [&str; 2] = ["edges", "stress"];
+/// Seeds of those when everything runs.
+const SEEDS: u32 = 8;
+/// What takes longest.
+const LONG: [&str; 3] = ["stress", "hostile", "property"];
+
+/// The choice.
+pub(super) fn step() -> Outcome {
+    if let Some(lacking) = lacking() {
+        return Ok(Done::NotRun(lacking));
+    }
+    let tested = under_miri("", "-p serval-mqueue --lib --test ring --test stress")?;
+    under_miri(
+        "",
+        "-p serval-mqueue --test hostile -- a_bad_header a_flood a_random_region a_truncated",
+    )?;
+    under_miri("-Zmiri-many-seeds=0..4", "-p serval-mqueue --test edges")?;
+    under_miri("", "-p serval-wire --lib -- handshake session")?;
+    Ok(tested)
+}
+
+fn lacking() -> Option<String> {
+    let install = "rustup toolchain install nightly --component miri,rust-src";
+    (!works("cargo +nightly miri --version"))
+        .then(|| format!("no Miri here; `{install}` installs it"))
+}
+
+fn under_miri(flags: &str, tests: &str) -> Outcome {
+    // The layout's tests read files, the others the clock.
+    let environment = [
+        ("MIRIFLAGS", &*format!("-Zmiri-disable-isolation {flags}")),
+        ("CARGO_TARGET_DIR", "target/miri"),
+        ("RUST_BACKTRACE", "0"),
+    ];
+    command(&format!("cargo +nightly miri test {tests}"), &environment)
+}
+
+/// The tests of one program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Program {
+    krate: String,
+    /// None for the unit tests.
+    test: Option<String>,
+}
+
+impl Program {
+    fn seeds(&self) -> u32 {
+        let threaded = self.test.as_deref().is_some_and(|test| THREADED.contains(&test));
+        if threaded { SEEDS } else { 1 }
+    }
+
+    fn run(&self) -> Result<Tally, Failed> {
+        let target = self.test.as_ref().map_or("--lib".to_owned(), |test| format!("--test {test}"));
+        let tests = format!("-p serval-{} {target} --no-fail-fast -- --show-output", self.krate);
+        let mut tally = Tally::default();
+        // Miri's own way to several seeds mixes what they print.
+        for seed in 0..self.seeds() {
+            match under_miri(&format!("-Zmiri-seed={seed}"), &tests) {
+                Ok(Done::Tested(tested)) => tally.add(tested),
+                Ok(Done::Passed | Done::NotRun(_)) => {}
+                Err(Failed { findings, tests }) => {
+                    tally.add(tests);
+                    return Err(Failed { findings, tests: tally });
+                }
+            }
+        }
+        Ok(tally)
+    }
+
+    /// What it came to, in a line.
+    fn line(&self, tally: &Tally, seconds: u64) -> String {
+        let test = self.test.as_deref().unwrap_or("unit tests");
+        let Tally { passed, failed, skipped } = tally;
+        let seeds = match self.seeds() {
+            1 => String::new(),
+            seeds => format!(", with {seeds} seeds"),
+        };
+        let skipped = match skipped.as_slice() {
+            [] => String::new(),
+            names => format!(", SKIPPED {}", names.join(", ")),
+        };
+        format!(
+            "{:6} {test:10} {passed:4} passed, {failed} failed, {seconds:5} s{seeds}{skipped}",
+            self.krate
+        )
+    }
+}
+
+/// Runs every test of [`CRATES`], as many programs at a time as there are cores; tells of each when it has ended.
+pub(crate) fn every_test() -> Findings {
+    if let Some(lacking) = lacking() {
+        return vec![lacking];
+    }
+    if let Err(Failed { findings, .. }) = under_miri("", "-p serval-mqueue -p serval-wire --no-run")
+    {
+        return findings;
+    }
+    let paths: Vec<String> = files::all().into_iter().map(|file| file.path).collect();
+    let waiting = Mutex::new(VecDeque::from(programs(&paths)));
+    let done = Mutex::new((Tally::default(), Findings::new()));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                loop {
+                    let next = waiting.lock().expect("nobody panics with it").pop_front();
+                    let Some(program) = next else { break };
+                    let start = Instant::now();
+                    let (tally, findings) = match program.run() {
+                        Ok(tally) => (tally, Findings::new()),
+                        Err(Failed { findings, tests }) => (tests, findings),
+                    };
+                    println!("{}", program.line(&tally, start.elapsed().as_secs()));
+                    let mut done = done.lock().expect("nobody panics with it");
+                    done.0.add(tally);
+                    done.1.extend(findings);
+                }
+            });
+        }
+    });
+    let (Tally { passed, failed, skipped }, findings) =
+        done.into_inner().expect("nobody panics with it");
+    println!("Tests: {passed} passed, {failed} failed, {} skipped", skipped.len());
+    findings
+}
+
+/// The programs of tests that these files are, those first that take longest.
+fn programs(paths: &[String]) -> Vec<Program> {
+    let mut programs = Vec::new();
+    for krate in CRATES {
+        programs.push(Program { krate: krate.to_owned(), test: None });
+        let folder = format!("crates/{krate}/tests/");
+        let tests = paths.iter().filter_map(|path| path.strip_prefix(&folder)?.strip_suffix(".rs"));
+        // One in a folder is a module of another, or the models of loom.
+        let tests = tests.filter(|test| !test.contains('/'));
+        programs.extend(
+            tests.map(|test| Program { krate: krate.to_owned(), test: Some(test.to_owned()) }),
+        );
+    }
+    let place = |program: &Program| {
+        let long = |test| LONG.iter().position(|long| *long == test);
+        program.test.as_deref().and_then(long).unwrap_or(LONG.len())
+    };
+    programs.sort_by_key(place);
+    programs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_program_of_tests_is_found() {
+        let paths = [
+            "crates/mqueue/src/lib.rs",
+            "crates/mqueue/tests/edges.rs",
+            "crates/mqueue/tests/hostile.rs",
+            "crates/mqueue/tests/layout.snapshot",
+            "crates/mqueue/tests/loom/main.rs",
+            "crates/mqueue/tests/support/mod.rs",
+            "crates/sys/tests/memory.rs",
+            "crates/wire/tests/framing.rs",
+        ];
+        let found = programs(&paths.map(str::to_owned));
+        let names: Vec<_> =
+            found.iter().map(|program| (program.krate.as_str(), program.test.as_deref())).collect();
+        let expected = [
+            ("mqueue", Some("hostile")),
+            ("mqueue", None),
+            ("mqueue", Some("edges")),
+            ("wire", None),
+            ("wire", Some("framing")),
+        ];
+        assert_eq!(names, expected);
+        assert_eq!(found.iter().map(Program::seeds).collect::<Vec<_>>(), [1, 1, SEEDS, 1, 1]);
+    }
+
+    #[test]
+    fn a_line_names_what_was_skipped() {
+        let program = Program { krate: "mqueue".to_owned(), test: None };
+        let tally = Tally { passed: 1, failed: 0, skipped: vec!["granule::wide".to_owned()] };
+        let line = program.line(&tally, 3);
+        assert!(line.contains("unit tests") && line.ends_with("SKIPPED granule::wide"), "{line}");
+    }
+}
