@@ -104,9 +104,9 @@ fn a_service_whose_runtime_is_replaced_loses_nothing_itself() {
     let lives = server.metrics().lives();
     let life = lives.iter().find(|life| life.service == "b").unwrap();
     assert_eq!((life.generation(), life.is_up(), life.last_end()), (6, true, "changed"));
-    for (service, askers) in [(1, others), (2, own)] {
-        let answered = askers.finish();
-        assert_accounts(&server);
+    let answered = [others, own].map(Askers::finish);
+    assert_accounts(&server);
+    for (service, answered) in [1, 2].into_iter().zip(answered) {
         let counted = server.metrics().service(service);
         assert_eq!((counted.received, counted.replied), (answered, answered));
     }

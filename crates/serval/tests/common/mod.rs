@@ -109,7 +109,8 @@ pub(crate) fn dropped(server: &Server, service: usize, reason: DropReason) -> u6
 }
 
 /// Once nothing is under way, the accounting identity is exact: every received request was replied
-/// to, consumed or dropped for a reason.
+/// to, consumed or dropped for a reason. Every client has stopped asking: a server that is asked
+/// all the time need never be seen quiet.
 pub(crate) fn assert_accounts(server: &Server) {
     eventually("the server becomes quiet", || {
         server.metrics().workers().map(|w| w.outstanding.value()).sum::<u64>() == 0
