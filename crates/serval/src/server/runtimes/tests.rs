@@ -2,6 +2,8 @@
 
 use super::*;
 use engine::topology::{Accelerator, EngineSettings, Limits};
+use mqueue::abi::ABI_VERSION;
+use wire::attach::Hello;
 
 /// The accelerator `own` of the service `s`, whose runtimes the engine starts or lets attach.
 fn topology(launch: Launch) -> Topology {
