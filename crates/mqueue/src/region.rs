@@ -201,6 +201,7 @@ impl RegionPlan {
             for (rx, ring) in [(true, &plan.rx), (false, &plan.tx)] {
                 let slot_stride = ring.slot_stride().expect("protocol was checked");
                 let (heads, tails) = if rx { (rx_heads, rx_tails) } else { (tx_heads, tx_tails) };
+                let slots_bytes = u64::from(plan.depth) * slot_stride;
                 entries.push(RingEntry {
                     kind: ring_kind_of(position, rx),
                     protocol: ring.protocol,
@@ -211,7 +212,7 @@ impl RegionPlan {
                     slot_stride: slot_stride as u32,
                     inline_bytes: ring.inline_bytes(),
                     message_bytes_max: ring.message_bytes_max,
-                    slots_offset: place(u64::from(plan.depth) * slot_stride),
+                    slots_offset: place(slots_bytes + STAGGER_BYTES),
                     head_offset: heads + 8 * mqueue,
                     tail_offset: tails + 8 * mqueue,
                     arena_offset: if ring.arena_bytes > 0 { place(ring.arena_bytes) } else { 0 },
@@ -241,6 +242,11 @@ impl RegionPlan {
         })
     }
 }
+
+/// Unused bytes behind each ring's slots. Rings of 64 slots are multiples of 4 KiB: without it, slots of the same number, which rings
+/// in step use together, would compete for one set of a cache, and a load from one ring would pass for a load of what was just
+/// stored into another (processors compare the lowest 12 bits first).
+const STAGGER_BYTES: u64 = LINE_BYTES;
 
 fn ring_kind_of(position: usize, rx: bool) -> u8 {
     match (position, rx) {

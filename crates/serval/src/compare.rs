@@ -426,7 +426,9 @@ mod tests {
             let path =
                 std::env::temp_dir().join(format!("serval-rows-{}.toml", std::process::id()));
             std::fs::write(&path, text).unwrap();
-            Suite::load(&path).unwrap().rows.remove(0)
+            let row = Suite::load(&path).unwrap().rows.remove(0);
+            std::fs::remove_file(&path).unwrap();
+            row
         };
         let others = |row: Row| cores.for_row(&row).unwrap().other;
         assert_eq!(others(row("", "", ", memcached = true")), [5, 6]);

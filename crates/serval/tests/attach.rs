@@ -229,6 +229,8 @@ fn a_runtime_follows_its_own_users_engine_and_roots() {
     let text = found.expect_err("it is a stranger's").to_string();
     assert!(text.contains("is of user 65534: a runtime of user 0"), "{text}");
     engine.stop();
+    // It was killed and could not.
+    fs::remove_file(&at).unwrap();
     fs::remove_file(&file).unwrap();
 }
 

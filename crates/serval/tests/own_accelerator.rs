@@ -68,7 +68,7 @@ struct Program {
 
 impl Program {
     fn start(name: &str, at: &Path) -> Self {
-        let errors = path(&format!("{name}.log"));
+        let errors = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("own-program-{name}.log"));
         let mut command = Command::new(PROGRAMS.join("threads.san"));
         command.arg(at).stdout(Stdio::piped()).stderr(fs::File::create(&errors).unwrap());
         let mut process = Peer::start(&mut command, "the test builds it");

@@ -15,7 +15,7 @@
 //! instead of the built-in echo, `--protocol NAME`, `--bytes`, `--mqueues`, `--threads`, `--depth`, `--ms` with numbers,
 //! `--pages huge|ordinary` for pages of 2 MiB, which an engine takes where it can, or 4 KiB,
 //! `--herald on|off` where the library should not choose, and for a rate how a thread goes about its mqueues (`--ahead`, `--messages`,
-//! `--in-flight`, `--together`). Threads are pinned to cores.
+//! `--in-flight`, `--together`, `--next`). Threads are pinned to cores.
 
 mod probes;
 
@@ -191,13 +191,14 @@ struct Traffic<'a> {
     received: u64,
     bytes: usize,
     in_flight: u64,
+    next: u64,
 }
 
 impl Traffic<'_> {
     /// Sends as much as there is room for.
     #[inline]
     fn fill(&mut self, buffers: &mut Buffers) {
-        let (mqueue, bytes) = (self.mqueue, self.bytes);
+        let (mqueue, bytes, next) = (self.mqueue, self.bytes, self.next);
         loop {
             let room = (self.in_flight - (self.sent - self.received)).min(BATCH as u64);
             let numbers = self.sent..self.sent + room;
@@ -209,7 +210,7 @@ impl Traffic<'_> {
                 if self.ends.0.push(head, &payload[..len_of(bytes, n)]).is_err() {
                     return;
                 }
-                self.ends.0.prefetch(NEXT, bytes as u64);
+                self.ends.0.prefetch(next, bytes as u64);
                 self.sent += 1;
             }
             if room < BATCH as u64 {
@@ -221,7 +222,7 @@ impl Traffic<'_> {
     /// Takes the replies that are there.
     #[inline]
     fn drain(&mut self, buffers: &mut Buffers) {
-        let (mqueue, bytes) = (self.mqueue, self.bytes);
+        let (mqueue, bytes, next) = (self.mqueue, self.bytes, self.next);
         let tx = &mut self.ends.1;
         loop {
             let mut lens = [0; BATCH];
@@ -235,7 +236,7 @@ impl Traffic<'_> {
                 let n = self.received + count as u64;
                 assert_eq!(header.token, n, "mqueue {mqueue}: replies come in order");
                 tx.advance();
-                tx.prefetch_at(NEXT, bytes as u64);
+                tx.prefetch_at(next, bytes as u64);
                 count += 1;
             }
             for (len, received) in lens[..count].iter().zip(&buffers.received) {
@@ -267,15 +268,14 @@ impl Traffic<'_> {
     }
 }
 
-/// Messages of the same mqueue that a thread fetches ahead.
-const NEXT: u64 = 3;
-
 /// How a thread goes about its mqueues.
 #[derive(Clone, Copy)]
 struct Manner {
     /// Mqueues that a thread fetches ahead, and messages of each.
     ahead: usize,
     messages: u64,
+    /// How many messages before it is read or written a slot of an mqueue is fetched.
+    next: u64,
     /// Most messages of an mqueue that are not answered yet.
     in_flight: u64,
     /// Mqueues whose words are published together: eight lie in a line, which a GPU that looks takes away.
@@ -291,6 +291,7 @@ impl Manner {
         Self {
             ahead: number("--ahead", 8) as usize,
             messages: number("--messages", 2),
+            next: number("--next", 3),
             in_flight: number("--in-flight", depth).min(depth),
             together: (number("--together", 32) as usize).max(1),
         }
@@ -350,6 +351,7 @@ fn storm(plan: &RegionPlan, threads: usize, time: Duration) -> Result<(f64, u64)
                         received: 0,
                         bytes,
                         in_flight: manner.in_flight,
+                        next: manner.next,
                     };
                     let mut all: Vec<Traffic<'_>> =
                         ends.iter_mut().enumerate().map(traffic).collect();

@@ -90,12 +90,15 @@ impl Engine {
         Ok(())
     }
 
-    /// The next message of an mqueue's TX ring; its slot is released.
+    /// The next message of an mqueue's TX ring, once all of it has arrived; its slot is released.
     pub(crate) fn pop(&mut self, mqueue: u32) -> Option<Got> {
         let tx = &mut self.ends[mqueue as usize].1;
         let header = tx.peek().expect("the block writes sound headers")?;
         let mut payload = vec![0; header.len as usize];
-        assert!(tx.copy_out(&header, &mut payload));
+        if !tx.copy_out(&header, &mut payload) {
+            // Units are not ordered among themselves: a header may be there before the rest.
+            return None;
+        }
         tx.advance();
         tx.release();
         let mqueue::abi::SlotHeader { token, tag, kind, status, .. } = header;
