@@ -32,6 +32,8 @@ use wire::nic::{
 const BYTES: usize = 64;
 const TRAIN: usize = 64;
 const SLOTS: u32 = 64;
+/// Of the shared-memory client, which in `far` has several batches under way.
+const CLIENT_SLOTS: u32 = 1024;
 
 /// Hands in `batch` datagrams whenever all earlier ones are answered.
 struct Echo {
@@ -251,7 +253,7 @@ impl MemoryPeer for Silent {
 
 impl MemoryClient {
     fn new(Rig { fabric, service, .. }: &Rig) -> Self {
-        let plan = service.client_region_plan(1024);
+        let plan = service.client_region_plan(CLIENT_SLOTS);
         let memory = HeapMapping::memory(plan.bytes().expect("a sound plan") as usize);
         let mut region = Region::format(memory.clone(), &plan).expect("a sound plan");
         let (replies, requests) = region.engine_ends(0);
@@ -390,8 +392,8 @@ fn main() {
     println!("mqueues  batch  ns/msg");
     for mqueues in mqueues.unwrap_or(vec![1, 28, 240]) {
         for batch in batches.clone().unwrap_or(vec![1, 64, 256]) {
-            if batch > (mqueues * SLOTS) as usize {
-                // Those without credit would never be answered.
+            if batch > (mqueues * SLOTS).min(CLIENT_SLOTS / 4) as usize {
+                // Those without credit would never be answered, those without a slot cannot be sent.
                 continue;
             }
             print!("{mqueues:7}  {batch:5}");
