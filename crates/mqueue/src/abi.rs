@@ -16,7 +16,7 @@
 //!        RingEntry  × 2 × mqueue_count   the directory, constant; entry 2q = RX, 2q + 1 = TX of mqueue q
 //!        rx_heads, tx_tails              u64 × mqueue_count each, written by the engine
 //!        rx_tails, tx_heads              u64 × mqueue_count each, written by the accelerator
-//!        slots and arenas, each ring's aligned to 128, staggered so that rings in step use different sets of a cache
+//!        slots and arenas, each ring's aligned to 128, wherever the directory says
 //! ```
 //!
 //! A block serves `mqueues_per_block` mqueues: the first is its server mqueue, the others its client

@@ -243,9 +243,10 @@ impl RegionPlan {
     }
 }
 
-/// Unused bytes behind each ring's slots. Rings of 64 slots are multiples of 4 KiB: without it, slots of the same number, which rings
-/// in step use together, would compete for one set of a cache, and a load from one ring would pass for a load of what was just
-/// stored into another (processors compare the lowest 12 bits first).
+/// Unused bytes behind each ring's slots, so that slots of the same number, which rings in step use together, lie in 32 different places
+/// of a page. Rings of 64 slots are multiples of 4 KiB: without it all of those slots would compete for the same sets of a cache,
+/// and a load from one ring would pass for a load of what was just stored into another (processors compare the lowest 12 bits
+/// first).
 const STAGGER_BYTES: u64 = LINE_BYTES;
 
 fn ring_kind_of(position: usize, rx: bool) -> u8 {

@@ -39,8 +39,69 @@ fn random_words_anywhere_at_any_time() {
             }
         }
         assert!(seen.pushed > 0 && seen.read > 0 && seen.corrupt > 0, "{}: {seen:?}", shape.name);
+        assert!(seen.handed_on > 0, "{}: {seen:?}", shape.name);
         // Seldom enough to be missing in few rounds.
         assert!(seen.bad > 0 || cfg!(miri), "{}: {seen:?}", shape.name);
+    }
+}
+
+/// What a hostile client wrote goes straight into an mqueue's slot, here by the moves that mapped memory has of its own:
+/// nothing but that slot changes, and what lies there is a message of the length that was checked.
+#[test]
+fn random_words_go_no_further_than_the_slot_they_are_copied_to() {
+    let rounds = if cfg!(miri) { 2 } else { 200 };
+    let words = |memory: &MappedMemory| -> Vec<u64> {
+        (0..memory.len_bytes()).step_by(8).map(|at| memory.load(at, Ordering::Relaxed)).collect()
+    };
+    for (from, to) in shapes().into_iter().flat_map(|a| shapes().into_iter().map(move |b| (a, b))) {
+        let (mut copied, mut refused) = (0, 0);
+        for round in 0..rounds {
+            let mut numbers = Numbers(round * 977 + 1);
+            let (mut source, mut target) = (ring(from, 4, 0), ring(to, 4, 0));
+            let attacker = victims(&source.memory).unwrap();
+            for n in 0..12 {
+                let len = numbers.below(u64::from(from.message_bytes_max.min(100)) + 1) as usize;
+                let sent = source.producer.push(head(n), &payload(n, len));
+                source.producer.publish();
+                if numbers.below(3) == 0 {
+                    attacker.scribble(&mut numbers);
+                }
+                let Ok(Some(header)) = source.consumer.peek() else { break };
+                attacker.scribble(&mut numbers);
+                let entry = &target.engine.entries()[0];
+                let slot = entry.slots_offset + n % 4 * u64::from(entry.slot_stride);
+                let before = words(&target.memory);
+                let whole = target.producer.push_from(head(!n), &source.consumer, &header);
+                for (at, (old, new)) in before.iter().zip(words(&target.memory)).enumerate() {
+                    let inside =
+                        (slot..slot + u64::from(entry.slot_stride)).contains(&(8 * at as u64));
+                    assert!(inside || *old == new, "{} to {}: word {at}", from.name, to.name);
+                }
+                if !whole {
+                    refused += 1;
+                    break;
+                }
+                copied += 1;
+                target.producer.publish();
+                let arrived = target.consumer.peek().unwrap().expect("published");
+                assert_eq!((arrived.token, arrived.len), (head(!n).token, header.len));
+                let mut received = vec![0; header.len as usize];
+                assert!(target.consumer.copy_out(&arrived, &mut received));
+                target.consumer.advance();
+                target.consumer.release();
+                target.producer.credit().unwrap();
+                source.consumer.advance();
+                source.consumer.release();
+                if sent.is_err() || source.producer.credit().is_err() {
+                    break;
+                }
+            }
+        }
+        // Two rings of units have no way of their own, and arenas are filled in order.
+        let granules = [from, to].iter().all(|ring| ring.name.starts_with("granule"));
+        let can = !granules && to.arena_bytes == 0;
+        assert_eq!(copied > 0, can, "{} to {}: {copied}", from.name, to.name);
+        assert!(copied + refused > 0, "{} to {}", from.name, to.name);
     }
 }
 

@@ -62,6 +62,15 @@ fn option(name: &str) -> Option<String> {
     std::env::args().skip_while(|word| word != name).nth(1)
 }
 
+/// Whether regions lie on pages of 2 MiB.
+fn huge_pages() -> bool {
+    match option("--pages").as_deref() {
+        None | Some("huge") => true,
+        Some("ordinary") => false,
+        Some(other) => panic!("--pages is huge or ordinary, not {other}"),
+    }
+}
+
 /// Keeps this thread on the n-th of the cores that this process may use.
 fn pin(n: usize) {
     // SAFETY: a cpu_set_t is bits, any of them are valid; the calls read and write only it.
@@ -90,7 +99,7 @@ struct Start<'a> {
 impl Start<'_> {
     fn run(self, plan: &RegionPlan) -> Result<Running, AccelError> {
         let bytes = plan.bytes().expect("a sound plan") as usize;
-        let huge = option("--pages").is_none_or(|word| word == "huge");
+        let huge = huge_pages();
         let region = self.memory.unwrap_or_else(|| probes::pages(bytes, huge));
         let mut formatted = Region::format(region.clone(), plan).expect("a sound plan");
         let ends = (0..plan.block_count).map(|mqueue| formatted.engine_ends(mqueue)).collect();

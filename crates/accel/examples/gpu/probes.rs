@@ -7,9 +7,7 @@ use accel::AccelError;
 use mqueue::abi::{kind, protocol};
 use mqueue::{Head, MappedMemory, Mapping, Memory, MqueuePlan, Region, RegionPlan, RingPlan};
 
-use super::{
-    BYTES, PATIENCE, Running, Start, is_payload_of, numbers, option, payload_of, pin, plan,
-};
+use super::{BYTES, PATIENCE, Running, Start, is_payload_of, numbers, payload_of, pin, plan};
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// What the host reads and writes in one piece, whatever mqueues keep apart.
@@ -222,7 +220,7 @@ pub(super) fn lines(image: &str, json: bool) -> Result<(), AccelError> {
             generation: 1,
             start: 0,
         };
-        let huge = option("--pages").is_none_or(|kib| kib != "4");
+        let huge = super::huge_pages();
         let pages = Arc::new(Pages::new(plan.bytes().expect("a sound plan") as usize, huge));
         let memory = MappedMemory::new(pages);
         let mut running = Start {

@@ -170,12 +170,12 @@ impl<'a> Unit16s<'a> {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
-    /// Loads the i-th unit, in one access.
+    /// Loads the i-th unit, in one access. Every function of this file that calls it has asserted that there are as many.
     #[inline]
     fn load_whole(self, i: usize) -> __m128i {
         debug_assert!(i < self.count);
         let value: __m128i;
-        // SAFETY: in bounds, which who loads many asserts once, and aligned to 16. Assembly, because the compiler must neither split nor
+        // SAFETY: in bounds by the callers' asserts, and aligned to 16. Assembly, because the compiler must neither split nor
         // repeat the access: aligned 16-byte SSE accesses are single-copy atomic on processors that
         // enumerate AVX (Intel SDM vol. 3A §9.1.1, AMD APM vol. 2 §7.3.2), which has_unit16 tells.
         unsafe {
@@ -218,6 +218,7 @@ impl Unit16s<'_> {
 
     #[inline]
     pub(super) fn load<const WORDS: usize>(self, i: usize) -> ([u32; WORDS], u32) {
+        assert!(i < self.count, "too few units");
         let (low, high) = self.load_halves(i);
         let words = [low as u32, (low >> 32) as u32, high as u32];
         (std::array::from_fn(|k| words[k]), (high >> 32) as u32)
@@ -225,6 +226,7 @@ impl Unit16s<'_> {
 
     #[inline]
     pub(super) fn store<const WORDS: usize>(self, i: usize, data: [u32; WORDS], sequence: u32) {
+        assert!(i < self.count, "too few units");
         self.store_halves(i, pair(data[0], data[1]), pair(data[2], sequence));
     }
 }
@@ -306,6 +308,7 @@ impl Unit16s<'_> {
 
     #[inline]
     pub(super) fn load_header(self, sequence: u32) -> Option<[u64; 4]> {
+        assert!(self.count >= HEADER16, "too few units");
         let [(token, a), (low, b), (last, c)] = std::array::from_fn(|i| self.load_halves(i));
         let found = |half: u64| (half >> 32) as u32 ^ sequence;
         let whole = found(a) | found(b) | found(c) == 0;
@@ -359,7 +362,7 @@ impl Unit16s<'_> {
         assert!(len.div_ceil(8) == to.len(), "as many words as the payload takes");
         let whole = len.saturating_sub(4) / 12;
         let shared = self.load_halves(HEADER16 - 1).1;
-        // SAFETY: 12 * whole + 4 bytes of the payload, if there is a whole unit.
+        // SAFETY: 12 * whole + 4 bytes of the payload, if there is a whole unit; its units were asserted.
         if !unsafe { self.copy_whole(to.as_ptr().cast_mut().cast(), whole, shared, sequence) } {
             return false;
         }
@@ -400,7 +403,7 @@ impl Unit16s<'_> {
     ///
     /// # Safety
     ///
-    /// `12 * whole + 4` bytes at `to` are writable if `whole` is not 0, shared or not.
+    /// There are `HEADER16 + whole` units, and `12 * whole + 4` bytes at `to` are writable if `whole` is not 0, shared or not.
     #[inline]
     unsafe fn copy_whole(self, to: *mut u8, whole: usize, shared: u64, sequence: u32) -> bool {
         if (shared >> 32) as u32 != sequence {

@@ -4,10 +4,13 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+use mqueue::abi::SlotHeader;
 use mqueue::memory::{Memory, Ordering};
-use mqueue::{Consumer, JoinError, LoanError, MappedMemory, Producer, Region, RingError, Words};
+use mqueue::{
+    Consumer, HeapMapping, JoinError, LoanError, MappedMemory, Producer, Region, RingError, Words,
+};
 
-use super::{Choose, head, payload};
+use super::{Choose, head, payload, plan, shapes};
 
 /// What one end of a ring may touch.
 #[derive(Clone, Default)]
@@ -67,9 +70,22 @@ pub(crate) struct Victims {
     pub(crate) memory: MappedMemory,
     pub(crate) producer: Producer<Fenced>,
     pub(crate) consumer: Consumer<Fenced>,
+    /// Rings of every protocol, which nobody attacks and to which messages are handed on.
+    onward: Vec<(Producer<Fenced>, Consumer<Fenced>)>,
     /// Offsets that matter most: head, tail, the first words of every slot.
     targets: Vec<u64>,
     message_bytes_max: usize,
+}
+
+fn onward() -> Vec<(Producer<Fenced>, Consumer<Fenced>)> {
+    let ring = |shape| {
+        let plan = plan(shape, 1, 0);
+        let memory = Fenced::new(HeapMapping::memory(plan.bytes().unwrap() as usize));
+        let mut engine = Region::format(memory.clone(), &plan).unwrap();
+        let mut accelerator = Region::join(memory).unwrap();
+        (engine.engine_ends(0).0, accelerator.accelerator_ends(0).0)
+    };
+    shapes().into_iter().filter(|shape| shape.arena_bytes == 0).map(ring).collect()
 }
 
 /// Fences both ends of the RX ring of a joined region.
@@ -102,6 +118,7 @@ pub(crate) fn victims(memory: &MappedMemory) -> Result<Victims, JoinError> {
         memory: memory.clone(),
         producer,
         consumer,
+        onward: onward(),
         targets: ends.into_iter().cycle().take(8).chain(first_words).collect(),
         message_bytes_max: entry.message_bytes_max as usize,
     })
@@ -131,6 +148,26 @@ impl Victims {
         self.memory.store(self.targets[1], tail, Ordering::Relaxed);
     }
 
+    /// Copies a message into another ring, as the engine does: it arrives there whole, whatever it says, or not at all.
+    fn hand_on(&mut self, header: &SlotHeader, numbers: &mut impl Choose, seen: &mut Seen) -> bool {
+        let ring = numbers.below(self.onward.len() as u64) as usize;
+        let (to, from) = &mut self.onward[ring];
+        let head = head(numbers.next());
+        to.credit().unwrap();
+        if !to.push_from(head, &self.consumer, header) {
+            return false;
+        }
+        to.publish();
+        let copied = from.peek().unwrap().expect("published");
+        let sent = (head.token, head.tag, head.kind, header.len);
+        assert_eq!((copied.token, copied.tag, copied.kind, copied.len), sent);
+        assert!(from.copy_out(&copied, &mut vec![0; header.len as usize]));
+        from.advance();
+        from.release();
+        seen.handed_on += 1;
+        true
+    }
+
     /// One operation of either end; every outcome but a panic is fine, and some are counted.
     pub(crate) fn step(&mut self, numbers: &mut impl Choose, seen: &mut Seen) {
         match numbers.below(8) {
@@ -157,8 +194,13 @@ impl Victims {
                     assert_ne!(header.kind, 0);
                     // The header is a copy: whatever happens to the ring now, it holds.
                     self.scribble(numbers);
-                    let mut received = vec![0; header.len as usize];
-                    let arrived = self.consumer.copy_out(&header, &mut received);
+                    let arrived = match numbers.below(2) {
+                        0 => {
+                            let mut received = vec![0; header.len as usize];
+                            self.consumer.copy_out(&header, &mut received)
+                        }
+                        _ => self.hand_on(&header, numbers, seen),
+                    };
                     if arrived || numbers.below(2) == 0 {
                         self.consumer.advance();
                         seen.read += 1;
@@ -184,6 +226,8 @@ impl Victims {
 pub(crate) struct Seen {
     pub(crate) pushed: u64,
     pub(crate) read: u64,
+    /// Of those, copied straight into another ring.
+    pub(crate) handed_on: u64,
     pub(crate) bad: u64,
     pub(crate) corrupt: u64,
 }
