@@ -2,6 +2,7 @@
 //! steers the terminal of who asked.
 
 /// The protocol without the server behind it.
+#[allow(dead_code, reason = "the server uses more of it")]
 #[path = "../../crates/serval/src/command/control/protocol.rs"]
 mod protocol;
 

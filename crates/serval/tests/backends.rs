@@ -460,9 +460,8 @@ fn a_long_datagram_from_a_backend_is_refused_whole() {
 
 #[test]
 fn a_refused_datagram_port_is_told_at_once_and_found_again() {
-    let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let there = taken.local_addr().unwrap();
-    drop(taken);
+    // Not an ephemeral one, which another test might get meanwhile.
+    let there: SocketAddr = ([127, 0, 0, 1], free_port()).into();
     let server = start(with_bystander(datagram_backend(there, 15_000)));
     let client = udp_client(address(&server, 0));
     for _ in 0..10 {

@@ -272,7 +272,7 @@ fn every_prefix_of_a_request_and_then_the_end() {
 fn frames_that_never_end_are_cut_off() {
     let framings = [Framing::LengthU32, Framing::Line, Framing::Memcached];
     let services = framings.map(|framing| service_of(framing, vec![tcp()]));
-    let limits = Limits { idle_ms: 400, ..Limits::default() };
+    let limits = Limits { idle_ms: 2000, ..Limits::default() };
     let scene = Scene::new(services.to_vec(), limits, 1);
     // A line that grows and grows is refused at its maximum, long before anybody waits for its end.
     let mut endless = tcp_client(scene.at(1));
@@ -309,7 +309,7 @@ fn frames_that_never_end_are_cut_off() {
 #[test]
 fn silent_connections_are_closed_and_busy_ones_are_not() {
     let service = service_of(Framing::Fixed(32), vec![tcp()]);
-    let scene = Scene::new(vec![service], Limits { idle_ms: 500, ..Limits::default() }, 2);
+    let scene = Scene::new(vec![service], Limits { idle_ms: 2000, ..Limits::default() }, 2);
     let mut busy = tcp_client(scene.at(0));
     let silent: Vec<TcpStream> = (0..100).map(|_| tcp_client(scene.at(0))).collect();
     let (request, reply) = well_framed(Framing::Fixed(32), 5);
@@ -375,6 +375,8 @@ fn clients_that_send_and_never_read_are_held_back_and_then_cut_off() {
 fn resets_in_the_middle_lose_only_their_own_replies() {
     let service = Service {
         params: vec![("microseconds".into(), 2000.0)],
+        // Whoever comes waits for what those asked that have gone.
+        request_timeout_ms: 60_000,
         framing: Framing::Fixed(32),
         ..Service::new("delay", vec![tcp()], "delay")
     };

@@ -383,10 +383,13 @@ fn draining_answers_everything_accepted() {
         mqueues: 4,
         slots: 64,
         framing: Framing::Fixed(8),
-        params: vec![("microseconds".into(), 500.0)],
+        params: vec![("microseconds".into(), 20_000.0)],
+        request_timeout_ms: 60_000,
         ..Service::new("delay", vec![udp(), tcp()], "delay")
     };
-    let server = start(topology(vec![service]));
+    let mut topology = topology(vec![service]);
+    topology.engine.drain_ms = 15_000;
+    let server = start(topology);
     let client = udp_client(address(&server, 0));
     let mut stream = tcp_client(address(&server, 1));
     for i in 0..100_u64 {
