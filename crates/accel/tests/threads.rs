@@ -118,14 +118,15 @@ fn a_sleeping_thread_is_woken_for_every_message() {
     let echo = Kernel::builtin("echo").unwrap();
     let (_accelerator, mut workers) =
         start(&engine, &echo, &[], std::slice::from_ref(&own), 1, &options);
-    let begin = Instant::now();
+    let mut late = 0;
     for n in 0..500 {
-        let mqueue = (n % 9) as u32;
+        let (mqueue, begin) = ((n % 9) as u32, Instant::now());
         engine.push(mqueue, n, b"wake up").unwrap();
         drive_until(&mut engine, &mut workers[0], &[mqueue], |_, got| got.token == n);
+        late += u32::from(begin.elapsed() >= Duration::from_millis(200));
     }
-    // A lost wake-up costs the thread's longest sleep of 250 ms.
-    assert!(begin.elapsed() < PATIENCE, "wake-ups were lost");
+    // A lost wake-up costs the thread's longest sleep of 250 ms, or what is left of it.
+    assert!(late < 50, "{late} wake-ups were lost");
 }
 
 #[test]

@@ -170,7 +170,7 @@ impl<'a> Unit16s<'a> {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
-    /// Loads the i-th unit, in one access. Every function of this file that calls it has asserted that there are as many.
+    /// Loads the i-th unit, in one access. Every way to it through this file has asserted that there are as many.
     #[inline]
     fn load_whole(self, i: usize) -> __m128i {
         debug_assert!(i < self.count);
