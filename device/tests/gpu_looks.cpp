@@ -12,7 +12,7 @@ struct Inspector {
         Channel& channel = q.channel_;
         Message m;
         Header h = {};
-        for (unsigned tries = 1; channel.rx_.look<SERVAL_PROTOCOL_GRANULE16>(channel.in_, h, units) != Look::FOUND; tries++) {
+        for (unsigned tries = 1; channel.rx_.look(channel.in_, h, units) != Look::FOUND; tries++) {
             if (block.poll_engine(tries) != SERVAL_STOP_RUN || block.broken()) {
                 block.end(SERVAL_REASON_STOPPED);
                 return m;

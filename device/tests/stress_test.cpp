@@ -11,8 +11,6 @@
 
 using namespace testing;
 using serval::detail::load_acquire;
-using serval::detail::load_relaxed;
-using serval::detail::store_relaxed;
 using serval::detail::store_release;
 
 #if defined(__SANITIZE_THREAD__)
@@ -224,86 +222,6 @@ TEST(engine_thread_and_block_thread) {
         CHECK_EQ(region.block()->received, count);
         CHECK_EQ(region.block()->sent, count);
     }
-}
-
-// Blocks that look only when the herald tells them to are told of every message; when it has died, who looks by himself now and then
-// finds every message as well.
-TEST(a_herald_tells_of_messages_and_may_die) {
-    for (unsigned protocol : protocols()) {
-        Shape s;
-        s.protocol = protocol;
-        s.blocks = 3;
-        s.start = protocol == SERVAL_PROTOCOL_DOORBELL ? uint64_t{1} << 62 : 0;
-        Region region(s);
-        std::vector<serval_herald_post> posts(s.blocks);
-        serval_engine_words engine = {};  // the herald's, which ends alone
-        serval_herald_args args = {};
-        args.abi_version = SERVAL_ABI_VERSION;
-        args.mqueue_count = s.blocks;
-        args.heads = reinterpret_cast<uint64_t>(region.head(0, false));
-        args.engine = reinterpret_cast<uint64_t>(&engine);
-        args.posts = reinterpret_cast<uint64_t>(posts.data());
-        std::thread herald([&args] { serval::detail::run_herald(&args); });
-        uint64_t trusts = 1;
-        std::vector<std::thread> blocks;
-        for (unsigned b = 0; b < s.blocks; b++) {
-            blocks.emplace_back([&, b] {
-                Runner runner(region, b);
-                runner.waiting = [&, b](uint32_t, uint64_t) {
-                    const uint64_t next = load_relaxed(region.tail(b, false));
-                    do {
-                        serval::detail::rely(&posts[b], next, serval::NO_DEADLINE);
-                    } while (load_relaxed(&trusts) && !serval::detail::is_told(&posts[b], next) &&
-                             load_relaxed(&region.engine()->stop) == SERVAL_STOP_RUN);
-                };
-                runner.run("s_echo");
-            });
-        }
-        std::vector<Producer> rx;
-        std::vector<Consumer> tx;
-        for (unsigned b = 0; b < s.blocks; b++) rx.push_back(region.producer(b, false)), tx.push_back(region.consumer(b, true));
-        std::vector<uint8_t> data;
-        uint64_t beat = 0, lost = 0;
-        const uint64_t deadline = serval::detail::clock_ns() + 60000000000u;
-        auto ask = [&](uint64_t n) {
-            const unsigned b = static_cast<unsigned>(check::Random(n).below(s.blocks));
-            if (!send(rx[b], message(n, 8), &n)) lost++;
-            while (recv(tx[b], data) != Look::FOUND) {
-                if (serval::detail::clock_ns() > deadline) return void(lost++);
-                // EDGE HEARTBEAT (release half)
-                store_release(&region.engine()->heartbeat, ++beat);
-                store_release(&engine.heartbeat, beat);
-                sched_yield();
-            }
-        };
-        for (uint64_t n = 0; n < 400 && !lost; n++) ask(n);
-        store_relaxed(&engine.stop, SERVAL_STOP_NOW);
-        herald.join();
-        store_relaxed(&trusts, 0);
-        for (uint64_t n = 0; n < 100 && !lost; n++) ask(n);
-        // EDGE STOP (release half)
-        store_release(&region.engine()->stop, SERVAL_STOP_DRAIN);
-        for (std::thread& block : blocks) block.join();
-        CHECK_EQ(lost, 0);
-    }
-}
-
-// A herald ends with the engine, and one of another version does nothing.
-TEST(a_herald_ends_by_itself) {
-    serval_engine_words engine = {};
-    uint64_t head = 5;
-    serval_herald_post post = {0, 1};
-    serval_herald_args args = {};
-    args.abi_version = SERVAL_ABI_VERSION + 1;
-    args.mqueue_count = 1;
-    args.heads = reinterpret_cast<uint64_t>(&head);
-    args.engine = reinterpret_cast<uint64_t>(&engine);
-    args.posts = reinterpret_cast<uint64_t>(&post);
-    serval::detail::run_herald(&args);
-    CHECK_EQ(post.head, 0);
-    args.abi_version = SERVAL_ABI_VERSION;
-    serval::detail::run_herald(&args);  // the engine's heart does not beat
-    CHECK_EQ(post.head, 5);
 }
 
 int main(int argc, char** argv) { return check::run_all(argc, argv); }

@@ -73,7 +73,7 @@ fn pop(engine: &mut Engine, mqueue: u32) -> common::Got {
             return got;
         }
         assert!(begin.elapsed() < PATIENCE, "a reply is missing");
-        // Heralds and blocks that see no beat for seconds take the engine for lost.
+        // Blocks that see no beat for seconds take the engine for lost.
         engine.words.set_engine_heartbeat(begin.elapsed().as_nanos() as u64);
         std::thread::sleep(Duration::from_micros(50));
     }
@@ -172,47 +172,21 @@ fn a_kernel_of_warps_is_refused_more_backends_than_a_warp_serves() {
     }
 }
 
-/// Whether heralds tell (blocks that rely on nothing else are answered), come too late, do not exist or cannot be started. Without
-/// being told, there are some where the services have more than 64 blocks together, and none where the driver loads lazily.
+/// One without `cuFuncLoad`: kernels are then loaded when they are first started.
 #[test]
-fn heralds_tell_of_messages_and_nothing_depends_on_them() {
-    for (behaviour, herald, services, blocks) in [
-        ("trusting", Some(true), 1, 3),
-        ("trusting", None, 1, 65),
-        ("trusting", None, 2, 33),
-        ("few", None, 2, 32),
-        ("alone", Some(true), 1, 3),
-        ("old", Some(true), 1, 3),
-        ("denied", Some(true), 1, 3),
-        ("lazy", Some(true), 1, 3),
-    ] {
-        let shape = Shape { blocks, backends: 1, ..Shape::default() };
-        let mut engines: Vec<_> = (0..services).map(|_| Engine::new(&shape)).collect();
-        let (library, image) = driver(&format!("herald-{behaviour}"));
-        if behaviour == "lazy" {
-            hide(&library, b"cuFuncLoad");
-        }
-        let options = Options { herald, ..Options::default() };
-        let gpu = Gpu::open(0, Some(&library)).unwrap();
-        assert_eq!(gpu.found().lazy, behaviour == "lazy");
-        let echoes: Vec<_> =
-            engines.iter().map(|engine| service(engine, &image, "echo", &[])).collect();
-        let accelerator = gpu.start(&echoes, options).unwrap();
-        for n in 0..5u64 {
-            for engine in &mut engines {
-                engine.words.set_engine_heartbeat(n + 1);
-                for mqueue in (0..blocks).map(|block| 2 * block) {
-                    engine.push(mqueue, n, &payload(mqueue, n, 60)).unwrap();
-                }
-                for mqueue in (0..blocks).map(|block| 2 * block) {
-                    assert_eq!(pop(engine, mqueue).payload, payload(mqueue, n, 60));
-                }
-            }
-        }
-        engines.iter().for_each(|engine| engine.words.set_stop(stop::DRAIN));
-        let ended = join(accelerator, services * blocks as usize);
-        assert!(ended.iter().all(|end| end.reason == reason::STOPPED), "{ended:?}");
-    }
+fn a_driver_that_loads_lazily_is_known_for_it() {
+    let [(library, _), (lazy, image)] = ["loads", "loads-lazily"].map(driver);
+    hide(&lazy, b"cuFuncLoad");
+    assert!(!Gpu::open(0, Some(&library)).unwrap().found().lazy);
+    let gpu = Gpu::open(0, Some(&lazy)).unwrap();
+    assert!(gpu.found().lazy);
+    let mut engine = Engine::new(&Shape::default());
+    let echo = [service(&engine, &image, "echo", &[])];
+    let accelerator = gpu.start(&echo, Options::default()).unwrap();
+    engine.push(0, 1, b"hello").unwrap();
+    assert_eq!(pop(&mut engine, 0).payload, b"hello");
+    engine.words.set_stop(stop::DRAIN);
+    join(accelerator, 1);
 }
 
 #[test]

@@ -386,7 +386,7 @@ shared_structs! {
         staging: u64,
         /// Bytes of staging memory.
         staging_bytes: u64,
-        /// How the block waits. Host: address of a function void(void* wait_self, u32 why, u64 deadline_ns) that suspends it. CUDA: address of the HeraldPost of the region's first mqueue; 0 without a herald.
+        /// Host only: address of a function void(void* wait_self, u32 why, u64 deadline_ns) that suspends the block.
         wait: u64,
         /// Host only: first argument of wait.
         wait_self: u64,
@@ -394,28 +394,6 @@ shared_structs! {
         now: u64,
         /// Messages a block may handle before it must call wait with BUDGET; 0 for no limit.
         budget: u64,
-    }
-
-    /// What the herald of a region is started with (CUDA).
-    struct HeraldArgs as "serval_herald_args", size 32 {
-        /// ABI_VERSION of whoever starts it.
-        abi_version: u32,
-        /// Mqueues of the region.
-        mqueue_count: u32,
-        /// Address of the region's RX heads as the herald sees it.
-        heads: u64,
-        /// Address of the region's EngineWords as the herald sees it.
-        engine: u64,
-        /// Address of the first HeraldPost, in the accelerator's memory.
-        posts: u64,
-    }
-
-    /// What the herald and one mqueue's block tell each other, in the accelerator's memory (CUDA).
-    struct HeraldPost as "serval_herald_post", size 16 {
-        /// The mqueue's RX head as the herald has last seen it. Written by the herald.
-        head: u64,
-        /// 1 while the block waits for that head to move. Written by the block.
-        waits: u64,
     }
 
     /// One kernel of a kernel library (host).

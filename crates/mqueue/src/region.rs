@@ -212,7 +212,7 @@ impl RegionPlan {
                     slot_stride: slot_stride as u32,
                     inline_bytes: ring.inline_bytes(),
                     message_bytes_max: ring.message_bytes_max,
-                    slots_offset: place(slots_bytes + STAGGER_BYTES),
+                    slots_offset: place(slots_bytes),
                     head_offset: heads + 8 * mqueue,
                     tail_offset: tails + 8 * mqueue,
                     arena_offset: if ring.arena_bytes > 0 { place(ring.arena_bytes) } else { 0 },
@@ -242,12 +242,6 @@ impl RegionPlan {
         })
     }
 }
-
-/// Unused bytes behind each ring's slots, so that slots of the same number, which rings in step use together, lie in 32 different places
-/// of a page. Rings of 64 slots are multiples of 4 KiB: without it all of those slots would compete for the same sets of a cache,
-/// and a load from one ring would pass for a load of what was just stored into another (processors compare the lowest 12 bits
-/// first).
-const STAGGER_BYTES: u64 = LINE_BYTES;
 
 fn ring_kind_of(position: usize, rx: bool) -> u8 {
     match (position, rx) {

@@ -42,23 +42,6 @@ fn every_protocol_carries_every_size() {
     }
 }
 
-/// The bits that choose a set of the first cache, and by which a load is compared with stores before it.
-#[test]
-fn slots_of_one_number_differ_in_their_low_address_bits() {
-    const MQUEUES: u32 = 64;
-    for shape in shapes() {
-        let plan = RegionPlan { block_count: MQUEUES, ..plan(shape, 64, 0) };
-        let region = Region::format(HeapMapping::memory(plan.bytes().unwrap() as usize), &plan);
-        let mut rings = [0; 4096 / 128];
-        for entry in region.unwrap().entries() {
-            rings[(entry.slots_offset % 4096 / 128) as usize] += 1;
-        }
-        let fair = 2 * MQUEUES as usize / rings.len();
-        // Arenas between them are multiples of nothing in particular.
-        assert!(rings.iter().all(|&n| n <= 2 * fair), "{}: {rings:?}", shape.name);
-    }
-}
-
 #[test]
 fn memory_that_was_never_written_is_no_message() {
     for shape in shapes() {

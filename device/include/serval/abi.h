@@ -151,25 +151,10 @@ struct serval_block_args {
   uint64_t params; /* 32: Address of the parameters. */
   uint64_t staging; /* 40: Address of the block's private staging memory. */
   uint64_t staging_bytes; /* 48: Bytes of staging memory. */
-  uint64_t wait; /* 56: How the block waits. Host: address of a function void(void* wait_self, u32 why, u64 deadline_ns) that suspends it. CUDA: address of the HeraldPost of the region's first mqueue; 0 without a herald. */
+  uint64_t wait; /* 56: Host only: address of a function void(void* wait_self, u32 why, u64 deadline_ns) that suspends the block. */
   uint64_t wait_self; /* 64: Host only: first argument of wait. */
   uint64_t now; /* 72: Host only: address of a function u64(void* wait_self) that tells monotonic nanoseconds; 0 to use the clock. */
   uint64_t budget; /* 80: Messages a block may handle before it must call wait with BUDGET; 0 for no limit. */
-};
-
-/* What the herald of a region is started with (CUDA). */
-struct serval_herald_args {
-  uint32_t abi_version; /* 0: ABI_VERSION of whoever starts it. */
-  uint32_t mqueue_count; /* 4: Mqueues of the region. */
-  uint64_t heads; /* 8: Address of the region's RX heads as the herald sees it. */
-  uint64_t engine; /* 16: Address of the region's EngineWords as the herald sees it. */
-  uint64_t posts; /* 24: Address of the first HeraldPost, in the accelerator's memory. */
-};
-
-/* What the herald and one mqueue's block tell each other, in the accelerator's memory (CUDA). */
-struct serval_herald_post {
-  uint64_t head; /* 0: The mqueue's RX head as the herald has last seen it. Written by the herald. */
-  uint64_t waits; /* 8: 1 while the block waits for that head to move. Written by the block. */
 };
 
 /* One kernel of a kernel library (host). */
@@ -259,15 +244,6 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, wait) == 56);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, wait_self) == 64);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, now) == 72);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, budget) == 80);
-SERVAL_ASSERT_LAYOUT(sizeof(struct serval_herald_args) == 32);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_herald_args, abi_version) == 0);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_herald_args, mqueue_count) == 4);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_herald_args, heads) == 8);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_herald_args, engine) == 16);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_herald_args, posts) == 24);
-SERVAL_ASSERT_LAYOUT(sizeof(struct serval_herald_post) == 16);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_herald_post, head) == 0);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_herald_post, waits) == 8);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_kernel_entry) == 32);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_kernel_entry, name) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_kernel_entry, entry) == 8);

@@ -3,8 +3,7 @@
 //
 // Host: each kernel adds a serval_kernel_entry to a list when its library is loaded; the library exports
 // serval_kernel_abi_version() and serval_kernel_list(). CUDA: `extern "C" __global__ serval_kernel_NAME(blocks)`, launched
-// with one CUDA block for each serval_block_args in the array, of 32 to SERVAL_BLOCK_THREADS_MAX threads, a multiple of 32; and
-// `serval_herald(args)`, launched with one block of 32 threads or not at all (herald.h). Staging
+// with one CUDA block for each serval_block_args in the array, of 32 to SERVAL_BLOCK_THREADS_MAX threads, a multiple of 32. Staging
 // is in shared memory when the launch gives enough of it (2 * mqueues_per_block * staging_stride dynamic bytes for each block), else
 // where the arguments say. A kernel of SERVAL_WARP_KERNEL has an empty function `serval_warps_NAME` beside it, and is launched with
 // CUDA blocks of 32 threads by 1 to SERVAL_WARPS_MAX: each warp is a block, the next in the array. A warp that is one too many is
@@ -50,7 +49,7 @@ SERVAL_DEVICE void run_block(const serval_block_args* given) {
             }
             block.open(args, place);
             go = suits(place, args) && suits_launch(WARPS) && place.mqueues_per_block <= 1 + BACKENDS_MAX &&
-                 mqueue.open(args, place, backends);
+                 mqueue.open(block, args, place, backends);
             if (go) {
                 block.ready();
             } else {
@@ -81,7 +80,7 @@ __attribute__((noinline)) void run_block(const serval_block_args* given) {
     if (place.mqueues_per_block > 1)
         backends = static_cast<Backend*>(__builtin_alloca(sizeof(Backend) * (place.mqueues_per_block - 1)));
     block.open(*given, place);
-    if (!suits(place, *given) || !mqueue.open(*given, place, backends)) return block.refuse();
+    if (!suits(place, *given) || !mqueue.open(block, *given, place, backends)) return block.refuse();
     block.ready();
     KERNEL(block, mqueue);
     mqueue.close(block);
@@ -106,11 +105,6 @@ struct Registration {
 }  // namespace serval
 
 #if SERVAL_CUDA
-
-// Weak: one for all files of a program.
-extern "C" __global__ void __attribute__((weak)) serval_herald(const serval_herald_args* args) {
-    serval::detail::run_herald(args);
-}
 
 #define SERVAL_KERNEL(NAME)                                                                                    \
     static __device__ void serval_user_##NAME(serval::Block&, serval::Mqueue&);                                \

@@ -105,6 +105,7 @@ struct Place {
     uint8_t* region;
     uint64_t size;
     uint64_t directory;
+    uint32_t block_count;
     uint32_t mqueues_per_block;
     serval_block_words* words;
 };
@@ -124,6 +125,7 @@ inline SERVAL_DEVICE bool find_place(Place& place, const serval_block_args& args
     if (!within(h.directory_offset, mqueues * 2 * sizeof(serval_ring_entry), h.region_bytes)) return false;
     place.size = h.region_bytes;
     place.directory = h.directory_offset;
+    place.block_count = h.block_count;
     place.mqueues_per_block = h.mqueues_per_block;
     place.words = reinterpret_cast<serval_block_words*>(place.region + h.blocks_offset) + args.block;
     return true;

@@ -34,7 +34,7 @@
 #ifndef SERVAL_KERNEL_H
 #define SERVAL_KERNEL_H
 
-#include "herald.h"
+#include "pulse.h"
 #include "join.h"
 
 // Largest CUDA block that kernels are compiled for, in threads.
@@ -154,10 +154,12 @@ class Block {
     // By the crew: the stop word. On CUDA, where it is a trip over the bus, it is read when `turn` is the engine's only, RUN
     // otherwise.
     SERVAL_INLINE uint64_t poll_engine(uint64_t turn);
-    static SERVAL_INLINE bool is_engines(uint64_t turn) { return turn % 64 == 0; }
+    SERVAL_INLINE bool is_engines(uint64_t turn) const;
+    SERVAL_INLINE bool is_engines(uint64_t from, uint64_t to) const;
     // By the crew, on CUDA, now and then: the heartbeat, and the counts.
     SERVAL_CALL void watch_engine();
-    static SERVAL_INLINE bool is_heartbeats(uint64_t turn) { return turn % 4096 == 4095; }
+    SERVAL_INLINE bool is_heartbeats(uint64_t from, uint64_t to) const;
+    SERVAL_INLINE bool comes_round(uint64_t from, uint64_t to, uint32_t every, uint32_t offset) const;
     // By the crew: the stop word, and everything that was published before it.
     SERVAL_INLINE uint64_t stop_word();
     // By the crew: waits a little, on the host until the runtime resumes the block.
@@ -172,8 +174,12 @@ class Block {
     inline SERVAL_DEVICE void publish_counts();
 #if SERVAL_CUDA
     SERVAL_CALL void rest(unsigned tries);
-    SERVAL_INLINE void publish_counts_in_time();
-    uint64_t published_at_;  // clock of the multiprocessor at the last time that this published
+    SERVAL_INLINE bool counts_are_due() const;
+    SERVAL_CALL void publish_counts_in_time();
+    uint32_t published_at_;  // upper bits of the multiprocessor's clock at the last time that this published
+    // What counts messages of the server mqueue, and where that began; null before there is one.
+    const uint64_t *received_of_, *sent_of_;
+    uint64_t received_from_, sent_from_;
 #endif
 
     serval_block_args args_;
@@ -195,10 +201,8 @@ class Channel {
     friend struct Inspector;
 
     inline SERVAL_DEVICE bool open(const serval_block_args& args, const Place& place, unsigned i);
-    SERVAL_INLINE Message recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain);
-    template <unsigned PROTOCOL>
-    SERVAL_INLINE bool await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries);
-    SERVAL_CALL bool await_any(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries);
+    SERVAL_INLINE Message recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, bool asks);
+    SERVAL_CALL bool await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries, bool asks_first);
     SERVAL_INLINE bool send(Block& block, const Header& h, const uint8_t* data);
     SERVAL_CALL bool transmit(Block& block, const Header& h, const uint8_t* data);
 #if SERVAL_CUDA
@@ -209,7 +213,9 @@ class Channel {
     }
 #endif
 #if SERVAL_CUDA
-    SERVAL_CALL void rest(Block& block, uint64_t deadline_ns, unsigned tries);
+    SERVAL_INLINE bool find(Block& block, uint64_t deadline_ns, bool ends_on_drain, Header& h, bool asks);
+    SERVAL_CALL unsigned settle(Block& block, uint64_t deadline_ns, bool ends_on_drain, bool nonsense, bool asks, unsigned before,
+                                unsigned tries);
 #endif
     SERVAL_CALL bool await_credit(Block& block);
     SERVAL_INLINE bool tell_block(bool value);
@@ -222,9 +228,11 @@ class Channel {
     uint64_t out_bytes_;
     uint32_t polls_;  // looks at the ring by receives that do not wait for ever
 #if SERVAL_CUDA
-    serval_herald_post* post_;  // null without a herald
     uint32_t brief_from_;       // looks in vain after which looks are brief
-    uint32_t rest_from_;        // and after which the block rests between two
+    Granule16* lines_;          // lines of messages that a look brought besides the one it was for; null where there is no room
+    uint32_t kept_first_;       // number of the first of those messages
+    uint32_t kept_count_;
+    bool pays_;                 // the last message was there at once: more of them are worth a look
 #endif
     bool go_;         // the crew's answer to the block
 };
@@ -283,12 +291,15 @@ class Mqueue {
     template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS>
     friend SERVAL_DEVICE void detail::run_block(const serval_block_args* args);
 
-    inline SERVAL_DEVICE bool open(const serval_block_args& args, const detail::Place& place, Backend* backends);
+    inline SERVAL_DEVICE bool open(Block& block, const serval_block_args& args, const detail::Place& place, Backend* backends);
     inline SERVAL_DEVICE void close(Block& block);
     SERVAL_INLINE Message take(Block& block, uint64_t deadline_ns);
     SERVAL_CALL bool send_drop(Block& block, uint64_t token, Status reason);
 
     detail::Channel channel_;
+#if SERVAL_CUDA
+    detail::Granule16 lines_[(detail::Consumer::LINES - 1) * detail::LINE_UNITS16];
+#endif
     Backend* backends_;
     unsigned backend_count_;
     uint64_t first_;  // number of the first message

@@ -14,16 +14,27 @@ constexpr uint64_t GUARD = 0x5e57a1d0c0ffee5eu;
 
 constexpr uint64_t NOT_WAITING = 0;
 
-// From this many looks in vain on a block on CUDA looks at no more than tells it that something is there. Every look is a read over
-// the bus, and some two hundred blocks that wait would fill it: the few that have work then wait for hundreds of microseconds.
+// A block on CUDA looks this often for a message before it sees to anything else, some 40 us.
+constexpr unsigned LOOKS = 30;
+// From this many looks in vain on it waits, which is told, and where many blocks do it looks at no more than tells it that something is
+// there: every look is a read over the bus, and a few hundred blocks that look at whole lines fill half of it.
 constexpr unsigned LONG_TRIES = 64;
-// From this many on it relies on the herald, where there is one: ten microseconds. Where so many mqueues wait that there is one, being
-// told costs a message less than all those looks do.
-constexpr unsigned HERALD_TRIES = 8;
+// So few blocks look at whole lines for ever: an eighth of the bus at most.
+constexpr unsigned BLOCKS_OF_WHOLE_LOOKS = 64;
+// From this many looks in vain on it rests between two.
+constexpr unsigned RESTLESS_TRIES = 1024;
 
-// On CUDA a block tells its counts whenever as many cycles have passed: about every second, and far more often than the runtime's
-// patience with a block that shows nothing.
-constexpr uint64_t PUBLISH_CYCLES = uint64_t{1} << 30;
+// On CUDA a block reads the engine's words once in so many looks, about every five milliseconds. All blocks read the same line, and the
+// bus brings one line to one reader at a time, a microsecond each: when each block read it with every 64th look, 57 million
+// messages a second were all that any number of blocks could do, and a few hundred that waited made each other wait for hundreds of
+// microseconds.
+constexpr unsigned ENGINE_TRIES = 4096;
+// By how many looks the turns of a block and of the next one are apart.
+constexpr unsigned APART_TRIES = 16;
+
+// On CUDA a block tells its counts whenever 2 to this power cycles have passed: about every half second, and far more often than the
+// runtime's patience with a block that shows nothing.
+constexpr unsigned PUBLISH_CYCLES_LOG = 30;
 
 SERVAL_INLINE uint64_t round8(uint64_t bytes) { return (bytes + 7) & ~uint64_t{7}; }
 
@@ -72,6 +83,7 @@ inline SERVAL_DEVICE void Block::open(const serval_block_args& args, const detai
     pulse_ = {};
 #if SERVAL_CUDA
     published_at_ = 0;
+    received_of_ = nullptr;
 #endif
 }
 
@@ -91,8 +103,20 @@ inline SERVAL_DEVICE void Block::refuse() {
     finish();
 }
 
+// Have the engine's words their turn in [from, to)? Blocks take turns with it.
+SERVAL_INLINE bool Block::is_engines(uint64_t from, uint64_t to) const { return comes_round(from, to, detail::ENGINE_TRIES, 0); }
+SERVAL_INLINE bool Block::is_engines(uint64_t turn) const { return is_engines(turn, turn + 1); }
+SERVAL_INLINE bool Block::is_heartbeats(uint64_t from, uint64_t to) const {
+    return comes_round(from, to, 4 * detail::ENGINE_TRIES, detail::ENGINE_TRIES / 2);
+}
+// Does this block's own multiple of `every` lie in [from, to)?
+SERVAL_INLINE bool Block::comes_round(uint64_t from, uint64_t to, uint32_t every, uint32_t offset) const {
+    const uint32_t passed = (static_cast<uint32_t>(to) - 1 + detail::APART_TRIES * args_.block + offset) % every;
+    return passed < static_cast<uint32_t>(to - from);
+}
+
 SERVAL_INLINE uint64_t Block::poll_engine(uint64_t turn) {
-    if (SERVAL_CUDA && is_heartbeats(turn)) watch_engine();
+    if (SERVAL_CUDA && is_heartbeats(turn, turn + 1)) watch_engine();
     return !SERVAL_CUDA || is_engines(turn) ? stop_word() : SERVAL_STOP_RUN;
 }
 
@@ -130,7 +154,7 @@ SERVAL_INLINE void Block::pause(uint32_t why, uint64_t deadline_ns, unsigned tri
 // By the leader, in a wait that is no short one any more: an idle block leaves the bus to others.
 SERVAL_CALL void Block::rest(unsigned tries) {
     if (tries == detail::LONG_TRIES) publish_counts();
-    if (tries >= 1024) detail::rest_ns(tries >= 65536 ? 1000 : 100);
+    if (tries >= detail::RESTLESS_TRIES) detail::rest_ns(tries >= 65536 ? 1000 : 100);
 }
 #endif
 
@@ -154,30 +178,36 @@ inline SERVAL_DEVICE void Block::check_heartbeat() {
     if (pulse_.is_lost(engine_, [this] { return now_ns(); }) && !broken()) reason_ = SERVAL_REASON_ENGINE_LOST;
 }
 
-// By the leader. The host tells every count at once; CUDA when idle and now and then, each is a trip over the bus.
+// By the leader. The host tells every count at once. On CUDA, where each is a trip over the bus, most of them are known from the rings:
+// they are told when idle, when the engine's words have their turn, and now and then.
 SERVAL_INLINE void Block::count(uint64_t& counter, uint64_t* word) {
     counter++;
-#if SERVAL_CUDA
-    (void)word;
-    if (counter % 1024 == 0) publish_counts();
-#else
-    detail::store_relaxed(word, counter);
-#endif
+    if (!SERVAL_CUDA) detail::store_relaxed(word, counter);
 }
 
 inline SERVAL_DEVICE void Block::publish_counts() {
+#if SERVAL_CUDA
+    // Messages that were sent are replies and drops.
+    if (received_of_) {
+        received_ = *received_of_ - received_from_;
+        sent_ = *sent_of_ - sent_from_ - dropped_;
+    }
+#endif
     detail::store_relaxed(&words_->received, received_);
     detail::store_relaxed(&words_->sent, sent_);
     detail::store_relaxed(&words_->dropped, dropped_);
 }
 
 #if SERVAL_CUDA
-// By the leader. A block that sends nothing and gives slots back rarely would look hung without it. A clock that jumps, because
-// the block came to another multiprocessor, costs one time too many.
-SERVAL_INLINE void Block::publish_counts_in_time() {
-    const uint64_t now = static_cast<uint64_t>(clock64());
-    if (SERVAL_LIKELY(now - published_at_ < detail::PUBLISH_CYCLES)) return;
-    published_at_ = now;
+// Has it been long since the counts were told? A block that sends nothing and gives slots back rarely would look hung without it. A clock
+// that jumps, because the block came to another multiprocessor, costs one time too many.
+SERVAL_INLINE bool Block::counts_are_due() const { return static_cast<uint32_t>(clock64() >> detail::PUBLISH_CYCLES_LOG) != published_at_; }
+
+// By the block.
+SERVAL_CALL void Block::publish_counts_in_time() {
+    detail::block_sync();  // nobody still reads when it was
+    if (!detail::leader()) return;
+    published_at_ = static_cast<uint32_t>(clock64() >> detail::PUBLISH_CYCLES_LOG);
     publish_counts();
 }
 #endif
@@ -201,10 +231,10 @@ inline SERVAL_DEVICE bool Channel::open(const serval_block_args& args, const Pla
     out_bytes_ = args.staging_stride;
     polls_ = 0;
 #if SERVAL_CUDA
-    post_ = args.wait ? reinterpret_cast<serval_herald_post*>(args.wait) + mqueue : nullptr;
-    // Who is told of a message fetches it with its next look, and looks rarely otherwise.
-    brief_from_ = post_ ? ~0u : LONG_TRIES;
-    rest_from_ = post_ ? HERALD_TRIES : LONG_TRIES;
+    brief_from_ = place.block_count <= BLOCKS_OF_WHOLE_LOOKS ? ~0u : LONG_TRIES;
+    lines_ = nullptr;
+    kept_first_ = kept_count_ = 0;
+    pays_ = false;
 #endif
     open_consumer(rx_);
     return open_producer(tx_);
@@ -219,25 +249,106 @@ SERVAL_INLINE void Channel::release_if(bool idle) {
 }
 
 #if SERVAL_CUDA
-// By the leader: as Block::rest, for who waits for a message.
-SERVAL_CALL void Channel::rest(Block& block, uint64_t deadline_ns, unsigned tries) {
-    if (post_ && tries != LONG_TRIES)
-        rely(post_, rx_.next, deadline_ns);
-    else
-        block.rest(tries);
+// By the crew: true when a message of a granule16 ring was found, all of it; `h` is its header then. What a message does not need is in
+// settle(): a look and the next, and a reply and the look behind it, are to be close together.
+//
+// Where messages are found at once, looks go further: the threads that the message's line leaves idle ask for a line each of the messages
+// that follow, and these lines are kept. A unit that has the sequence of its message stays right until that message is read; any other says
+// nothing, and its slot is looked at again.
+SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_on_drain, Header& h, bool asks) {
+    if (SERVAL_UNLIKELY(block.ended() && (block.broken() || ends_on_drain))) return false;
+    if (leader()) release_if(false);
+    uint8_t* const in = in_;
+    const uint32_t number = static_cast<uint32_t>(rx_.next), line = number - kept_first_;
+    const Consumer::Spot spot = rx_.spot();
+    bool is_kept = line < kept_count_, goes_far = pays_;
+    // The engine's words have their turn too while messages keep coming.
+    asks = asks || block.is_engines(number);
+    for (unsigned tries = 0;;) {
+        const unsigned before = tries;
+        Granule16 unit;
+        if (is_kept) {
+            unit = lines_[line * LINE_UNITS16 + crew_rank() % LINE_UNITS16];
+        } else if (goes_far) {
+            unit = rx_.ask_ahead();
+            tries++;
+        } else {
+            unsigned looks = deadline_ns == NO_DEADLINE && tries < RESTLESS_TRIES ? LOOKS : 1;
+            if (SERVAL_UNLIKELY(tries >= brief_from_)) {
+                for (; looks > 1 && !spot.peep<Granule16>(); looks--) tries++;
+                looks = 1;
+            }
+            do {
+                unit = spot.ask<Granule16>();
+                tries++;
+            } while (!spot.has_begun(unit) && --looks);
+        }
+        const Look look = rx_.judge(spot, unit, in, h);
+        const bool found = look == Look::FOUND && h.kind == SERVAL_KIND_MESSAGE;
+        if (SERVAL_LIKELY(found && !asks) && (Consumer::in_line<Granule16>(h.len) || rx_.fetch_rest<Granule16>(h.len, in))) {
+            if (goes_far && !is_kept) {
+                if (crew_rank() >= LINE_UNITS16) lines_[crew_rank() - LINE_UNITS16] = unit;
+                if (leader()) kept_first_ = number + 1, kept_count_ = Consumer::LINES - 1;
+            }
+            if (leader()) pays_ = lines_ && tries <= 1;
+            return true;
+        }
+        if (!is_kept) {
+            tries = settle(block, deadline_ns, ends_on_drain, look != Look::NONE && !found, asks || found, before, tries);
+            if (tries == 0) return false;
+            asks = false;
+        }
+        is_kept = goes_far = false;
+    }
+}
+
+// By the crew, when find() found no message that it may pass on: how many looks there were, or 0 if there shall be no more. It may have
+// found nonsense, or a message that waits because the engine's words have their turn.
+SERVAL_CALL unsigned Channel::settle(Block& block, uint64_t deadline_ns, bool ends_on_drain, bool nonsense, bool asks, unsigned before,
+                                     unsigned tries) {
+    if (nonsense) {
+        block.end(SERVAL_REASON_RING_CORRUPT);
+        return 0;
+    }
+    if (leader()) kept_count_ = 0, pays_ = false;
+    // The looks of a kernel that only tries, or waits briefly, are counted from receive to receive, and by mqueue, because only a look at
+    // this one ends it when the service drains.
+    uint64_t from = before, to = tries;
+    if (deadline_ns != NO_DEADLINE) from = crew_first(leader() ? polls_++ : 0), to = from + 1;
+    if (block.is_heartbeats(from, to)) {
+        block.watch_engine();
+        crew_sync();
+        if (block.broken()) return 0;
+    }
+    const uint64_t stop = asks || block.is_engines(from, to) ? block.stop_word() : SERVAL_STOP_RUN;
+    if (stop >= SERVAL_STOP_NOW) {
+        block.end(SERVAL_REASON_STOPPED);
+        return 0;
+    }
+    // Only a ring that is empty once the wish was seen holds nothing that was sent before.
+    if (stop != SERVAL_STOP_RUN && ends_on_drain && !rx_.spot().peep<Granule16>()) {
+        block.end(SERVAL_REASON_STOPPED);
+        return 0;
+    }
+    const bool over = deadline_ns != NO_DEADLINE && (deadline_ns == NOT_WAITING || crew_first(block.now_ns() >= deadline_ns));
+    if (leader()) release_if(true);
+    if (over && !asks) return 0;
+    if (leader() && before < LONG_TRIES && tries >= LONG_TRIES) block.publish_counts();
+    if (leader() && tries >= RESTLESS_TRIES) block.rest(tries);
+    crew_sync();
+    return tries < 1u << 31 ? tries + (tries == 0) : 1u << 30;
 }
 #endif
 
 // By the crew: true when a message was found; `h` is its header then. `tries` is how many looks found nothing before.
-template <unsigned PROTOCOL>
-SERVAL_INLINE bool Channel::await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries) {
+SERVAL_CALL bool Channel::await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries,
+                                [[maybe_unused]] bool asks_first) {
     if (SERVAL_UNLIKELY(block.ended() && (block.broken() || ends_on_drain))) return false;
     if (leader()) release_if(false);
     uint64_t stop = SERVAL_STOP_RUN;
     uint8_t* const in = in_;
 #if SERVAL_CUDA
     constexpr unsigned STOP_RANK = CREW_SIZE - 1;
-    const unsigned brief_from = brief_from_;
 #endif
     for (;; tries++) {
         // The engine's words have their turn too while messages keep coming, and for a kernel that only tries or waits briefly: its
@@ -246,11 +357,15 @@ SERVAL_INLINE bool Channel::await(Block& block, uint32_t why, uint64_t deadline_
         if (SERVAL_CUDA && deadline_ns != NO_DEADLINE) turn = crew_first(leader() ? polls_++ : 0);
 #if SERVAL_CUDA
         // Over the bus the stop word travels beside a look, which it says nothing about, to a thread that has no unit to load.
-        if (Block::is_heartbeats(turn)) block.watch_engine();
-        const bool asks = Block::is_engines(turn);
+        if (block.is_heartbeats(turn, turn + 1)) {
+            block.watch_engine();
+            crew_sync();
+            if (block.broken()) return false;
+        }
+        const bool asks = block.is_engines(turn) || (asks_first && tries == 0);
         uint64_t wish = 0;
         if (crew_rank() == STOP_RANK && asks) wish = load_relaxed(&block.engine_->stop);
-        const Look look = rx_.look<PROTOCOL>(in, h, tries >= brief_from);
+        const Look look = rx_.look(in, h, tries >= brief_from_);
         if (SERVAL_LIKELY(look == Look::FOUND && h.kind == SERVAL_KIND_MESSAGE && !asks)) return true;
         if (asks && SERVAL_UNLIKELY(__shfl_sync(~0u, static_cast<unsigned long long>(wish), STOP_RANK) != stop)) {
             // There is a new wish: only a ring that is empty once the wish was seen holds nothing that was sent before.
@@ -280,18 +395,9 @@ SERVAL_INLINE bool Channel::await(Block& block, uint32_t why, uint64_t deadline_
         const bool over = deadline_ns != NO_DEADLINE && (deadline_ns == NOT_WAITING || crew_first(block.now_ns() >= deadline_ns));
         if (leader() && (over || tries == 8)) release_if(true);
         if (over) return false;
-#if SERVAL_CUDA
-        if (leader() && tries >= rest_from_) rest(block, deadline_ns, tries);
-        crew_sync();
-#else
         block.pause(why, deadline_ns, tries);
-#endif
         if (SERVAL_UNLIKELY(block.broken())) return false;
     }
-}
-
-SERVAL_CALL bool Channel::await_any(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries) {
-    return await<ANY_PROTOCOL>(block, why, deadline_ns, ends_on_drain, h, tries);
 }
 
 // What the crew knows, for the whole block, which has been in step since the last time.
@@ -304,7 +410,7 @@ SERVAL_INLINE bool Channel::tell_block(bool value) {
 
 // The next message, in `in_` until the next call. On CUDA the short way of granule16 is part of the kernel: a call costs as much as the
 // rest of it.
-SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain) {
+SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, [[maybe_unused]] bool asks) {
     Message m;
     block_sync();  // every thread is done with the previous message
     // What is needed once there is a message is read before.
@@ -315,23 +421,23 @@ SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadlin
     Header h = {};
     bool found = false;
     if (in_crew()) {
-        // Again while a message is found of which part is on its way.
-        unsigned tries = 0;
-        do {
-            if (SERVAL_LIKELY(protocol == SERVAL_PROTOCOL_GRANULE16)) {
-                found = await<SERVAL_PROTOCOL_GRANULE16>(block, why, deadline_ns, ends_on_drain, h, tries++);
-            } else {
-                Header other = {};  // whose address is taken, unlike that of one that stays in registers
-                found = await_any(block, why, deadline_ns, ends_on_drain, other, tries++);
-                h = other;
-            }
-        } while (SERVAL_UNLIKELY(found && !rx_.complete(h.len, in)));
+        if (SERVAL_LIKELY(protocol == SERVAL_PROTOCOL_GRANULE16)) {
+            found = find(block, deadline_ns, ends_on_drain, h, asks);
+        } else {
+            // Again while a message is found of which part is on its way.
+            Header other = {};  // whose address is taken, unlike that of one that stays in registers
+            unsigned tries = 0;
+            do {
+                found = await(block, why, deadline_ns, ends_on_drain, other, tries++, asks);
+            } while (SERVAL_UNLIKELY(found && !rx_.complete(other.len, in)));
+            h = other;
+        }
     }
     found = tell_block(found);
     if (!solo()) h = rx_.message;
 #else
     Header& h = rx_.message;
-    const bool found = await_any(block, why, deadline_ns, ends_on_drain, h, 0);
+    const bool found = await(block, why, deadline_ns, ends_on_drain, h, 0, asks);
 #endif
     if (SERVAL_UNLIKELY(!found)) return m;
     if (protocol == SERVAL_PROTOCOL_DOORBELL) {
@@ -376,10 +482,7 @@ SERVAL_CALL bool Channel::transmit(Block& block, const Header& h, const uint8_t*
     if (!tell_block(in_crew() && await_credit(block))) return false;
     tx_.write(data);
     block_sync();
-    if (leader()) {
-        tx_.publish();
-        if (SERVAL_CUDA) release_if(false);
-    }
+    if (leader()) tx_.publish();
     return true;
 }
 
@@ -391,12 +494,7 @@ SERVAL_INLINE bool Channel::send_short(Block& block, const Header& h, const Prod
         crew_sync();
         if (!await_credit(block)) return false;
     }
-    tx_.write(draft, h.len);
-    crew_sync();
-    if (leader()) {
-        tx_.publish();
-        release_if(false);
-    }
+    tx_.send(draft, h.len);
     crew_sync();
     return true;
 }
@@ -433,7 +531,7 @@ inline SERVAL_DEVICE bool Backend::send(Block& block, const void* data, uint32_t
 inline SERVAL_DEVICE Message Backend::recv_until(Block& block, uint64_t deadline_ns) {
     if (detail::in_crew()) block.charge();
     detail::block_sync();  // the leader's count of what is outstanding
-    Message m = channel_.recv(block, SERVAL_WAIT_BACKEND, deadline_ns, outstanding_ == 0);
+    Message m = channel_.recv(block, SERVAL_WAIT_BACKEND, deadline_ns, outstanding_ == 0, false);
     if (m && detail::leader() && outstanding_) outstanding_--;
     return m;
 }
@@ -444,10 +542,18 @@ inline SERVAL_DEVICE Message Backend::try_recv(Block& block) { return recv_until
 
 // Mqueue
 
-inline SERVAL_DEVICE bool Mqueue::open(const serval_block_args& args, const detail::Place& place, Backend* backends) {
+inline SERVAL_DEVICE bool Mqueue::open([[maybe_unused]] Block& block, const serval_block_args& args, const detail::Place& place,
+                                        Backend* backends) {
     backends_ = backends;
     backend_count_ = place.mqueues_per_block - 1;
     if (!channel_.open(args, place, 0)) return false;
+#if SERVAL_CUDA
+    channel_.lines_ = lines_;
+    block.received_of_ = &channel_.rx_.next;
+    block.sent_of_ = &channel_.tx_.next;
+    block.received_from_ = channel_.rx_.next;
+    block.sent_from_ = channel_.tx_.next;
+#endif
     first_ = channel_.rx_.next;
     for (unsigned i = 0; i < backend_count_; i++) {
         if (!backends_[i].channel_.open(args, place, 1 + i)) return false;
@@ -457,7 +563,7 @@ inline SERVAL_DEVICE bool Mqueue::open(const serval_block_args& args, const deta
 }
 
 inline SERVAL_DEVICE void Mqueue::close(Block& block) {
-    block.received_ = channel_.rx_.next - first_;
+    if (!SERVAL_CUDA) block.received_ = channel_.rx_.next - first_;
     channel_.release_if(true);
     for (unsigned i = 0; i < backend_count_; i++) backends_[i].channel_.release_if(true);
 }
@@ -465,14 +571,11 @@ inline SERVAL_DEVICE void Mqueue::close(Block& block) {
 SERVAL_INLINE Message Mqueue::take(Block& block, uint64_t deadline_ns) {
     if (detail::in_crew()) block.charge();
 #if SERVAL_CUDA
-    // What was received so far is counted here, where nobody waits for the message.
-    if (detail::leader()) {
-        block.received_ = channel_.rx_.next - first_;
-        block.publish_counts_in_time();
-    }
-    return channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true);
+    const bool is_due = block.counts_are_due();
+    if (SERVAL_UNLIKELY(is_due)) block.publish_counts_in_time();
+    return channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true, is_due);
 #else
-    Message m = channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true);
+    Message m = channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true, false);
     if (m) block.count(block.received_, &block.words_->received);
     return m;
 #endif

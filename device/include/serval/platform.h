@@ -69,6 +69,9 @@ SERVAL_INLINE uint64_t crew_first(uint64_t value) {
     return value;
 }
 
+// Does nothing for about as long.
+SERVAL_INLINE void rest_ns(unsigned ns) { __nanosleep(ns); }
+
 #else
 
 constexpr unsigned CREW_SIZE = 1;
@@ -98,16 +101,6 @@ SERVAL_INLINE uint64_t clock_ns() {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
-#endif
-}
-
-// Does nothing for about as long. The host gives its processor away.
-SERVAL_INLINE void rest_ns(unsigned ns) {
-#if SERVAL_CUDA
-    __nanosleep(ns);
-#else
-    struct timespec t = {0, static_cast<long>(ns)};
-    nanosleep(&t, nullptr);
 #endif
 }
 

@@ -84,10 +84,12 @@ struct Ring {
     }
 };
 
-enum class Look : uint8_t { NONE, FOUND, CORRUPT };
+#if SERVAL_CUDA
+// 16-byte units of a line.
+constexpr unsigned LINE_UNITS16 = SERVAL_LINE_BYTES / Granule16::BYTES;
+#endif
 
-// Whatever protocol the ring has, where code is compiled for one.
-constexpr unsigned ANY_PROTOCOL = 0;
+enum class Look : uint8_t { NONE, FOUND, CORRUPT };
 
 // The reading end of a ring. Look for a message, copy it, advance over it, in this order; release gives slots back.
 struct Consumer {
@@ -104,12 +106,77 @@ struct Consumer {
     // only the first line is fetched: complete() has the rest. A brief look takes less of the bus while there is nothing, and a trip
     // more when there is something.
 #if SERVAL_CUDA
-    template <unsigned PROTOCOL>
     SERVAL_INLINE Look look(uint8_t* to, Header& h, bool brief) {
-        const unsigned protocol = PROTOCOL == ANY_PROTOCOL ? ring.protocol : PROTOCOL;
-        if (protocol == SERVAL_PROTOCOL_DOORBELL) return look_doorbell(to, h);
-        return protocol == SERVAL_PROTOCOL_GRANULE16 ? look_granule<Granule16>(to, h, brief)
-                                                     : look_granule<Granule8>(to, h, brief);
+        if (ring.protocol == SERVAL_PROTOCOL_DOORBELL) return look_doorbell(to, h);
+        return ring.protocol == SERVAL_PROTOCOL_GRANULE16 ? look_granule<Granule16>(to, h, brief) : look_granule<Granule8>(to, h, brief);
+    }
+    template <class Granule>
+    SERVAL_INLINE Look look_granule(uint8_t* to, Header& h, bool brief) {
+        const Spot at = spot();
+        return brief && !at.peep<Granule>() ? Look::NONE : judge(at, at.ask<Granule>(), to, h);
+    }
+
+    // Where the next message will be, and what tells it: what looks read of a granule ring before they begin, the same until next
+    // moves.
+    struct Spot {
+        const uint8_t* slot;
+        uint32_t sequence;
+        uint32_t stride;
+        uint32_t len_max;
+
+        // Sends for this thread's unit of the slot's first line: one look reads one 128-byte line, a lane a unit, so that a short message
+        // arrives with the look that finds it.
+        template <class Granule>
+        SERVAL_INLINE Granule ask() const {
+            const unsigned lane = crew_rank();
+            Granule unit = {};
+            unit.sequence = ~sequence;
+            if (lane < LINE_UNITS<Granule> && lane * Granule::BYTES < stride) unit = Granule::load(slot + lane * Granule::BYTES);
+            return unit;
+        }
+        // Is the header there?
+        template <class Granule>
+        SERVAL_INLINE bool has_begun(const Granule& unit) const {
+            return crew_all(unit.sequence == sequence || crew_rank() * Granule::WORDS >= HEADER_WORDS);
+        }
+        // Is the first unit there? A quarter of a line over the bus.
+        template <class Granule>
+        SERVAL_INLINE bool peep() const {
+            return crew_first(crew_rank() == 0 && Granule::load(slot).sequence == sequence);
+        }
+    };
+    SERVAL_INLINE Spot spot() const { return {ring.slot(next), static_cast<uint32_t>(next + 1), ring.stride, ring.len_max}; }
+
+    // By the crew: as ask(), and threads that a line leaves idle ask for the lines of the messages that follow: a trip then brings up to
+    // LINES messages, this thread's unit of message `next + crew_rank() / LINE_UNITS`.
+    static constexpr unsigned LINES = CREW_SIZE / LINE_UNITS16;
+    SERVAL_INLINE Granule16 ask_ahead() const {
+        const unsigned line = crew_rank() / LINE_UNITS16, at = crew_rank() % LINE_UNITS16 * Granule16::BYTES;
+        Granule16 unit = {};
+        unit.sequence = ~static_cast<uint32_t>(next + 1);
+        if (at < ring.stride) unit = Granule16::load(ring.slot(next + line) + at);
+        return unit;
+    }
+
+    // By the crew: what look() says of the units that were asked for. What stands between the answer and the message is kept short:
+    // nothing else of a round trip is the library's own.
+    template <class Granule>
+    SERVAL_INLINE Look judge(const Spot& at, const Granule& unit, uint8_t* to, Header& h) {
+        const unsigned lane = crew_rank();
+        // How many units are there, from the first to the last before one that is not.
+        const unsigned ready = __ffs(~__ballot_sync(~0u, lane < LINE_UNITS<Granule> && unit.sequence == at.sequence)) - 1;
+        if (ready * Granule::WORDS < HEADER_WORDS) return Look::NONE;  // on its way
+        h.unpack(header_pair(unit, 3));
+        if (SERVAL_UNLIKELY(h.kind == 0)) return Look::NONE;  // never written
+
+        // Only a header whose units are all there is looked at. There is no arena, and no message longer than a slot.
+        if (SERVAL_UNLIKELY(h.kind - 1u >= 2u || h.flags != 0 || h.len > at.len_max)) return Look::CORRUPT;
+        h.token = header_pair(unit, 0);
+        h.tag = header_pair(unit, 1);
+        if (ready < LINE_UNITS<Granule> && 4 * ready * Granule::WORDS < HEADER_BYTES + h.len) return Look::NONE;
+        if (lane < LINE_UNITS<Granule>) deliver(unit, lane, h.len, to);
+        crew_sync();
+        return Look::FOUND;
     }
 
     // Called by the crew after FOUND: is all of a message of `len` bytes fetched?
@@ -147,7 +214,7 @@ struct Consumer {
     // Does this message end in the first line of its slot?
     template <class Granule>
     static SERVAL_INLINE bool in_line(uint32_t len) {
-        return SERVAL_LIKELY(units_for<Granule>(len) <= LINE_UNITS<Granule>);
+        return SERVAL_LIKELY(len <= 4 * Granule::WORDS * LINE_UNITS<Granule> - HEADER_BYTES);
     }
 #else
     SERVAL_INLINE Look look(uint8_t* to) {
@@ -220,44 +287,6 @@ struct Consumer {
         return ring.accepts(h) ? Look::FOUND : Look::CORRUPT;
     }
 
-    // One poll reads one 128-byte line, a lane a unit: a short message arrives with the poll that finds it. What stands between the
-    // poll's answer and the message is kept short, and what it needs is read before: nothing else of a round trip is the library's own.
-    template <class Granule>
-    SERVAL_INLINE Look look_granule(uint8_t* to, Header& h, bool brief) {
-        constexpr unsigned HEADER_MASK = (1u << (HEADER_WORDS + Granule::WORDS - 1) / Granule::WORDS) - 1;
-        constexpr unsigned LINE_MASK = (1u << LINE_UNITS<Granule>) - 1;
-        const uint8_t* slot = ring.slot(next);
-        const uint32_t sequence = static_cast<uint32_t>(next + 1), len_max = ring.len_max;
-        const unsigned lane = crew_rank();
-
-        if (SERVAL_UNLIKELY(brief)) {
-            // The first unit alone says whether it is worth looking.
-            bool begun = false;
-            if (lane == 0) begun = Granule::load(slot).sequence == sequence;
-            if (!__shfl_sync(~0u, begun, 0)) return Look::NONE;
-        }
-        Granule unit = {};
-        bool valid = false;
-        if (lane < LINE_UNITS<Granule> && lane * Granule::BYTES < ring.stride) {
-            unit = Granule::load(slot + lane * Granule::BYTES);
-            valid = unit.sequence == sequence;
-        }
-        const unsigned ready = __ballot_sync(~0u, valid);
-        h.unpack(header_pair(unit, 3));
-        if ((ready & HEADER_MASK) != HEADER_MASK || h.kind == 0) return Look::NONE;  // on its way, or never written
-
-        // Only a header whose units are all there is looked at. There is no arena, and no message longer than a slot.
-        if (SERVAL_UNLIKELY(h.kind - 1u >= 2u || h.flags != 0 || h.len > len_max)) return Look::CORRUPT;
-        h.token = header_pair(unit, 0);
-        h.tag = header_pair(unit, 1);
-        const unsigned units = units_for<Granule>(h.len);
-        if (lane < LINE_UNITS<Granule>) deliver(unit, lane, h.len, to);
-        const unsigned wanted = units < LINE_UNITS<Granule> ? (1u << units) - 1 : LINE_MASK;
-        if ((wanted & ~ready) != 0) return Look::NONE;
-        crew_sync();
-        return Look::FOUND;
-    }
-
     template <class Granule>
     static constexpr unsigned LINE_UNITS = SERVAL_LINE_BYTES / Granule::BYTES;
 
@@ -276,7 +305,8 @@ struct Consumer {
         for (unsigned k = 0; k < Granule::WORDS; k++) {
             const unsigned n = i * Granule::WORDS + k, at = 4 * (n - HEADER_WORDS);
             uint8_t* place = n < HEADER_WORDS ? reinterpret_cast<uint8_t*>(&message) + 4 * n : to + at;
-            if (n < HEADER_WORDS || at < len) private_store(place, unit.data[k]);
+            // Those who look have the header in registers.
+            if (n < HEADER_WORDS ? !solo() : at < len) private_store(place, unit.data[k]);
         }
     }
 
@@ -399,6 +429,8 @@ struct Producer {
     struct Draft {
         Granule16 unit;
         uint8_t* slot;
+        uint64_t* head;
+        uint64_t number;
         bool has_slot;
         bool restamps;
     };
@@ -411,10 +443,12 @@ struct Producer {
 #pragma unroll
         for (unsigned k = 0; k < Granule16::WORDS; k++) {
             const uint32_t at = 4 * (lane * Granule16::WORDS + k) - HEADER_BYTES;  // huge where the header is
-            const uint32_t bytes = at < h.len ? (h.len - at < 4 ? h.len - at : 4) : 0;
-            word[k] = private_load<uint32_t>(data + (at < h.len ? at : 0)) & static_cast<uint32_t>((uint64_t{1} << 8 * bytes) - 1);
+            const uint32_t here = private_load<uint32_t>(data + (at < h.len ? at : 0));
+            word[k] = at + 4 <= h.len ? here : at < h.len ? here & ~0u >> 8 * (at + 4 - h.len) : 0;
         }
         d.slot = ring.slot(next);
+        d.head = ring.head;
+        d.number = next;
         d.has_slot = next - tail < ring.depth();
         d.restamps = restamps();
         d.unit.sequence = static_cast<uint32_t>(next + 1);
@@ -423,12 +457,17 @@ struct Producer {
         d.unit.data[2] = lane == 0 ? h.word(2) : lane == 1 ? h.word(5) : word[2];
         return d;
     }
-    // Called by the crew when there is a slot, without begin and reserve.
-    SERVAL_INLINE void write(const Draft& d, uint32_t len) const {
-        const unsigned units = units_for<Granule16>(len);
+    // Called by the crew when there is a slot, without begin and reserve: writes the message and shows it, as write() and publish() do.
+    SERVAL_INLINE void send(const Draft& d, uint32_t len) {
         // EDGE TX_PUBLISH (release half): the unit carries its own proof.
-        if (crew_rank() < units) d.unit.store(d.slot + crew_rank() * Granule16::BYTES);
-        if (SERVAL_UNLIKELY(d.restamps)) stamp<Granule16>(d.slot, units);
+        if (4 * Granule16::WORDS * crew_rank() < HEADER_BYTES + len) d.unit.store(d.slot + crew_rank() * Granule16::BYTES);
+        if (SERVAL_UNLIKELY(d.restamps)) stamp<Granule16>(d.slot, units_for<Granule16>(len));
+        crew_sync();
+        if (leader()) {
+            next = d.number + 1;
+            // EDGE TX_PUBLISH (release half): for listeners of doorbells
+            store_relaxed(d.head, d.number + 1);
+        }
     }
 #endif
 

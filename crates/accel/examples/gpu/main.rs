@@ -13,9 +13,8 @@
 //!
 //! `tools/gpu/check` runs all of it. `--json` prints a line of JSON for each figure. Behind the other words: `--kernel FILE:NAME`
 //! instead of the built-in echo, `--protocol NAME`, `--bytes`, `--mqueues`, `--threads`, `--depth`, `--ms` with numbers,
-//! `--pages huge|ordinary` for pages of 2 MiB, which an engine takes where it can, or 4 KiB,
-//! `--herald on|off` where the library should not choose, and for a rate how a thread goes about its mqueues (`--ahead`, `--messages`,
-//! `--in-flight`, `--together`, `--next`). Threads are pinned to cores.
+//! `--pages huge|ordinary` for pages of 2 MiB, which an engine takes where it can, or 4 KiB, and for a rate how a thread
+//! goes about its mqueues (`--ahead`, `--messages`, `--in-flight`, `--together`, `--next`). Threads are pinned to cores.
 
 mod probes;
 
@@ -92,7 +91,6 @@ struct Start<'a> {
     params: &'a [(&'a str, f64)],
     /// Memory of the region; none for what an engine takes.
     memory: Option<MappedMemory>,
-    herald: Option<bool>,
     threads: Option<u32>,
 }
 
@@ -108,15 +106,14 @@ impl Start<'_> {
         let kernel = self.kernel.to_owned();
         let service = Service { region, kernel, params, threads: self.threads };
         let hung_after = Duration::from_secs(2);
-        let options = Options { hung_after, herald: self.herald, ..Options::default() };
+        let options = Options { hung_after, ..Options::default() };
         let accelerator = Gpu::open(0, None)?.start(&[service], options)?;
         Ok(Running { words, ends, accelerator })
     }
 }
 
 fn start(plan: &RegionPlan, kernel: &str, params: &[(&str, f64)]) -> Result<Running, AccelError> {
-    let herald = option("--herald").map(|word| word == "on");
-    Start { kernel, params, memory: None, herald, threads: None }.run(plan)
+    Start { kernel, params, memory: None, threads: None }.run(plan)
 }
 
 impl Running {

@@ -97,17 +97,15 @@ struct Manner {
     /// Look at the first unit only; none for the library's own manner.
     units: Option<bool>,
     rest_ns: u32,
-    herald: bool,
 }
 
 /// One request in flight through one of many mqueues in turn, while the blocks of all others look in one manner or another.
 pub(super) fn idle(image: &str, json: bool) -> Result<(), AccelError> {
     pin(0);
-    let own = |name, herald| Manner { name, units: None, rest_ns: 0, herald };
-    let mut manners = vec![own("library, no herald", false), own("library, herald", true)];
+    let mut manners = vec![Manner { name: "library", units: None, rest_ns: 0 }];
     for rest in numbers("--rests", &[0, 250, 500, 1000, 2000]) {
         for (name, units) in [("line", true), ("unit", false)].map(|(name, line)| (name, !line)) {
-            manners.push(Manner { name, units: Some(units), rest_ns: rest as u32, herald: false });
+            manners.push(Manner { name, units: Some(units), rest_ns: rest as u32 });
         }
     }
     for mqueues in numbers("--mqueues", &[1, 28, 60, 120, 240, 264]) {
@@ -125,7 +123,7 @@ pub(super) fn idle(image: &str, json: bool) -> Result<(), AccelError> {
                     );
                 } else {
                     println!(
-                        "idle, {mqueues:3} mqueues, {name:18}, rest {rest_ns:4} ns, {:3.0} % on 2 MiB pages: p50 {p50:6.2} us, p99 {p99:7.2} us, max {max:7.1} us",
+                        "idle, {mqueues:3} mqueues, {name:7}, rest {rest_ns:4} ns, {:3.0} % on 2 MiB pages: p50 {p50:6.2} us, p99 {p99:7.2} us, max {max:7.1} us",
                         100.0 * share
                     );
                 }
@@ -152,7 +150,6 @@ fn round_trips(
         kernel: units.map_or("echo", |_| image),
         params: units.as_ref().map_or(&[], |params| params.as_slice()),
         memory: Some(MappedMemory::new(pages)),
-        herald: Some(manner.herald),
         threads: Some(32),
     }
     .run(&plan)?;
@@ -223,14 +220,9 @@ pub(super) fn lines(image: &str, json: bool) -> Result<(), AccelError> {
         let huge = super::huge_pages();
         let pages = Arc::new(Pages::new(plan.bytes().expect("a sound plan") as usize, huge));
         let memory = MappedMemory::new(pages);
-        let mut running = Start {
-            kernel: image,
-            params: &[],
-            memory: Some(memory.clone()),
-            herald: Some(false),
-            threads: Some(256),
-        }
-        .run(&plan)?;
+        let mut running =
+            Start { kernel: image, params: &[], memory: Some(memory.clone()), threads: Some(256) }
+                .run(&plan)?;
         let entries = Region::join(memory.clone()).expect("a sound region").entries().to_vec();
         for (way, name) in [(Way::Read, "read"), (Way::Write, "write")] {
             let arenas: Vec<u64> = (entries.iter().skip(usize::from(way == Way::Read)).step_by(2))

@@ -4,9 +4,7 @@ use std::ffi::c_int;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use mqueue::abi::{
-    ABI_VERSION, BlockArgs, ENGINE_WORDS_OFFSET, HeraldArgs, HeraldPost, reason, state,
-};
+use mqueue::abi::{ABI_VERSION, BlockArgs, reason, state};
 use mqueue::memory::Ordering;
 use mqueue::{MappedMemory, Memory, Region, Words};
 
@@ -26,9 +24,6 @@ const CAPABILITY_MIN: u32 = 70;
 const SHARED_STAGING_MAX: u64 = 16 << 10;
 /// Shared memory of a block that a launch may have without asking for more.
 const SHARED_BYTES_MAX: u64 = 48 << 10;
-/// Up to this many blocks of a GPU the looks of those that wait leave the bus free enough: they find a message sooner than a
-/// herald tells it.
-const BLOCKS_WITHOUT_HERALD: u32 = 64;
 /// The compute mode in which nobody may use the GPU, and the one in which one process may.
 const MODE_PROHIBITED: u32 = 2;
 const MODE_EXCLUSIVE: u32 = 3;
@@ -108,15 +103,12 @@ pub struct Options {
     /// A block that has requests, waits for no backend and did nothing for this long hangs. Must be longer than
     /// any message takes.
     pub hung_after: Duration,
-    /// Whether one warp of each service looks for those of its blocks that wait (`herald.h`); none for where the services have
-    /// enough blocks together that it pays. Nowhere where the driver loads lazily: it would be loaded behind running blocks.
-    pub herald: Option<bool>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let seconds = Duration::from_secs(10);
-        Self { start_within: seconds, hung_after: seconds, herald: None }
+        Self { start_within: seconds, hung_after: seconds }
     }
 }
 
@@ -190,17 +182,8 @@ impl Gpu {
         options: Options,
     ) -> Result<CudaAccelerator, AccelError> {
         self.driver.bind(self.context)?;
-        let regions: Result<Vec<_>, _> =
-            services.iter().map(|service| Region::join(service.region.clone())).collect();
-        let regions = regions?;
-        // The services share the bus, and of each block it is one mqueue that waits for long.
-        let blocks: u32 = regions.iter().map(Region::block_count).sum();
-        let herald = options.herald.unwrap_or(blocks > BLOCKS_WITHOUT_HERALD) && !self.found.lazy;
-        let prepared: Result<Vec<_>, _> = services
-            .iter()
-            .zip(regions)
-            .map(|(service, region)| Prepared::new(&self, service, region, herald))
-            .collect();
+        let prepared: Result<Vec<_>, _> =
+            services.iter().map(|service| Prepared::new(&self, service)).collect();
         let mut prepared = prepared?;
         check_residency(&self.found, &prepared)?;
         // The driver makes room for the local memory of the first that needs more than all before;
@@ -221,7 +204,6 @@ impl Gpu {
             return Err(error.into());
         }
         accelerator.await_first_receives()?;
-        accelerator.send_heralds();
         Ok(accelerator)
     }
 }
@@ -233,13 +215,13 @@ struct Held {
     region: MappedMemory,
     module: Option<Module>,
     allocations: Vec<DeviceAddress>,
-    streams: Vec<Stream>,
+    stream: Option<Stream>,
 }
 
 impl Drop for Held {
     /// Only when nothing of it is in use: the driver would wait.
     fn drop(&mut self) {
-        for &stream in &self.streams {
+        if let Some(stream) = self.stream {
             self.driver.destroy_stream(stream);
         }
         for &address in &self.allocations {
@@ -268,47 +250,6 @@ impl Held {
         self.driver.copy_in(address, what)?;
         Ok(address)
     }
-
-    fn stream(&mut self) -> Result<Stream, CudaError> {
-        let stream = self.driver.stream()?;
-        self.streams.push(stream);
-        Ok(stream)
-    }
-}
-
-/// The warp that looks at a region's heads for blocks that wait. Nothing depends on it: it is started when all blocks run, where
-/// room is left or when there is some, and ends by the stop word or the engine's silence, as blocks do.
-#[derive(Clone, Copy)]
-struct Herald {
-    function: Function,
-    stream: Stream,
-    arguments: DeviceAddress,
-    /// What it and the blocks tell each other.
-    posts: DeviceAddress,
-}
-
-impl Herald {
-    /// None where the kernels were built without one.
-    fn prepare(
-        held: &mut Held,
-        module: Module,
-        region: &Region<MappedMemory>,
-        base: DeviceAddress,
-    ) -> Result<Option<Self>, CudaError> {
-        let Some(function) = held.driver.function(module, c"serval_herald")? else {
-            return Ok(None);
-        };
-        let mqueue_count = region.block_count() * region.mqueues_per_block();
-        let posts = held.give(&vec![HeraldPost { head: 0, waits: 0 }; mqueue_count as usize])?;
-        let arguments = held.give(&[HeraldArgs {
-            abi_version: ABI_VERSION,
-            mqueue_count,
-            heads: base + region.entries()[0].head_offset,
-            engine: base + ENGINE_WORDS_OFFSET,
-            posts,
-        }])?;
-        Ok(Some(Self { function, stream: held.stream()?, arguments, posts }))
-    }
 }
 
 /// A service that has everything it needs, and nothing runs yet.
@@ -322,19 +263,14 @@ struct Prepared {
     local_bytes: u32,
     blocks_per_multiprocessor: u32,
     arguments: DeviceAddress,
-    herald: Option<Herald>,
 }
 
 impl Prepared {
-    fn new(
-        gpu: &Gpu,
-        service: &Service,
-        region: Region<MappedMemory>,
-        herald: bool,
-    ) -> Result<Self, AccelError> {
+    fn new(gpu: &Gpu, service: &Service) -> Result<Self, AccelError> {
         let driver = gpu.driver;
         let image = Image::find(&service.kernel)?;
         let encoded = params::encode(&service.params)?;
+        let region = Region::join(service.region.clone())?;
         let memory = &service.region;
         // SAFETY: `held` keeps the mapping until it unregisters it.
         let base = unsafe { driver.register(memory.base(), memory.len_bytes() as usize) }?;
@@ -344,7 +280,7 @@ impl Prepared {
             region: region_memory,
             module: None,
             allocations: Vec::new(),
-            streams: Vec::new(),
+            stream: None,
         };
         // SAFETY: the build made it, or its headers were checked against its length.
         let module = unsafe { driver.load_module(&image.bytes) }?;
@@ -386,10 +322,6 @@ impl Prepared {
         } else {
             Some(held.allocate(staging.block_bytes * u64::from(region.block_count()))?)
         };
-        let herald = match herald {
-            true => Herald::prepare(&mut held, module, &region, base)?,
-            false => None,
-        };
         let common = BlockArgs {
             abi_version: ABI_VERSION,
             block: 0,
@@ -400,15 +332,15 @@ impl Prepared {
             params: held.give(&encoded)?,
             staging: staging_base.unwrap_or(0),
             staging_bytes: staging.block_bytes,
-            wait: herald.map_or(0, |herald| herald.posts),
+            wait: 0,
             wait_self: 0,
             now: 0,
             budget: 0,
         };
         let arguments = give_arguments(&mut held, common, grid)?;
-        let stream = held.stream()?;
+        let stream = driver.stream()?;
+        held.stream = Some(stream);
         Ok(Self {
-            herald,
             kernel: image.name,
             function,
             stream,
@@ -509,18 +441,14 @@ struct Launch {
     watches: Vec<Option<Watch>>,
     /// The kernel has left the GPU.
     done: bool,
-    herald: Option<Herald>,
-    /// The herald is on the GPU, or waits for room there.
-    heralded: bool,
 }
 
 impl Launch {
     fn new(prepared: Prepared, now: Instant) -> Self {
-        let Prepared { held, kernel, stream, region, herald, .. } = prepared;
+        let Prepared { held, kernel, stream, region, .. } = prepared;
         let words = region.words();
         let watches = (0..region.block_count()).map(|_| Some(Watch::new(now))).collect();
-        let (done, heralded) = (false, false);
-        Self { held, kernel, stream, region, words, watches, done, herald, heralded }
+        Self { held, kernel, stream, region, words, watches, done: false }
     }
 
     fn look_at(&self, block: u32) -> Look {
@@ -554,29 +482,6 @@ pub struct CudaAccelerator {
 }
 
 impl CudaAccelerator {
-    /// Only now, when every block has its place: a herald takes nobody's.
-    /// None that cannot be sent is missed: blocks look by themselves as well.
-    fn send_heralds(&mut self) {
-        let mut failure = None;
-        for launch in &mut self.launches {
-            let Some(herald) = launch.herald else { continue };
-            // SAFETY: `serval_herald` takes the address of its arguments, which are there, and is one warp.
-            let sent = unsafe {
-                launch.held.driver.launch(
-                    herald.function,
-                    Grid { blocks: 1, threads: 32, rows: 1, shared_bytes: 0 },
-                    herald.stream,
-                    herald.arguments,
-                )
-            };
-            launch.heralded = sent.is_ok();
-            failure = failure.or(sent.err());
-        }
-        if let Some(error) = failure {
-            tracing::warn!(%error, "no herald could be started: blocks that wait are told of nothing and look by themselves");
-        }
-    }
-
     fn await_first_receives(&mut self) -> Result<(), AccelError> {
         let deadline = Instant::now() + self.options.start_within;
         loop {
@@ -619,9 +524,6 @@ impl CudaAccelerator {
         gpu.driver.bind(gpu.context)?;
         for launch in &mut self.launches {
             launch.done = launch.done || gpu.driver.is_done(launch.stream)?;
-            if let Some(herald) = launch.herald.filter(|_| launch.heralded) {
-                launch.heralded = !gpu.driver.is_done(herald.stream)?;
-            }
         }
         Ok(())
     }
@@ -656,9 +558,9 @@ impl CudaAccelerator {
         Ok(())
     }
 
-    /// Services of which blocks, or the herald, are still on the GPU, as of the last [`Self::poll`].
+    /// Services of which blocks are still on the GPU, as of the last [`Self::poll`].
     pub fn running(&self) -> usize {
-        self.launches.iter().filter(|launch| !launch.done || launch.heralded).count()
+        self.launches.iter().filter(|launch| !launch.done).count()
     }
 
     /// Waits until all blocks have left the GPU, at most for `limit`; the stop words must have told them to.

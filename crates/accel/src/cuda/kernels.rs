@@ -273,7 +273,7 @@ mod tests {
             assert!(has_code_for(&fatbin, capability), "{capability:?}");
         }
         assert!(!has_code_for(&fatbin, (7, 5)) && !has(&fatbin, "kernel_echo"));
-        for function in ["kernel_scale", "warps_scale", "herald"] {
+        for function in ["kernel_scale", "warps_scale"] {
             assert!(has(&fatbin, function), "{function}");
         }
         // All built-in kernels, and the headers of C and C++ that they use.

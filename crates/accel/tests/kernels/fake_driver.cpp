@@ -9,12 +9,6 @@
 //   prohibited, exclusive   the GPU is in that compute mode
 //   display    the GPU drives one
 //   aged       of compute capability 7.0
-//   old        kernels have no herald
-//   alone      heralds begin when nobody needs them any more
-//   trusting   blocks look at their rings only when their herald tells them to, and must have one
-//   few        nobody may start a herald
-//   denied     a herald cannot be started
-//   lazy       kernels are loaded when they are first started, and heralds never started before; tests take cuFuncLoad's name away
 //
 // It holds the caller to the rules: whatever would wait for a running kernel ends the process with a sentence.
 #include <dlfcn.h>
@@ -61,43 +55,7 @@ struct Block {
     Stream* stream;
 };
 
-struct Herald {
-    const serval_herald_args* args;
-    Stream* stream;
-};
-
-void* run_herald(void* given) {
-    Herald* herald = static_cast<Herald*>(given);
-    const serval_engine_words* engine = reinterpret_cast<const serval_engine_words*>(herald->args->engine);
-    while (asked_for("alone") && serval::detail::load_relaxed(&engine->stop) == SERVAL_STOP_RUN) usleep(1000);
-    serval::detail::run_herald(herald->args);
-    __atomic_fetch_sub(&running, 1, __ATOMIC_RELEASE);
-    __atomic_fetch_sub(&herald->stream->running, 1, __ATOMIC_RELEASE);
-    delete herald;
-    return nullptr;
-}
-// Stands for its entry.
-constexpr uintptr_t HERALD = 1;
-
-// A block that waits for a request relies on its herald, if there is one.
-void pause(void* given, uint32_t why, uint64_t) {
-    using namespace serval::detail;
-    const serval_block_args* args = static_cast<const serval_block_args*>(given);
-    const auto* header = reinterpret_cast<const serval_region_header*>(args->region);
-    const auto* engine = reinterpret_cast<const serval_engine_words*>(args->region + SERVAL_ENGINE_WORDS_OFFSET);
-    const uint32_t mqueue = args->block * header->mqueues_per_block;
-    if (args->now == 0 && why == SERVAL_WAIT_RX && asked_for("trusting")) {
-        fprintf(stderr, "a block waits that has no herald\n");
-        _exit(72);
-    }
-    if (args->now == 0 || why != SERVAL_WAIT_RX) return void(usleep(50));
-    serval_herald_post* post = reinterpret_cast<serval_herald_post*>(args->now) + mqueue;
-    const uint64_t read = load_relaxed(reinterpret_cast<const uint64_t*>(args->region + header->rx_tails_offset) + mqueue);
-    do {
-        rely(post, read, serval::NO_DEADLINE);
-        if (!is_told(post, read)) usleep(1000);  // there are more of them than processors
-    } while (asked_for("trusting") && !is_told(post, read) && load_relaxed(&engine->stop) == SERVAL_STOP_RUN);
-}
+void pause(void*, uint32_t, uint64_t) { usleep(50); }
 
 void* run(void* given) {
     Block* block = static_cast<Block*>(given);
@@ -107,12 +65,8 @@ void* run(void* given) {
         if (posix_memalign(&staging, 64, block->args.staging_bytes)) abort();
         block->args.staging = reinterpret_cast<uint64_t>(staging);
     }
-    // What is a host block's to wait with is the herald's on a GPU.
-    serval_block_args args = block->args;
-    block->args.now = args.wait;
-    args.wait = reinterpret_cast<uint64_t>(&pause);
-    args.wait_self = reinterpret_cast<uint64_t>(&block->args);
-    block->entry(&args);
+    block->args.wait = reinterpret_cast<uint64_t>(&pause);
+    block->entry(&block->args);
     __atomic_fetch_sub(&running, 1, __ATOMIC_RELEASE);
     __atomic_fetch_sub(&block->stream->running, 1, __ATOMIC_RELEASE);
     free(staging);
@@ -160,7 +114,6 @@ EXPORT cuModuleLoadData(uintptr_t* module, const void*) {
 }
 EXPORT cuModuleUnload(uintptr_t) { return rule("cuModuleUnload"), allocations--, SUCCESS; }
 EXPORT cuModuleGetFunction(uintptr_t* function, uintptr_t, const char* name) {
-    if (!strcmp(name, "serval_herald")) return *function = HERALD, asked_for("old") ? NOT_FOUND : SUCCESS;
     // What kernels of warps have beside them.
     if (!strncmp(name, "serval_warps_", 13)) return *function = 2, strcmp(name + 13, "scale") ? NOT_FOUND : SUCCESS;
     for (const serval_kernel_entry* e = serval_kernel_list(); e; e = reinterpret_cast<const serval_kernel_entry*>(e->next))
@@ -195,21 +148,6 @@ EXPORT cuStreamQuery(Stream* stream) {
 }
 EXPORT cuLaunchKernel(uintptr_t function, unsigned blocks, unsigned, unsigned, unsigned, unsigned rows, unsigned, unsigned, Stream* stream,
                       void** arguments, void**) {
-    if (function == HERALD) {
-        if (asked_for("lazy")) rule("cuLaunchKernel");
-        if (asked_for("few")) {
-            fprintf(stderr, "a herald for few blocks\n");
-            _exit(73);
-        }
-        if (asked_for("denied")) return OUT_OF_MEMORY;
-        stream->running++;
-        __atomic_fetch_add(&running, 1, __ATOMIC_RELEASE);
-        pthread_t thread;
-        Herald* herald = new Herald{*static_cast<const serval_herald_args**>(arguments[0]), stream};
-        if (pthread_create(&thread, nullptr, run_herald, herald)) return INVALID;
-        pthread_detach(thread);
-        return SUCCESS;
-    }
     const serval_block_args* args = *static_cast<const serval_block_args**>(arguments[0]);
     for (unsigned i = 0; i < blocks * rows; i++) {
         stream->running++;
