@@ -21,6 +21,12 @@ struct Inspector {
     bool control;
     uint64_t give_up_at;
 
+    // The counts are this kernel's own, not those of the rings.
+    SERVAL_DEVICE void count_by_hand() {
+        if (leader()) block.received_of_ = nullptr;
+        block_sync();
+    }
+
     // By the crew. Looks in sent_, those that saw a word before its data in dropped_.
     SERVAL_DEVICE void watch(bool beats, uint64_t data_offset) {
         const uint64_t* data = reinterpret_cast<const uint64_t*>(block.args_.region + data_offset) + crew_rank() % 4 * 16;
@@ -74,6 +80,7 @@ SERVAL_KERNEL(gpu_words) (serval::Block& block, serval::Mqueue& q) {
     const unsigned mode = static_cast<unsigned>(block.param("mode", 0));
     const uint64_t data = static_cast<uint64_t>(block.param("data", 0));
     serval::detail::Inspector inspector = {block, q, block.param("control", 0) != 0, block.now_ns() + serval::detail::PATIENCE_NS};
+    inspector.count_by_hand();
     if (mode == 2) {
         if (serval::detail::leader()) inspector.end_again_and_again();
     } else if (serval::detail::in_crew()) {

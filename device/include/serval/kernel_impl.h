@@ -199,14 +199,14 @@ inline SERVAL_DEVICE void Block::publish_counts() {
 }
 
 #if SERVAL_CUDA
-// Has it been long since the counts were told? A block that sends nothing and gives slots back rarely would look hung without it. A clock
-// that jumps, because the block came to another multiprocessor, costs one time too many.
-SERVAL_INLINE bool Block::counts_are_due() const { return static_cast<uint32_t>(clock64() >> detail::PUBLISH_CYCLES_LOG) != published_at_; }
+// By the crew: has it been long since the counts were told? A block that sends nothing and gives slots back rarely would look hung without
+// it. A clock that jumps, because the block came to another multiprocessor, costs one time too many.
+SERVAL_INLINE bool Block::counts_are_due() const {
+    return !detail::crew_all(static_cast<uint32_t>(clock64() >> detail::PUBLISH_CYCLES_LOG) == published_at_);
+}
 
-// By the block.
+// By the leader.
 SERVAL_CALL void Block::publish_counts_in_time() {
-    detail::block_sync();  // nobody still reads when it was
-    if (!detail::leader()) return;
     published_at_ = static_cast<uint32_t>(clock64() >> detail::PUBLISH_CYCLES_LOG);
     publish_counts();
 }
@@ -310,6 +310,7 @@ SERVAL_CALL unsigned Channel::settle(Block& block, uint64_t deadline_ns, bool en
         block.end(SERVAL_REASON_RING_CORRUPT);
         return 0;
     }
+    crew_sync();  // everybody has read what changes here
     if (leader()) kept_count_ = 0, pays_ = false;
     // The looks of a kernel that only tries, or waits briefly, are counted from receive to receive, and by mqueue, because only a look at
     // this one ends it when the service drains.
@@ -571,8 +572,12 @@ inline SERVAL_DEVICE void Mqueue::close(Block& block) {
 SERVAL_INLINE Message Mqueue::take(Block& block, uint64_t deadline_ns) {
     if (detail::in_crew()) block.charge();
 #if SERVAL_CUDA
-    const bool is_due = block.counts_are_due();
-    if (SERVAL_UNLIKELY(is_due)) block.publish_counts_in_time();
+    // The warps of a block come here one after the other: the crew decides.
+    bool is_due = false;
+    if (detail::in_crew()) {
+        is_due = block.counts_are_due();
+        if (SERVAL_UNLIKELY(is_due) && detail::leader()) block.publish_counts_in_time();
+    }
     return channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true, is_due);
 #else
     Message m = channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true, false);
