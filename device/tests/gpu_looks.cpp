@@ -7,12 +7,17 @@ namespace serval {
 namespace detail {
 
 struct Inspector {
+    static SERVAL_DEVICE Look look(Channel& channel, bool units, Header& h) {
+        const Consumer::Spot at = channel.rx_.spot();
+        return units && !at.peep<Granule16>() ? Look::NONE : channel.rx_.judge(at, at.ask<Granule16>(), channel.in_, h);
+    }
+
     // The next message. Nothing when the service stops.
     static SERVAL_DEVICE Message recv(Block& block, Mqueue& q, bool units, unsigned rest) {
         Channel& channel = q.channel_;
         Message m;
         Header h = {};
-        for (unsigned tries = 1; channel.rx_.look(channel.in_, h, units) != Look::FOUND; tries++) {
+        for (unsigned tries = 1; look(channel, units, h) != Look::FOUND; tries++) {
             if (block.poll_engine(tries) != SERVAL_STOP_RUN || block.broken()) {
                 block.end(SERVAL_REASON_STOPPED);
                 return m;

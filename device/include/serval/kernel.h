@@ -176,6 +176,7 @@ class Block {
     SERVAL_CALL void rest(unsigned tries);
     SERVAL_INLINE bool counts_are_due() const;
     SERVAL_CALL void publish_counts_in_time();
+    uint32_t sleeps_;        // looks at the clock by sleeps
     uint32_t published_at_;  // upper bits of the multiprocessor's clock at the last time that this published
     // What counts messages of the server mqueue, and where that began; null before there is one.
     const uint64_t *received_of_, *sent_of_;
@@ -214,25 +215,27 @@ class Channel {
 #endif
 #if SERVAL_CUDA
     SERVAL_INLINE bool find(Block& block, uint64_t deadline_ns, bool ends_on_drain, Header& h, bool asks);
-    SERVAL_CALL unsigned settle(Block& block, uint64_t deadline_ns, bool ends_on_drain, bool nonsense, bool asks, unsigned before,
-                                unsigned tries);
+    SERVAL_CALL unsigned settle(Block& block, uint64_t deadline_ns, bool ends_on_drain, bool nonsense, bool found, bool asks,
+                                unsigned before, unsigned tries);
 #endif
     SERVAL_CALL bool await_credit(Block& block);
     SERVAL_INLINE bool tell_block(bool value);
     SERVAL_INLINE void release_if(bool idle);
+    SERVAL_INLINE void release_of_one();
 
     Consumer rx_;
     Producer tx_;
     uint8_t* in_;
     uint8_t* out_;
     uint64_t out_bytes_;
-    uint32_t polls_;  // looks at the ring by receives that do not wait for ever
+    uint32_t polls_;  // looks by receives that do not wait for ever, of a granule16 ring on CUDA those in vain
 #if SERVAL_CUDA
-    uint32_t brief_from_;       // looks in vain after which looks are brief
-    Granule16* lines_;          // lines of messages that a look brought besides the one it was for; null where there is no room
-    uint32_t kept_first_;       // number of the first of those messages
+    uint32_t brief_from_;  // looks in vain after which looks are brief
+    Granule16* lines_;     // lines of messages that a look brought besides the one it was for; null where there is no room
+    uint32_t kept_first_;  // number of the first of those messages
     uint32_t kept_count_;
-    bool pays_;                 // the last message was there at once: more of them are worth a look
+    uint32_t asked_;  // number of the message before which the engine's words had their turn last
+    bool pays_;       // the last message was there at once: more of them are worth a look
 #endif
     bool go_;         // the crew's answer to the block
 };
@@ -302,7 +305,9 @@ class Mqueue {
 #endif
     Backend* backends_;
     unsigned backend_count_;
+#if !SERVAL_CUDA
     uint64_t first_;  // number of the first message
+#endif
 };
 
 }  // namespace serval

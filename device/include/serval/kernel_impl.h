@@ -19,7 +19,7 @@ constexpr unsigned LOOKS = 30;
 // From this many looks in vain on it waits, which is told, and where many blocks do it looks at no more than tells it that something is
 // there: every look is a read over the bus, and a few hundred blocks that look at whole lines fill half of it.
 constexpr unsigned LONG_TRIES = 64;
-// So few blocks look at whole lines for ever: an eighth of the bus at most.
+// The blocks of a service that has so few look at whole lines for ever: an eighth of the bus at most.
 constexpr unsigned BLOCKS_OF_WHOLE_LOOKS = 64;
 // From this many looks in vain on it rests between two.
 constexpr unsigned RESTLESS_TRIES = 1024;
@@ -51,11 +51,17 @@ SERVAL_INLINE uint64_t Block::now_ns() const {
 }
 
 inline SERVAL_DEVICE void Block::sleep_until(uint64_t deadline_ns) {
+    detail::block_sync();  // nobody still asks why the block ended
     if (detail::in_crew()) {
         for (unsigned tries = 0;; tries++) {
             // Every thread of the crew must take the same way here.
             if (detail::crew_first(now_ns() >= deadline_ns || broken())) break;
-            if (poll_engine(tries) >= SERVAL_STOP_NOW) break;
+#if SERVAL_CUDA
+            const uint64_t turn = detail::crew_first(detail::leader() ? sleeps_++ : 0);  // from sleep to sleep: many are short
+#else
+            const uint64_t turn = tries;
+#endif
+            if (poll_engine(turn) >= SERVAL_STOP_NOW) break;
             pause(SERVAL_WAIT_TIME, deadline_ns, tries);
         }
     }
@@ -83,6 +89,7 @@ inline SERVAL_DEVICE void Block::open(const serval_block_args& args, const detai
     pulse_ = {};
 #if SERVAL_CUDA
     published_at_ = 0;
+    sleeps_ = 0;
     received_of_ = nullptr;
 #endif
 }
@@ -126,6 +133,7 @@ SERVAL_CALL void Block::watch_engine() {
         check_heartbeat();
         publish_counts();
     }
+    detail::crew_sync();
 }
 
 SERVAL_INLINE uint64_t Block::stop_word() {
@@ -234,6 +242,7 @@ inline SERVAL_DEVICE bool Channel::open(const serval_block_args& args, const Pla
     brief_from_ = place.block_count <= BLOCKS_OF_WHOLE_LOOKS ? ~0u : LONG_TRIES;
     lines_ = nullptr;
     kept_first_ = kept_count_ = 0;
+    asked_ = static_cast<uint32_t>(~uint64_t{0});
     pays_ = false;
 #endif
     open_consumer(rx_);
@@ -246,6 +255,12 @@ inline SERVAL_DEVICE bool Channel::open(const serval_block_args& args, const Pla
 SERVAL_INLINE void Channel::release_if(bool idle) {
     const uint64_t held = rx_.next - rx_.released;
     if (held != 0 && (idle || held >= rx_.held_max)) rx_.release();
+}
+
+// By the leader, when the message that was received has been answered: a ring so short that each slot counts gets it back at once, others
+// with the next receive, behind whose look it does not show.
+SERVAL_INLINE void Channel::release_of_one() {
+    if (SERVAL_UNLIKELY(rx_.held_max == 1)) release_if(false);
 }
 
 #if SERVAL_CUDA
@@ -263,7 +278,7 @@ SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_o
     const Consumer::Spot spot = rx_.spot();
     bool is_kept = line < kept_count_, goes_far = pays_;
     // The engine's words have their turn too while messages keep coming.
-    asks = asks || block.is_engines(number);
+    asks = asks || (block.is_engines(number) && number != asked_);
     for (unsigned tries = 0;;) {
         const unsigned before = tries;
         Granule16 unit;
@@ -274,14 +289,19 @@ SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_o
             tries++;
         } else {
             unsigned looks = deadline_ns == NO_DEADLINE && tries < RESTLESS_TRIES ? LOOKS : 1;
-            if (SERVAL_UNLIKELY(tries >= brief_from_)) {
-                for (; looks > 1 && !spot.peep<Granule16>(); looks--) tries++;
-                looks = 1;
+            if (SERVAL_LIKELY(tries < brief_from_)) {
+                do {
+                    unit = spot.ask<Granule16>();
+                    tries++;
+                } while (!spot.has_begun(unit) && --looks);
+            } else {
+                bool is_there;
+                do {
+                    is_there = spot.peep<Granule16>();
+                    tries++;
+                } while (!is_there && --looks);
+                unit = is_there ? spot.ask<Granule16>() : spot.nothing<Granule16>();
             }
-            do {
-                unit = spot.ask<Granule16>();
-                tries++;
-            } while (!spot.has_begun(unit) && --looks);
         }
         const Look look = rx_.judge(spot, unit, in, h);
         const bool found = look == Look::FOUND && h.kind == SERVAL_KIND_MESSAGE;
@@ -294,7 +314,7 @@ SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_o
             return true;
         }
         if (!is_kept) {
-            tries = settle(block, deadline_ns, ends_on_drain, look != Look::NONE && !found, asks || found, before, tries);
+            tries = settle(block, deadline_ns, ends_on_drain, look != Look::NONE && !found, found, asks, before, tries);
             if (tries == 0) return false;
             asks = false;
         }
@@ -302,23 +322,26 @@ SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_o
     }
 }
 
-// By the crew, when find() found no message that it may pass on: how many looks there were, or 0 if there shall be no more. It may have
-// found nonsense, or a message that waits because the engine's words have their turn.
-SERVAL_CALL unsigned Channel::settle(Block& block, uint64_t deadline_ns, bool ends_on_drain, bool nonsense, bool asks, unsigned before,
-                                     unsigned tries) {
+// By the crew, when find() has no message to pass on: how many looks there were, or 0 if there shall be no more. It may have found nonsense,
+// or a message that waits: part of it is on its way, or the engine's words have their turn.
+SERVAL_CALL unsigned Channel::settle(Block& block, uint64_t deadline_ns, bool ends_on_drain, bool nonsense, bool found, bool asks,
+                                     unsigned before, unsigned tries) {
     if (nonsense) {
         block.end(SERVAL_REASON_RING_CORRUPT);
         return 0;
     }
     crew_sync();  // everybody has read what changes here
-    if (leader()) kept_count_ = 0, pays_ = false;
+    if (leader()) {
+        kept_count_ = 0;
+        pays_ = false;
+        if (asks) asked_ = static_cast<uint32_t>(rx_.next);
+    }
     // The looks of a kernel that only tries, or waits briefly, are counted from receive to receive, and by mqueue, because only a look at
     // this one ends it when the service drains.
     uint64_t from = before, to = tries;
     if (deadline_ns != NO_DEADLINE) from = crew_first(leader() ? polls_++ : 0), to = from + 1;
-    if (block.is_heartbeats(from, to)) {
+    if (asks || block.is_heartbeats(from, to)) {
         block.watch_engine();
-        crew_sync();
         if (block.broken()) return 0;
     }
     const uint64_t stop = asks || block.is_engines(from, to) ? block.stop_word() : SERVAL_STOP_RUN;
@@ -332,12 +355,12 @@ SERVAL_CALL unsigned Channel::settle(Block& block, uint64_t deadline_ns, bool en
         return 0;
     }
     const bool over = deadline_ns != NO_DEADLINE && (deadline_ns == NOT_WAITING || crew_first(block.now_ns() >= deadline_ns));
-    if (leader()) release_if(true);
-    if (over && !asks) return 0;
+    if (leader() && (over || tries >= LOOKS)) release_if(true);
+    if (over && !found) return 0;
     if (leader() && before < LONG_TRIES && tries >= LONG_TRIES) block.publish_counts();
     if (leader() && tries >= RESTLESS_TRIES) block.rest(tries);
     crew_sync();
-    return tries < 1u << 31 ? tries + (tries == 0) : 1u << 30;
+    return tries < 1u << 31 ? tries : 1u << 30;
 }
 #endif
 
@@ -358,12 +381,12 @@ SERVAL_CALL bool Channel::await(Block& block, uint32_t why, uint64_t deadline_ns
         if (SERVAL_CUDA && deadline_ns != NO_DEADLINE) turn = crew_first(leader() ? polls_++ : 0);
 #if SERVAL_CUDA
         // Over the bus the stop word travels beside a look, which it says nothing about, to a thread that has no unit to load.
-        if (block.is_heartbeats(turn, turn + 1)) {
+        const bool is_first = asks_first && tries == 0;
+        if (is_first || block.is_heartbeats(turn, turn + 1)) {
             block.watch_engine();
-            crew_sync();
             if (block.broken()) return false;
         }
-        const bool asks = block.is_engines(turn) || (asks_first && tries == 0);
+        const bool asks = is_first || block.is_engines(turn);
         uint64_t wish = 0;
         if (crew_rank() == STOP_RANK && asks) wish = load_relaxed(&block.engine_->stop);
         const Look look = rx_.look(in, h, tries >= brief_from_);
@@ -483,7 +506,10 @@ SERVAL_CALL bool Channel::transmit(Block& block, const Header& h, const uint8_t*
     if (!tell_block(in_crew() && await_credit(block))) return false;
     tx_.write(data);
     block_sync();
-    if (leader()) tx_.publish();
+    if (leader()) {
+        tx_.publish();
+        release_of_one();
+    }
     return true;
 }
 
@@ -497,6 +523,7 @@ SERVAL_INLINE bool Channel::send_short(Block& block, const Header& h, const Prod
     }
     tx_.send(draft, h.len);
     crew_sync();
+    if (leader()) release_of_one();
     return true;
 }
 #endif
@@ -554,8 +581,9 @@ inline SERVAL_DEVICE bool Mqueue::open([[maybe_unused]] Block& block, const serv
     block.sent_of_ = &channel_.tx_.next;
     block.received_from_ = channel_.rx_.next;
     block.sent_from_ = channel_.tx_.next;
-#endif
+#else
     first_ = channel_.rx_.next;
+#endif
     for (unsigned i = 0; i < backend_count_; i++) {
         if (!backends_[i].channel_.open(args, place, 1 + i)) return false;
         backends_[i].outstanding_ = 0;
@@ -563,8 +591,10 @@ inline SERVAL_DEVICE bool Mqueue::open([[maybe_unused]] Block& block, const serv
     return true;
 }
 
-inline SERVAL_DEVICE void Mqueue::close(Block& block) {
-    if (!SERVAL_CUDA) block.received_ = channel_.rx_.next - first_;
+inline SERVAL_DEVICE void Mqueue::close([[maybe_unused]] Block& block) {
+#if !SERVAL_CUDA
+    block.received_ = channel_.rx_.next - first_;
+#endif
     channel_.release_if(true);
     for (unsigned i = 0; i < backend_count_; i++) backends_[i].channel_.release_if(true);
 }
@@ -576,7 +606,10 @@ SERVAL_INLINE Message Mqueue::take(Block& block, uint64_t deadline_ns) {
     bool is_due = false;
     if (detail::in_crew()) {
         is_due = block.counts_are_due();
-        if (SERVAL_UNLIKELY(is_due) && detail::leader()) block.publish_counts_in_time();
+        if (SERVAL_UNLIKELY(is_due)) {
+            detail::crew_sync();  // everybody has read when that was last
+            if (detail::leader()) block.publish_counts_in_time();
+        }
     }
     return channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true, is_due);
 #else
@@ -636,7 +669,7 @@ SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
     const bool sent = channel_.send(block, h, reply.data_);
 #endif
     if (SERVAL_UNLIKELY(!sent)) return false;
-    if (detail::leader()) block.count(block.sent_, &block.words_->sent);
+    if (!SERVAL_CUDA) block.count(block.sent_, &block.words_->sent);
     return true;
 }
 

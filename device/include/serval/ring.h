@@ -108,12 +108,8 @@ struct Consumer {
 #if SERVAL_CUDA
     SERVAL_INLINE Look look(uint8_t* to, Header& h, bool brief) {
         if (ring.protocol == SERVAL_PROTOCOL_DOORBELL) return look_doorbell(to, h);
-        return ring.protocol == SERVAL_PROTOCOL_GRANULE16 ? look_granule<Granule16>(to, h, brief) : look_granule<Granule8>(to, h, brief);
-    }
-    template <class Granule>
-    SERVAL_INLINE Look look_granule(uint8_t* to, Header& h, bool brief) {
         const Spot at = spot();
-        return brief && !at.peep<Granule>() ? Look::NONE : judge(at, at.ask<Granule>(), to, h);
+        return brief && !at.peep<Granule8>() ? Look::NONE : judge(at, at.ask<Granule8>(), to, h);
     }
 
     // Where the next message will be, and what tells it: what looks read of a granule ring before they begin, the same until next
@@ -124,13 +120,19 @@ struct Consumer {
         uint32_t stride;
         uint32_t len_max;
 
+        // A unit that is not there.
+        template <class Granule>
+        SERVAL_INLINE Granule nothing() const {
+            Granule unit = {};
+            unit.sequence = ~sequence;
+            return unit;
+        }
         // Sends for this thread's unit of the slot's first line: one look reads one 128-byte line, a lane a unit, so that a short message
         // arrives with the look that finds it.
         template <class Granule>
         SERVAL_INLINE Granule ask() const {
             const unsigned lane = crew_rank();
-            Granule unit = {};
-            unit.sequence = ~sequence;
+            Granule unit = nothing<Granule>();
             if (lane < LINE_UNITS<Granule> && lane * Granule::BYTES < stride) unit = Granule::load(slot + lane * Granule::BYTES);
             return unit;
         }
@@ -181,7 +183,6 @@ struct Consumer {
 
     // Called by the crew after FOUND: is all of a message of `len` bytes fetched?
     SERVAL_INLINE bool complete(uint32_t len, uint8_t* to) {
-        if (ring.protocol == SERVAL_PROTOCOL_GRANULE16) return in_line<Granule16>(len) || fetch_rest<Granule16>(len, to);
         return ring.protocol == SERVAL_PROTOCOL_DOORBELL || in_line<Granule8>(len) || fetch_rest<Granule8>(len, to);
     }
 

@@ -216,7 +216,9 @@ impl Traffic<'_> {
                 if self.ends.0.push(head, &payload[..len_of(bytes, n)]).is_err() {
                     return;
                 }
-                self.ends.0.prefetch(next, bytes as u64);
+                if next > 0 {
+                    self.ends.0.prefetch(next, bytes as u64);
+                }
                 self.sent += 1;
             }
             if room < BATCH as u64 {
@@ -242,7 +244,9 @@ impl Traffic<'_> {
                 let n = self.received + count as u64;
                 assert_eq!(header.token, n, "mqueue {mqueue}: replies come in order");
                 tx.advance();
-                tx.prefetch_at(next, bytes as u64);
+                if next > 0 {
+                    tx.prefetch_at(next, bytes as u64);
+                }
                 count += 1;
             }
             for (len, received) in lens[..count].iter().zip(&buffers.received) {
@@ -280,7 +284,8 @@ struct Manner {
     /// Mqueues that a thread fetches ahead, and messages of each.
     ahead: usize,
     messages: u64,
-    /// How many messages before it is read or written a slot of an mqueue is fetched.
+    /// How many messages before it is read or written a slot of an mqueue is fetched; 0 to leave that to the processor, which sees
+    /// that slots follow each other.
     next: u64,
     /// Most messages of an mqueue that are not answered yet.
     in_flight: u64,
@@ -297,7 +302,7 @@ impl Manner {
         Self {
             ahead: number("--ahead", 8) as usize,
             messages: number("--messages", 2),
-            next: number("--next", 3),
+            next: number("--next", 0),
             in_flight: number("--in-flight", depth).min(depth),
             together: (number("--together", 32) as usize).max(1),
         }
