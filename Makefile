@@ -14,7 +14,7 @@ help:
 	@echo "make demo-faces  the same with a real memcached behind the kernel"
 	@echo "make cuda-kernels  the kernels for NVIDIA GPUs, for the next build (happens by itself where a GPU is)"
 	@echo "make test        every test of the repository (about 19 minutes on 2 cores)"
-	@echo "make test-gpu    the cuda accelerator on this machine's GPU (3 minutes); make bench-gpu measures it (10 minutes)"
+	@echo "make test-gpu    the cuda accelerator on this machine's GPU (5 minutes); make bench-gpu measures it (10 minutes)"
 	@echo "make bench       the measurements behind docs/benchmarks.md (half an hour; leave the machine alone)"
 	@echo "make bench-quick a look at each of them (2 minutes; proves nothing)"
 	@echo "make microbench  what single operations cost: rings, framings, the dispatcher, the turn"
