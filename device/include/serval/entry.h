@@ -106,10 +106,9 @@ struct Registration {
 
 #if SERVAL_CUDA
 
-// Three blocks of the most threads, or of so many warps, are to fit on a multiprocessor, by registers.
 #define SERVAL_KERNEL(NAME)                                                                                    \
     static __device__ void serval_user_##NAME(serval::Block&, serval::Mqueue&);                                \
-    extern "C" __global__ void __launch_bounds__(SERVAL_BLOCK_THREADS_MAX, 3)                                  \
+    extern "C" __global__ void __launch_bounds__(SERVAL_BLOCK_THREADS_MAX, SERVAL_BLOCKS_MIN)                  \
         serval_kernel_##NAME(const serval_block_args* blocks) {                                                \
         serval::detail::run_block<serval_user_##NAME, 1>(blocks + blockIdx.x);                                 \
     }                                                                                                          \

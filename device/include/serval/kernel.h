@@ -41,6 +41,11 @@
 #ifndef SERVAL_BLOCK_THREADS_MAX
 #define SERVAL_BLOCK_THREADS_MAX 256
 #endif
+// How many blocks of so many threads a multiprocessor is to have registers for: 768 threads leave each 80. A kernel that needs more defines
+// less before it includes this.
+#ifndef SERVAL_BLOCKS_MIN
+#define SERVAL_BLOCKS_MIN (SERVAL_BLOCK_THREADS_MAX < 768 ? 768 / SERVAL_BLOCK_THREADS_MAX : 1)
+#endif
 
 // Most blocks of a SERVAL_WARP_KERNEL in a CUDA block, and most backends of each: their state is in shared memory.
 #define SERVAL_WARPS_MAX 8
