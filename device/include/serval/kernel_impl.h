@@ -16,8 +16,9 @@ constexpr uint64_t NOT_WAITING = 0;
 
 // A block on CUDA looks this often for a message before it sees to anything else, some 40 us.
 constexpr unsigned LOOKS = 30;
-// From this many looks in vain on it waits, which is told, and where many blocks do it looks at no more than tells it that something is
-// there: every look is a read over the bus, and a few hundred blocks that look at whole lines fill half of it.
+// From this many looks in vain on, or the end of the LOOKS that are under way then, it waits, which is told, and where many blocks do it
+// looks at no more than tells it that something is there: every look is a read over the bus, and a few hundred blocks that look at whole
+// lines fill half of it.
 constexpr unsigned LONG_TRIES = 64;
 // The blocks of a service that has so few look at whole lines for ever: an eighth of the bus at most.
 constexpr unsigned BLOCKS_OF_WHOLE_LOOKS = 64;

@@ -100,9 +100,9 @@ struct Consumer {
     uint64_t head;      // messages known to be published (doorbell)
     Header message;     // what look() found
 
-    // Called by the crew. FOUND: `message` is filled and checked. With the granule protocols the payload is then already in `to`,
-    // which has room for len_max rounded up to 8 bytes; with doorbell part of it. A message of which not every unit is there yet
-    // is NONE. On CUDA every thread of the crew gets the header as `h` too, without a trip through memory, and of a granule message
+    // Called by the crew. FOUND: `message` is filled and checked (not where the crew is the block and has it as `h`, below). With the
+    // granule protocols the payload is then already in `to`, which has room for len_max rounded up to 8 bytes; with doorbell part of
+    // it. A message of which not every unit is there yet is NONE. On CUDA every thread of the crew gets the header as `h` too, without a trip through memory, and of a granule message
     // only the first line is fetched: complete() has the rest. A brief look takes less of the bus while there is nothing, and a trip
     // more when there is something.
 #if SERVAL_CUDA
