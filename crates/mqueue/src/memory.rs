@@ -277,6 +277,12 @@ impl MappedMemory {
         self.base
     }
 
+    /// Whether `bytes` bytes from `at` lie inside.
+    #[inline]
+    fn has(&self, at: u64, bytes: u64) -> bool {
+        self.len_bytes.checked_sub(bytes).is_some_and(|last| at <= last)
+    }
+
     #[inline]
     fn word(&self, at: u64) -> &AtomicU64 {
         assert!(at & 7 == 0 && at < self.len_bytes, "offset outside the region");
@@ -288,7 +294,7 @@ impl MappedMemory {
     /// The `count` words from `at`: one check instead of one for each word.
     #[inline]
     fn words(&self, at: u64, count: usize) -> &[AtomicU64] {
-        let inside = at <= self.len_bytes && count as u64 <= (self.len_bytes - at) / 8;
+        let inside = self.has(at, (count as u64).saturating_mul(8));
         assert!(at & 7 == 0 && inside, "offset outside the region");
         // SAFETY: as in word(), for every word of the range. A slice of atomics may be written by
         // anyone at any time.

@@ -321,7 +321,8 @@ impl<M: Memory> Producer<M> {
     }
 
     /// [`Self::push`] with as many arguments as there are registers for.
-    #[inline]
+    // Always inline: a payload whose length the compiler knows is copied without a loop.
+    #[inline(always)]
     fn push_words(
         &mut self,
         token: u64,
@@ -603,7 +604,8 @@ impl<M: Memory> Consumer<M> {
 
     /// Copies the payload of the message whose header [`Self::peek`] just returned into `payload`,
     /// which must be exactly that long. False when part of it has not arrived yet (`granule`).
-    #[inline]
+    // Always inline, as push_words() is.
+    #[inline(always)]
     #[must_use]
     pub fn copy_out(&self, header: &SlotHeader, payload: &mut [u8]) -> bool {
         assert_eq!(payload.len(), header.len as usize, "the payload has another length");
@@ -621,7 +623,8 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    #[inline]
+    // Always inline, as push_words() is.
+    #[inline(always)]
     fn granule_payload(&self, payload: &mut [u8]) -> bool {
         if self.layout.protocol == Protocol::Granule8 {
             granule::read_payload::<M, 1>(&self.memory, &self.layout, self.tail, payload)

@@ -174,23 +174,25 @@ fn has_words(first: u64, payload: &[u8]) -> bool {
     wrong == 0 && rest.iter().zip(last).all(|(byte, value)| *byte == value)
 }
 
-/// Length of message `n` where at most `bytes` fit: one size for figures, all sizes otherwise.
-fn len_of(bytes: usize, n: u64) -> usize {
-    if bytes == BYTES { BYTES } else { (n.wrapping_mul(2_654_435_761) >> 7) as usize % (bytes + 1) }
+/// Length of message `n` where at most `bytes` fit, in buffers of `MAX`: one size for figures, which compilers copy
+/// without a loop, all sizes otherwise.
+#[inline(always)]
+fn len_of<const MAX: usize>(bytes: usize, n: u64) -> usize {
+    if MAX == BYTES { BYTES } else { (n.wrapping_mul(2_654_435_761) >> 7) as usize % (bytes + 1) }
 }
 
 /// Messages that are written before the first of them is sent, or read before the first is checked: what has just
 /// been stored in pieces of one size is slow to load in pieces of another.
 const BATCH: usize = 8;
 
-/// What a thread writes and reads messages with.
-struct Buffers {
-    sent: [[u8; 1024]; BATCH],
-    received: [[u8; 1024]; BATCH],
+/// What a thread writes and reads messages of up to `MAX` bytes with.
+struct Buffers<const MAX: usize> {
+    sent: [[u8; MAX]; BATCH],
+    received: [[u8; MAX]; BATCH],
 }
 
 /// One mqueue's traffic: as much in flight as fits, each reply checked.
-struct Traffic<'a> {
+struct Traffic<'a, const MAX: usize> {
     mqueue: usize,
     ends: &'a mut Ends,
     sent: u64,
@@ -200,20 +202,20 @@ struct Traffic<'a> {
     next: u64,
 }
 
-impl Traffic<'_> {
+impl<const MAX: usize> Traffic<'_, MAX> {
     /// Sends as much as there is room for.
     #[inline]
-    fn fill(&mut self, buffers: &mut Buffers) {
+    fn fill(&mut self, buffers: &mut Buffers<MAX>) {
         let (mqueue, bytes, next) = (self.mqueue, self.bytes, self.next);
         loop {
             let room = (self.in_flight - (self.sent - self.received)).min(BATCH as u64);
             let numbers = self.sent..self.sent + room;
             for (n, payload) in numbers.clone().zip(&mut buffers.sent) {
-                payload_of(mqueue, n, &mut payload[..len_of(bytes, n)]);
+                payload_of(mqueue, n, &mut payload[..len_of::<MAX>(bytes, n)]);
             }
             for (n, payload) in numbers.zip(&buffers.sent) {
                 let head = Head { token: n, kind: kind::MESSAGE, ..Head::default() };
-                if self.ends.0.push(head, &payload[..len_of(bytes, n)]).is_err() {
+                if self.ends.0.push(head, &payload[..len_of::<MAX>(bytes, n)]).is_err() {
                     return;
                 }
                 if next > 0 {
@@ -229,29 +231,28 @@ impl Traffic<'_> {
 
     /// Takes the replies that are there.
     #[inline]
-    fn drain(&mut self, buffers: &mut Buffers) {
+    fn drain(&mut self, buffers: &mut Buffers<MAX>) {
         let (mqueue, bytes, next) = (self.mqueue, self.bytes, self.next);
         let tx = &mut self.ends.1;
         loop {
-            let mut lens = [0; BATCH];
             let mut count = 0;
-            for (len, received) in lens.iter_mut().zip(&mut buffers.received) {
+            for (n, received) in (self.received..).zip(&mut buffers.received) {
                 let Some(header) = tx.peek().expect("a sound header") else { break };
-                *len = header.len as usize;
-                if !tx.copy_out(&header, &mut received[..*len]) {
+                let len = len_of::<MAX>(bytes, n);
+                let right = header.token == n && header.len as usize == len;
+                assert!(right, "mqueue {mqueue}: message {n} came back as {header:?}");
+                if !tx.copy_out(&header, &mut received[..len]) {
                     break; // still on its way
                 }
-                let n = self.received + count as u64;
-                assert_eq!(header.token, n, "mqueue {mqueue}: replies come in order");
                 tx.advance();
                 if next > 0 {
                     tx.prefetch_at(next, bytes as u64);
                 }
                 count += 1;
             }
-            for (len, received) in lens[..count].iter().zip(&buffers.received) {
+            for received in &buffers.received[..count] {
                 let n = self.received;
-                let right = *len == len_of(bytes, n) && is_payload_of(mqueue, n, &received[..*len]);
+                let right = is_payload_of(mqueue, n, &received[..len_of::<MAX>(bytes, n)]);
                 assert!(right, "mqueue {mqueue}: message {n} came back changed");
                 self.received += 1;
             }
@@ -310,8 +311,13 @@ impl Manner {
 }
 
 /// Turns over all mqueues for `time`, then until everything is answered. Returns the replies.
-fn work(all: &mut [Traffic<'_>], time: Duration, manner: Manner, mut beat: impl FnMut()) -> u64 {
-    let mut buffers = Buffers { sent: [[0; 1024]; BATCH], received: [[0; 1024]; BATCH] };
+fn work<const MAX: usize>(
+    all: &mut [Traffic<'_, MAX>],
+    time: Duration,
+    manner: Manner,
+    mut beat: impl FnMut(),
+) -> u64 {
+    let mut buffers = Buffers { sent: [[0; MAX]; BATCH], received: [[0; MAX]; BATCH] };
     let begin = Instant::now();
     while begin.elapsed() < time {
         for _ in 0..16 {
@@ -343,6 +349,17 @@ fn work(all: &mut [Traffic<'_>], time: Duration, manner: Manner, mut beat: impl 
 /// Echoes through all mqueues for `time`, with the engine's ends on `threads` threads. Returns messages a
 /// second and how many there were.
 fn storm(plan: &RegionPlan, threads: usize, time: Duration) -> Result<(f64, u64), AccelError> {
+    match plan.mqueues[0].rx.message_bytes_max as usize {
+        BYTES => storm_of::<BYTES>(plan, threads, time),
+        _ => storm_of::<1024>(plan, threads, time),
+    }
+}
+
+fn storm_of<const MAX: usize>(
+    plan: &RegionPlan,
+    threads: usize,
+    time: Duration,
+) -> Result<(f64, u64), AccelError> {
     let bytes = plan.mqueues[0].rx.message_bytes_max as usize;
     let mut running = start(plan, &echo(), &[])?;
     let words = running.words.clone();
@@ -364,7 +381,7 @@ fn storm(plan: &RegionPlan, threads: usize, time: Duration) -> Result<(f64, u64)
                         in_flight: manner.in_flight,
                         next: manner.next,
                     };
-                    let mut all: Vec<Traffic<'_>> =
+                    let mut all: Vec<Traffic<'_, MAX>> =
                         ends.iter_mut().enumerate().map(traffic).collect();
                     work(&mut all, time, manner, || {
                         if worker == 0 {

@@ -150,7 +150,7 @@ impl<'a> Unit16s<'a> {
     #[inline]
     pub(super) fn of(memory: &'a MappedMemory, at: u64, count: usize) -> Self {
         assert!(memory.unit16, "granule16 is refused where 16-byte accesses are not atomic");
-        let inside = at <= memory.len_bytes && count as u64 <= (memory.len_bytes - at) / 16;
+        let inside = memory.has(at, (count as u64).saturating_mul(16));
         assert!(at & 15 == 0 && inside, "offset outside the region");
         Self { base: memory.base.wrapping_add(at as usize), count, _memory: memory }
     }
