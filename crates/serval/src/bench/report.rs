@@ -153,7 +153,7 @@ pub enum Void {
     Little(f64),
     /// The client was not let work.
     #[error(
-        "somebody else had the client's core for {:.0} % of the time: keep the machine quiet, or give the client a core of its own (--core)",
+        "somebody else had the client's core for {:.0} % of the time: keep the machine quiet, give the client a core of its own (--core), or ask for less in flight",
         100.0 * .0
     )]
     Stolen(f64),
