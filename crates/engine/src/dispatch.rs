@@ -18,6 +18,11 @@ use crate::topology::Dispatch;
 const RUN_MAX: u32 = 32;
 /// A burst of this many messages is spread over four mqueues at least, a smaller one over eight.
 const BURST: usize = 64;
+/// A run is no longer than a kernel takes this long for: behind a slow one messages would wait while other mqueues of
+/// the service are idle.
+const RUN_NS: u64 = 50_000;
+/// One over the weight of a new sample of the pace.
+const PACE_SAMPLES: u64 = 8;
 
 /// Who owns the mqueues of a service.
 #[derive(Clone, Debug)]
@@ -79,6 +84,8 @@ pub(crate) trait Credit {
     }
     /// Requests under way on it.
     fn outstanding(&self, mqueue: u32) -> u32;
+    /// Requests under way on all of them.
+    fn outstanding_all(&self) -> u32;
     /// The other worker that last told of the most credit for this service, if any.
     fn richest_other(&self) -> Option<u32>;
 }
@@ -93,6 +100,8 @@ pub(crate) struct Dispatcher {
     cursor: u32,
     run_left: u32,
     run: u32,
+    /// What a kernel takes for a request, as far as is known; 0 while nothing is. See [`Self::answered`].
+    pace_ns: u64,
     /// Why there is no accelerator.
     absent: DropReason,
 }
@@ -100,7 +109,7 @@ pub(crate) struct Dispatcher {
 impl Dispatcher {
     pub(crate) fn new(policy: Dispatch, owner: Owner, worker: u32) -> Self {
         let absent = DropReason::NoAccelerator;
-        Self { policy, owner, worker, cursor: 0, run_left: 1, run: 1, absent }
+        Self { policy, owner, worker, cursor: 0, run_left: 1, run: 1, pace_ns: 0, absent }
     }
 
     /// Why requests are dropped while no accelerator is there.
@@ -110,10 +119,26 @@ impl Dispatcher {
 
     /// A burst of this many messages is about to be routed: sets the length of runs. Small bursts are
     /// spread for latency, large ones go in runs, which keeps a resumed block busy for longer: what it
-    /// costs to resume it, look at its rings and gather its replies is paid once a run.
+    /// costs to resume it, look at its rings and gather its replies is paid once a run. Where kernels
+    /// take so long that this is nothing beside it, there are no runs.
     pub(crate) fn burst(&mut self, messages: usize) {
         let mqueues = if messages < BURST { 8 } else { 4 };
-        self.run = (messages as u32 / mqueues).clamp(1, RUN_MAX);
+        let soon =
+            RUN_NS.checked_div(self.pace_ns).map_or(RUN_MAX, |n| n.min(RUN_MAX.into()) as u32);
+        self.run = (messages as u32 / mqueues).min(soon).max(1);
+    }
+
+    /// A mqueue has answered `count` requests (not 0) in the `took_ns` since it last answered some and had more (`busy`), or
+    /// since it was idle. In the first case that is what its kernel takes for them; in the second the way there and
+    /// back is in it, and whatever the worker did meanwhile, so that it says no more than what is not exceeded.
+    #[inline]
+    pub(crate) fn answered(&mut self, count: u64, took_ns: u64, busy: bool) {
+        let sample_ns = took_ns / count;
+        self.pace_ns = match self.pace_ns {
+            0 if busy => sample_ns,
+            pace_ns if busy => (pace_ns * (PACE_SAMPLES - 1) + sample_ns) / PACE_SAMPLES,
+            pace_ns => pace_ns.min(sample_ns),
+        };
     }
 
     /// Whether [`Self::route`] looks at its `flow` argument.
@@ -178,19 +203,36 @@ impl Dispatcher {
         self.next_in_turn(mqueues)
     }
 
-    /// The next mqueue with credit, for a run.
+    /// The next mqueue with credit, for a run. Where kernels are slow those are passed over that have more than one above
+    /// the mean: who got more once, by a run or by answering late, would keep more for as long as clients ask
+    /// again when they are answered.
     fn next_in_turn(&mut self, mqueues: &impl Credit) -> Route {
-        let count = mqueues.count();
-        for step in 1..=count {
-            let at = self.cursor + step;
-            let mqueue = if at < count { at } else { at - count };
-            if mqueues.credit(mqueue).is_some_and(|c| c > 0) {
-                self.cursor = mqueue;
-                self.run_left = self.run - 1;
-                return Route::Local(mqueue);
-            }
+        let mut at_most = u32::MAX;
+        if self.pace_ns > RUN_NS / 2 {
+            at_most = mqueues.outstanding_all() / mqueues.count().max(1) + 1;
         }
-        self.elsewhere(mqueues)
+        let mut found = self.next_with(at_most, mqueues);
+        if found.is_none() && at_most != u32::MAX {
+            found = self.next_with(u32::MAX, mqueues);
+        }
+        let Some(mqueue) = found else { return self.elsewhere(mqueues) };
+        self.cursor = mqueue;
+        self.run_left = self.run - 1;
+        Route::Local(mqueue)
+    }
+
+    /// The next in turn that has credit and no more than so many requests.
+    #[inline]
+    fn next_with(&self, at_most: u32, mqueues: &impl Credit) -> Option<u32> {
+        let count = mqueues.count();
+        let mut turn = (1..=count).map(|step| {
+            let at = self.cursor + step;
+            if at < count { at } else { at - count }
+        });
+        turn.find(|mqueue| {
+            mqueues.outstanding(*mqueue) <= at_most
+                && mqueues.credit(*mqueue).is_some_and(|c| c > 0)
+        })
     }
 
     /// The first of those with the fewest requests. Most mqueues are passed over by one comparison.
@@ -239,6 +281,9 @@ mod tests {
         }
         fn outstanding(&self, mqueue: u32) -> u32 {
             10 - self.0[mqueue as usize].unwrap_or(0)
+        }
+        fn outstanding_all(&self) -> u32 {
+            (0..self.count()).map(|mqueue| self.outstanding(mqueue)).sum()
         }
         fn richest_other(&self) -> Option<u32> {
             self.1
@@ -314,6 +359,69 @@ mod tests {
             // The first run may be the rest of an earlier one.
             assert!((changes..=changes + 1).contains(&found), "{burst}: {routes:?}");
         }
+    }
+
+    /// How many mqueues a burst of `messages` goes to.
+    fn spread(d: &mut Dispatcher, messages: usize) -> usize {
+        let table = Table(vec![Some(999); 64], None);
+        d.burst(messages);
+        let routes = (0..messages).map(|_| format!("{:?}", d.route(b"", flow(1), &table)));
+        routes.collect::<std::collections::BTreeSet<_>>().len()
+    }
+
+    #[test]
+    fn a_burst_for_a_slow_kernel_is_spread() {
+        let mut d = dispatcher(Dispatch::RoundRobin, 1, 64);
+        assert!(spread(&mut d, 64) <= 5, "nothing is known yet");
+        // As fast as a GPU's echo: a run takes no longer than it may.
+        (0..100).for_each(|_| d.answered(8, 8 * 2000, true));
+        assert!(spread(&mut d, 64) <= 5, "{d:?}");
+        // One that takes 20 us: pairs, and what is left of the run before.
+        (0..100).for_each(|_| d.answered(1, 20_000, true));
+        assert!((32..=33).contains(&spread(&mut d, 64)), "{d:?}");
+        // Slower than a run may take: each message to another.
+        (0..100).for_each(|_| d.answered(2, 2 * 800_000, true));
+        spread(&mut d, 64);
+        assert_eq!(spread(&mut d, 64), 64, "{d:?}");
+        // What an idle mqueue took says only that it is not more than that.
+        d.answered(1, 900_000, false);
+        assert_eq!(spread(&mut d, 64), 64, "{d:?}");
+        d.answered(32, 32 * 1500, false);
+        assert!(spread(&mut d, 64) <= 6, "{d:?}");
+        // Nor does one that was interrupted count for ever.
+        d.answered(1, 4_000_000, true);
+        d.answered(4, 4 * 2000, false);
+        assert!(spread(&mut d, 64) <= 5, "{d:?}");
+        // In the same turn: it takes nothing that could be seen.
+        d.answered(4, 0, true);
+        d.answered(4, 0, false);
+        assert!(spread(&mut d, 64) <= 5, "{d:?}");
+    }
+
+    #[test]
+    fn who_has_more_than_others_is_passed_over_where_kernels_are_slow() {
+        let mut d = dispatcher(Dispatch::RoundRobin, 1, 4);
+        // 1, 9, 1 and 5 requests: four on the mean.
+        let table = Table(vec![Some(9), Some(1), Some(9), Some(5)], None);
+        d.burst(1);
+        let four = |d: &mut Dispatcher| {
+            let mut hits = [0; 4];
+            for _ in 0..12 {
+                match d.route(b"", flow(1), &table) {
+                    Route::Local(mqueue) => hits[mqueue as usize] += 1,
+                    other => panic!("{other:?}"),
+                }
+            }
+            hits
+        };
+        assert_eq!(four(&mut d), [3, 3, 3, 3]);
+        d.answered(1, 300_000, true);
+        assert_eq!(four(&mut d), [4, 0, 4, 4]);
+        // Those with fewer have no credit or are dead: it is their turn all the same.
+        let table = Table(vec![None, Some(1), Some(0), Some(0)], None);
+        assert_eq!(d.route(b"", flow(1), &table), Route::Local(1));
+        let none = Table(vec![None, Some(0)], None);
+        assert_eq!(d.route(b"", flow(1), &none), Route::Shed(DropReason::NoCredit));
     }
 
     #[test]

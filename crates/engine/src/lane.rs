@@ -51,6 +51,9 @@ pub(crate) struct ServerMqueue {
     consumed: u64,
     /// The request whose way is being measured.
     pub(crate) followed: Token,
+    /// Since when it has had requests, or last answered some and had more; which of them it is.
+    busy_since_ns: u64,
+    kept_busy: bool,
 }
 
 /// What the dispatcher wants to know of a server mqueue; apart from the rest, so that many fit a line.
@@ -193,6 +196,8 @@ impl Lane {
                     tx: ends.server.1,
                     arrivals: vec![0; waits].into_boxed_slice(),
                     followed: NOBODY,
+                    busy_since_ns: 0,
+                    kept_busy: false,
                 });
             }
         }
@@ -281,6 +286,9 @@ impl Lane {
             mqueue.arrivals[slot as usize] = arrival.received_ns;
         }
         let load = &mut self.loads[number as usize];
+        if load.outstanding == 0 {
+            (mqueue.busy_since_ns, mqueue.kept_busy) = (arrival.received_ns, false);
+        }
         load.outstanding += 1;
         if !load.rang {
             load.rang = true;
@@ -322,6 +330,16 @@ impl Lane {
     #[inline]
     pub(crate) fn ended(&mut self, mqueue: u32) {
         self.loads[mqueue as usize].outstanding -= 1;
+    }
+
+    /// `count` replies of `mqueue` have been gathered: tells the dispatcher how fast it is.
+    #[inline]
+    pub(crate) fn gathered(&mut self, mqueue: u32, count: u64, now_ns: u64) {
+        let entry = &mut self.mqueues[mqueue as usize];
+        let took_ns = now_ns.saturating_sub(entry.busy_since_ns);
+        self.dispatcher.answered(count, took_ns, entry.kept_busy);
+        entry.busy_since_ns = now_ns;
+        entry.kept_busy = self.loads[mqueue as usize].outstanding > 0;
     }
 
     /// Publishes every RX ring that got messages and runs or wakes the blocks.
@@ -565,6 +583,7 @@ pub(crate) enum Touched {
 /// The dispatcher's view of a lane, without the dispatcher itself.
 pub(crate) struct Credits<'a> {
     loads: &'a [Load],
+    outstanding: u32,
     slots: u32,
     /// Bytes of the message to dispatch.
     len: usize,
@@ -600,6 +619,11 @@ impl Credit for Credits<'_> {
     }
 
     #[inline]
+    fn outstanding_all(&self) -> u32 {
+        self.outstanding
+    }
+
+    #[inline]
     fn richest_other(&self) -> Option<u32> {
         let others = self.other_credit.iter().enumerate().filter(|(_, credit)| **credit > 0);
         others.max_by_key(|(_, credit)| **credit).map(|(worker, _)| worker as u32)
@@ -611,7 +635,8 @@ impl Lane {
     #[inline]
     pub(crate) fn dispatch(&mut self, len: usize) -> (&mut Dispatcher, Credits<'_>) {
         let (loads, other_credit) = (&self.loads[..], &self.other_credit[..]);
-        let credits = Credits { loads, slots: self.slots, len, other_credit };
+        let outstanding = self.sessions.live();
+        let credits = Credits { loads, outstanding, slots: self.slots, len, other_credit };
         (&mut self.dispatcher, credits)
     }
 }

@@ -277,7 +277,8 @@ pub enum Replies {
 /// How a request finds its mqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dispatch {
-    /// Each mqueue in turn, in runs when a burst is large.
+    /// Each mqueue in turn: in runs when a burst is large and kernels are quick; without those that have more than their
+    /// share when kernels are slow.
     RoundRobin,
     /// The mqueue with the fewest requests outstanding.
     LeastLoaded,
