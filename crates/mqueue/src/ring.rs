@@ -559,10 +559,22 @@ impl<M: Memory> Consumer<M> {
     #[inline(always)]
     fn granule_header(&self) -> Option<[u64; 4]> {
         if self.layout.protocol == Protocol::Granule8 {
-            granule::read_header::<M, 1>(&self.memory, &self.layout, self.tail)
+            self.granule8_header()
         } else {
             granule::read_header::<M, 3>(&self.memory, &self.layout, self.tail)
         }
+    }
+
+    // Never inline: rings of 8-byte units are rare, and what reads them would burden those who read others.
+    #[inline(never)]
+    fn granule8_header(&self) -> Option<[u64; 4]> {
+        granule::read_header::<M, 1>(&self.memory, &self.layout, self.tail)
+    }
+
+    // Never inline, as granule8_header() is.
+    #[inline(never)]
+    fn granule8_payload(&self, payload: &mut [u8]) -> bool {
+        granule::read_payload::<M, 1>(&self.memory, &self.layout, self.tail, payload)
     }
 
     /// Loads the head; whether there is a message.
@@ -627,7 +639,7 @@ impl<M: Memory> Consumer<M> {
     #[inline(always)]
     fn granule_payload(&self, payload: &mut [u8]) -> bool {
         if self.layout.protocol == Protocol::Granule8 {
-            granule::read_payload::<M, 1>(&self.memory, &self.layout, self.tail, payload)
+            self.granule8_payload(payload)
         } else {
             granule::read_payload::<M, 3>(&self.memory, &self.layout, self.tail, payload)
         }

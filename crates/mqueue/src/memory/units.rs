@@ -179,7 +179,7 @@ impl Unit16s<'_> {
         // repeat the access: aligned 16-byte SSE accesses are single-copy atomic on processors that
         // enumerate AVX (Intel SDM vol. 3A §9.1.1, AMD APM vol. 2 §7.3.2), which has_unit16 tells.
         unsafe {
-            core::arch::asm!("movdqa {v}, [{p}]", v = out(xmm_reg) value, p = in(reg) self.base.add(16 * i),
+            core::arch::asm!(vector!("movdqa {v}, [{p}]"), v = out(xmm_reg) value, p = in(reg) self.base.add(16 * i),
                 options(nostack, preserves_flags, readonly));
         }
         value
@@ -191,7 +191,7 @@ impl Unit16s<'_> {
         debug_assert!(i < self.count);
         // SAFETY: as in load_whole().
         unsafe {
-            core::arch::asm!("movdqa [{p}], {v}", v = in(xmm_reg) value, p = in(reg) self.base.add(16 * i),
+            core::arch::asm!(vector!("movdqa [{p}], {v}"), v = in(xmm_reg) value, p = in(reg) self.base.add(16 * i),
                 options(nostack, preserves_flags));
         }
     }
@@ -292,7 +292,7 @@ impl Unit16s<'_> {
             let base = from.as_ptr().cast::<u8>();
             for i in 0..whole {
                 let four: __m128i;
-                core::arch::asm!("movups {v}, [{p}]", v = out(xmm_reg) four, p = in(reg) base.add(12 * i),
+                core::arch::asm!(vector!("movups {v}, [{p}]"), v = out(xmm_reg) four, p = in(reg) base.add(12 * i),
                     options(nostack, preserves_flags, readonly));
                 self.store_whole(HEADER16 + i, _mm_or_si128(_mm_srli_si128::<4>(four), stamp));
             }
@@ -419,7 +419,7 @@ impl Unit16s<'_> {
                     return false;
                 }
                 let data = _mm_slli_si128::<4>(unit);
-                core::arch::asm!("movups [{p}], {v}", v = in(xmm_reg) data, p = in(reg) to.add(12 * i),
+                core::arch::asm!(vector!("movups [{p}], {v}"), v = in(xmm_reg) data, p = in(reg) to.add(12 * i),
                     options(nostack, preserves_flags));
             }
         }
