@@ -46,6 +46,37 @@ fn a_stuck_block_does_not_take_its_service_with_it() {
     }
 }
 
+/// How long a burst of 64 takes to be answered, in turns, one burst after the other was; every answer takes 1 ms.
+fn bursts(mqueues: u32, count: usize) -> Vec<u32> {
+    let mut script = script(Framing::LengthU16);
+    script.service().mqueues = mqueues;
+    script.service().slots = 64;
+    *script.behaviour() = Behaviour { remote: true, delay_ns: (MS, MS), ..Behaviour::default() };
+    let mut scene = script.play();
+    let burst = |number| {
+        let before = scene.replied();
+        scene.ask_times(64, request(number as u32));
+        let mut turns = 0;
+        while scene.replied() - before < 64 {
+            scene.run(1);
+            turns += 1;
+            assert!(turns < 100_000, "{} of 64 answered", scene.replied() - before);
+        }
+        turns
+    };
+    (0..count).map(burst).collect()
+}
+
+#[test]
+fn a_burst_for_a_slow_kernel_does_not_wait_in_runs() {
+    let took = bursts(16, 6);
+    // Of the first nothing is known: it goes in runs, and some mqueues get nothing.
+    let even = bursts(1, 1)[0] / 16;
+    assert!(took[0] > even + even / 2, "{took:?}, {even}");
+    // Then it is: four for each of them.
+    assert!(took[1..].iter().all(|turns| *turns <= even + even / 8), "{took:?}, {even}");
+}
+
 #[test]
 fn a_stuck_service_does_not_hold_up_what_another_one_hands_over() {
     let mut script = far_away(Framing::LengthU16);
