@@ -31,6 +31,9 @@ impl Credit for Table {
     fn outstanding(&self, mqueue: u32) -> u32 {
         self.0[mqueue as usize]
     }
+    fn share(&self) -> u32 {
+        u32::MAX
+    }
     fn richest_other(&self) -> Option<u32> {
         None
     }

@@ -168,15 +168,20 @@ fn one_processor(file: &File, findings: &mut Findings) {
     }
 }
 
-/// Moves through vector registers, in the form of processors without AVX.
-const VECTOR_MOVES: &[&str] = &["movdqa", "movdqu", "movups", "movaps"];
+/// Moves through vector registers, in the form of processors without AVX; and the begin of the form of those with it, which
+/// the others do not understand.
+const VECTOR_MOVES: &[&str] =
+    &["movdqa ", "movdqu ", "movups ", "movaps ", "movupd ", "movapd ", "movntdq ", "vmov"];
 
 /// In a program built for processors with AVX an assembler's line in the old form costs hundreds of cycles, which no test
 /// of what it does shows: `vector!` writes it in the form that the program has.
 fn vector_forms(file: &File, findings: &mut Findings) {
     for (line, text) in file.text.lines().enumerate() {
-        let old = VECTOR_MOVES.iter().any(|mark| text.contains(&format!("\"{mark} ")));
-        if old && !text.contains("vector!(") {
+        let is_bare = |mark: &str| {
+            let quoted = format!("\"{mark}");
+            text.match_indices(&quoted).any(|(at, _)| !text[..at].ends_with("vector!("))
+        };
+        if VECTOR_MOVES.iter().any(|mark| is_bare(mark)) && file.path != "xtask/src/tidy.rs" {
             findings.push(format!("{}: vector registers without vector!", file.at(line)));
         }
     }
@@ -299,9 +304,11 @@ mod tests {
 
     #[test]
     fn vector_registers_are_used_in_the_form_of_the_program() {
-        let line = format!("\"{} {{a}}, [{{from}}]\",", VECTOR_MOVES[2]);
+        let line = format!("\"{}{{a}}, [{{from}}]\",", VECTOR_MOVES[2]);
         assert_eq!(found(vector_forms, "a.rs", &line), 1);
         assert_eq!(found(vector_forms, "a.rs", &format!("vector!({line})")), 0);
+        assert_eq!(found(vector_forms, "a.rs", &format!("vector!({line}), {line}")), 1);
+        assert_eq!(found(vector_forms, "a.rs", &line.replace("mov", "vmov")), 1);
     }
 
     #[test]

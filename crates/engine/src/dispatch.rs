@@ -18,8 +18,8 @@ use crate::topology::Dispatch;
 const RUN_MAX: u32 = 32;
 /// A burst of this many messages is spread over four mqueues at least, a smaller one over eight.
 const BURST: usize = 64;
-/// A run is no longer than a kernel takes this long for: behind a slow one messages would wait while other mqueues of
-/// the service are idle.
+/// A run holds no more messages than a kernel answers in this time: behind a slow one they would wait while other mqueues
+/// of the service are idle.
 const RUN_NS: u64 = 50_000;
 /// One over the weight of a new sample of the pace.
 const PACE_SAMPLES: u64 = 8;
@@ -84,8 +84,9 @@ pub(crate) trait Credit {
     }
     /// Requests under way on it.
     fn outstanding(&self, mqueue: u32) -> u32;
-    /// Requests under way on all of them.
-    fn outstanding_all(&self) -> u32;
+    /// A mqueue with more requests than this has more than its share of those under way: one above the mean of the
+    /// living. For services with replies.
+    fn share(&self) -> u32;
     /// The other worker that last told of the most credit for this service, if any.
     fn richest_other(&self) -> Option<u32>;
 }
@@ -100,8 +101,11 @@ pub(crate) struct Dispatcher {
     cursor: u32,
     run_left: u32,
     run: u32,
-    /// What a kernel takes for a request, as far as is known; 0 while nothing is. See [`Self::answered`].
-    pace_ns: u64,
+    /// What a kernel takes for a request, once that is known; one for all accelerators of the service. See
+    /// [`Self::answered`].
+    pace_ns: Option<u64>,
+    /// The longest run for such a kernel.
+    run_max: u32,
     /// Why there is no accelerator.
     absent: DropReason,
 }
@@ -109,7 +113,17 @@ pub(crate) struct Dispatcher {
 impl Dispatcher {
     pub(crate) fn new(policy: Dispatch, owner: Owner, worker: u32) -> Self {
         let absent = DropReason::NoAccelerator;
-        Self { policy, owner, worker, cursor: 0, run_left: 1, run: 1, pace_ns: 0, absent }
+        Self {
+            policy,
+            owner,
+            worker,
+            cursor: 0,
+            run_left: 1,
+            run: 1,
+            pace_ns: None,
+            run_max: RUN_MAX,
+            absent,
+        }
     }
 
     /// Why requests are dropped while no accelerator is there.
@@ -120,25 +134,30 @@ impl Dispatcher {
     /// A burst of this many messages is about to be routed: sets the length of runs. Small bursts are
     /// spread for latency, large ones go in runs, which keeps a resumed block busy for longer: what it
     /// costs to resume it, look at its rings and gather its replies is paid once a run. Where kernels
-    /// take so long that this is nothing beside it, there are no runs.
+    /// take so long that this is nothing beside it, there are no runs, whatever is set here.
     pub(crate) fn burst(&mut self, messages: usize) {
         let mqueues = if messages < BURST { 8 } else { 4 };
-        let soon =
-            RUN_NS.checked_div(self.pace_ns).map_or(RUN_MAX, |n| n.min(RUN_MAX.into()) as u32);
-        self.run = (messages as u32 / mqueues).min(soon).max(1);
+        self.run = (messages as u32 / mqueues).clamp(1, RUN_MAX);
     }
 
-    /// A mqueue has answered `count` requests (not 0) in the `took_ns` since it last answered some and had more (`busy`), or
-    /// since it was idle. In the first case that is what its kernel takes for them; in the second the way there and
-    /// back is in it, and whatever the worker did meanwhile, so that it says no more than what is not exceeded.
+    /// A mqueue has answered `count` requests (not 0) in `took_ns`. `busy` says that it had requests all that time: then that
+    /// is what its kernel took. Else some of it went by before the kernel had them or after it had answered, and the
+    /// kernel took no more than that. What is answered in the turn it came says nothing.
     #[inline]
     pub(crate) fn answered(&mut self, count: u64, took_ns: u64, busy: bool) {
+        if took_ns == 0 {
+            return;
+        }
         let sample_ns = took_ns / count;
-        self.pace_ns = match self.pace_ns {
-            0 if busy => sample_ns,
-            pace_ns if busy => (pace_ns * (PACE_SAMPLES - 1) + sample_ns) / PACE_SAMPLES,
-            pace_ns => pace_ns.min(sample_ns),
+        let pace_ns = match self.pace_ns {
+            Some(pace_ns) if busy => (pace_ns * (PACE_SAMPLES - 1) + sample_ns) / PACE_SAMPLES,
+            Some(pace_ns) => pace_ns.min(sample_ns),
+            None if busy => sample_ns,
+            None => return,
         };
+        self.pace_ns = Some(pace_ns);
+        let fit = RUN_NS.checked_div(pace_ns).unwrap_or(u64::MAX);
+        self.run_max = fit.clamp(1, RUN_MAX.into()) as u32;
     }
 
     /// Whether [`Self::route`] looks at its `flow` argument.
@@ -203,36 +222,28 @@ impl Dispatcher {
         self.next_in_turn(mqueues)
     }
 
-    /// The next mqueue with credit, for a run. Where kernels are slow those are passed over that have more than one above
-    /// the mean: who got more once, by a run or by answering late, would keep more for as long as clients ask
-    /// again when they are answered.
+    /// The next mqueue with credit, for a run. Where kernels are too slow for runs those are passed over that have more than
+    /// their share, if others have credit: who got more once, by a run or by answering late, would keep more for as
+    /// long as clients ask again when they are answered.
     fn next_in_turn(&mut self, mqueues: &impl Credit) -> Route {
-        let mut at_most = u32::MAX;
-        if self.pace_ns > RUN_NS / 2 {
-            at_most = mqueues.outstanding_all() / mqueues.count().max(1) + 1;
-        }
-        let mut found = self.next_with(at_most, mqueues);
-        if found.is_none() && at_most != u32::MAX {
-            found = self.next_with(u32::MAX, mqueues);
-        }
-        let Some(mqueue) = found else { return self.elsewhere(mqueues) };
-        self.cursor = mqueue;
-        self.run_left = self.run - 1;
-        Route::Local(mqueue)
-    }
-
-    /// The next in turn that has credit and no more than so many requests.
-    #[inline]
-    fn next_with(&self, at_most: u32, mqueues: &impl Credit) -> Option<u32> {
         let count = mqueues.count();
-        let mut turn = (1..=count).map(|step| {
+        let share = if self.run_max == 1 { mqueues.share() } else { u32::MAX };
+        let mut first = None;
+        for step in 1..=count {
             let at = self.cursor + step;
-            if at < count { at } else { at - count }
-        });
-        turn.find(|mqueue| {
-            mqueues.outstanding(*mqueue) <= at_most
-                && mqueues.credit(*mqueue).is_some_and(|c| c > 0)
-        })
+            let mqueue = if at < count { at } else { at - count };
+            if mqueues.credit(mqueue).is_some_and(|c| c > 0) {
+                if mqueues.outstanding(mqueue) <= share {
+                    first = Some(mqueue);
+                    break;
+                }
+                first = first.or(Some(mqueue));
+            }
+        }
+        let Some(mqueue) = first else { return self.elsewhere(mqueues) };
+        self.cursor = mqueue;
+        self.run_left = self.run.min(self.run_max) - 1;
+        Route::Local(mqueue)
     }
 
     /// The first of those with the fewest requests. Most mqueues are passed over by one comparison.
@@ -280,13 +291,35 @@ mod tests {
             mqueue == 3
         }
         fn outstanding(&self, mqueue: u32) -> u32 {
-            10 - self.0[mqueue as usize].unwrap_or(0)
+            10_u32.saturating_sub(self.0[mqueue as usize].unwrap_or(0))
         }
-        fn outstanding_all(&self) -> u32 {
-            (0..self.count()).map(|mqueue| self.outstanding(mqueue)).sum()
+        fn share(&self) -> u32 {
+            u32::MAX
         }
         fn richest_other(&self) -> Option<u32> {
             self.1
+        }
+    }
+
+    /// Credit and requests under way of each.
+    struct Held(Vec<(Option<u32>, u32)>);
+
+    impl Credit for Held {
+        fn count(&self) -> u32 {
+            self.0.len() as u32
+        }
+        fn credit(&self, mqueue: u32) -> Option<u32> {
+            self.0[mqueue as usize].0
+        }
+        fn outstanding(&self, mqueue: u32) -> u32 {
+            self.0[mqueue as usize].1
+        }
+        fn share(&self) -> u32 {
+            let living = || self.0.iter().filter(|(credit, _)| credit.is_some());
+            living().map(|(_, held)| held).sum::<u32>() / living().count().max(1) as u32 + 1
+        }
+        fn richest_other(&self) -> Option<u32> {
+            None
         }
     }
 
@@ -373,54 +406,60 @@ mod tests {
     fn a_burst_for_a_slow_kernel_is_spread() {
         let mut d = dispatcher(Dispatch::RoundRobin, 1, 64);
         assert!(spread(&mut d, 64) <= 5, "nothing is known yet");
+        // Nor by what an idle mqueue took: that may have been the way.
+        d.answered(1, 900_000, false);
+        assert!(spread(&mut d, 64) <= 5, "{d:?}");
         // As fast as a GPU's echo: a run takes no longer than it may.
         (0..100).for_each(|_| d.answered(8, 8 * 2000, true));
         assert!(spread(&mut d, 64) <= 5, "{d:?}");
         // One that takes 20 us: pairs, and what is left of the run before.
         (0..100).for_each(|_| d.answered(1, 20_000, true));
         assert!((32..=33).contains(&spread(&mut d, 64)), "{d:?}");
-        // Slower than a run may take: each message to another.
+        // Slower than a run may take: each message to another, also those that come alone behind a large burst.
         (0..100).for_each(|_| d.answered(2, 2 * 800_000, true));
         spread(&mut d, 64);
         assert_eq!(spread(&mut d, 64), 64, "{d:?}");
-        // What an idle mqueue took says only that it is not more than that.
         d.answered(1, 900_000, false);
         assert_eq!(spread(&mut d, 64), 64, "{d:?}");
+        // What an idle mqueue took is more than its kernel does, so that is faster than was known.
         d.answered(32, 32 * 1500, false);
         assert!(spread(&mut d, 64) <= 6, "{d:?}");
-        // Nor does one that was interrupted count for ever.
-        d.answered(1, 4_000_000, true);
-        d.answered(4, 4 * 2000, false);
-        assert!(spread(&mut d, 64) <= 5, "{d:?}");
-        // In the same turn: it takes nothing that could be seen.
+        // One that was interrupted counts as one of many.
+        d.answered(1, 100_000, true);
+        assert!(spread(&mut d, 64) <= 33, "{d:?}");
+        // In the turn they came: that says nothing.
+        let before = d.pace_ns;
         d.answered(4, 0, true);
         d.answered(4, 0, false);
-        assert!(spread(&mut d, 64) <= 5, "{d:?}");
+        assert_eq!(d.pace_ns, before);
     }
 
     #[test]
-    fn who_has_more_than_others_is_passed_over_where_kernels_are_slow() {
+    fn who_has_more_than_his_share_is_passed_over_where_kernels_are_slow() {
         let mut d = dispatcher(Dispatch::RoundRobin, 1, 4);
-        // 1, 9, 1 and 5 requests: four on the mean.
-        let table = Table(vec![Some(9), Some(1), Some(9), Some(5)], None);
-        d.burst(1);
-        let four = |d: &mut Dispatcher| {
+        let hits = |d: &mut Dispatcher, held: &Held| {
+            d.burst(1);
             let mut hits = [0; 4];
             for _ in 0..12 {
-                match d.route(b"", flow(1), &table) {
+                match d.route(b"", flow(1), held) {
                     Route::Local(mqueue) => hits[mqueue as usize] += 1,
                     other => panic!("{other:?}"),
                 }
             }
             hits
         };
-        assert_eq!(four(&mut d), [3, 3, 3, 3]);
+        // Four on the mean, so five are no more than a share.
+        let uneven = Held([1, 9, 1, 5].map(|held| (Some(9), held)).to_vec());
+        assert_eq!(hits(&mut d, &uneven), [3, 3, 3, 3]);
         d.answered(1, 300_000, true);
-        assert_eq!(four(&mut d), [4, 0, 4, 4]);
-        // Those with fewer have no credit or are dead: it is their turn all the same.
-        let table = Table(vec![None, Some(1), Some(0), Some(0)], None);
-        assert_eq!(d.route(b"", flow(1), &table), Route::Local(1));
-        let none = Table(vec![None, Some(0)], None);
+        assert_eq!(hits(&mut d, &uneven), [4, 0, 4, 4]);
+        // The dead, who have nothing, do not lower the mean.
+        let dead = Held(vec![(None, 0), (None, 0), (Some(9), 20), (Some(9), 24)]);
+        assert_eq!(hits(&mut d, &dead), [0, 0, 12, 0]);
+        // Where nobody else has credit it is his turn all the same.
+        let full = Held(vec![(Some(0), 1), (None, 0), (Some(0), 1), (Some(9), 24)]);
+        assert_eq!(hits(&mut d, &full), [0, 0, 0, 12]);
+        let none = Held(vec![(None, 0), (Some(0), 9), (None, 0), (None, 0)]);
         assert_eq!(d.route(b"", flow(1), &none), Route::Shed(DropReason::NoCredit));
     }
 

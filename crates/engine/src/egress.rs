@@ -47,7 +47,7 @@ impl<N: Nic> Worker<N> {
     #[inline(always)]
     fn gather_up_to(&mut self, lane: usize, mqueue: u32, mut shown: u64) {
         let ahead = if shown > 1 { self.lanes[lane].fetch_more(mqueue, shown) } else { u64::MAX };
-        let before = self.lanes[lane].mqueues[mqueue as usize].tx.consumed();
+        let before = self.lanes[lane].outstanding_on(mqueue);
         while shown > 0 {
             if shown > ahead {
                 self.lanes[lane].fetch(mqueue, ahead);
@@ -78,12 +78,8 @@ impl<N: Nic> Worker<N> {
             shown -= 1;
         }
         let entry = &mut self.lanes[lane];
-        let tx = &mut entry.mqueues[mqueue as usize].tx;
-        self.work |= tx.release();
-        let count = tx.consumed() - before;
-        if count > 0 {
-            entry.gathered(mqueue, count, self.now_ns);
-        }
+        self.work |= entry.mqueues[mqueue as usize].tx.release();
+        entry.gathered(mqueue, before, self.now_ns);
     }
 
     /// The forwarder: what a TX message is and where it goes. This is the way of most replies: to whoever

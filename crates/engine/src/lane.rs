@@ -51,9 +51,9 @@ pub(crate) struct ServerMqueue {
     consumed: u64,
     /// The request whose way is being measured.
     pub(crate) followed: Token,
-    /// Since when it has had requests, or last answered some and had more; which of them it is.
-    busy_since_ns: u64,
-    kept_busy: bool,
+    /// When its replies were last gathered, or it got a request while it had none; how many it then had left.
+    gathered_ns: u64,
+    left: u32,
 }
 
 /// What the dispatcher wants to know of a server mqueue; apart from the rest, so that many fit a line.
@@ -137,6 +137,8 @@ pub(crate) struct Lane {
     pub(crate) mqueues: Vec<ServerMqueue>,
     /// By mqueue.
     pub(crate) loads: Vec<Load>,
+    /// How many of them are alive.
+    living: u32,
     pub(crate) drives: Vec<Drive>,
     pub(crate) clients: Vec<ClientMqueue>,
     pub(crate) backends: Vec<BackendPool>,
@@ -196,8 +198,8 @@ impl Lane {
                     tx: ends.server.1,
                     arrivals: vec![0; waits].into_boxed_slice(),
                     followed: NOBODY,
-                    busy_since_ns: 0,
-                    kept_busy: false,
+                    gathered_ns: 0,
+                    left: 0,
                 });
             }
         }
@@ -224,6 +226,7 @@ impl Lane {
             follower: Follower::new(observed),
             sessions: Sessions::new(capacity, 1),
             dispatcher: Dispatcher::new(service.dispatch, owner, worker),
+            living: loads.iter().filter(|load: &&Load| load.alive).count() as u32,
             loads,
             full: Vec::with_capacity(mqueues.len()),
             blocked: Vec::with_capacity(mqueues.len()),
@@ -287,7 +290,7 @@ impl Lane {
         }
         let load = &mut self.loads[number as usize];
         if load.outstanding == 0 {
-            (mqueue.busy_since_ns, mqueue.kept_busy) = (arrival.received_ns, false);
+            (mqueue.gathered_ns, mqueue.left) = (arrival.received_ns, 0);
         }
         load.outstanding += 1;
         if !load.rang {
@@ -332,14 +335,24 @@ impl Lane {
         self.loads[mqueue as usize].outstanding -= 1;
     }
 
-    /// `count` replies of `mqueue` have been gathered: tells the dispatcher how fast it is.
+    /// Requests under way on a mqueue.
     #[inline]
-    pub(crate) fn gathered(&mut self, mqueue: u32, count: u64, now_ns: u64) {
+    pub(crate) fn outstanding_on(&self, mqueue: u32) -> u32 {
+        self.loads[mqueue as usize].outstanding
+    }
+
+    /// Replies of `mqueue` have been gathered, which had `before` requests then: tells the dispatcher how fast its kernel
+    /// is. One that has not answered all it had left the last time has had work since.
+    #[inline]
+    pub(crate) fn gathered(&mut self, mqueue: u32, before: u32, now_ns: u64) {
+        let outstanding = self.outstanding_on(mqueue);
         let entry = &mut self.mqueues[mqueue as usize];
-        let took_ns = now_ns.saturating_sub(entry.busy_since_ns);
-        self.dispatcher.answered(count, took_ns, entry.kept_busy);
-        entry.busy_since_ns = now_ns;
-        entry.kept_busy = self.loads[mqueue as usize].outstanding > 0;
+        let count = before.saturating_sub(outstanding);
+        if count > 0 {
+            let took_ns = now_ns.saturating_sub(entry.gathered_ns);
+            self.dispatcher.answered(count.into(), took_ns, count < entry.left);
+            (entry.gathered_ns, entry.left) = (now_ns, outstanding);
+        }
     }
 
     /// Publishes every RX ring that got messages and runs or wakes the blocks.
@@ -487,7 +500,9 @@ impl Lane {
 
     /// An mqueue can no longer be used. The caller ends its requests.
     pub(crate) fn kill(&mut self, mqueue: u32) -> bool {
-        std::mem::replace(&mut self.loads[mqueue as usize].alive, false)
+        let was = std::mem::replace(&mut self.loads[mqueue as usize].alive, false);
+        self.count_living();
+        was
     }
 
     /// The mqueues of one accelerator.
@@ -503,6 +518,7 @@ impl Lane {
         for mqueue in mqueues.clone() {
             self.loads[mqueue as usize] = Load::absent();
         }
+        self.count_living();
         self.drives[accelerator].rang.clear();
         self.unfollow_ended();
         let backends = self.per_block - 1;
@@ -521,6 +537,7 @@ impl Lane {
             entry.tx_corrupt = false;
             entry.consumed = ends.server.0.released();
             (entry.rx, entry.tx) = ends.server;
+            entry.left = 0;
             for (client, (rx, tx)) in (mqueue * backends..).zip(ends.clients) {
                 self.clients[client as usize].renew(rx, tx);
             }
@@ -536,6 +553,11 @@ impl Lane {
         for mqueue in self.mqueues_of(accelerator) {
             self.loads[mqueue as usize] = Load::default();
         }
+        self.count_living();
+    }
+
+    fn count_living(&mut self) {
+        self.living = self.loads.iter().filter(|load| load.alive).count() as u32;
     }
 
     /// Whether its time to leave is over.
@@ -583,7 +605,9 @@ pub(crate) enum Touched {
 /// The dispatcher's view of a lane, without the dispatcher itself.
 pub(crate) struct Credits<'a> {
     loads: &'a [Load],
-    outstanding: u32,
+    /// Tokens of the lane that are issued, and mqueues of it that live.
+    issued: u32,
+    living: u32,
     slots: u32,
     /// Bytes of the message to dispatch.
     len: usize,
@@ -619,8 +643,8 @@ impl Credit for Credits<'_> {
     }
 
     #[inline]
-    fn outstanding_all(&self) -> u32 {
-        self.outstanding
+    fn share(&self) -> u32 {
+        self.issued / self.living.max(1) + 1
     }
 
     #[inline]
@@ -635,8 +659,8 @@ impl Lane {
     #[inline]
     pub(crate) fn dispatch(&mut self, len: usize) -> (&mut Dispatcher, Credits<'_>) {
         let (loads, other_credit) = (&self.loads[..], &self.other_credit[..]);
-        let outstanding = self.sessions.live();
-        let credits = Credits { loads, outstanding, slots: self.slots, len, other_credit };
+        let (issued, living) = (self.sessions.live(), self.living);
+        let credits = Credits { loads, issued, living, slots: self.slots, len, other_credit };
         (&mut self.dispatcher, credits)
     }
 }

@@ -565,7 +565,7 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    // Never inline: rings of 8-byte units are rare, and what reads them would burden those who read others.
+    // Never inline: where 16-byte units are atomic few rings have units of 8, and what reads them would burden the others.
     #[inline(never)]
     fn granule8_header(&self) -> Option<[u64; 4]> {
         granule::read_header::<M, 1>(&self.memory, &self.layout, self.tail)

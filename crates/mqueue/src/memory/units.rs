@@ -176,7 +176,7 @@ impl Unit16s<'_> {
         debug_assert!(i < self.count);
         let value: __m128i;
         // SAFETY: in bounds by the callers' asserts, and aligned to 16. Assembly, because the compiler must neither split nor
-        // repeat the access: aligned 16-byte SSE accesses are single-copy atomic on processors that
+        // repeat the access: aligned 16-byte accesses, of SSE and of AVX, are single-copy atomic on processors that
         // enumerate AVX (Intel SDM vol. 3A §9.1.1, AMD APM vol. 2 §7.3.2), which has_unit16 tells.
         unsafe {
             core::arch::asm!(vector!("movdqa {v}, [{p}]"), v = out(xmm_reg) value, p = in(reg) self.base.add(16 * i),
