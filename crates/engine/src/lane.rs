@@ -107,6 +107,11 @@ impl Load {
     }
 }
 
+/// How many mqueues are alive.
+fn living(loads: &[Load]) -> u32 {
+    loads.iter().filter(|load| load.alive).count() as u32
+}
+
 /// What drives the blocks of one accelerator, and what they told.
 pub(crate) struct Drive {
     pub(crate) blocks: Box<dyn Blocks>,
@@ -226,7 +231,7 @@ impl Lane {
             follower: Follower::new(observed),
             sessions: Sessions::new(capacity, 1),
             dispatcher: Dispatcher::new(service.dispatch, owner, worker),
-            living: loads.iter().filter(|load: &&Load| load.alive).count() as u32,
+            living: living(&loads),
             loads,
             full: Vec::with_capacity(mqueues.len()),
             blocked: Vec::with_capacity(mqueues.len()),
@@ -557,7 +562,7 @@ impl Lane {
     }
 
     fn count_living(&mut self) {
-        self.living = self.loads.iter().filter(|load| load.alive).count() as u32;
+        self.living = living(&self.loads);
     }
 
     /// Whether its time to leave is over.

@@ -100,11 +100,11 @@ struct Consumer {
     uint64_t head;      // messages known to be published (doorbell)
     Header message;     // what look() found
 
-    // Called by the crew. FOUND: `message` is filled and checked (not where the crew is the block and has it as `h`, below). With the
-    // granule protocols the payload is then already in `to`, which has room for len_max rounded up to 8 bytes; with doorbell part of
-    // it. A message of which not every unit is there yet is NONE. On CUDA every thread of the crew gets the header as `h` too, without a trip through memory, and of a granule message
-    // only the first line is fetched: complete() has the rest. A brief look takes less of the bus while there is nothing, and a trip
-    // more when there is something.
+    // Called by the crew. FOUND: `message` is filled and checked (not where the crew is the block and has it as `h`, below). With
+    // the granule protocols the payload is then already in `to`, which has room for len_max rounded up to 8 bytes; with doorbell
+    // part of it. A message of which not every unit is there yet is NONE. On CUDA every thread of the crew gets the header as `h`
+    // too, without a trip through memory, and of a granule message only the first line is fetched: complete() has the rest. A brief
+    // look takes less of the bus while there is nothing, and a trip more when there is something.
 #if SERVAL_CUDA
     SERVAL_INLINE Look look(uint8_t* to, Header& h, bool brief) {
         if (ring.protocol == SERVAL_PROTOCOL_DOORBELL) return look_doorbell(to, h);
