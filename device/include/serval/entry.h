@@ -20,21 +20,32 @@ namespace detail {
 
 #if SERVAL_CUDA
 
+// What the threads of the WARPS blocks in a CUDA block share.
+template <unsigned WARPS>
+struct Shared {
+    static constexpr unsigned BACKENDS_MAX = WARPS == 1 ? SERVAL_BACKENDS_MAX : SERVAL_WARP_BACKENDS_MAX;
+    Block blocks[WARPS];
+    Mqueue mqueues[WARPS];
+    Backend backends[WARPS][BACKENDS_MAX];
+    bool go[WARPS];
+};
+template <unsigned WARPS>
+SERVAL_INLINE Shared<WARPS>& shared() {
+    __shared__ Shared<WARPS> all;
+    return all;
+}
+
 // Of WARPS blocks that share a CUDA block this is the one of row threadIdx.y: its threads are a warp, and the library is used as in a
 // block that is its crew.
 template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS>
 SERVAL_DEVICE void run_block(const serval_block_args* given) {
-    constexpr unsigned BACKENDS_MAX = WARPS == 1 ? SERVAL_BACKENDS_MAX : SERVAL_WARP_BACKENDS_MAX;
-    __shared__ Block all_blocks[WARPS];
-    __shared__ Mqueue all_mqueues[WARPS];
-    __shared__ Backend all_backends[WARPS][BACKENDS_MAX];
-    __shared__ bool all_go[WARPS];
+    constexpr unsigned BACKENDS_MAX = Shared<WARPS>::BACKENDS_MAX;
     extern __shared__ __align__(16) unsigned char shared_staging[];
     const unsigned row = WARPS == 1 ? 0 : threadIdx.y;
-    Block& block = all_blocks[row];
-    Mqueue& mqueue = all_mqueues[row];
-    Backend* const backends = all_backends[row];
-    bool& go = all_go[row];
+    Block& block = shared<WARPS>().blocks[row];
+    Mqueue& mqueue = shared<WARPS>().mqueues[row];
+    Backend* const backends = shared<WARPS>().backends[row];
+    bool& go = shared<WARPS>().go[row];
     if (leader()) {
         serval_block_args args = *given;
         Place place;
@@ -59,11 +70,23 @@ SERVAL_DEVICE void run_block(const serval_block_args* given) {
     }
     block_sync();
     if (!go) return;
+    if (WARPS > 1) __builtin_assume(blockDim.x == CREW_SIZE && threadIdx.x < CREW_SIZE);
     KERNEL(block, mqueue);
     block_sync();
     if (leader()) {
         mqueue.close(block);
         block.finish();
+    }
+}
+
+// A block of one warp has code of its own: without barriers, and without the branches around them, a message takes it a twentieth less.
+template <void (*KERNEL)(Block&, Mqueue&)>
+SERVAL_INLINE void run_sized(const serval_block_args* given) {
+    if (blockDim.x == CREW_SIZE) {
+        __builtin_assume(blockDim.x == CREW_SIZE && threadIdx.x < CREW_SIZE);
+        run_block<KERNEL, 1>(given);
+    } else {
+        run_block<KERNEL, 1>(given);
     }
 }
 
@@ -110,7 +133,7 @@ struct Registration {
     static __device__ void serval_user_##NAME(serval::Block&, serval::Mqueue&);                                \
     extern "C" __global__ void __launch_bounds__(SERVAL_BLOCK_THREADS_MAX, SERVAL_BLOCKS_MIN)                  \
         serval_kernel_##NAME(const serval_block_args* blocks) {                                                \
-        serval::detail::run_block<serval_user_##NAME, 1>(blocks + blockIdx.x);                                 \
+        serval::detail::run_sized<serval_user_##NAME>(blocks + blockIdx.x);                                    \
     }                                                                                                          \
     static __device__ void serval_user_##NAME
 

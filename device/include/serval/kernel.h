@@ -210,7 +210,7 @@ class Channel {
     SERVAL_INLINE Message recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, bool asks);
     SERVAL_CALL bool await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries, bool asks_first);
     SERVAL_INLINE bool send(Block& block, const Header& h, const uint8_t* data);
-    SERVAL_CALL bool transmit(Block& block, const Header& h, const uint8_t* data);
+    SERVAL_CALL bool transmit(Block& block, Header h, const uint8_t* data);
 #if SERVAL_CUDA
     SERVAL_INLINE bool send_short(Block& block, const Header& h, const Producer::Draft& draft);
     // Does the short way carry it? The crew does all of it.
@@ -226,13 +226,16 @@ class Channel {
     SERVAL_CALL bool await_credit(Block& block);
     SERVAL_INLINE bool tell_block(bool value);
     SERVAL_INLINE void release_if(bool idle);
+#if SERVAL_CUDA
+    SERVAL_INLINE void release_when_due();
+#endif
     SERVAL_INLINE void release_of_one();
 
     Consumer rx_;
     Producer tx_;
     uint8_t* in_;
     uint8_t* out_;
-    uint64_t out_bytes_;
+    uint32_t out_bytes_;
     uint32_t polls_;  // looks by receives that do not wait for ever, of a granule16 ring on CUDA those in vain
 #if SERVAL_CUDA
     uint32_t brief_from_;  // looks in vain after which looks are brief

@@ -30,14 +30,16 @@ constexpr unsigned RESTLESS_TRIES = 1024;
 // messages a second were all that any number of blocks could do, and a few hundred that waited made each other wait for hundreds of
 // microseconds.
 constexpr unsigned ENGINE_TRIES = 4096;
-// By how many looks the turns of a block and of the next one are apart.
+// By how many looks the turns of a block and of the next one are apart. Half of it are the turns away from a wait's first look, which
+// no block shall have for its turn: a message that arrives with it would wait for the engine's words.
 constexpr unsigned APART_TRIES = 16;
 
 // On CUDA a block tells its counts whenever 2 to this power cycles have passed: about every half second, and far more often than the
 // runtime's patience with a block that shows nothing.
 constexpr unsigned PUBLISH_CYCLES_LOG = 30;
 
-SERVAL_INLINE uint64_t round8(uint64_t bytes) { return (bytes + 7) & ~uint64_t{7}; }
+// Of the length of a message, which is at most SERVAL_MESSAGE_BYTES_MAX.
+SERVAL_INLINE uint32_t round8(uint32_t bytes) { return (bytes + 7) & ~7u; }
 
 }  // namespace detail
 
@@ -119,7 +121,8 @@ SERVAL_INLINE bool Block::is_heartbeats(uint64_t from, uint64_t to) const {
 }
 // Does this block's own multiple of `every` lie in [from, to)?
 SERVAL_INLINE bool Block::comes_round(uint64_t from, uint64_t to, uint32_t every, uint32_t offset) const {
-    const uint32_t passed = (static_cast<uint32_t>(to) - 1 + detail::APART_TRIES * args_.block + offset) % every;
+    const uint32_t shift = detail::APART_TRIES * args_.block + detail::APART_TRIES / 2 + offset;
+    const uint32_t passed = (static_cast<uint32_t>(to) - 1 + shift) % every;
     return passed < static_cast<uint32_t>(to - from);
 }
 
@@ -257,6 +260,12 @@ SERVAL_INLINE void Channel::release_if(bool idle) {
     const uint64_t held = rx_.next - rx_.released;
     if (held != 0 && (idle || held >= rx_.held_max)) rx_.release();
 }
+#if SERVAL_CUDA
+// By the crew, all of which asks, so that its threads stay together: release_if(false) by the leader.
+SERVAL_INLINE void Channel::release_when_due() {
+    if (SERVAL_UNLIKELY(rx_.next - rx_.released >= rx_.held_max) && leader()) rx_.release();
+}
+#endif
 
 // By the leader, when the message that was received has been answered: a ring so short that each slot counts gets it back at once, others
 // with the next receive, behind whose look it does not show.
@@ -273,28 +282,34 @@ SERVAL_INLINE void Channel::release_of_one() {
 // nothing, and its slot is looked at again.
 SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_on_drain, Header& h, bool asks) {
     if (SERVAL_UNLIKELY(block.ended() && (block.broken() || ends_on_drain))) return false;
-    if (leader()) release_if(false);
+    release_when_due();
+    // All that is in shared memory is read at once, and nothing of it behind a branch.
     uint8_t* const in = in_;
+    Granule16* const lines = lines_;
     const uint32_t number = static_cast<uint32_t>(rx_.next), line = number - kept_first_;
     const Consumer::Spot spot = rx_.spot();
     bool is_kept = line < kept_count_, goes_far = pays_;
     // The engine's words have their turn too while messages keep coming.
-    asks = asks || (block.is_engines(number) && number != asked_);
-    for (unsigned tries = 0;;) {
-        const unsigned before = tries;
+    asks = asks | (block.is_engines(number) & (number != asked_));
+    for (unsigned tries = 0, settled = 0;;) {
         Granule16 unit;
         if (is_kept) {
-            unit = lines_[line * LINE_UNITS16 + crew_rank() % LINE_UNITS16];
+            unit = lines[line * LINE_UNITS16 + crew_rank() % LINE_UNITS16];
         } else if (goes_far) {
             unit = rx_.ask_ahead();
             tries++;
         } else {
             unsigned looks = deadline_ns == NO_DEADLINE && tries < RESTLESS_TRIES ? LOOKS : 1;
             if (SERVAL_LIKELY(tries < brief_from_)) {
-                do {
+                unit = spot.ask<Granule16>();
+                tries++;
+                while (!spot.has_begun(unit) && --looks) {
+                    const bool low = tx_.is_low();
+                    const uint64_t seen = low ? tx_.ask_tail() : 0;
                     unit = spot.ask<Granule16>();
                     tries++;
-                } while (!spot.has_begun(unit) && --looks);
+                    if (low && leader()) tx_.learn_tail(seen);
+                }
             } else {
                 bool is_there;
                 do {
@@ -307,15 +322,17 @@ SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_o
         const Look look = rx_.judge(spot, unit, in, h);
         const bool found = look == Look::FOUND && h.kind == SERVAL_KIND_MESSAGE;
         if (SERVAL_LIKELY(found && !asks) && (Consumer::in_line<Granule16>(h.len) || rx_.fetch_rest<Granule16>(h.len, in))) {
-            if (goes_far && !is_kept) {
-                if (crew_rank() >= LINE_UNITS16) lines_[crew_rank() - LINE_UNITS16] = unit;
+            if (is_kept) return true;
+            if (goes_far) {
+                if (crew_rank() >= LINE_UNITS16) lines[crew_rank() - LINE_UNITS16] = unit;
                 if (leader()) kept_first_ = number + 1, kept_count_ = Consumer::LINES - 1;
             }
-            if (leader()) pays_ = lines_ && tries <= 1;
+            if (leader()) pays_ = lines && tries <= 1;
             return true;
         }
-        if (!is_kept) {
-            tries = settle(block, deadline_ns, ends_on_drain, look != Look::NONE && !found, found, asks, before, tries);
+        // A message of which part is on its way will be there for the next look, and nothing shall come before that.
+        if (!is_kept && (look != Look::NONE || asks || tries >= LOOKS || deadline_ns != NO_DEADLINE)) {
+            tries = settled = settle(block, deadline_ns, ends_on_drain, look != Look::NONE && !found, found, asks, settled, tries);
             if (tries == 0) return false;
             asks = false;
         }
@@ -444,10 +461,11 @@ SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadlin
     uint8_t* const in = in_;
 #if SERVAL_CUDA
     Header h = {};
-    bool found = false;
+    bool found = false, copies = protocol == SERVAL_PROTOCOL_DOORBELL;
     if (in_crew()) {
         if (SERVAL_LIKELY(protocol == SERVAL_PROTOCOL_GRANULE16)) {
             found = find(block, deadline_ns, ends_on_drain, h, asks);
+            copies = false;  // as it was, but nothing that has to be kept meanwhile
         } else {
             // Again while a message is found of which part is on its way.
             Header other = {};  // whose address is taken, unlike that of one that stays in registers
@@ -461,11 +479,12 @@ SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadlin
     found = tell_block(found);
     if (!solo()) h = rx_.message;
 #else
+    const bool copies = protocol == SERVAL_PROTOCOL_DOORBELL;
     Header& h = rx_.message;
     const bool found = await(block, why, deadline_ns, ends_on_drain, h, 0, asks);
 #endif
     if (SERVAL_UNLIKELY(!found)) return m;
-    if (protocol == SERVAL_PROTOCOL_DOORBELL) {
+    if (copies) {
         rx_.copy(in);
         block_sync();
     }
@@ -501,7 +520,7 @@ SERVAL_CALL bool Channel::await_credit(Block& block) {
 }
 
 // Called in step: sends any message, the whole block at work.
-SERVAL_CALL bool Channel::transmit(Block& block, const Header& h, const uint8_t* data) {
+SERVAL_CALL bool Channel::transmit(Block& block, Header h, const uint8_t* data) {
     if (leader()) tx_.begin(h);
     block_sync();
     if (!tell_block(in_crew() && await_credit(block))) return false;
@@ -517,6 +536,7 @@ SERVAL_CALL bool Channel::transmit(Block& block, const Header& h, const uint8_t*
 #if SERVAL_CUDA
 // By the crew: sends a message that it can write at once.
 SERVAL_INLINE bool Channel::send_short(Block& block, const Header& h, const Producer::Draft& draft) {
+    const bool each_slot_counts = rx_.held_max == 1;
     if (SERVAL_UNLIKELY(!draft.has_slot)) {
         if (leader()) tx_.begin(h);
         crew_sync();
@@ -524,7 +544,7 @@ SERVAL_INLINE bool Channel::send_short(Block& block, const Header& h, const Prod
     }
     tx_.send(draft, h.len);
     crew_sync();
-    if (leader()) release_of_one();
+    if (SERVAL_UNLIKELY(each_slot_counts) && leader()) release_if(false);
     return true;
 }
 #endif
@@ -632,12 +652,15 @@ SERVAL_INLINE Reply Mqueue::reply(Block&, const Message& msg, uint32_t len) {
     r.len_ = len;
     r.live_ = true;
     uint8_t* const out = channel_.out_;
-    const uint64_t out_bytes = channel_.out_bytes_;
+    const uint32_t out_bytes = channel_.out_bytes_;
     if (SERVAL_UNLIKELY(len > channel_.tx_.ring.len_max)) return r;
     r.data_ = out;
-    const uint64_t room = detail::round8(len);
+    const uint32_t room = detail::round8(len);
     detail::block_sync();
-    for (uint64_t at = 8 * detail::block_rank() + detail::clear_pieces(out, room); at < room; at += 8 * detail::block_size())
+#if SERVAL_CUDA
+#pragma unroll 1
+#endif
+    for (uint32_t at = 8 * detail::block_rank() + detail::clear_pieces(out, room); at < room; at += 8 * detail::block_size())
         detail::private_store(out + at, uint64_t{0});
     if (detail::leader() && room + 8 <= out_bytes) detail::private_store(out + room, detail::GUARD);
     detail::block_sync();
@@ -647,7 +670,7 @@ SERVAL_INLINE Reply Mqueue::reply(Block&, const Message& msg, uint32_t len) {
 SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
     detail::block_sync();  // every thread has written its part
     const detail::Header h = {reply.token_, 0, 0, reply.len_, SERVAL_KIND_MESSAGE, SERVAL_STATUS_OK, 0};
-    const uint64_t room = detail::round8(reply.len_);
+    const uint32_t room = detail::round8(reply.len_);
 #if SERVAL_CUDA
     // What the short way reads is on its way while the guard is looked at.
     const bool is_short = reply.data_ && channel_.is_short(h);

@@ -88,7 +88,7 @@ struct Granule8 {
 
 #if SERVAL_CUDA || defined(__x86_64__)
 #define SERVAL_HAS_GRANULE16 1
-struct Granule16 {
+struct alignas(16) Granule16 {
     static constexpr unsigned BYTES = 16, WORDS = 3;
     uint32_t data[WORDS];
     uint32_t sequence;
@@ -187,9 +187,9 @@ SERVAL_INLINE unsigned move_pieces(void* to, const void* from, unsigned words) {
     return i;
 }
 // Clears as many of the first `bytes` bytes, which are private, as make whole pieces; returns how many.
-SERVAL_INLINE uint64_t clear_pieces(uint8_t* to, uint64_t bytes) {
+SERVAL_INLINE uint32_t clear_pieces(uint8_t* to, uint32_t bytes) {
     const Vector16 zero = {};
-    uint64_t at = 0;
+    uint32_t at = 0;
     for (; at + sizeof(Piece) <= bytes; at += sizeof(Piece)) {
         __builtin_memcpy(to + at, &zero, sizeof zero);
         __builtin_memcpy(to + at + sizeof zero, &zero, sizeof zero);
@@ -200,7 +200,7 @@ SERVAL_INLINE uint64_t clear_pieces(uint8_t* to, uint64_t bytes) {
 #if !SERVAL_CUDA
 SERVAL_INLINE unsigned move_pieces(void*, const void*, unsigned) { return 0; }
 #endif
-SERVAL_INLINE uint64_t clear_pieces(uint8_t*, uint64_t) { return 0; }
+SERVAL_INLINE uint32_t clear_pieces(uint8_t*, uint32_t) { return 0; }
 #endif
 #if !SERVAL_CUDA
 SERVAL_INLINE void copy_words_out(uint8_t* to, const uint64_t* from, unsigned words) {

@@ -167,16 +167,27 @@ struct Consumer {
         const unsigned lane = crew_rank();
         // How many units are there, from the first to the last before one that is not.
         const unsigned ready = __ffs(~__ballot_sync(~0u, lane < LINE_UNITS<Granule> && unit.sequence == at.sequence)) - 1;
-        if (ready * Granule::WORDS < HEADER_WORDS) return Look::NONE;  // on its way
         h.unpack(header_pair(unit, 3));
-        if (SERVAL_UNLIKELY(h.kind == 0)) return Look::NONE;  // never written
-
-        // Only a header whose units are all there is looked at. There is no arena, and no message longer than a slot.
-        if (SERVAL_UNLIKELY(h.kind - 1u >= 2u || h.flags != 0 || h.len > at.len_max)) return Look::CORRUPT;
         h.token = header_pair(unit, 0);
         h.tag = header_pair(unit, 1);
-        if (ready < LINE_UNITS<Granule> && 4 * ready * Granule::WORDS < HEADER_BYTES + h.len) return Look::NONE;
-        if (lane < LINE_UNITS<Granule>) deliver(unit, lane, h.len, to);
+        // There is no arena, and no message longer than a slot. One branch for a message that is there and sound.
+        const bool has_header = ready * Granule::WORDS >= HEADER_WORDS;
+        const bool is_sound = (h.kind - 1u < 2u) & (h.flags == 0) & (h.len <= at.len_max);
+        const bool is_whole = (ready >= LINE_UNITS<Granule>) | (4 * ready * Granule::WORDS >= HEADER_BYTES + h.len);
+        if (SERVAL_UNLIKELY(!(has_header & is_sound & is_whole))) {
+            // Only a header whose units are all there says anything, and one of kind 0 was never written.
+            return has_header && !is_sound && h.kind != 0 ? Look::CORRUPT : Look::NONE;
+        }
+        if (solo()) {
+            // Those who look have the header in registers. No branch: the lanes stay together.
+#pragma unroll
+            for (unsigned k = 0; k < Granule::WORDS; k++) {
+                const uint32_t at = 4 * (lane * Granule::WORDS + k) - HEADER_BYTES;  // huge where the header is
+                if (lane < LINE_UNITS<Granule> && at < h.len) private_store(to + at, unit.data[k]);
+            }
+        } else if (lane < LINE_UNITS<Granule>) {
+            deliver(unit, lane, h.len, to);
+        }
         crew_sync();
         return Look::FOUND;
     }
@@ -248,6 +259,15 @@ struct Consumer {
     SERVAL_INLINE void release() {
         released = next;
         granule_barrier();
+#if SERVAL_CUDA
+        // A release waits until everything written before has crossed the bus, which no reader of the tail asks for. Units of a granule
+        // ring were each compared with their sequence before this is reached: the store depends on every load that must come first.
+        if (ring.protocol != SERVAL_PROTOCOL_DOORBELL) {
+            // EDGE RX_RELEASE (release half)
+            store_relaxed(ring.tail, next);
+            return;
+        }
+#endif
         // EDGE RX_RELEASE (release half)
         store_release(ring.tail, next);
     }
@@ -306,8 +326,7 @@ struct Consumer {
         for (unsigned k = 0; k < Granule::WORDS; k++) {
             const unsigned n = i * Granule::WORDS + k, at = 4 * (n - HEADER_WORDS);
             uint8_t* place = n < HEADER_WORDS ? reinterpret_cast<uint8_t*>(&message) + 4 * n : to + at;
-            // Those who look have the header in registers.
-            if (n < HEADER_WORDS ? !solo() : at < len) private_store(place, unit.data[k]);
+            if (n < HEADER_WORDS || at < len) private_store(place, unit.data[k]);
         }
     }
 
@@ -426,6 +445,18 @@ struct Producer {
     }
 
 #if SERVAL_CUDA
+    // Credit that runs out costs a reply a trip over the bus. So a look in vain, which takes one anyway, brings the tail along once half
+    // of the credit is used.
+    SERVAL_INLINE bool is_low() const { return static_cast<uint32_t>(next - tail) > ring.mask / 2; }
+    SERVAL_INLINE uint64_t ask_tail() const {
+        // EDGE TX_RELEASE (acquire half): no store into a slot begins before the comparison that allows it.
+        return load_relaxed(ring.tail);
+    }
+    // Called by the leader with what ask_tail() brought. Nonsense is left to reserve() to find.
+    SERVAL_INLINE void learn_tail(uint64_t seen) {
+        if (next - seen <= ring.depth()) tail = seen;
+    }
+
     // A message of at most CREW_SIZE units as a thread of the crew is about to write it: everything that a send reads, read at once.
     struct Draft {
         Granule16 unit;
@@ -436,16 +467,20 @@ struct Producer {
         bool restamps;
     };
     // The same demands on `data` as write(), and readable 4 bytes even without payload. Lanes hold different words: no branch, so
-    // that they stay together.
+    // that they stay together, and what they choose from is computed before.
     SERVAL_INLINE Draft draft(const Header& h, const uint8_t* data) const {
+        constexpr unsigned WORDS = Granule16::WORDS;
         const unsigned lane = crew_rank();
         Draft d;
-        uint32_t word[Granule16::WORDS];
 #pragma unroll
-        for (unsigned k = 0; k < Granule16::WORDS; k++) {
-            const uint32_t at = 4 * (lane * Granule16::WORDS + k) - HEADER_BYTES;  // huge where the header is
+        for (unsigned k = 0; k < WORDS; k++) {
+            const uint32_t at = 4 * (lane * WORDS + k) - HEADER_BYTES;  // huge, or as a signed number negative, where the header is
             const uint32_t here = private_load<uint32_t>(data + (at < h.len ? at : 0));
-            word[k] = at + 4 <= h.len ? here : at < h.len ? here & ~0u >> 8 * (at + 4 - h.len) : 0;
+            // Bytes of this word that are beyond the payload: zeros. 32 bits and more shift all of it away.
+            const int beyond = max(static_cast<int>(at + 4 - h.len), 0);
+            const uint32_t payload = here & __funnelshift_rc(~0u, 0, 8 * beyond);
+            const uint32_t first = h.word(k), second = h.word(WORDS + k), third = k < HEADER_WORDS % WORDS ? h.word(2 * WORDS + k) : payload;
+            d.unit.data[k] = lane == 0 ? first : lane == 1 ? second : lane == 2 ? third : payload;
         }
         d.slot = ring.slot(next);
         d.head = ring.head;
@@ -453,9 +488,6 @@ struct Producer {
         d.has_slot = next - tail < ring.depth();
         d.restamps = restamps();
         d.unit.sequence = static_cast<uint32_t>(next + 1);
-        d.unit.data[0] = lane == 0 ? h.word(0) : lane == 1 ? h.word(3) : lane == 2 ? h.word(6) : word[0];
-        d.unit.data[1] = lane == 0 ? h.word(1) : lane == 1 ? h.word(4) : lane == 2 ? h.word(7) : word[1];
-        d.unit.data[2] = lane == 0 ? h.word(2) : lane == 1 ? h.word(5) : word[2];
         return d;
     }
     // Called by the crew when there is a slot, without begin and reserve: writes the message and shows it, as write() and publish() do.
