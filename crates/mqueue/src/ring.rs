@@ -7,7 +7,7 @@
 //!   `doorbell`: release store of the head, acquire load of the head. `granule`: none is needed, data
 //!   and sequence travel in one single-copy atomic unit.
 //! * `RELEASE`: what the consumer read from a slot it read before the producer overwrote it: release
-//!   store of the tail, acquire load of the tail.
+//!   store of the tail, acquire load of the tail. (A GPU does without for `granule`, ORDERING.md.)
 //!
 //! A ring between two workers of the engine is the same ring; its edges are named `HANDOVER`.
 //!

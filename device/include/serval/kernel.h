@@ -29,7 +29,8 @@
 // Rules. Every function below but Block::rank, size, now_ns and the accessors of Message and Reply is called by *all*
 // threads of the block together, with the same arguments. Messages and replies live in staging memory that belongs to the
 // block: a pointer into a message is good until the next receive on the same mqueue, one into a reply until it is sent. No
-// pointer a kernel sees ever points into a ring. A host kernel must not throw, and must come back to recv, send or
+// pointer a kernel sees ever points into a ring. On CUDA a kernel's code is there twice, once for blocks of one warp: labels in inline
+// assembly stand in braces. A host kernel must not throw, and must come back to recv, send or
 // sleep_until now and then: until it does, nothing else runs on its thread.
 #ifndef SERVAL_KERNEL_H
 #define SERVAL_KERNEL_H
@@ -229,7 +230,7 @@ class Channel {
 #if SERVAL_CUDA
     SERVAL_INLINE void release_when_due();
 #endif
-    SERVAL_INLINE void release_of_one();
+    SERVAL_INLINE bool each_slot_counts() const;
 
     Consumer rx_;
     Producer tx_;

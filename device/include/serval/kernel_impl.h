@@ -30,8 +30,8 @@ constexpr unsigned RESTLESS_TRIES = 1024;
 // messages a second were all that any number of blocks could do, and a few hundred that waited made each other wait for hundreds of
 // microseconds.
 constexpr unsigned ENGINE_TRIES = 4096;
-// By how many looks the turns of a block and of the next one are apart. Half of it are the turns away from a wait's first look, which
-// no block shall have for its turn: a message that arrives with it would wait for the engine's words.
+// By how many looks the turns of a block and of the next one are apart, and half of it those of the first from the first look of a wait:
+// the looks of waits are counted from their beginning, and what arrives with the first would always wait for the engine's words.
 constexpr unsigned APART_TRIES = 16;
 
 // On CUDA a block tells its counts whenever 2 to this power cycles have passed: about every half second, and far more often than the
@@ -253,25 +253,23 @@ inline SERVAL_DEVICE bool Channel::open(const serval_block_args& args, const Pla
     return open_producer(tx_);
 }
 
-// By the leader: gives slots of RX back. A release is cheap on the host and done at once. On CUDA it waits for the bus, about as
-// long as a message travels, so it is kept out of the way: done for a quarter of the ring at a time, or when there is nothing
-// else to do.
+// By the leader: gives slots of RX back. A release is cheap on the host and done at once. On CUDA it takes the bus, with doorbell rings
+// about as long as a message travels, so it is kept out of the way: done for a quarter of the ring at a time, or when there is
+// nothing else to do.
 SERVAL_INLINE void Channel::release_if(bool idle) {
     const uint64_t held = rx_.next - rx_.released;
     if (held != 0 && (idle || held >= rx_.held_max)) rx_.release();
 }
 #if SERVAL_CUDA
-// By the crew, all of which asks, so that its threads stay together: release_if(false) by the leader.
+// By the crew: release_if(false) by the leader. All threads ask, so that they stay together; the others' answer counts for nothing.
 SERVAL_INLINE void Channel::release_when_due() {
     if (SERVAL_UNLIKELY(rx_.next - rx_.released >= rx_.held_max) && leader()) rx_.release();
 }
 #endif
 
-// By the leader, when the message that was received has been answered: a ring so short that each slot counts gets it back at once, others
-// with the next receive, behind whose look it does not show.
-SERVAL_INLINE void Channel::release_of_one() {
-    if (SERVAL_UNLIKELY(rx_.held_max == 1)) release_if(false);
-}
+// A ring so short that each slot counts gets it back when the message has been answered, others with the next receive, behind whose look it
+// does not show.
+SERVAL_INLINE bool Channel::each_slot_counts() const { return SERVAL_UNLIKELY(rx_.held_max == 1); }
 
 #if SERVAL_CUDA
 // By the crew: true when a message of a granule16 ring was found, all of it; `h` is its header then. What a message does not need is in
@@ -283,7 +281,7 @@ SERVAL_INLINE void Channel::release_of_one() {
 SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_on_drain, Header& h, bool asks) {
     if (SERVAL_UNLIKELY(block.ended() && (block.broken() || ends_on_drain))) return false;
     release_when_due();
-    // All that is in shared memory is read at once, and nothing of it behind a branch.
+    // What a message that lies there needs of shared memory is read at once, and not behind branches.
     uint8_t* const in = in_;
     Granule16* const lines = lines_;
     const uint32_t number = static_cast<uint32_t>(rx_.next), line = number - kept_first_;
@@ -304,7 +302,8 @@ SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_o
                 unit = spot.ask<Granule16>();
                 tries++;
                 while (!spot.has_begun(unit) && --looks) {
-                    const bool low = tx_.is_low();
+                    // Credit that runs out costs a reply a trip over the bus: it comes along with a look that takes one anyway, once.
+                    const bool low = looks == LOOKS - 1 && tx_.is_low();
                     const uint64_t seen = low ? tx_.ask_tail() : 0;
                     unit = spot.ask<Granule16>();
                     tries++;
@@ -330,7 +329,7 @@ SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_o
             if (leader()) pays_ = lines && tries <= 1;
             return true;
         }
-        // A message of which part is on its way will be there for the next look, and nothing shall come before that.
+        // A short message of which part is on its way is there for the next look, most likely, and nothing shall come before that.
         if (!is_kept && (look != Look::NONE || asks || tries >= LOOKS || deadline_ns != NO_DEADLINE)) {
             tries = settled = settle(block, deadline_ns, ends_on_drain, look != Look::NONE && !found, found, asks, settled, tries);
             if (tries == 0) return false;
@@ -465,7 +464,7 @@ SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadlin
     if (in_crew()) {
         if (SERVAL_LIKELY(protocol == SERVAL_PROTOCOL_GRANULE16)) {
             found = find(block, deadline_ns, ends_on_drain, h, asks);
-            copies = false;  // as it was, but nothing that has to be kept meanwhile
+            copies = false;  // known, so that no register has to keep it meanwhile
         } else {
             // Again while a message is found of which part is on its way.
             Header other = {};  // whose address is taken, unlike that of one that stays in registers
@@ -528,7 +527,7 @@ SERVAL_CALL bool Channel::transmit(Block& block, Header h, const uint8_t* data) 
     block_sync();
     if (leader()) {
         tx_.publish();
-        release_of_one();
+        if (each_slot_counts()) release_if(false);
     }
     return true;
 }
@@ -536,7 +535,7 @@ SERVAL_CALL bool Channel::transmit(Block& block, Header h, const uint8_t* data) 
 #if SERVAL_CUDA
 // By the crew: sends a message that it can write at once.
 SERVAL_INLINE bool Channel::send_short(Block& block, const Header& h, const Producer::Draft& draft) {
-    const bool each_slot_counts = rx_.held_max == 1;
+    const bool gives_back = each_slot_counts();  // read early
     if (SERVAL_UNLIKELY(!draft.has_slot)) {
         if (leader()) tx_.begin(h);
         crew_sync();
@@ -544,7 +543,7 @@ SERVAL_INLINE bool Channel::send_short(Block& block, const Header& h, const Prod
     }
     tx_.send(draft, h.len);
     crew_sync();
-    if (SERVAL_UNLIKELY(each_slot_counts) && leader()) release_if(false);
+    if (SERVAL_UNLIKELY(gives_back) && leader()) release_if(false);
     return true;
 }
 #endif

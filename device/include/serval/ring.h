@@ -9,8 +9,8 @@
 //
 // - PUBLISH: the producer's payload and header happen before the consumer's copy. `doorbell`: release store of the head,
 //   acquire load of the head. `granule`: each unit proves itself by its sequence; no two units are ordered.
-// - RELEASE: the consumer's copy happens before the producer's next write of the slot. Release store of the tail, acquire
-//   load of the tail, in both protocols.
+// - RELEASE: the consumer's copy happens before the producer's next write of the slot. `doorbell`: release store of the tail,
+//   acquire load of the tail. `granule`: none is needed either; on CUDA, where a release waits for the bus, there is none.
 #ifndef SERVAL_RING_H
 #define SERVAL_RING_H
 
@@ -182,8 +182,8 @@ struct Consumer {
             // Those who look have the header in registers. No branch: the lanes stay together.
 #pragma unroll
             for (unsigned k = 0; k < Granule::WORDS; k++) {
-                const uint32_t at = 4 * (lane * Granule::WORDS + k) - HEADER_BYTES;  // huge where the header is
-                if (lane < LINE_UNITS<Granule> && at < h.len) private_store(to + at, unit.data[k]);
+                const uint32_t place = 4 * (lane * Granule::WORDS + k) - HEADER_BYTES;  // huge where the header is
+                if (lane < LINE_UNITS<Granule> && place < h.len) private_store(to + place, unit.data[k]);
             }
         } else if (lane < LINE_UNITS<Granule>) {
             deliver(unit, lane, h.len, to);
@@ -260,10 +260,9 @@ struct Consumer {
         released = next;
         granule_barrier();
 #if SERVAL_CUDA
-        // A release waits until everything written before has crossed the bus, which no reader of the tail asks for. Units of a granule
-        // ring were each compared with their sequence before this is reached: the store depends on every load that must come first.
+        // A release waits until everything written before has crossed the bus.
         if (ring.protocol != SERVAL_PROTOCOL_DOORBELL) {
-            // EDGE RX_RELEASE (release half)
+            // EDGE RX_RELEASE (release half): none is needed, the units that were read had the sequence of their message.
             store_relaxed(ring.tail, next);
             return;
         }
@@ -445,14 +444,13 @@ struct Producer {
     }
 
 #if SERVAL_CUDA
-    // Credit that runs out costs a reply a trip over the bus. So a look in vain, which takes one anyway, brings the tail along once half
-    // of the credit is used.
+    // Is half of the credit used, as far as is known?
     SERVAL_INLINE bool is_low() const { return static_cast<uint32_t>(next - tail) > ring.mask / 2; }
     SERVAL_INLINE uint64_t ask_tail() const {
-        // EDGE TX_RELEASE (acquire half): no store into a slot begins before the comparison that allows it.
+        // EDGE TX_RELEASE (acquire half): of granule rings, which need no order.
         return load_relaxed(ring.tail);
     }
-    // Called by the leader with what ask_tail() brought. Nonsense is left to reserve() to find.
+    // Called by the leader of a granule ring with what ask_tail() brought. Nonsense is left to reserve() to find.
     SERVAL_INLINE void learn_tail(uint64_t seen) {
         if (next - seen <= ring.depth()) tail = seen;
     }
