@@ -231,7 +231,9 @@ fn sleepers_and_wakers_never_both_miss() {
     assert_eq!(missed, 0, "the accelerator is asleep with work");
     // The same without the fences: if that goes well too, this machine shows nothing here.
     let word = HeapMapping::memory(8);
-    let missed = both_missed(|sleeps| set_number(&word, sleeps.into()), || number(&word) != 0);
+    let once = || both_missed(|sleeps| set_number(&word, sleeps.into()), || number(&word) != 0);
+    // Beside other work both threads are rarely at it together: several tries.
+    let missed = (0..10).map(|_| once()).find(|missed| *missed > 0).unwrap_or(0);
     match missed {
         0 => println!("SKIPPED: both never miss here without the fences either"),
         _ => println!("{missed} of {MEETINGS} rounds end asleep without the fences"),
