@@ -5,7 +5,6 @@
 //! expects has that unit's data of that message; nothing orders the units of a message among
 //! themselves, so each is checked. The rule that keeps sequences from aliasing is in [`crate::abi`].
 
-use crate::abi::RESTAMP_LAPS;
 use crate::memory::{Memory, Ordering, bytes_from, mask_of, pair, unit_bytes, words_from};
 use crate::ring::{HEADER_BYTES, Layout};
 
@@ -67,7 +66,7 @@ pub(crate) fn write_from<M: Memory, const WORDS: usize>(
 /// Stamps what message `n` left of its slot's units, in the laps that need it.
 #[inline]
 fn restamp<M: Memory, const WORDS: usize>(memory: &M, layout: &Layout, n: u64, len_bytes: u64) {
-    if layout.lap(n) % RESTAMP_LAPS == 0 && !mutants::on("forget_restamp") {
+    if layout.restamps(n) && !mutants::on("forget_restamp") {
         let slot = layout.slot(n);
         let end = slot + slot_bytes(WORDS, layout.inline_bytes);
         let written = slot_bytes(WORDS, len_bytes);

@@ -268,8 +268,9 @@ compile_error!("the region layout is little endian");
 #[derive(Clone)]
 pub struct MappedMemory {
     base: *mut u8,
-    len_bytes: u64,
-    unit16: bool,
+    len_words: u64,
+    /// 16-byte units; none where accesses of 16 bytes are not atomic.
+    len_units16: u64,
     _mapping: Arc<dyn Mapping>,
 }
 
@@ -283,8 +284,9 @@ impl MappedMemory {
     pub fn new(mapping: Arc<dyn Mapping>) -> Self {
         let base = mapping.base();
         assert!(base.addr() % 128 == 0, "a mapping must be aligned to 128 bytes");
-        let len_bytes = mapping.len_bytes() as u64 & !15;
-        Self { base, len_bytes, unit16: unit16_is_atomic(), _mapping: mapping }
+        let units = mapping.len_bytes() as u64 / 16;
+        let len_units16 = if unit16_is_atomic() { units } else { 0 };
+        Self { base, len_words: 2 * units, len_units16, _mapping: mapping }
     }
 
     /// Address of the first byte, for handing the region to a kernel.
@@ -292,25 +294,21 @@ impl MappedMemory {
         self.base
     }
 
-    /// Whether `bytes` bytes from `at` lie inside.
-    #[inline]
-    fn has(&self, at: u64, bytes: u64) -> bool {
-        self.len_bytes.checked_sub(bytes).is_some_and(|last| at <= last)
-    }
-
     #[inline]
     fn word(&self, at: u64) -> &AtomicU64 {
-        assert!(at & 7 == 0 && at < self.len_bytes, "offset outside the region");
-        // SAFETY: in bounds (len_bytes is a multiple of 16), aligned to 8 because the base is aligned
-        // to 128, alive while `self` holds the mapping, and only ever accessed atomically.
+        // An offset that is no multiple of 8 becomes a huge one.
+        assert!(at.rotate_right(3) < self.len_words, "offset outside the region");
+        // SAFETY: in bounds, aligned to 8 because the base is aligned to 128, alive while `self` holds the
+        // mapping, and only ever accessed atomically.
         unsafe { AtomicU64::from_ptr(self.base.add(at as usize).cast()) }
     }
 
     /// The `count` words from `at`: one check instead of one for each word.
     #[inline]
     fn words(&self, at: u64, count: usize) -> &[AtomicU64] {
-        let inside = self.has(at, (count as u64).saturating_mul(8));
-        assert!(at & 7 == 0 && inside, "offset outside the region");
+        // As in word(): bits of an offset that is no multiple of 8 come in front.
+        let end = (at >> 3).saturating_add(count as u64) | at << 61;
+        assert!(end <= self.len_words, "offset outside the region");
         // SAFETY: as in word(), for every word of the range. A slice of atomics may be written by
         // anyone at any time.
         unsafe { std::slice::from_raw_parts(self.base.add(at as usize).cast(), count) }
@@ -320,7 +318,7 @@ impl MappedMemory {
 impl Memory for MappedMemory {
     #[inline]
     fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        8 * self.len_words
     }
 
     #[inline]
@@ -367,7 +365,13 @@ impl Memory for MappedMemory {
         let count = len_bytes.div_ceil(8) as usize;
         let whole = len_bytes as usize / 8;
         let (to, from) = (self.words(at, count), from.words(from_at, count));
-        for (to, from) in to[..whole].iter().zip(&from[..whole]) {
+        let pieces = whole_pieces(8 * whole, to);
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: whole_pieces() has counted, and both are as long.
+        unsafe {
+            move_pieces(from.as_ptr().cast(), to.as_ptr().cast_mut().cast(), pieces);
+        }
+        for (to, from) in to[pieces / 8..whole].iter().zip(&from[pieces / 8..whole]) {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         if let (Some(to), Some(from)) = (to.get(whole), from.get(whole)) {
@@ -416,7 +420,7 @@ impl Memory for MappedMemory {
 
     #[inline]
     fn has_unit16(&self) -> bool {
-        self.unit16
+        self.len_units16 > 0
     }
 
     #[inline]
@@ -512,11 +516,9 @@ const PIECE_BYTES: usize = 32;
 fn copy_in(bytes: &[u8], words: &[AtomicU64]) {
     let pieces = whole_pieces(bytes.len(), words);
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    for at in (0..pieces).step_by(PIECE_BYTES) {
-        // SAFETY: whole_pieces() has counted.
-        unsafe {
-            move_piece(bytes.as_ptr().add(at), words.as_ptr().cast_mut().byte_add(at).cast())
-        };
+    // SAFETY: whole_pieces() has counted.
+    unsafe {
+        move_pieces(bytes.as_ptr(), words.as_ptr().cast_mut().cast(), pieces);
     }
     if pieces != bytes.len() {
         copy_in_words(&bytes[pieces..], &words[pieces / 8..]);
@@ -539,9 +541,9 @@ fn copy_in_words(bytes: &[u8], words: &[AtomicU64]) {
 fn copy_out(words: &[AtomicU64], bytes: &mut [u8]) {
     let pieces = whole_pieces(bytes.len(), words);
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    for at in (0..pieces).step_by(PIECE_BYTES) {
-        // SAFETY: whole_pieces() has counted.
-        unsafe { move_piece(words.as_ptr().byte_add(at).cast(), bytes.as_mut_ptr().add(at)) };
+    // SAFETY: whole_pieces() has counted.
+    unsafe {
+        move_pieces(words.as_ptr().cast(), bytes.as_mut_ptr(), pieces);
     }
     if pieces != bytes.len() {
         copy_out_words(&words[pieces / 8..], &mut bytes[pieces..]);
@@ -569,28 +571,51 @@ fn whole_pieces(bytes: usize, words: &[AtomicU64]) -> usize {
     return 0;
 }
 
-/// Copies a piece.
+/// Copies whole pieces, two at a time: loads that wait for a line are under way before the first of them is stored.
 ///
 /// # Safety
 ///
-/// `from` is readable, `to` writable for a piece; whichever is shared is accessed by others through atomics.
+/// `from` is readable, `to` writable for `bytes` bytes, a multiple of a piece; whichever is shared is accessed by others
+/// through atomics.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
-unsafe fn move_piece(from: *const u8, to: *mut u8) {
+unsafe fn move_pieces(from: *const u8, to: *mut u8, bytes: usize) {
+    let pairs = bytes & !(2 * PIECE_BYTES - 1);
     // SAFETY: the caller's promise. Assembly, because what others write meanwhile must not meet the
     // compiler's assumptions about plain accesses.
     unsafe {
-        core::arch::asm!(
-            vector!("movups {a}, [{from}]"),
-            vector!("movups {b}, [{from} + 16]"),
-            vector!("movups [{to}], {a}"),
-            vector!("movups [{to} + 16], {b}"),
-            a = out(xmm_reg) _,
-            b = out(xmm_reg) _,
-            from = in(reg) from,
-            to = in(reg) to,
-            options(nostack, preserves_flags),
-        );
+        for at in (0..pairs).step_by(2 * PIECE_BYTES) {
+            core::arch::asm!(
+                vector!("movups {a}, [{from}]"),
+                vector!("movups {b}, [{from} + 16]"),
+                vector!("movups {c}, [{from} + 32]"),
+                vector!("movups {d}, [{from} + 48]"),
+                vector!("movups [{to}], {a}"),
+                vector!("movups [{to} + 16], {b}"),
+                vector!("movups [{to} + 32], {c}"),
+                vector!("movups [{to} + 48], {d}"),
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                c = out(xmm_reg) _,
+                d = out(xmm_reg) _,
+                from = in(reg) from.add(at),
+                to = in(reg) to.add(at),
+                options(nostack, preserves_flags),
+            );
+        }
+        if pairs != bytes {
+            core::arch::asm!(
+                vector!("movups {a}, [{from}]"),
+                vector!("movups {b}, [{from} + 16]"),
+                vector!("movups [{to}], {a}"),
+                vector!("movups [{to} + 16], {b}"),
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                from = in(reg) from.add(pairs),
+                to = in(reg) to.add(pairs),
+                options(nostack, preserves_flags),
+            );
+        }
     }
 }
 

@@ -21,7 +21,7 @@
 //! spoilt one message ([`RingError::BadHeader`]). Either way the other side reads only memory of this
 //! ring and copies before it looks.
 
-use crate::abi::{RingEntry, SlotHeader, flags, protocol};
+use crate::abi::{RESTAMP_LAPS, RingEntry, SlotHeader, flags, protocol};
 use crate::granule;
 use crate::memory::{Memory, Ordering};
 
@@ -66,6 +66,8 @@ enum Protocol {
 pub(crate) struct Layout {
     protocol: Protocol,
     pub(crate) depth: u64,
+    /// The bits of a message's number that tell its lap modulo [`RESTAMP_LAPS`].
+    restamp_mask: u64,
     slot_stride: u64,
     pub(crate) inline_bytes: u64,
     message_bytes_max: u64,
@@ -86,6 +88,7 @@ impl Layout {
                 _ => Protocol::Doorbell,
             },
             depth: entry.depth.into(),
+            restamp_mask: (RESTAMP_LAPS - 1) * u64::from(entry.depth),
             slot_stride: entry.slot_stride.into(),
             inline_bytes: entry.inline_bytes.into(),
             message_bytes_max: entry.message_bytes_max.into(),
@@ -102,10 +105,10 @@ impl Layout {
         self.inline_bytes.min(self.message_bytes_max)
     }
 
-    /// How many times the ring was filled before message `n`.
+    /// Whether the lap that message `n` is of stamps all units of its slots.
     #[inline]
-    pub(crate) fn lap(&self, n: u64) -> u64 {
-        n >> self.depth.trailing_zeros()
+    pub(crate) fn restamps(&self, n: u64) -> bool {
+        n & self.restamp_mask == 0
     }
 
     /// Offset of the slot of message `n`.

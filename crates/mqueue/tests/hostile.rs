@@ -484,9 +484,11 @@ fn memory_refuses_what_lies_outside() {
             assert!(!refused(0) && !refused(end - bytes), "{name} inside");
         }
         let step = if sixteen { 16 } else { 8 };
-        let outside = [end - bytes + step, u64::MAX, 4, end, end + 128, 1 << 40, !15, 1];
+        let near = [end - bytes + step, u64::MAX, 4, end, end + 128, 1 << 40, !15, 1];
+        // What a check that shifts or adds may take for an offset inside.
+        let far = [1 << 60, 1 << 61, 1 << 63, (1 << 63) + 8, !7, (15 << 60) + 8, u64::MAX - end];
         // A panic is slow where every access is interpreted.
-        for at in outside.into_iter().take(if cfg!(miri) { 3 } else { 8 }) {
+        for at in near.into_iter().chain(far).take(if cfg!(miri) { 3 } else { 15 }) {
             assert!(refused(at), "{name} at {at}");
         }
     }

@@ -7,9 +7,10 @@
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use std::arch::x86_64::{
-    __m128i, _mm_cvtsi128_si32, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_or_si128, _mm_set_epi32,
-    _mm_set_epi64x, _mm_set1_epi32, _mm_setzero_si128, _mm_shuffle_epi32, _mm_slli_si128,
-    _mm_srli_si128, _mm_storeu_si128, _mm_unpackhi_epi64, _mm_xor_si128,
+    __m128i, _mm_castps_si128, _mm_castsi128_ps, _mm_cvtsi128_si32, _mm_cvtsi128_si64, _mm_move_ss,
+    _mm_or_si128, _mm_set_epi32, _mm_set_epi64x, _mm_set1_epi32, _mm_setzero_si128,
+    _mm_shuffle_epi32, _mm_slli_si128, _mm_srli_si128, _mm_storeu_si128, _mm_unpackhi_epi64,
+    _mm_xor_si128,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -141,6 +142,10 @@ pub(super) struct Unit16s<'a> {
     _memory: &'a MappedMemory,
 }
 
+/// Units that are moved together: each of them with an address of its own would cost an instruction more.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const RUN: usize = 4;
+
 /// Units of 16 bytes before those that hold nothing but payload.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const HEADER16: usize = 3;
@@ -149,9 +154,9 @@ impl<'a> Unit16s<'a> {
     /// The `count` units from `at`: one check for all of them.
     #[inline]
     pub(super) fn of(memory: &'a MappedMemory, at: u64, count: usize) -> Self {
-        assert!(memory.unit16, "granule16 is refused where 16-byte accesses are not atomic");
-        let inside = memory.has(at, (count as u64).saturating_mul(16));
-        assert!(at & 15 == 0 && inside, "offset outside the region");
+        // An offset that is no multiple of 16 becomes a huge end.
+        let end = (at >> 4).saturating_add(count as u64) | at << 60;
+        assert!(end <= memory.len_units16, "offset outside the region, or no granule16 here");
         Self { base: memory.base.wrapping_add(at as usize), count, _memory: memory }
     }
 
@@ -170,56 +175,106 @@ impl<'a> Unit16s<'a> {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
-    /// Loads the i-th unit, in one access. Every way to it through this file has asserted that there are as many.
+    /// Loads the N-th unit from the i-th on, in one access. Every way to it through this file has asserted that there are as
+    /// many. N costs no instruction.
     #[inline]
-    fn load_whole(self, i: usize) -> __m128i {
-        debug_assert!(i < self.count);
+    fn load_nth<const N: usize>(self, i: usize) -> __m128i {
+        debug_assert!(i + N < self.count);
         let value: __m128i;
         // SAFETY: in bounds by the callers' asserts, and aligned to 16. Assembly, because the compiler must neither split nor
         // repeat the access: aligned 16-byte accesses, of SSE and of AVX, are single-copy atomic on processors that
-        // enumerate AVX (Intel SDM vol. 3A §9.1.1, AMD APM vol. 2 §7.3.2), which has_unit16 tells.
+        // enumerate AVX (Intel SDM vol. 3A §9.1.1, AMD APM vol. 2 §7.3.2), which len_units16 tells.
         unsafe {
-            core::arch::asm!(vector!("movdqa {v}, [{p}]"), v = out(xmm_reg) value, p = in(reg) self.base.add(16 * i),
-                options(nostack, preserves_flags, readonly));
+            core::arch::asm!(vector!("movdqa {v}, [{p} + {n}]"), v = out(xmm_reg) value, p = in(reg) self.base.add(16 * i),
+                n = const 16 * N, options(nostack, preserves_flags, readonly));
         }
         value
     }
 
-    /// Stores the i-th unit, in one access.
+    /// Loads [`RUN`] units from the i-th on.
     #[inline]
-    fn store_whole(self, i: usize, value: __m128i) {
-        debug_assert!(i < self.count);
-        // SAFETY: as in load_whole().
+    fn load_run(self, i: usize) -> [__m128i; RUN] {
+        [self.load_nth::<0>(i), self.load_nth::<1>(i), self.load_nth::<2>(i), self.load_nth::<3>(i)]
+    }
+
+    /// Stores the N-th unit from the i-th on, in one access.
+    #[inline]
+    fn store_nth<const N: usize>(self, i: usize, value: __m128i) {
+        debug_assert!(i + N < self.count);
+        // SAFETY: as in load_nth().
         unsafe {
-            core::arch::asm!(vector!("movdqa [{p}], {v}"), v = in(xmm_reg) value, p = in(reg) self.base.add(16 * i),
-                options(nostack, preserves_flags));
+            core::arch::asm!(vector!("movdqa [{p} + {n}], {v}"), v = in(xmm_reg) value, p = in(reg) self.base.add(16 * i),
+                n = const 16 * N, options(nostack, preserves_flags));
         }
+    }
+
+    /// Stores [`RUN`] units from the i-th on.
+    #[inline]
+    fn store_run(self, i: usize, [a, b, c, d]: [__m128i; RUN]) {
+        self.store_nth::<0>(i, a);
+        self.store_nth::<1>(i, b);
+        self.store_nth::<2>(i, c);
+        self.store_nth::<3>(i, d);
+    }
+}
+
+/// The lower and upper eight bytes of a unit.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn halves(unit: __m128i) -> (u64, u64) {
+    // SAFETY: every x86-64 has SSE2.
+    unsafe {
+        let high = _mm_cvtsi128_si64(_mm_unpackhi_epi64(unit, unit)) as u64;
+        (_mm_cvtsi128_si64(unit) as u64, high)
+    }
+}
+
+/// Where units that are seen one by one differ from a sequence.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[derive(Clone, Copy)]
+struct Sequence {
+    expected: __m128i,
+    difference: __m128i,
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Sequence {
+    #[inline]
+    fn new(sequence: u32) -> Self {
+        // SAFETY: every x86-64 has SSE2.
+        unsafe {
+            Self { expected: _mm_set1_epi32(sequence as i32), difference: _mm_setzero_si128() }
+        }
+    }
+
+    #[inline]
+    fn see(&mut self, unit: __m128i) {
+        // SAFETY: every x86-64 has SSE2.
+        unsafe {
+            self.difference = _mm_or_si128(self.difference, _mm_xor_si128(unit, self.expected));
+        }
+    }
+
+    /// Had all units that were seen this sequence?
+    #[inline]
+    fn is_of_all(self) -> bool {
+        // SAFETY: every x86-64 has SSE2.
+        unsafe { _mm_cvtsi128_si32(_mm_shuffle_epi32::<0xff>(self.difference)) == 0 }
     }
 }
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
-    /// The i-th unit's lower and upper eight bytes.
     #[inline]
-    fn load_halves(self, i: usize) -> (u64, u64) {
-        let unit = self.load_whole(i);
+    fn store_halves<const N: usize>(self, i: usize, low: u64, high: u64) {
         // SAFETY: every x86-64 has SSE2.
-        unsafe {
-            let high = _mm_cvtsi128_si64(_mm_unpackhi_epi64(unit, unit)) as u64;
-            (_mm_cvtsi128_si64(unit) as u64, high)
-        }
-    }
-
-    #[inline]
-    fn store_halves(self, i: usize, low: u64, high: u64) {
-        // SAFETY: every x86-64 has SSE2.
-        self.store_whole(i, unsafe { _mm_set_epi64x(high as i64, low as i64) });
+        self.store_nth::<N>(i, unsafe { _mm_set_epi64x(high as i64, low as i64) });
     }
 
     #[inline]
     pub(super) fn load<const WORDS: usize>(self, i: usize) -> ([u32; WORDS], u32) {
         assert!(i < self.count, "too few units");
-        let (low, high) = self.load_halves(i);
+        let (low, high) = halves(self.load_nth::<0>(i));
         let words = [low as u32, (low >> 32) as u32, high as u32];
         (std::array::from_fn(|k| words[k]), (high >> 32) as u32)
     }
@@ -227,7 +282,7 @@ impl Unit16s<'_> {
     #[inline]
     pub(super) fn store<const WORDS: usize>(self, i: usize, data: [u32; WORDS], sequence: u32) {
         assert!(i < self.count, "too few units");
-        self.store_halves(i, pair(data[0], data[1]), pair(data[2], sequence));
+        self.store_halves::<0>(i, pair(data[0], data[1]), pair(data[2], sequence));
     }
 }
 
@@ -241,30 +296,63 @@ impl Unit16s<'_> {
             None => word_of(payload) as u32,
         };
         self.store_header(header, shared, sequence);
-        let (mut i, mut at) = (HEADER16, 0);
-        // SAFETY: every x86-64 has SSE2, and the loads end with the payload.
-        unsafe {
-            let stamp = _mm_set_epi32(sequence as i32, 0, 0, 0);
-            while at + 16 <= payload.len() {
-                let four = _mm_loadu_si128(payload.as_ptr().add(at).cast());
-                self.store_whole(i, _mm_or_si128(_mm_srli_si128::<4>(four), stamp));
-                (i, at) = (i + 1, at + 12);
-            }
-        }
-        let Some(rest) = payload.get(at + 4..).filter(|rest| !rest.is_empty()) else { return };
+        let whole = payload.len().saturating_sub(4) / 12;
+        // SAFETY: the last load ends 12 * whole + 4 bytes into the payload.
+        unsafe { self.store_whole(payload.as_ptr(), whole, sequence) };
+        let Some(rest) = payload.get(12 * whole + 4..).filter(|rest| !rest.is_empty()) else {
+            return;
+        };
         let (low, high) = match rest.split_first_chunk::<8>() {
             Some((low, high)) => (u64::from_le_bytes(*low), word_of(high)),
             None => (word_of(rest), 0),
         };
-        self.store_halves(i, low, pair(high as u32, sequence));
+        self.store_halves::<0>(HEADER16 + whole, low, pair(high as u32, sequence));
+    }
+
+    /// Stores the `whole` units behind the header from what lies at `from` behind the four bytes of payload that are the
+    /// header's.
+    ///
+    /// # Safety
+    ///
+    /// `12 * whole + 4` bytes at `from` are readable if `whole` is not 0, shared or not.
+    #[inline]
+    unsafe fn store_whole(self, from: *const u8, whole: usize, sequence: u32) {
+        // SAFETY: every x86-64 has SSE2; the loads are the caller's promise. Assembly for the reason that move_pieces() has.
+        unsafe {
+            let stamp = _mm_set_epi32(sequence as i32, 0, 0, 0);
+            let unit = |four| _mm_or_si128(_mm_srli_si128::<4>(four), stamp);
+            let runs = whole / RUN * RUN;
+            for i in (0..runs).step_by(RUN) {
+                let (a, b, c, d): (__m128i, __m128i, __m128i, __m128i);
+                core::arch::asm!(
+                    vector!("movups {a}, [{p}]"),
+                    vector!("movups {b}, [{p} + 12]"),
+                    vector!("movups {c}, [{p} + 24]"),
+                    vector!("movups {d}, [{p} + 36]"),
+                    a = out(xmm_reg) a,
+                    b = out(xmm_reg) b,
+                    c = out(xmm_reg) c,
+                    d = out(xmm_reg) d,
+                    p = in(reg) from.add(12 * i),
+                    options(nostack, preserves_flags, readonly),
+                );
+                self.store_run(HEADER16 + i, [a, b, c, d].map(unit));
+            }
+            for i in runs..whole {
+                let four: __m128i;
+                core::arch::asm!(vector!("movups {v}, [{p}]"), v = out(xmm_reg) four, p = in(reg) from.add(12 * i),
+                    options(nostack, preserves_flags, readonly));
+                self.store_nth::<0>(HEADER16 + i, unit(four));
+            }
+        }
     }
 
     /// Stores the header, and `shared` of the payload.
     #[inline]
     fn store_header(self, [token, tag, arena, last]: [u64; 4], shared: u32, sequence: u32) {
-        self.store_halves(0, token, pair(tag as u32, sequence));
-        self.store_halves(1, tag >> 32 | arena << 32, pair((arena >> 32) as u32, sequence));
-        self.store_halves(2, last, pair(shared, sequence));
+        self.store_halves::<0>(0, token, pair(tag as u32, sequence));
+        self.store_halves::<1>(0, tag >> 32 | arena << 32, pair((arena >> 32) as u32, sequence));
+        self.store_halves::<2>(0, last, pair(shared, sequence));
     }
 }
 
@@ -285,34 +373,37 @@ impl Unit16s<'_> {
         let shared = if len == 0 { 0 } else { word(0) & mask_of(len as u64) };
         self.store_header(header, shared as u32, sequence);
         let whole = len.saturating_sub(4) / 12;
-        // SAFETY: every x86-64 has SSE2, and the last load ends 12 * whole + 4 bytes into the words. Assembly for the
-        // reason that move_piece() has.
-        unsafe {
-            let stamp = _mm_set_epi32(sequence as i32, 0, 0, 0);
-            let base = from.as_ptr().cast::<u8>();
-            for i in 0..whole {
-                let four: __m128i;
-                core::arch::asm!(vector!("movups {v}, [{p}]"), v = out(xmm_reg) four, p = in(reg) base.add(12 * i),
-                    options(nostack, preserves_flags, readonly));
-                self.store_whole(HEADER16 + i, _mm_or_si128(_mm_srli_si128::<4>(four), stamp));
-            }
-        }
+        // SAFETY: the last load ends 12 * whole + 4 bytes into the words.
+        unsafe { self.store_whole(from.as_ptr().cast(), whole, sequence) };
         let at = 12 * whole + 4;
         if len > at {
             // Up to 11 bytes, from a word's begin or its middle: two words have them.
             let two = u128::from(word(at / 8)) | u128::from(word(at / 8 + 1)) << 64;
             let rest = two >> (8 * (at % 8)) & ((1 << (8 * (len - at))) - 1);
-            self.store_halves(HEADER16 + whole, rest as u64, pair((rest >> 64) as u32, sequence));
+            let high = pair((rest >> 64) as u32, sequence);
+            self.store_halves::<0>(HEADER16 + whole, rest as u64, high);
         }
     }
 
     #[inline]
     pub(super) fn load_header(self, sequence: u32) -> Option<[u64; 4]> {
         assert!(self.count >= HEADER16, "too few units");
-        let [(token, a), (low, b), (last, c)] = std::array::from_fn(|i| self.load_halves(i));
-        let found = |half: u64| (half >> 32) as u32 ^ sequence;
-        let whole = found(a) | found(b) | found(c) == 0;
-        whole.then_some([token, u64::from(a as u32) | low << 32, low >> 32 | b << 32, last])
+        let units @ [first, second, third] =
+            [self.load_nth::<0>(0), self.load_nth::<1>(0), self.load_nth::<2>(0)];
+        let mut expected = Sequence::new(sequence);
+        units.into_iter().for_each(|unit| expected.see(unit));
+        if !expected.is_of_all() {
+            return None;
+        }
+        // SAFETY: every x86-64 has SSE2.
+        let middle = unsafe {
+            // The third word of the first unit, then the second unit's.
+            let low = _mm_castsi128_ps(_mm_unpackhi_epi64(first, first));
+            let rest = _mm_castsi128_ps(_mm_slli_si128::<4>(second));
+            _mm_castps_si128(_mm_move_ss(rest, low))
+        };
+        let ((token, _), (tag, arena), (last, _)) = (halves(first), halves(middle), halves(third));
+        Some([token, tag, arena, last])
     }
 }
 
@@ -322,28 +413,36 @@ impl Unit16s<'_> {
     #[inline]
     pub(super) fn load_payload(self, payload: &mut [u8], sequence: u32) -> bool {
         assert!(self.count >= Self::units_of(payload.len()), "too few units");
-        let shared = self.load_halves(HEADER16 - 1).1;
-        let mut wrong = (shared >> 32) as u32 ^ sequence;
+        let unit = self.load_nth::<{ HEADER16 - 1 }>(0);
+        let mut expected = Sequence::new(sequence);
+        expected.see(unit);
+        let shared = halves(unit).1;
         let Some((first, rest)) = payload.split_first_chunk_mut::<4>() else {
             word_to(shared, payload);
-            return wrong == 0;
+            return expected.is_of_all();
         };
         *first = (shared as u32).to_le_bytes();
         let wide = rest.len().saturating_sub(4) / 12;
+        let runs = wide / RUN * RUN;
         // SAFETY: every x86-64 has SSE2, and the last of the wide stores ends at 12 * wide + 4 bytes.
         unsafe {
-            let expected = _mm_set1_epi32(sequence as i32);
-            let mut difference = _mm_setzero_si128();
-            for i in 0..wide {
-                let unit = self.load_whole(HEADER16 + i);
-                difference = _mm_or_si128(difference, _mm_xor_si128(unit, expected));
-                _mm_storeu_si128(rest.as_mut_ptr().add(12 * i).cast(), unit);
+            let to = rest.as_mut_ptr();
+            for i in (0..runs).step_by(RUN) {
+                for (k, unit) in self.load_run(HEADER16 + i).into_iter().enumerate() {
+                    expected.see(unit);
+                    _mm_storeu_si128(to.add(12 * (i + k)).cast(), unit);
+                }
             }
-            wrong |= _mm_cvtsi128_si32(_mm_shuffle_epi32::<0xff>(difference)) as u32;
+            for i in runs..wide {
+                let unit = self.load_nth::<0>(HEADER16 + i);
+                expected.see(unit);
+                _mm_storeu_si128(to.add(12 * i).cast(), unit);
+            }
         }
         for (i, chunk) in rest[12 * wide..].chunks_mut(12).enumerate() {
-            let (low, high) = self.load_halves(HEADER16 + wide + i);
-            wrong |= (high >> 32) as u32 ^ sequence;
+            let unit = self.load_nth::<0>(HEADER16 + wide + i);
+            expected.see(unit);
+            let (low, high) = halves(unit);
             match chunk.split_first_chunk_mut::<8>() {
                 Some((first, rest)) => {
                     *first = low.to_le_bytes();
@@ -352,7 +451,7 @@ impl Unit16s<'_> {
                 None => word_to(low, chunk),
             }
         }
-        wrong == 0
+        expected.is_of_all()
     }
 
     /// As [`super::Memory::copy_payload`], to as many words as the payload takes.
@@ -361,7 +460,7 @@ impl Unit16s<'_> {
         assert!(self.count >= Self::units_of(len), "too few units");
         assert!(len.div_ceil(8) == to.len(), "as many words as the payload takes");
         let whole = len.saturating_sub(4) / 12;
-        let shared = self.load_halves(HEADER16 - 1).1;
+        let (_, shared) = halves(self.load_nth::<{ HEADER16 - 1 }>(0));
         // SAFETY: 12 * whole + 4 bytes of the payload, if there is a whole unit; its units were asserted.
         if !unsafe { self.copy_whole(to.as_ptr().cast_mut().cast(), whole, shared, sequence) } {
             return false;
@@ -372,7 +471,7 @@ impl Unit16s<'_> {
         }
         let mut value = 0;
         if len > at {
-            let (low, high) = self.load_halves(HEADER16 + whole);
+            let (low, high) = halves(self.load_nth::<0>(HEADER16 + whole));
             if (high >> 32) as u32 != sequence {
                 return false;
             }
@@ -382,7 +481,7 @@ impl Unit16s<'_> {
         // Whole words, the first of which may begin with what the unit before ended with.
         if at % 8 != 0 {
             // Loaded again, so asked again.
-            let before = self.load_halves(HEADER16 - 1 + whole).1;
+            let (_, before) = halves(self.load_nth::<0>(HEADER16 - 1 + whole));
             if (before >> 32) as u32 != sequence {
                 return false;
             }
@@ -410,17 +509,40 @@ impl Unit16s<'_> {
             return false;
         }
         // Backwards, so that each store's four bytes too many are overwritten by the next one.
-        for i in (0..whole).rev() {
-            let unit = self.load_whole(HEADER16 + i);
-            // SAFETY: every x86-64 has SSE2; the bytes at `to` are the caller's promise. Assembly for the reason that
-            // move_piece() has.
-            unsafe {
-                if _mm_cvtsi128_si32(_mm_shuffle_epi32::<0xff>(unit)) as u32 != sequence {
+        let runs = whole / RUN * RUN;
+        // SAFETY: every x86-64 has SSE2; the bytes at `to` are the caller's promise. Assembly for the reason that
+        // move_pieces() has.
+        unsafe {
+            for i in (runs..whole).rev() {
+                let unit = self.load_nth::<0>(HEADER16 + i);
+                let mut expected = Sequence::new(sequence);
+                expected.see(unit);
+                if !expected.is_of_all() {
                     return false;
                 }
-                let data = _mm_slli_si128::<4>(unit);
-                core::arch::asm!(vector!("movups [{p}], {v}"), v = in(xmm_reg) data, p = in(reg) to.add(12 * i),
-                    options(nostack, preserves_flags));
+                core::arch::asm!(vector!("movups [{p}], {v}"), v = in(xmm_reg) _mm_slli_si128::<4>(unit),
+                    p = in(reg) to.add(12 * i), options(nostack, preserves_flags));
+            }
+            for i in (0..runs).step_by(RUN).rev() {
+                let units = self.load_run(HEADER16 + i);
+                let mut expected = Sequence::new(sequence);
+                units.into_iter().for_each(|unit| expected.see(unit));
+                if !expected.is_of_all() {
+                    return false;
+                }
+                let [a, b, c, d] = units.map(|unit| _mm_slli_si128::<4>(unit));
+                core::arch::asm!(
+                    vector!("movups [{p} + 36], {d}"),
+                    vector!("movups [{p} + 24], {c}"),
+                    vector!("movups [{p} + 12], {b}"),
+                    vector!("movups [{p}], {a}"),
+                    a = in(xmm_reg) a,
+                    b = in(xmm_reg) b,
+                    c = in(xmm_reg) c,
+                    d = in(xmm_reg) d,
+                    p = in(reg) to.add(12 * i),
+                    options(nostack, preserves_flags),
+                );
             }
         }
         if whole > 0 {
