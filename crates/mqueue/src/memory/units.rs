@@ -263,6 +263,61 @@ impl Sequence {
     }
 }
 
+/// Have all of them this sequence?
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn all_have<const N: usize>(units: [__m128i; N], sequence: u32) -> bool {
+    let mut expected = Sequence::new(sequence);
+    units.into_iter().for_each(|unit| expected.see(unit));
+    expected.is_of_all()
+}
+
+/// 16 bytes, AT bytes from `p` on, that have nothing to be atomic for.
+///
+/// # Safety
+///
+/// They are readable; if they are shared, others access them through atomics.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn load<const AT: usize>(p: *const u8) -> __m128i {
+    let value: __m128i;
+    // SAFETY: the caller's promise. Assembly for the reason that move_pieces() has.
+    unsafe {
+        core::arch::asm!(vector!("movups {v}, [{p} + {at}]"), v = out(xmm_reg) value, p = in(reg) p, at = const AT,
+            options(nostack, preserves_flags, readonly));
+    }
+    value
+}
+
+/// Stores 16 bytes where [`load`] would load them.
+///
+/// # Safety
+///
+/// As for [`load`]; writable.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn store<const AT: usize>(p: *mut u8, value: __m128i) {
+    // SAFETY: the caller's promise. Assembly for the reason that move_pieces() has.
+    unsafe {
+        core::arch::asm!(vector!("movups [{p} + {at}], {v}"), v = in(xmm_reg) value, p = in(reg) p, at = const AT,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// As [`store`] does, four bytes.
+///
+/// # Safety
+///
+/// As for [`store`].
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn store4(p: *mut u8, value: u32) {
+    // SAFETY: the caller's promise. Assembly for the reason that move_pieces() has.
+    unsafe {
+        core::arch::asm!("mov [{p}], {v:e}", v = in(reg) value, p = in(reg) p, options(nostack, preserves_flags));
+    }
+}
+
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
     #[inline]
@@ -308,7 +363,10 @@ impl Unit16s<'_> {
         };
         self.store_halves::<0>(HEADER16 + whole, low, pair(high as u32, sequence));
     }
+}
 
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Unit16s<'_> {
     /// Stores the `whole` units behind the header from what lies at `from` behind the four bytes of payload that are the
     /// header's.
     ///
@@ -317,36 +375,25 @@ impl Unit16s<'_> {
     /// `12 * whole + 4` bytes at `from` are readable if `whole` is not 0, shared or not.
     #[inline]
     unsafe fn store_whole(self, from: *const u8, whole: usize, sequence: u32) {
-        // SAFETY: every x86-64 has SSE2; the loads are the caller's promise. Assembly for the reason that move_pieces() has.
+        // SAFETY: every x86-64 has SSE2; the loads are the caller's promise.
         unsafe {
             let stamp = _mm_set_epi32(sequence as i32, 0, 0, 0);
             let unit = |four| _mm_or_si128(_mm_srli_si128::<4>(four), stamp);
             let runs = whole / RUN * RUN;
             for i in (0..runs).step_by(RUN) {
-                let (a, b, c, d): (__m128i, __m128i, __m128i, __m128i);
-                core::arch::asm!(
-                    vector!("movups {a}, [{p}]"),
-                    vector!("movups {b}, [{p} + 12]"),
-                    vector!("movups {c}, [{p} + 24]"),
-                    vector!("movups {d}, [{p} + 36]"),
-                    a = out(xmm_reg) a,
-                    b = out(xmm_reg) b,
-                    c = out(xmm_reg) c,
-                    d = out(xmm_reg) d,
-                    p = in(reg) from.add(12 * i),
-                    options(nostack, preserves_flags, readonly),
-                );
-                self.store_run(HEADER16 + i, [a, b, c, d].map(unit));
+                let p = from.add(12 * i);
+                let run = [load::<0>(p), load::<12>(p), load::<24>(p), load::<36>(p)];
+                self.store_run(HEADER16 + i, run.map(unit));
             }
             for i in runs..whole {
-                let four: __m128i;
-                core::arch::asm!(vector!("movups {v}, [{p}]"), v = out(xmm_reg) four, p = in(reg) from.add(12 * i),
-                    options(nostack, preserves_flags, readonly));
-                self.store_nth::<0>(HEADER16 + i, unit(four));
+                self.store_nth::<0>(HEADER16 + i, unit(load::<0>(from.add(12 * i))));
             }
         }
     }
+}
 
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Unit16s<'_> {
     /// Stores the header, and `shared` of the payload.
     #[inline]
     fn store_header(self, [token, tag, arena, last]: [u64; 4], shared: u32, sequence: u32) {
@@ -384,15 +431,16 @@ impl Unit16s<'_> {
             self.store_halves::<0>(HEADER16 + whole, rest as u64, high);
         }
     }
+}
 
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Unit16s<'_> {
     #[inline]
     pub(super) fn load_header(self, sequence: u32) -> Option<[u64; 4]> {
         assert!(self.count >= HEADER16, "too few units");
         let units @ [first, second, third] =
             [self.load_nth::<0>(0), self.load_nth::<1>(0), self.load_nth::<2>(0)];
-        let mut expected = Sequence::new(sequence);
-        units.into_iter().for_each(|unit| expected.see(unit));
-        if !expected.is_of_all() {
+        if !all_have(units, sequence) {
             return None;
         }
         // SAFETY: every x86-64 has SSE2.
@@ -510,47 +558,36 @@ impl Unit16s<'_> {
         }
         // Backwards, so that each store's four bytes too many are overwritten by the next one.
         let runs = whole / RUN * RUN;
-        // SAFETY: every x86-64 has SSE2; the bytes at `to` are the caller's promise. Assembly for the reason that
-        // move_pieces() has.
-        unsafe {
-            for i in (runs..whole).rev() {
-                let unit = self.load_nth::<0>(HEADER16 + i);
-                let mut expected = Sequence::new(sequence);
-                expected.see(unit);
-                if !expected.is_of_all() {
-                    return false;
-                }
-                core::arch::asm!(vector!("movups [{p}], {v}"), v = in(xmm_reg) _mm_slli_si128::<4>(unit),
-                    p = in(reg) to.add(12 * i), options(nostack, preserves_flags));
+        let data = |unit| {
+            // SAFETY: every x86-64 has SSE2.
+            unsafe { _mm_slli_si128::<4>(unit) }
+        };
+        for i in (runs..whole).rev() {
+            let units = [self.load_nth::<0>(HEADER16 + i)];
+            if !all_have(units, sequence) {
+                return false;
             }
-            for i in (0..runs).step_by(RUN).rev() {
-                let units = self.load_run(HEADER16 + i);
-                let mut expected = Sequence::new(sequence);
-                units.into_iter().for_each(|unit| expected.see(unit));
-                if !expected.is_of_all() {
-                    return false;
-                }
-                let [a, b, c, d] = units.map(|unit| _mm_slli_si128::<4>(unit));
-                core::arch::asm!(
-                    vector!("movups [{p} + 36], {d}"),
-                    vector!("movups [{p} + 24], {c}"),
-                    vector!("movups [{p} + 12], {b}"),
-                    vector!("movups [{p}], {a}"),
-                    a = in(xmm_reg) a,
-                    b = in(xmm_reg) b,
-                    c = in(xmm_reg) c,
-                    d = in(xmm_reg) d,
-                    p = in(reg) to.add(12 * i),
-                    options(nostack, preserves_flags),
-                );
+            // SAFETY: the bytes at `to` are the caller's promise.
+            unsafe { store::<0>(to.add(12 * i), data(units[0])) };
+        }
+        for i in (0..runs).step_by(RUN).rev() {
+            let units = self.load_run(HEADER16 + i);
+            if !all_have(units, sequence) {
+                return false;
+            }
+            let [a, b, c, d] = units.map(data);
+            // SAFETY: as above.
+            unsafe {
+                let p = to.add(12 * i);
+                store::<36>(p, d);
+                store::<24>(p, c);
+                store::<12>(p, b);
+                store::<0>(p, a);
             }
         }
         if whole > 0 {
             // SAFETY: as above.
-            unsafe {
-                core::arch::asm!("mov [{p}], {v:e}", v = in(reg) shared, p = in(reg) to,
-                    options(nostack, preserves_flags));
-            }
+            unsafe { store4(to, shared as u32) };
         }
         true
     }
