@@ -9,8 +9,7 @@
 use std::arch::x86_64::{
     __m128i, _mm_castps_si128, _mm_castsi128_ps, _mm_cvtsi128_si32, _mm_cvtsi128_si64, _mm_move_ss,
     _mm_or_si128, _mm_set_epi32, _mm_set_epi64x, _mm_set1_epi32, _mm_setzero_si128,
-    _mm_shuffle_epi32, _mm_slli_si128, _mm_srli_si128, _mm_storeu_si128, _mm_unpackhi_epi64,
-    _mm_xor_si128,
+    _mm_shuffle_epi32, _mm_slli_si128, _mm_srli_si128, _mm_unpackhi_epi64, _mm_xor_si128,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -142,9 +141,28 @@ pub(super) struct Unit16s<'a> {
     _memory: &'a MappedMemory,
 }
 
-/// Units that are moved together: each of them with an address of its own would cost an instruction more.
+/// Most units that are moved together.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-const RUN: usize = 4;
+const RUN: usize = 8;
+
+/// `$move!(0 1 2 ...)` with as many numbers as there are units, at most [`RUN`]. They are constants, so a unit has a
+/// displacement, where an address of its own would cost an instruction, and all of them are loaded before the first is stored.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+macro_rules! run {
+    ($units:expr, $move:ident) => {
+        match $units {
+            0 => {}
+            1 => $move!(0),
+            2 => $move!(0 1),
+            3 => $move!(0 1 2),
+            4 => $move!(0 1 2 3),
+            5 => $move!(0 1 2 3 4),
+            6 => $move!(0 1 2 3 4 5),
+            7 => $move!(0 1 2 3 4 5 6),
+            _ => $move!(0 1 2 3 4 5 6 7),
+        }
+    };
+}
 
 /// Units of 16 bytes before those that hold nothing but payload.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -191,12 +209,6 @@ impl Unit16s<'_> {
         value
     }
 
-    /// Loads [`RUN`] units from the i-th on.
-    #[inline]
-    fn load_run(self, i: usize) -> [__m128i; RUN] {
-        [self.load_nth::<0>(i), self.load_nth::<1>(i), self.load_nth::<2>(i), self.load_nth::<3>(i)]
-    }
-
     /// Stores the N-th unit from the i-th on, in one access.
     #[inline]
     fn store_nth<const N: usize>(self, i: usize, value: __m128i) {
@@ -206,15 +218,6 @@ impl Unit16s<'_> {
             core::arch::asm!(vector!("movdqa [{p} + {n}], {v}"), v = in(xmm_reg) value, p = in(reg) self.base.add(16 * i),
                 n = const 16 * N, options(nostack, preserves_flags));
         }
-    }
-
-    /// Stores [`RUN`] units from the i-th on.
-    #[inline]
-    fn store_run(self, i: usize, [a, b, c, d]: [__m128i; RUN]) {
-        self.store_nth::<0>(i, a);
-        self.store_nth::<1>(i, b);
-        self.store_nth::<2>(i, c);
-        self.store_nth::<3>(i, d);
     }
 }
 
@@ -229,47 +232,19 @@ fn halves(unit: __m128i) -> (u64, u64) {
     }
 }
 
-/// Where units that are seen one by one differ from a sequence.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[derive(Clone, Copy)]
-struct Sequence {
-    expected: __m128i,
-    difference: __m128i,
-}
-
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-impl Sequence {
-    #[inline]
-    fn new(sequence: u32) -> Self {
-        // SAFETY: every x86-64 has SSE2.
-        unsafe {
-            Self { expected: _mm_set1_epi32(sequence as i32), difference: _mm_setzero_si128() }
-        }
-    }
-
-    #[inline]
-    fn see(&mut self, unit: __m128i) {
-        // SAFETY: every x86-64 has SSE2.
-        unsafe {
-            self.difference = _mm_or_si128(self.difference, _mm_xor_si128(unit, self.expected));
-        }
-    }
-
-    /// Had all units that were seen this sequence?
-    #[inline]
-    fn is_of_all(self) -> bool {
-        // SAFETY: every x86-64 has SSE2.
-        unsafe { _mm_cvtsi128_si32(_mm_shuffle_epi32::<0xff>(self.difference)) == 0 }
-    }
-}
-
 /// Have all of them this sequence?
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 fn all_have<const N: usize>(units: [__m128i; N], sequence: u32) -> bool {
-    let mut expected = Sequence::new(sequence);
-    units.into_iter().for_each(|unit| expected.see(unit));
-    expected.is_of_all()
+    // SAFETY: every x86-64 has SSE2.
+    unsafe {
+        let expected = _mm_set1_epi32(sequence as i32);
+        let mut difference = _mm_setzero_si128();
+        for unit in units {
+            difference = _mm_or_si128(difference, _mm_xor_si128(unit, expected));
+        }
+        _mm_cvtsi128_si32(_mm_shuffle_epi32::<0xff>(difference)) == 0
+    }
 }
 
 /// 16 bytes, AT bytes from `p` on, that have nothing to be atomic for.
@@ -301,6 +276,22 @@ unsafe fn store<const AT: usize>(p: *mut u8, value: __m128i) {
     unsafe {
         core::arch::asm!(vector!("movups [{p} + {at}], {v}"), v = in(xmm_reg) value, p = in(reg) p, at = const AT,
             options(nostack, preserves_flags));
+    }
+}
+
+/// As [`store`] does, a unit's data: twelve bytes.
+///
+/// # Safety
+///
+/// As for [`store`].
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn store_data<const AT: usize>(p: *mut u8, unit: __m128i) {
+    // SAFETY: the caller's promise, and every x86-64 has SSE2. Assembly for the reason that move_pieces() has.
+    unsafe {
+        let high = _mm_unpackhi_epi64(unit, unit);
+        core::arch::asm!(vector!("movq [{p} + {at}], {v}"), vector!("movd [{p} + {at} + 8], {w}"), v = in(xmm_reg) unit,
+            w = in(xmm_reg) high, p = in(reg) p, at = const AT, options(nostack, preserves_flags));
     }
 }
 
@@ -373,21 +364,24 @@ impl Unit16s<'_> {
     /// # Safety
     ///
     /// `12 * whole + 4` bytes at `from` are readable if `whole` is not 0, shared or not.
-    #[inline]
+    #[inline(always)]
     unsafe fn store_whole(self, from: *const u8, whole: usize, sequence: u32) {
+        let (mut i, mut left) = (HEADER16, whole);
         // SAFETY: every x86-64 has SSE2; the loads are the caller's promise.
         unsafe {
             let stamp = _mm_set_epi32(sequence as i32, 0, 0, 0);
-            let unit = |four| _mm_or_si128(_mm_srli_si128::<4>(four), stamp);
-            let runs = whole / RUN * RUN;
-            for i in (0..runs).step_by(RUN) {
-                let p = from.add(12 * i);
-                let run = [load::<0>(p), load::<12>(p), load::<24>(p), load::<36>(p)];
-                self.store_run(HEADER16 + i, run.map(unit));
+            macro_rules! fill {
+                ($($n:literal)*) => {{
+                    let p = from.add(12 * (i - HEADER16));
+                    let fours = [$(load::<{ 12 * $n }>(p)),*];
+                    $(self.store_nth::<$n>(i, _mm_or_si128(_mm_srli_si128::<4>(fours[$n]), stamp));)*
+                }};
             }
-            for i in runs..whole {
-                self.store_nth::<0>(HEADER16 + i, unit(load::<0>(from.add(12 * i))));
+            while left > RUN {
+                run!(RUN, fill);
+                (i, left) = (i + RUN, left - RUN);
             }
+            run!(left, fill);
         }
     }
 }
@@ -457,51 +451,39 @@ impl Unit16s<'_> {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
-    /// 16 bytes at a time where a unit's sequence still has room behind its data: the next unit's data overwrites it.
     #[inline]
     pub(super) fn load_payload(self, payload: &mut [u8], sequence: u32) -> bool {
         assert!(self.count >= Self::units_of(payload.len()), "too few units");
-        let unit = self.load_nth::<{ HEADER16 - 1 }>(0);
-        let mut expected = Sequence::new(sequence);
-        expected.see(unit);
-        let shared = halves(unit).1;
-        let Some((first, rest)) = payload.split_first_chunk_mut::<4>() else {
+        let (_, shared) = halves(self.load_nth::<{ HEADER16 - 1 }>(0));
+        let is_there = (shared >> 32) as u32 == sequence;
+        let whole = payload.len().saturating_sub(4) / 12;
+        let Some(first) = payload.first_chunk_mut::<4>() else {
             word_to(shared, payload);
-            return expected.is_of_all();
+            return is_there;
         };
         *first = (shared as u32).to_le_bytes();
-        let wide = rest.len().saturating_sub(4) / 12;
-        let runs = wide / RUN * RUN;
-        // SAFETY: every x86-64 has SSE2, and the last of the wide stores ends at 12 * wide + 4 bytes.
-        unsafe {
-            let to = rest.as_mut_ptr();
-            for i in (0..runs).step_by(RUN) {
-                for (k, unit) in self.load_run(HEADER16 + i).into_iter().enumerate() {
-                    expected.see(unit);
-                    _mm_storeu_si128(to.add(12 * (i + k)).cast(), unit);
-                }
-            }
-            for i in runs..wide {
-                let unit = self.load_nth::<0>(HEADER16 + i);
-                expected.see(unit);
-                _mm_storeu_si128(to.add(12 * i).cast(), unit);
-            }
+        // SAFETY: 12 * whole + 4 bytes of the payload, whose units were asserted.
+        if !is_there || !unsafe { self.copy_whole(payload.as_mut_ptr(), whole, sequence) } {
+            return false;
         }
-        for (i, chunk) in rest[12 * wide..].chunks_mut(12).enumerate() {
-            let unit = self.load_nth::<0>(HEADER16 + wide + i);
-            expected.see(unit);
-            let (low, high) = halves(unit);
-            match chunk.split_first_chunk_mut::<8>() {
-                Some((first, rest)) => {
-                    *first = low.to_le_bytes();
-                    word_to(high, rest);
-                }
-                None => word_to(low, chunk),
-            }
+        let rest = &mut payload[12 * whole + 4..];
+        if rest.is_empty() {
+            return true;
         }
-        expected.is_of_all()
+        let (low, high) = halves(self.load_nth::<0>(HEADER16 + whole));
+        match rest.split_first_chunk_mut::<8>() {
+            Some((first, rest)) => {
+                *first = low.to_le_bytes();
+                word_to(high, rest);
+            }
+            None => word_to(low, rest),
+        }
+        (high >> 32) as u32 == sequence
     }
+}
 
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Unit16s<'_> {
     /// As [`super::Memory::copy_payload`], to as many words as the payload takes.
     #[inline]
     pub(super) fn copy_payload(self, to: &[AtomicU64], len: usize, sequence: u32) -> bool {
@@ -509,9 +491,18 @@ impl Unit16s<'_> {
         assert!(len.div_ceil(8) == to.len(), "as many words as the payload takes");
         let whole = len.saturating_sub(4) / 12;
         let (_, shared) = halves(self.load_nth::<{ HEADER16 - 1 }>(0));
-        // SAFETY: 12 * whole + 4 bytes of the payload, if there is a whole unit; its units were asserted.
-        if !unsafe { self.copy_whole(to.as_ptr().cast_mut().cast(), whole, shared, sequence) } {
+        if (shared >> 32) as u32 != sequence {
             return false;
+        }
+        if whole > 0 {
+            let to = to.as_ptr().cast_mut().cast();
+            // SAFETY: 12 * whole + 4 bytes of the payload, whose units were asserted.
+            unsafe {
+                if !self.copy_whole(to, whole, sequence) {
+                    return false;
+                }
+                store4(to, shared as u32);
+            }
         }
         let at = 12 * whole + 4;
         if len == 0 || len == at && at % 8 == 0 {
@@ -545,50 +536,37 @@ impl Unit16s<'_> {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
-    /// Copies what `shared`, the upper half of the header's last unit, and the `whole` units behind it hold of a
-    /// payload to `to`: nothing if `whole` is 0. False when a unit has another sequence, whose data goes nowhere.
+    /// Copies what the `whole` units behind the header hold of a payload to `to`, behind the four bytes that are in the header's
+    /// last unit. False when a unit has another sequence, whose data goes nowhere.
     ///
     /// # Safety
     ///
     /// There are `HEADER16 + whole` units, and `12 * whole + 4` bytes at `to` are writable if `whole` is not 0, shared or not.
-    #[inline]
-    unsafe fn copy_whole(self, to: *mut u8, whole: usize, shared: u64, sequence: u32) -> bool {
-        if (shared >> 32) as u32 != sequence {
-            return false;
+    #[inline(always)]
+    unsafe fn copy_whole(self, to: *mut u8, whole: usize, sequence: u32) -> bool {
+        let (mut i, mut left) = (HEADER16, whole);
+        // The next unit's data overwrites what is stored of a sequence; the last of a run is stored without it.
+        macro_rules! copy {
+            ($($n:literal)*) => {{
+                let units = [$(self.load_nth::<$n>(i)),*];
+                if !all_have(units, sequence) {
+                    return false;
+                }
+                // SAFETY: the bytes at `to` are the caller's promise.
+                unsafe {
+                    let p = to.add(12 * (i - HEADER16));
+                    $(match $n + 1 < units.len() {
+                        true => store::<{ 12 * $n + 4 }>(p, units[$n]),
+                        false => store_data::<{ 12 * $n + 4 }>(p, units[$n]),
+                    })*
+                }
+            }};
         }
-        // Backwards, so that each store's four bytes too many are overwritten by the next one.
-        let runs = whole / RUN * RUN;
-        let data = |unit| {
-            // SAFETY: every x86-64 has SSE2.
-            unsafe { _mm_slli_si128::<4>(unit) }
-        };
-        for i in (runs..whole).rev() {
-            let units = [self.load_nth::<0>(HEADER16 + i)];
-            if !all_have(units, sequence) {
-                return false;
-            }
-            // SAFETY: the bytes at `to` are the caller's promise.
-            unsafe { store::<0>(to.add(12 * i), data(units[0])) };
+        while left > RUN {
+            run!(RUN, copy);
+            (i, left) = (i + RUN, left - RUN);
         }
-        for i in (0..runs).step_by(RUN).rev() {
-            let units = self.load_run(HEADER16 + i);
-            if !all_have(units, sequence) {
-                return false;
-            }
-            let [a, b, c, d] = units.map(data);
-            // SAFETY: as above.
-            unsafe {
-                let p = to.add(12 * i);
-                store::<36>(p, d);
-                store::<24>(p, c);
-                store::<12>(p, b);
-                store::<0>(p, a);
-            }
-        }
-        if whole > 0 {
-            // SAFETY: as above.
-            unsafe { store4(to, shared as u32) };
-        }
+        run!(left, copy);
         true
     }
 }
