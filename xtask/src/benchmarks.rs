@@ -334,7 +334,7 @@ fn how(page: &mut String, row: &Row, result: &Json) {
     };
     let _ = writeln!(
         page,
-        "- {} of {} s after {} s{range}; server on core {}, client on core {}{}",
+        "- {} of {} s after {} s{range}; server on core {}, client on core {}{}{}",
         result["pairs"].as_array().map_or(0, Vec::len),
         plain(&schedule["duration_s"]),
         plain(&schedule["warmup_s"]),
@@ -343,6 +343,10 @@ fn how(page: &mut String, row: &Row, result: &Json) {
         match (result["ping_pong_ns"].as_f64(), text(&result["state"])) {
             (Some(ns), state) => format!(", {state} ({ns:.0} ns there and back)"),
             _ => String::new(),
+        },
+        match result["shared_pairs"].as_u64() {
+            None | Some(0) => String::new(),
+            Some(pairs) => format!("; another program had part of the server's in {pairs} pairs"),
         }
     );
     let _ = writeln!(page, "- {}", machine_of(result));

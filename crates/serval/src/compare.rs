@@ -246,9 +246,9 @@ impl Bench for Rig<'_> {
         if self.cancel.load(Ordering::Relaxed) {
             return Err(SideError::Interrupted);
         }
-        let (server, client) = (self.cores.server[0], self.cores.client[0]);
+        let (server, client) = (&self.cores.server, self.cores.client[0]);
         Calibration::measure(server, client)
-            .map_err(|error| SideError::Calibrate(server, client, error))
+            .map_err(|error| SideError::Calibrate(server[0], client, error))
     }
 
     fn measure(&mut self, side: Side) -> Result<Run, SideError> {

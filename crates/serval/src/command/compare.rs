@@ -387,7 +387,11 @@ fn state(record: &Record) -> String {
     let way = record
         .ping_pong_ns
         .map_or_else(String::new, |ns| format!(", {} ({ns:.0} ns there and back)", record.state));
-    format!("server {server}, client {client}{way}")
+    let shared = match record.shared_pairs {
+        0 => String::new(),
+        pairs => format!("; another program had part of the server's in {pairs} pairs"),
+    };
+    format!("server {server}, client {client}{way}{shared}")
 }
 
 /// The rows of a suite, for people.

@@ -9,6 +9,11 @@
 //! same before and after. Within a state the round trip wanders by tens of percent from one slice to the
 //! next while nothing else does, so it is shown, and the spread of the pairs says what it was worth. On a machine
 //! whose cores lie at the border of two states it wanders across it; that is no move either.
+//!
+//! What a core does of independent work is a third thing: where another program has its other hardware thread, the dependent
+//! work above takes as long as ever, and this takes twice as long, as does what is measured. On virtual machines that share a
+//! host it comes and goes within seconds for each core by itself, so hardly a pair would be left if it were discarded: it is
+//! recorded for the server's cores, and pairs around which they were not whole are counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -23,6 +28,8 @@ pub const MOVED_MAX: f64 = 0.10;
 const SLICES: usize = 5;
 /// Steps of a chain of dependent multiplications in a slice: about 4 ms (5 cycles each, 3-4 GHz).
 const MULTIPLICATIONS: u64 = 3_000_000;
+/// Steps of eight chains that do not depend on each other in a slice: about 1 ms on a whole core.
+const WIDE_STEPS: u64 = 800_000;
 /// Round trips in a slice of the ping-pong.
 const ROUND_TRIPS: u64 = 4_000;
 /// A round trip through a core's own shared cache takes 60-300 ns, one between sockets or distant
@@ -36,6 +43,8 @@ pub struct Calibration {
     pub server_spin_ns: f64,
     /// Nanoseconds of the fixed work on the client's core.
     pub client_spin_ns: f64,
+    /// Nanoseconds of independent work on the server's cores, all at once: their mean.
+    pub server_wide_ns: f64,
     /// Nanoseconds of a cache line's round trip between both cores; `None` where they are one.
     pub ping_pong_ns: Option<f64>,
 }
@@ -97,22 +106,26 @@ impl fmt::Display for Moved {
 }
 
 impl Calibration {
-    /// Measures now, for about 40 ms on both cores.
+    /// Measures now, for about 50 ms: speed and way on the first of the server's cores and the client's, and independent work on
+    /// all of the server's.
     ///
     /// # Errors
     ///
     /// A core that this process may not use.
-    pub fn measure(server_core: usize, client_core: usize) -> io::Result<Self> {
-        if server_core == client_core {
-            let spin_ns = on_cores([server_core], |_| spin())?[0];
+    pub fn measure(server_cores: &[usize], client_core: usize) -> io::Result<Self> {
+        let wide = on_cores(server_cores, |_| wide())?;
+        let server_wide_ns = wide.iter().sum::<f64>() / wide.len() as f64;
+        let cores = [server_cores[0], client_core];
+        if cores[0] == client_core {
+            let spin_ns = on_cores(&cores[..1], |_| spin())?[0];
             let (server_spin_ns, client_spin_ns) = (spin_ns, spin_ns);
-            return Ok(Self { server_spin_ns, client_spin_ns, ping_pong_ns: None });
+            return Ok(Self { server_spin_ns, client_spin_ns, server_wide_ns, ping_pong_ns: None });
         }
-        let cores = [server_core, client_core];
-        let [server_spin_ns, client_spin_ns] = on_cores(cores, |_| spin())?;
+        let spins = on_cores(&cores, |_| spin())?;
         let lines = [Line::default(), Line::default()];
-        let [ping_pong_ns, _] = on_cores(cores, |side| ping_pong(&lines, side))?;
-        Ok(Self { server_spin_ns, client_spin_ns, ping_pong_ns: Some(ping_pong_ns) })
+        let ping_pong_ns = Some(on_cores(&cores, |side| ping_pong(&lines, side))?[0]);
+        let (server_spin_ns, client_spin_ns) = (spins[0], spins[1]);
+        Ok(Self { server_spin_ns, client_spin_ns, server_wide_ns, ping_pong_ns })
     }
 
     /// What changed from here to `after`, if anything did.
@@ -146,30 +159,39 @@ impl Calibration {
 }
 
 /// Runs `work` on a thread of its own on each core, at the same time.
-fn on_cores<const N: usize>(
-    cores: [usize; N],
-    work: impl Fn(usize) -> f64 + Sync,
-) -> io::Result<[f64; N]> {
-    let pinned = |side: usize| sys::affinity::pin_current_thread(cores[side]);
+fn on_cores(cores: &[usize], work: impl Fn(usize) -> f64 + Sync) -> io::Result<Vec<f64>> {
     // Looked at first: a ping without a pong would wait for ever.
-    for side in 0..N {
-        std::thread::scope(|scope| scope.spawn(|| pinned(side)).join()).expect("no panic")?;
+    for &core in cores {
+        let pinned = || sys::affinity::pin_current_thread(core);
+        std::thread::scope(|scope| scope.spawn(pinned).join()).expect("no panic")?;
     }
-    let mut results = [f64::NAN; N];
-    std::thread::scope(|scope| {
-        let threads = std::array::from_fn::<_, N, _>(|side| {
-            let (pinned, work) = (&pinned, &work);
+    Ok(std::thread::scope(|scope| {
+        let start = |(side, &core)| {
+            let work = &work;
             scope.spawn(move || {
                 // Just tried; without it the work is only less telling.
-                let _ = pinned(side);
+                let _ = sys::affinity::pin_current_thread(core);
                 work(side)
             })
-        });
-        for (result, thread) in results.iter_mut().zip(threads) {
-            *result = thread.join().expect("the work does not panic");
+        };
+        let threads: Vec<_> = cores.iter().enumerate().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    }))
+}
+
+/// Rotations of eight words: as many instructions at a time as a core can do, and nothing that compilers shorten.
+fn wide() -> f64 {
+    median_of_slices(|| {
+        let start = Instant::now();
+        let mut words = std::hint::black_box([1u64, 2, 3, 4, 5, 6, 7, 8]);
+        for step in 0..WIDE_STEPS {
+            for (by, word) in (3..).zip(&mut words) {
+                *word = word.rotate_left(by) ^ step;
+            }
         }
-    });
-    Ok(results)
+        std::hint::black_box(words);
+        start.elapsed().as_nanos() as f64
+    })
 }
 
 fn spin() -> f64 {
@@ -223,8 +245,12 @@ fn median_of_slices(slice: impl FnMut() -> f64) -> f64 {
 mod tests {
     use super::*;
 
-    const QUIET: Calibration =
-        Calibration { server_spin_ns: 100.0, client_spin_ns: 100.0, ping_pong_ns: Some(110.0) };
+    const QUIET: Calibration = Calibration {
+        server_spin_ns: 100.0,
+        client_spin_ns: 100.0,
+        server_wide_ns: 100.0,
+        ping_pong_ns: Some(110.0),
+    };
 
     #[test]
     fn small_changes_are_none_and_large_ones_are_named() {
@@ -260,12 +286,14 @@ mod tests {
     fn every_core_there_is_can_be_calibrated() {
         let cores = sys::affinity::allowed_cores().unwrap();
         let (first, last) = (cores[0], cores[cores.len() - 1]);
-        let found = Calibration::measure(first, last).unwrap();
+        let found = Calibration::measure(&cores, last).unwrap();
         assert!(found.server_spin_ns > 0.0 && found.client_spin_ns > 0.0);
+        assert!(found.server_wide_ns > 0.0);
         assert_eq!(found.ping_pong_ns.is_some(), first != last);
         assert!(found.ping_pong_ns.is_none_or(|ns| ns > 0.0));
-        let one = Calibration::measure(first, first).unwrap();
+        let one = Calibration::measure(&[first], first).unwrap();
         assert_eq!((one.ping_pong_ns, one.state()), (None, State::OneCore));
-        assert!(Calibration::measure(first, 1023).is_err());
+        assert!(Calibration::measure(&[first], 1023).is_err());
+        assert!(Calibration::measure(&[first, 1023], first).is_err());
     }
 }

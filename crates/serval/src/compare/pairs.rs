@@ -89,6 +89,9 @@ pub struct Pair {
     pub after: Calibration,
 }
 
+/// Least share of the best that cores do of independent work while nobody else has part of them.
+const WHOLE_MIN: f64 = 0.85;
+
 /// What came of a plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pairs {
@@ -99,6 +102,15 @@ pub struct Pairs {
 }
 
 impl Pairs {
+    /// The pairs around which the server's cores did less than [`WHOLE_MIN`] of the independent work that they did around the
+    /// best of them.
+    pub fn shared(&self) -> usize {
+        let worse = |pair: &Pair| pair.before.server_wide_ns.max(pair.after.server_wide_ns);
+        let best = |pair: &Pair| pair.before.server_wide_ns.min(pair.after.server_wide_ns);
+        let whole_ns = self.kept.iter().map(best).fold(f64::INFINITY, f64::min);
+        self.kept.iter().filter(|pair| whole_ns < WHOLE_MIN * worse(pair)).count()
+    }
+
     /// The pairs' values.
     pub fn values(&self) -> Vec<f64> {
         self.kept.iter().map(|pair| pair.value).collect()
@@ -196,8 +208,12 @@ fn pair<B: Bench>(
 mod tests {
     use super::*;
 
-    const QUIET: Calibration =
-        Calibration { server_spin_ns: 100.0, client_spin_ns: 100.0, ping_pong_ns: Some(110.0) };
+    const QUIET: Calibration = Calibration {
+        server_spin_ns: 100.0,
+        client_spin_ns: 100.0,
+        server_wide_ns: 100.0,
+        ping_pong_ns: Some(110.0),
+    };
 
     /// Follows a script: every calibration and every measurement is given.
     #[derive(Default)]
@@ -206,6 +222,8 @@ mod tests {
         spins: Vec<f64>,
         /// The way between the cores at the n-th calibration; 110 afterwards.
         ways: Vec<f64>,
+        /// Independent work at the n-th calibration; 100 afterwards.
+        wides: Vec<f64>,
         calibrations: usize,
         /// Numbers of measurements that are void.
         void: Vec<usize>,
@@ -223,8 +241,10 @@ mod tests {
         fn calibrate(&mut self) -> Result<Calibration, String> {
             let spin = self.spins.get(self.calibrations).copied().unwrap_or(100.0);
             let way = self.ways.get(self.calibrations).copied().unwrap_or(110.0);
+            let wide = self.wides.get(self.calibrations).copied().unwrap_or(100.0);
             self.calibrations += 1;
-            Ok(Calibration { server_spin_ns: spin, ping_pong_ns: Some(way), ..QUIET })
+            let (server_spin_ns, ping_pong_ns) = (spin, Some(way));
+            Ok(Calibration { server_spin_ns, ping_pong_ns, server_wide_ns: wide, ..QUIET })
         }
 
         fn measure(&mut self, side: Side) -> Result<Run, String> {
@@ -300,6 +320,15 @@ mod tests {
         assert_eq!(near.kept.len(), 2);
         assert!(near.kept.iter().all(|pair| pair.after.state() == State::Near));
         assert_eq!(near.discarded[1], "the machine was far (480 ns); it came to 300 /s");
+    }
+
+    #[test]
+    fn pairs_on_shared_cores_count_and_are_counted() {
+        let wides = vec![200.0, 190.0, 105.0, 100.0, 100.0, 130.0, 117.0, 110.0];
+        let mut bench = Scripted { wides, ..Scripted::default() };
+        let pairs = measure(&mut bench, &plan(5, Combine::Ratio)).unwrap();
+        assert_eq!((pairs.kept.len(), pairs.shared()), (5, 2));
+        assert_eq!(Pairs::default().shared(), 0);
     }
 
     #[test]

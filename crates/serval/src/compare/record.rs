@@ -65,6 +65,8 @@ pub struct Record {
     pub state: String,
     /// The median round trip of a cache line between the cores in nanoseconds.
     pub ping_pong_ns: Option<f64>,
+    /// Pairs around which another program had part of the server's cores; they count like the others.
+    pub shared_pairs: usize,
     /// The machine and the source.
     pub machine: Machine,
     /// What bounds the value.
@@ -137,6 +139,7 @@ impl Record {
             b,
             state: states(&pairs.kept),
             ping_pong_ns: Summary::of(&ping_pongs.collect::<Vec<_>>()).map(|all| all.median),
+            shared_pairs: pairs.shared(),
             discarded: pairs.discarded,
             pairs: pairs.kept,
             schedule,
