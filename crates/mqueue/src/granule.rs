@@ -35,7 +35,7 @@ fn sequence(n: u64) -> u32 {
 }
 
 /// Writes message `n`: the header's words, then the payload (at most the inline capacity).
-#[inline]
+#[inline(always)]
 pub(crate) fn write<M: Memory, const WORDS: usize>(
     memory: &M,
     layout: &Layout,
@@ -150,7 +150,7 @@ pub(crate) fn format<M: Memory, const WORDS: usize>(memory: &M, layout: &Layout,
 }
 
 /// The header's words of message `n`, once all its units have arrived.
-#[inline]
+#[inline(always)]
 pub(crate) fn read_header<M: Memory, const WORDS: usize>(
     memory: &M,
     layout: &Layout,
@@ -179,7 +179,7 @@ pub(crate) fn load_header<M: Memory, const WORDS: usize>(
 }
 
 /// Copies the payload of message `n` out; false when part of it has not arrived.
-#[inline]
+#[inline(always)]
 pub(crate) fn read_payload<M: Memory, const WORDS: usize>(
     memory: &M,
     layout: &Layout,

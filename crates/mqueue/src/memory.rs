@@ -440,7 +440,7 @@ impl Memory for MappedMemory {
         Unit16s::of(self, at, 1).store(0, data, sequence);
     }
 
-    #[inline]
+    #[inline(always)]
     fn store_string<const WORDS: usize>(
         &self,
         at: u64,
@@ -454,7 +454,7 @@ impl Memory for MappedMemory {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn load_header<const WORDS: usize>(&self, at: u64, sequence: u32) -> Option<[u64; 4]> {
         match WORDS {
             1 => Unit8s::string(self, at, 0).load_header(sequence),
@@ -462,7 +462,7 @@ impl Memory for MappedMemory {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn load_payload<const WORDS: usize>(&self, at: u64, payload: &mut [u8], sequence: u32) -> bool {
         match WORDS {
             1 => Unit8s::string(self, at, payload.len()).load_payload(payload, sequence),

@@ -28,6 +28,9 @@ use crate::memory::{Memory, Ordering};
 /// Bytes of a slot header.
 pub const HEADER_BYTES: u64 = size_of::<SlotHeader>() as u64;
 
+/// Bytes of a processor's cache line.
+const LINE: u64 = 64;
+
 /// What the peer did wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
@@ -69,6 +72,8 @@ pub(crate) struct Layout {
     /// The bits of a message's number that tell its lap modulo [`RESTAMP_LAPS`].
     restamp_mask: u64,
     slot_stride: u64,
+    /// Bytes of header and payload that a line holds.
+    line_bytes: u64,
     pub(crate) inline_bytes: u64,
     message_bytes_max: u64,
     slots_offset: u64,
@@ -81,12 +86,14 @@ pub(crate) struct Layout {
 impl Layout {
     /// `entry` was checked by [`crate::region`].
     pub(crate) fn of(entry: &RingEntry) -> Self {
+        let (protocol, line_bytes) = match entry.protocol {
+            protocol::GRANULE8 => (Protocol::Granule8, LINE / 2),
+            protocol::GRANULE16 => (Protocol::Granule16, LINE / 4 * 3),
+            _ => (Protocol::Doorbell, LINE),
+        };
         Self {
-            protocol: match entry.protocol {
-                protocol::GRANULE8 => Protocol::Granule8,
-                protocol::GRANULE16 => Protocol::Granule16,
-                _ => Protocol::Doorbell,
-            },
+            protocol,
+            line_bytes,
             depth: entry.depth.into(),
             restamp_mask: (RESTAMP_LAPS - 1) * u64::from(entry.depth),
             slot_stride: entry.slot_stride.into(),
@@ -707,16 +714,12 @@ impl<M: Memory> Consumer<M> {
 /// line, and more than a few lines are the processor's own business.
 #[inline]
 fn prefetch_slot<M: Memory>(memory: &M, layout: &Layout, n: u64, bytes: u64, for_write: bool) {
-    const LINE: u64 = 64;
     let slot = layout.slot(n);
     let string = HEADER_BYTES + bytes.min(layout.inline_bytes);
-    let slot_bytes = match layout.protocol {
-        Protocol::Doorbell => string,
-        Protocol::Granule8 => 2 * string,
-        Protocol::Granule16 => string.div_ceil(12) * 16,
-    };
-    for line in 0..slot_bytes.div_ceil(LINE).min(4) {
-        memory.prefetch(slot + line * LINE, for_write);
+    for line in 0..4 {
+        if string > line * layout.line_bytes {
+            memory.prefetch(slot + line * LINE, for_write);
+        }
     }
 }
 

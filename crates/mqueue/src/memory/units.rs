@@ -332,9 +332,11 @@ impl Unit16s<'_> {
     }
 }
 
+// What a message passes is always inline: a payload whose length the compiler knows is then moved without a branch, and a
+// header that is passed through memory is stored in parts and loaded as a whole, which the processor cannot forward.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
-    #[inline]
+    #[inline(always)]
     pub(super) fn store_string(self, header: [u64; 4], payload: &[u8], sequence: u32) {
         assert!(self.count >= Self::units_of(payload.len()), "too few units");
         let shared = match payload.first_chunk() {
@@ -389,7 +391,7 @@ impl Unit16s<'_> {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
     /// Stores the header, and `shared` of the payload.
-    #[inline]
+    #[inline(always)]
     fn store_header(self, [token, tag, arena, last]: [u64; 4], shared: u32, sequence: u32) {
         self.store_halves::<0>(0, token, pair(tag as u32, sequence));
         self.store_halves::<1>(0, tag >> 32 | arena << 32, pair((arena >> 32) as u32, sequence));
@@ -429,7 +431,7 @@ impl Unit16s<'_> {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
-    #[inline]
+    #[inline(always)]
     pub(super) fn load_header(self, sequence: u32) -> Option<[u64; 4]> {
         assert!(self.count >= HEADER16, "too few units");
         let units @ [first, second, third] =
@@ -451,7 +453,7 @@ impl Unit16s<'_> {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
-    #[inline]
+    #[inline(always)]
     pub(super) fn load_payload(self, payload: &mut [u8], sequence: u32) -> bool {
         assert!(self.count >= Self::units_of(payload.len()), "too few units");
         let (_, shared) = halves(self.load_nth::<{ HEADER16 - 1 }>(0));
