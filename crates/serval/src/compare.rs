@@ -298,9 +298,13 @@ pub fn measure(
     let plan = Plan {
         pairs: schedule.pairs,
         // As many as are kept, and a few where few are kept; a state of the machine comes and goes.
-        discards_max: if row.state.is_some() { 4 * schedule.pairs } else { schedule.pairs + 2 },
+        discards_max: match row.state.is_some() || row.whole {
+            true => 4 * schedule.pairs,
+            false => schedule.pairs + 2,
+        },
         guard: schedule.guard,
         state: row.state,
+        whole: row.whole,
         metric: row.metric.clone(),
         combine: row.combine(),
         better: row.better(),

@@ -214,6 +214,7 @@ impl Options {
             aim: None,
             needs: Vec::new(),
             state: None,
+            whole: false,
             timing: self.timing(),
             server_cores: Some(self.server_core.len().max(1)),
             load: Some(Load {

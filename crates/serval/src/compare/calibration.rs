@@ -12,8 +12,10 @@
 //!
 //! What a core does of independent work is a third thing: where another program has its other hardware thread, the dependent
 //! work above takes as long as ever, and this takes twice as long, as does what is measured. On virtual machines that share a
-//! host it comes and goes within seconds for each core by itself, so hardly a pair would be left if it were discarded: it is
-//! recorded for the server's cores, and pairs around which they were not whole are counted.
+//! host it comes and goes within seconds for each core by itself, so hardly a pair of several cores would be left if it were
+//! discarded: it is recorded for the server's cores, pairs around which they were not whole are counted, and only a row that
+//! asks for it (`whole`) does without them. Whole is what is as good as the best pair of the row: a neighbour that never stops
+//! is not seen.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;

@@ -3,7 +3,7 @@
 //! Who is first alternates, so that what one leaves behind (a warm cache, a busy host) meets both. A pair
 //! is discarded and measured again when the machine moved under it or disturbed a measurement, or was in
 //! another state than the plan is about; what the pair came to is said with the reason then. That is
-//! bounded: a machine that keeps moving proves nothing, and says so. A measurement that is void for any
+//! bounded: a machine that keeps moving proves nothing, and says so. A row about whole cores counts no pairs on others. A measurement that is void for any
 //! other reason (wrong or missing answers) ends everything: repeating it until it looks well proves nothing.
 
 use std::collections::BTreeMap;
@@ -61,6 +61,8 @@ pub struct Plan {
     pub guard: bool,
     /// The only state of the machine in which pairs count; any, if there is none.
     pub state: Option<State>,
+    /// Whether pairs count only where no other program has part of the server's cores.
+    pub whole: bool,
     /// What is compared, for texts.
     pub metric: String,
     /// How two figures become a value.
@@ -69,6 +71,14 @@ pub struct Plan {
     pub better: Better,
     /// The figure of each side.
     pub figure: [String; 2],
+}
+
+impl Plan {
+    /// How values are written.
+    fn style(&self) -> Style<'_> {
+        let better = self.combine.better(self.better);
+        Style { metric: &self.metric, combine: self.combine, better }
+    }
 }
 
 /// One pair that counts.
@@ -99,16 +109,43 @@ pub struct Pairs {
     pub kept: Vec<Pair>,
     /// Why the others do not.
     pub discarded: Vec<String>,
+    /// The shortest time that independent work on the server's cores took around any of them.
+    whole_ns: Option<f64>,
 }
 
 impl Pairs {
-    /// The pairs around which the server's cores did less than [`WHOLE_MIN`] of the independent work that they did around the
-    /// best of them.
+    /// Adds one that counts.
+    fn keep(&mut self, pair: Pair) {
+        let wide_ns = pair.before.server_wide_ns.min(pair.after.server_wide_ns);
+        self.whole_ns = Some(self.whole_ns.map_or(wide_ns, |whole_ns| whole_ns.min(wide_ns)));
+        self.kept.push(pair);
+    }
+
+    /// What the server's cores did of independent work around a pair, of the most that they did.
+    fn wide_share(&self, pair: &Pair) -> f64 {
+        let wide_ns = pair.before.server_wide_ns.max(pair.after.server_wide_ns);
+        self.whole_ns.map_or(1.0, |whole_ns| whole_ns / wide_ns)
+    }
+
+    /// The pairs around which the server's cores were not whole.
     pub fn shared(&self) -> usize {
-        let worse = |pair: &Pair| pair.before.server_wide_ns.max(pair.after.server_wide_ns);
-        let best = |pair: &Pair| pair.before.server_wide_ns.min(pair.after.server_wide_ns);
-        let whole_ns = self.kept.iter().map(best).fold(f64::INFINITY, f64::min);
-        self.kept.iter().filter(|pair| whole_ns < WHOLE_MIN * worse(pair)).count()
+        self.kept.iter().filter(|pair| self.wide_share(pair) < WHOLE_MIN).count()
+    }
+
+    /// Discards those pairs. One that seemed the best so far may be among them once there is a better one.
+    fn discard_shared(&mut self, style: &Style<'_>) {
+        for pair in std::mem::take(&mut self.kept) {
+            let share = self.wide_share(&pair);
+            if share < WHOLE_MIN {
+                let (percent, value) = (100.0 * share, style.value(pair.value));
+                let why = format!(
+                    "the server's cores did {percent:.0} % of what they can; it came to {value}"
+                );
+                self.discarded.push(why);
+            } else {
+                self.kept.push(pair);
+            }
+        }
     }
 
     /// The pairs' values.
@@ -146,8 +183,11 @@ pub fn measure<B: Bench>(bench: &mut B, plan: &Plan) -> Result<Pairs, PairsError
     while pairs.kept.len() < plan.pairs && pairs.discarded.len() <= plan.discards_max {
         let first = if pairs.kept.len() % 2 == 0 { Side::A } else { Side::B };
         match pair(bench, plan, first)? {
-            Ok(pair) => pairs.kept.push(pair),
+            Ok(pair) => pairs.keep(pair),
             Err(why) => pairs.discarded.push(why),
+        }
+        if plan.whole && plan.guard {
+            pairs.discard_shared(&plan.style());
         }
         bench.progress(pairs.kept.len(), pairs.discarded.len());
     }
@@ -195,9 +235,8 @@ fn pair<B: Bench>(
     let state = after.state();
     if plan.guard && plan.state.is_some_and(|wanted| wanted != state) {
         let way = after.ping_pong_ns.map_or_else(String::new, |ns| format!(" ({ns:.0} ns)"));
-        let better = plan.combine.better(plan.better);
-        let style = Style { metric: &plan.metric, combine: plan.combine, better };
-        return Ok(Err(format!("the machine was {state}{way}; it came to {}", style.value(value))));
+        let value = plan.style().value(value);
+        return Ok(Err(format!("the machine was {state}{way}; it came to {value}")));
     }
     let [a, b] = found;
     let a = a.expect("A is always measured");
@@ -277,6 +316,7 @@ mod tests {
             discards_max: pairs,
             guard: true,
             state: None,
+            whole: false,
             metric,
             combine,
             better,
@@ -329,6 +369,37 @@ mod tests {
         let pairs = measure(&mut bench, &plan(5, Combine::Ratio)).unwrap();
         assert_eq!((pairs.kept.len(), pairs.shared()), (5, 2));
         assert_eq!(Pairs::default().shared(), 0);
+    }
+
+    #[test]
+    fn a_row_about_whole_cores_counts_no_others() {
+        let wides = vec![200.0, 190.0, 105.0, 100.0, 100.0, 130.0, 117.0, 110.0];
+        let bench = || Scripted { wides: wides.clone(), ..Scripted::default() };
+        let pairs = measure(&mut bench(), &whole_of(3)).unwrap();
+        assert_eq!((pairs.kept.len(), pairs.shared()), (3, 0));
+        // The first one looked whole until the second was seen.
+        assert_eq!(pairs.discarded.len(), 2);
+        let why = "the server's cores did 50 % of what they can; it came to 300 /s";
+        assert_eq!(pairs.discarded[0], why);
+        let open = Plan { guard: false, ..whole_of(3) };
+        assert_eq!(measure(&mut bench(), &open).unwrap().kept.len(), 3);
+        // A pair that was whole only before it is what the others are held to.
+        let halves = [vec![100.0], vec![200.0; 5], vec![110.0; 9]].concat();
+        let pairs =
+            measure(&mut Scripted { wides: halves, ..Scripted::default() }, &whole_of(3)).unwrap();
+        assert_eq!((pairs.kept.len(), pairs.discarded.len()), (3, 3));
+        // Only ever halves: nothing tells them from wholes, as the head of calibration.rs says.
+        let mut halves = Scripted { wides: vec![200.0; 20], ..Scripted::default() };
+        assert_eq!(measure(&mut halves, &whole_of(3)).unwrap().kept.len(), 3);
+        // Ever worse: given up.
+        let worse: Vec<f64> = (0..20).map(|n| 100.0 + 50.0 * f64::from(n)).collect();
+        let mut worse = Scripted { wides: worse, ..Scripted::default() };
+        let pairs = measure(&mut worse, &whole_of(3)).unwrap();
+        assert!(pairs.kept.len() < 3 && pairs.discarded.len() == 4, "{pairs:?}");
+    }
+
+    fn whole_of(pairs: usize) -> Plan {
+        Plan { whole: true, ..plan(pairs, Combine::Alone) }
     }
 
     #[test]

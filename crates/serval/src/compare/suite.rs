@@ -71,6 +71,10 @@ pub struct Row {
     /// The state of the machine in which pairs count; any, if it says none. For figures that are little more than
     /// the way between two cores: elsewhere the figure is another one.
     pub state: Option<State>,
+    /// Whether pairs count only where no other program has part of the server's cores, as far as can be seen: for goals of a
+    /// core.
+    #[serde(default)]
+    pub whole: bool,
     /// How long and how often.
     #[serde(default)]
     pub timing: Timing,
