@@ -344,9 +344,9 @@ fn how(page: &mut String, row: &Row, result: &Json) {
             (Some(ns), state) => format!(", {state} ({ns:.0} ns there and back)"),
             _ => String::new(),
         },
-        match result["shared_pairs"].as_u64() {
+        match result["slowed_pairs"].as_u64() {
             None | Some(0) => String::new(),
-            Some(pairs) => format!("; another program had part of the server's in {pairs} pairs"),
+            Some(pairs) => format!("; the server's did less than their best around {pairs} pairs"),
         }
     );
     let _ = writeln!(page, "- {}", machine_of(result));

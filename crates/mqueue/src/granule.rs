@@ -417,6 +417,34 @@ mod tests {
         }
     }
 
+    /// The destination is another process's memory, and the sequence counts the messages of a ring that is none of its business.
+    #[cfg(not(miri))]
+    #[test]
+    fn no_sequence_shows_where_a_payload_is_copied_to() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let [from, to] = [(); 2].map(|()| HeapMapping::memory(1024));
+        if !has::<3>(&from) {
+            return;
+        }
+        let (len, stop) = (100, AtomicBool::new(false));
+        store_string::<_, 3>(&from, SLOT, HEADER, &payload(len), SEQUENCE);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    for at in (0..len as u64).step_by(8) {
+                        let word = to.load(SLOT + at, Ordering::Relaxed);
+                        let halves = [word as u32, (word >> 32) as u32];
+                        assert!(!halves.contains(&SEQUENCE), "at {at}: {word:#x}");
+                    }
+                }
+            });
+            for _ in 0..300_000 {
+                assert!(to.copy_payload::<3>(SLOT, &from, SLOT, len as u64, SEQUENCE));
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+
     #[test]
     fn payloads_are_copied_into_eight_byte_units() {
         payloads_are_copied_into_units::<1>();

@@ -149,8 +149,8 @@ pub enum SideError {
     #[error("cannot make the folder {0}: {1}")]
     Scratch(PathBuf, std::io::Error),
     /// The machine.
-    #[error("cannot calibrate cores {0} and {1}: {2}")]
-    Calibrate(usize, usize, std::io::Error),
+    #[error("cannot calibrate cores {0:?} and {1}: {2}")]
+    Calibrate(Vec<usize>, usize, std::io::Error),
     /// A signal came.
     #[error("interrupted")]
     Interrupted,
@@ -248,7 +248,7 @@ impl Bench for Rig<'_> {
         }
         let (server, client) = (&self.cores.server, self.cores.client[0]);
         Calibration::measure(server, client)
-            .map_err(|error| SideError::Calibrate(server[0], client, error))
+            .map_err(|error| SideError::Calibrate(server.clone(), client, error))
     }
 
     fn measure(&mut self, side: Side) -> Result<Run, SideError> {

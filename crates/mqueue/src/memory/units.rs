@@ -2,14 +2,15 @@
 //! of the bounds for a message, and 16-byte units moved as a whole through vector registers of x86-64.
 //!
 //! Four bytes of a payload share the third 16-byte unit with the header, so a unit's data `[12 * i + 4, 12 * i + 16)`
-//! ends where 16 bytes from `12 * i` on end: an access of a vector register's width that ends there stays inside the
-//! payload, and its first four bytes belong to the unit before.
+//! ends where 16 bytes from `12 * i` on end: a load of a vector register's width that ends there stays inside the payload, and its
+//! first four bytes belong to the unit before. A store begins at the data, and its last four bytes, zeros, belong to the unit behind.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use std::arch::x86_64::{
-    __m128i, _mm_castps_si128, _mm_castsi128_ps, _mm_cvtsi128_si32, _mm_cvtsi128_si64, _mm_move_ss,
-    _mm_or_si128, _mm_set_epi32, _mm_set_epi64x, _mm_set1_epi32, _mm_setzero_si128,
-    _mm_shuffle_epi32, _mm_slli_si128, _mm_srli_si128, _mm_unpackhi_epi64, _mm_xor_si128,
+    __m128i, _mm_and_si128, _mm_castps_si128, _mm_castsi128_ps, _mm_cvtsi128_si32,
+    _mm_cvtsi128_si64, _mm_move_ss, _mm_or_si128, _mm_set_epi32, _mm_set_epi64x, _mm_set1_epi32,
+    _mm_setzero_si128, _mm_shuffle_epi32, _mm_slli_si128, _mm_srli_si128, _mm_unpackhi_epi64,
+    _mm_xor_si128,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -159,7 +160,8 @@ macro_rules! run {
             5 => $move!(0 1 2 3 4),
             6 => $move!(0 1 2 3 4 5),
             7 => $move!(0 1 2 3 4 5 6),
-            _ => $move!(0 1 2 3 4 5 6 7),
+            8 => $move!(0 1 2 3 4 5 6 7),
+            _ => unreachable!("a longer run"),
         }
     };
 }
@@ -365,7 +367,7 @@ impl Unit16s<'_> {
     ///
     /// # Safety
     ///
-    /// `12 * whole + 4` bytes at `from` are readable if `whole` is not 0, shared or not.
+    /// There are `HEADER16 + whole` units, and `12 * whole + 4` bytes at `from` are readable if `whole` is not 0, shared or not.
     #[inline(always)]
     unsafe fn store_whole(self, from: *const u8, whole: usize, sequence: u32) {
         let (mut i, mut left) = (HEADER16, whole);
@@ -543,22 +545,24 @@ impl Unit16s<'_> {
     ///
     /// # Safety
     ///
-    /// There are `HEADER16 + whole` units, and `12 * whole + 4` bytes at `to` are writable if `whole` is not 0, shared or not.
+    /// There are `HEADER16 + whole` units, and the `12 * whole` bytes four bytes behind `to` are writable, shared or not.
     #[inline(always)]
     unsafe fn copy_whole(self, to: *mut u8, whole: usize, sequence: u32) -> bool {
         let (mut i, mut left) = (HEADER16, whole);
-        // The next unit's data overwrites what is stored of a sequence; the last of a run is stored without it.
+        // A unit's last four bytes are stored as zeros, which the next unit's data overwrites: whoever sees the memory meanwhile
+        // sees no sequence, which counts the messages of another ring. The last of a run is stored without them.
         macro_rules! copy {
             ($($n:literal)*) => {{
                 let units = [$(self.load_nth::<$n>(i)),*];
                 if !all_have(units, sequence) {
                     return false;
                 }
-                // SAFETY: the bytes at `to` are the caller's promise.
+                // SAFETY: every x86-64 has SSE2; the bytes at `to` are the caller's promise.
                 unsafe {
                     let p = to.add(12 * (i - HEADER16));
+                    let data = _mm_set_epi32(0, -1, -1, -1);
                     $(match $n + 1 < units.len() {
-                        true => store::<{ 12 * $n + 4 }>(p, units[$n]),
+                        true => store::<{ 12 * $n + 4 }>(p, _mm_and_si128(units[$n], data)),
                         false => store_data::<{ 12 * $n + 4 }>(p, units[$n]),
                     })*
                 }

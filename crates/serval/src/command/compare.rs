@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::bench::{list, time};
 use super::{Failure, cancel_on_signal};
+use crate::compare::pairs::WHOLE_MIN;
 use crate::compare::record::Record;
 use crate::compare::suite::{Load, Row, SideSpec, Suite, Timing, better_of};
 use crate::compare::verdict::{Better, Verdict};
@@ -388,11 +389,14 @@ fn state(record: &Record) -> String {
     let way = record
         .ping_pong_ns
         .map_or_else(String::new, |ns| format!(", {} ({ns:.0} ns there and back)", record.state));
-    let shared = match record.shared_pairs {
+    let slowed = match record.slowed_pairs {
         0 => String::new(),
-        pairs => format!("; another program had part of the server's in {pairs} pairs"),
+        pairs => format!(
+            "; the server's did less than {:.0} % of their best around {pairs} pairs",
+            100.0 * WHOLE_MIN
+        ),
     };
-    format!("server {server}, client {client}{way}{shared}")
+    format!("server {server}, client {client}{way}{slowed}")
 }
 
 /// The rows of a suite, for people.

@@ -11,11 +11,12 @@
 //! whose cores lie at the border of two states it wanders across it; that is no move either.
 //!
 //! What a core does of independent work is a third thing: where another program has its other hardware thread, the dependent
-//! work above takes as long as ever, and this takes twice as long, as does what is measured. On virtual machines that share a
-//! host it comes and goes within seconds for each core by itself, so hardly a pair of several cores would be left if it were
-//! discarded: it is recorded for the server's cores, pairs around which they were not whole are counted, and only a row that
-//! asks for it (`whole`) does without them. Whole is what is as good as the best pair of the row: a neighbour that never stops
-//! is not seen.
+//! work above takes as long as ever, and this takes half as long again or twice as long, as does what is measured. On virtual
+//! machines that share a host it comes and goes within seconds for each core by itself, so hardly a pair of several cores would
+//! be left if it were discarded: it is recorded for the slowest of the server's cores, pairs around which it took longer than
+//! around the best one are counted, and only a row that asks for it (`whole`) does without them. What is compared is the time
+//! of the independent work in times of the dependent work, which a clock that changes does not move. Whole is what is as good
+//! as the best pair of the row: a neighbour that never stops is not seen.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -45,7 +46,7 @@ pub struct Calibration {
     pub server_spin_ns: f64,
     /// Nanoseconds of the fixed work on the client's core.
     pub client_spin_ns: f64,
-    /// Nanoseconds of independent work on the server's cores, all at once: their mean.
+    /// Nanoseconds of independent work on the slowest of the server's cores, measured together.
     pub server_wide_ns: f64,
     /// Nanoseconds of a cache line's round trip between both cores; `None` where they are one.
     pub ping_pong_ns: Option<f64>,
@@ -109,14 +110,14 @@ impl fmt::Display for Moved {
 
 impl Calibration {
     /// Measures now, for about 50 ms: speed and way on the first of the server's cores and the client's, and independent work on
-    /// all of the server's.
+    /// all of the server's, which are one at least.
     ///
     /// # Errors
     ///
     /// A core that this process may not use.
     pub fn measure(server_cores: &[usize], client_core: usize) -> io::Result<Self> {
         let wide = on_cores(server_cores, |_| wide())?;
-        let server_wide_ns = wide.iter().sum::<f64>() / wide.len() as f64;
+        let server_wide_ns = wide.into_iter().fold(0.0, f64::max);
         let cores = [server_cores[0], client_core];
         if cores[0] == client_core {
             let spin_ns = on_cores(&cores[..1], |_| spin())?[0];
@@ -128,6 +129,11 @@ impl Calibration {
         let ping_pong_ns = Some(on_cores(&cores, |side| ping_pong(&lines, side))?[0]);
         let (server_spin_ns, client_spin_ns) = (spins[0], spins[1]);
         Ok(Self { server_spin_ns, client_spin_ns, server_wide_ns, ping_pong_ns })
+    }
+
+    /// What independent work takes of the server's cores, in times of the dependent work: less is better.
+    pub fn width(&self) -> f64 {
+        self.server_wide_ns / self.server_spin_ns
     }
 
     /// What changed from here to `after`, if anything did.
@@ -181,14 +187,15 @@ fn on_cores(cores: &[usize], work: impl Fn(usize) -> f64 + Sync) -> io::Result<V
     }))
 }
 
-/// Rotations of eight words: as many instructions at a time as a core can do, and nothing that compilers shorten.
+/// Rotations of eight words: as many instructions at a time as a core can do. Each word is out of a compiler's sight after each
+/// step, or it would put them into two vector registers where there are rotations of those.
 fn wide() -> f64 {
     median_of_slices(|| {
         let start = Instant::now();
         let mut words = std::hint::black_box([1u64, 2, 3, 4, 5, 6, 7, 8]);
         for step in 0..WIDE_STEPS {
             for (by, word) in (3..).zip(&mut words) {
-                *word = word.rotate_left(by) ^ step;
+                *word = std::hint::black_box(word.rotate_left(by) ^ step);
             }
         }
         std::hint::black_box(words);

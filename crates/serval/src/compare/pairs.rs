@@ -99,8 +99,8 @@ pub struct Pair {
     pub after: Calibration,
 }
 
-/// Least share of the best that cores do of independent work while nobody else has part of them.
-const WHOLE_MIN: f64 = 0.85;
+/// Least share of their best that cores do of independent work, or they are not whole.
+pub const WHOLE_MIN: f64 = 0.85;
 
 /// What came of a plan.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -109,33 +109,33 @@ pub struct Pairs {
     pub kept: Vec<Pair>,
     /// Why the others do not.
     pub discarded: Vec<String>,
-    /// The shortest time that independent work on the server's cores took around any of them.
-    whole_ns: Option<f64>,
+    /// The least [`Calibration::width`] around any of them.
+    width: Option<f64>,
 }
 
 impl Pairs {
     /// Adds one that counts.
     fn keep(&mut self, pair: Pair) {
-        let wide_ns = pair.before.server_wide_ns.min(pair.after.server_wide_ns);
-        self.whole_ns = Some(self.whole_ns.map_or(wide_ns, |whole_ns| whole_ns.min(wide_ns)));
+        let width = pair.before.width().min(pair.after.width());
+        self.width = Some(self.width.map_or(width, |least| least.min(width)));
         self.kept.push(pair);
     }
 
     /// What the server's cores did of independent work around a pair, of the most that they did.
-    fn wide_share(&self, pair: &Pair) -> f64 {
-        let wide_ns = pair.before.server_wide_ns.max(pair.after.server_wide_ns);
-        self.whole_ns.map_or(1.0, |whole_ns| whole_ns / wide_ns)
+    fn whole_share(&self, pair: &Pair) -> f64 {
+        let width = pair.before.width().max(pair.after.width());
+        self.width.map_or(1.0, |least| least / width)
     }
 
-    /// The pairs around which the server's cores were not whole.
-    pub fn shared(&self) -> usize {
-        self.kept.iter().filter(|pair| self.wide_share(pair) < WHOLE_MIN).count()
+    /// The pairs around which the server's cores did less than [`WHOLE_MIN`] of their best.
+    pub fn slowed(&self) -> usize {
+        self.kept.iter().filter(|pair| self.whole_share(pair) < WHOLE_MIN).count()
     }
 
     /// Discards those pairs. One that seemed the best so far may be among them once there is a better one.
-    fn discard_shared(&mut self, style: &Style<'_>) {
+    fn discard_slowed(&mut self, style: &Style<'_>) {
         for pair in std::mem::take(&mut self.kept) {
-            let share = self.wide_share(&pair);
+            let share = self.whole_share(&pair);
             if share < WHOLE_MIN {
                 let (percent, value) = (100.0 * share, style.value(pair.value));
                 let why = format!(
@@ -181,13 +181,14 @@ pub enum PairsError<E> {
 pub fn measure<B: Bench>(bench: &mut B, plan: &Plan) -> Result<Pairs, PairsError<B::Error>> {
     let mut pairs = Pairs::default();
     while pairs.kept.len() < plan.pairs && pairs.discarded.len() <= plan.discards_max {
-        let first = if pairs.kept.len() % 2 == 0 { Side::A } else { Side::B };
+        let firsts = pairs.kept.iter().filter(|pair| pair.first == Side::A).count();
+        let first = if 2 * firsts <= pairs.kept.len() { Side::A } else { Side::B };
         match pair(bench, plan, first)? {
             Ok(pair) => pairs.keep(pair),
             Err(why) => pairs.discarded.push(why),
         }
         if plan.whole && plan.guard {
-            pairs.discard_shared(&plan.style());
+            pairs.discard_slowed(&plan.style());
         }
         bench.progress(pairs.kept.len(), pairs.discarded.len());
     }
@@ -367,8 +368,8 @@ mod tests {
         let wides = vec![200.0, 190.0, 105.0, 100.0, 100.0, 130.0, 117.0, 110.0];
         let mut bench = Scripted { wides, ..Scripted::default() };
         let pairs = measure(&mut bench, &plan(5, Combine::Ratio)).unwrap();
-        assert_eq!((pairs.kept.len(), pairs.shared()), (5, 2));
-        assert_eq!(Pairs::default().shared(), 0);
+        assert_eq!((pairs.kept.len(), pairs.slowed()), (5, 2));
+        assert_eq!(Pairs::default().slowed(), 0);
     }
 
     #[test]
@@ -376,7 +377,7 @@ mod tests {
         let wides = vec![200.0, 190.0, 105.0, 100.0, 100.0, 130.0, 117.0, 110.0];
         let bench = || Scripted { wides: wides.clone(), ..Scripted::default() };
         let pairs = measure(&mut bench(), &whole_of(3)).unwrap();
-        assert_eq!((pairs.kept.len(), pairs.shared()), (3, 0));
+        assert_eq!((pairs.kept.len(), pairs.slowed()), (3, 0));
         // The first one looked whole until the second was seen.
         assert_eq!(pairs.discarded.len(), 2);
         let why = "the server's cores did 50 % of what they can; it came to 300 /s";

@@ -65,8 +65,10 @@ pub struct Record {
     pub state: String,
     /// The median round trip of a cache line between the cores in nanoseconds.
     pub ping_pong_ns: Option<f64>,
-    /// Pairs around which another program had part of the server's cores; they count like the others.
-    pub shared_pairs: usize,
+    /// Whether only pairs around which the server's cores were whole count.
+    pub whole: bool,
+    /// Pairs that count and around which they were not.
+    pub slowed_pairs: usize,
     /// The machine and the source.
     pub machine: Machine,
     /// What bounds the value.
@@ -139,7 +141,8 @@ impl Record {
             b,
             state: states(&pairs.kept),
             ping_pong_ns: Summary::of(&ping_pongs.collect::<Vec<_>>()).map(|all| all.median),
-            shared_pairs: pairs.shared(),
+            whole: row.whole,
+            slowed_pairs: pairs.slowed(),
             discarded: pairs.discarded,
             pairs: pairs.kept,
             schedule,
