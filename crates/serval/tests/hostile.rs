@@ -601,6 +601,12 @@ fn services_without_replies_consume_in_silence() {
         client.set_nonblocking(true).unwrap();
         assert!(client.recv(&mut [0; 100]).is_err());
     }
+    for service in 0..2 {
+        // The end of a connection says nothing of datagrams.
+        eventually("every message is received", || {
+            scene.server.metrics().service(service).received == 600
+        });
+    }
     assert_accounts(&scene.server);
     for service in 0..2 {
         let counted = scene.server.metrics().service(service);
