@@ -27,8 +27,9 @@ struct Answer {
     float distance;
 };
 
-// Requests of one block that wait for the database at a time: its round trip is longer than a comparison.
-constexpr unsigned AHEAD = 4;
+// Requests of one block that wait for the database at a time: its round trip, through the engine, is longer than a few
+// comparisons, and what asks together is answered together.
+constexpr unsigned AHEAD = 8;
 struct Place {
     alignas(16) uint8_t picture[PICTURE_BYTES];
     char query[QUERY_BYTES];

@@ -51,6 +51,8 @@ pub(crate) struct ClientMqueue {
     in_flight: u32,
     /// Since when the request at the head of the TX ring cannot be taken; 0 when it can.
     blocked_since_ns: u64,
+    /// It is among those that the next turn looks at again.
+    pub(crate) is_listed: bool,
     pub(crate) key: StreamKey,
     datagram: DatagramState,
 }
@@ -78,6 +80,7 @@ impl ClientMqueue {
             alive: true,
             in_flight: 0,
             blocked_since_ns: 0,
+            is_listed: false,
             key: NO_KEY,
             datagram: DatagramState::Closed,
         }
@@ -88,6 +91,11 @@ impl ClientMqueue {
         (self.rx, self.tx) = (rx, tx);
         (self.rang, self.alive) = (false, true);
         (self.in_flight, self.blocked_since_ns) = (0, 0);
+    }
+
+    /// Whether its first request cannot be taken and has been waiting for longer than `timeout_ns`.
+    fn is_overdue(&self, now_ns: u64, timeout_ns: u64) -> bool {
+        self.blocked_since_ns != 0 && now_ns.saturating_sub(self.blocked_since_ns) > timeout_ns
     }
 
     /// Marks the RX ring as rung; whether it already was.
@@ -172,6 +180,12 @@ impl BackendPool {
         }
     }
 
+    /// Whether [`Self::choose`] would find every connection full.
+    fn is_full(&self) -> bool {
+        let full = |c: &BackendConnection| c.places.len() >= self.in_flight_max;
+        !self.connections.is_empty() && self.connections.iter().all(full)
+    }
+
     fn patience_ns(&self) -> u64 {
         (10 * self.timeout_ns).max(PATIENCE_NS_MIN)
     }
@@ -248,8 +262,12 @@ impl Lane {
                 continue;
             }
             let Ok(room) = entry.rx.room() else { return self.corrupt_client(client) };
+            let pool = &self.backends[entry.backend as usize];
+            let overdue = entry.is_overdue(now_ns, pool.timeout_ns);
+            // Those who wait for a place look at it every turn: nothing is copied for that.
+            let waits = pool.is_full() && !overdue;
             let payload = &mut scratch[..header.len as usize];
-            if room <= entry.in_flight || !entry.tx.copy_out(&header, payload) {
+            if waits || room <= entry.in_flight || !entry.tx.copy_out(&header, payload) {
                 return self.block_client(client, now_ns);
             }
             match self.send_to_backend(nic, client, header.tag, payload, now_ns) {
@@ -259,10 +277,6 @@ impl Lane {
                     self.answer(client, header.tag, status, &[]);
                 }
                 Sending::Busy => {
-                    let since_ns = self.clients[client as usize].blocked_since_ns;
-                    let backend = self.clients[client as usize].backend as usize;
-                    let overdue = since_ns != 0
-                        && now_ns.saturating_sub(since_ns) > self.backends[backend].timeout_ns;
                     if !overdue {
                         return self.block_client(client, now_ns);
                     }
@@ -292,7 +306,7 @@ impl Lane {
             entry.blocked_since_ns = now_ns.max(1);
         }
         entry.tx.release();
-        if !self.blocked_clients.contains(&client) {
+        if !std::mem::replace(&mut entry.is_listed, true) {
             self.blocked_clients.push(client);
         }
     }

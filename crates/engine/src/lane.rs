@@ -254,6 +254,9 @@ impl Lane {
         std::mem::swap(&mut self.blocked_clients, &mut self.retried_clients);
         self.blocked.clear();
         self.blocked_clients.clear();
+        for client in &self.retried_clients {
+            self.clients[*client as usize].is_listed = false;
+        }
     }
 
     /// The place of a service that is not there.

@@ -332,7 +332,7 @@ impl Backend {
             framing,
             connections: 1,
             timeout_ms: 100,
-            in_flight: 64,
+            in_flight: 256,
             max_message_bytes: 2048,
         }
     }
