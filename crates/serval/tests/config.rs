@@ -116,7 +116,7 @@ connect = "tcp://127.0.0.1:11211"
 framing = "memcached"
 connections = 1
 timeout_ms = 100
-in_flight = 64
+in_flight = 256
 max_message_bytes = 2048
 "#;
 
