@@ -248,6 +248,18 @@ const MUTANTS: &[Mutant] = &[
         &["crates/sys/src/socket_nic/trains.rs::many_destinations_keep_their_order_and_their_turn"],
     ),
     mutant(
+        "overtake_what_waits",
+        "a reply that waits for more to its client is overtaken by one that cannot join its train",
+        &["crates/sys/src/socket_nic/trains.rs::nothing_overtakes_what_was_kept"],
+    ),
+    mutant(
+        "keep_for_ever",
+        "replies wait for more to their clients for as long as there is work",
+        &[
+            "crates/sim/tests/promises.rs::replies_wait_for_more_to_their_client_only_behind_other_work",
+        ],
+    ),
+    mutant(
         "skip_after_partial_send",
         "what a send did not take is counted as sent",
         &["crates/sys/tests/network/udp.rs::refused_departures_are_counted_and_hold_up_nobody"],

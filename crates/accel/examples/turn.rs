@@ -92,7 +92,7 @@ impl Nic for Echo {
         }
         batch.advance(sent);
         self.answered += sent as u64;
-        SendOutcome { sent, refused: 0 }
+        SendOutcome { sent, ..SendOutcome::default() }
     }
 
     fn accept(&mut self, _: PortIndex) -> Option<((), SocketAddr)> {

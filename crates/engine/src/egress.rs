@@ -16,6 +16,10 @@ use crate::worker::Worker;
 /// A UDP port whose socket takes nothing for this long loses what waits.
 const SEND_PATIENCE_NS: u64 = 100_000_000;
 
+/// From how many replies on those wait whose clients are owed more, and for how long at most, see [`Worker::may_keep`].
+const KEEP_FROM: usize = 32;
+const KEEP_NS: u64 = 200_000;
+
 /// What became of one TX message.
 enum Forwarded {
     /// It is done with.
@@ -108,6 +112,9 @@ impl<N: Nic> Worker<N> {
                         if !port.tx.push_if(*peer, *local, len, copy) {
                             return Forwarded::Blocked;
                         }
+                        if entry.sessions.has_others(token) {
+                            port.tx.more_follows();
+                        }
                         entry.sessions.end_found(token);
                         entry.ended(mqueue);
                         entry.counters.replied_bytes.add(len as u64);
@@ -193,7 +200,7 @@ impl<N: Nic> Worker<N> {
         if !reply_allowed(request.len as usize, len, self.ports[port as usize].reply_ratio) {
             return self.end_lost(lane, token, request, DropReason::ReplyRatio);
         }
-        self.send_datagrams(port);
+        self.send_datagrams(port, false);
         let room = self.ports[port as usize].tx.room_for(len);
         if room { Forwarded::Again } else { Forwarded::Blocked }
     }
@@ -404,7 +411,8 @@ impl<N: Nic> Worker<N> {
     pub(crate) fn flush(&mut self) {
         for port in 0..self.ports.len() {
             if self.ports[port].transport == Transport::Udp && !self.ports[port].tx.is_empty() {
-                self.send_datagrams(port as u16);
+                let patient = self.may_keep(port);
+                self.send_datagrams(port as u16, patient);
             }
         }
         let listed = self.to_write.len();
@@ -429,16 +437,31 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    fn send_datagrams(&mut self, port: u16) {
+    /// Whether replies whose clients are owed more may wait for those: many are there, so others have to be sent first
+    /// anyway, and none waits for long. As soon as a turn finds nothing to do, all leave.
+    fn may_keep(&self, port: usize) -> bool {
+        let port = &self.ports[port];
+        let recent = port.kept_since_ns == 0 || self.now_ns - port.kept_since_ns < KEEP_NS;
+        let recent = recent || mutants::on("keep_for_ever");
+        self.work && recent && !self.draining && port.tx.waiting().len() >= KEEP_FROM
+    }
+
+    fn send_datagrams(&mut self, port: u16, patient: bool) {
         let now_ns = self.now_ns;
         let Self { nic, ports, lanes, .. } = self;
         let entry = &mut ports[port as usize];
         let by = port + u16::from(mutants::on("answer_from_another_port"));
+        entry.tx.set_patient(patient);
         let outcome = nic.send(by, &mut entry.tx);
+        if outcome.kept == 0 {
+            entry.kept_since_ns = 0;
+        } else if entry.kept_since_ns == 0 {
+            entry.kept_since_ns = now_ns.max(1);
+        }
         let counters = &lanes[entry.service as usize].counters;
         counters.replied.add(outcome.sent as u64);
         counters.drop_many(DropReason::SendFailed, outcome.refused as u64);
-        if entry.tx.is_empty() || outcome.sent > 0 {
+        if entry.tx.waiting().len() == outcome.kept || outcome.sent > 0 {
             entry.full_since_ns = 0;
         } else if entry.full_since_ns == 0 {
             entry.full_since_ns = now_ns.max(1);

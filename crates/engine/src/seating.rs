@@ -53,6 +53,8 @@ pub(crate) struct Port {
     pub(crate) tx: TxBatch,
     /// Since when the host kernel takes no datagram; 0 when it does.
     pub(crate) full_since_ns: u64,
+    /// Since when replies wait for more to their clients; 0 when none does.
+    pub(crate) kept_since_ns: u64,
 }
 
 impl Port {
@@ -69,6 +71,7 @@ impl Port {
             held: false,
             tx: TxBatch::new(if udp { TX_ITEMS } else { 0 }, if udp { TX_BYTES } else { 0 }),
             full_since_ns: 0,
+            kept_since_ns: 0,
         }
     }
 

@@ -4,11 +4,12 @@
 //! any order, and now and then without a cause; reads and writes move less than they could (and an
 //! edge follows, as the contract promises).
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use wire::nic::{
-    Close, Datagram, Event, Nic, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey,
-    Transport, TxBatch, Written,
+    Close, Datagram, Departure, Event, Nic, NicError, PortIndex, Read, RxBatch, SendOutcome,
+    StreamKey, Transport, TxBatch, Written,
 };
 
 use crate::conn::{ConnId, Phase, Segment, Site};
@@ -51,6 +52,18 @@ impl SimNic {
     pub fn network(&self) -> &SharedNetwork {
         &self.net
     }
+}
+
+/// Of a patient batch, moves what is for destinations that more follows for behind all else. Returns how much that is.
+fn keep_what_waits(batch: &mut TxBatch) -> usize {
+    if !batch.is_patient() {
+        return 0;
+    }
+    let waiting = batch.waiting_mut();
+    let last: HashMap<_, _> = waiting.iter().map(|d| ((d.peer, d.local), d.more)).collect();
+    let waits = |d: &Departure| last[&(d.peer, d.local)];
+    waiting.sort_by_key(waits);
+    waiting.iter().filter(|d| waits(d)).count()
 }
 
 impl Network {
@@ -151,8 +164,9 @@ impl Network {
 
     fn transmit(&mut self, index: PortIndex, batch: &mut TxBatch) -> SendOutcome {
         let PortSite { service, reply_ratio, .. } = self.ports[index as usize];
-        let mut outcome = SendOutcome::default();
-        while let Some(departure) = batch.waiting().first().copied() {
+        let mut outcome = SendOutcome { kept: keep_what_waits(batch), ..SendOutcome::default() };
+        while batch.waiting().len() > outcome.kept {
+            let departure = batch.waiting()[0];
             if self.strikes(Fault::FullSend, self.faults.full_send) {
                 break;
             }

@@ -113,7 +113,7 @@ impl Nic for Saboteur {
         }
         if self.strikes(Sabotage::LoseReply) {
             batch.advance(1);
-            return SendOutcome { sent: 1, refused: 0 };
+            return SendOutcome { sent: 1, ..SendOutcome::default() };
         }
         if self.strikes(Sabotage::RepeatReply) {
             self.inner.send(port, &mut single(peer, local, &payload));

@@ -3,7 +3,7 @@
 mod scene;
 
 use engine::topology::{Dispatch, Listen, Polling};
-use scene::{MS, Script, request, script};
+use scene::{MS, Scene, Script, request, script};
 use sim::accelerator::Behaviour;
 use sim::message::{Ask, Body, Flavor, request_payload, request_wire};
 use sim::net::{Faults, PeerRead, lock};
@@ -75,6 +75,53 @@ fn a_burst_for_a_slow_kernel_does_not_wait_in_runs() {
     assert!(took[0] > even + even / 2, "{took:?}, {even}");
     // Then it is: four for each of them.
     assert!(took[1..].iter().all(|turns| *turns <= even + even / 8), "{took:?}, {even}");
+}
+
+/// A client asks 120 times; one of two blocks answers its part in one go, which has just happened, the other one never.
+fn half_answered() -> Scene {
+    let mut script = script(Framing::LengthU16);
+    script.service().mqueues = 2;
+    script.service().slots = 64;
+    let delay_ns = (5 * MS, 5 * MS);
+    *script.behaviour() = Behaviour {
+        remote: true,
+        delay_ns,
+        overlap: 100,
+        stall_after: Some(0),
+        only_block: Some(0),
+        ..Behaviour::default()
+    };
+    let mut scene = script.play();
+    scene.ask_often(120, request(0));
+    scene.run(100);
+    assert_eq!((scene.world.under_way(0), scene.replied()), (120, 0));
+    scene.world.run(1, 10 * MS);
+    scene
+}
+
+#[test]
+fn replies_wait_for_more_to_their_client_only_behind_other_work() {
+    let mut scene = half_answered();
+    assert_eq!(scene.replied(), 0, "more is under way to their client");
+    scene.run(1);
+    let answered = scene.replied();
+    assert!(answered >= 56, "there was nothing else to do, and {answered} left");
+    // With work in every turn, 10 us apart.
+    let mut scene = half_answered();
+    let mut turns = 0;
+    while scene.replied() < answered {
+        scene.ask(request(0));
+        scene.run(1);
+        turns += 1;
+        assert!(turns <= 21, "they waited for more than 200 us");
+    }
+    assert!(turns > 10, "they waited for {turns} turns");
+    // Nor does anybody wait in a drain.
+    let mut scene = half_answered();
+    scene.ask(request(0));
+    scene.world.begin_drain();
+    scene.run(1);
+    assert_eq!(scene.replied(), answered);
 }
 
 #[test]

@@ -81,6 +81,8 @@ pub struct Departure {
     pub offset: u32,
     /// Length of the payload in bytes.
     pub len: u32,
+    /// More for its destination is on its way, so it may wait for that where its batch [is patient](TxBatch::is_patient).
+    pub more: bool,
 }
 
 /// Datagrams waiting to leave one port, each destination's in order. Bounded: [`TxBatch::room_for`] says whether one
@@ -94,6 +96,7 @@ pub struct TxBatch {
     items: Vec<Departure>,
     sent: usize,
     items_max: usize,
+    patient: bool,
 }
 
 impl TxBatch {
@@ -106,6 +109,7 @@ impl TxBatch {
             items: Vec::with_capacity(items_max),
             sent: 0,
             items_max,
+            patient: false,
         }
     }
 
@@ -149,9 +153,29 @@ impl TxBatch {
         let filled = fill(&mut self.bytes[offset..offset + len]);
         if filled {
             self.used += len;
-            self.items.push(Departure { peer, local, offset: offset as u32, len: len as u32 });
+            let (offset, len) = (offset as u32, len as u32);
+            self.items.push(Departure { peer, local, offset, len, more: false });
         }
         filled
+    }
+
+    /// More for the destination of the last datagram is on its way.
+    #[inline]
+    pub fn more_follows(&mut self) {
+        if let Some(last) = self.items.last_mut() {
+            last.more = true;
+        }
+    }
+
+    /// Says whether what may wait for [more](Departure::more) may stay behind in the next [`Nic::send`].
+    pub fn set_patient(&mut self, patient: bool) {
+        self.patient = patient;
+    }
+
+    /// Whether what may wait for [more](Departure::more) may stay behind.
+    #[inline]
+    pub fn is_patient(&self) -> bool {
+        self.patient
     }
 
     /// Datagrams not sent yet, in the order in which they will leave if nobody changes it.
@@ -198,13 +222,15 @@ impl TxBatch {
     }
 }
 
-/// What one [`Nic::send`] achieved. `sent + refused` datagrams left the batch.
+/// What one [`Nic::send`] achieved. `sent + refused` datagrams left the batch, `kept` could have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendOutcome {
     /// Datagrams the host kernel accepted.
     pub sent: usize,
     /// Datagrams the host kernel refused for good; they are gone.
     pub refused: usize,
+    /// Datagrams that wait for more in a patient batch. Others that are still there found no room.
+    pub kept: usize,
 }
 
 /// What one [`Nic::read`] found.
@@ -302,7 +328,7 @@ pub trait Nic {
     fn recv(&mut self, port: PortIndex, batch: &mut RxBatch) -> bool;
 
     /// Sends what `batch` holds from a UDP port, each destination's datagrams in order, and advances it past what
-    /// is done with.
+    /// is done with. Of a patient batch it may keep what waits for [more](Departure::more).
     fn send(&mut self, port: PortIndex, batch: &mut TxBatch) -> SendOutcome;
 
     /// Accepts one connection from a TCP listener; `None` when none waits.

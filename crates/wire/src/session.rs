@@ -87,6 +87,21 @@ impl Token {
 
 const NIL: u32 = u32::MAX;
 
+/// Counts of requests by sender. Senders that share one, some of many, pass for one with more under way.
+const SENDERS: usize = 4096;
+
+/// Which count is that of a datagram's sender; any for others.
+#[inline]
+fn sender(origin: &Origin) -> u16 {
+    let Origin::Datagram { peer, .. } = origin else { return 0 };
+    let address = match peer.ip() {
+        IpAddr::V4(ip) => u64::from(ip.to_bits()),
+        IpAddr::V6(ip) => (ip.to_bits() as u64) ^ (ip.to_bits() >> 64) as u64,
+    };
+    let mixed = (address ^ u64::from(peer.port()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> (64 - SENDERS.ilog2())) as u16
+}
+
 /// How far a pass over the requests under way has come; see [`Sessions::pass`].
 #[derive(Debug)]
 pub struct Pass {
@@ -96,6 +111,7 @@ pub struct Pass {
 #[derive(Clone, Debug)]
 struct Entry {
     generation: u32,
+    sender: u16,
     request: Option<Request>,
     /// Neighbours in order of issue; `next` also links the free list.
     previous: u32,
@@ -110,6 +126,8 @@ pub struct Sessions {
     oldest: u32,
     newest: u32,
     live: u32,
+    /// Requests under way of each [`sender`].
+    of_senders: Box<[u32; SENDERS]>,
 }
 
 impl Sessions {
@@ -119,6 +137,7 @@ impl Sessions {
         assert!(capacity < NIL);
         let entry = |index: u32| Entry {
             generation: first_generation,
+            sender: 0,
             request: None,
             previous: NIL,
             next: if index + 1 < capacity { index + 1 } else { NIL },
@@ -129,6 +148,7 @@ impl Sessions {
             oldest: NIL,
             newest: NIL,
             live: 0,
+            of_senders: Box::new([0; SENDERS]),
         }
     }
 
@@ -147,6 +167,8 @@ impl Sessions {
         let newest = self.newest;
         let entry = &mut self.entries[index as usize];
         self.free = entry.next;
+        entry.sender = sender(&request.origin);
+        self.of_senders[usize::from(entry.sender)] += 1;
         entry.request = Some(request);
         entry.previous = newest;
         entry.next = NIL;
@@ -167,6 +189,13 @@ impl Sessions {
         let request = entry.request.as_ref()?;
         let here = request.mqueue == mqueue || mutants::on("forget_mqueue");
         (entry.generation == token.generation() && here).then_some(request)
+    }
+
+    /// Whether the sender of a datagram that [`Self::find`] has just shown has others under way, or seems to.
+    #[inline]
+    pub fn has_others(&self, token: Token) -> bool {
+        let sender = self.entries[token.index()].sender;
+        self.of_senders[usize::from(sender)] > 1
     }
 
     /// Ends the request a token stands for, if it is under way on `mqueue`.
@@ -222,6 +251,7 @@ impl Sessions {
         let free = self.free;
         let entry = &mut self.entries[index as usize];
         let request = entry.request.take().expect("a live entry");
+        self.of_senders[usize::from(entry.sender)] -= 1;
         // A token is never issued twice before 2³² uses of its entry.
         entry.generation = entry.generation.wrapping_add(u32::from(!mutants::on("reuse_token")));
         let (previous, next) = (entry.previous, entry.next);
@@ -261,6 +291,33 @@ mod tests {
         assert_ne!(again, token);
         assert_eq!(sessions.find(token, 2), None);
         assert_eq!(sessions.end(Token(u64::MAX), 2), None);
+    }
+
+    #[test]
+    fn a_sender_has_others_as_long_as_they_are_under_way() {
+        let mut sessions = Sessions::new(8, 0);
+        let from = |port| {
+            let peer = (std::net::Ipv4Addr::LOCALHOST, port).into();
+            let origin = Origin::Datagram { port: 0, peer, local: None };
+            Request { origin, ..request(0, u64::from(port)) }
+        };
+        let one = sessions.issue(from(7)).unwrap();
+        let alone = sessions.issue(from(9)).unwrap();
+        assert!(!sessions.has_others(alone) && !sessions.has_others(one));
+        let other = sessions.issue(from(7)).unwrap();
+        assert!(!sessions.has_others(alone) && sessions.has_others(one));
+        sessions.end_found(other);
+        assert!(!sessions.has_others(one));
+        // However requests end.
+        let last = sessions.issue(from(7)).unwrap();
+        assert!(sessions.has_others(last));
+        assert_eq!(sessions.expire(8).unwrap().received_ns, 7);
+        assert!(!sessions.has_others(last));
+        sessions.issue(Request { mqueue: 1, ..from(7) }).unwrap();
+        assert!(sessions.has_others(last));
+        let mut pass = sessions.pass();
+        assert!(sessions.end_next(&mut pass, |mqueue| mqueue == 1).is_some());
+        assert!(!sessions.has_others(last));
     }
 
     #[test]

@@ -9,6 +9,13 @@
 //! first departure would have left; one that is full or ended by a shorter segment is followed by another
 //! of the same destination where that one begins. So nobody waits for more than the [`SEGMENTS_MAX`] - 1
 //! departures that may join each train ahead, and departures that cannot make a train stay where they are.
+//!
+//! *What stays behind.* A busy engine is in no hurry with a short train whose client is owed more replies: they will come
+//! while others are sent, and leave with it. So the short trains of a patient batch ([`TxBatch::is_patient`]) whose last
+//! departure says that [more](Departure::more) follows stay for the next call, and the client, which answers a train with
+//! a train, sends longer ones too. A train that nothing can join any more leaves, or what comes behind it would overtake it.
+//!
+//! [`TxBatch::is_patient`]: wire::nic::TxBatch::is_patient
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -22,6 +29,8 @@ const WINDOW: usize = 1024;
 /// some are forgotten, and their next departure begins a train.
 const PLACES: usize = 512;
 const LOOKS: usize = 4;
+/// Departures of a train that is long enough to leave: what a call costs is little for each of them.
+const LONG: usize = 16;
 /// No train stands in a place.
 const NONE: u16 = u16::MAX;
 
@@ -34,6 +43,8 @@ pub(super) struct Train {
     /// Bytes of a segment; 0 when nothing more may join.
     segment: u32,
     bytes: u32,
+    /// What its last departure says.
+    more: bool,
 }
 
 impl Train {
@@ -42,23 +53,35 @@ impl Train {
     fn begin(first: usize, departure: &Departure, segment_bytes_max: u32) -> Self {
         let len = departure.len;
         let segment = if len > segment_bytes_max { 0 } else { len };
-        Self { first: first as u16, count: 1, segment, bytes: len }
+        Self { first: first as u16, count: 1, segment, bytes: len, more: departure.more }
     }
 
     /// Adds a departure to the same destination behind the others, if the host kernel cuts the train up
     /// as it was put together: all segments are of one length but the last, which may be shorter.
-    fn take(&mut self, len: u32) -> bool {
+    fn take(&mut self, departure: &Departure) -> bool {
+        let len = departure.len;
         let fits = (1..=self.segment).contains(&len)
             && usize::from(self.count) < SEGMENTS_MAX
             && (self.bytes + len) as usize <= UDP_PAYLOAD_MAX;
         if fits {
             self.count += 1;
             self.bytes += len;
+            self.more = departure.more;
             if len < self.segment {
                 self.segment = 0;
             }
         }
         fits
+    }
+
+    /// Nothing more joins it.
+    fn close(&mut self) {
+        self.segment = 0;
+    }
+
+    /// Whether it is worth waiting for more that joins it.
+    fn may_wait(&self) -> bool {
+        self.more && self.segment > 0 && usize::from(self.count) < LONG
     }
 }
 
@@ -87,7 +110,7 @@ fn is_mixed(waiting: &[Departure]) -> bool {
 pub(super) fn front_train(waiting: &[Departure], segment_bytes_max: u32) -> usize {
     let first = &waiting[0];
     let mut train = Train::begin(0, first, segment_bytes_max);
-    let joins = |next: &&Departure| same_destination(first, next) && train.take(next.len);
+    let joins = |next: &&Departure| same_destination(first, next) && train.take(next);
     1 + waiting[1..].iter().take_while(joins).count()
 }
 
@@ -111,13 +134,27 @@ impl Trains {
         }
     }
 
-    /// Moves departures of one destination next to each other where they can leave as one train.
-    pub(super) fn arrange(&mut self, waiting: &mut [Departure], segment_bytes_max: u32) {
+    /// Moves departures of one destination next to each other where they can leave as one train. Those of a `patient` batch
+    /// that may wait for more end up behind all others; returns how many these are.
+    pub(super) fn arrange(
+        &mut self,
+        waiting: &mut [Departure],
+        segment_bytes_max: u32,
+        patient: bool,
+    ) -> usize {
+        let patient = patient && waiting.len() <= WINDOW;
+        let mut kept = 0;
         for window in waiting.chunks_mut(WINDOW) {
-            if is_mixed(window) && self.sort_into_trains(window, segment_bytes_max) {
-                self.move_to_trains(window);
+            if is_mixed(window) {
+                let moves = self.sort_into_trains(window, segment_bytes_max);
+                let waits = |train: &&Train| patient && train.may_wait();
+                kept = self.trains.iter().filter(waits).map(|t| usize::from(t.count)).sum();
+                if moves || kept > 0 {
+                    self.move_to_trains(window, patient);
+                }
             }
         }
+        kept
     }
 
     /// Finds a train for each departure. Returns whether one belongs somewhere else than where it is.
@@ -134,10 +171,15 @@ impl Trains {
             }
             let number = self.places[place];
             let last = self.trains.len().wrapping_sub(1) as u16;
-            if number != NONE && self.trains[usize::from(number)].take(departure.len) {
-                moves |= number != last;
-                self.train_of.push(number);
-                continue;
+            if let Some(train) = self.trains.get_mut(usize::from(number)) {
+                if train.take(departure) {
+                    moves |= number != last;
+                    self.train_of.push(number);
+                    continue;
+                }
+                if !mutants::on("overtake_what_waits") {
+                    train.close();
+                }
             }
             let begun = self.trains.len() as u16;
             self.trains.push(Train::begin(at, departure, segment_bytes_max));
@@ -159,17 +201,21 @@ impl Trains {
             }
         }
         if !mutants::on("join_forgotten_train") {
-            self.places[home % PLACES] = NONE;
+            let forgotten = std::mem::replace(&mut self.places[home % PLACES], NONE);
+            self.trains[usize::from(forgotten)].close();
         }
         home % PLACES
     }
 
-    /// A counting sort by train, which keeps the order within one.
-    fn move_to_trains(&mut self, window: &mut [Departure]) {
+    /// A counting sort by train, which keeps the order within one; those that wait come last if the batch is `patient`.
+    fn move_to_trains(&mut self, window: &mut [Departure], patient: bool) {
         let mut end = 0;
-        for train in &mut self.trains {
-            train.first = end;
-            end += train.count;
+        for waits in [false, true] {
+            let of_these = |train: &&mut Train| (patient && train.may_wait()) == waits;
+            for train in self.trains.iter_mut().filter(of_these) {
+                train.first = end;
+                end += train.count;
+            }
         }
         self.arranged.clear();
         self.arranged.extend_from_slice(window);
@@ -183,6 +229,8 @@ impl Trains {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -197,6 +245,7 @@ mod tests {
                 local: (source > 0).then_some([127, 0, 0, source].into()),
                 offset,
                 len,
+                more: false,
             }
         };
         of.iter().map(&mut departure).collect()
@@ -206,6 +255,13 @@ mod tests {
 
     fn place(departure: &Departure) -> Place {
         (departure.peer, departure.local)
+    }
+
+    /// Where each goes, by destination, in each one's order.
+    fn by_client(departures: &[Departure]) -> Vec<(Place, u32)> {
+        let mut sorted: Vec<_> = departures.iter().map(|d| (place(d), d.offset)).collect();
+        sorted.sort_by_key(|(to, _)| *to);
+        sorted
     }
 
     /// The departures as trains of (destination, offsets, lengths).
@@ -261,14 +317,63 @@ mod tests {
             let mut waiting = departures(&of);
             let expected = model(&waiting, segment_max);
             let mut trains = Trains::new();
-            trains.arrange(&mut waiting, segment_max);
+            trains.arrange(&mut waiting, segment_max, false);
             prop_assert_eq!(cut(&waiting, segment_max), expected.clone());
             // What did not leave is arranged again with what came after it.
             let left = waiting.len() / 3;
             let mut waiting = waiting.split_off(left);
             let again = model(&waiting, segment_max);
-            trains.arrange(&mut waiting, segment_max);
+            trains.arrange(&mut waiting, segment_max, false);
             prop_assert_eq!(cut(&waiting, segment_max), again);
+        }
+
+        /// Kept are the last trains of destinations that more follows for, if they are open and short; all else leaves as it would
+        /// if the batch were not patient.
+        #[test]
+        fn a_patient_batch_keeps_what_may_grow(
+            of in prop::collection::vec((0u16..12, 0u8..2, lens()), 1..100),
+            more in prop::collection::vec(any::<bool>(), 100),
+            segment_max in prop_oneof![Just(65_507u32), Just(1452), Just(63)],
+        ) {
+            let mut waiting = departures(&of);
+            waiting.iter_mut().zip(&more).for_each(|(departure, more)| departure.more = *more);
+            let mixed = is_mixed(&waiting);
+            let follows: HashMap<u32, bool> = waiting.iter().map(|d| (d.offset, d.more)).collect();
+            let trains = model(&waiting, segment_max);
+            let grows = |at: usize| {
+                let (to, offsets, lens) = &trains[at];
+                let last = trains[at + 1..].iter().all(|(other, ..)| other != to);
+                let open = lens.last() == lens.first() && (1..=segment_max).contains(&lens[0]);
+                mixed && last && open && offsets.len() < LONG && follows[offsets.last().unwrap()]
+            };
+            let (kept, leaving): (Vec<_>, Vec<_>) = (0..trains.len()).partition(|at| grows(*at));
+            let chosen = |of: &[usize]| of.iter().map(|at| trains[*at].clone()).collect::<Vec<_>>();
+            let count = Trains::new().arrange(&mut waiting, segment_max, true);
+            let (left, stayed) = waiting.split_at(waiting.len() - count);
+            prop_assert_eq!(cut(left, segment_max), chosen(&leaving));
+            prop_assert_eq!(cut(stayed, segment_max), chosen(&kept));
+        }
+
+        /// Turn after turn, also with more destinations than places.
+        #[test]
+        fn nothing_overtakes_what_was_kept(
+            turns in prop::collection::vec(
+                prop::collection::vec((0u16..900, lens(), any::<bool>()), 1..700), 1..6),
+        ) {
+            let all: Vec<_> = turns.iter().flatten().map(|&(to, len, _)| (to, 0, len)).collect();
+            let mut given = departures(&all);
+            given.iter_mut().zip(turns.iter().flatten()).for_each(|(d, turn)| d.more = turn.2);
+            let mut trains = Trains::new();
+            let (mut waiting, mut left, mut rest) = (Vec::new(), Vec::new(), &given[..]);
+            for turn in &turns {
+                let (now, later) = rest.split_at(turn.len());
+                rest = later;
+                waiting.extend_from_slice(now);
+                let kept = trains.arrange(&mut waiting, 65_507, !rest.is_empty());
+                left.extend(waiting.drain(..waiting.len() - kept));
+            }
+            prop_assert!(waiting.is_empty());
+            prop_assert_eq!(by_client(&left), by_client(&given));
         }
 
         /// With more destinations than places some trains are shorter; nothing else changes, and nobody
@@ -279,12 +384,7 @@ mod tests {
         ) {
             let before = departures(&of);
             let mut after = before.clone();
-            Trains::new().arrange(&mut after, 65_507);
-            let by_client = |departures: &[Departure]| {
-                let mut sorted: Vec<_> = departures.iter().map(|d| (place(d), d.offset)).collect();
-                sorted.sort_by_key(|(to, _)| *to);
-                sorted
-            };
+            Trains::new().arrange(&mut after, 65_507, false);
             prop_assert_eq!(by_client(&after), by_client(&before));
             let firsts = |departures: &[Departure]| {
                 let mut seen = std::collections::HashSet::new();
@@ -299,12 +399,12 @@ mod tests {
     fn replies_that_lie_mixed_leave_in_one_train_a_client() {
         let of: Vec<_> = (0..1024).map(|i| (i % 16, 0, 64)).collect();
         let mut waiting = departures(&of);
-        Trains::new().arrange(&mut waiting, 65_507);
+        Trains::new().arrange(&mut waiting, 65_507, false);
         assert_eq!(cut(&waiting, 65_507).len(), 16);
         // Two hundred clients that collide somewhere are still known, but for a few.
         let of: Vec<_> = (0..1000).map(|i| (i % 200, 0, 64)).collect();
         let mut waiting = departures(&of);
-        Trains::new().arrange(&mut waiting, 65_507);
+        Trains::new().arrange(&mut waiting, 65_507, false);
         let trains = cut(&waiting, 65_507).len();
         assert!((200..220).contains(&trains), "{trains} trains for 200 clients");
     }

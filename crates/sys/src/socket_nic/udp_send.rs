@@ -108,11 +108,13 @@ impl Sender {
         let mut single = 0;
         let mut suspect = None;
         let mut stale_errors = 0;
-        if segmentation.segment_bytes_max > 0 {
-            self.trains.arrange(batch.waiting_mut(), segmentation.segment_bytes_max);
+        let (longest, patient) = (segmentation.segment_bytes_max, batch.is_patient());
+        if longest > 0 {
+            outcome.kept = self.trains.arrange(batch.waiting_mut(), longest, patient);
         }
-        while !batch.is_empty() {
-            let messages = self.prepare(batch, *segmentation, single);
+        while batch.waiting().len() > outcome.kept {
+            let leaving = batch.waiting().len() - outcome.kept;
+            let messages = self.prepare(batch, leaving, *segmentation, single);
             match self.call(socket, messages) {
                 Ok(accepted) => {
                     let whole = mutants::on("skip_after_partial_send");
@@ -162,9 +164,15 @@ impl Sender {
         Ok(accepted as usize)
     }
 
-    /// Writes the headers for the departures at the front of `batch`; returns how many messages.
-    fn prepare(&mut self, batch: &TxBatch, limits: Segmentation, single: usize) -> usize {
-        let waiting = batch.waiting();
+    /// Writes the headers for the departures at the front of `batch`, at most `leaving`; returns how many messages.
+    fn prepare(
+        &mut self,
+        batch: &TxBatch,
+        leaving: usize,
+        limits: Segmentation,
+        single: usize,
+    ) -> usize {
+        let waiting = &batch.waiting()[..leaving];
         let (mut at, mut message, mut piece) = (0, 0, 0);
         while at < waiting.len() && message < MESSAGES && piece + SEGMENTS_MAX <= PIECES {
             let trains = at >= single;
@@ -284,7 +292,7 @@ mod tests {
             batch.push(reader.local_addr().unwrap(), None, len, |into| into.fill(len as u8));
         }
         let outcome = Sender::new().send(from.as_fd(), &mut batch, learned);
-        assert_eq!(outcome, SendOutcome { sent: lens.len(), refused: 0 });
+        assert_eq!(outcome, SendOutcome { sent: lens.len(), ..SendOutcome::default() });
         let mut bytes = [0; 2048];
         lens.iter().map(|_| reader.recv(&mut bytes).unwrap()).collect()
     }

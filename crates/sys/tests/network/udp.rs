@@ -86,7 +86,7 @@ fn a_train_arrives_in_one_buffer() {
     for seed in 0..64 {
         tx.push(addresses[0], None, 100, |into| into.copy_from_slice(&pattern(100, seed)));
     }
-    assert_eq!(from.send(0, &mut tx), SendOutcome { sent: 64, refused: 0 });
+    assert_eq!(from.send(0, &mut tx), SendOutcome { sent: 64, ..SendOutcome::default() });
     let mut rx = rx();
     assert!(!to.recv(0, &mut rx), "one buffer of 64: nothing more waits");
     assert_eq!(rx.items.len(), 64);
@@ -103,7 +103,7 @@ fn replies_that_lie_mixed_arrive_in_one_buffer_a_client() {
         let to = clients[seed % 4].1[0];
         tx.push(to, None, 100, |into| into.copy_from_slice(&pattern(100, seed)));
     }
-    assert_eq!(from.send(0, &mut tx), SendOutcome { sent: 64, refused: 0 });
+    assert_eq!(from.send(0, &mut tx), SendOutcome { sent: 64, ..SendOutcome::default() });
     let mut rx = rx();
     for (number, (client, _)) in clients.iter_mut().enumerate() {
         assert!(!client.recv(0, &mut rx), "one buffer of 16: nothing more waits");
