@@ -180,7 +180,7 @@ impl BackendPool {
         }
     }
 
-    /// Whether [`Self::choose`] would find every connection full.
+    /// Whether every connection is full. (With one that is down and the others full only [`Self::choose`] can tell.)
     fn is_full(&self) -> bool {
         let full = |c: &BackendConnection| c.places.len() >= self.in_flight_max;
         !self.connections.is_empty() && self.connections.iter().all(full)

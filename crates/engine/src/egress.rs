@@ -16,7 +16,8 @@ use crate::worker::Worker;
 /// A UDP port whose socket takes nothing for this long loses what waits.
 const SEND_PATIENCE_NS: u64 = 100_000_000;
 
-/// From how many replies on those wait whose clients are owed more, and for how long at most, see [`Worker::may_keep`].
+/// From how many waiting replies on those stay whose clients are owed more, and after how long none does, see
+/// [`Worker::may_keep`].
 const KEEP_FROM: usize = 32;
 const KEEP_NS: u64 = 200_000;
 
@@ -407,11 +408,12 @@ impl<N: Nic> Worker<N> {
         self.list_to_write(key);
     }
 
-    /// Sends what the turn produced: datagrams, stream bytes, backend requests, handed-over messages.
-    pub(crate) fn flush(&mut self) {
+    /// Sends what the turn produced: datagrams (if `patient` some may stay), stream bytes, backend requests, handed-over
+    /// messages.
+    pub(crate) fn flush(&mut self, patient: bool) {
         for port in 0..self.ports.len() {
             if self.ports[port].transport == Transport::Udp && !self.ports[port].tx.is_empty() {
-                let patient = self.may_keep(port);
+                let patient = patient && self.may_keep(port);
                 self.send_datagrams(port as u16, patient);
             }
         }
@@ -437,13 +439,18 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    /// Whether replies whose clients are owed more may wait for those: many are there, so others have to be sent first
-    /// anyway, and none waits for long. As soon as a turn finds nothing to do, all leave.
+    /// Whether replies whose clients are owed more may wait for those: many are there, and the worker has work, so the next
+    /// turn comes at once and may bring them. They leave with the first turn that finds nothing to do, or that ends [`KEEP_NS`]
+    /// after the first of them was kept, or begins a drain.
     fn may_keep(&self, port: usize) -> bool {
         let port = &self.ports[port];
-        let recent = port.kept_since_ns == 0 || self.now_ns - port.kept_since_ns < KEEP_NS;
-        let recent = recent || mutants::on("keep_for_ever");
-        self.work && recent && !self.draining && port.tx.waiting().len() >= KEEP_FROM
+        if !self.work || self.draining || port.tx.waiting().len() < KEEP_FROM {
+            return false;
+        }
+        // A clock is read only where something waits already: a turn may be long.
+        let recent =
+            port.kept_since_ns == 0 || self.stage_ns().saturating_sub(port.kept_since_ns) < KEEP_NS;
+        recent || mutants::on("keep_for_ever")
     }
 
     fn send_datagrams(&mut self, port: u16, patient: bool) {
@@ -453,16 +460,19 @@ impl<N: Nic> Worker<N> {
         let by = port + u16::from(mutants::on("answer_from_another_port"));
         entry.tx.set_patient(patient);
         let outcome = nic.send(by, &mut entry.tx);
-        if outcome.kept == 0 {
+        let unsent = entry.tx.waiting().len() - outcome.kept;
+        if entry.tx.is_empty() {
             entry.kept_since_ns = 0;
-        } else if entry.kept_since_ns == 0 {
+        } else if outcome.kept > 0 && entry.kept_since_ns == 0 {
             entry.kept_since_ns = now_ns.max(1);
         }
         let counters = &lanes[entry.service as usize].counters;
         counters.replied.add(outcome.sent as u64);
         counters.drop_many(DropReason::SendFailed, outcome.refused as u64);
-        if entry.tx.waiting().len() == outcome.kept || outcome.sent > 0 {
+        if entry.tx.is_empty() || outcome.sent > 0 {
             entry.full_since_ns = 0;
+        } else if unsent == 0 {
+            // Nothing was tried.
         } else if entry.full_since_ns == 0 {
             entry.full_since_ns = now_ns.max(1);
         } else if now_ns - entry.full_since_ns > SEND_PATIENCE_NS {

@@ -254,6 +254,10 @@ impl Lane {
         std::mem::swap(&mut self.blocked_clients, &mut self.retried_clients);
         self.blocked.clear();
         self.blocked_clients.clear();
+        // Another one is first each turn, which may take every place that is free.
+        if !self.retried_clients.is_empty() {
+            self.retried_clients.rotate_left(1);
+        }
         for client in &self.retried_clients {
             self.clients[*client as usize].is_listed = false;
         }

@@ -491,7 +491,7 @@ impl<N: Nic> Worker<N> {
                 self.lanes[slot].counters.drop_many(DropReason::DrainTimeout, unread);
             }
         }
-        self.flush();
+        self.flush(false);
         for key in 0..self.connections.len() as StreamKey {
             if self.connections.at(key).is_some_and(|c| usize::from(c.service) == slot) {
                 self.end_connection(key, Close::Graceful, DropReason::DrainTimeout);

@@ -394,9 +394,10 @@ impl<N: Nic> Worker<N> {
                 continue;
             }
             let left = match origin {
-                Origin::Datagram { port, .. } => {
-                    debug_assert_eq!(self.ports[port as usize].transport, Transport::Udp);
-                    Some(self.ports[port as usize].tx.is_empty())
+                Origin::Datagram { port, peer, local } => {
+                    let port = &self.ports[port as usize];
+                    debug_assert_eq!(port.transport, Transport::Udp);
+                    Some(!port.tx.waiting().iter().any(|d| d.peer == peer && d.local == local))
                 }
                 Origin::Stream { worker, key, generation, sequence } if worker == self.index => {
                     let connection = self.connections.in_life(key, generation);

@@ -214,7 +214,7 @@ impl<N: Nic> Worker<N> {
             self.next_tick_ns = now_ns + TICK_NS;
             self.keep_house();
         }
-        self.flush();
+        self.flush(true);
         for lane in 0..self.lanes.len() {
             self.note_sent(lane);
         }

@@ -87,19 +87,19 @@ impl Token {
 
 const NIL: u32 = u32::MAX;
 
-/// Counts of requests by sender. Senders that share one, some of many, pass for one with more under way.
-const SENDERS: usize = 4096;
+/// Fewest and most counts of requests by sender. There are four for each request that may be under way, up to the most: then
+/// few senders share one. Those that do pass for one sender with more under way, by chance or on purpose.
+const SENDERS_MIN: u32 = 1 << 10;
+const SENDERS_MAX: u32 = 1 << 16;
 
-/// Which count is that of a datagram's sender; any for others.
+/// Spreads the senders of datagrams.
 #[inline]
-fn sender(origin: &Origin) -> u16 {
-    let Origin::Datagram { peer, .. } = origin else { return 0 };
+fn spread(peer: &SocketAddr) -> u64 {
     let address = match peer.ip() {
         IpAddr::V4(ip) => u64::from(ip.to_bits()),
         IpAddr::V6(ip) => (ip.to_bits() as u64) ^ (ip.to_bits() >> 64) as u64,
     };
-    let mixed = (address ^ u64::from(peer.port()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> (64 - SENDERS.ilog2())) as u16
+    (address ^ u64::from(peer.port()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// How far a pass over the requests under way has come; see [`Sessions::pass`].
@@ -111,7 +111,8 @@ pub struct Pass {
 #[derive(Clone, Debug)]
 struct Entry {
     generation: u32,
-    sender: u16,
+    /// Which count of requests is its sender's; the last one is that of all that are no datagrams.
+    sender: u32,
     request: Option<Request>,
     /// Neighbours in order of issue; `next` also links the free list.
     previous: u32,
@@ -126,8 +127,8 @@ pub struct Sessions {
     oldest: u32,
     newest: u32,
     live: u32,
-    /// Requests under way of each [`sender`].
-    of_senders: Box<[u32; SENDERS]>,
+    /// Requests under way by sender.
+    of_senders: Box<[u32]>,
 }
 
 impl Sessions {
@@ -135,6 +136,8 @@ impl Sessions {
     /// accelerator starts past the old one's, so that nothing of the old life matches).
     pub fn new(capacity: u32, first_generation: u32) -> Self {
         assert!(capacity < NIL);
+        let senders =
+            capacity.saturating_mul(4).clamp(SENDERS_MIN, SENDERS_MAX).next_power_of_two();
         let entry = |index: u32| Entry {
             generation: first_generation,
             sender: 0,
@@ -148,7 +151,7 @@ impl Sessions {
             oldest: NIL,
             newest: NIL,
             live: 0,
-            of_senders: Box::new([0; SENDERS]),
+            of_senders: vec![0; senders as usize + 1].into(),
         }
     }
 
@@ -167,8 +170,12 @@ impl Sessions {
         let newest = self.newest;
         let entry = &mut self.entries[index as usize];
         self.free = entry.next;
-        entry.sender = sender(&request.origin);
-        self.of_senders[usize::from(entry.sender)] += 1;
+        let others = self.of_senders.len() as u32 - 1;
+        entry.sender = match &request.origin {
+            Origin::Datagram { peer, .. } => (spread(peer) >> (64 - others.ilog2())) as u32,
+            _ => others,
+        };
+        self.of_senders[entry.sender as usize] += 1;
         entry.request = Some(request);
         entry.previous = newest;
         entry.next = NIL;
@@ -195,7 +202,7 @@ impl Sessions {
     #[inline]
     pub fn has_others(&self, token: Token) -> bool {
         let sender = self.entries[token.index()].sender;
-        self.of_senders[usize::from(sender)] > 1
+        self.of_senders[sender as usize] > 1
     }
 
     /// Ends the request a token stands for, if it is under way on `mqueue`.
@@ -251,7 +258,7 @@ impl Sessions {
         let free = self.free;
         let entry = &mut self.entries[index as usize];
         let request = entry.request.take().expect("a live entry");
-        self.of_senders[usize::from(entry.sender)] -= 1;
+        self.of_senders[entry.sender as usize] -= 1;
         // A token is never issued twice before 2³² uses of its entry.
         entry.generation = entry.generation.wrapping_add(u32::from(!mutants::on("reuse_token")));
         let (previous, next) = (entry.previous, entry.next);

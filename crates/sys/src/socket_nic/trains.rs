@@ -13,7 +13,8 @@
 //! *What stays behind.* A busy engine is in no hurry with a short train whose client is owed more replies: they will come
 //! while others are sent, and leave with it. So the short trains of a patient batch ([`TxBatch::is_patient`]) whose last
 //! departure says that [more](Departure::more) follows stay for the next call, and the client, which answers a train with
-//! a train, sends longer ones too. A train that nothing can join any more leaves, or what comes behind it would overtake it.
+//! a train, sends longer ones too; the engine says when that ends. A train that nothing can join any more leaves, or what
+//! comes behind it would overtake it. Where there are hardly two destinations everything leaves.
 //!
 //! [`TxBatch::is_patient`]: wire::nic::TxBatch::is_patient
 

@@ -298,6 +298,40 @@ mod tests {
     }
 
     #[test]
+    fn a_refused_train_does_not_take_along_what_waits() {
+        let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+        set_option::<c_int>(from.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+        let readers = [0; 2].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
+        let mut batch = TxBatch::new(40, 1 << 20);
+        for at in 0..40 {
+            let to = readers[at % 2].local_addr().unwrap();
+            batch.push(to, None, 100, |into| into.fill(at as u8));
+            if at % 2 == 1 && at > 20 {
+                batch.more_follows();
+            }
+        }
+        // The first of the second reader's are as many as a train may have that waits.
+        let mut learned = Segmentation::new(true);
+        let mut sender = Sender::new();
+        batch.set_patient(true);
+        let kept = batch.waiting().len();
+        let outcome = sender.send(from.as_fd(), &mut batch, &mut learned);
+        assert_eq!(outcome.sent + outcome.kept, kept);
+        assert_eq!((batch.waiting().len(), outcome.refused), (outcome.kept, 0));
+        assert!(learned.fallbacks > 0);
+        // Now that trains are known not to work nothing waits for them.
+        let outcome = sender.send(from.as_fd(), &mut batch, &mut learned);
+        assert_eq!((outcome.kept, batch.is_empty()), (0, true));
+        let mut bytes = [0; 200];
+        for (number, reader) in readers.iter().enumerate() {
+            for at in (number..40).step_by(2) {
+                assert_eq!(reader.recv(&mut bytes).unwrap(), 100);
+                assert_eq!(usize::from(bytes[0]), at);
+            }
+        }
+    }
+
+    #[test]
     fn a_refused_train_is_sent_one_by_one_and_remembered() {
         let from = UdpSocket::bind("127.0.0.1:0").unwrap();
         let reader = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -95,6 +95,48 @@ fn a_train_arrives_in_one_buffer() {
 }
 
 #[test]
+fn what_waits_for_more_stays_and_leaves_in_its_order() {
+    let (mut from, _) = open(&[udp("127.0.0.1:0")]);
+    let mut clients: Vec<_> = (0..4).map(|_| open(&[udp("127.0.0.1:0")])).collect();
+    let to: Vec<_> = clients.iter().map(|(_, addresses)| addresses[0]).collect();
+    let mut tx = TxBatch::new(64, 1 << 20);
+    let mut push = |tx: &mut TxBatch, client: usize, seed: usize, more: bool| {
+        tx.push(to[client], None, 100, |into| into.copy_from_slice(&pattern(100, seed)));
+        if more {
+            tx.more_follows();
+        }
+    };
+    let mut arrived = |client: usize| {
+        let mut rx = rx();
+        clients[client].0.recv(0, &mut rx);
+        rx.items.iter().map(|datagram| rx.payload(datagram).to_vec()).collect::<Vec<_>>()
+    };
+    let patterns = |seeds: &mut dyn Iterator<Item = usize>| -> Vec<_> {
+        seeds.map(|seed| pattern(100, seed)).collect()
+    };
+    // More follows to clients 0 and 1, to client 2 until its last datagram, never to client 3.
+    for seed in 0..40 {
+        push(&mut tx, seed % 4, seed, seed % 4 < 2 || seed % 4 == 2 && seed < 36);
+    }
+    tx.set_patient(true);
+    assert_eq!(from.send(0, &mut tx), SendOutcome { sent: 20, refused: 0, kept: 20 });
+    for client in 0..4 {
+        let due = if client < 2 { Vec::new() } else { patterns(&mut (client..40).step_by(4)) };
+        assert_eq!(arrived(client), due, "client {client}");
+    }
+    // Its last reply takes with it what waits for it.
+    push(&mut tx, 0, 40, false);
+    assert_eq!(from.send(0, &mut tx), SendOutcome { sent: 11, refused: 0, kept: 10 });
+    assert_eq!(arrived(0), patterns(&mut (0..=40).step_by(4)));
+    assert_eq!(arrived(1), patterns(&mut std::iter::empty()));
+    // A batch that is not patient sends everything.
+    tx.set_patient(false);
+    assert_eq!(from.send(0, &mut tx), SendOutcome { sent: 10, refused: 0, kept: 0 });
+    assert_eq!(arrived(1), patterns(&mut (1..40).step_by(4)));
+    assert!(tx.is_empty());
+}
+
+#[test]
 fn replies_that_lie_mixed_arrive_in_one_buffer_a_client() {
     let (mut from, _) = open(&[udp("127.0.0.1:0")]);
     let mut clients: Vec<_> = (0..4).map(|_| open(&[udp("127.0.0.1:0")])).collect();
