@@ -100,7 +100,7 @@ fn what_waits_for_more_stays_and_leaves_in_its_order() {
     let mut clients: Vec<_> = (0..4).map(|_| open(&[udp("127.0.0.1:0")])).collect();
     let to: Vec<_> = clients.iter().map(|(_, addresses)| addresses[0]).collect();
     let mut tx = TxBatch::new(64, 1 << 20);
-    let mut push = |tx: &mut TxBatch, client: usize, seed: usize, more: bool| {
+    let push = |tx: &mut TxBatch, client: usize, seed: usize, more: bool| {
         tx.push(to[client], None, 100, |into| into.copy_from_slice(&pattern(100, seed)));
         if more {
             tx.more_follows();
