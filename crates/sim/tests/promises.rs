@@ -80,6 +80,13 @@ fn a_burst_for_a_slow_kernel_does_not_wait_in_runs() {
 /// A client asks 120 times; one of two blocks answers its part in one go, which has just happened, the other one never.
 fn half_answered() -> Scene {
     let mut script = script(Framing::LengthU16);
+    let mut other = script.service().clone();
+    other.name = "other".into();
+    other.listen =
+        vec![Listen { transport: Transport::Udp, address: "127.0.0.1:9001".parse().unwrap() }];
+    script.setup.topology.services.push(other);
+    script.setup.behaviours.push(Behaviour::default());
+    script.setup.honest_backends.push(true);
     script.service().mqueues = 2;
     script.service().slots = 64;
     let delay_ns = (5 * MS, 5 * MS);
@@ -122,6 +129,26 @@ fn replies_wait_for_more_to_their_client_only_behind_other_work() {
     scene.world.begin_drain();
     scene.run(1);
     assert_eq!(scene.replied(), answered);
+    // Nor is a reply lost that waits when its service goes; its other requests are, by their reason.
+    let mut scene = half_answered();
+    scene.world.remove(0, 0);
+    scene.world.follow(0);
+    ask_another_service(&mut scene);
+    scene.run(1);
+    assert_eq!((scene.replied(), scene.world.metrics.service(1).replied), (0, 1));
+    scene.world.follow(0);
+    assert_eq!(scene.replied(), answered);
+    assert_eq!(scene.dropped(DropReason::DrainTimeout), 120 - answered);
+}
+
+fn ask_another_service(scene: &mut Scene) {
+    let (peer, port, local) = (scene.client_of(0, 2), 2, [127, 0, 0, 1].into());
+    let body = Body { client: 1_000_000, ..request(0) };
+    let mut net = lock(&scene.world.net);
+    let route = net.route(peer, port, local);
+    net.ledger.ask(1, body, Some(route));
+    let payload = request_payload(Framing::LengthU16, &body, Flavor::Plain);
+    net.send_datagram(peer, port, local, &payload);
 }
 
 #[test]
