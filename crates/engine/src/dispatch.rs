@@ -172,10 +172,19 @@ impl Dispatcher {
     }
 
     /// Where this message goes. `flow` is the hash of its flow.
-    #[inline]
+    // Always inline: most often a run goes on, for which nothing that is known of mqueues has to be in memory.
+    #[inline(always)]
     pub(crate) fn route(&mut self, message: &[u8], flow: u64, mqueues: &impl Credit) -> Route {
+        if self.policy == Dispatch::RoundRobin && self.run_goes_on(mqueues) {
+            return Route::Local(self.cursor);
+        }
+        self.route_anew(message, flow, mqueues)
+    }
+
+    #[inline(never)]
+    fn route_anew(&mut self, message: &[u8], flow: u64, mqueues: &impl Credit) -> Route {
         let hash = match self.policy {
-            Dispatch::RoundRobin => return self.round_robin(mqueues),
+            Dispatch::RoundRobin => return self.next_in_turn(mqueues),
             Dispatch::LeastLoaded => return self.least_loaded(mqueues),
             Dispatch::FlowHash => flow,
             Dispatch::KeyHash(range) => match range.of(message) {
@@ -193,9 +202,12 @@ impl Dispatcher {
 
     /// Any mqueue of this worker, for a message that another worker handed over.
     pub(crate) fn route_here(&mut self, mqueues: &impl Credit) -> Route {
-        match self.policy {
-            Dispatch::LeastLoaded => self.least_loaded(mqueues),
-            _ => self.round_robin(mqueues),
+        if self.policy == Dispatch::LeastLoaded {
+            self.least_loaded(mqueues)
+        } else if self.run_goes_on(mqueues) {
+            Route::Local(self.cursor)
+        } else {
+            self.next_in_turn(mqueues)
         }
     }
 
@@ -210,16 +222,14 @@ impl Dispatcher {
         }
     }
 
-    #[inline]
-    fn round_robin(&mut self, mqueues: &impl Credit) -> Route {
-        if self.run_left > 0
+    /// Round robin: whether the current run takes one more message.
+    #[inline(always)]
+    fn run_goes_on(&mut self, mqueues: &impl Credit) -> bool {
+        let goes_on = self.run_left > 0
             && self.cursor < mqueues.count()
-            && mqueues.credit(self.cursor).is_some_and(|c| c > 0)
-        {
-            self.run_left -= 1;
-            return Route::Local(self.cursor);
-        }
-        self.next_in_turn(mqueues)
+            && mqueues.credit(self.cursor).is_some_and(|c| c > 0);
+        self.run_left -= u32::from(goes_on);
+        goes_on
     }
 
     /// The next mqueue with credit, for a run. Where kernels are too slow for runs those are passed over that have more than

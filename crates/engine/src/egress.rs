@@ -35,22 +35,11 @@ impl<N: Nic> Worker<N> {
     /// Reads what the head of a server mqueue's TX ring has shown, or blocks at the first reply without room; where the
     /// head does not tell the truth, looking ends where nothing is. It does not look for more: behind the last message
     /// lies a line that nobody has used for a lap, and what comes meanwhile moves the head and is met next turn.
-    pub(crate) fn gather_replies(&mut self, lane: usize, mqueue: u32, shown: u64) {
-        if self.lanes[lane].loads[mqueue as usize].alive {
-            self.gather_up_to(lane, mqueue, shown);
+    /// With `u64::MAX` all that is there is read, a lap at most: no slot is given back before the end.
+    pub(crate) fn gather_replies(&mut self, lane: usize, mqueue: u32, mut shown: u64) {
+        if !self.lanes[lane].loads[mqueue as usize].alive {
+            return;
         }
-    }
-
-    /// Reads all that is there, also what the head does not show yet: nobody moves it any more.
-    pub(crate) fn gather_last_replies(&mut self, lane: usize, mqueue: u32) {
-        if self.lanes[lane].loads[mqueue as usize].alive {
-            // A lap at most: no slot is given back before the end.
-            self.gather_up_to(lane, mqueue, u64::MAX);
-        }
-    }
-
-    #[inline(always)]
-    fn gather_up_to(&mut self, lane: usize, mqueue: u32, mut shown: u64) {
         let ahead = if shown > 1 { self.lanes[lane].fetch_more(mqueue, shown) } else { u64::MAX };
         let before = self.lanes[lane].outstanding_on(mqueue);
         while shown > 0 {
@@ -89,7 +78,8 @@ impl<N: Nic> Worker<N> {
 
     /// The forwarder: what a TX message is and where it goes. This is the way of most replies: to whoever
     /// sent a datagram, or to a memory client of this worker, with one copy.
-    #[inline]
+    // Always inline: it is called in one place, once for each reply.
+    #[inline(always)]
     fn forward(&mut self, lane: usize, mqueue: u32, header: &SlotHeader) -> Forwarded {
         let token = Token(header.token);
         if self.lanes[lane].mqueues[mqueue as usize].followed == token {

@@ -60,7 +60,7 @@ impl Message for &[u8] {
         self
     }
 
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, ring: &mut Producer<MappedMemory>, head: Head) -> Result<(), LoanError> {
         ring.push(head, self)
     }
@@ -92,7 +92,7 @@ impl Message for Shown<'_> {
         bytes
     }
 
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, ring: &mut Producer<MappedMemory>, head: Head) -> Result<(), LoanError> {
         if !self.copied && ring.push_from(head, self.ring, &self.header) {
             return Ok(());

@@ -124,8 +124,8 @@ impl<N: Nic> Worker<N> {
     fn end_life(&mut self, lane: usize, accelerator: usize, reason: DropReason) {
         let mqueues = self.lanes[lane].mqueues_of(accelerator);
         for mqueue in mqueues.clone() {
-            // What had been answered is answered.
-            self.gather_last_replies(lane, mqueue);
+            // What had been answered is answered, also what its head does not show: nobody moves that any more.
+            self.gather_replies(lane, mqueue, u64::MAX);
         }
         if self.lanes[lane].replies == Replies::None {
             self.lanes[lane].count_consumed();

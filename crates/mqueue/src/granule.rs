@@ -50,7 +50,7 @@ pub(crate) fn write<M: Memory, const WORDS: usize>(
 }
 
 /// [`write`] with a payload of `len_bytes` that lies in the words at `from_at` in other memory.
-#[inline]
+#[inline(always)]
 pub(crate) fn write_from<M: Memory, const WORDS: usize>(
     (memory, layout, n): (&M, &Layout, u64),
     header: [u64; 4],
@@ -64,7 +64,7 @@ pub(crate) fn write_from<M: Memory, const WORDS: usize>(
 }
 
 /// Stamps what message `n` left of its slot's units, in the laps that need it.
-#[inline]
+#[inline(always)]
 fn restamp<M: Memory, const WORDS: usize>(memory: &M, layout: &Layout, n: u64, len_bytes: u64) {
     if layout.restamps(n) && !mutants::on("forget_restamp") {
         let slot = layout.slot(n);
@@ -221,7 +221,7 @@ pub(crate) fn load_payload<M: Memory, const WORDS: usize>(
 /// Copies the payload of message `n` to words at `at` in other memory; false when part of it has not arrived. A unit
 /// that has not arrived holds data of an older message, perhaps somebody else's: it is not stored, though
 /// nobody looks for a message in a slot that is not committed.
-#[inline]
+#[inline(always)]
 pub(crate) fn copy_payload<M: Memory, const WORDS: usize>(
     (from, layout, n): (&M, &Layout, u64),
     to: &M,

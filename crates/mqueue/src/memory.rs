@@ -470,7 +470,7 @@ impl Memory for MappedMemory {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn copy_payload<const WORDS: usize>(
         &self,
         at: u64,
@@ -487,7 +487,7 @@ impl Memory for MappedMemory {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn copy_string<const WORDS: usize>(
         &self,
         at: u64,

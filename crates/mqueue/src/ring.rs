@@ -376,7 +376,8 @@ impl<M: Memory> Producer<M> {
     /// buffer between. False when both rings are `granule`, either needs an arena, part of the message has not
     /// arrived, or no slot is free as far as is known: [`Consumer::copy_out`] and [`Self::push`] do it then.
     /// The header was read once and checked; payload that a hostile producer changes meanwhile arrives changed.
-    #[inline]
+    // Always inline, as push() is, down to the copies of the kinds of rings that there mostly are.
+    #[inline(always)]
     #[must_use]
     pub fn push_from(&mut self, head: Head, from: &Consumer<M>, header: &SlotHeader) -> bool {
         let len = u64::from(header.len);
@@ -384,49 +385,67 @@ impl<M: Memory> Producer<M> {
         if header.flags != 0 || len >= self.plain_end || full {
             return false;
         }
-        let whole = match self.layout.protocol {
-            Protocol::Doorbell => self.copy_to_doorbell(head, from, header),
-            _ if from.layout.protocol == Protocol::Doorbell => {
-                self.copy_to_units(head, from, header);
-                true
+        let words = [head.token, head.tag, 0, last_word(header.len, &head, 0)];
+        let whole = match (self.layout.protocol, from.layout.protocol) {
+            (Protocol::Doorbell, Protocol::Granule16) => {
+                self.units_to_doorbell::<3>(words, from, len)
             }
-            _ => false,
+            (Protocol::Granule16, Protocol::Doorbell) => {
+                self.doorbell_to_units::<3>(words, from, len)
+            }
+            _ => self.push_from_others(words, from, len),
         };
         self.head += u64::from(whole);
         whole
     }
 
-    /// Fills the next slot of a `doorbell` ring for [`Self::push_from`]. False when part of the message has not
-    /// arrived.
-    #[inline]
-    fn copy_to_doorbell(&self, head: Head, from: &Consumer<M>, header: &SlotHeader) -> bool {
-        let (len, slot) = (u64::from(header.len), self.layout.slot(self.head));
-        let (to, at, source) = (&self.memory, slot + HEADER_BYTES, &from.layout);
-        let message = (&from.memory, source, from.tail);
-        let whole = match source.protocol {
-            Protocol::Doorbell => {
-                to.copy_from(at, &from.memory, source.slot(from.tail) + HEADER_BYTES, len);
+    #[inline(never)]
+    fn push_from_others(&self, words: [u64; 4], from: &Consumer<M>, len: u64) -> bool {
+        match (self.layout.protocol, from.layout.protocol) {
+            (Protocol::Doorbell, Protocol::Doorbell) => {
+                let (to, slot) = (&self.memory, self.layout.slot(self.head));
+                let from_at = from.layout.slot(from.tail) + HEADER_BYTES;
+                to.copy_from(slot + HEADER_BYTES, &from.memory, from_at, len);
+                to.store_words(slot, words);
                 true
             }
-            Protocol::Granule8 => granule::copy_payload::<M, 1>(message, to, at, len),
-            Protocol::Granule16 => granule::copy_payload::<M, 3>(message, to, at, len),
-        };
+            (Protocol::Doorbell, _) => self.units_to_doorbell::<1>(words, from, len),
+            (_, Protocol::Doorbell) => self.doorbell_to_units::<1>(words, from, len),
+            _ => false,
+        }
+    }
+
+    /// Fills the next slot of a `doorbell` ring for [`Self::push_from`]. False when part of the message has not
+    /// arrived.
+    #[inline(always)]
+    fn units_to_doorbell<const WORDS: usize>(
+        &self,
+        words: [u64; 4],
+        from: &Consumer<M>,
+        len: u64,
+    ) -> bool {
+        let slot = self.layout.slot(self.head);
+        let message = (&from.memory, &from.layout, from.tail);
+        let at = slot + HEADER_BYTES;
+        let whole = granule::copy_payload::<M, WORDS>(message, &self.memory, at, len);
         if whole {
-            to.store_words(slot, [head.token, head.tag, 0, last_word(header.len, &head, 0)]);
+            self.memory.store_words(slot, words);
         }
         whole
     }
 
     /// Fills the next slot of a `granule` ring from a `doorbell` ring for [`Self::push_from`].
-    #[inline]
-    fn copy_to_units(&self, head: Head, from: &Consumer<M>, header: &SlotHeader) {
-        let words = [head.token, head.tag, 0, last_word(header.len, &head, 0)];
+    #[inline(always)]
+    fn doorbell_to_units<const WORDS: usize>(
+        &self,
+        words: [u64; 4],
+        from: &Consumer<M>,
+        len: u64,
+    ) -> bool {
         let payload = (&from.memory, from.layout.slot(from.tail) + HEADER_BYTES);
-        let (to, len) = ((&self.memory, &self.layout, self.head), u64::from(header.len));
-        match self.layout.protocol {
-            Protocol::Granule8 => granule::write_from::<M, 1>(to, words, payload, len),
-            _ => granule::write_from::<M, 3>(to, words, payload, len),
-        }
+        let to = (&self.memory, &self.layout, self.head);
+        granule::write_from::<M, WORDS>(to, words, payload, len);
+        true
     }
 
     /// Shows the consumer everything committed so far. One store, however many messages. Says whether there

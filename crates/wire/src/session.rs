@@ -161,7 +161,8 @@ impl Sessions {
     }
 
     /// Issues a token; `None` when the table is full.
-    #[inline]
+    // Always inline: the request is then written where it stays, not copied there.
+    #[inline(always)]
     pub fn issue(&mut self, request: Request) -> Option<Token> {
         let index = self.free;
         if index == NIL {
@@ -216,7 +217,7 @@ impl Sessions {
     #[inline]
     pub fn end_found(&mut self, token: Token) {
         debug_assert_eq!(self.entries[token.index()].generation, token.generation());
-        self.remove(token.index() as u32);
+        self.unlink(token.index() as u32);
     }
 
     /// Ends the oldest request if it was received before `before_ns`.
@@ -253,11 +254,18 @@ impl Sessions {
         self.entries.get(self.oldest as usize)?.request.as_ref().map(|r| r.received_ns)
     }
 
-    #[inline]
     fn remove(&mut self, index: u32) -> Request {
+        let request = self.entries[index as usize].request.expect("a live entry");
+        self.unlink(index);
+        request
+    }
+
+    /// Frees a live entry.
+    #[inline(always)]
+    fn unlink(&mut self, index: u32) {
         let free = self.free;
         let entry = &mut self.entries[index as usize];
-        let request = entry.request.take().expect("a live entry");
+        entry.request = None;
         self.of_senders[entry.sender as usize] -= 1;
         // A token is never issued twice before 2³² uses of its entry.
         entry.generation = entry.generation.wrapping_add(u32::from(!mutants::on("reuse_token")));
@@ -273,7 +281,6 @@ impl Sessions {
             next => self.entries[next as usize].previous = previous,
         }
         self.live -= 1;
-        request
     }
 }
 

@@ -404,7 +404,7 @@ impl Unit16s<'_> {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
     /// As [`super::Memory::copy_string`], from as many words as the payload takes.
-    #[inline]
+    #[inline(always)]
     pub(super) fn copy_string(
         self,
         header: [u64; 4],
@@ -489,7 +489,7 @@ impl Unit16s<'_> {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
     /// As [`super::Memory::copy_payload`], to as many words as the payload takes.
-    #[inline]
+    #[inline(always)]
     pub(super) fn copy_payload(self, to: &[AtomicU64], len: usize, sequence: u32) -> bool {
         assert!(self.count >= Self::units_of(len), "too few units");
         assert!(len.div_ceil(8) == to.len(), "as many words as the payload takes");
