@@ -265,6 +265,7 @@ impl Sessions {
     fn unlink(&mut self, index: u32) {
         let free = self.free;
         let entry = &mut self.entries[index as usize];
+        debug_assert!(entry.request.is_some());
         entry.request = None;
         self.of_senders[entry.sender as usize] -= 1;
         // A token is never issued twice before 2³² uses of its entry.
