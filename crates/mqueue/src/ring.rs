@@ -399,6 +399,8 @@ impl<M: Memory> Producer<M> {
         whole
     }
 
+    /// Fills the next slot for [`Self::push_from`] where rings are of other kinds. False when part of the message has not
+    /// arrived, and for two of `granule`.
     #[inline(never)]
     fn push_from_others(&self, words: [u64; 4], from: &Consumer<M>, len: u64) -> bool {
         match (self.layout.protocol, from.layout.protocol) {
