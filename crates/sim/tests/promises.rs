@@ -2,7 +2,7 @@
 
 mod scene;
 
-use engine::topology::{Dispatch, Listen, Polling};
+use engine::topology::{Dispatch, Polling};
 use scene::{MS, Scene, Script, request, script};
 use sim::accelerator::Behaviour;
 use sim::message::{Ask, Body, Flavor, request_payload, request_wire};
@@ -80,13 +80,7 @@ fn a_burst_for_a_slow_kernel_does_not_wait_in_runs() {
 /// A client asks 120 times; one of two blocks answers its part in one go, which has just happened, the other one never.
 fn half_answered() -> Scene {
     let mut script = script(Framing::LengthU16);
-    let mut other = script.service().clone();
-    other.name = "other".into();
-    other.listen =
-        vec![Listen { transport: Transport::Udp, address: "127.0.0.1:9001".parse().unwrap() }];
-    script.setup.topology.services.push(other);
-    script.setup.behaviours.push(Behaviour::default());
-    script.setup.honest_backends.push(true);
+    script.another_service(Transport::Udp);
     script.service().mqueues = 2;
     script.service().slots = 64;
     let delay_ns = (5 * MS, 5 * MS);
@@ -156,13 +150,7 @@ fn a_stuck_service_does_not_hold_up_what_another_one_hands_over() {
     let mut script = far_away(Framing::LengthU16);
     script.service().request_timeout_ms = 1000;
     script.behaviour().stall_after = Some(0);
-    let mut sound = script.setup.topology.services[0].clone();
-    sound.name = "sound".into();
-    sound.listen =
-        vec![Listen { transport: Transport::Tcp, address: "127.0.0.1:9001".parse().unwrap() }];
-    script.setup.topology.services.push(sound);
-    script.setup.behaviours.push(Behaviour::default());
-    script.setup.honest_backends.push(true);
+    script.another_service(Transport::Tcp);
     let mut scene = script.play();
     let caller = scene.connect_to(1);
     for sequence in 0..10 {

@@ -7,10 +7,10 @@
 //! a clock reading for each batch. Without a tap the engine runs on the NIC itself and pays nothing.
 //!
 //! The file is a pcap file (draft-ietf-opsawg-pcap) with nanosecond times (magic 0xa1b23c4d) and raw IP
-//! packets (LINKTYPE_RAW). Outgoing packets are those handed to the host
-//! kernel; datagrams that wait for more to their clients stand where they were first given. This side's address of
-//! a connection to a backend is not known: 0.0.0.0 and a port that follows from the stream's key stand
-//! for it. Shared-memory ports have no packets.
+//! packets (LINKTYPE_RAW). Outgoing packets are those handed to the host kernel; datagrams that wait for
+//! more to their clients stand where they were first given. This side's address of a connection to a backend
+//! is not known: 0.0.0.0 and a port that follows from the stream's key stand for it. Shared-memory ports
+//! have no packets.
 
 mod packet;
 

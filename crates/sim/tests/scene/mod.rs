@@ -71,6 +71,16 @@ impl Script {
         &mut self.service().backends[0]
     }
 
+    /// Another service like the first one as it is now, with sound blocks, behind port 2.
+    pub(crate) fn another_service(&mut self, transport: Transport) {
+        let mut other = self.service().clone();
+        other.name = "other".into();
+        other.listen = vec![Listen { transport, address: ([127, 0, 0, 1], 9001).into() }];
+        self.setup.topology.services.push(other);
+        self.setup.behaviours.push(Behaviour::default());
+        self.setup.honest_backends.push(true);
+    }
+
     pub(crate) fn play(self) -> Scene {
         let spec = self.setup.topology.services[0].backends.first().cloned();
         let backend = spec.map(|spec| Backend::new(0, &spec, self.habits, Rng::new(2)));
