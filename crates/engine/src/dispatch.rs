@@ -171,20 +171,21 @@ impl Dispatcher {
         matches!(self.policy, Dispatch::KeyHash(_))
     }
 
-    /// Where this message goes. `flow` is the hash of its flow.
-    // Always inline: most often a run goes on, for which nothing that is known of mqueues has to be in memory.
+    /// Round robin: the mqueue of the current run, if it takes one more message. Where the others go is [`Self::route`]'s.
+    // Always inline: this is the way of most messages, and what is known of mqueues need not be in memory for it.
     #[inline(always)]
-    pub(crate) fn route(&mut self, message: &[u8], flow: u64, mqueues: &impl Credit) -> Route {
-        if self.policy == Dispatch::RoundRobin && self.run_goes_on(mqueues) {
-            return Route::Local(self.cursor);
-        }
-        self.route_anew(message, flow, mqueues)
+    pub(crate) fn goes_on(&mut self, mqueues: &impl Credit) -> Option<u32> {
+        let goes_on = self.policy == Dispatch::RoundRobin && self.run_goes_on(mqueues);
+        goes_on.then_some(self.cursor)
     }
 
-    #[inline(never)]
-    fn route_anew(&mut self, message: &[u8], flow: u64, mqueues: &impl Credit) -> Route {
+    /// Where this message goes. `flow` is the hash of its flow.
+    pub(crate) fn route(&mut self, message: &[u8], flow: u64, mqueues: &impl Credit) -> Route {
         let hash = match self.policy {
-            Dispatch::RoundRobin => return self.next_in_turn(mqueues),
+            Dispatch::RoundRobin => {
+                let goes_on = self.goes_on(mqueues);
+                return goes_on.map_or_else(|| self.next_in_turn(mqueues), Route::Local);
+            }
             Dispatch::LeastLoaded => return self.least_loaded(mqueues),
             Dispatch::FlowHash => flow,
             Dispatch::KeyHash(range) => match range.of(message) {

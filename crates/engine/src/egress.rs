@@ -112,9 +112,13 @@ impl<N: Nic> Worker<N> {
                         return Forwarded::Done;
                     }
                 }
-                Origin::Memory { worker, client, generation, tag }
+                Origin::Memory { worker, client, generation }
                     if *worker == self.index
-                        && self.memory.relay((*client, *generation, *tag), ring, header) =>
+                        && self.memory.relay(
+                            (*client, *generation, request.number),
+                            ring,
+                            header,
+                        ) =>
                 {
                     entry.sessions.end_found(token);
                     entry.ended(mqueue);
@@ -218,7 +222,7 @@ impl<N: Nic> Worker<N> {
         reason: DropReason,
     ) -> Forwarded {
         self.end_silently(lane, token, request);
-        self.drop_request(lane, &request.origin, request.expects, reason);
+        self.drop_request(lane, &request.origin, request.number, request.expects, reason);
         Forwarded::Done
     }
 
@@ -229,7 +233,7 @@ impl<N: Nic> Worker<N> {
                 if worker == self.index =>
             {
                 self.end(lane, token, request);
-                self.deliver(lane, &request.origin, request.expects, payload);
+                self.deliver(lane, &request.origin, request.number, request.expects, payload);
             }
             Origin::Stream { worker, .. } | Origin::Memory { worker, .. } => {
                 let envelope = Envelope {
@@ -237,6 +241,7 @@ impl<N: Nic> Worker<N> {
                     mqueue: ANY,
                     expects: request.expects,
                     origin: request.origin,
+                    number: request.number,
                 };
                 let Some(link) = &mut self.links[worker as usize][lane] else {
                     return Forwarded::Blocked;
@@ -260,12 +265,13 @@ impl<N: Nic> Worker<N> {
         &mut self,
         lane: usize,
         origin: &Origin,
+        number: u64,
         expects: Expects,
         payload: &[u8],
     ) {
         match origin {
-            Origin::Stream { .. } => self.deliver_to_stream(lane, origin, expects, payload),
-            Origin::Memory { .. } => self.deliver_to_memory(lane, origin, Ok(payload)),
+            Origin::Stream { .. } => self.deliver_to_stream(lane, origin, number, expects, payload),
+            Origin::Memory { .. } => self.deliver_to_memory(lane, origin, number, Ok(payload)),
             Origin::Datagram { .. } => {}
         }
     }
@@ -274,10 +280,11 @@ impl<N: Nic> Worker<N> {
         &mut self,
         lane: usize,
         origin: &Origin,
+        number: u64,
         expects: Expects,
         payload: &[u8],
     ) {
-        let Origin::Stream { key, generation, sequence, .. } = *origin else { return };
+        let Origin::Stream { key, generation, .. } = *origin else { return };
         let framing = self.lanes[lane].framing;
         let Some(connection) = self.connections.in_life(key, generation).filter(|c| !c.closing)
         else {
@@ -286,30 +293,36 @@ impl<N: Nic> Worker<N> {
         if expects == Expects::ReplyOrNothing && payload.is_empty() {
             // The kernel chose silence: nothing goes on the wire, the place in the order is done.
             self.lanes[lane].counters.consumed.one();
-            return self.settle(key, sequence, Outcome::Nothing);
+            return self.settle(key, number, Outcome::Nothing);
         }
-        if connection.is_due(sequence) {
+        if connection.is_due(number) {
             let len = payload.len() as u32;
             let encode = |out: &mut Vec<u8>| framing.encode_reply(payload, out);
             let Self { connections, pool, .. } = self;
             let replied = connections.change(key, |c| c.reply_now(len, pool, encode));
             if replied.is_some_and(|r| r.is_err()) {
                 self.lanes[lane].counters.drop_one(DropReason::ReplyUnframable);
-                return self.settle_lost(lane, origin, expects, DropReason::ReplyUnframable);
+                return self.settle_lost(
+                    lane,
+                    origin,
+                    number,
+                    expects,
+                    DropReason::ReplyUnframable,
+                );
             }
             return self.settled(key, lane);
         }
         if self.connections.early_bytes + payload.len() > self.early_bytes_max {
             self.lanes[lane].counters.drop_one(DropReason::ReplyMemory);
-            return self.settle_lost(lane, origin, expects, DropReason::ReplyMemory);
+            return self.settle_lost(lane, origin, number, expects, DropReason::ReplyMemory);
         }
         let mut encoded = self.pool.take();
         if framing.encode_reply(payload, &mut encoded).is_err() {
             self.pool.give(encoded);
             self.lanes[lane].counters.drop_one(DropReason::ReplyUnframable);
-            return self.settle_lost(lane, origin, expects, DropReason::ReplyUnframable);
+            return self.settle_lost(lane, origin, number, expects, DropReason::ReplyUnframable);
         }
-        self.settle(key, sequence, Outcome::Reply { encoded, payload: payload.len() as u32 });
+        self.settle(key, number, Outcome::Reply { encoded, payload: payload.len() as u32 });
     }
 
     /// Counts a request that ends without a reply, and tells its connection.
@@ -317,6 +330,7 @@ impl<N: Nic> Worker<N> {
         &mut self,
         lane: usize,
         origin: &Origin,
+        number: u64,
         expects: Expects,
         reason: DropReason,
     ) {
@@ -331,11 +345,16 @@ impl<N: Nic> Worker<N> {
             Origin::Stream { worker, .. } | Origin::Memory { worker, .. }
                 if worker == self.index =>
             {
-                self.settle_lost(lane, origin, expects, reason);
+                self.settle_lost(lane, origin, number, expects, reason);
             }
             Origin::Stream { worker, .. } | Origin::Memory { worker, .. } => {
-                let envelope =
-                    Envelope { service: lane as u16, mqueue: ANY, expects, origin: *origin };
+                let envelope = Envelope {
+                    service: lane as u16,
+                    mqueue: ANY,
+                    expects,
+                    origin: *origin,
+                    number,
+                };
                 let told = self.links[worker as usize][lane]
                     .as_mut()
                     .is_some_and(|l| l.reply(&envelope, Err(reason), &mut self.envelope).is_ok());
@@ -363,13 +382,14 @@ impl<N: Nic> Worker<N> {
         &mut self,
         lane: usize,
         origin: &Origin,
+        number: u64,
         expects: Expects,
         reason: DropReason,
     ) {
         if let Origin::Memory { .. } = origin {
-            return self.deliver_to_memory(lane, origin, Err(reason));
+            return self.deliver_to_memory(lane, origin, number, Err(reason));
         }
-        let Origin::Stream { key, generation, sequence, .. } = *origin else { return };
+        let Origin::Stream { key, generation, .. } = *origin else { return };
         let kernel_choice = matches!(reason, DropReason::KernelDrop | DropReason::BadLength);
         let outcome = if expects == Expects::ReplyOrNothing && kernel_choice {
             Outcome::Nothing
@@ -377,7 +397,7 @@ impl<N: Nic> Worker<N> {
             self.outcome_of_loss(lane, reason)
         };
         if self.connections.in_life(key, generation).is_some_and(|c| !c.closing) {
-            self.settle(key, sequence, outcome);
+            self.settle(key, number, outcome);
         }
     }
 

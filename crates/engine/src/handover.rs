@@ -45,6 +45,8 @@ pub(crate) struct Envelope {
     pub(crate) mqueue: u32,
     pub(crate) expects: Expects,
     pub(crate) origin: Origin,
+    /// See [`wire::session::Request::number`].
+    pub(crate) number: u64,
 }
 
 impl Envelope {
@@ -57,6 +59,7 @@ impl Envelope {
         };
         bytes[2..4].copy_from_slice(&self.service.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.mqueue.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.number.to_le_bytes());
         match self.origin {
             Origin::Datagram { port, peer, local } => {
                 bytes[16..18].copy_from_slice(&port.to_le_bytes());
@@ -67,19 +70,17 @@ impl Envelope {
                 }
                 put_ip(&mut bytes[42..59], local);
             }
-            Origin::Stream { worker, key, generation, sequence } => {
+            Origin::Stream { worker, key, generation } => {
                 bytes[0] = 1;
                 bytes[16..18].copy_from_slice(&worker.to_le_bytes());
                 bytes[20..24].copy_from_slice(&key.to_le_bytes());
                 bytes[24..28].copy_from_slice(&generation.to_le_bytes());
-                bytes[32..40].copy_from_slice(&sequence.to_le_bytes());
             }
-            Origin::Memory { worker, client, generation, tag } => {
+            Origin::Memory { worker, client, generation } => {
                 bytes[0] = 2;
                 bytes[16..18].copy_from_slice(&worker.to_le_bytes());
                 bytes[20..24].copy_from_slice(&client.to_le_bytes());
                 bytes[24..28].copy_from_slice(&generation.to_le_bytes());
-                bytes[32..40].copy_from_slice(&tag.to_le_bytes());
             }
         }
         bytes
@@ -99,25 +100,16 @@ impl Envelope {
                 let port: PortIndex = u16_at(16);
                 Origin::Datagram { port, peer, local: take_ip(&bytes[42..59]) }
             }
-            1 => Origin::Stream {
-                worker: u16_at(16),
-                key: u32_at(20),
-                generation: u32_at(24),
-                sequence: u64_at(32),
-            },
-            _ => Origin::Memory {
-                worker: u16_at(16),
-                client: u32_at(20),
-                generation: u32_at(24),
-                tag: u64_at(32),
-            },
+            1 => Origin::Stream { worker: u16_at(16), key: u32_at(20), generation: u32_at(24) },
+            _ => Origin::Memory { worker: u16_at(16), client: u32_at(20), generation: u32_at(24) },
         };
         let expects = match bytes[1] {
             0 => Expects::Reply,
             1 => Expects::Nothing,
             _ => Expects::ReplyOrNothing,
         };
-        Self { service: u16_at(2), mqueue: u32_at(4), expects, origin }
+        let number = u64_at(8);
+        Self { service: u16_at(2), mqueue: u32_at(4), expects, origin, number }
     }
 }
 
@@ -498,13 +490,8 @@ mod tests {
     fn envelopes_survive() {
         let peers = ["127.0.0.1:80", "[::1]:65535", "[fe80::1%7]:9"];
         let locals = [None, Some("10.1.2.3".parse().unwrap()), Some("::2".parse().unwrap())];
-        let mut origins = vec![Origin::Stream {
-            worker: 3,
-            key: 77,
-            generation: u32::MAX,
-            sequence: u64::MAX - 1,
-        }];
-        origins.push(Origin::Memory { worker: 65_535, client: 5, generation: 1, tag: u64::MAX });
+        let mut origins = vec![Origin::Stream { worker: 3, key: 77, generation: u32::MAX }];
+        origins.push(Origin::Memory { worker: 65_535, client: 5, generation: 1 });
         for peer in peers {
             for local in locals {
                 origins.push(Origin::Datagram { port: 513, peer: peer.parse().unwrap(), local });
@@ -512,7 +499,8 @@ mod tests {
         }
         for origin in origins {
             for expects in [Expects::Reply, Expects::Nothing, Expects::ReplyOrNothing] {
-                let envelope = Envelope { service: 259, mqueue: ANY, expects, origin };
+                let number = u64::MAX - 1;
+                let envelope = Envelope { service: 259, mqueue: ANY, expects, origin, number };
                 assert_eq!(Envelope::decode(&envelope.encode()), envelope);
             }
         }

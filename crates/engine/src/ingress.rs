@@ -22,6 +22,8 @@ const SHED_REPORT_NS: u64 = 10_000_000_000;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     pub(crate) origin: Origin,
+    /// See [`wire::session::Request::number`].
+    pub(crate) number: u64,
     pub(crate) expects: Expects,
     pub(crate) received_ns: u64,
     pub(crate) flow: u64,
@@ -82,6 +84,8 @@ impl Message for Shown<'_> {
         self.header.len as usize
     }
 
+    // Always inline: what it is called on is then nowhere in memory.
+    #[inline(always)]
     fn bytes(&mut self) -> &[u8] {
         let bytes = &mut self.scratch[..self.header.len as usize];
         if !self.copied {
@@ -151,6 +155,7 @@ impl<N: Nic> Worker<N> {
                     let origin = Origin::Datagram { port, peer, local };
                     other.insert(Arrival {
                         origin,
+                        number: 0,
                         expects: Expects::Reply,
                         received_ns: self.now_ns,
                         flow: self.flow_of(service, &origin),
@@ -158,11 +163,11 @@ impl<N: Nic> Worker<N> {
                     })
                 }
             };
-            let payload = batch.payload(datagram);
+            let mut payload = batch.payload(datagram);
             received += 1;
             received_bytes += payload.len() as u64;
             if let Err(Refusal::Drop(reason) | Refusal::Hold(reason)) =
-                self.submit(service, arrival, payload)
+                self.submit(service, arrival, &mut payload)
                 && !mutants::on("shed_silently")
             {
                 self.lanes[service].counters.drop_one(reason);
@@ -175,44 +180,54 @@ impl<N: Nic> Worker<N> {
     }
 
     /// Finds an mqueue for a message and writes it there, or hands it to the worker that owns it.
-    #[inline]
+    // Always inline, and without a loop: what an arrival and a message say then goes to where it stays, not through memory,
+    // and nothing is made ready that only other ways need.
+    #[inline(always)]
     pub(crate) fn submit(
         &mut self,
         service: usize,
         arrival: &Arrival,
-        mut message: impl Message,
+        message: &mut impl Message,
     ) -> Result<(), Refusal> {
         let lane = &mut self.lanes[service];
         let len = message.len();
         if len > lane.max_message_bytes {
             return Err(Refusal::Drop(DropReason::TooLong));
         }
+        if arrival.target.is_none()
+            && let Some(mqueue) = lane.goes_on(len)
+        {
+            match lane.accept(mqueue, arrival, message) {
+                Ok(()) => return Ok(()),
+                Err(reason) => {
+                    if let Some(refusal) = lane.refusal(mqueue, len, reason) {
+                        return Err(refusal);
+                    }
+                }
+            }
+        }
+        self.submit_anew(service, arrival, message)
+    }
+
+    /// [`Self::submit`] where no run goes on.
+    #[inline(never)]
+    fn submit_anew(
+        &mut self,
+        service: usize,
+        arrival: &Arrival,
+        message: &mut impl Message,
+    ) -> Result<(), Refusal> {
+        let lane = &mut self.lanes[service];
+        let len = message.len();
         loop {
-            let (dispatcher, mut credits) = lane.dispatch(len);
-            let route = match arrival.target {
-                None => {
-                    let looked_at = if dispatcher.needs_key() { message.bytes() } else { &[] };
-                    dispatcher.route(looked_at, arrival.flow, &credits)
-                }
-                Some(ANY) => {
-                    credits.other_credit = &[];
-                    dispatcher.route_here(&credits)
-                }
-                Some(mqueue) => dispatcher.check(mqueue, &credits),
-            };
+            let looked_at = if lane.dispatcher.needs_key() { message.bytes() } else { &[] };
+            let route = lane.route(looked_at, len, arrival.flow, arrival.target);
             let Route::Local(mqueue) = route else {
                 return self.submit_elsewhere(service, arrival, message.bytes(), route);
             };
-            match lane.accept(mqueue, arrival, &mut message) {
-                Ok(()) => return Ok(()),
-                // It has no room after all, and now says so; another one may have.
-                Err(DropReason::NoCredit) if lane.loads[mqueue as usize].is_full_for(len) => {}
-                Err(DropReason::NoCredit) => return Err(Refusal::Hold(DropReason::NoCredit)),
-                Err(reason) => {
-                    let corrupt = reason == DropReason::MqueueDead;
-                    lane.mqueues[mqueue as usize].tx_corrupt |= corrupt;
-                    return Err(Refusal::Drop(reason));
-                }
+            let Err(reason) = lane.accept(mqueue, arrival, message) else { return Ok(()) };
+            if let Some(refusal) = lane.refusal(mqueue, len, reason) {
+                return Err(refusal);
             }
         }
     }
@@ -237,8 +252,8 @@ impl<N: Nic> Worker<N> {
                 });
             }
         };
-        let (expects, origin) = (arrival.expects, arrival.origin);
-        let envelope = Envelope { service: service as u16, mqueue, expects, origin };
+        let Arrival { expects, origin, number, .. } = *arrival;
+        let envelope = Envelope { service: service as u16, mqueue, expects, origin, number };
         let Some(link) = &mut self.links[worker as usize][service] else {
             return Err(Refusal::Hold(DropReason::HandoverFull));
         };
@@ -291,10 +306,10 @@ impl<N: Nic> Worker<N> {
         let envelope = Envelope::decode(envelope.try_into().expect("split there"));
         if header.kind == abi::kind::DROP {
             let reason = DropReason::ALL[header.status as usize % DropReason::COUNT];
-            self.settle_lost(service, &envelope.origin, envelope.expects, reason);
+            self.settle_lost(service, &envelope.origin, envelope.number, envelope.expects, reason);
         } else {
             self.lanes[service].counters.replies_handed_in.one();
-            self.deliver(service, &envelope.origin, envelope.expects, payload);
+            self.deliver(service, &envelope.origin, envelope.number, envelope.expects, payload);
         }
         self.scratch = message;
         true
@@ -307,10 +322,11 @@ impl<N: Nic> Worker<N> {
         let bytes = &mut message[..header.len as usize];
         let arrived = link.requests_in.copy_out(&header, bytes);
         debug_assert!(arrived, "doorbell rings hold whole messages");
-        let (envelope, payload) = bytes.split_at(ENVELOPE_BYTES);
+        let (envelope, mut payload) = bytes.split_at(ENVELOPE_BYTES);
         let envelope = Envelope::decode(envelope.try_into().expect("split there"));
         let arrival = Arrival {
             origin: envelope.origin,
+            number: envelope.number,
             expects: envelope.expects,
             received_ns: header.tag,
             flow: 0,
@@ -318,7 +334,7 @@ impl<N: Nic> Worker<N> {
         };
         let waited_ns = self.now_ns.saturating_sub(header.tag);
         let overdue = waited_ns > self.lanes[service].timeout_ns;
-        let outcome = match self.submit(service, &arrival, payload) {
+        let outcome = match self.submit(service, &arrival, &mut payload) {
             // A stream's or memory client's request waits at the head of this ring until there is credit or no time.
             Err(Refusal::Hold(_)) if self.lanes[service].is_expired() => {
                 Err(Some(DropReason::DrainTimeout))
@@ -340,7 +356,7 @@ impl<N: Nic> Worker<N> {
         }
         self.lanes[service].counters.handed_in.one();
         if let Err(Some(reason)) = outcome {
-            self.drop_request(service, &envelope.origin, envelope.expects, reason);
+            self.drop_request(service, &envelope.origin, envelope.number, envelope.expects, reason);
         }
         true
     }
@@ -652,23 +668,19 @@ impl<N: Nic> Worker<N> {
     }
 
     /// Submits one message of a connection. False: it has to wait.
-    fn take_message(&mut self, key: StreamKey, payload: &[u8], expects: Expects) -> bool {
+    fn take_message(&mut self, key: StreamKey, mut payload: &[u8], expects: Expects) -> bool {
         let connection = self.connections.at(key).expect("the caller looked");
         let service = connection.service as usize;
-        let origin = Origin::Stream {
-            worker: self.index,
-            key,
-            generation: connection.generation,
-            sequence: connection.next(),
-        };
+        let origin = Origin::Stream { worker: self.index, key, generation: connection.generation };
         let arrival = Arrival {
             origin,
+            number: connection.next(),
             expects,
             received_ns: self.now_ns,
             flow: connection.flow,
             target: None,
         };
-        let refusal = match self.submit(service, &arrival, payload) {
+        let refusal = match self.submit(service, &arrival, &mut payload) {
             Err(Refusal::Hold(_)) => {
                 let held_counts = u64::from(mutants::on("count_twice"));
                 self.lanes[service].counters.received.add(held_counts);
@@ -693,7 +705,7 @@ impl<N: Nic> Worker<N> {
         if let Some(reason) = refusal {
             self.lanes[service].counters.drop_one(reason);
             if !silent {
-                self.settle_lost(service, &origin, expects, reason);
+                self.settle_lost(service, &origin, sequence, expects, reason);
             }
         }
         true

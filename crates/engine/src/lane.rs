@@ -11,9 +11,10 @@ use wire::session::{Request, Sessions, Token};
 
 use crate::accelerator::Blocks;
 use crate::backend::{BackendPool, ClientMqueue};
-use crate::dispatch::{Credit, Dispatcher, Owner};
+use crate::dispatch::{Credit, Dispatcher, Owner, Route};
+use crate::handover::ANY;
 use crate::hold::Hold;
-use crate::ingress::{Arrival, Message};
+use crate::ingress::{Arrival, Message, Refusal};
 use crate::metrics::ServiceCounters;
 use crate::seating::Leaving;
 use crate::stages::{Follower, NOBODY, Observations};
@@ -102,7 +103,7 @@ impl Load {
     }
 
     /// Whether its RX ring has no room for a message of `len` bytes, as found out this turn.
-    pub(crate) fn is_full_for(&self, len: usize) -> bool {
+    fn is_full_for(&self, len: usize) -> bool {
         len >= self.full_from as usize
     }
 }
@@ -284,6 +285,7 @@ impl Lane {
         if self.replies == Replies::One {
             let request = Request {
                 origin: arrival.origin,
+                number: arrival.number,
                 mqueue: number,
                 len: len as u32,
                 received_ns: arrival.received_ns,
@@ -339,6 +341,26 @@ impl Lane {
             LoanError::Full => DropReason::NoCredit,
             LoanError::TooLong => DropReason::TooLong,
             LoanError::Corrupt => DropReason::MqueueDead,
+        }
+    }
+
+    /// What it means for a message of `len` bytes that [`Self::accept`] refused it; `None` if another mqueue may take it, since
+    /// this one had no room after all, and now says so.
+    #[cold]
+    pub(crate) fn refusal(
+        &mut self,
+        mqueue: u32,
+        len: usize,
+        reason: DropReason,
+    ) -> Option<Refusal> {
+        match reason {
+            DropReason::NoCredit if self.loads[mqueue as usize].is_full_for(len) => None,
+            DropReason::NoCredit => Some(Refusal::Hold(reason)),
+            _ => {
+                let corrupt = reason == DropReason::MqueueDead;
+                self.mqueues[mqueue as usize].tx_corrupt |= corrupt;
+                Some(Refusal::Drop(reason))
+            }
         }
     }
 
@@ -625,7 +647,7 @@ pub(crate) struct Credits<'a> {
     /// Bytes of the message to dispatch.
     len: usize,
     /// What the other workers still take; empty when a request may not be handed over again.
-    pub(crate) other_credit: &'a [u32],
+    other_credit: &'a [u32],
 }
 
 impl Credit for Credits<'_> {
@@ -634,7 +656,7 @@ impl Credit for Credits<'_> {
         self.loads.len() as u32
     }
 
-    #[inline]
+    #[inline(always)]
     fn credit(&self, mqueue: u32) -> Option<u32> {
         let load = &self.loads[mqueue as usize];
         if !load.alive {
@@ -669,11 +691,38 @@ impl Credit for Credits<'_> {
 
 impl Lane {
     /// Splits the lane into its dispatcher and what that looks at.
-    #[inline]
-    pub(crate) fn dispatch(&mut self, len: usize) -> (&mut Dispatcher, Credits<'_>) {
+    #[inline(always)]
+    fn dispatch(&mut self, len: usize) -> (&mut Dispatcher, Credits<'_>) {
         let (loads, other_credit) = (&self.loads[..], &self.other_credit[..]);
         let (issued, living) = (self.sessions.live(), self.living);
         let credits = Credits { loads, issued, living, slots: self.slots, len, other_credit };
         (&mut self.dispatcher, credits)
+    }
+
+    /// See [`Dispatcher::goes_on`].
+    #[inline(always)]
+    pub(crate) fn goes_on(&mut self, len: usize) -> Option<u32> {
+        let (dispatcher, credits) = self.dispatch(len);
+        dispatcher.goes_on(&credits)
+    }
+
+    /// Where a message of `len` bytes goes: `looked_at` are its bytes if the dispatcher looks at them, `flow` the hash of its
+    /// flow, `target` what [`Arrival::target`] says.
+    pub(crate) fn route(
+        &mut self,
+        looked_at: &[u8],
+        len: usize,
+        flow: u64,
+        target: Option<u32>,
+    ) -> Route {
+        let (dispatcher, mut credits) = self.dispatch(len);
+        match target {
+            None => dispatcher.route(looked_at, flow, &credits),
+            Some(ANY) => {
+                credits.other_credit = &[];
+                dispatcher.route_here(&credits)
+            }
+            Some(mqueue) => dispatcher.check(mqueue, &credits),
+        }
     }
 }

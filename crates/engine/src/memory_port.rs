@@ -374,6 +374,14 @@ impl<N: Nic> Worker<N> {
             true => key_hash(&seated.client.id.to_le_bytes()),
             false => 0,
         };
+        let mut arrival = Arrival {
+            origin: Origin::Memory { worker: self.index, client: index, generation },
+            number: 0,
+            expects: Expects::Reply,
+            received_ns: self.now_ns,
+            flow,
+            target: None,
+        };
         let mut scratch = std::mem::take(&mut self.scratch);
         let (mut taken, mut bytes) = (0, 0);
         let mut stop = Stop::Enough;
@@ -393,19 +401,11 @@ impl<N: Nic> Worker<N> {
                 }
             };
             seated.client.requests.prefetch(AHEAD, header.len.into());
-            let origin =
-                Origin::Memory { worker: self.index, client: index, generation, tag: header.tag };
-            let arrival = Arrival {
-                origin,
-                expects: Expects::Reply,
-                received_ns: self.now_ns,
-                flow,
-                target: None,
-            };
+            arrival.number = header.tag;
             // A ring's longest message is the service's, which the scratch space has room for.
             let ring = &seated.client.requests;
-            let message = Shown { ring, header, scratch: &mut scratch, copied: false };
-            let refused = match self.submit(service, &arrival, message) {
+            let mut message = Shown { ring, header, scratch: &mut scratch, copied: false };
+            let refused = match self.submit(service, &arrival, &mut message) {
                 Ok(()) => None,
                 Err(Refusal::Hold(_)) => {
                     if header.len > RETRY_BYTES {
@@ -453,9 +453,10 @@ impl<N: Nic> Worker<N> {
         &mut self,
         lane: usize,
         origin: &Origin,
+        tag: u64,
         outcome: Result<&[u8], DropReason>,
     ) {
-        let Origin::Memory { client, generation, tag, .. } = *origin else { return };
+        let Origin::Memory { client, generation, .. } = *origin else { return };
         let written = self.memory.reply(client, generation, tag, outcome);
         let counters = &self.lanes[lane].counters;
         match (written, outcome) {
@@ -470,7 +471,7 @@ impl<N: Nic> Worker<N> {
                     _ => DropReason::ReplyMemory,
                 };
                 counters.drop_one(reason);
-                self.deliver_to_memory(lane, origin, Err(reason));
+                self.deliver_to_memory(lane, origin, tag, Err(reason));
             }
             // There was a slot for the outcome and a loss needs nothing else: the client took it away.
             (Ok(Err(_)), Err(_)) => {

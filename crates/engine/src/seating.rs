@@ -481,9 +481,9 @@ impl<N: Nic> Worker<N> {
     pub(crate) fn abandon(&mut self, slot: usize) {
         // All of them, however young.
         while let Some(request) = self.lanes[slot].sessions.expire(u64::MAX) {
-            let (origin, expects) = (&request.origin, request.expects);
+            let (origin, number, expects) = (&request.origin, request.number, request.expects);
             self.lanes[slot].ended(request.mqueue);
-            self.drop_request(slot, origin, expects, DropReason::DrainTimeout);
+            self.drop_request(slot, origin, number, expects, DropReason::DrainTimeout);
         }
         if self.lanes[slot].replies == Replies::None {
             for mqueue in 0..self.lanes[slot].mqueues.len() as u32 {

@@ -191,8 +191,8 @@ struct Followed {
     waiting_ns: u64,
     taken_ns: u64,
     seen_ns: u64,
-    /// Where its reply goes; known when it is seen.
-    origin: Option<Origin>,
+    /// Where its reply goes, and which it is; known when it is seen.
+    origin: Option<(Origin, u64)>,
 }
 
 /// Which messages of a lane are followed.
@@ -335,7 +335,7 @@ impl Lane {
 
     /// The reply of a followed message is in the TX ring.
     #[cold]
-    fn note_seen(&mut self, mqueue: u32, origin: Origin, now_ns: u64) {
+    fn note_seen(&mut self, mqueue: u32, origin: (Origin, u64), now_ns: u64) {
         let mut followed = self.follower.followed.iter_mut();
         let Some(message) = followed.find(|f| f.mqueue == mqueue) else { return };
         if message.seen_ns == 0 {
@@ -379,7 +379,7 @@ impl<N: Nic> Worker<N> {
     pub(crate) fn followed_reply(&mut self, lane: usize, mqueue: u32, token: Token) {
         let now_ns = self.stage_ns();
         let request = self.lanes[lane].sessions.find(token, mqueue);
-        if let Some(origin) = request.map(|request| request.origin) {
+        if let Some(origin) = request.map(|request| (request.origin, request.number)) {
             self.lanes[lane].note_seen(mqueue, origin, now_ns);
         }
     }
@@ -389,7 +389,7 @@ impl<N: Nic> Worker<N> {
         for index in (0..self.lanes[lane].follower.followed.len()).rev() {
             let Followed { mqueue, token, origin, .. } = self.lanes[lane].follower.followed[index];
             // A token that lives belongs to a reply that found no room and is still in its ring.
-            let Some(origin) = origin else { continue };
+            let Some((origin, number)) = origin else { continue };
             if self.lanes[lane].sessions.find(token, mqueue).is_some() {
                 continue;
             }
@@ -399,9 +399,9 @@ impl<N: Nic> Worker<N> {
                     debug_assert_eq!(port.transport, Transport::Udp);
                     Some(!port.tx.waiting().iter().any(|d| d.peer == peer && d.local == local))
                 }
-                Origin::Stream { worker, key, generation, sequence } if worker == self.index => {
+                Origin::Stream { worker, key, generation } if worker == self.index => {
                     let connection = self.connections.in_life(key, generation);
-                    connection.map(|connection| connection.has_sent(sequence))
+                    connection.map(|connection| connection.has_sent(number))
                 }
                 _ => Some(true),
             };

@@ -399,7 +399,13 @@ impl<N: Nic> Worker<N> {
             if !mutants::on("leak_credit") {
                 self.lanes[lane].ended(request.mqueue);
             }
-            self.drop_request(lane, &request.origin, request.expects, DropReason::RequestTimeout);
+            self.drop_request(
+                lane,
+                &request.origin,
+                request.number,
+                request.expects,
+                DropReason::RequestTimeout,
+            );
         }
     }
 
@@ -454,7 +460,7 @@ impl<N: Nic> Worker<N> {
             let Lane { sessions, loads, .. } = &mut self.lanes[lane];
             let dead = |mqueue: u32| !loads[mqueue as usize].alive;
             let Some(request) = sessions.end_next(&mut pass, dead) else { break };
-            self.drop_request(lane, &request.origin, request.expects, reason);
+            self.drop_request(lane, &request.origin, request.number, request.expects, reason);
         }
         let lane = &mut self.lanes[lane];
         for mqueue in 0..lane.mqueues.len() as u32 {

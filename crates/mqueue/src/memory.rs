@@ -337,7 +337,8 @@ impl Memory for MappedMemory {
         std::array::from_fn(|i| words[i].load(Ordering::Relaxed))
     }
 
-    #[inline]
+    // Always inline, as store_slot() is.
+    #[inline(always)]
     fn store_words<const N: usize>(&self, at: u64, values: [u64; N]) {
         for (word, value) in self.words(at, N).iter().zip(values) {
             word.store(value, Ordering::Relaxed);

@@ -393,7 +393,7 @@ impl<M: Memory> Producer<M> {
             (Protocol::Granule16, Protocol::Doorbell) => {
                 self.doorbell_to_units::<3>(words, from, len)
             }
-            _ => self.push_from_others(words, from, len),
+            _ => self.push_from_others((head.token, head.tag), words[3], from, len),
         };
         self.head += u64::from(whole);
         whole
@@ -402,7 +402,14 @@ impl<M: Memory> Producer<M> {
     /// Fills the next slot for [`Self::push_from`] where rings are of other kinds. False when part of the message has not
     /// arrived, and for two of `granule`.
     #[inline(never)]
-    fn push_from_others(&self, words: [u64; 4], from: &Consumer<M>, len: u64) -> bool {
+    fn push_from_others(
+        &self,
+        (token, tag): (u64, u64),
+        last: u64,
+        from: &Consumer<M>,
+        len: u64,
+    ) -> bool {
+        let words = [token, tag, 0, last];
         match (self.layout.protocol, from.layout.protocol) {
             (Protocol::Doorbell, Protocol::Doorbell) => {
                 let (to, slot) = (&self.memory, self.layout.slot(self.head));
@@ -733,7 +740,7 @@ impl<M: Memory> Consumer<M> {
 
 /// The lines of a slot that hold the header and the first `bytes` of a payload: slots are aligned to a
 /// line, and more than a few lines are the processor's own business.
-#[inline]
+#[inline(always)]
 fn prefetch_slot<M: Memory>(memory: &M, layout: &Layout, n: u64, bytes: u64, for_write: bool) {
     let slot = layout.slot(n);
     let string = HEADER_BYTES + bytes.min(layout.inline_bytes);

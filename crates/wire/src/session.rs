@@ -15,7 +15,10 @@ use std::net::{IpAddr, SocketAddr};
 use crate::framing::Expects;
 use crate::nic::{PortIndex, StreamKey};
 
-/// Where a reply goes.
+/// Where a reply goes: to whom. Which of their requests it answers is [`Request::number`].
+// What differs from one request of a client to the next is not in here: who receives several in a row puts this together once,
+// and it is copied from there in pieces as wide as a processor has. A field that was stored just before, beside others of its
+// piece, would hold such a copy up until all older stores are in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A datagram: back to its sender, from the port and address it was sent to.
@@ -35,8 +38,6 @@ pub enum Origin {
         key: StreamKey,
         /// Life of the key: keys are reused.
         generation: u32,
-        /// Position among the requests of the connection, from 0.
-        sequence: u64,
     },
     /// A message of a shared-memory client.
     Memory {
@@ -46,8 +47,6 @@ pub enum Origin {
         client: u32,
         /// Life of the name: names are reused.
         generation: u32,
-        /// The client's own name for the request, which comes back with the outcome.
-        tag: u64,
     },
 }
 
@@ -56,6 +55,9 @@ pub enum Origin {
 pub struct Request {
     /// Where the reply goes.
     pub origin: Origin,
+    /// Which of its client's: the position among the requests of a connection, from 0; a shared-memory client's own name for
+    /// it (its slot's tag), which comes back with the outcome; 0 for a datagram.
+    pub number: u64,
     /// The mqueue (the owner's numbering) it was dispatched to.
     pub mqueue: u32,
     /// Payload bytes of the request.
@@ -113,7 +115,9 @@ struct Entry {
     generation: u32,
     /// Which count of requests is its sender's; the last one is that of all that are no datagrams.
     sender: u32,
-    request: Option<Request>,
+    /// Whether it stands for a request that is under way: `request`.
+    live: bool,
+    request: Request,
     /// Neighbours in order of issue; `next` also links the free list.
     previous: u32,
     next: u32,
@@ -141,7 +145,15 @@ impl Sessions {
         let entry = |index: u32| Entry {
             generation: first_generation,
             sender: 0,
-            request: None,
+            live: false,
+            request: Request {
+                origin: Origin::Stream { worker: 0, key: 0, generation: 0 },
+                number: 0,
+                mqueue: 0,
+                len: 0,
+                received_ns: 0,
+                expects: Expects::Nothing,
+            },
             previous: NIL,
             next: if index + 1 < capacity { index + 1 } else { NIL },
         };
@@ -161,9 +173,10 @@ impl Sessions {
     }
 
     /// Issues a token; `None` when the table is full.
-    // Always inline: the request is then written where it stays, not copied there.
+    // Always inline, and field by field: the request is then written where it stays, not put together elsewhere and copied.
     #[inline(always)]
     pub fn issue(&mut self, request: Request) -> Option<Token> {
+        let Request { origin, number, mqueue, len, received_ns, expects } = request;
         let index = self.free;
         if index == NIL {
             return None;
@@ -171,13 +184,19 @@ impl Sessions {
         let newest = self.newest;
         let entry = &mut self.entries[index as usize];
         self.free = entry.next;
+        entry.live = true;
+        entry.request.origin = origin;
+        entry.request.number = number;
+        entry.request.mqueue = mqueue;
+        entry.request.len = len;
+        entry.request.received_ns = received_ns;
+        entry.request.expects = expects;
         let others = self.of_senders.len() as u32 - 1;
-        entry.sender = match &request.origin {
+        entry.sender = match &entry.request.origin {
             Origin::Datagram { peer, .. } => (spread(peer) >> (64 - others.ilog2())) as u32,
             _ => others,
         };
         self.of_senders[entry.sender as usize] += 1;
-        entry.request = Some(request);
         entry.previous = newest;
         entry.next = NIL;
         let token = Token::new(index, entry.generation);
@@ -194,9 +213,9 @@ impl Sessions {
     #[inline]
     pub fn find(&self, token: Token, mqueue: u32) -> Option<&Request> {
         let entry = self.entries.get(token.index())?;
-        let request = entry.request.as_ref()?;
-        let here = request.mqueue == mqueue || mutants::on("forget_mqueue");
-        (entry.generation == token.generation() && here).then_some(request)
+        let here = entry.request.mqueue == mqueue || mutants::on("forget_mqueue");
+        let found = entry.live && entry.generation == token.generation() && here;
+        found.then_some(&entry.request)
     }
 
     /// Whether the sender of a datagram that [`Self::find`] has just shown has others under way, or seems to.
@@ -223,11 +242,7 @@ impl Sessions {
     /// Ends the oldest request if it was received before `before_ns`.
     #[inline]
     pub fn expire(&mut self, before_ns: u64) -> Option<Request> {
-        let oldest = self.entries.get(self.oldest as usize)?.request.as_ref()?;
-        if oldest.received_ns >= before_ns {
-            return None;
-        }
-        Some(self.remove(self.oldest))
+        (self.oldest_ns()? < before_ns).then(|| self.remove(self.oldest))
     }
 
     /// The beginning of one pass over the requests under way, for [`Self::end_next`].
@@ -242,7 +257,7 @@ impl Sessions {
             let index = pass.at;
             let entry = &self.entries[index as usize];
             pass.at = entry.next;
-            if entry.request.as_ref().is_some_and(|r| dead(r.mqueue)) {
+            if dead(entry.request.mqueue) {
                 return Some(self.remove(index));
             }
         }
@@ -251,11 +266,11 @@ impl Sessions {
 
     /// When the oldest request was received.
     pub fn oldest_ns(&self) -> Option<u64> {
-        self.entries.get(self.oldest as usize)?.request.as_ref().map(|r| r.received_ns)
+        Some(self.entries.get(self.oldest as usize)?.request.received_ns)
     }
 
     fn remove(&mut self, index: u32) -> Request {
-        let request = self.entries[index as usize].request.expect("a live entry");
+        let request = self.entries[index as usize].request;
         self.unlink(index);
         request
     }
@@ -265,8 +280,8 @@ impl Sessions {
     fn unlink(&mut self, index: u32) {
         let free = self.free;
         let entry = &mut self.entries[index as usize];
-        debug_assert!(entry.request.is_some());
-        entry.request = None;
+        debug_assert!(entry.live);
+        entry.live = false;
         self.of_senders[entry.sender as usize] -= 1;
         // A token is never issued twice before 2³² uses of its entry.
         entry.generation = entry.generation.wrapping_add(u32::from(!mutants::on("reuse_token")));
@@ -292,7 +307,7 @@ mod tests {
     fn request(mqueue: u32, received_ns: u64) -> Request {
         let peer = "127.0.0.1:9".parse().unwrap();
         let origin = Origin::Datagram { port: 0, peer, local: None };
-        Request { origin, mqueue, len: 1, received_ns, expects: Expects::Reply }
+        Request { origin, number: 0, mqueue, len: 1, received_ns, expects: Expects::Reply }
     }
 
     #[test]

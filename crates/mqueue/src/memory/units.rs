@@ -415,7 +415,11 @@ impl Unit16s<'_> {
         assert!(len.div_ceil(8) == from.len(), "as many words as the payload takes");
         assert!(self.count >= Self::units_of(len), "too few units");
         let word = |i: usize| from.get(i).map_or(0, |word| word.load(Ordering::Relaxed));
-        let shared = if len == 0 { 0 } else { word(0) & mask_of(len as u64) };
+        let shared = match len {
+            4.. => word(0),
+            0 => 0,
+            _ => word(0) & mask_of(len as u64),
+        };
         self.store_header(header, shared as u32, sequence);
         let whole = len.saturating_sub(4) / 12;
         // SAFETY: the last load ends 12 * whole + 4 bytes into the words.

@@ -118,7 +118,7 @@ pub(super) struct Options {
 }
 
 /// `50`, `50k`, `1.5M`.
-fn count(text: &str) -> Result<f64, String> {
+pub(super) fn count(text: &str) -> Result<f64, String> {
     let (number, factor) = match text.strip_suffix(['k', 'K']) {
         Some(number) => (number, 1e3),
         None => text.strip_suffix('M').map_or((text, 1.0), |number| (number, 1e6)),

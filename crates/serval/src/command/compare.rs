@@ -9,7 +9,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
-use super::bench::{list, time};
+use super::bench::{count, list, time};
 use super::{Failure, cancel_on_signal};
 use crate::compare::pairs::WHOLE_MIN;
 use crate::compare::record::Record;
@@ -123,8 +123,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "N", default_value_t = 64)]
     window: usize,
 
-    /// Requests a second, whatever the server does (open loop)
-    #[arg(long, value_name = "RATE")]
+    /// Requests a second that arrive at random times, whatever the server does: 50k, 1.5M
+    #[arg(long, value_name = "RATE", value_parser = count)]
     rate: Option<f64>,
 
     /// Framing on TCP [default: what suits the workload]
