@@ -265,7 +265,8 @@ impl Lane {
             let pool = &self.backends[entry.backend as usize];
             let overdue = entry.is_overdue(now_ns, pool.timeout_ns);
             // Those who wait for a place look at it every turn: nothing is copied for that.
-            let waits = pool.is_full() && !overdue;
+            let asked = matches!(entry.datagram, DatagramState::Waiting { .. });
+            let waits = (asked || pool.is_full()) && !overdue;
             let payload = &mut scratch[..header.len as usize];
             if waits || room <= entry.in_flight || !entry.tx.copy_out(&header, payload) {
                 return self.block_client(client, now_ns);

@@ -87,6 +87,8 @@ pub(crate) trait Credit {
     /// A mqueue with more requests than this has more than its share of those under way: one above the mean of the
     /// living. For services with replies.
     fn share(&self) -> u32;
+    /// Whether it is known, without a look at each, that no mqueue takes a request.
+    fn is_spent(&self) -> bool;
     /// The other worker that last told of the most credit for this service, if any.
     fn richest_other(&self) -> Option<u32>;
 }
@@ -237,6 +239,9 @@ impl Dispatcher {
     /// their share, if others have credit: who got more once, by a run or by answering late, would keep more for as
     /// long as clients ask again when they are answered.
     fn next_in_turn(&mut self, mqueues: &impl Credit) -> Route {
+        if mqueues.is_spent() {
+            return self.elsewhere(mqueues);
+        }
         let count = mqueues.count();
         let share = if self.run_max == 1 { mqueues.share() } else { u32::MAX };
         let mut first = None;
@@ -259,6 +264,9 @@ impl Dispatcher {
 
     /// The first of those with the fewest requests. Most mqueues are passed over by one comparison.
     fn least_loaded(&self, mqueues: &impl Credit) -> Route {
+        if mqueues.is_spent() {
+            return self.elsewhere(mqueues);
+        }
         let (mut least, mut found) = (u32::MAX, None);
         for mqueue in 0..mqueues.count() {
             let outstanding = mqueues.outstanding(mqueue);
@@ -307,6 +315,9 @@ mod tests {
         fn share(&self) -> u32 {
             u32::MAX
         }
+        fn is_spent(&self) -> bool {
+            false
+        }
         fn richest_other(&self) -> Option<u32> {
             self.1
         }
@@ -328,6 +339,10 @@ mod tests {
         fn share(&self) -> u32 {
             let living = || self.0.iter().filter(|(credit, _)| credit.is_some());
             living().map(|(_, held)| held).sum::<u32>() / living().count().max(1) as u32 + 1
+        }
+        fn is_spent(&self) -> bool {
+            let living = self.0.iter().filter(|(credit, _)| credit.is_some());
+            living.clone().count() > 0 && living.clone().all(|(credit, _)| *credit == Some(0))
         }
         fn richest_other(&self) -> Option<u32> {
             None
@@ -512,6 +527,43 @@ mod tests {
         let mut d = Dispatcher::new(policy, owner, 0);
         let table = Table(vec![Some(1); 2], None);
         assert_eq!(d.route(&[1, 2, 3], flow(1), &table), Route::Shed(DropReason::TooShort));
+    }
+
+    #[test]
+    fn what_nobody_has_credit_for_is_shed_without_a_look_at_each() {
+        /// A service without credit that counts how often its mqueues are looked at.
+        struct Spent(std::cell::Cell<u32>);
+
+        impl Credit for Spent {
+            fn count(&self) -> u32 {
+                240
+            }
+            fn credit(&self, _: u32) -> Option<u32> {
+                self.0.set(self.0.get() + 1);
+                Some(0)
+            }
+            fn outstanding(&self, _: u32) -> u32 {
+                self.0.set(self.0.get() + 1);
+                64
+            }
+            fn share(&self) -> u32 {
+                u32::MAX
+            }
+            fn is_spent(&self) -> bool {
+                true
+            }
+            fn richest_other(&self) -> Option<u32> {
+                None
+            }
+        }
+
+        for policy in [Dispatch::RoundRobin, Dispatch::LeastLoaded] {
+            let (mut d, mqueues) = (dispatcher(policy, 1, 240), Spent(Default::default()));
+            for _ in 0..100 {
+                assert_eq!(d.route(b"", 0, &mqueues), Route::Shed(DropReason::NoCredit));
+            }
+            assert!(mqueues.0.get() <= 200, "{} looks for 100 messages", mqueues.0.get());
+        }
     }
 
     #[test]

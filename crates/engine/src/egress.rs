@@ -53,7 +53,8 @@ impl<N: Nic> Worker<N> {
                     Forwarded::Again => continue,
                     Forwarded::Blocked => {
                         let lane = &mut self.lanes[lane];
-                        if !lane.blocked.contains(&mqueue) {
+                        let entry = &mut lane.mqueues[mqueue as usize];
+                        if !std::mem::replace(&mut entry.is_blocked, true) {
                             lane.blocked.push(mqueue);
                         }
                         break;
@@ -457,20 +458,27 @@ impl<N: Nic> Worker<N> {
         if !self.work || self.draining || port.tx.waiting().len() < KEEP_FROM {
             return false;
         }
-        // A clock is read only where something waits already: a turn may be long.
-        let recent =
-            port.kept_since_ns == 0 || self.stage_ns().saturating_sub(port.kept_since_ns) < KEEP_NS;
+        // Of what none was kept yet all became ready in this turn. A clock is read, for a turn may be long, and the next
+        // one too.
+        let since_ns = if port.kept_since_ns == 0 { self.now_ns } else { port.kept_since_ns };
+        let recent = self.stage_ns().saturating_sub(since_ns) < KEEP_NS;
         recent || mutants::on("keep_for_ever")
     }
 
     fn send_datagrams(&mut self, port: u16, patient: bool) {
-        let now_ns = self.now_ns;
+        let (now_ns, turn) = (self.now_ns, self.counters.turns.value());
         let Self { nic, ports, lanes, .. } = self;
         let entry = &mut ports[port as usize];
+        if entry.refused_in == turn {
+            return;
+        }
         let by = port + u16::from(mutants::on("answer_from_another_port"));
         entry.tx.set_patient(patient);
         let outcome = nic.send(by, &mut entry.tx);
         let unsent = entry.tx.waiting().len() - outcome.kept;
+        if unsent > 0 {
+            entry.refused_in = turn;
+        }
         if entry.tx.is_empty() {
             entry.kept_since_ns = 0;
         } else if outcome.kept > 0 && entry.kept_since_ns == 0 {

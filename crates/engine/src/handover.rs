@@ -144,6 +144,8 @@ pub(crate) struct Link {
     pub(crate) replies_in: Consumer<MappedMemory>,
     /// Something was committed and not yet published.
     unpublished: bool,
+    /// A long request that found no credit is not copied again before this.
+    pub(crate) retry_ns: u64,
 }
 
 impl Link {
@@ -229,7 +231,14 @@ pub(crate) fn links(workers: usize, service: &Service) -> Vec<ServiceLinks> {
     let mut link = |a, b| {
         let (requests_out, replies_in) = near.remove(&(a, b))?;
         let (requests_in, replies_out) = far.remove(&(a, b))?;
-        Some(Link { requests_out, requests_in, replies_out, replies_in, unpublished: false })
+        Some(Link {
+            requests_out,
+            requests_in,
+            replies_out,
+            replies_in,
+            unpublished: false,
+            retry_ns: 0,
+        })
     };
     (0..workers).map(|a| ServiceLinks((0..workers).map(|b| link(a, b)).collect())).collect()
 }

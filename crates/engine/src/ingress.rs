@@ -15,6 +15,12 @@ use crate::worker::Worker;
 /// Connections accepted from one listener in a turn.
 const ACCEPT_MAX: usize = 32;
 
+/// A request longer than this in bytes that found no credit, and is looked at again where it waits, is not copied again every
+/// turn…
+pub(crate) const RETRY_BYTES: u32 = 4096;
+/// … but only after this long.
+pub(crate) const RETRY_NS: u64 = 50_000;
+
 /// Between two log lines about connections that were shed.
 const SHED_REPORT_NS: u64 = 10_000_000_000;
 
@@ -222,36 +228,36 @@ impl<N: Nic> Worker<N> {
         loop {
             let looked_at = if lane.dispatcher.needs_key() { message.bytes() } else { &[] };
             let route = lane.route(looked_at, len, arrival.flow, arrival.target);
-            let Route::Local(mqueue) = route else {
-                return self.submit_elsewhere(service, arrival, message.bytes(), route);
+            let there = match route {
+                Route::Local(mqueue) => {
+                    let Err(reason) = lane.accept(mqueue, arrival, message) else { return Ok(()) };
+                    match lane.refusal(mqueue, len, reason) {
+                        Some(refusal) => return Err(refusal),
+                        None => continue,
+                    }
+                }
+                Route::Shed(reason) => {
+                    return Err(match lane.shed_reason(reason) {
+                        DropReason::NoCredit => Refusal::Hold(DropReason::NoCredit),
+                        reason => Refusal::Drop(reason),
+                    });
+                }
+                Route::AnyOf { worker } => (worker, ANY),
+                Route::Remote { worker, mqueue } => (worker, mqueue),
             };
-            let Err(reason) = lane.accept(mqueue, arrival, message) else { return Ok(()) };
-            if let Some(refusal) = lane.refusal(mqueue, len, reason) {
-                return Err(refusal);
-            }
+            return self.hand_over(service, arrival, message.bytes(), there);
         }
     }
 
-    /// A message for which this worker has no mqueue.
+    /// A message for an mqueue of another worker.
     #[cold]
-    fn submit_elsewhere(
+    fn hand_over(
         &mut self,
         service: usize,
         arrival: &Arrival,
         payload: &[u8],
-        route: Route,
+        (worker, mqueue): (u32, u32),
     ) -> Result<(), Refusal> {
-        let (worker, mqueue) = match route {
-            Route::AnyOf { worker } => (worker, ANY),
-            Route::Remote { worker, mqueue } => (worker, mqueue),
-            Route::Local(_) => unreachable!("the caller looked"),
-            Route::Shed(reason) => {
-                return Err(match self.lanes[service].shed_reason(reason) {
-                    DropReason::NoCredit => Refusal::Hold(DropReason::NoCredit),
-                    reason => Refusal::Drop(reason),
-                });
-            }
-        };
         let Arrival { expects, origin, number, .. } = *arrival;
         let envelope = Envelope { service: service as u16, mqueue, expects, origin, number };
         let Some(link) = &mut self.links[worker as usize][service] else {
@@ -318,6 +324,9 @@ impl<N: Nic> Worker<N> {
     fn take_request(&mut self, worker: usize, service: usize) -> bool {
         let Some(link) = &mut self.links[worker][service] else { return false };
         let Ok(Some(header)) = link.requests_in.peek() else { return false };
+        if self.now_ns < link.retry_ns {
+            return false;
+        }
         let mut message = std::mem::take(&mut self.scratch);
         let bytes = &mut message[..header.len as usize];
         let arrived = link.requests_in.copy_out(&header, bytes);
@@ -348,12 +357,14 @@ impl<N: Nic> Worker<N> {
             Ok(()) => Ok(()),
         };
         self.scratch = message;
+        let Some(link) = &mut self.links[worker][service] else { return false };
         if outcome == Err(None) {
+            if header.len > RETRY_BYTES {
+                link.retry_ns = self.now_ns + RETRY_NS;
+            }
             return false;
         }
-        if let Some(link) = &mut self.links[worker][service] {
-            link.requests_in.advance();
-        }
+        link.requests_in.advance();
         self.lanes[service].counters.handed_in.one();
         if let Err(Some(reason)) = outcome {
             self.drop_request(service, &envelope.origin, envelope.number, envelope.expects, reason);

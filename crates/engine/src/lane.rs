@@ -44,6 +44,8 @@ pub(crate) struct ServerMqueue {
     pub(crate) block: u32,
     /// The accelerator wrote impossible ring words; housekeeping buries the mqueue.
     pub(crate) tx_corrupt: bool,
+    /// Listed in [`Lane::blocked`].
+    pub(crate) is_blocked: bool,
     pub(crate) rx: Producer<MappedMemory>,
     pub(crate) tx: Consumer<MappedMemory>,
     /// When the message in each RX slot was received; kept only where waits are limited.
@@ -55,6 +57,15 @@ pub(crate) struct ServerMqueue {
     /// When its replies were last gathered, or it got a request while it had none; how many it then had left.
     gathered_ns: u64,
     left: u32,
+}
+
+impl ServerMqueue {
+    /// Whether its oldest unread message waits for longer than this.
+    fn is_late(&mut self, now_ns: u64, queue_ns_max: u64) -> bool {
+        let waits = self.rx.credit().is_ok() && self.rx.released() < self.rx.committed();
+        let slot = (self.rx.released() % self.arrivals.len() as u64) as usize;
+        waits && now_ns.saturating_sub(self.arrivals[slot]) > queue_ns_max
+    }
 }
 
 /// What the dispatcher wants to know of a server mqueue; apart from the rest, so that many fit a line.
@@ -145,6 +156,8 @@ pub(crate) struct Lane {
     pub(crate) loads: Vec<Load>,
     /// How many of them are alive.
     living: u32,
+    /// Services without replies: messages that no kernel has released, over all mqueues.
+    unread: u32,
     pub(crate) drives: Vec<Drive>,
     pub(crate) clients: Vec<ClientMqueue>,
     pub(crate) backends: Vec<BackendPool>,
@@ -199,6 +212,7 @@ impl Lane {
                     attachment: number as u16,
                     block: ends.block,
                     tx_corrupt: false,
+                    is_blocked: false,
                     consumed: ends.server.0.released(),
                     rx: ends.server.0,
                     tx: ends.server.1,
@@ -233,6 +247,7 @@ impl Lane {
             sessions: Sessions::new(capacity, 1),
             dispatcher: Dispatcher::new(service.dispatch, owner, worker),
             living: living(&loads),
+            unread: 0,
             loads,
             full: Vec::with_capacity(mqueues.len()),
             blocked: Vec::with_capacity(mqueues.len()),
@@ -258,6 +273,9 @@ impl Lane {
         // Another one is first each turn, which may take every place that is free.
         if !self.retried_clients.is_empty() {
             self.retried_clients.rotate_left(1);
+        }
+        for mqueue in &self.retried {
+            self.mqueues[*mqueue as usize].is_blocked = false;
         }
         for client in &self.retried_clients {
             self.clients[*client as usize].is_listed = false;
@@ -308,6 +326,7 @@ impl Lane {
             (mqueue.gathered_ns, mqueue.left) = (arrival.received_ns, 0);
         }
         load.outstanding += 1;
+        self.unread += u32::from(self.replies == Replies::None);
         if !load.rang {
             load.rang = true;
             let drive = &mut self.drives[mqueue.attachment as usize];
@@ -387,6 +406,12 @@ impl Lane {
             let took_ns = now_ns.saturating_sub(entry.gathered_ns);
             self.dispatcher.answered(count.into(), took_ns, count < entry.left);
             (entry.gathered_ns, entry.left) = (now_ns, outstanding);
+            let load = &mut self.loads[mqueue as usize];
+            if load.late {
+                // Housekeeping finds who is late; that somebody is no longer must not wait for it, or what is shed until
+                // then is more than what was too much.
+                load.late = entry.is_late(now_ns, self.queue_ns_max);
+            }
         }
     }
 
@@ -493,7 +518,7 @@ impl Lane {
     }
 
     /// Services without replies: counts what kernels released since the last call.
-    pub(crate) fn count_consumed(&mut self) {
+    pub(crate) fn count_consumed(&mut self, now_ns: u64) {
         for (number, mqueue) in self.mqueues.iter_mut().enumerate() {
             let load = &mut self.loads[number];
             if load.outstanding == 0 || !load.alive {
@@ -509,7 +534,11 @@ impl Lane {
             let new = released.saturating_sub(mqueue.consumed);
             mqueue.consumed += new;
             load.outstanding -= new as u32;
+            self.unread -= new as u32;
             self.counters.consumed.add(new);
+            if load.late {
+                load.late = mqueue.is_late(now_ns, self.queue_ns_max);
+            }
         }
     }
 
@@ -520,10 +549,7 @@ impl Lane {
         }
         let alive = self.mqueues.iter_mut().zip(&mut self.loads).filter(|(_, load)| load.alive);
         for (mqueue, load) in alive {
-            let waits = mqueue.rx.credit().is_ok() && mqueue.rx.released() < mqueue.rx.committed();
-            let slot = (mqueue.rx.released() % mqueue.arrivals.len() as u64) as usize;
-            let oldest = mqueue.arrivals[slot];
-            load.late = waits && now_ns.saturating_sub(oldest) > self.queue_ns_max;
+            load.late = mqueue.is_late(now_ns, self.queue_ns_max);
         }
     }
 
@@ -593,6 +619,9 @@ impl Lane {
 
     fn count_living(&mut self) {
         self.living = living(&self.loads);
+        if self.replies == Replies::None {
+            self.unread = self.outstanding_by_mqueue().sum();
+        }
     }
 
     /// Whether its time to leave is over.
@@ -605,7 +634,9 @@ impl Lane {
     pub(crate) fn abandon_unread(&mut self, mqueue: u32) -> u64 {
         let entry = &mut self.mqueues[mqueue as usize];
         entry.consumed = entry.rx.committed();
-        u64::from(std::mem::take(&mut self.loads[mqueue as usize].outstanding))
+        let unread = std::mem::take(&mut self.loads[mqueue as usize].outstanding);
+        self.unread -= if self.replies == Replies::None { unread } else { 0 };
+        u64::from(unread)
     }
 
     /// Requests under way on this lane's mqueues.
@@ -640,7 +671,8 @@ pub(crate) enum Touched {
 /// The dispatcher's view of a lane, without the dispatcher itself.
 pub(crate) struct Credits<'a> {
     loads: &'a [Load],
-    /// Tokens of the lane that are issued, and mqueues of it that live.
+    /// Requests under way on the lane's mqueues, as far as they are counted without a look at each, and mqueues of it that
+    /// live.
     issued: u32,
     living: u32,
     slots: u32,
@@ -683,6 +715,11 @@ impl Credit for Credits<'_> {
     }
 
     #[inline]
+    fn is_spent(&self) -> bool {
+        u64::from(self.issued) >= u64::from(self.living) * u64::from(self.slots)
+    }
+
+    #[inline]
     fn richest_other(&self) -> Option<u32> {
         let others = self.other_credit.iter().enumerate().filter(|(_, credit)| **credit > 0);
         others.max_by_key(|(_, credit)| **credit).map(|(worker, _)| worker as u32)
@@ -694,7 +731,7 @@ impl Lane {
     #[inline(always)]
     fn dispatch(&mut self, len: usize) -> (&mut Dispatcher, Credits<'_>) {
         let (loads, other_credit) = (&self.loads[..], &self.other_credit[..]);
-        let (issued, living) = (self.sessions.live(), self.living);
+        let (issued, living) = (self.sessions.live() + self.unread, self.living);
         let credits = Credits { loads, issued, living, slots: self.slots, len, other_credit };
         (&mut self.dispatcher, credits)
     }

@@ -128,7 +128,7 @@ impl<N: Nic> Worker<N> {
             self.gather_replies(lane, mqueue, u64::MAX);
         }
         if self.lanes[lane].replies == Replies::None {
-            self.lanes[lane].count_consumed();
+            self.lanes[lane].count_consumed(self.now_ns);
         }
         if !mutants::on("outlive_generation") {
             for mqueue in mqueues {

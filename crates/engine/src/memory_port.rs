@@ -28,7 +28,7 @@ use wire::framing::Expects;
 use wire::nic::Nic;
 use wire::session::Origin;
 
-use crate::ingress::{Arrival, Refusal, Shown};
+use crate::ingress::{Arrival, RETRY_BYTES, RETRY_NS, Refusal, Shown};
 use crate::topology::Replies;
 use crate::worker::Worker;
 
@@ -36,10 +36,6 @@ use crate::worker::Worker;
 const BUDGET: u32 = 64;
 /// Bytes after which no further request is taken from one client in a turn.
 const BUDGET_BYTES: u64 = 256 << 10;
-/// A request longer than this in bytes that found no credit is not copied again every turn…
-const RETRY_BYTES: u32 = 4096;
-/// … but only after this long.
-const RETRY_NS: u64 = 50_000;
 /// As much of a request that nobody has looked at is fetched.
 const SHORT_BYTES: u64 = 64;
 /// How many messages ahead slots are fetched from the client's cache.

@@ -55,6 +55,8 @@ pub(crate) struct Port {
     pub(crate) full_since_ns: u64,
     /// Since when replies wait for more to their clients; 0 when none does.
     pub(crate) kept_since_ns: u64,
+    /// The last turn in which the host kernel had no room: it is not asked again in that turn, by whoever else has replies.
+    pub(crate) refused_in: u64,
 }
 
 impl Port {
@@ -72,6 +74,7 @@ impl Port {
             tx: TxBatch::new(if udp { TX_ITEMS } else { 0 }, if udp { TX_BYTES } else { 0 }),
             full_since_ns: 0,
             kept_since_ns: 0,
+            refused_in: u64::MAX,
         }
     }
 

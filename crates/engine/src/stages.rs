@@ -255,8 +255,8 @@ impl Followed {
     }
 }
 
-/// In [`crate::lane::ServerMqueue::followed`]: nobody. No token is 0.
-pub(crate) const NOBODY: Token = Token(0);
+/// In [`crate::lane::ServerMqueue::followed`]: nobody. No token has this index, nor the next: tables are smaller.
+pub(crate) const NOBODY: Token = Token(u64::MAX - 1);
 /// The same for somebody of a service without replies, who has no token.
 const WITHOUT_TOKEN: Token = Token(u64::MAX);
 
@@ -355,16 +355,18 @@ impl Lane {
 
     /// Gives up followed messages that have ended without a reply.
     pub(crate) fn unfollow_ended(&mut self) {
-        for index in (0..self.follower.followed.len()).rev() {
-            let Followed { mqueue, token, seen_ns, .. } = self.follower.followed[index];
-            let lives = match self.replies {
-                Replies::One => seen_ns != 0 || self.sessions.find(token, mqueue).is_some(),
+        let Self { follower, mqueues, loads, sessions, replies, .. } = self;
+        follower.followed.retain(|&Followed { mqueue, token, seen_ns, .. }| {
+            let under_way = match replies {
+                Replies::One => seen_ns != 0 || sessions.find(token, mqueue).is_some(),
                 Replies::None => true,
             };
-            if !lives || !self.loads[mqueue as usize].alive {
-                self.unfollow(mqueue);
+            let stays = under_way && loads[mqueue as usize].alive;
+            if !stays {
+                mqueues[mqueue as usize].followed = NOBODY;
             }
-        }
+            stays
+        });
     }
 }
 
@@ -433,6 +435,21 @@ mod tests {
         assert_eq!((at(250), at(500), at(1_000), at(10_000_000_000)), (2, 1, 1, 1));
         assert_eq!((snapshot.counts[BOUNDS_NS.len()], snapshot.count()), (2, 7));
         assert!(BOUNDS_NS.is_sorted());
+    }
+
+    #[test]
+    fn nobody_is_no_request_of_any_generation() {
+        // The first token of a table whose generations have come round.
+        let mut sessions = wire::session::Sessions::new(1, 0);
+        let token = sessions.issue(wire::session::Request {
+            origin: Origin::Stream { worker: 0, key: 0, generation: 0 },
+            number: 0,
+            mqueue: 0,
+            len: 0,
+            received_ns: 0,
+            expects: wire::framing::Expects::Reply,
+        });
+        assert!(token.is_some_and(|token| token != NOBODY && token != WITHOUT_TOKEN));
     }
 
     #[test]

@@ -354,7 +354,7 @@ impl<N: Nic> Worker<N> {
             }
         }
         if self.lanes[lane].replies == Replies::None {
-            self.lanes[lane].count_consumed();
+            self.lanes[lane].count_consumed(self.now_ns);
         }
     }
 

@@ -5,6 +5,7 @@ mod scene;
 use engine::topology::{Dispatch, Polling};
 use scene::{MS, Scene, Script, request, script};
 use sim::accelerator::Behaviour;
+use sim::fault::Fault;
 use sim::message::{Ask, Body, Flavor, request_payload, request_wire};
 use sim::net::{Faults, PeerRead, lock};
 use wire::DropReason;
@@ -75,6 +76,32 @@ fn a_burst_for_a_slow_kernel_does_not_wait_in_runs() {
     assert!(took[0] > even + even / 2, "{took:?}, {even}");
     // Then it is: four for each of them.
     assert!(took[1..].iter().all(|turns| *turns <= even + even / 8), "{took:?}, {even}");
+}
+
+/// How many of the requests that come faster than four blocks can answer are answered in 5 ms, where none is to wait
+/// for longer than this.
+fn answered_under_overload(queue_us_max: u64) -> u64 {
+    let mut script = script(Framing::LengthU16);
+    script.service().mqueues = 4;
+    script.service().slots = 64;
+    script.service().queue_us_max = queue_us_max;
+    *script.behaviour() =
+        Behaviour { remote: true, delay_ns: (2000, 2000), ..Behaviour::default() };
+    let mut scene = script.play();
+    for _ in 0..500 {
+        scene.ask_times(40, request(0));
+        scene.run(1);
+    }
+    scene.replied()
+}
+
+#[test]
+fn a_limit_of_the_wait_costs_no_goodput() {
+    let without = answered_under_overload(0);
+    for queue_us_max in [50, 100, 500, 5000] {
+        let with = answered_under_overload(queue_us_max);
+        assert!(100 * with >= 95 * without, "{with} of {without} with {queue_us_max} us");
+    }
 }
 
 /// A client asks 120 times; one of two blocks answers its part in one go, which has just happened, the other one never.
@@ -377,6 +404,26 @@ fn a_client_that_leaves_during_a_drain_is_no_drain_timeout() {
     assert!(scene.world.all_settled());
     assert_eq!(scene.dropped(DropReason::DrainTimeout), 0);
     assert_eq!(scene.dropped(DropReason::ClientGone), 2);
+}
+
+#[test]
+fn a_full_socket_is_asked_once_a_turn() {
+    let mut script = script(Framing::LengthU16);
+    script.service().mqueues = 16;
+    script.service().slots = 128;
+    *script.behaviour() = Behaviour { remote: true, overlap: 100, ..Behaviour::default() };
+    let mut scene = script.play();
+    scene.faults(Faults { full_send: 1000, ..Faults::default() });
+    scene.ask_times(2000, request(0));
+    scene.run(100);
+    assert_eq!((scene.replied(), scene.world.under_way(0)), (0, 2000), "a port holds 1024");
+    let asked = |scene: &Scene| lock(&scene.world.net).struck.count(Fault::FullSend);
+    let before = asked(&scene);
+    scene.run(20);
+    assert_eq!(asked(&scene) - before, 20, "however many mqueues have replies for it");
+    scene.faults(Faults::default());
+    scene.run(100);
+    assert_eq!(scene.replied(), 2000);
 }
 
 #[test]

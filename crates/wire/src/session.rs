@@ -6,8 +6,9 @@
 //! whenever an entry is reused, a late or second reply finds nobody. A token is good only on the
 //! mqueue it was issued for.
 //!
-//! Requests of a table share one time-out, so the oldest is always the first to expire: entries form
-//! a doubly linked list in order of issue. Every operation is O(1), but for the pass that ends the
+//! Requests of a table share one time-out, so the oldest is the first to expire: entries form a doubly linked list in order
+//! of issue. (One that another worker handed over was received before it is issued here; it may expire late by as long as
+//! the hand-over took, which no more than a time-out does.) Every operation is O(1), but for the pass that ends the
 //! requests of dead mqueues; nothing is allocated after [`Sessions::new`].
 
 use std::net::{IpAddr, SocketAddr};
@@ -94,14 +95,15 @@ const NIL: u32 = u32::MAX;
 const SENDERS_MIN: u32 = 1 << 10;
 const SENDERS_MAX: u32 = 1 << 16;
 
-/// Spreads the senders of datagrams.
+/// Spreads the senders of datagrams. Who sends to two ports of a service is two senders: replies leave each port by themselves.
 #[inline]
-fn spread(peer: &SocketAddr) -> u64 {
+fn spread(port: PortIndex, peer: &SocketAddr) -> u64 {
     let address = match peer.ip() {
         IpAddr::V4(ip) => u64::from(ip.to_bits()),
         IpAddr::V6(ip) => (ip.to_bits() as u64) ^ (ip.to_bits() >> 64) as u64,
     };
-    (address ^ u64::from(peer.port()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    let ports = u64::from(peer.port()) << 32 | u64::from(port) << 48;
+    (address ^ ports).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// How far a pass over the requests under way has come; see [`Sessions::pass`].
@@ -193,7 +195,9 @@ impl Sessions {
         entry.request.expects = expects;
         let others = self.of_senders.len() as u32 - 1;
         entry.sender = match &entry.request.origin {
-            Origin::Datagram { peer, .. } => (spread(peer) >> (64 - others.ilog2())) as u32,
+            Origin::Datagram { port, peer, .. } => {
+                (spread(*port, peer) >> (64 - others.ilog2())) as u32
+            }
             _ => others,
         };
         self.of_senders[entry.sender as usize] += 1;
@@ -265,7 +269,7 @@ impl Sessions {
     }
 
     /// When the oldest request was received.
-    pub fn oldest_ns(&self) -> Option<u64> {
+    fn oldest_ns(&self) -> Option<u64> {
         Some(self.entries.get(self.oldest as usize)?.request.received_ns)
     }
 
@@ -338,6 +342,11 @@ mod tests {
         assert!(!sessions.has_others(alone) && sessions.has_others(one));
         sessions.end_found(other);
         assert!(!sessions.has_others(one));
+        let Origin::Datagram { peer, local, .. } = from(9).origin else { unreachable!() };
+        let origin = Origin::Datagram { port: 1, peer, local };
+        let elsewhere = sessions.issue(Request { origin, ..from(9) }).unwrap();
+        assert!(!sessions.has_others(alone), "what another port sends is no more for this one");
+        sessions.end_found(elsewhere);
         // However requests end.
         let last = sessions.issue(from(7)).unwrap();
         assert!(sessions.has_others(last));
