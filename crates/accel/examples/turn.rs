@@ -6,7 +6,8 @@
 //! Columns: datagrams of one client each (`single`), and trains of 64 datagrams of one client (`train`), as
 //! receive offload delivers them, and one shared-memory client on the same thread, its part included
 //! (`memory`). In `far` the blocks of that client's requests stand for a GPU: the replies are written between
-//! two turns, which alone are timed, and no processor's cache holds the lines they were written to.
+//! two turns, which alone are timed, and no processor's cache holds the lines they were written to, nor those
+//! that the requests were read from.
 //! Nanoseconds per message, the fastest tenth of many short measurements.
 
 use std::net::SocketAddr;
@@ -123,28 +124,33 @@ impl Nic for Echo {
 /// What plays the GPU: echo on the accelerator's ends of all mqueues, and what it wrote out of the caches.
 struct Far {
     ends: Vec<(Consumer<MappedMemory>, Producer<MappedMemory>)>,
-    /// Of the TX rings.
-    entries: Vec<abi::RingEntry>,
+    /// Of the RX and TX rings.
+    entries: Vec<[abi::RingEntry; 2]>,
     mapping: Arc<HeapMapping>,
 }
 
 impl Far {
     fn answer(&mut self) {
         let mut message = [0; BYTES];
-        for ((rx, tx), entry) in self.ends.iter_mut().zip(&self.entries) {
+        let flush_slot = |entry: &abi::RingEntry, number: u64| {
+            let slot = number % u64::from(entry.depth) * u64::from(entry.slot_stride);
+            for line in (0..u64::from(entry.slot_stride).min(192)).step_by(64) {
+                flush(&self.mapping, entry.slots_offset + slot + line);
+            }
+        };
+        for ((rx, tx), [asked, answers]) in self.ends.iter_mut().zip(&self.entries) {
             while let Some(header) = rx.peek().expect("sound rings") {
                 assert!(rx.copy_out(&header, &mut message[..header.len as usize]));
+                flush_slot(asked, rx.consumed());
                 rx.advance();
-                let slot = tx.committed() % u64::from(entry.depth) * u64::from(entry.slot_stride);
+                let number = tx.committed();
                 let head = Head { token: header.token, kind: header.kind, ..Head::default() };
                 tx.push(head, &message).expect("room for a batch");
-                for line in (0..u64::from(entry.slot_stride).min(192)).step_by(64) {
-                    flush(&self.mapping, entry.slots_offset + slot + line);
-                }
+                flush_slot(answers, number);
             }
             if rx.release() {
                 tx.publish();
-                flush(&self.mapping, entry.head_offset);
+                flush(&self.mapping, answers.head_offset);
             }
         }
     }
@@ -214,9 +220,9 @@ fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
     let ends = own.iter().map(&mut ends).collect();
     let (blocks, far): (Box<dyn Blocks>, _) = if far {
         let mut region = Region::join(memory).expect("just formatted");
-        let tx = region.entries().iter().skip(1).step_by(2).copied().collect();
+        let entries = region.entries().as_chunks::<2>().0.to_vec();
         let ends = own.iter().map(|block| region.accelerator_ends(*block)).collect();
-        let far = Far { ends, entries: tx, mapping };
+        let far = Far { ends, entries, mapping };
         (Box::new(FarBlocks { words: region.words(), mqueues: own.into() }), Some(far))
     } else {
         let kernel = Kernel::builtin("echo").expect("echo is built in");

@@ -46,6 +46,8 @@ pub(crate) struct ServerMqueue {
     pub(crate) tx_corrupt: bool,
     /// Listed in [`Lane::blocked`].
     pub(crate) is_blocked: bool,
+    /// How many messages ahead slots of its RX ring are fetched for writing.
+    write_ahead: u64,
     pub(crate) rx: Producer<MappedMemory>,
     pub(crate) tx: Consumer<MappedMemory>,
     /// When the message in each RX slot was received; kept only where waits are limited.
@@ -101,6 +103,10 @@ impl Default for Load {
 /// Heads of TX rings that are read one behind the other.
 pub(crate) const LOOKS: usize = 32;
 
+/// How many messages ahead slots of RX rings are fetched for writing where another processor reads them. Those of a run lie
+/// one behind the other, and a message takes less than a line that was far away.
+const WRITE_AHEAD: u64 = 7;
+
 /// As much of a reply is fetched ahead.
 const SHORT_BYTES: u64 = 64;
 
@@ -117,6 +123,11 @@ impl Load {
     fn is_full_for(&self, len: usize) -> bool {
         len >= self.full_from as usize
     }
+}
+
+/// See [`ServerMqueue::write_ahead`].
+fn write_ahead(blocks: &dyn Blocks) -> u64 {
+    if blocks.elsewhere() { WRITE_AHEAD } else { 0 }
 }
 
 /// How many mqueues are alive.
@@ -196,6 +207,7 @@ impl Lane {
             let present = attachment.blocks.present();
             let load = if present { Load::default() } else { Load::absent() };
             loads.extend(attachment.ends.iter().map(|_| load));
+            let write_ahead = write_ahead(&*attachment.blocks);
             drives.push(Drive {
                 blocks: attachment.blocks,
                 rang: Vec::with_capacity(attachment.ends.len() * (1 + service.backends.len())),
@@ -213,6 +225,7 @@ impl Lane {
                     block: ends.block,
                     tx_corrupt: false,
                     is_blocked: false,
+                    write_ahead,
                     consumed: ends.server.0.released(),
                     rx: ends.server.0,
                     tx: ends.server.1,
@@ -316,7 +329,7 @@ impl Lane {
         if let Err(error) = message.push(&mut mqueue.rx, head) {
             return Err(self.refused(number, token, len, error));
         }
-        mqueue.rx.prefetch(0, len as u64);
+        mqueue.rx.prefetch(mqueue.write_ahead, len as u64);
         if !mqueue.arrivals.is_empty() {
             let slot = (mqueue.rx.committed() - 1) % mqueue.arrivals.len() as u64;
             mqueue.arrivals[slot as usize] = arrival.received_ns;
@@ -472,7 +485,7 @@ impl Lane {
     /// Starts to fetch short replies from where another processor has left them, a few mqueues before their turn.
     #[inline]
     pub(crate) fn fetch_ahead(&self, drive: usize, index: usize) {
-        const AHEAD: usize = 6;
+        const AHEAD: usize = 8;
         let Drive { touched, blocks, .. } = &self.drives[drive];
         if !blocks.elsewhere() {
             return;
@@ -488,7 +501,7 @@ impl Lane {
     /// The same for those behind the first of one mqueue that shows `shown`. Returns how many messages ahead
     /// of the one that is read the next ones are to be fetched by [`Self::fetch`].
     pub(crate) fn fetch_more(&self, mqueue: u32, shown: u64) -> u64 {
-        const AHEAD: u64 = 4;
+        const AHEAD: u64 = 8;
         let entry = &self.mqueues[mqueue as usize];
         if !self.drives[usize::from(entry.attachment)].blocks.elsewhere() {
             return u64::MAX;
@@ -596,6 +609,7 @@ impl Lane {
             let entry = &mut self.mqueues[mqueue as usize];
             assert_eq!(entry.block, ends.block, "every life has the same blocks");
             entry.tx_corrupt = false;
+            entry.write_ahead = write_ahead(&*blocks);
             entry.consumed = ends.server.0.released();
             (entry.rx, entry.tx) = ends.server;
             entry.left = 0;
