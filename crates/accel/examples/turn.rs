@@ -31,6 +31,8 @@ use wire::nic::{
 };
 
 const BYTES: usize = 64;
+/// What a message takes of its slot in units of 16 bytes.
+const SLOT_BYTES: u64 = (32 + BYTES as u64).div_ceil(12) * 16;
 const TRAIN: usize = 64;
 const SLOTS: u32 = 64;
 /// Of the shared-memory client, which in `far` has several batches under way.
@@ -134,7 +136,7 @@ impl Far {
         let mut message = [0; BYTES];
         let flush_slot = |entry: &abi::RingEntry, number: u64| {
             let slot = number % u64::from(entry.depth) * u64::from(entry.slot_stride);
-            for line in (0..u64::from(entry.slot_stride).min(192)).step_by(64) {
+            for line in (0..SLOT_BYTES).step_by(64) {
                 flush(&self.mapping, entry.slots_offset + slot + line);
             }
         };

@@ -21,6 +21,8 @@
 //! spoilt one message ([`RingError::BadHeader`]). Either way the other side reads only memory of this
 //! ring and copies before it looks.
 
+use std::ops::Range;
+
 use crate::abi::{RESTAMP_LAPS, RingEntry, SlotHeader, flags, protocol};
 use crate::granule;
 use crate::memory::{Memory, Ordering};
@@ -738,16 +740,30 @@ impl<M: Memory> Consumer<M> {
     }
 }
 
-/// The lines of a slot that hold the header and the first `bytes` of a payload: slots are aligned to a
-/// line, and more than a few lines are the processor's own business.
+/// The lines of a slot that hold the header and the first `bytes` of a payload: slots are aligned to a line.
 #[inline(always)]
 fn prefetch_slot<M: Memory>(memory: &M, layout: &Layout, n: u64, bytes: u64, for_write: bool) {
+    /// Without a loop. Longer messages have more to do than to count lines.
+    const FEW: u64 = 4;
     let slot = layout.slot(n);
     let string = HEADER_BYTES + bytes.min(layout.inline_bytes);
-    for line in 0..4 {
+    for line in 0..FEW {
         if string > line * layout.line_bytes {
             memory.prefetch(slot + line * LINE, for_write);
         }
+    }
+    if string > FEW * layout.line_bytes {
+        prefetch_lines(memory, FEW..string.div_ceil(layout.line_bytes), slot, for_write);
+    }
+}
+
+/// Most lines of a slot that are fetched: a message of a kilobyte in units of 16 bytes. More are the processor's own business.
+const LINES_MAX: u64 = 22;
+
+#[inline(never)]
+fn prefetch_lines<M: Memory>(memory: &M, lines: Range<u64>, slot: u64, for_write: bool) {
+    for line in lines.start..lines.end.min(LINES_MAX) {
+        memory.prefetch(slot + line * LINE, for_write);
     }
 }
 
