@@ -5,11 +5,12 @@ use mqueue::{LoanError, RingError};
 use wire::DropReason;
 use wire::admission::reply_allowed;
 use wire::framing::Expects;
-use wire::nic::{Close, Nic, PortIndex, StreamKey, Transport, UDP_PAYLOAD_MAX, Written};
+use wire::nic::{Close, Departure, Nic, PortIndex, StreamKey, Transport, UDP_PAYLOAD_MAX, Written};
 use wire::session::{Origin, Request, Token};
 
 use crate::connection::{Outcome, Reading};
 use crate::handover::{ANY, Envelope};
+use crate::seating::Port;
 use crate::topology::Replies;
 use crate::worker::Worker;
 
@@ -20,6 +21,15 @@ const SEND_PATIENCE_NS: u64 = 100_000_000;
 /// [`Worker::may_keep`].
 const KEEP_FROM: usize = 32;
 const KEEP_NS: u64 = 200_000;
+/// Behind replies that stay, fewer than this many that may stay too change nothing: they could not make a train long.
+const KEEP_MORE: usize = 16;
+
+/// Of replies that wait the first `kept` have stayed: whether all that came behind them may stay as well, so that trains need
+/// not be put together anew.
+fn nothing_leaves(waiting: &[Departure], kept: usize) -> bool {
+    let stays = |new: &[Departure]| new.len() < KEEP_MORE && new.iter().all(|d| d.more);
+    kept > 0 && waiting.get(kept..).is_some_and(stays)
+}
 
 /// What became of one TX message.
 enum Forwarded {
@@ -425,7 +435,10 @@ impl<N: Nic> Worker<N> {
         for port in 0..self.ports.len() {
             if self.ports[port].transport == Transport::Udp && !self.ports[port].tx.is_empty() {
                 let patient = patient && self.may_keep(port);
-                self.send_datagrams(port as u16, patient);
+                let Port { tx, kept, .. } = &self.ports[port];
+                if !(patient && nothing_leaves(tx.waiting(), *kept)) {
+                    self.send_datagrams(port as u16, patient);
+                }
             }
         }
         let listed = self.to_write.len();
@@ -476,6 +489,7 @@ impl<N: Nic> Worker<N> {
         entry.tx.set_patient(patient);
         let outcome = nic.send(by, &mut entry.tx);
         let unsent = entry.tx.waiting().len() - outcome.kept;
+        entry.kept = if unsent == 0 { outcome.kept } else { 0 };
         if unsent > 0 {
             entry.refused_in = turn;
         }
@@ -566,5 +580,27 @@ impl<N: Nic> Worker<N> {
         let counters = &self.lanes[service].counters;
         counters.connections_closed.one();
         counters.drop_many(reason, lost);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trains_are_put_together_anew_for_who_is_owed_no_more_and_for_many() {
+        let departure = |more| {
+            let peer = ([127, 0, 0, 1], 9).into();
+            Departure { peer, local: None, offset: 0, len: 8, more }
+        };
+        let mut waiting = vec![departure(true); 40];
+        assert!(!nothing_leaves(&waiting, 0), "nobody has looked yet");
+        assert!(nothing_leaves(&waiting, 40));
+        waiting.extend(vec![departure(true); KEEP_MORE - 1]);
+        assert!(nothing_leaves(&waiting, 40));
+        waiting.push(departure(true));
+        assert!(!nothing_leaves(&waiting, 40), "a train may be long now");
+        assert!(!nothing_leaves(&[&waiting[..41], &[departure(false)]].concat(), 40));
+        assert!(!nothing_leaves(&waiting[..39], 40), "those that stayed have gone");
     }
 }

@@ -55,6 +55,8 @@ pub(crate) struct Port {
     pub(crate) full_since_ns: u64,
     /// Since when replies wait for more to their clients; 0 when none does.
     pub(crate) kept_since_ns: u64,
+    /// How many did when the last ones left: they are the first in `tx`.
+    pub(crate) kept: usize,
     /// The last turn in which the host kernel had no room: it is not asked again in that turn, by whoever else has replies.
     pub(crate) refused_in: u64,
 }
@@ -74,6 +76,7 @@ impl Port {
             tx: TxBatch::new(if udp { TX_ITEMS } else { 0 }, if udp { TX_BYTES } else { 0 }),
             full_since_ns: 0,
             kept_since_ns: 0,
+            kept: 0,
             refused_in: u64::MAX,
         }
     }
@@ -505,6 +508,7 @@ impl<N: Nic> Worker<N> {
             let counters = &self.lanes[slot].counters;
             counters.drop_many(DropReason::DrainTimeout, waiting as u64);
             port.tx.advance(waiting);
+            port.kept = 0;
         }
     }
 
