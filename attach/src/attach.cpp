@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -150,6 +151,19 @@ bool open_message(Reader& reader, size_t len, Head& head, char (&why)[160]) {
 }
 
 }  // namespace
+
+// What a ring's words say at one moment.
+struct Runtime::Ring {
+    uint64_t head, tail, depth;
+};
+
+// What was seen of a block, and for how long it has been so.
+struct Runtime::Watch {
+    uint64_t waiting;
+    // Anything that moves when the block does.
+    uint64_t moved[5];
+    uint64_t still_ns;
+};
 
 uint64_t* Runtime::own_word(uint64_t field) const {
     return reinterpret_cast<uint64_t*>(region_ + SERVAL_ACCELERATOR_WORDS_OFFSET + field);
@@ -343,6 +357,8 @@ bool Runtime::take_region(uint64_t mapped_bytes) {
     // The header was checked once, by find_place; what is read again here is held to the same limits.
     if (!detail::within(blocks_offset_, uint64_t{blocks_} * sizeof(serval_block_words), mapped_bytes))
         return fail("the engine's offer cannot be used: the region changes while it is read");
+    directory_ = place.directory;
+    mqueues_per_block_ = place.mqueues_per_block;
     uint64_t longest = 0;
     const uint64_t rings = 2ull * blocks_ * place.mqueues_per_block;
     if (!detail::within(place.directory, rings * sizeof(serval_ring_entry), mapped_bytes))
@@ -354,6 +370,8 @@ bool Runtime::take_region(uint64_t mapped_bytes) {
             return fail("the engine's offer cannot be used: the region's directory is impossible");
         if (entry.message_bytes_max > longest) longest = entry.message_bytes_max;
     }
+    watches_ = static_cast<Watch*>(calloc(blocks_, sizeof *watches_));
+    if (!watches_) return fail("no memory for %u blocks", blocks_);
     // With room for the word behind a reply by which a write past it is noticed.
     staging_stride_ = static_cast<uint32_t>(((longest + 7) / 8 * 8 + 8 + 63) / 64 * 64);
     staging_bytes_ = 2ull * place.mqueues_per_block * staging_stride_;
@@ -389,6 +407,60 @@ bool Runtime::ended() const {
     for (uint32_t i = 0; i < blocks_; i++)
         if (block_word(i, offsetof(serval_block_words, state)) != SERVAL_STATE_ENDED) return false;
     return true;
+}
+
+// False: the directory is not what it was when it was checked, so its engine is no engine any more.
+bool Runtime::read_ring(uint64_t index, Ring& ring) const {
+    serval_ring_entry entry;
+    detail::fetch(entry, region_ + directory_ + index * sizeof entry);
+    const uint64_t offsets[] = {entry.head_offset, entry.tail_offset};
+    for (const uint64_t offset : offsets)
+        if (offset % 8 || !detail::within(offset, 8, mapped_bytes_)) return false;
+    ring.head = detail::load_relaxed(reinterpret_cast<uint64_t*>(region_ + entry.head_offset));
+    ring.tail = detail::load_relaxed(reinterpret_cast<uint64_t*>(region_ + entry.tail_offset));
+    ring.depth = entry.depth;
+    return true;
+}
+
+// Looks at a block; whether it has something to do and everything that it needs for that. The rules are those of
+// crates/accel/src/cuda/watch.rs.
+bool Runtime::could_work(uint32_t block, Watch& now) const {
+    const uint64_t mqueue = block * mqueues_per_block_;
+    Ring rx, tx;
+    if (!read_ring(2 * mqueue, rx) || !read_ring(2 * mqueue + 1, tx)) return false;
+    now.waiting = rx.head - rx.tail;
+    now.moved[0] = rx.tail;
+    now.moved[1] = tx.head;
+    now.moved[2] = block_word(block, offsetof(serval_block_words, received));
+    now.moved[3] = block_word(block, offsetof(serval_block_words, sent));
+    now.moved[4] = block_word(block, offsetof(serval_block_words, dropped));
+    if (block_word(block, offsetof(serval_block_words, state)) == SERVAL_STATE_ENDED) return false;
+    // The engine gives every question to a backend an answer, be it that time is up.
+    for (uint64_t client = mqueue + 1; client < mqueue + mqueues_per_block_; client++) {
+        Ring answers, questions;
+        if (!read_ring(2 * client, answers) || !read_ring(2 * client + 1, questions) || questions.head > answers.head) return false;
+    }
+    return now.waiting > 0 && tx.head - tx.tail < tx.depth;
+}
+
+uint32_t Runtime::hung(uint32_t limit_ms) {
+    if (!region_) return blocks_;
+    const uint64_t limit_ns = limit_ms * MS, now_at = now_ns();
+    // As in look(): who was held up itself blames nobody.
+    uint64_t passed = watched_ns_ ? now_at - watched_ns_ : 0;
+    if (passed > limit_ns / 2) passed = limit_ns / 2;
+    watched_ns_ = now_at;
+    uint32_t first = blocks_;
+    for (uint32_t block = 0; block < blocks_; block++) {
+        Watch& before = watches_[block];
+        Watch now = {};
+        const bool could = could_work(block, now);
+        const bool still = could && before.waiting > 0 && memcmp(now.moved, before.moved, sizeof now.moved) == 0;
+        now.still_ns = still ? before.still_ns + passed : 0;
+        before = now;
+        if (now.still_ns >= limit_ns && still && first == blocks_) first = block;
+    }
+    return first;
 }
 
 bool Runtime::ready() {
@@ -462,6 +534,8 @@ void Runtime::leave(uint64_t reason, const char* text) {
         if (::send(socket_, bye.bytes, bye.len, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) errno = 0;
         munmap(region_, mapped_bytes_);
         region_ = nullptr;
+        free(watches_);
+        watches_ = nullptr;
     }
     int* const files[] = {&socket_, &file_, &bell_};
     for (int* file : files) {

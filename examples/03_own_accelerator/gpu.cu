@@ -5,6 +5,7 @@
 // do not end.
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <chrono>
 
@@ -22,6 +23,15 @@
     } while (0)
 
 constexpr int THREADS = 32;
+// A block hangs that has messages and has done nothing for this long, or that does not end within it.
+constexpr uint32_t HUNG_MS = 10000;
+
+// The driver waits for blocks that run wherever it gives something back, also on the way out of main(). The end of the process does not, and
+// frees the GPU.
+[[noreturn]] static void end_with_blocks_left() {
+    fflush(nullptr);
+    _exit(1);
+}
 
 int main(int argc, char** argv) {
     if (argc != 2) {
@@ -68,10 +78,12 @@ int main(int argc, char** argv) {
 
     serval::Step step = serval::Step::SERVING;
     cudaError_t running = cudaErrorNotReady;
+    uint32_t hung = blocks;
     const auto look = [&](uint32_t ms) {
         step = runtime.look(ms);
         running = cudaStreamQuery(stream);
-        return step != serval::Step::OVER && running == cudaErrorNotReady;
+        hung = runtime.hung(HUNG_MS);
+        return step != serval::Step::OVER && running == cudaErrorNotReady && hung == blocks;
     };
     while (runtime.starting() && look(1)) {
     }
@@ -87,10 +99,21 @@ int main(int argc, char** argv) {
     const bool asked = running == cudaSuccess && step == serval::Step::DRAINING;
     const bool faulted = running != cudaSuccess && running != cudaErrorNotReady;
     const char* why = faulted ? cudaGetErrorString(running) : *runtime.why() ? runtime.why() : "the blocks ended";
-    if (!asked) fprintf(stderr, "%s\n", why);
+    if (!asked && hung == blocks) fprintf(stderr, "%s\n", why);
     runtime.stop_blocks();
-    // The kernel ends with the stop word; one that faulted has ended.
-    cudaStreamSynchronize(stream);
+    if (hung < blocks) {
+        fprintf(stderr, "block %u hangs: it has messages and has done nothing for %u s\n", hung, HUNG_MS / 1000);
+        end_with_blocks_left();
+    }
+    // The kernel ends with the stop word; one that faulted has ended. A synchronisation would wait for a block that hangs for ever.
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(HUNG_MS);
+    while (cudaStreamQuery(stream) == cudaErrorNotReady) {
+        if (std::chrono::steady_clock::now() >= until) {
+            fprintf(stderr, "a block hangs: it has not ended %u s after it was told to\n", HUNG_MS / 1000);
+            end_with_blocks_left();
+        }
+        usleep(1000);
+    }
     cudaHostUnregister(runtime.region());
     runtime.leave(faulted ? SERVAL_REASON_CONTRACT : SERVAL_REASON_STOPPED, faulted ? cudaGetErrorString(running) : "");
     return asked ? 0 : 1;

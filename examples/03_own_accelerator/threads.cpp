@@ -12,6 +12,9 @@
 
 #include "reverse.h"
 
+// A block hangs that has messages and has done nothing for this long, or that does not end within it.
+constexpr uint32_t HUNG_MS = 10000;
+
 // What a block calls while it has nothing to do.
 static void pause_block(void*, uint32_t, uint64_t) { usleep(50); }
 
@@ -43,13 +46,21 @@ int main(int argc, char** argv) {
     if (step != serval::Step::OVER && runtime.ready()) {
         printf("serving %s, life %llu\n", runtime.service(), static_cast<unsigned long long>(runtime.generation()));
         fflush(stdout);
-        while (step != serval::Step::OVER && !runtime.ended()) step = runtime.look(100);
+        while (step != serval::Step::OVER && !runtime.ended() && runtime.hung(HUNG_MS) == runtime.blocks()) step = runtime.look(100);
         // Blocks that have nothing left end as soon as the engine wishes it, which may be before it says so here.
         const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
         while (step == serval::Step::SERVING && std::chrono::steady_clock::now() < until) step = runtime.look(100);
     }
     const bool asked = runtime.ended() && step == serval::Step::DRAINING;
+    const uint32_t hung = runtime.hung(HUNG_MS);
     runtime.stop_blocks();
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(HUNG_MS);
+    while (hung == runtime.blocks() && !runtime.ended() && std::chrono::steady_clock::now() < until) usleep(1000);
+    if (!runtime.ended()) {
+        // Nothing ends a thread from outside but the end of its process.
+        fprintf(stderr, "a block hangs: it has done nothing, or has not ended, for %u s\n", HUNG_MS / 1000);
+        _exit(1);
+    }
     for (std::thread& block : blocks) block.join();
     if (!asked) fprintf(stderr, "%s\n", *runtime.why() ? runtime.why() : "the blocks ended");
     runtime.leave();

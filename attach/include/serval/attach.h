@@ -12,15 +12,20 @@
 //     while (runtime.starting()) { ... }              // until each has got to its first receive
 //     runtime.ready();
 //     while (runtime.look(100) != serval::Step::OVER) // beats; hears the engine
-//         ... leave the loop if the blocks have ended: runtime.ended() ...
+//         ... leave the loop if the blocks have ended: runtime.ended(), or one hangs: runtime.hung(10000) < runtime.blocks() ...
 //     ... while look() said SERVING: call it for a second more. Blocks may end before the engine says that it stops ...
 //     runtime.stop_blocks();
-//     ... wait until no block runs any more ...
+//     ... wait until no block runs any more, but not for ever: where one does not end, end the process ...
 //     runtime.leave();
 //
 // One Runtime is one life: after leave(), or when the engine is gone, make a new one and join again. Its functions are called by
 // one thread at a time, look() at least four times in heartbeat_ms(): a program that does not is taken for lost, and the engine
 // goes on with the next who joins.
+//
+// Blocks that hang are this program's to notice, with hung() or in its own way. The engine sees look() beat, which goes on whatever the
+// blocks do, and would give a block that never comes back requests as long as it has room, all of which time out. What cannot be
+// ended from outside, like a block on a GPU or on a thread, ends with the process: say why and call _exit(). That frees the GPU, the
+// engine gives requests that were with the program their reason, and the next one may join.
 //
 // Trust. The engine has to be of this process's user or of root. Even so it is not believed: every message and the region are
 // checked before they are used, every wait has an end. Errors are values with a sentence; nothing is printed, nothing thrown.
@@ -92,6 +97,12 @@ class Runtime {
     // Whether every block has ended.
     bool ended() const;
 
+    // The number of a block that had requests in its ring and did nothing for `limit_ms`, although it had room for its replies and waited for
+    // no backend; blocks() if there is none. The request that a block is at is no longer in the ring: one that hangs is noticed when others
+    // lie behind. Call it with each look(): time between two calls counts for at most half of the limit, which is to be
+    // several times what the longest message takes, and several seconds: a block may tell what it has done once a second.
+    uint32_t hung(uint32_t limit_ms);
+
     // Tells the engine that the blocks run: requests come from now on. False: the engine is gone.
     bool ready();
 
@@ -121,6 +132,10 @@ class Runtime {
     uint64_t* own_word(uint64_t field) const;
     uint64_t* engine_word(uint64_t field) const;
     uint64_t block_word(uint32_t block, uint64_t field) const;
+    struct Ring;
+    struct Watch;
+    bool read_ring(uint64_t index, Ring& ring) const;
+    bool could_work(uint32_t block, Watch& now) const;
 
     char why_[512] = "";
     char service_[65] = "", accelerator_[65] = "", kernel_[1025] = "";
@@ -137,6 +152,9 @@ class Runtime {
     uint64_t beats_ = 0;
     // The engine's beat as last seen, how long it has stood still, and when that was looked at.
     uint64_t engine_beat_ = 0, silent_ns_ = 0, looked_ns_ = 0;
+    // Where the rings are described, how many mqueues each block has, what was seen of each block, and when.
+    uint64_t directory_ = 0, mqueues_per_block_ = 0, watched_ns_ = 0;
+    Watch* watches_ = nullptr;
 };
 
 }  // namespace serval

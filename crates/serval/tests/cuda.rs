@@ -292,6 +292,46 @@ fn a_reload_that_fails_leaves_the_process_of_a_gpu_alone() {
 }
 
 #[test]
+fn every_service_that_does_not_begin_anew_after_a_reload_is_told_of() {
+    let (shared, kernel) = driver_folder();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-gpu-that-goes");
+    fs::create_dir_all(&folder).unwrap();
+    let driver = folder.join("libcuda.so.1");
+    fs::copy(shared.join("libcuda.so.1"), &driver).unwrap();
+    let environment = [("LD_LIBRARY_PATH", folder.as_path())];
+    let service = |name: &str| {
+        second(&kernel, "mqueues = 2").replace("name = \"b\"", &format!("name = \"{name}\""))
+    };
+    let (stay, goes) = (config("", &kernel) + &service("b") + &service("c"), service("d"));
+    let served = Served::start_with("cuda-anew", "", &(stay.clone() + &goes), &environment);
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-anew.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    exchange_many(&served);
+    // The three that stay begin anew without the fourth, and find no driver.
+    let away = folder.join("away");
+    fs::rename(&driver, &away).unwrap();
+    fs::write(&file, text.replace(&goes, "")).unwrap();
+    served.process.signal("HUP");
+    let client = udp_client(served.services[0][0]);
+    eventually("the reload is done", || {
+        client.send(b"meanwhile").unwrap();
+        served.metric("serval_reloads_total{result=\"changed\"}") == 1
+    });
+    let log = served.log();
+    for name in ["a", "b", "c"] {
+        let said = format!("service {name}: unchanged; no runtime of it serves yet: ");
+        let lines = log.lines().filter(|line| line.contains(&said));
+        assert_eq!(lines.filter(|line| line.contains("ERROR")).count(), 1, "{name}: {log}");
+    }
+    assert!(!log.contains("service d: removed; "), "{log}");
+    // They are tried again.
+    fs::rename(&away, &driver).unwrap();
+    await_answer(&served);
+    exchange_many(&served);
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
 fn a_service_that_changes_on_a_gpu_waits_until_the_gpu_is_free() {
     let (folder, kernel) = driver_folder();
     let environment = [("LD_LIBRARY_PATH", folder.as_path())];

@@ -53,7 +53,7 @@ fn served(name: &str, at: &Path) -> Served {
     let config = format!(
         "[[accelerator]]\nname = \"own\"\nkind = \"process\"\nlaunch = \"external\"\nattach = \"{}\"\nheartbeat_ms = 2000\n\
          [[service]]\nname = \"reverse\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"own\"\nkernel = \"echo\"\n\
-         mqueues = 3\nmax_message_bytes = 900\n",
+         mqueues = 3\nmax_message_bytes = 900\nrequest_timeout_ms = 15000\n",
         at.display()
     );
     Served::start(name, "", &config)
@@ -68,10 +68,13 @@ struct Program {
 
 impl Program {
     fn start(name: &str, at: &Path) -> Self {
+        Self::run(name, Command::new(PROGRAMS.join("threads.san")).arg(at))
+    }
+
+    fn run(name: &str, command: &mut Command) -> Self {
         let errors = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("own-program-{name}.log"));
-        let mut command = Command::new(PROGRAMS.join("threads.san"));
-        command.arg(at).stdout(Stdio::piped()).stderr(fs::File::create(&errors).unwrap());
-        let mut process = Peer::start(&mut command, "the test builds it");
+        command.stdout(Stdio::piped()).stderr(fs::File::create(&errors).unwrap());
+        let mut process = Peer::start(command, "the test builds it");
         let output = BufReader::new(process.0.stdout.take().unwrap());
         Self { process, output, errors }
     }
@@ -84,6 +87,12 @@ impl Program {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         line
+    }
+
+    /// Whether there is a next line already.
+    fn has_said_more(&self) -> bool {
+        let file = self.output.get_ref().as_fd();
+        !self.output.buffer().is_empty() || wait_readable(&[file], Some(Duration::ZERO))[0]
     }
 
     /// How it ends, and what it had to say.
@@ -259,6 +268,42 @@ fn blocks_that_end_before_the_engine_says_that_it_stops_end_in_order() {
     // So that the program has seen it too.
     thread::sleep(Duration::from_millis(400));
     socket.send(&FromEngine::Stop { drain_ms: 1000 }.encode(), &[]).unwrap();
+    assert_eq!(program.end(), (Some(0), String::new()));
+}
+
+#[test]
+fn a_program_notices_that_a_block_of_its_hangs_and_goes_on() {
+    let at = path("hung");
+    let served = served("own-hung", &at);
+    let mut command = Command::new(PROGRAMS.join("hung.san"));
+    let mut program = Program::run("hung", command.arg(&at).arg("600"));
+    assert_eq!(program.line(), "serving\n");
+    eventually("the engine has heard of it", || life(&served, "up") == 1);
+    let client = udp_client(served.services[0][0]);
+    for round in 0..2 {
+        // Blocks that work do not hang, nor do those that have nothing to do.
+        for salt in 0..40 {
+            let message = [b"quick ", &pattern(salt * 15, salt)[..]].concat();
+            assert_eq!(ask(&client, &message), message);
+        }
+        thread::sleep(Duration::from_millis(1500));
+        assert!(!program.has_said_more(), "round {round}: {}", program.line());
+        // It holds its block up until that was noticed, which takes others that lie behind it.
+        client.send(b"Hang").unwrap();
+        for _ in 0..6 {
+            client.send(b"behind").unwrap();
+        }
+        let said = program.line();
+        let block = said.strip_prefix("block ").and_then(|rest| rest.strip_suffix(" hangs\n"));
+        assert!(block.is_some_and(|block| ["0", "1", "2"].contains(&block)), "{said}");
+        let mut reply = [0; 8];
+        let lengths: usize = (0..7).map(|_| client.recv(&mut reply).expect("it goes on")).sum();
+        assert_eq!(lengths, 4 + 6 * 6);
+        assert_eq!(program.line(), "all go on\n");
+    }
+    // The engine has noticed nothing, because the program beat.
+    assert_eq!((life(&served, "up"), life(&served, "generation")), (1, 1));
+    assert_eq!(served.drain(), 0);
     assert_eq!(program.end(), (Some(0), String::new()));
 }
 

@@ -28,7 +28,7 @@ use self::protocol::{REQUEST_BYTES_MAX, Request};
 use super::{Failure, File, check, serve};
 use crate::config::{Config, memory_url, url};
 use crate::exporter::Health;
-use crate::server::{ChangeError, Fate, Server};
+use crate::server::{ChangeError, Fate, Server, ServiceChange};
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 16;
@@ -259,15 +259,13 @@ impl Owner {
         for service in &report.services {
             let fate = fate_name(service.fate);
             let (name, unanswered) = (&service.name, service.unanswered);
+            let troubles = troubles(service);
+            for trouble in &troubles {
+                tracing::error!(unanswered, "service {name}: {fate}; {trouble}");
+            }
             match service.fate {
+                _ if !troubles.is_empty() => {}
                 Fate::Unchanged => tracing::debug!("service {name}: {fate}"),
-                _ if service.left_behind => {
-                    tracing::error!(unanswered, "service {name}: {fate}; its former version hangs");
-                }
-                _ if service.not_started.is_some() => {
-                    let why = service.not_started.as_deref().unwrap_or_default();
-                    tracing::error!("service {name}: {fate}; no runtime of it serves yet: {why}");
-                }
                 _ => tracing::info!(unanswered, "service {name}: {fate}"),
             }
             services.push(json!({
@@ -293,6 +291,15 @@ impl Owner {
         let services = services.map(|(s, at)| json!({ "name": s.name, "listen": at })).collect();
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Shown { services };
     }
+}
+
+/// What is not as it should be with a service after a change. One that was left as it was may have begun anew for a change
+/// of others, so its fate does not tell.
+fn troubles(service: &ServiceChange) -> Vec<String> {
+    let left_behind = service.left_behind.then(|| "its former version hangs".to_owned());
+    let not_started = service.not_started.as_ref();
+    let not_started = not_started.map(|why| format!("no runtime of it serves yet: {why}"));
+    left_behind.into_iter().chain(not_started).collect()
 }
 
 /// How a fate is called.
@@ -483,5 +490,20 @@ mod tests {
         outcome.set(json!(1)).unwrap();
         assert!(first.iter().all(|outcome| outcome.get() == Some(&json!(1))));
         assert!(second.iter().all(|outcome| outcome.get().is_none()));
+    }
+    #[test]
+    fn what_is_wrong_with_a_service_is_told_whatever_was_done_with_it() {
+        let keeps = Fate::Changed { keeps_connections: true, keeps_memory_clients: true };
+        for fate in [Fate::Unchanged, Fate::Added, keeps, Fate::Removed] {
+            let with = |left_behind: bool, not_started: Option<&str>| {
+                let not_started = not_started.map(str::to_owned);
+                let name = "a".into();
+                troubles(&ServiceChange { name, fate, unanswered: 0, left_behind, not_started })
+            };
+            assert_eq!(with(false, None), [""; 0]);
+            assert_eq!(with(true, None), ["its former version hangs"]);
+            assert_eq!(with(false, Some("no GPU")), ["no runtime of it serves yet: no GPU"]);
+            assert_eq!(with(true, Some("no GPU")).len(), 2);
+        }
     }
 }

@@ -316,9 +316,12 @@ impl Server {
         let drain = self.drain_time();
         let moving = self.runtimes.as_ref().map(|runtimes| runtimes.moving(drain));
         let moved = moving.map_or(Ok(()), |moving| moving.wait(&mut || give_up()));
-        for (name, why) in moved.err().map_or(Vec::new(), Unready::reasons) {
+        let failed = moved.err().map_or(Vec::new(), Unready::reasons);
+        // The wait ends with the first that fails, and those that were to begin with it do not serve either.
+        let others = if failed.is_empty() { Vec::new() } else { self.without_a_life() };
+        for (name, why) in failed.into_iter().chain(others) {
             match outcomes.iter_mut().find(|outcome| outcome.name == name) {
-                Some(outcome) => outcome.not_started = Some(why),
+                Some(outcome) => drop(outcome.not_started.get_or_insert(why)),
                 None => outcomes.push(Outcome { not_started: Some(why), ..Outcome::of(name) }),
             }
         }
@@ -347,6 +350,24 @@ impl Server {
             }
         }
         outcomes
+    }
+
+    /// Services with a runtime that the engine starts and that does not serve.
+    fn without_a_life(&self) -> Vec<(String, String)> {
+        let launched = |life: &AcceleratorLives| {
+            self.topology.accelerators.iter().any(|accelerator| {
+                let kind = &accelerator.kind;
+                let launched =
+                    matches!(kind, AcceleratorKind::Process { launch: Launch::Engine { .. }, .. });
+                launched && accelerator.name == life.accelerator
+            })
+        };
+        let lives = self.places.iter().flat_map(|place| &place.lives);
+        let down = lives.filter(|life| !life.is_up() && launched(life));
+        let why = |life: &Arc<AcceleratorLives>| {
+            format!("its runtime on {} was to begin anew and has not", life.accelerator)
+        };
+        down.map(|life| (life.service.clone(), why(life))).collect()
     }
 
     /// Makes everything that a service of the new topology needs.
