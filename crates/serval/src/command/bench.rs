@@ -297,10 +297,9 @@ fn row(report: &Report) -> Vec<(Tone, String)> {
     let l = &report.latency;
     cells.push((Tone::Bold, per_second(report.rate)));
     cells.extend([ns(l.p50_ns), ns(l.p99_ns), ns(l.p999_ns), ns(l.max_ns)]);
-    let lost = 100.0 * report.lost as f64 / report.sent.max(1) as f64;
     cells.push(match report.lost {
         0 => (Tone::Dim, "0".to_owned()),
-        _ => (Tone::Yellow, format!("{lost:.2} %")),
+        lost => (Tone::Yellow, lost_text(lost, report.sent)),
     });
     cells.push((Tone::Plain, format!("{:.0}", report.client_busy_ns_per_message)));
     let server = report.server_busy_ns_per_message().or(report.server_cpu_ns_per_message());
@@ -310,6 +309,12 @@ fn row(report: &Report) -> Vec<(Tone, String)> {
         Bottleneck::Elsewhere => (Tone::Plain, String::new()),
     });
     cells
+}
+
+/// A share of what was sent, or the number where the share would look like none.
+fn lost_text(lost: u64, sent: u64) -> String {
+    let share = format!("{:.2} %", 100.0 * lost as f64 / sent.max(1) as f64);
+    if share == "0.00 %" { lost.to_string() } else { share }
 }
 
 fn as_json(plan: &Plan, reports: &[Report]) -> Json {
@@ -361,6 +366,14 @@ fn chart(plan: &Plan, reports: &[Report]) -> Chart {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_lost_never_looks_like_nothing() {
+        assert_eq!(lost_text(1, 1_000_000), "1");
+        assert_eq!(lost_text(49, 1_000_000), "49");
+        assert_eq!(lost_text(51, 1_000_000), "0.01 %");
+        assert_eq!(lost_text(5, 10), "50.00 %");
+    }
 
     #[test]
     fn counts_and_times_are_read_with_their_units() {
