@@ -13,10 +13,11 @@ use super::{Failure, cancel_on_signal};
 use crate::runtime::{self, Device, End, GpuDevice, HostDevice, RuntimeError, Wish};
 
 pub(super) const HELP: &str = "\
-PATH is `attach` of an accelerator with kind = \"process\" or \"cuda\" and launch = \"external\". The process maps the
-region of one service and nothing else of the engine's. It takes any service of the accelerator that
-has no runtime, or the one that --service or --kernel asks for, and attaches again when its life or
-the engine ends. SIGTERM or Ctrl-C ends it: requests that are with it are lost with a reason.
+PATH is `attach` of an accelerator with kind = \"process\" or \"cuda\" and launch = \"external\". The
+process maps the region of one service and nothing else of the engine's. It takes any service of
+the accelerator that has no runtime, or the one that --service or --kernel asks for, and attaches
+again when its life or the engine ends. SIGTERM or Ctrl-C ends it: requests that are with it are
+lost with a reason.
 
 Examples:
   serval attach /run/serval/acc0
@@ -24,8 +25,8 @@ Examples:
   serval attach /run/serval/acc0 --once
   serval attach /run/serval/gpu0 --gpu 0
 
-Exit codes: 0 ended in order, 1 no engine, refused, the engine went (with --once), or a block failed,
-2 wrong command line, 3 a kernel hung.";
+Exit codes: 0 ended in order, 1 no engine, refused, the engine went (with --once), or a block
+failed, 2 wrong command line, 3 a kernel hung.";
 
 #[derive(Args, Debug)]
 pub(super) struct Options {

@@ -9,9 +9,9 @@ use crate::config::{Config, ConfigError, Origin, bytes_for_people};
 use crate::screen::{Screen, Table, Tone};
 
 pub(super) const HELP: &str = "\
-Prints the effective configuration: defaults < file < environment < --set, and who gave each value;
-then what the rings of every service cost. Exit code 2 when the file cannot be used; every problem is
-shown with its line.
+Prints the effective configuration: defaults < file < environment < --set, and who gave each
+value; then what the rings of every service cost. Exit code 2 when the file cannot be used; every
+problem is shown with its line.
 
 A file to start from:
   schema = 1
@@ -23,8 +23,8 @@ A file to start from:
   accelerator = \"acc0\"
   kernel = \"echo\"
 
-A service may run on several accelerators: with accelerator = [\"gpu0\", \"host\"] a number of mqueues goes
-for each of them, and a list, mqueues = [28, 4], has one for each; so has kernel.
+A service may run on several accelerators: with accelerator = [\"gpu0\", \"host\"] a number of mqueues
+goes for each of them, and a list, mqueues = [28, 4], has one for each; so has kernel.
 
 Examples:
   serval check-config service.toml

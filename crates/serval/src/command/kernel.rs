@@ -48,6 +48,17 @@ Exit codes:
   2  the command line is wrong";
 
 #[derive(Debug, Subcommand)]
+pub(super) const HELP: &str = "\
+Examples:
+  serval kernel list                  the kernels that need no file, and their params
+  serval kernel build mine.cpp        makes mine.so, for kernel = \"./mine.so\"";
+
+const LIST_HELP: &str = "\
+Examples:
+  serval kernel list                  the built-in kernels
+  serval kernel list ./mine.so        those of a library
+  serval kernel list --json";
+
 pub(super) enum Verb {
     /// Compile a kernel for cpu accelerators or for GPUs
     #[command(after_help = BUILD_HELP)]
@@ -55,6 +66,7 @@ pub(super) enum Verb {
 
     /// List the built-in kernels, or those of a library
     List {
+    #[command(after_help = LIST_HELP)]
         /// A compiled kernel library; loading it runs its code
         #[arg(value_name = "LIBRARY")]
         library: Option<PathBuf>,

@@ -22,13 +22,14 @@ use crate::screen::{Screen, print};
 use crate::server::{Server, ShutdownReport};
 
 pub(super) const HELP: &str = "\
-Prints one line that starts with `ready` once every port is open and every kernel runs, and logs to
-standard error. SIGTERM or Ctrl-C drains: nothing new is accepted, what was accepted is answered for
-up to engine.drain_ms. A second signal ends at once, and so does one that comes before `ready`. SIGHUP, or `serval reload`, reads the file again:
-services that are new, gone or different are added, removed and changed, and the others lose nothing.
-What cannot change while the engine runs is refused with the reason, and then nothing is changed.
-With --json the last line is an object: messages (replies sent), busy_ns (time of turns that found
-work), cpu_ns (processor time of the process), and more by service and worker.
+Prints one line that starts with `ready` once every port is open and every kernel runs, and logs
+to standard error. SIGTERM or Ctrl-C drains: nothing new is accepted, what was accepted is
+answered for up to engine.drain_ms. A second signal ends at once, and so does one that comes
+before `ready`. SIGHUP, or `serval reload`, reads the file again: services that are new, gone or
+different are added, removed and changed, and the others lose nothing. What cannot change while
+the engine runs is refused with the reason, and then nothing is changed. With --json the last line
+is an object: messages (replies sent), busy_ns (time of turns that found work), cpu_ns (processor
+time of the process), and more by service and worker.
 
 Examples:
   serval serve service.toml
@@ -36,8 +37,8 @@ Examples:
   SERVAL_LIMITS_CONNECTIONS=1000 serval serve service.toml --log debug
   serval serve service.toml --tap traffic.pcap --tap-snap 128
 
-Exit codes: 0 drained, 1 could not start, or was not to, 2 wrong configuration, 3 requests left unanswered or a
-kernel hung.";
+Exit codes: 0 drained, 1 could not start, or was not to, 2 wrong configuration, 3 requests left
+unanswered or a kernel hung.";
 
 /// Descriptors for everything that does not grow: the metrics endpoint with its clients, the control
 /// side of shared memory, the log, kernel libraries while they are opened.
