@@ -1,7 +1,10 @@
 //! `serval attach PATH`: an accelerator runtime for kernels on host threads or on a GPU.
 
+use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -71,6 +74,27 @@ impl Options {
     }
 }
 
+/// An engine lets in processes of its own user and of root. For others its socket looks like one at which nobody
+/// listens, and they would try again for ever.
+fn may_connect(path: &Path) -> Result<(), Failure> {
+    let own = sys::process::user();
+    let who = match fs::symlink_metadata(path) {
+        // Where its owner has let others connect, the engine says itself whom it takes.
+        Ok(found) if own != 0 && found.uid() != own && is_closed_to_us(path) => {
+            format!("the engine at {path:?} belongs to user {}", found.uid())
+        }
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            format!("{path:?} is in a folder that user {own} may not enter")
+        }
+        _ => return Ok(()),
+    };
+    Err(Failure::Run(format!("{who}: run this as the engine's user or as root")))
+}
+
+fn is_closed_to_us(path: &Path) -> bool {
+    LocalSocket::connect(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+}
+
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let mut device: Box<dyn Device> = match options.gpu {
         Some(gpu) => Box::new(GpuDevice::new(gpu, options.threads)),
@@ -83,6 +107,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let cancel = Arc::new(AtomicBool::new(false));
     let end = match &options.path {
         Some(path) => {
+            may_connect(path)?;
             cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
             runtime::attach(path, &wish, &mut *device, options.once, &cancel)
         }
