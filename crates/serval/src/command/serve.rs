@@ -164,10 +164,13 @@ pub(super) fn fit_connections(
             own + each * u64::from(wanted)
         )));
     }
-    tracing::warn!(
+    // Nobody asked for the default.
+    tracing::info!(
         connections = room,
         descriptors = limit,
-        "limits.connections is lower than its default: the limit of open descriptors allows no more"
+        "limits.connections is lower than its default: the limit of open descriptors allows no more; raise it \
+         (`ulimit -n {}`, LimitNOFILE= of a unit) if so many clients come",
+        own + each * u64::from(wanted)
     );
     config.topology.limits.connections = room;
     Ok(())
