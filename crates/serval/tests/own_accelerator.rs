@@ -52,7 +52,7 @@ fn served(name: &str, at: &Path) -> Served {
     LazyLock::force(&PROGRAMS);
     let config = format!(
         "[[accelerator]]\nname = \"own\"\nkind = \"process\"\nlaunch = \"external\"\nattach = \"{}\"\nheartbeat_ms = 2000\n\
-         [[service]]\nname = \"reverse\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"own\"\nkernel = \"echo\"\n\
+         [[service]]\nname = \"reverse\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"own\"\nkernel = \"reverse\"\n\
          mqueues = 3\nmax_message_bytes = 900\n",
         at.display()
     );

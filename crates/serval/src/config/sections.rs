@@ -135,6 +135,7 @@ pub(super) fn read(
     let context = super::service::Context {
         base,
         accelerators: &names,
+        external: accelerators.iter().map(is_external).collect(),
         implicit: accelerator_tables.is_empty(),
     };
     let mut taken = Vec::new();
@@ -147,6 +148,14 @@ pub(super) fn read(
         places.services.push(of_service);
     }
     (Topology { engine, limits, accelerators, services }, options, places)
+}
+
+/// Whether its kernels run in a program of somebody's own.
+fn is_external(accelerator: &Accelerator) -> bool {
+    matches!(
+        accelerator.kind,
+        AcceleratorKind::Process { launch: Launch::External { .. }, gpu: None, .. }
+    )
 }
 
 /// Rings for GPUs: one trip over the bus finds and fetches a message; with doorbells it takes two.
