@@ -1,6 +1,6 @@
 //! `serval serve FILE`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,6 +81,8 @@ impl Options {
 
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let mut config = options.file.load()?;
+    use_cores(&mut config)?;
+    for_sockets(&config)?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
@@ -128,6 +130,25 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     end_on_second_signal(signals);
     let server = control.end();
     finish(screen, server, tap)
+}
+
+/// Refuses cores that are not there: a worker without its core would serve, and be slow for no visible reason.
+pub(super) fn use_cores(config: &mut Config) -> Result<(), Failure> {
+    let Ok(usable) = sys::affinity::allowed_cores() else { return Ok(()) };
+    config.use_cores(&usable).map_err(Failure::Usage)
+}
+
+/// Refuses sockets in folders that are not there, with the key that names them.
+fn for_sockets(config: &Config) -> Result<(), Failure> {
+    for (key, path) in config.sockets() {
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        if matches!(folder.try_exists(), Ok(false)) {
+            return Err(Failure::Run(format!(
+                "{key}: cannot listen at {path:?}: there is no folder {folder:?}; make it, or choose another path"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Raises the limit of open descriptors and holds `limits.connections` to it: a number that was asked
