@@ -146,9 +146,9 @@ pub enum Void {
         percent = 100.0 * LOST_MAX
     )]
     Lost(u64),
-    /// Fewer were in flight than asked for, since the server closed connections.
+    /// Fewer were in flight than asked for, since connections ended.
     #[error(
-        "the server closed connections {0} times, and {1} requests were lost with them: too few were in flight meanwhile; look for the reason in the server's log and counters"
+        "{0} connections were closed by the server or fell silent, and {1} requests were lost with them, so that fewer were in flight than were asked for: look for the reason in the server's log and counters"
     )]
     Closed(u64, u64),
     /// Little's law does not hold.
