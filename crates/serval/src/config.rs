@@ -29,7 +29,7 @@ use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use engine::topology::{AcceleratorKind, Launch, Service, Topology};
+use engine::topology::{AcceleratorKind, CpuPlacement, Launch, Service, Topology};
 use wire::framing::Framing;
 
 use diagnostic::{Problem, Source};
@@ -139,16 +139,28 @@ impl Config {
     /// workers than cores goes to [`Self::warnings`].
     pub fn use_cores(&mut self, usable: &[usize]) -> Result<(), String> {
         let engine = &self.topology.engine;
-        if let Some(core) = engine.cores.iter().find(|core| !usable.contains(core)) {
-            let list = usable.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-            return Err(format!(
-                "engine.cores names core {core}, which cannot be used here: this process has the cores {list}"
-            ));
+        let of_accelerators = self.topology.accelerators.iter().filter_map(|accelerator| {
+            let (AcceleratorKind::Cpu { placement: CpuPlacement::Threads { cores, .. } }
+            | AcceleratorKind::Process { launch: Launch::Engine { cores, .. }, .. }) =
+                &accelerator.kind
+            else {
+                return None;
+            };
+            Some((format!("accelerator.{}.cores", accelerator.name), cores))
+        });
+        let of_engine = std::iter::once(("engine.cores".to_owned(), &engine.cores));
+        for (key, cores) in of_engine.chain(of_accelerators) {
+            if let Some(core) = cores.iter().find(|core| !usable.contains(core)) {
+                let list = usable.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+                return Err(format!(
+                    "{key} names core {core}, which cannot be used here: this process has the cores {list}"
+                ));
+            }
         }
         if engine.workers > usable.len() {
             self.warnings.push(format!(
-                "engine.workers = {} is more than the {} cores that can be used here: workers that share a core \
-                 are slower than one alone",
+                "engine.workers = {}, but only {} of the machine's cores can be used here: workers that share a \
+                 core are slower than one alone",
                 engine.workers,
                 usable.len()
             ));
@@ -368,8 +380,18 @@ mod tests {
         let refused = on(&["engine.cores=[7]"]).unwrap_err();
         assert!(refused.contains("engine.cores names core 7"), "{refused}");
         assert!(refused.ends_with("the cores 0, 1"), "{refused}");
+        let text = SMALL.replace("kernel", "accelerator = \"host\"\nkernel")
+            + "[[accelerator]]\nname = \"host\"\ncores = [5]\n";
+        for kind in ["accelerator.host.placement=threads", "accelerator.host.kind=process"] {
+            let mut config = parse(&text, &[], &[kind]).unwrap();
+            let refused = config.use_cores(&[0, 1]).unwrap_err();
+            assert!(refused.starts_with("accelerator.host.cores names core 5"), "{refused}");
+        }
         let many = on(&["engine.workers=3"]).unwrap();
-        assert!(many.len() == 1 && many[0].starts_with("engine.workers = 3 is more"), "{many:?}");
+        assert!(
+            many.len() == 1 && many[0].starts_with("engine.workers = 3, but only 2 of"),
+            "{many:?}"
+        );
     }
 
     #[test]
