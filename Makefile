@@ -6,16 +6,17 @@ CARGO ?= cargo
 CACHE ?= .cache
 SERVAL := target/release/serval
 
-.PHONY: help demo demo-faces cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-build microbench ci fuzz fuzz-quick seeds litmus miri setup setup-test setup-miri build clean
+.PHONY: help demo demo-faces cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-miri build clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo        build Serval and watch clients being answered by an accelerator (2 minutes)"
-	@echo "make demo-faces  the same with a real memcached behind the kernel"
+	@echo "make demo-faces  the same with a real memcached behind the kernel (installs it)"
 	@echo "make cuda-kernels  the kernels for NVIDIA GPUs, for the next build (happens by itself where a GPU is)"
 	@echo "make test        every test of the repository (about 19 minutes on 2 cores)"
-	@echo "make test-gpu    the cuda accelerator on this machine's GPU (5 minutes); make bench-gpu measures it (10 minutes)"
-	@echo "make bench       the measurements behind docs/benchmarks.md (half an hour; leave the machine alone)"
+	@echo "make test-gpu    the cuda accelerator on this machine's GPU (5 minutes)"
+	@echo "make bench-gpu   measures it there, beside what it is compared with (10 minutes)"
+	@echo "make bench       measures every row of docs/benchmarks.md and writes it anew (half an hour; leave the machine alone)"
 	@echo "make bench-quick a look at each of them (2 minutes; proves nothing)"
 	@echo "make microbench  what single operations cost: rings, framings, the dispatcher, the turn"
 	@echo "make soak        a mixed load for MINUTES=60: every reply checked, nothing may grow"
@@ -28,7 +29,7 @@ help:
 demo: build
 	@$(SERVAL) demo
 
-demo-faces: build setup-test
+demo-faces: build setup-memcached
 	@$(SERVAL) demo faces
 
 # Where a GPU is, its kernels are part of the build if nvcc is there or can be fetched.
@@ -71,11 +72,17 @@ gpu-carry: setup cuda-kernels
 
 # A folder that was made earlier is used as it is only where it cannot be made anew.
 CARRIED = $(if $(shell command -v $(CARGO)),gpu-carry)
-test-gpu: $(CARRIED)
+test-gpu: gpu-there
+	@$(if $(CARRIED),$(MAKE) --no-print-directory $(CARRIED))
 	@tools/gpu/check test $(CARRY)
 
-bench-gpu: $(CARRIED)
+bench-gpu: gpu-there
+	@$(if $(CARRIED),$(MAKE) --no-print-directory $(CARRIED))
 	@tools/gpu/check bench $(CARRY)
+
+# Before compilers are fetched and anything is built for it.
+gpu-there:
+	@nvidia-smi -L >/dev/null 2>&1 || { echo "this needs an NVIDIA GPU and its driver: nvidia-smi finds none"; exit 1; }
 
 test: setup setup-test
 	@FUZZ_SECONDS=10 $(CARGO) xtask ci all
@@ -120,7 +127,7 @@ bench: bench-build
 bench-quick: bench-build
 	@$(SERVAL) compare --suite benches/speed.toml --quick
 
-bench-build: build setup-test
+bench-build: build setup-memcached
 	@$(MAKE) --no-print-directory --silent -C benches/baselines
 	@$(CARGO) build --release --quiet --package serval-mqueue --example ring_rate
 
@@ -136,6 +143,10 @@ microbench: setup
 setup:
 	@command -v $(CARGO) >/dev/null || { echo "Serval needs Rust 1.88 or later: install it from https://rustup.rs, then run make again."; exit 1; }
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || tools/install-packages g++ || { echo "Serval needs a C++ compiler for its kernels: install g++ (apt-get install g++), then run make again."; exit 1; }
+
+# The database of the faces demo, and of the rows of the bench with faces.
+setup-memcached:
+	@tools/install-packages memcached
 
 # Real peers for the tests: stock clients and servers from Debian's packages.
 setup-test: setup-miri

@@ -12,6 +12,7 @@
 #include <netinet/in.h>
 #include <netinet/udp.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -44,6 +45,8 @@ struct control {
 
 struct serval_burst {
     int socket;
+    /* As it was given, for sentences; one that is too long is cut. */
+    char address[280];
     enum serval_burst_path path;
     int gro;
     struct mmsghdr out[MESSAGES_MAX];
@@ -135,6 +138,7 @@ int serval_burst_open(const char* address, const serval_burst_options* options, 
         return serval_fail(SERVAL_ERROR_SYSTEM, "no memory for a client");
     }
     made->buffers = buffers;
+    snprintf(made->address, sizeof made->address, "%s", address);
     const int result = connected_socket(address, &made->socket);
     if (result != SERVAL_OK) {
         free(buffers);
@@ -155,6 +159,11 @@ int serval_burst_open(const char* address, const serval_burst_options* options, 
     made->gro = !wishes.no_offload && setsockopt(made->socket, SOL_UDP, UDP_GRO, &on, sizeof on) == 0;
     *burst = made;
     return SERVAL_OK;
+}
+
+/* The host kernel has told that a datagram found nobody (ICMP). */
+static int nobody_there(const serval_burst* burst) {
+    return serval_fail(SERVAL_ERROR_CLOSED, "nobody listens at %s", burst->address);
 }
 
 /* ---- sending */
@@ -208,7 +217,7 @@ int serval_burst_send(serval_burst* burst, const void* datagrams, size_t bytes_e
         } else if (taken == -EAGAIN || taken == -ENOBUFS) {
             result = SERVAL_FULL;
         } else if (taken == -ECONNREFUSED) {
-            result = SERVAL_ERROR_CLOSED;
+            result = nobody_there(burst);
         } else if (segments > 1 && (taken == -EINVAL || taken == -EMSGSIZE)) {
             /* These datagrams do not fit the route's packets: they leave as they are, others may still go as trains. */
             segments = 1;
@@ -242,7 +251,7 @@ static int receive_some(serval_burst* burst) {
     } while (count < 0 && errno == EINTR);
     if (count < 0) {
         if (errno == EAGAIN) return SERVAL_EMPTY;
-        if (errno == ECONNREFUSED) return SERVAL_ERROR_CLOSED;
+        if (errno == ECONNREFUSED) return nobody_there(burst);
         return serval_fail(SERVAL_ERROR_SYSTEM, "recvmmsg: %s", strerror(errno));
     }
     burst->filled = (unsigned)count;

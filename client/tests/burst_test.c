@@ -142,6 +142,7 @@ static void limits(const char* address, const char* nobody) {
     burst = open_to(nobody, 0);
     CHECK_RESULT(serval_burst_send(burst, bytes, 8, 1, &count), SERVAL_OK);
     CHECK_RESULT(serval_burst_recv(burst, &datagram, 1, serval_now_ns() + PATIENCE_NS, &count), SERVAL_ERROR_CLOSED);
+    CHECK(strcmp(serval_detail() + strlen("nobody listens at "), nobody) == 0);
     serval_burst_close(burst);
     printf("limits right\n");
 }

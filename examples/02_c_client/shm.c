@@ -8,7 +8,9 @@
 
 static void must(int result, const char* what) {
     if (result == SERVAL_OK) return;
-    fprintf(stderr, "%s: %s. %s\n", what, serval_strerror(result), serval_detail());
+    /* Some results have more to say. */
+    const char* detail = serval_detail();
+    fprintf(stderr, "%s: %s%s%s\n", what, serval_strerror(result), *detail ? ": " : "", detail);
     exit(1);
 }
 

@@ -43,6 +43,8 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use wire::framing::Framing;
+
 use crate::client::shm::ShmError;
 use crate::client::workload::Memcached;
 use crate::client::{self, Burst, ClientError, Load, Outcome, Pace, Stream, WINDOW_MAX, Workload};
@@ -78,13 +80,18 @@ pub enum BenchError {
     Unreachable(String),
     /// Somebody answered before the run, but not as the workload's kernel would.
     #[error(
-        "{target} does not answer `{work}` as it should: does its service run that kernel, with the same framing?"
+        "{target} does not answer `{work}` as it should: does its service run that kernel{}?",
+        framing.as_ref().map_or(String::new(), |framing| format!(
+            ", with framing = \"{framing}\" (what was tried; give the service's own with --framing)"
+        ))
     )]
     Stranger {
         /// Who.
         target: String,
         /// What was asked.
         work: String,
+        /// How requests were delimited, where that matters.
+        framing: Option<Framing>,
     },
     /// Somebody answered, but does not keep what it is given, or not as it was.
     #[error(
@@ -311,7 +318,10 @@ impl<'p> Prepared<'p> {
         let (target, work) = (self.plan.target.to_string(), self.plan.work.to_string());
         match self.plan.work.is_memcached() {
             true => BenchError::NotMemcached { target, work },
-            false => BenchError::Stranger { target, work },
+            false => {
+                let framing = self.is_tcp().then(|| self.plan.framing());
+                BenchError::Stranger { target, work, framing }
+            }
         }
     }
 

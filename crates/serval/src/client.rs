@@ -148,7 +148,7 @@ pub struct Outcome {
     pub waiting_ns: u128,
     /// Time in turns of the client's loop that found something to do.
     pub busy: Duration,
-    /// Time in turns that took so long that somebody else must have had the core.
+    /// Time in long turns for which the thread did not compute: somebody else had the core.
     pub stolen: Duration,
     /// CPU time of the client's thread during [`Self::cpu_period`].
     pub cpu: Duration,

@@ -110,14 +110,15 @@ enum Verb {
     Top(top::Options),
 
     /// Compile kernels and list those there are
-    #[command(subcommand, arg_required_else_help = true)]
+    #[command(subcommand, arg_required_else_help = true, after_help = kernel::HELP)]
     Kernel(kernel::Verb),
 
     /// Explain every reason for which a message can be lost
-    #[command(name = "drop-reasons")]
+    #[command(name = "drop-reasons", after_help = tables::DROP_REASONS_HELP)]
     DropReasons,
 
     /// Show the version
+    #[command(after_help = tables::VERSION_HELP)]
     Version,
 }
 
@@ -290,6 +291,33 @@ mod tests {
     #[test]
     fn the_arguments_are_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    /// A command and all below it.
+    fn all(command: &clap::Command) -> Vec<clap::Command> {
+        let below = command.get_subcommands().flat_map(all);
+        std::iter::once(command.clone()).chain(below).collect()
+    }
+
+    #[test]
+    fn no_hand_written_line_of_a_help_is_wrapped_again() {
+        for command in all(&Arguments::command()) {
+            let name = command.get_name().to_owned();
+            let written = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let shown = command.term_width(100).render_long_help().to_string();
+            // Ends of lines do not show.
+            let lines = |text: &str| text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n");
+            let whole = lines(&shown).contains(&lines(&written));
+            assert!(whole, "{name}: {shown}");
+        }
+    }
+
+    #[test]
+    fn every_verb_has_an_example() {
+        for command in all(&Arguments::command()) {
+            let written = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(written.contains("Examples:\n  serval "), "{}", command.get_name());
+        }
     }
 
     #[test]

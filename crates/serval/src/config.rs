@@ -29,7 +29,7 @@ use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use engine::topology::{Service, Topology};
+use engine::topology::{AcceleratorKind, CpuPlacement, Launch, Service, Topology};
 use wire::framing::Framing;
 
 use diagnostic::{Problem, Source};
@@ -131,6 +131,58 @@ impl Config {
         warnings.extend(exposed(&topology, metrics));
         warnings.extend(topology.services.iter().flat_map(cramped));
         Ok(Self { topology, metrics, control, settings, warnings })
+    }
+}
+
+impl Config {
+    /// Holds the cores that are named to those that are `usable`. The error is one sentence; a word about more
+    /// workers than cores goes to [`Self::warnings`].
+    pub fn use_cores(&mut self, usable: &[usize]) -> Result<(), String> {
+        let engine = &self.topology.engine;
+        let of_accelerators = self.topology.accelerators.iter().filter_map(|accelerator| {
+            let (AcceleratorKind::Cpu { placement: CpuPlacement::Threads { cores, .. } }
+            | AcceleratorKind::Process { launch: Launch::Engine { cores, .. }, .. }) =
+                &accelerator.kind
+            else {
+                return None;
+            };
+            Some((format!("accelerator.{}.cores", accelerator.name), cores))
+        });
+        let of_engine = std::iter::once(("engine.cores".to_owned(), &engine.cores));
+        for (key, cores) in of_engine.chain(of_accelerators) {
+            if let Some(core) = cores.iter().find(|core| !usable.contains(core)) {
+                let list = usable.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+                return Err(format!(
+                    "{key} names core {core}, which cannot be used here: this process has the cores {list}"
+                ));
+            }
+        }
+        if engine.workers > usable.len() {
+            self.warnings.push(format!(
+                "engine.workers = {}, but only {} of the machine's cores can be used here: workers that share a \
+                 core are slower than one alone",
+                engine.workers,
+                usable.len()
+            ));
+        }
+        Ok(())
+    }
+
+    /// The files of all sockets that the engine listens at, and the key of each.
+    pub fn sockets(&self) -> impl Iterator<Item = (String, &Path)> {
+        let control = self.control.iter().map(|path| ("engine.control".to_owned(), path.as_path()));
+        let attach = self.topology.accelerators.iter().filter_map(|accelerator| {
+            let AcceleratorKind::Process { launch: Launch::External { attach }, .. } =
+                &accelerator.kind
+            else {
+                return None;
+            };
+            Some((format!("accelerator.{}.attach", accelerator.name), attach.as_path()))
+        });
+        let listen = self.topology.memory_ports().map(|(service, path)| {
+            (format!("service.{}.listen", self.topology.services[service].name), path)
+        });
+        control.chain(attach).chain(listen)
     }
 }
 
@@ -316,6 +368,73 @@ mod tests {
         assert_eq!(config.metrics, Some("127.0.0.1:9464".parse().unwrap()));
         assert_eq!(config.topology.engine.cores, [1]);
         assert_eq!(config.topology.engine.polling, engine::topology::Polling::Block);
+    }
+
+    #[test]
+    fn cores_that_are_not_there_are_refused_and_too_many_workers_mentioned() {
+        let on = |sets: &[&str]| {
+            let mut config = parse(SMALL, &[], sets).unwrap();
+            config.use_cores(&[0, 1]).map(|()| config.warnings)
+        };
+        assert_eq!(on(&["engine.workers=2", "engine.cores=[1, 0]"]), Ok(vec![]));
+        let refused = on(&["engine.cores=[7]"]).unwrap_err();
+        assert!(refused.contains("engine.cores names core 7"), "{refused}");
+        assert!(refused.ends_with("the cores 0, 1"), "{refused}");
+        let text = SMALL.replace("kernel", "accelerator = \"host\"\nkernel")
+            + "[[accelerator]]\nname = \"host\"\ncores = [5]\n";
+        for kind in ["accelerator.host.placement=threads", "accelerator.host.kind=process"] {
+            let mut config = parse(&text, &[], &[kind]).unwrap();
+            let refused = config.use_cores(&[0, 1]).unwrap_err();
+            assert!(refused.starts_with("accelerator.host.cores names core 5"), "{refused}");
+        }
+        let many = on(&["engine.workers=3"]).unwrap();
+        assert!(
+            many.len() == 1 && many[0].starts_with("engine.workers = 3, but only 2 of"),
+            "{many:?}"
+        );
+    }
+
+    #[test]
+    fn every_socket_has_its_key() {
+        let text = SMALL
+            .replace("udp://127.0.0.1:9000", "shm:///run/a/port")
+            .replace("kernel", "accelerator = \"own\"\nkernel")
+            + "[[accelerator]]\nname = \"own\"\nkind = \"process\"\nlaunch = \"external\"\nattach = \"/run/b/own\"\n";
+        let config = parse(&text, &[], &["engine.control=/run/c/control"]).unwrap();
+        let sockets: Vec<_> =
+            config.sockets().map(|(key, path)| (key, path.display().to_string())).collect();
+        let expected = [
+            ("engine.control", "/run/c/control"),
+            ("accelerator.own.attach", "/run/b/own"),
+            ("service.a.listen", "/run/a/port"),
+        ];
+        assert_eq!(sockets, expected.map(|(key, path)| (key.to_owned(), path.to_owned())));
+    }
+
+    #[test]
+    fn what_is_shown_as_none_is_accepted_as_none() {
+        let config = parse(SMALL, &[], &["engine.metrics=none", "engine.control=none"]).unwrap();
+        assert_eq!((config.metrics, config.control), (None, None));
+    }
+
+    #[test]
+    fn only_a_program_of_ones_own_has_a_kernel_of_any_name() {
+        let text =
+            SMALL.replace("kernel = \"echo\"", "accelerator = \"own\"\nkernel = \"reverse\"");
+        let own = |launch: &str| {
+            format!("{text}[[accelerator]]\nname = \"own\"\nkind = \"process\"\n{launch}")
+        };
+        let external = "launch = \"external\"\nattach = \"/run/own\"\n";
+        let config = parse(&own(external), &[], &[]).unwrap();
+        assert_eq!(config.topology.services[0].kernel, "reverse");
+        let refused = parse(&own(""), &[], &[]).unwrap_err().to_string();
+        assert!(refused.contains("no built-in kernel is called \"reverse\""), "{refused}");
+        let list = own(external).replace("= \"own\"\nkernel", "= [\"own\", \"host\"]\nkernel")
+            + "[[accelerator]]\nname = \"host\"\n";
+        let refused = parse(&list, &[], &[]).unwrap_err().to_string();
+        assert!(refused.contains("no built-in kernel is called \"reverse\""), "{refused}");
+        let each = list.replace("\"reverse\"", "[\"reverse\", \"echo\"]");
+        assert!(parse(&each, &[], &[]).is_ok());
     }
 
     #[test]

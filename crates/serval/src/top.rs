@@ -83,7 +83,8 @@ pub struct ServiceSample {
 impl ServiceSample {
     /// Messages lost a second.
     pub fn dropped(&self) -> f64 {
-        self.drops.iter().map(|(_, rate)| rate).sum()
+        // Not `sum`, which begins at -0.
+        self.drops.iter().fold(0.0, |sum, (_, rate)| sum + rate)
     }
 }
 
@@ -345,6 +346,13 @@ mod tests {
         let worker = &sample.workers[0];
         assert_eq!((worker.busy, worker.idle, worker.asleep), (0.5, 0.25, 0.25));
         assert_eq!((worker.turns, worker.connections), (1000.0, 9.0));
+    }
+
+    #[test]
+    fn who_loses_nothing_loses_zero() {
+        let sample = Sample::between(&page(10), &page(10), Duration::from_secs(1));
+        assert!(sample.services[0].drops.is_empty());
+        assert_eq!(sample.to_json()["services"][0]["dropped"].to_string(), "0.0");
     }
 
     #[test]

@@ -507,6 +507,8 @@ fn another_kernel_is_noticed_before_the_run() {
             Plan { framing: Some(Framing::Fixed(64)), ..plan(&at, Work::Echo { bytes: 64 }, 1) };
         let error = bench::run(&echo).unwrap_err();
         assert!(matches!(error, BenchError::Stranger { .. }), "{error}");
+        let says = error.to_string().contains("framing = \"fixed:64\" (what was tried; give");
+        assert_eq!(says, matches!(at, Target::Tcp(_)), "{error}");
     }
 }
 

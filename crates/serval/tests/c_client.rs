@@ -479,3 +479,50 @@ fn outcomes_are_checked_before_they_are_believed() {
     });
     assert!(said.starts_with("26: "), "{said}");
 }
+
+/// The lines of the example's page, in a folder of the test's.
+#[test]
+fn a_program_against_an_installed_library_starts() {
+    if Command::new("pkg-config").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: pkg-config is not installed");
+        return;
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = std::fs::read_to_string(root.join("examples/02_c_client/README.md")).unwrap();
+    let (_, elsewhere) = page.split_once("## Use it elsewhere").unwrap();
+    let lines = elsewhere.split("```").nth(1).unwrap().trim_start_matches("sh");
+    // The first installs, from the example's folder; the last asks a server, and here only says what it wants.
+    let lines = lines.replace(
+        "../../client",
+        &format!("{} BUILD={}", root.join("client").display(), PROGRAMS.display()),
+    );
+    let lines = lines.replace("./shm /tmp/serval-echo.sock", "./shm");
+    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("elsewhere");
+    std::fs::create_dir_all(&home).unwrap();
+    std::fs::copy(root.join("examples/02_c_client/shm.c"), home.join("shm.c")).unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", &lines]).current_dir(&home).env("HOME", &home).env_remove("LD_LIBRARY_PATH");
+    let done = shell.output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(2), "{said}");
+    assert!(said.contains("usage: ./shm PATH"), "{said}");
+    // With the library inside.
+    let inside = elsewhere.split('`').find(|part| part.ends_with("libserval_client.a"));
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-ec", &format!("{}; ./shm", inside.unwrap())])
+        .current_dir(&home)
+        .env("HOME", &home);
+    let done = shell.output().unwrap();
+    assert_eq!(done.status.code(), Some(2), "{}", String::from_utf8_lossy(&done.stderr));
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+#[test]
+fn the_example_says_where_nobody_listens() {
+    let nobody = format!("127.0.0.1:{}", free_port());
+    let refused = program("burst", PLAIN).arg(format!("udp://{nobody}")).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.ends_with(&format!(": nobody listens at udp://{nobody}\n")), "{said}");
+}

@@ -518,3 +518,36 @@ fn the_examples_configurations_are_accepted() {
     let shown = output(&["check-config", file.to_str().unwrap()]);
     assert!(shown.contains("service.echo"), "{shown}");
 }
+
+#[test]
+fn what_this_machine_does_not_have_is_refused_by_name() {
+    let folder = Folder::new("not-here");
+    let file = folder.file("echo.toml", ECHO);
+    for verb in ["serve", "check-config"] {
+        let refused = run(&[verb, &file, "--set", "engine.cores=[4095]"]);
+        assert_eq!(refused.status.code(), Some(2));
+        let said = text(&refused.stderr);
+        assert!(said.contains("engine.cores names core 4095, which cannot be used here"), "{said}");
+    }
+    let missing = folder.0.join("missing");
+    let control = format!("engine.control={}", missing.join("x.sock").display());
+    let refused = run(&["serve", &file, "--set", &control]);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = text(&refused.stderr);
+    assert!(said.contains("engine.control: cannot listen at "), "{said}");
+    assert!(said.contains(&format!("there is no folder {missing:?}")), "{said}");
+}
+
+#[test]
+fn zeros_are_shown_with_their_meaning() {
+    let folder = Folder::new("zeros");
+    let file = folder.file("echo.toml", ECHO);
+    let shown = output(&["check-config", &file]);
+    for words in ["auto (3 off loopback, else unlimited)", "0 (off)", "0 (auto)"] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    assert!(
+        output(&["check-config", &file, "--set", "limits.udp_reply_ratio=0"])
+            .contains("0 (unlimited)")
+    );
+}

@@ -52,8 +52,16 @@ fn served(name: &str, at: &Path) -> Served {
     LazyLock::force(&PROGRAMS);
     let config = format!(
         "[[accelerator]]\nname = \"own\"\nkind = \"process\"\nlaunch = \"external\"\nattach = \"{}\"\nheartbeat_ms = 2000\n\
-         [[service]]\nname = \"reverse\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"own\"\nkernel = \"echo\"\n\
-         mqueues = 3\nmax_message_bytes = 900\nrequest_timeout_ms = 15000\n",
+         [[service]]
+name = \"reverse\"
+listen = \"udp://127.0.0.1:0\"
+accelerator = \"own\"
+kernel = \"reverse\"
+\
+         mqueues = 3
+max_message_bytes = 900
+request_timeout_ms = 15000
+",
         at.display()
     );
     Served::start(name, "", &config)

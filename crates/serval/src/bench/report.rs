@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::{Class, Mode, Plan};
+use super::{Class, Mode, Plan, Target};
 use crate::client::{Outcome, distribution_us};
 
 /// How far a run may be from Little's law.
@@ -146,6 +146,11 @@ pub enum Void {
         percent = 100.0 * LOST_MAX
     )]
     Lost(u64),
+    /// Fewer were in flight than asked for, since connections ended.
+    #[error(
+        "{0} connections were closed by the server or fell silent, and {1} requests were lost with them, so that fewer were in flight than were asked for: look for the reason in the server's log and counters"
+    )]
+    Closed(u64, u64),
     /// Little's law does not hold.
     #[error(
         "rate x mean latency gives {0:.2} times the requests that were in flight (Little's law): the client does not count what it says it does"
@@ -279,13 +284,29 @@ impl Report {
         if outcome.latency.len() < REPLIES_MIN {
             return Some(Void::Few(outcome.latency.len()));
         }
+        let ratio = self.contradiction(closed, window, outcome)?;
+        // What a closed connection held is not in flight until another one is open.
+        let tcp = matches!(plan.target, Target::Tcp(_));
+        Some(match outcome.reconnects {
+            times @ 1.. if tcp => Void::Closed(times, outcome.lost),
+            _ => Void::Little(ratio),
+        })
+    }
+
+    /// The sides of Little's law as a ratio, where they contradict each other.
+    fn contradiction(
+        &self,
+        closed: Option<usize>,
+        window: Option<usize>,
+        outcome: &Outcome,
+    ) -> Option<f64> {
         if !little_holds(self.little, LITTLE_TOLERANCE) {
-            return Some(Void::Little(self.little));
+            return Some(self.little);
         }
         // Both sides of that are sums of the same client: the window asked for is not.
         let filled = self.in_flight / closed? as f64;
         if !(FILLED_MIN..=FILLED_MAX).contains(&filled) {
-            return Some(Void::Little(filled));
+            return Some(filled);
         }
         // What is shown has to obey it as well, but for requests that were in flight at the beginning
         // or the end: of those, the latency counts whole or not at all. What was lost has no latency,
@@ -295,7 +316,7 @@ impl Report {
         let lost = outcome.lost_ns as f64 / elapsed_ns;
         let shown = (self.rate * self.latency.mean_ns / 1e9 + lost) / in_flight;
         let edge = 2.0 * self.latency.max_ns as f64 / elapsed_ns;
-        (!little_holds(shown, LITTLE_TOLERANCE + edge)).then_some(Void::Little(shown))
+        (!little_holds(shown, LITTLE_TOLERANCE + edge)).then_some(shown)
     }
 
     /// What kept the rate from being higher.
@@ -426,6 +447,18 @@ mod tests {
         assert_eq!(judged(&plan, &bad), Some(Void::Wrong(3, "")));
         bad.duplicated = 2;
         assert_eq!(judged(&plan, &bad), Some(Void::Duplicated(2)));
+    }
+
+    #[test]
+    fn closed_connections_are_told_before_the_law_that_they_break() {
+        let mut bad = outcome(1, 1000, 10_000);
+        (bad.lost, bad.reconnects, bad.in_flight_ns) = (5, 2, bad.in_flight_ns / 2);
+        let tcp = Plan::new("tcp://127.0.0.1:9".parse().unwrap());
+        assert_eq!(judged(&tcp, &bad), Some(Void::Closed(2, 5)));
+        let udp = Plan::new("udp://127.0.0.1:9".parse().unwrap());
+        assert!(matches!(judged(&udp, &bad), Some(Void::Little(_))), "a socket is no connection");
+        bad.in_flight_ns *= 2;
+        assert_eq!(judged(&tcp, &bad), None, "one that was opened again at once");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use sys::time::monotonic_ns;
+use sys::time::{monotonic_ns, thread_cpu_ns};
 
 use super::arrivals::Arrivals;
 use super::{ClientError, Load, Outcome, Pace, latencies};
@@ -20,8 +20,9 @@ use super::{ClientError, Load, Outcome, Pace, latencies};
 const EMPTY_LOOKS: u32 = 32;
 /// Nanoseconds between two searches for lost requests.
 const SEARCH_NS: u64 = 1_000_000;
-/// A turn of the client's loop takes microseconds; one this long was interrupted by somebody else.
-const STOLEN_NS: u64 = 1_000_000;
+/// Most turns of the client's loop take microseconds. In one this long, somebody else may have had the core: the
+/// thread's CPU time tells. (Hundreds of replies that come together make a turn as long as this, too.)
+const LONG_NS: u64 = 1_000_000;
 
 fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
@@ -43,6 +44,8 @@ pub(super) struct Tally {
     cpu_ns: u64,
     /// When the turn before this one ended.
     turned_ns: u64,
+    /// A look at the thread's CPU time: the time of the look, and what it showed.
+    looked: (u64, u64),
     /// Up to when `waiting` has been added up.
     summed_ns: u64,
     window: u64,
@@ -76,6 +79,7 @@ impl Tally {
             measuring: false,
             cpu_ns: 0,
             turned_ns: 0,
+            looked: (0, 0),
             summed_ns: 0,
             window: load.window as u64,
             requests: load.requests,
@@ -94,6 +98,7 @@ impl Tally {
         self.stop_ns = self.began_ns.saturating_add(ns(load.duration));
         self.last_ns = now_ns;
         self.turned_ns = now_ns;
+        self.looked = (now_ns, thread_cpu_ns());
         self.summed_ns = now_ns;
         if let Pace::Open { rate, seed } = load.pace {
             self.arrivals = Some(Arrivals::new(rate, seed, now_ns));
@@ -109,7 +114,7 @@ impl Tally {
         self.began_ns = now_ns;
         self.last_ns = now_ns;
         self.summed_ns = now_ns;
-        self.cpu_ns = sys::time::thread_cpu_ns();
+        self.cpu_ns = thread_cpu_ns();
         let wrong = self.outcome.wrong;
         let mut latency =
             std::mem::replace(&mut self.outcome.latency, Histogram::new(1).expect("1 digit"));
@@ -201,21 +206,43 @@ impl Tally {
     /// Ends a turn of the loop; `found` says whether it did anything. True when the run is over.
     #[inline]
     pub(super) fn turn(&mut self, found: bool, now_ns: u64) -> bool {
-        let took_ns = now_ns.saturating_sub(self.turned_ns);
+        self.turn_with(found, now_ns, thread_cpu_ns)
+    }
+
+    #[inline]
+    fn turn_with(&mut self, found: bool, now_ns: u64, cpu_clock: impl FnOnce() -> u64) -> bool {
         // The last turn, too, as far as it lies in the measured part: there somebody else's time looks like the
         // server's silence.
-        let measured = Duration::from_nanos(self.measured_ns(self.turned_ns, now_ns));
+        let measured_ns = self.measured_ns(self.turned_ns, now_ns);
+        let took_ns = now_ns.saturating_sub(self.turned_ns);
         self.turned_ns = now_ns;
+        let missing_ns = self.look_at_cpu(now_ns, cpu_clock);
         if !self.measuring {
             if now_ns >= self.began_ns {
                 self.measure(now_ns);
             }
-        } else if took_ns >= STOLEN_NS {
-            self.outcome.stolen += measured;
-        } else if found {
-            self.outcome.busy += measured;
+            return self.is_over(now_ns);
+        }
+        let stolen_ns = if took_ns < LONG_NS { 0 } else { missing_ns.min(measured_ns) };
+        self.outcome.stolen += Duration::from_nanos(stolen_ns);
+        if found {
+            self.outcome.busy += Duration::from_nanos(measured_ns - stolen_ns);
         }
         self.is_over(now_ns)
+    }
+
+    /// The time since the last look for which the thread did not compute. The look is a system call: there is one a
+    /// millisecond, and after every long turn, so that what a long turn is charged with is its own to a millisecond.
+    #[inline]
+    fn look_at_cpu(&mut self, now_ns: u64, cpu_clock: impl FnOnce() -> u64) -> u64 {
+        let (then_ns, before_ns) = self.looked;
+        let passed_ns = now_ns.saturating_sub(then_ns);
+        if passed_ns < LONG_NS {
+            return 0;
+        }
+        let cpu_ns = cpu_clock();
+        self.looked = (now_ns, cpu_ns);
+        passed_ns.saturating_sub(cpu_ns.saturating_sub(before_ns))
     }
 
     fn is_over(&self, now_ns: u64) -> bool {
@@ -254,7 +281,7 @@ impl Tally {
         }
         let outcome = &mut self.outcome;
         outcome.lost += self.waiting;
-        outcome.cpu = Duration::from_nanos(sys::time::thread_cpu_ns().saturating_sub(self.cpu_ns));
+        outcome.cpu = Duration::from_nanos(thread_cpu_ns().saturating_sub(self.cpu_ns));
         outcome.cpu_period = Duration::from_nanos(now_ns - self.began_ns);
         let by_time = self.asked < self.requests && now_ns >= self.stop_ns;
         let end_ns = if by_time { self.stop_ns } else { self.last_ns.min(self.stop_ns) };
@@ -273,17 +300,60 @@ impl Tally {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_core_that_is_lost_at_the_end_is_told_as_one_in_between() {
+    /// A run that has begun, and when.
+    fn tally() -> (Tally, u64) {
         let load = Load { duration: Duration::from_millis(400), ..Load::default() };
         let mut tally = Tally::new(&load, 1).unwrap();
         tally.begin(&load);
-        let busy = STOLEN_NS / 2;
-        assert!(!tally.turn(true, tally.began_ns + busy));
-        assert!(!tally.turn(true, tally.began_ns + busy + 3 * STOLEN_NS));
-        assert_eq!(tally.outcome.stolen.as_nanos(), 3 * u128::from(STOLEN_NS));
-        assert!(tally.turn(true, tally.stop_ns + 70 * STOLEN_NS));
-        let rest = load.duration - Duration::from_nanos(busy);
+        let began_ns = tally.began_ns;
+        tally.looked = (began_ns, 0);
+        (tally, began_ns)
+    }
+
+    #[test]
+    fn a_core_that_is_lost_at_the_end_is_told_as_one_in_between() {
+        let (mut tally, began_ns) = tally();
+        let busy = LONG_NS / 2;
+        assert!(!tally.turn_with(true, began_ns + busy, || unreachable!("a short turn")));
+        assert!(!tally.turn_with(true, began_ns + busy + 3 * LONG_NS, || busy));
+        assert_eq!(tally.outcome.stolen.as_nanos(), 3 * u128::from(LONG_NS));
+        assert!(tally.turn_with(true, tally.stop_ns + 70 * LONG_NS, || busy));
+        let rest = Duration::from_millis(400) - Duration::from_nanos(busy);
         assert_eq!((tally.outcome.busy, tally.outcome.stolen), (Duration::from_nanos(busy), rest));
+    }
+
+    #[test]
+    fn of_a_long_turn_only_what_the_thread_did_not_compute_is_stolen() {
+        let (mut tally, began_ns) = tally();
+        assert!(!tally.turn_with(true, began_ns + 3 * LONG_NS, || 3 * LONG_NS));
+        let own = Duration::from_nanos(3 * LONG_NS);
+        assert_eq!((tally.outcome.busy, tally.outcome.stolen), (own, Duration::ZERO));
+        assert!(!tally.turn_with(true, began_ns + 8 * LONG_NS, || 4 * LONG_NS));
+        let (busy, stolen) = (Duration::from_nanos(4 * LONG_NS), Duration::from_nanos(4 * LONG_NS));
+        assert_eq!((tally.outcome.busy, tally.outcome.stolen), (busy, stolen));
+        // A client that waits in turns of its own is not kept from its core.
+        for look in 1..10 {
+            tally.turn_with(false, began_ns + 8 * LONG_NS + look * LONG_NS / 2, || 4 * LONG_NS);
+        }
+        assert_eq!((tally.outcome.busy, tally.outcome.stolen), (busy, stolen));
+    }
+
+    #[test]
+    fn a_busy_turn_is_the_clients_own_and_a_sleep_is_not() {
+        let load = Load { duration: Duration::from_secs(60), ..Load::default() };
+        let mut tally = Tally::new(&load, 1).unwrap();
+        tally.begin(&load);
+        let (wall_ns, cpu_ns) = (monotonic_ns(), thread_cpu_ns());
+        while thread_cpu_ns() - cpu_ns < 5 * LONG_NS {}
+        let now_ns = monotonic_ns();
+        tally.turn(true, now_ns);
+        // Others compute on the machine of a test: what they took is stolen, what the turn took is not.
+        let others_ns = (now_ns - wall_ns).saturating_sub(5 * LONG_NS) + LONG_NS;
+        assert!(tally.outcome.stolen <= Duration::from_nanos(others_ns), "{:?}", tally.outcome);
+        assert!(tally.outcome.busy >= Duration::from_nanos(4 * LONG_NS));
+        let before = tally.outcome.stolen;
+        std::thread::sleep(Duration::from_millis(20));
+        tally.turn(true, monotonic_ns());
+        assert!(tally.outcome.stolen - before >= Duration::from_millis(15));
     }
 }

@@ -1,7 +1,10 @@
 //! `serval attach PATH`: an accelerator runtime for kernels on host threads or on a GPU.
 
+use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -13,10 +16,11 @@ use super::{Failure, cancel_on_signal};
 use crate::runtime::{self, Device, End, GpuDevice, HostDevice, RuntimeError, Wish};
 
 pub(super) const HELP: &str = "\
-PATH is `attach` of an accelerator with kind = \"process\" or \"cuda\" and launch = \"external\". The process maps the
-region of one service and nothing else of the engine's. It takes any service of the accelerator that
-has no runtime, or the one that --service or --kernel asks for, and attaches again when its life or
-the engine ends. SIGTERM or Ctrl-C ends it: requests that are with it are lost with a reason.
+PATH is `attach` of an accelerator with kind = \"process\" or \"cuda\" and launch = \"external\". The
+process maps the region of one service and nothing else of the engine's. It takes any service of
+the accelerator that has no runtime, or the one that --service or --kernel asks for, and attaches
+again when its life or the engine ends. SIGTERM or Ctrl-C ends it: requests that are with it are
+lost with a reason.
 
 Examples:
   serval attach /run/serval/acc0
@@ -24,8 +28,8 @@ Examples:
   serval attach /run/serval/acc0 --once
   serval attach /run/serval/gpu0 --gpu 0
 
-Exit codes: 0 ended in order, 1 no engine, refused, the engine went (with --once), or a block failed,
-2 wrong command line, 3 a kernel hung.";
+Exit codes: 0 ended in order, 1 no engine, refused, the engine went (with --once), or a block
+failed, 2 wrong command line, 3 a kernel hung.";
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
@@ -70,6 +74,27 @@ impl Options {
     }
 }
 
+/// An engine lets in processes of its own user and of root. For others its socket looks like one at which nobody
+/// listens, and they would try again for ever.
+fn may_connect(path: &Path) -> Result<(), Failure> {
+    let own = sys::process::user();
+    let who = match fs::symlink_metadata(path) {
+        // Where its owner has let others connect, the engine says itself whom it takes.
+        Ok(found) if own != 0 && found.uid() != own && is_closed_to_us(path) => {
+            format!("the engine at {path:?} belongs to user {}", found.uid())
+        }
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            format!("{path:?} is in a folder that user {own} may not enter")
+        }
+        _ => return Ok(()),
+    };
+    Err(Failure::Run(format!("{who}: run this as the engine's user or as root")))
+}
+
+fn is_closed_to_us(path: &Path) -> bool {
+    LocalSocket::connect(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+}
+
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let mut device: Box<dyn Device> = match options.gpu {
         Some(gpu) => Box::new(GpuDevice::new(gpu, options.threads)),
@@ -82,6 +107,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let cancel = Arc::new(AtomicBool::new(false));
     let end = match &options.path {
         Some(path) => {
+            may_connect(path)?;
             cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
             runtime::attach(path, &wish, &mut *device, options.once, &cancel)
         }

@@ -19,10 +19,11 @@ use crate::screen::{Screen, Table, Tone, per_second, span};
 pub(super) const HELP: &str = "\
 Asks a server, checks every reply, and shows how many there were a second and how long they took.
 
-Closed loop (--window): a fixed number of requests is in flight, and a reply makes room for the next.
-One in flight shows the shortest latency, many show the highest rate. Open loop (--rate): requests
-arrive at random times (a Poisson process) whatever the server does, as those of many clients would,
-and their latency counts from the arrival, so that a stall shows in everything it held up.
+Closed loop (--window): a fixed number of requests is in flight, and a reply makes room for the
+next. One in flight shows the shortest latency, many show the highest rate. Open loop (--rate):
+requests arrive at random times (a Poisson process) whatever the server does, as those of many
+clients would, and their latency counts from the arrival, so that a stall shows in everything it
+held up.
 
 Clients are of three classes; compare only results of the same one.
   T0  ordinary kernel sockets, one for every request in flight on UDP. About 3 us of the client's
@@ -32,14 +33,15 @@ Clients are of three classes; compare only results of the same one.
       service must keep the order of each flow (dispatch = \"flow-hash\").
   T3  a shm:// port: no network at all.
 
-A run that cannot be believed shows no numbers but says why: wrong or repeated replies, a server that
-fell silent, a client that somebody else kept from its core, a rate that could not be sent, or
-numbers that contradict Little's law (requests in flight = rate x mean latency). Exit code 1 then.
+A run that cannot be believed shows no numbers but says why: wrong or repeated replies, a server
+that fell silent, a client that somebody else kept from its core, a rate that could not be sent,
+or numbers that contradict Little's law (requests in flight = rate x mean latency). Exit code 1
+then.
 
-memcached is asked in its text protocol over TCP. What will be asked for is stored first: 10,000 keys, or
-fewer of long values, under serval:..., and for faces-database the pictures of its people under the keys
-of a faces service, face: and 24 hex digits, over what is there. So use a server that may forget what it
-has. A get that finds nothing is a right answer and lowers the hit ratio.
+memcached is asked in its text protocol over TCP. What will be asked for is stored first: 10,000
+keys, or fewer of long values, under serval:..., and for faces-database the pictures of its people
+under the keys of a faces service, face: and 24 hex digits, over what is there. So use a server
+that may forget what it has. A get that finds nothing is a right answer and lowers the hit ratio.
 
 Examples:
   serval bench udp://127.0.0.1:9000                        echo of 64 bytes, 1 to 256 in flight
@@ -47,7 +49,8 @@ Examples:
   serval bench tcp://127.0.0.1:11211 --workload memcached:100:95   gets and sets, values compared
   serval bench udp://127.0.0.1:9000 --rate 50k,100k,200k --plot load.svg
   serval bench udp://127.0.0.1:9000 --class T2 --window 1024 --core 1
-  serval bench udp://127.0.0.1:9000 --server-pid $(pidof serval) --metrics http://127.0.0.1:9464/metrics";
+  serval bench udp://127.0.0.1:9000 --metrics http://127.0.0.1:9464/metrics
+  serval bench udp://127.0.0.1:9000 --server-pid $(pidof serval)";
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
@@ -297,10 +300,9 @@ fn row(report: &Report) -> Vec<(Tone, String)> {
     let l = &report.latency;
     cells.push((Tone::Bold, per_second(report.rate)));
     cells.extend([ns(l.p50_ns), ns(l.p99_ns), ns(l.p999_ns), ns(l.max_ns)]);
-    let lost = 100.0 * report.lost as f64 / report.sent.max(1) as f64;
     cells.push(match report.lost {
         0 => (Tone::Dim, "0".to_owned()),
-        _ => (Tone::Yellow, format!("{lost:.2} %")),
+        lost => (Tone::Yellow, lost_text(lost, report.sent)),
     });
     cells.push((Tone::Plain, format!("{:.0}", report.client_busy_ns_per_message)));
     let server = report.server_busy_ns_per_message().or(report.server_cpu_ns_per_message());
@@ -310,6 +312,12 @@ fn row(report: &Report) -> Vec<(Tone, String)> {
         Bottleneck::Elsewhere => (Tone::Plain, String::new()),
     });
     cells
+}
+
+/// A share of what was sent, or the number where the share would look like none.
+fn lost_text(lost: u64, sent: u64) -> String {
+    let share = format!("{:.2} %", 100.0 * lost as f64 / sent.max(1) as f64);
+    if share == "0.00 %" { lost.to_string() } else { share }
 }
 
 fn as_json(plan: &Plan, reports: &[Report]) -> Json {
@@ -361,6 +369,14 @@ fn chart(plan: &Plan, reports: &[Report]) -> Chart {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_lost_never_looks_like_nothing() {
+        assert_eq!(lost_text(1, 1_000_000), "1");
+        assert_eq!(lost_text(49, 1_000_000), "49");
+        assert_eq!(lost_text(51, 1_000_000), "0.01 %");
+        assert_eq!(lost_text(5, 10), "50.00 %");
+    }
 
     #[test]
     fn counts_and_times_are_read_with_their_units() {

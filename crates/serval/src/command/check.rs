@@ -4,14 +4,14 @@ use std::fmt::Write as _;
 
 use serde_json::{Value as Json, json};
 
-use super::{Failure, File};
-use crate::config::{Config, ConfigError, Origin, bytes_for_people};
+use super::{Failure, File, serve};
+use crate::config::{Config, ConfigError, Origin, Setting, bytes_for_people};
 use crate::screen::{Screen, Table, Tone};
 
 pub(super) const HELP: &str = "\
-Prints the effective configuration: defaults < file < environment < --set, and who gave each value;
-then what the rings of every service cost. Exit code 2 when the file cannot be used; every problem is
-shown with its line.
+Prints the effective configuration: defaults < file < environment < --set, and who gave each
+value; then what the rings of every service cost. Exit code 2 when the file cannot be used; every
+problem is shown with its line.
 
 A file to start from:
   schema = 1
@@ -23,8 +23,8 @@ A file to start from:
   accelerator = \"acc0\"
   kernel = \"echo\"
 
-A service may run on several accelerators: with accelerator = [\"gpu0\", \"host\"] a number of mqueues goes
-for each of them, and a list, mqueues = [28, 4], has one for each; so has kernel.
+A service may run on several accelerators: with accelerator = [\"gpu0\", \"host\"] a number of mqueues
+goes for each of them, and a list, mqueues = [28, 4], has one for each; so has kernel.
 
 Examples:
   serval check-config service.toml
@@ -32,7 +32,8 @@ Examples:
   SERVAL_ENGINE_WORKERS=2 serval check-config service.toml --json";
 
 pub(super) fn run(screen: &Screen, file: &File) -> Result<(), Failure> {
-    let config = file.load()?;
+    let mut config = file.load()?;
+    serve::use_cores(&mut config)?;
     screen.show(|| text(screen, &config), || config.json());
     Ok(())
 }
@@ -53,11 +54,7 @@ fn text(screen: &Screen, config: &Config) -> String {
             let given = setting.origin != Origin::Default;
             let tone = if given { Tone::Plain } else { Tone::Dim };
             let origin = if given { setting.origin.to_string() } else { String::new() };
-            table.toned([
-                (tone, setting.key.clone()),
-                (tone, plain(&setting.value)),
-                (Tone::Dim, origin),
-            ]);
+            table.toned([(tone, setting.key.clone()), (tone, shown(setting)), (Tone::Dim, origin)]);
         }
         let _ = writeln!(out, "{}", table.render(screen));
     }
@@ -77,6 +74,20 @@ fn text(screen: &Screen, config: &Config) -> String {
         let _ = writeln!(out, "\n{} {warning}", screen.paint(Tone::Yellow, "warning:"));
     }
     out
+}
+
+/// A value as it stands in a file; where 0 is no amount, with what it means.
+fn shown(setting: &Setting) -> String {
+    let meaning = match setting.key.as_str() {
+        "udp_reply_ratio" => "unlimited",
+        "queue_us_max" => "off",
+        "arena_bytes" => "auto",
+        _ => return plain(&setting.value),
+    };
+    match plain(&setting.value) {
+        zero if zero == "0" => format!("0 ({meaning})"),
+        other => other,
+    }
 }
 
 /// A value as it stands in a file, lists and all.
@@ -102,4 +113,28 @@ pub(super) fn errors_json(error: &ConfigError) -> Json {
         })
     };
     json!({ "problems": error.entries().into_iter().map(problem).collect::<Vec<_>>() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_zero_that_is_no_amount_is_shown_with_its_meaning() {
+        let setting = |key: &str, value: u64| Setting {
+            section: "service.a".into(),
+            key: key.into(),
+            value: value.into(),
+            origin: Origin::Default,
+        };
+        for (key, value, text) in [
+            ("udp_reply_ratio", 0, "0 (unlimited)"),
+            ("queue_us_max", 0, "0 (off)"),
+            ("arena_bytes", 0, "0 (auto)"),
+            ("arena_bytes", 4096, "4096"),
+            ("drain_ms", 0, "0"),
+        ] {
+            assert_eq!(shown(&setting(key, value)), text);
+        }
+    }
 }

@@ -37,8 +37,8 @@ Examples:
   serval compare --suite benches/speed.toml                  every row of the table
   serval compare --suite benches/speed.toml 'udp-*' --quick  a look at some, proving nothing
 
-Exit codes: 0 when every claim is proven (or none was made), 1 when one failed, is undecided or void,
-2 for a wrong command line or suite.";
+Exit codes: 0 when every claim is proven (or none was made), 1 when one failed, is undecided or
+void, 2 for a wrong command line or suite.";
 
 #[derive(Args, Debug)]
 pub(super) struct Options {

@@ -16,18 +16,19 @@ use crate::screen::Screen;
 
 pub(super) const HELP: &str = "\
 Starts a server in this process on free loopback ports, runs real clients against it, checks every
-reply and prints what came out. Needs no configuration, no root and no GPU. Where a GPU and kernels for it
-are, the digits are read there and compared with the CPU.
+reply and prints what came out. Needs no configuration, no root and no GPU. Where a GPU and
+kernels for it are, the digits are read there and compared with the CPU.
 
 Examples:
-  serval demo                          handwritten digits, LeNet-5: the GPU against the CPU, or Serval against a
-                                       thread-pool server
+  serval demo                          handwritten digits, LeNet-5: the GPU against the CPU, or
+                                       Serval against a thread-pool server
   serval demo --cpu                    the same without a look for a GPU
   serval demo echo --mqueues 240       many mqueues on one core
   serval demo scale --quick            seconds instead of half a minute
   serval demo faces                    a kernel that asks memcached (apt install memcached)
 
-Saves a chart of what was measured and says where. Exit code 1 when a reply is wrong or missing, or when fewer than 97 % of the digits are read right.";
+Saves a chart of what was measured and says where. Exit code 1 when a reply is wrong or missing,
+or when fewer than 97 % of the digits are read right.";
 
 #[derive(Args, Debug)]
 pub(super) struct Options {

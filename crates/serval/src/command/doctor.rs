@@ -15,14 +15,14 @@ use crate::litmus::{self, Expect, Row};
 use crate::screen::{Screen, Table, Tone};
 
 pub(super) const HELP: &str = "\
-Available: all of it. Degraded: it works, with less speed or capacity. Off: Serval does without. With
-a configuration file, also the way every service's messages would go.
+Available: all of it. Degraded: it works, with less speed or capacity. Off: Serval does without.
+With a configuration file, also the way every service's messages would go.
 
 --gpus asks the NVIDIA driver, in this process, and fails where there is none.
 
 --litmus starts a second process and looks for outcomes that the ordering of the message queues
-forbids: at most 3 seconds for each of its tests, on two cores. Controls that are wrong on purpose have
-to show their wrong outcome.
+forbids: at most 3 seconds for each of its tests, on two cores. Controls that are wrong on purpose
+have to show their wrong outcome.
 
 Examples:
   serval doctor

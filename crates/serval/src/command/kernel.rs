@@ -1,5 +1,6 @@
 //! `serval kernel build` and `serval kernel list`.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use accel::compile::{BuildError, BuildOptions, Target, build_kernel};
@@ -47,6 +48,17 @@ Exit codes:
   1  there is no compiler, or it refuses the source and what it says is shown
   2  the command line is wrong";
 
+pub(super) const HELP: &str = "\
+Examples:
+  serval kernel list                  the kernels that need no file, and their params
+  serval kernel build mine.cpp        makes mine.so, for kernel = \"./mine.so\"";
+
+const LIST_HELP: &str = "\
+Examples:
+  serval kernel list                  the built-in kernels
+  serval kernel list ./mine.so        those of a library
+  serval kernel list --json";
+
 #[derive(Debug, Subcommand)]
 pub(super) enum Verb {
     /// Compile a kernel for cpu accelerators or for GPUs
@@ -54,6 +66,7 @@ pub(super) enum Verb {
     Build(Build),
 
     /// List the built-in kernels, or those of a library
+    #[command(after_help = LIST_HELP)]
     List {
         /// A compiled kernel library; loading it runs its code
         #[arg(value_name = "LIBRARY")]
@@ -131,7 +144,7 @@ fn run_build(screen: &Screen, build: &Build) -> Result<(), Failure> {
     };
     let built = build_kernel(&build.source, &output, &options).map_err(|error| match error {
         BuildError::OneGpu | BuildError::NoArchitecture { .. } => Failure::Usage(error.to_string()),
-        error => Failure::run(error),
+        error => Failure::Run(sentence(&error)),
     })?;
     if !built.warnings.is_empty() {
         eprintln!("{}", built.warnings.trim_end());
@@ -160,6 +173,18 @@ fn run_build(screen: &Screen, build: &Build) -> Result<(), Failure> {
         || json!({ "library": output, "kernels": built.kernels, "command": built.command }),
     );
     Ok(())
+}
+
+/// Why there is no kernel; where it could not be written, with the option for another place.
+fn sentence(error: &BuildError) -> String {
+    match error {
+        BuildError::Io { error: io, .. }
+            if matches!(io.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) =>
+        {
+            format!("{error}; give a place that can be written to with -o")
+        }
+        error => error.to_string(),
+    }
 }
 
 fn list_library(screen: &Screen, path: &Path) -> Result<(), Failure> {
@@ -203,4 +228,20 @@ fn list_builtins(screen: &Screen) {
             Json::Array(BUILTINS.iter().map(entry).collect())
         },
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_written_to_is_told_with_the_option_for_another() {
+        let failed = |kind: ErrorKind| {
+            sentence(&BuildError::Io { what: "write a.so".into(), error: kind.into() })
+        };
+        for kind in [ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem] {
+            assert!(failed(kind).ends_with("with -o"), "{}", failed(kind));
+        }
+        assert!(!failed(ErrorKind::StorageFull).contains("-o"));
+    }
 }

@@ -1,6 +1,6 @@
 //! `serval serve FILE`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,13 +22,14 @@ use crate::screen::{Screen, print};
 use crate::server::{Server, ShutdownReport};
 
 pub(super) const HELP: &str = "\
-Prints one line that starts with `ready` once every port is open and every kernel runs, and logs to
-standard error. SIGTERM or Ctrl-C drains: nothing new is accepted, what was accepted is answered for
-up to engine.drain_ms. A second signal ends at once, and so does one that comes before `ready`. SIGHUP, or `serval reload`, reads the file again:
-services that are new, gone or different are added, removed and changed, and the others lose nothing.
-What cannot change while the engine runs is refused with the reason, and then nothing is changed.
-With --json the last line is an object: messages (replies sent), busy_ns (time of turns that found
-work), cpu_ns (processor time of the process), and more by service and worker.
+Prints one line that starts with `ready` once every port is open and every kernel runs, and logs
+to standard error. SIGTERM or Ctrl-C drains: nothing new is accepted, what was accepted is
+answered for up to engine.drain_ms. A second signal ends at once, and so does one that comes
+before `ready`. SIGHUP, or `serval reload`, reads the file again: services that are new, gone or
+different are added, removed and changed, and the others lose nothing. What cannot change while
+the engine runs is refused with the reason, and then nothing is changed. With --json the last line
+is an object: messages (replies sent), busy_ns (time of turns that found work), cpu_ns (processor
+time of the process), and more by service and worker.
 
 Examples:
   serval serve service.toml
@@ -36,8 +37,8 @@ Examples:
   SERVAL_LIMITS_CONNECTIONS=1000 serval serve service.toml --log debug
   serval serve service.toml --tap traffic.pcap --tap-snap 128
 
-Exit codes: 0 drained, 1 could not start, or was not to, 2 wrong configuration, 3 requests left unanswered or a
-kernel hung.";
+Exit codes: 0 drained, 1 could not start, or was not to, 2 wrong configuration, 3 requests left
+unanswered or a kernel hung.";
 
 /// Descriptors for everything that does not grow: the metrics endpoint with its clients, the control
 /// side of shared memory, the log, kernel libraries while they are opened.
@@ -80,6 +81,8 @@ impl Options {
 
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let mut config = options.file.load()?;
+    use_cores(&mut config)?;
+    for_sockets(&config)?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
@@ -129,6 +132,25 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     finish(screen, server, tap)
 }
 
+/// Refuses cores that are not there: a worker without its core would serve, and be slow for no visible reason.
+pub(super) fn use_cores(config: &mut Config) -> Result<(), Failure> {
+    let Ok(usable) = sys::affinity::allowed_cores() else { return Ok(()) };
+    config.use_cores(&usable).map_err(Failure::Usage)
+}
+
+/// Refuses sockets in folders that are not there, with the key that names them.
+fn for_sockets(config: &Config) -> Result<(), Failure> {
+    for (key, path) in config.sockets() {
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        if matches!(folder.try_exists(), Ok(false)) {
+            return Err(Failure::Run(format!(
+                "{key}: cannot listen at {path:?}: there is no folder {folder:?}; make it, or choose another path"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Raises the limit of open descriptors and holds `limits.connections` to it: a number that was asked
 /// for and cannot be had is refused, the default gives way. What is `running` by default stays: another
 /// number would only be refused, and nobody asked for it.
@@ -163,10 +185,13 @@ pub(super) fn fit_connections(
             own + each * u64::from(wanted)
         )));
     }
-    tracing::warn!(
+    // Nobody asked for the default.
+    tracing::info!(
         connections = room,
         descriptors = limit,
-        "limits.connections is lower than its default: the limit of open descriptors allows no more"
+        "limits.connections is lower than its default: the limit of open descriptors allows no more; raise it \
+         (`ulimit -n {}`, LimitNOFILE= of a unit) if so many clients come",
+        own + each * u64::from(wanted)
     );
     config.topology.limits.connections = room;
     Ok(())

@@ -6,6 +6,17 @@ use wire::DropReason;
 use crate::exporter::scope_name;
 use crate::screen::{Screen, Table, Tone};
 
+pub(super) const DROP_REASONS_HELP: &str = "\
+Examples:
+  serval drop-reasons
+  serval drop-reasons --json
+  curl -s http://127.0.0.1:9464/metrics | grep serval_dropped_total    what a server has lost";
+
+pub(super) const VERSION_HELP: &str = "\
+Examples:
+  serval version
+  serval version --json    with the version of the region ABI, which runtimes have to share";
+
 pub(super) fn drop_reasons(screen: &Screen) {
     screen.show(
         || {

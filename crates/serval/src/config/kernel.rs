@@ -22,6 +22,9 @@ pub struct Builtin {
     pub backends: u32,
 }
 
+/// Longest name of a kernel that a program of somebody's own has.
+const NAME_BYTES_MAX: usize = 64;
+
 const MICROSECONDS: &[(&str, &str)] = &[("microseconds", "how long each message takes")];
 
 /// Every built-in kernel.
@@ -91,13 +94,19 @@ pub(super) enum Kernel {
     Builtin(&'static Builtin),
     /// A compiled kernel library or fatbin that exists, and which of its kernels.
     Library(PathBuf, Option<String>),
+    /// One that a program of somebody's own has, which attaches.
+    Foreign,
 }
 
 /// Finds a kernel. A path is relative to `base`, the configuration file's folder. The error is what
-/// is wrong and what would be right.
-pub(super) fn find(name: &str, base: &Path) -> Result<Kernel, (String, String)> {
+/// is wrong and what would be right. `any_name` is for programs that bring kernels of their own.
+pub(super) fn find(name: &str, base: &Path, any_name: bool) -> Result<Kernel, (String, String)> {
     if let Some(builtin) = BUILTINS.iter().find(|builtin| builtin.name == name) {
         return Ok(Kernel::Builtin(builtin));
+    }
+    let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    if any_name && !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.chars().all(letter) {
+        return Ok(Kernel::Foreign);
     }
     if !["/", ".so", ".fatbin", ".cubin"].iter().any(|mark| name.contains(mark)) {
         let names: Vec<&str> = BUILTINS.iter().map(|builtin| builtin.name).collect();

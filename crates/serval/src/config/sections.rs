@@ -135,6 +135,7 @@ pub(super) fn read(
     let context = super::service::Context {
         base,
         accelerators: &names,
+        external: accelerators.iter().map(is_external).collect(),
         implicit: accelerator_tables.is_empty(),
     };
     let mut taken = Vec::new();
@@ -147,6 +148,14 @@ pub(super) fn read(
         places.services.push(of_service);
     }
     (Topology { engine, limits, accelerators, services }, options, places)
+}
+
+/// Whether its kernels run in a program of somebody's own.
+fn is_external(accelerator: &Accelerator) -> bool {
+    matches!(
+        accelerator.kind,
+        AcceleratorKind::Process { launch: Launch::External { .. }, gpu: None, .. }
+    )
 }
 
 /// Rings for GPUs: one trip over the bus finds and fetches a message; with doorbells it takes two.
@@ -208,14 +217,14 @@ fn read_engine(
     let polling = section.choice(report, "polling", &pollings, "adaptive");
     let drain_ms = section.integer(report, "drain_ms", 0..=600_000, default.drain_ms);
     let metrics = section.text(report, "metrics", "\"127.0.0.1:9464\"");
-    let metrics = metrics.filter(|(text, _)| !text.is_empty()).and_then(|(text, span)| {
+    // `none` is how check-config shows it.
+    let given = |(text, _): &(String, Span)| !text.is_empty() && text != "none";
+    let metrics = metrics.filter(given).and_then(|(text, span)| {
         let found = address::plain(&text);
         found.map_err(|e| report.problem(Problem::new(span, e.what, e.right))).ok()
     });
     section.record(report, "metrics", metrics.map(|m| m.to_string()).unwrap_or_default());
-    let control = section
-        .text(report, "control", "\"/run/serval.sock\"")
-        .filter(|(text, _)| !text.is_empty());
+    let control = section.text(report, "control", "\"/run/serval.sock\"").filter(given);
     if let Some((path, span)) = &control
         && (!Path::new(path).is_absolute() || path.len() > PATH_BYTES_MAX)
     {
@@ -280,7 +289,8 @@ fn read_limits(report: &mut Report<'_>, table: Option<&Table>, whole: Span) -> L
     let ratio = section
         .entry("udp_reply_ratio")
         .and_then(|entry| integer_of(report, "udp_reply_ratio", &entry.node, &(0..=65_507)));
-    let shown = ratio.map_or("auto (3 off loopback, else 0)".into(), serde_json::Value::from);
+    let shown =
+        ratio.map_or("auto (3 off loopback, else unlimited)".into(), serde_json::Value::from);
     section.record(report, "udp_reply_ratio", shown);
     section.finish(report);
     Limits {

@@ -21,6 +21,8 @@ pub(super) struct Context<'a> {
     pub(super) base: &'a Path,
     /// Names of the accelerators.
     pub(super) accelerators: &'a [String],
+    /// Which of them run programs of somebody's own: what those have for kernels is theirs to name.
+    pub(super) external: Vec<bool>,
     /// The file defines none: there is one anyway.
     pub(super) implicit: bool,
 }
@@ -49,7 +51,8 @@ pub(super) fn read(
         Some(Value::Array(items)) => items.len(),
         _ => 1,
     };
-    let (kernels, kernel) = read_kernels(report, at, context, count);
+    let external: Vec<bool> = service.accelerators.iter().map(|at| context.external[*at]).collect();
+    let (kernels, kernel) = read_kernels(report, at, context.base, &external, count);
     service.params = read_params(report, at, kernel);
     let mqueues = read_mqueues(report, at, count);
     read_sizes(report, at, &mut service);
@@ -152,24 +155,32 @@ fn of_accelerators<'t>(
 }
 
 /// The kernel of each accelerator, or one for all of them; and the built-in one among them, if there is one.
+/// `external` tells of each accelerator whether it runs a program of somebody's own.
 fn read_kernels(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
-    context: &Context<'_>,
+    base: &Path,
+    external: &[bool],
     count: usize,
 ) -> (Vec<String>, Option<&'static Builtin>) {
     let (mut kernels, mut names, mut known) = (Vec::new(), Vec::new(), None);
     match section.entry("kernel") {
         None => section.missing(report, "kernel", "\"echo\""),
         Some(entry) => {
-            for node in of_accelerators(report, "kernel", entry, count) {
+            let nodes = of_accelerators(report, "kernel", entry, count);
+            for (place, node) in nodes.iter().enumerate() {
                 let text = text_of(report, "kernel", node, "\"echo\", or a path");
                 let Some((name, span)) = text else { continue };
-                match kernel::find(&name, context.base) {
+                let any_name = match nodes.len() {
+                    1 => external.iter().all(|external| *external),
+                    _ => external.get(place) == Some(&true),
+                };
+                match kernel::find(&name, base, any_name) {
                     Ok(Kernel::Builtin(builtin)) => {
                         known = known.or(Some(builtin));
                         kernels.push(name.clone());
                     }
+                    Ok(Kernel::Foreign) => kernels.push(name.clone()),
                     Ok(Kernel::Library(path, kernel)) => kernels.push(library(&path, kernel)),
                     Err((what, right)) => report.problem(Problem::new(span, what, right)),
                 }
