@@ -38,6 +38,9 @@ pub(super) enum FunctionAttribute {
     LocalBytes = 3,
 }
 
+/// Of what the L1 cache and shared memory have together, the part in percent that shared memory is to have.
+const PREFERRED_SHARED_CARVEOUT: c_int = 9;
+
 /// Work is still under way on a stream.
 const NOT_READY: c_int = 600;
 const NOT_FOUND: c_int = 500;
@@ -67,6 +70,7 @@ table! {
     module_unload = "cuModuleUnload" (Module);
     module_function = "cuModuleGetFunction" (*mut Function, Module, *const c_char);
     function_attribute = "cuFuncGetAttribute" (*mut c_int, c_int, Function);
+    set_function_attribute = "cuFuncSetAttribute" (Function, c_int, c_int);
     resident_blocks = "cuOccupancyMaxActiveBlocksPerMultiprocessor" (*mut c_int, Function, c_int, usize);
     host_register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
     host_unregister = "cuMemHostUnregister" (*mut c_void);
@@ -284,6 +288,16 @@ impl Driver {
             unsafe { (self.table.function_attribute)(&mut value, attribute as c_int, function) };
         self.check("ask for an attribute of the kernel", code)?;
         Ok(value.max(0) as u32)
+    }
+
+    /// Asks that a multiprocessor on which the kernel runs gives shared memory all that it can; `occupancy` says
+    /// why. To be done before anything is asked about its blocks or started.
+    pub(super) fn prefer_shared_memory(&self, function: Function) -> Result<(), CudaError> {
+        // SAFETY: no pointers; a handle that `function` gave, and an attribute and a value of the driver's.
+        let code = unsafe {
+            (self.table.set_function_attribute)(function, PREFERRED_SHARED_CARVEOUT, 100)
+        };
+        self.check("have the kernel's multiprocessors prefer shared memory", code)
     }
 
     /// Blocks of a kernel that fit on one multiprocessor.

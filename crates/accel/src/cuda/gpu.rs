@@ -287,6 +287,7 @@ impl Prepared {
         held.module = Some(module);
         let function =
             driver.function(module, &image.symbol()?)?.ok_or_else(|| image.no_kernel())?;
+        driver.prefer_shared_memory(function)?;
         let ask = |attribute| driver.function_attribute(function, attribute);
         // Its warps are blocks, several of which share a CUDA block: as few as spread over all multiprocessors.
         let of_warps = driver.function(module, &image.mark_of_warps()?)?.is_some();

@@ -10,7 +10,8 @@
 //   display    the GPU drives one
 //   aged       of compute capability 7.0
 //
-// It holds the caller to the rules: whatever would wait for a running kernel ends the process with a sentence.
+// It holds the caller to the rules: whatever would wait for a running kernel ends the process with a sentence, and so does
+// what is told or started about a kernel before it was asked to have the most shared memory (cuda/occupancy.rs).
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
@@ -27,6 +28,7 @@ namespace {
 
 enum { SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, UNAVAILABLE = 46, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 constexpr int GRANULE = 4096;
+constexpr int PREFERRED_SHARED_CARVEOUT = 9;  // a function attribute
 
 bool asked_for(const char* what) {
     Dl_info self;
@@ -43,10 +45,27 @@ struct Stream {
 int running = 0;      // blocks of all streams
 int allocations = 0;  // with regions, modules and streams
 
-void rule(const char* function) {
-    if (__atomic_load_n(&running, __ATOMIC_ACQUIRE) == 0) return;
-    fprintf(stderr, "%s would wait for a kernel that is running\n", function);
+[[noreturn]] void broken(const char* function, const char* how) {
+    fprintf(stderr, "%s %s\n", function, how);
     _exit(70);
+}
+
+void rule(const char* function) {
+    if (__atomic_load_n(&running, __ATOMIC_ACQUIRE) != 0) broken(function, "would wait for a kernel that is running");
+}
+
+struct Function {
+    uintptr_t entry;
+    Function* next;
+    int carveout = -1;
+};
+
+struct Module {
+    Function* functions = nullptr;
+};
+
+void prefers_shared_memory(const char* function, const Function* of) {
+    if (of->carveout != 100) broken(function, "came before the kernel's multiprocessors were told to prefer shared memory");
 }
 
 struct Block {
@@ -107,22 +126,36 @@ EXPORT cuDevicePrimaryCtxRelease_v2(int) {
     return SUCCESS;
 }
 EXPORT cuCtxSetCurrent(uintptr_t) { return SUCCESS; }
-EXPORT cuModuleLoadData(uintptr_t* module, const void*) {
+EXPORT cuModuleLoadData(Module** module, const void*) {
     rule("cuModuleLoadData");
     allocations++;
-    return *module = 1, SUCCESS;
+    return *module = new Module, SUCCESS;
 }
-EXPORT cuModuleUnload(uintptr_t) { return rule("cuModuleUnload"), allocations--, SUCCESS; }
-EXPORT cuModuleGetFunction(uintptr_t* function, uintptr_t, const char* name) {
+EXPORT cuModuleUnload(Module* module) {
+    rule("cuModuleUnload");
+    while (Function* function = module->functions) {
+        module->functions = function->next;
+        delete function;
+    }
+    delete module;
+    return allocations--, SUCCESS;
+}
+EXPORT cuModuleGetFunction(Function** function, Module* module, const char* name) {
+    auto found = [&](uintptr_t entry) { return *function = module->functions = new Function{entry, module->functions}, SUCCESS; };
     // What kernels of warps have beside them.
-    if (!strncmp(name, "serval_warps_", 13)) return *function = 2, strcmp(name + 13, "scale") ? NOT_FOUND : SUCCESS;
+    if (!strncmp(name, "serval_warps_", 13)) return strcmp(name + 13, "scale") ? NOT_FOUND : found(0);
     for (const serval_kernel_entry* e = serval_kernel_list(); e; e = reinterpret_cast<const serval_kernel_entry*>(e->next))
-        if (!strcmp(reinterpret_cast<const char*>(e->name), name + strlen("serval_kernel_"))) return *function = e->entry, SUCCESS;
+        if (!strcmp(reinterpret_cast<const char*>(e->name), name + strlen("serval_kernel_"))) return found(e->entry);
     return NOT_FOUND;
 }
-EXPORT cuFuncLoad(uintptr_t) { return rule("cuFuncLoad"), SUCCESS; }
-EXPORT cuFuncGetAttribute(int* value, int attribute, uintptr_t) { return *value = attribute == 0 ? 256 : 0, SUCCESS; }
-EXPORT cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, uintptr_t, int, size_t) {
+EXPORT cuFuncLoad(Function*) { return rule("cuFuncLoad"), SUCCESS; }
+EXPORT cuFuncGetAttribute(int* value, int attribute, Function*) { return *value = attribute == 0 ? 256 : 0, SUCCESS; }
+EXPORT cuFuncSetAttribute(Function* function, int attribute, int value) {
+    if (attribute != PREFERRED_SHARED_CARVEOUT) return INVALID;
+    return function->carveout = value, SUCCESS;
+}
+EXPORT cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function* function, int, size_t) {
+    prefers_shared_memory("cuOccupancyMaxActiveBlocksPerMultiprocessor", function);
     return *blocks = asked_for("small") ? 1 : 32, SUCCESS;
 }
 EXPORT cuMemHostRegister_v2(void*, size_t, unsigned) { return rule("cuMemHostRegister"), allocations++, SUCCESS; }
@@ -146,15 +179,16 @@ EXPORT cuStreamQuery(Stream* stream) {
     if (asked_for("faulty") && stream->queries++ > 200) return ILLEGAL_ADDRESS;
     return __atomic_load_n(&stream->running, __ATOMIC_ACQUIRE) ? NOT_READY : SUCCESS;
 }
-EXPORT cuLaunchKernel(uintptr_t function, unsigned blocks, unsigned, unsigned, unsigned, unsigned rows, unsigned, unsigned, Stream* stream,
+EXPORT cuLaunchKernel(Function* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned rows, unsigned, unsigned, Stream* stream,
                       void** arguments, void**) {
+    prefers_shared_memory("cuLaunchKernel", function);
     const serval_block_args* args = *static_cast<const serval_block_args**>(arguments[0]);
     for (unsigned i = 0; i < blocks * rows; i++) {
         stream->running++;
         __atomic_fetch_add(&running, 1, __ATOMIC_RELEASE);
         if (asked_for("silent")) continue;
         pthread_t thread;
-        Block* block = new Block{reinterpret_cast<void (*)(const serval_block_args*)>(function), args[i], stream};
+        Block* block = new Block{reinterpret_cast<void (*)(const serval_block_args*)>(function->entry), args[i], stream};
         if (pthread_create(&thread, nullptr, run, block)) return INVALID;
         pthread_detach(thread);
     }
