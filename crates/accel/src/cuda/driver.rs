@@ -77,10 +77,11 @@ table! {
     host_address = "cuMemHostGetDevicePointer_v2" (*mut DeviceAddress, *mut c_void, c_uint);
     allocate = "cuMemAlloc_v2" (*mut DeviceAddress, usize);
     free = "cuMemFree_v2" (DeviceAddress);
-    copy_in = "cuMemcpyHtoD_v2" (DeviceAddress, *const c_void, usize);
+    copy_in = "cuMemcpyHtoDAsync_v2" (DeviceAddress, *const c_void, usize, Stream);
     stream_create = "cuStreamCreate" (*mut Stream, c_uint);
     stream_destroy = "cuStreamDestroy_v2" (Stream);
     stream_query = "cuStreamQuery" (Stream);
+    stream_wait = "cuStreamSynchronize" (Stream);
     launch = "cuLaunchKernel" (Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream,
                                *mut *mut c_void, *mut *mut c_void);
     error_name = "cuGetErrorName" (c_int, *mut *const c_char);
@@ -355,15 +356,24 @@ impl Driver {
         unsafe { (self.table.free)(address) };
     }
 
-    /// Copies `values` to `to`, which has room for them.
+    /// Copies `values` to `to`, which has room for them; they are there when it returns. Nothing may run on the GPU.
+    ///
+    /// (`cuMemcpyHtoD` may return earlier than that: when the driver has read ordinary memory. The copy is then
+    /// on its way on the default stream, for which other streams, made not to wait for that one, do not wait.)
     pub(super) fn copy_in<T: Copy>(
         &self,
+        stream: Stream,
         to: DeviceAddress,
         values: &[T],
     ) -> Result<(), CudaError> {
-        // SAFETY: reads the slice's bytes; where they go the driver checks.
-        let code = unsafe { (self.table.copy_in)(to, values.as_ptr().cast(), size_of_val(values)) };
-        self.check("copy to the GPU", code)
+        // SAFETY: reads the slice's bytes, which stay until the copy has ended; where they go the driver checks.
+        let code = unsafe {
+            (self.table.copy_in)(to, values.as_ptr().cast(), size_of_val(values), stream)
+        };
+        let begun = self.check("copy to the GPU", code);
+        // SAFETY: a handle that `stream` gave.
+        let ended = self.check("copy to the GPU", unsafe { (self.table.stream_wait)(stream) });
+        begun.and(ended)
     }
 
     pub(super) fn stream(&self) -> Result<Stream, CudaError> {

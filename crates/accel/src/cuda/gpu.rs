@@ -215,6 +215,7 @@ struct Held {
     region: MappedMemory,
     module: Option<Module>,
     allocations: Vec<DeviceAddress>,
+    /// What is copied goes through the stream that the kernel is started on.
     stream: Option<Stream>,
 }
 
@@ -247,8 +248,16 @@ impl Held {
             return Ok(0);
         }
         let address = self.allocate(size_of_val(what) as u64)?;
-        self.driver.copy_in(address, what)?;
+        let stream = self.stream()?;
+        self.driver.copy_in(stream, address, what)?;
         Ok(address)
+    }
+
+    /// The service's stream.
+    fn stream(&mut self) -> Result<Stream, CudaError> {
+        let stream = self.stream.map_or_else(|| self.driver.stream(), Ok)?;
+        self.stream = Some(stream);
+        Ok(stream)
     }
 }
 
@@ -339,12 +348,10 @@ impl Prepared {
             budget: 0,
         };
         let arguments = give_arguments(&mut held, common, grid)?;
-        let stream = driver.stream()?;
-        held.stream = Some(stream);
         Ok(Self {
             kernel: image.name,
             function,
-            stream,
+            stream: held.stream()?,
             grid,
             local_bytes: ask(FunctionAttribute::LocalBytes)?,
             blocks_per_multiprocessor: driver.resident_blocks(function, grid)?,

@@ -10,8 +10,9 @@
 //   display    the GPU drives one
 //   aged       of compute capability 7.0
 //
-// It holds the caller to the rules: whatever would wait for a running kernel ends the process with a sentence, and so does
-// what is told or started about a kernel before it was asked to have the most shared memory (cuda/occupancy.rs).
+// It holds the caller to the rules, and ends a process that breaks one with a sentence. Nothing is asked for that would wait for
+// a running kernel. A kernel is told to have the most shared memory (cuda/occupancy.rs) before anything is asked about its blocks
+// or started. What is copied to the GPU has arrived before a kernel starts: copies are done when they are waited for, no earlier.
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
@@ -37,12 +38,21 @@ bool asked_for(const char* what) {
     return dladdr(reinterpret_cast<void*>(&asked_for), &self) && strstr(strrchr(self.dli_fname, '/'), what);
 }
 
+struct Copy {
+    uint64_t to;
+    const void* from;
+    size_t bytes;
+    Copy* next;
+};
+
 struct Stream {
     int running = 0;   // blocks
     int queries = 0;
+    Copy* copies = nullptr;  // under way
 };
 
 int running = 0;      // blocks of all streams
+int copying = 0;      // copies under way, of all streams
 int allocations = 0;  // with regions, modules and streams
 
 [[noreturn]] void broken(const char* function, const char* how) {
@@ -87,6 +97,7 @@ void* run(void* given) {
     block->args.wait = reinterpret_cast<uint64_t>(&pause);
     block->entry(&block->args);
     __atomic_fetch_sub(&running, 1, __ATOMIC_RELEASE);
+    // The last that is done to the stream: whoever sees that nothing runs on it may destroy it.
     __atomic_fetch_sub(&block->stream->running, 1, __ATOMIC_RELEASE);
     free(staging);
     delete block;
@@ -169,9 +180,19 @@ EXPORT cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     return *address = reinterpret_cast<uint64_t>(memory), SUCCESS;
 }
 EXPORT cuMemFree_v2(uint64_t address) { return rule("cuMemFree"), free(reinterpret_cast<void*>(address)), allocations--, SUCCESS; }
-EXPORT cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
-    rule("cuMemcpyHtoD");
-    return memcpy(reinterpret_cast<void*>(to), from, bytes), SUCCESS;
+EXPORT cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Stream* stream) {
+    rule("cuMemcpyHtoDAsync");
+    stream->copies = new Copy{to, from, bytes, stream->copies};
+    return copying++, SUCCESS;
+}
+EXPORT cuStreamSynchronize(Stream* stream) {
+    rule("cuStreamSynchronize");
+    for (; Copy* copy = stream->copies; copying--) {
+        memcpy(reinterpret_cast<void*>(copy->to), copy->from, copy->bytes);
+        stream->copies = copy->next;
+        delete copy;
+    }
+    return SUCCESS;
 }
 EXPORT cuStreamCreate(Stream** stream, unsigned) { return allocations++, *stream = new Stream, SUCCESS; }
 EXPORT cuStreamDestroy_v2(Stream* stream) { return rule("cuStreamDestroy"), delete stream, allocations--, SUCCESS; }
@@ -182,14 +203,16 @@ EXPORT cuStreamQuery(Stream* stream) {
 EXPORT cuLaunchKernel(Function* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned rows, unsigned, unsigned, Stream* stream,
                       void** arguments, void**) {
     prefers_shared_memory("cuLaunchKernel", function);
+    if (copying != 0) broken("cuLaunchKernel", "came while what was copied was still on its way");
     const serval_block_args* args = *static_cast<const serval_block_args**>(arguments[0]);
     for (unsigned i = 0; i < blocks * rows; i++) {
-        stream->running++;
+        // Blocks that began before may be ending.
+        __atomic_fetch_add(&stream->running, 1, __ATOMIC_RELEASE);
         __atomic_fetch_add(&running, 1, __ATOMIC_RELEASE);
         if (asked_for("silent")) continue;
         pthread_t thread;
         Block* block = new Block{reinterpret_cast<void (*)(const serval_block_args*)>(function->entry), args[i], stream};
-        if (pthread_create(&thread, nullptr, run, block)) return INVALID;
+        if (pthread_create(&thread, nullptr, run, block)) abort();
         pthread_detach(thread);
     }
     return SUCCESS;
