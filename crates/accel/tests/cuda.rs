@@ -4,8 +4,10 @@
 
 mod common;
 
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -327,12 +329,89 @@ fn who_gets_on_or_cannot_is_not_taken_for_hung() {
     assert_eq!(join(accelerator, 2).iter().filter(|end| end.reason != reason::STOPPED).count(), 0);
 }
 
+/// What the driver says as it ends a process that does this, and how the process ended: this test, once more.
+fn ended_by_the_driver(what: &str) -> (Option<i32>, String) {
+    let mut own = Command::new(std::env::current_exe().unwrap());
+    own.args(["--exact", "the_driver_ends_a_process_that_breaks_a_rule"]).env("BREAK", what);
+    let output = own.output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Every other test relies on that.
+#[test]
+fn the_driver_ends_a_process_that_breaks_a_rule() {
+    match std::env::var("BREAK").as_deref() {
+        Ok("nothing") => return,
+        Ok("running") => {
+            let (library, image) = driver("breaks");
+            let engine = Engine::new(&Shape::default());
+            let echo = [service(&engine, &image, "echo", &[])];
+            let open = || Gpu::open(0, Some(&library)).unwrap();
+            let _running = open().start(&echo, Options::default()).unwrap();
+            let _ = open().start(&echo, Options::default());
+            return;
+        }
+        Ok(how) => return launch_by_hand(how),
+        Err(_) => {}
+    }
+    assert_eq!(ended_by_the_driver("nothing").0, Some(0));
+    let rules = [
+        ("running", "cuMemHostRegister would wait for a kernel that is running"),
+        ("carveout", "cuLaunchKernel came before"),
+        ("occupancy", "cuOccupancyMaxActiveBlocksPerMultiprocessor came before"),
+        ("copy", "cuLaunchKernel came while what was copied was still on its way"),
+    ];
+    for (rule, sentence) in rules {
+        let (code, said) = ended_by_the_driver(rule);
+        assert!(code == Some(70) && said.contains(sentence), "{rule}: {code:?}: {said}");
+    }
+}
+
+/// Calls the driver as the accelerator does, but for what is left out.
+fn launch_by_hand(left_out: &str) {
+    const CARVEOUT: c_int = 9;
+    type Address = u64;
+    let (library, _) = driver("breaks");
+    // SAFETY: it runs no code as it is loaded.
+    let library = unsafe { libloading::Library::new(library) }.unwrap();
+    macro_rules! call {
+        ($name:literal ($($argument:expr => $type:ty),*)) => {{
+            // SAFETY: `fake_driver.cpp` defines it so, and what it is given is what it gave before.
+            let code = unsafe {
+                library.get::<unsafe extern "C" fn($($type),*) -> c_int>($name).unwrap()($($argument),*)
+            };
+            assert_eq!(code, 0, "{left_out}");
+        }};
+    }
+    let (mut module, mut function, mut stream, mut blocks) = (0usize, 0usize, 0usize, 0);
+    let (mut arguments, name): (Address, _) = (0, c"serval_kernel_echo");
+    call!("cuModuleLoadData"(&mut module => *mut usize, 0 => usize));
+    call!("cuModuleGetFunction"(&mut function => *mut usize, module => usize, name.as_ptr() => *const c_char));
+    if left_out == "copy" {
+        call!("cuFuncSetAttribute"(function => usize, CARVEOUT => c_int, 100 => c_int));
+    }
+    if left_out == "occupancy" {
+        call!("cuOccupancyMaxActiveBlocksPerMultiprocessor"(
+            &mut blocks => *mut c_int, function => usize, 32 => c_int, 0 => usize));
+    }
+    call!("cuStreamCreate"(&mut stream => *mut usize, 1 => c_uint));
+    call!("cuMemAlloc_v2"(&mut arguments => *mut Address, 64 => usize));
+    let given = [0u8; 64];
+    call!("cuMemcpyHtoDAsync_v2"(
+        arguments => Address, given.as_ptr() => *const u8, given.len() => usize, stream => usize));
+    let mut first = (&raw mut arguments).cast::<c_void>();
+    call!("cuLaunchKernel"(function => usize, 1 => c_uint, 1 => c_uint, 1 => c_uint, 32 => c_uint, 1 => c_uint,
+        1 => c_uint, 0 => c_uint, stream => usize, &mut first => *mut *mut c_void, 0 => usize));
+}
+
 #[test]
 fn a_block_that_hangs_is_reported_once_and_left_alone() {
     let (library, image) = driver("hang");
     let mut engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
-    let options = Options { hung_after: Duration::from_millis(300), ..Options::default() };
-    let spin = [("microseconds", 2_000_000.0)];
+    let hung_after = Duration::from_millis(300);
+    let options = Options { hung_after, ..Options::default() };
+    // Long enough that it still hangs when it is looked at again.
+    let spin = [("microseconds", 4_000_000.0)];
     let gpu = Gpu::open(0, Some(&library)).unwrap();
     let mut accelerator = gpu.start(&[service(&engine, &image, "spin", &spin)], options).unwrap();
     // One is computed on, the other waits behind it.
@@ -345,6 +424,13 @@ fn a_block_that_hangs_is_reported_once_and_left_alone() {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(ended, [Ended { service: 0, block: 1, reason: reason::HUNG }]);
+    // It hangs for as long again, and longer, and is not told again.
+    let told = Instant::now();
+    while told.elapsed() < 3 * hung_after {
+        accelerator.poll(&mut ended).unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(ended.len(), 1, "{ended:?}");
     assert!(!accelerator.join(Duration::from_millis(50)).unwrap());
     drop(accelerator);
     engine.words.set_stop(stop::NOW);
