@@ -22,8 +22,8 @@
 //! connection, begin together and end together, whichever of them gave the reason. One whose service leaves ends the
 //! life of those that stay, once all that leave have answered. One that comes begins in a process of its own, which
 //! costs nobody anything should the change be undone; when it is certain, all of them begin anew together, no more than
-//! [`TOGETHER_MAX`]. Should that fail, they go on alone. Before a life ends for a change of others its service is
-//! *held* (`engine/src/hold.rs`): it ends when all that was accepted has been answered, or the drain time is over.
+//! [`TOGETHER_MAX`]. Should that be refused, they go on alone until one of them comes, changes or leaves. Before a life
+//! ends for a change of others its service is *held* (`engine/src/hold.rs`): it ends when all that was accepted has been answered, or the drain time is over.
 //!
 //! *Seats come and go with services* ([`Runtimes::seat`], [`Runtimes::change_doors`], [`Runtimes::leave`]). One whose service is about to leave
 //! serves on until everything is answered, and has no next life; then its runtime is asked to end.
@@ -368,6 +368,9 @@ impl Desk {
                     for (start, first) in starts {
                         self.seated += 1;
                         self.seats.insert(self.seated, Seat::new(start, &first, settled));
+                        if settled {
+                            self.try_together_again(self.seated);
+                        }
                     }
                     warn_of_shared_gpus(&self.seats);
                 }
@@ -481,7 +484,8 @@ impl Desk {
                 } else if pulse.lost(life.words.accelerator_heartbeat()) {
                     let ms = seat.post.launch().1.as_millis();
                     let reason = DropReason::AcceleratorStalled;
-                    Ending { word: "stalled", reason, text: format!("it stood still for {ms} ms") }
+                    let text = format!("it stood still for {ms} ms");
+                    Ending { word: "stalled", reason, text, told: false }
                 } else if let Some(block) =
                     (0..seat.post.blocks()).find(|b| life.words.block_state(*b) == state::ENDED)
                 {
@@ -574,16 +578,16 @@ impl Desk {
         }
         let AcceleratorLives { service, accelerator, .. } = &*seat.post.told;
         tracing::info!(service, accelerator, generation = seat.generation, "a runtime serves");
-        seat.moving = false;
+        (seat.moving, seat.lost_at_start) = (false, false);
     }
 
-    /// A life ends, or does not come to begin, and with it those that go with it. Those that do not come to begin
-    /// may do so each alone.
+    /// A life ends, or does not come to begin, and with it those that go with it.
     fn end(&mut self, id: u64, ending: Ending) {
         let together = self.together(id);
-        let alone = together.len() > 1 && matches!(self.seats[&id].state, State::Starting { .. });
+        if together.len() > 1 && matches!(self.seats[&id].state, State::Starting { .. }) {
+            self.did_not_start(&together, &ending);
+        }
         for at in together {
-            self.seat(at).alone |= alone;
             self.end_one(at, ending.clone());
         }
     }
