@@ -321,6 +321,15 @@ enum Door {
     Seat(u64, u64),
 }
 
+/// A process that was killed.
+struct Dying {
+    child: Child,
+    /// What it has until it is gone …
+    gpu: Option<u32>,
+    /// … or until it is not waited for any more.
+    until: Instant,
+}
+
 /// The thread's state.
 struct Desk {
     lobby: Lobby<Door>,
@@ -336,7 +345,7 @@ struct Desk {
     /// Regions of lives that ended, until the workers have let go of them.
     leaving: Vec<Arc<SharedMemory>>,
     /// Processes that were killed, until they are gone.
-    dying: Vec<Child>,
+    dying: Vec<Dying>,
     /// Processes that were started.
     processes: u64,
     /// Planned ends of lives that wait until what was accepted has been answered …
@@ -412,7 +421,7 @@ impl Desk {
     fn look_after_all(&mut self) {
         // Unmaps those that nobody else holds any more.
         self.leaving.retain(|memory| Arc::strong_count(memory) > 1);
-        self.dying.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        self.dying.retain_mut(|dying| matches!(dying.child.try_wait(), Ok(None)));
         // First who leaves: it is waited for, and making the regions of others takes its time.
         for id in self.seats.keys().copied().collect::<Vec<_>>() {
             if self.seat(id).has_left() {
@@ -628,11 +637,11 @@ impl Desk {
         if let Some(first) = seat.first.take_if(|_| !moving) {
             let _ = first.send(First::Told(seat.post.service.name.clone(), Err(ending.text)));
         }
-        let (launched, last) = (seat.is_launched(), seat.last);
+        let (launched, last, gpu) = (seat.is_launched(), seat.last, seat.gpu());
         if let Some(mut child) = seat.child.take() {
             // It may have ended already.
             let _ = child.kill();
-            self.dying.push(child);
+            self.dying.push(Dying { child, gpu, until: Instant::now() + GOODBYE_PATIENCE });
         }
         // Whoever was offered the region may have written into it; before that it is as good as new.
         if !matches!(before, State::Vacant | State::Expected { .. }) {
@@ -690,10 +699,32 @@ impl Desk {
             self.look_after_all();
         }
         let children = self.seats.values_mut().filter_map(|seat| seat.child.take());
-        for mut child in children.chain(self.dying.drain(..)) {
-            // What was killed ends as soon as the host kernel lets it.
+        let dying = self.dying.drain(..).map(|dying| dying.child);
+        let mut children: Vec<Child> = children.chain(dying).collect();
+        for child in &mut children {
+            // It may have ended already.
             let _ = child.kill();
-            let _ = child.wait();
         }
+        await_ends(&mut children, 2 * GOODBYE_PATIENCE);
+        for child in children {
+            let process = child.id();
+            tracing::warn!(
+                process,
+                "a runtime was killed and has not ended: it is left to the host kernel"
+            );
+        }
+    }
+}
+
+/// Waits until all of these processes have ended, at most for `limit`; those that have not are left in the list. One
+/// that was killed ends when the host kernel lets it, which a driver may put off for as long as it likes.
+fn await_ends(children: &mut Vec<Child>, limit: Duration) {
+    let deadline = Instant::now() + limit;
+    loop {
+        children.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        if children.is_empty() || Instant::now() >= deadline {
+            return;
+        }
+        std::thread::sleep(LEAVING_PAUSE);
     }
 }

@@ -8,7 +8,7 @@ use engine::{Farewell, LifeNews};
 use wire::attach::TOGETHER_MAX;
 
 use super::seat::{Ending, First, Hold, Seat, State, warn_of_shared_gpus};
-use super::{Desk, GOODBYE_PATIENCE};
+use super::{Desk, Dying, GOODBYE_PATIENCE};
 
 /// A planned change of who shares a process. Lives of services that stay end for it, when all that they accepted has
 /// been answered.
@@ -228,18 +228,20 @@ impl Desk {
         self.seats.iter().filter_map(with).collect()
     }
 
-    /// Whether a runtime that was told to end may still have the GPU of a seat that waits.
+    /// Whether a runtime that was told to end, or killed, may still have the GPU of a seat that waits.
     pub(super) fn gpu_is_held(&self, id: u64) -> bool {
         let (launched, gpu) = (self.seats[&id].is_launched(), self.seats[&id].gpu());
         let now = Instant::now();
-        let holds = |seat: &Seat| match &seat.state {
-            // One that cannot even be killed is not waited for.
+        // One that cannot even be killed is not waited for.
+        let leaves = |seat: &Seat| match &seat.state {
             State::Leaving { until, .. } => {
                 seat.child.is_some() && now < *until + GOODBYE_PATIENCE && seat.gpu() == gpu
             }
             _ => false,
         };
-        launched && gpu.is_some() && self.seats.values().any(holds)
+        let dies = |dying: &Dying| now < dying.until && dying.gpu == gpu;
+        let held = self.seats.values().any(leaves) || self.dying.iter().any(dies);
+        launched && gpu.is_some() && held
     }
 
     /// A seat serves or is about to: if others do that should share its process, all of them begin a new
