@@ -53,7 +53,8 @@ fn hide(library: &Path, function: &[u8]) {
 fn service(engine: &Engine, image: &str, kernel: &str, params: &[(&str, f64)]) -> Service {
     let params = common::params(params);
     let region = engine.memory.clone();
-    Service { region, kernel: format!("{image}:{kernel}"), params, threads: None }
+    let (name, kernel) = (format!("the {kernel}"), format!("{image}:{kernel}"));
+    Service { name, region, kernel, params, threads: None }
 }
 
 fn start(behaviour: &str, engine: &Engine, kernel: &str) -> Result<CudaAccelerator, AccelError> {
@@ -223,6 +224,21 @@ fn blocks_that_do_not_fit_are_refused_with_the_arithmetic() {
         assert!(sentence.contains(part), "{part} in: {sentence}");
     }
     assert_eq!(engine.words.block(0).state, state::ABSENT, "nothing was started");
+    // Each of two services would fit.
+    let (library, image) = driver("small");
+    let engines = [1, 2].map(|blocks| Engine::new(&Shape { blocks, ..Shape::default() }));
+    let services =
+        [(0, "scale"), (1, "echo")].map(|(at, kernel)| service(&engines[at], &image, kernel, &[]));
+    let started = Gpu::open(0, Some(&library)).unwrap().start(&services, Options::default());
+    let sentence = started.err().expect("it is refused").to_string();
+    let parts = [
+        "1 blocks of `scale` (service `the scale`)",
+        "2 blocks of `echo` (service `the echo`)",
+        "no more than 2 x (1 - 1/1) = 0.00 multiprocessors, and they may take 2.00",
+    ];
+    for part in parts {
+        assert!(sentence.contains(part), "{part} in: {sentence}");
+    }
     let two = Engine::new(&Shape { blocks: 2, ..Shape::default() });
     let accelerator = start("small", &two, "echo").unwrap();
     two.words.set_stop(stop::NOW);
@@ -266,8 +282,35 @@ fn blocks_that_never_begin_are_given_up() {
     let options = Options { start_within: Duration::from_millis(200), ..Options::default() };
     let gpu = Gpu::open(0, Some(&library)).unwrap();
     let started = gpu.start(&[service(&engine, &image, "echo", &[])], options);
-    let error = started.err().expect("nothing began");
-    assert!(matches!(error, AccelError::Silent { .. }), "{error}");
+    let error = started.err().expect("nothing began").to_string();
+    assert!(error.contains("1 of 1 blocks of service `the echo`"), "{error}");
+    // One of two services: the other one is not to blame.
+    let (library, image) = driver("tardy");
+    let engines = [1, 3].map(|blocks| Engine::new(&Shape { blocks, ..Shape::default() }));
+    let services =
+        [(0, "scale"), (1, "echo")].map(|(at, kernel)| service(&engines[at], &image, kernel, &[]));
+    let options = Options { start_within: Duration::from_millis(500), ..Options::default() };
+    let started = Gpu::open(0, Some(&library)).unwrap().start(&services, options);
+    let error = started.err().expect("not all began").to_string();
+    assert!(error.contains("3 of 3 blocks of service `the echo` (kernel `echo`)"), "{error}");
+    assert!(!error.contains("scale"), "{error}");
+    engines[0].words.set_stop(stop::NOW);
+}
+
+/// A kernel with a SERVAL_BLOCK_THREADS_MAX below what its blocks usually have.
+#[test]
+fn a_kernel_of_few_threads_has_no_more_unless_they_are_asked_for() {
+    let (library, image) = driver("narrow");
+    let engine = Engine::new(&Shape::default());
+    let lenet = |threads| Service { threads, ..service(&engine, &image, "lenet", &[]) };
+    let start = |threads| {
+        Gpu::open(0, Some(&library)).unwrap().start(&[lenet(threads)], Options::default())
+    };
+    let error = start(Some(128)).err().expect("refused").to_string();
+    assert!(error.contains("is 128, must be in [32, 64]"), "{error}");
+    let accelerator = start(None).unwrap();
+    engine.words.set_stop(stop::NOW);
+    join(accelerator, 1);
 }
 
 #[test]

@@ -466,6 +466,13 @@ fn doctor_says_what_keeps_a_gpu_from_serving_well_and_what_helps() {
             "{state}: {why}: {remedy}"
         );
     }
+    // One that can serve is enough, and the other one is told.
+    let one = diagnosed("any", "Enabled", "cuda");
+    let (state, why, remedy) = diagnosed("beside", "Enabled", "cuda");
+    assert_eq!((&state, &remedy), (&one.0, &one.2), "{why}");
+    let (first, second) = (why.find("GPU 0"), why.find("GPU 1").expect("it is told"));
+    assert!(first.is_some_and(|at| at < second), "{why}");
+    assert!(why[second..].contains("drives a display"), "{why}");
     let (state, why, remedy) = diagnosed("exclusive", "Enabled", "cuda");
     assert!(state == "degraded" && why.contains("one accelerator and tenant"), "{state}: {why}");
     assert!(remedy.contains("`nvidia-smi -i 0000:65:00.0 -c DEFAULT`"), "{remedy}");

@@ -6,6 +6,10 @@
 //   taken      another process has the GPU
 //   faulty     kernels fault after a while
 //   silent     blocks never begin
+//   tardy      blocks of the second kernel that is started never begin
+//   narrow     kernels have 64 threads at most
+//   beside     there is a second GPU, which drives a display
+//   ecc        the GPU's memory fails after a while
 //   prohibited, exclusive   the GPU is in that compute mode
 //   display    the GPU drives one
 //   aged       of compute capability 7.0
@@ -27,7 +31,7 @@
 
 namespace {
 
-enum { SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, UNAVAILABLE = 46, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
+enum { SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, UNAVAILABLE = 46, ECC_UNCORRECTABLE = 214, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 constexpr int GRANULE = 4096;
 constexpr int PREFERRED_SHARED_CARVEOUT = 9;  // a function attribute
 
@@ -52,6 +56,7 @@ struct Stream {
 };
 
 int running = 0;      // blocks of all streams
+int launches = 0;
 int copying = 0;      // copies under way, of all streams
 int allocations = 0;  // with regions, modules and streams
 
@@ -108,15 +113,15 @@ void* run(void* given) {
 
 EXPORT cuInit(unsigned) { return SUCCESS; }
 EXPORT cuDriverGetVersion(int* version) { return *version = 13000, SUCCESS; }
-EXPORT cuDeviceGetCount(int* count) { return *count = 1, SUCCESS; }
+EXPORT cuDeviceGetCount(int* count) { return *count = asked_for("beside") ? 2 : 1, SUCCESS; }
 EXPORT cuDeviceGet(int* device, int index) { return *device = index, SUCCESS; }
 EXPORT cuDeviceGetName(char* name, int bytes, int) { return snprintf(name, static_cast<size_t>(bytes), "fake GPU"), SUCCESS; }
 EXPORT cuDeviceGetPCIBusId(char* id, int bytes, int) { return snprintf(id, static_cast<size_t>(bytes), "0000:65:00.0"), SUCCESS; }
 EXPORT cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = size_t{1} << 30, SUCCESS; }
-EXPORT cuDeviceGetAttribute(int* value, int attribute, int) {
+EXPORT cuDeviceGetAttribute(int* value, int attribute, int device) {
     switch (attribute) {
         case 16: *value = asked_for("small") ? 2 : 8; break;
-        case 17: *value = asked_for("display"); break;
+        case 17: *value = device == 1 || asked_for("display"); break;
         case 19: *value = 1; break;
         case 20: *value = asked_for("prohibited") ? 2 : asked_for("exclusive") ? 3 : 0; break;
         case 75: *value = asked_for("aged") ? 7 : 9; break;
@@ -160,7 +165,9 @@ EXPORT cuModuleGetFunction(Function** function, Module* module, const char* name
     return NOT_FOUND;
 }
 EXPORT cuFuncLoad(Function*) { return rule("cuFuncLoad"), SUCCESS; }
-EXPORT cuFuncGetAttribute(int* value, int attribute, Function*) { return *value = attribute == 0 ? 256 : 0, SUCCESS; }
+EXPORT cuFuncGetAttribute(int* value, int attribute, Function*) {
+    return *value = attribute != 0 ? 0 : asked_for("narrow") ? 64 : 256, SUCCESS;
+}
 EXPORT cuFuncSetAttribute(Function* function, int attribute, int value) {
     if (attribute != PREFERRED_SHARED_CARVEOUT) return INVALID;
     return function->carveout = value, SUCCESS;
@@ -198,18 +205,20 @@ EXPORT cuStreamCreate(Stream** stream, unsigned) { return allocations++, *stream
 EXPORT cuStreamDestroy_v2(Stream* stream) { return rule("cuStreamDestroy"), delete stream, allocations--, SUCCESS; }
 EXPORT cuStreamQuery(Stream* stream) {
     if (asked_for("faulty") && stream->queries++ > 200) return ILLEGAL_ADDRESS;
+    if (asked_for("ecc") && stream->queries++ > 200) return ECC_UNCORRECTABLE;
     return __atomic_load_n(&stream->running, __ATOMIC_ACQUIRE) ? NOT_READY : SUCCESS;
 }
 EXPORT cuLaunchKernel(Function* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned rows, unsigned, unsigned, Stream* stream,
                       void** arguments, void**) {
     prefers_shared_memory("cuLaunchKernel", function);
     if (copying != 0) broken("cuLaunchKernel", "came while what was copied was still on its way");
+    bool begins = !asked_for("silent") && (launches++ == 0 || !asked_for("tardy"));
     const serval_block_args* args = *static_cast<const serval_block_args**>(arguments[0]);
     for (unsigned i = 0; i < blocks * rows; i++) {
         // Blocks that began before may be ending.
         __atomic_fetch_add(&stream->running, 1, __ATOMIC_RELEASE);
         __atomic_fetch_add(&running, 1, __ATOMIC_RELEASE);
-        if (asked_for("silent")) continue;
+        if (!begins) continue;
         pthread_t thread;
         Block* block = new Block{reinterpret_cast<void (*)(const serval_block_args*)>(function->entry), args[i], stream};
         if (pthread_create(&thread, nullptr, run, block)) abort();
@@ -221,6 +230,7 @@ EXPORT cuGetErrorName(int code, const char** text) {
     *text = code == OUT_OF_MEMORY     ? "CUDA_ERROR_OUT_OF_MEMORY"
             : code == UNAVAILABLE     ? "CUDA_ERROR_DEVICE_UNAVAILABLE"
             : code == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+            : code == ECC_UNCORRECTABLE ? "CUDA_ERROR_ECC_UNCORRECTABLE"
                                       : nullptr;
     return *text ? SUCCESS : INVALID;
 }

@@ -45,6 +45,7 @@ impl Device for GpuDevice {
         let refused =
             |error: AccelError| Failure { reason: reason::REFUSED, text: error.to_string() };
         let service = |job: &Job| Service {
+            name: job.service.clone(),
             region: MappedMemory::new(job.memory.clone()),
             kernel: job.kernel.clone(),
             params: job.params.clone(),
