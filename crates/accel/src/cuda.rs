@@ -157,6 +157,13 @@ impl CudaError {
     }
 }
 
+/// Where programs share GPUs at the same time through an MPS daemon, if one is there.
+pub fn mps_folder() -> Option<PathBuf> {
+    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY");
+    let folder = folder.map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from);
+    folder.join("control").exists().then_some(folder)
+}
+
 /// What the dynamic loader really said.
 pub(crate) fn cause(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)

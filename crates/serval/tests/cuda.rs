@@ -370,6 +370,63 @@ fn services_that_do_not_all_fit_on_a_gpu_are_refused_together() {
 }
 
 #[test]
+fn services_that_do_not_fit_together_are_told_and_tried_together_when_one_changes() {
+    let (folder, kernel) = driver_folder();
+    let environment = [("LD_LIBRARY_PATH", folder.as_path()), ("FAKE_GPU", Path::new("small"))];
+    let one = config("", &kernel).replace("mqueues = 6", "mqueues = 1");
+    let served = Served::start_with("cuda-apart", "", &one, &environment);
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-apart.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    let regions = || {
+        let runtimes = children(served.process.0.id());
+        let mapped: Vec<String> = runtimes.into_iter().filter_map(try_maps).collect();
+        let of = |m: &String| ["a", "b"].map(|s| m.contains(&format!("serval:{s}:")));
+        let mut regions: Vec<_> = mapped.iter().map(of).collect();
+        regions.sort();
+        regions
+    };
+    let up = || {
+        ["a", "b"].map(|service| {
+            let labels = format!("{{service=\"{service}\",accelerator=\"gpu0\"}}");
+            served.metric(&format!("serval_accelerator_up{labels}"))
+        })
+    };
+    // Each fits, with three blocks on two multiprocessors both do not.
+    fs::write(&file, text.clone() + &second(&kernel, "mqueues = 2")).unwrap();
+    served.process.signal("HUP");
+    eventually("they were refused together", || served.log().contains("do not all fit"));
+    eventually("each serves by itself", || {
+        regions() == [[false, true], [true, false]] && up() == [1; 2]
+    });
+    assert!(served.log().contains("did not start together, share a GPU"), "{}", served.log());
+    exchange_many(&served);
+    fs::write(&file, text + &second(&kernel, "mqueues = 1")).unwrap();
+    served.process.signal("HUP");
+    eventually("both serve together", || regions() == [[true, true]] && up() == [1; 2]);
+    exchange_many(&served);
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn a_runtime_warns_of_an_mps_daemon() {
+    let (folder, kernel) = driver_folder();
+    for there in [false, true] {
+        let name = format!("cuda-mps-{there}");
+        let pipes = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
+        fs::create_dir_all(&pipes).unwrap();
+        if there {
+            fs::write(pipes.join("control"), "").unwrap();
+        }
+        let environment =
+            [("LD_LIBRARY_PATH", folder.as_path()), ("CUDA_MPS_PIPE_DIRECTORY", pipes.as_path())];
+        let served = Served::start_with(&name, "", &config("gpu = 0", &kernel), &environment);
+        exchange_many(&served);
+        assert_eq!(served.log().contains("an MPS daemon is there"), there, "{}", served.log());
+        assert_eq!(served.drain(), 0);
+    }
+}
+
+#[test]
 fn a_runtime_that_attaches_is_killed_and_another_one_takes_over() {
     let (folder, kernel) = driver_folder();
     let socket = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-attach");

@@ -124,9 +124,7 @@ fn persistence() -> Option<Capability> {
 
 /// Whether programs share GPUs at the same time.
 fn mps() -> Capability {
-    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY");
-    let folder = folder.map_or_else(|| "/tmp/nvidia-mps".into(), std::path::PathBuf::from);
-    if folder.join("control").exists() {
+    if let Some(folder) = cuda::mps_folder() {
         let why = format!(
             "on, at {}: programs share a GPU at the same time, and a kernel's fault ends them all",
             folder.display()

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use accel::AccelError;
-use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service};
+use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service, mps_folder};
 use accel::reason_name;
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
@@ -57,6 +57,13 @@ impl Device for GpuDevice {
         let found = gpu.found();
         let (index, name) = (found.index, &found.name);
         tracing::info!(gpu = index, name, services = services.join(", "), "uses a GPU");
+        if let Some(mps) = mps_folder() {
+            tracing::warn!(
+                gpu = index,
+                mps = %mps.display(),
+                "an MPS daemon is there: programs share the GPU at the same time, and a fault of any of them may end this runtime"
+            );
+        }
         let accelerator = gpu.start(&to_start, Options::default()).map_err(refused)?;
         let words = jobs.iter().map(|job| job.words.clone()).collect();
         self.life = Some(Life { accelerator, words, services, ended: Vec::new(), fault: None });
