@@ -105,7 +105,10 @@ pub enum AccelError {
     },
 }
 
-/// The name of one of [`mqueue::abi::reason`], for messages to people.
+/// One more of [`mqueue::abi::reason`], the next number there: the accelerator or its driver failed, whatever ran on it.
+pub const DEVICE_FAILED: u64 = mqueue::abi::reason::REFUSED + 1;
+
+/// The name of one of [`mqueue::abi::reason`] or of [`DEVICE_FAILED`], for messages to people.
 pub fn reason_name(reason: u64) -> &'static str {
     use mqueue::abi::reason::*;
     match reason {
@@ -117,6 +120,7 @@ pub fn reason_name(reason: u64) -> &'static str {
         CONTRACT => "contract broken",
         HUNG => "hung",
         REFUSED => "refused",
+        DEVICE_FAILED => "device failed",
         _ => "unknown",
     }
 }

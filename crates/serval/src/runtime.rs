@@ -89,7 +89,7 @@ pub enum RuntimeError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct Failure {
-    /// One of [`mqueue::abi::reason`].
+    /// One of [`mqueue::abi::reason`], or [`accel::DEVICE_FAILED`].
     pub reason: u64,
     /// One sentence.
     pub text: String,

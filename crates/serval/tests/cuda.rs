@@ -408,6 +408,31 @@ fn services_that_do_not_fit_together_are_told_and_tried_together_when_one_change
 }
 
 #[test]
+fn a_fault_of_a_kernel_and_one_of_the_gpu_have_reasons_of_their_own() {
+    let (folder, kernel) = driver_folder();
+    for (fault, reason, text) in [
+        ("faulty", "contract", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("ecc", "device_failed", "CUDA_ERROR_ECC_UNCORRECTABLE"),
+    ] {
+        let file = std::env::temp_dir().join(format!("serval-{reason}-{}", std::process::id()));
+        let behaviour = format!("{fault} when {}", file.display());
+        let environment =
+            [("LD_LIBRARY_PATH", folder.as_path()), ("FAKE_GPU", Path::new(&behaviour))];
+        let name = format!("cuda-{reason}");
+        let served = Served::start_with(&name, "", &config("gpu = 0", &kernel), &environment);
+        exchange_many(&served);
+        assert!(!page(served.metrics).contains("serval_accelerator_last_end{"));
+        fs::write(&file, "").unwrap();
+        let last_end = format!("reason=\"{reason}\"");
+        eventually("the fault is told", || page(served.metrics).contains(&last_end));
+        assert!(served.log().contains(text), "{}", served.log());
+        await_answer(&served);
+        exchange_many(&served);
+        assert_eq!(served.drain(), 0);
+    }
+}
+
+#[test]
 fn a_runtime_warns_of_an_mps_daemon() {
     let (folder, kernel) = driver_folder();
     for there in [false, true] {

@@ -1,5 +1,6 @@
 // A GPU driver without a GPU: the functions that the cuda accelerator uses, with host threads for blocks. What tests want of it is
-// in its file's name, so that each can load a copy of its own, or in the environment's FAKE_GPU:
+// in its file's name, so that each can load a copy of its own, or in the environment's FAKE_GPU (what comes after a while comes once,
+// when the file is there that is named behind " when "):
 //
 //   small      two multiprocessors with room for one block each
 //   full       no memory can be allocated
@@ -88,6 +89,12 @@ struct Block {
     serval_block_args args;
     Stream* stream;
 };
+
+bool after_a_while(Stream* stream) {
+    const char* asked = getenv("FAKE_GPU");
+    const char* file = asked ? strstr(asked, " when ") : nullptr;
+    return file ? unlink(file + strlen(" when ")) == 0 : stream->queries++ > 200;
+}
 
 void pause(void*, uint32_t, uint64_t) { usleep(50); }
 
@@ -204,8 +211,8 @@ EXPORT cuStreamSynchronize(Stream* stream) {
 EXPORT cuStreamCreate(Stream** stream, unsigned) { return allocations++, *stream = new Stream, SUCCESS; }
 EXPORT cuStreamDestroy_v2(Stream* stream) { return rule("cuStreamDestroy"), delete stream, allocations--, SUCCESS; }
 EXPORT cuStreamQuery(Stream* stream) {
-    if (asked_for("faulty") && stream->queries++ > 200) return ILLEGAL_ADDRESS;
-    if (asked_for("ecc") && stream->queries++ > 200) return ECC_UNCORRECTABLE;
+    if (asked_for("faulty") && after_a_while(stream)) return ILLEGAL_ADDRESS;
+    if (asked_for("ecc") && after_a_while(stream)) return ECC_UNCORRECTABLE;
     return __atomic_load_n(&stream->running, __ATOMIC_ACQUIRE) ? NOT_READY : SUCCESS;
 }
 EXPORT cuLaunchKernel(Function* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned rows, unsigned, unsigned, Stream* stream,

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use accel::AccelError;
 use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service, mps_folder};
-use accel::reason_name;
+use accel::{AccelError, CudaError, DEVICE_FAILED, reason_name};
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
 
@@ -86,7 +85,7 @@ impl Device for GpuDevice {
 impl Life {
     fn health(&mut self) -> Result<(), Failure> {
         if let Err(error) = self.accelerator.poll(&mut self.ended) {
-            let fault = Failure { reason: reason::CONTRACT, text: error.to_string() };
+            let fault = fault(&error);
             self.fault = Some(fault.clone());
             return Err(fault);
         }
@@ -120,7 +119,13 @@ impl Life {
                 let text = "blocks did not leave the GPU; this process must end to free it";
                 Err(Failure { reason: reason::HUNG, text: text.to_owned() })
             }
-            Err(error) => Err(Failure { reason: reason::CONTRACT, text: error.to_string() }),
+            Err(error) => Err(fault(&error)),
         }
     }
+}
+
+/// What the driver reports while kernels run: a kernel did what none may, or the GPU failed.
+fn fault(error: &CudaError) -> Failure {
+    let reason = if error.is_of_the_kernel() { reason::CONTRACT } else { DEVICE_FAILED };
+    Failure { reason, text: error.to_string() }
 }

@@ -10,7 +10,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use accel::process::{RemoteBlocks, RemoteLink};
-use accel::reason_name;
+use accel::{DEVICE_FAILED, reason_name};
 use engine::metrics::AcceleratorLives;
 use engine::topology::{Accelerator, AcceleratorKind, Launch, Service, Topology};
 use engine::{Attachment, Farewell};
@@ -477,6 +477,7 @@ pub(super) fn word_of(reason: u64) -> &'static str {
         reason::ENGINE_LOST => "engine_lost",
         reason::RING_CORRUPT => "ring_corrupt",
         reason::CONTRACT => "contract",
+        DEVICE_FAILED => "device_failed",
         other => reason_name(other),
     }
 }
