@@ -105,7 +105,8 @@ pub enum AccelError {
     },
 }
 
-/// One more of [`mqueue::abi::reason`], the next number there: the accelerator or its driver failed, whatever ran on it.
+/// One more of [`mqueue::abi::reason`], the next number there: the accelerator or its driver failed, whatever ran on
+/// it.
 pub const DEVICE_FAILED: u64 = mqueue::abi::reason::REFUSED + 1;
 
 /// The name of one of [`mqueue::abi::reason`] or of [`DEVICE_FAILED`], for messages to people.

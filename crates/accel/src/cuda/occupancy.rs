@@ -10,10 +10,10 @@
 //! every multiprocessor shares of more than 1 - 1/n_j. If all other blocks together have shares of at most
 //! multiprocessors × (1 - 1/n_j), that cannot be; nor if there are fewer of them than multiprocessors.
 //!
-//! All of it takes for granted that a multiprocessor's resources are the same whoever came first. Shared memory is
-//! none of that kind: a multiprocessor divides one memory between it and the L1 cache when the first kernel comes, as
-//! that one needs it, and keeps the division for as long as anything runs there, which is for ever here. (On an H100
-//! 132 blocks that share 28 KB each left no room for any of 176 with 47 KB each, which by the above have room.) So every
+//! All of it holds only if a multiprocessor has the same resources whoever came first. With shared memory that is not
+//! so by itself: a multiprocessor divides one memory between it and the L1 cache when the first kernel comes, as that
+//! one needs it, and keeps the division for as long as anything runs there, which is for ever here. (On an H100 132
+//! blocks that share 28 KB each left no room for any of 176 with 47 KB each, which by the above have room.) So every
 //! kernel asks for the division with the most shared memory, before the driver is asked about it.
 
 /// Blocks of one kernel that must be resident.

@@ -60,7 +60,8 @@ impl Device for GpuDevice {
             tracing::warn!(
                 gpu = index,
                 mps = %mps.display(),
-                "an MPS daemon is there: programs share the GPU at the same time, and a fault of any of them may end this runtime"
+                "an MPS daemon is there: programs share the GPU at the same time, and a fault of any of them may end \
+                 this runtime"
             );
         }
         let accelerator = gpu.start(&to_start, Options::default()).map_err(refused)?;

@@ -22,8 +22,9 @@
 //! connection, begin together and end together, whichever of them gave the reason. One whose service leaves ends the
 //! life of those that stay, once all that leave have answered. One that comes begins in a process of its own, which
 //! costs nobody anything should the change be undone; when it is certain, all of them begin anew together, no more than
-//! [`TOGETHER_MAX`]. Should that be refused, they go on alone until one of them comes, changes or leaves. Before a life
-//! ends for a change of others its service is *held* (`engine/src/hold.rs`): it ends when all that was accepted has been answered, or the drain time is over.
+//! [`TOGETHER_MAX`]. Should that be refused, or their process be lost twice before it serves, they go on alone until
+//! one of them comes, changes or leaves. Before a life ends for a change of others its service is *held*
+//! (`engine/src/hold.rs`): it ends when all that was accepted has been answered, or the drain time is over.
 //!
 //! *Seats come and go with services* ([`Runtimes::seat`], [`Runtimes::change_doors`], [`Runtimes::leave`]). One whose service is about to leave
 //! serves on until everything is answered, and has no next life; then its runtime is asked to end.
