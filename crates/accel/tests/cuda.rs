@@ -376,8 +376,16 @@ fn who_gets_on_or_cannot_is_not_taken_for_hung() {
 fn ended_by_the_driver(what: &str) -> (Option<i32>, String) {
     let mut own = Command::new(std::env::current_exe().unwrap());
     own.args(["--exact", "the_driver_ends_a_process_that_breaks_a_rule"]).env("BREAK", what);
+    own.env("DRIVER", driver("breaks").0);
     let output = own.output().unwrap();
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// The driver of a process that [`ended_by_the_driver`] started, and a file that looks like a fatbin.
+fn given_driver() -> (PathBuf, String) {
+    let library = PathBuf::from(std::env::var_os("DRIVER").expect("it is given"));
+    let image = library.with_file_name("k.fatbin").display().to_string();
+    (library, image)
 }
 
 /// Every other test relies on that.
@@ -386,7 +394,7 @@ fn the_driver_ends_a_process_that_breaks_a_rule() {
     match std::env::var("BREAK").as_deref() {
         Ok("nothing") => return,
         Ok("running") => {
-            let (library, image) = driver("breaks");
+            let (library, image) = given_driver();
             let engine = Engine::new(&Shape::default());
             let echo = [service(&engine, &image, "echo", &[])];
             let open = || Gpu::open(0, Some(&library)).unwrap();
@@ -414,7 +422,7 @@ fn the_driver_ends_a_process_that_breaks_a_rule() {
 fn launch_by_hand(left_out: &str) {
     const CARVEOUT: c_int = 9;
     type Address = u64;
-    let (library, _) = driver("breaks");
+    let (library, _) = given_driver();
     // SAFETY: it runs no code as it is loaded.
     let library = unsafe { libloading::Library::new(library) }.unwrap();
     macro_rules! call {
