@@ -146,6 +146,12 @@ pub enum CudaError {
 }
 
 impl CudaError {
+    /// Whether a kernel is to blame: it did what no kernel may. Everything else that the driver reports of work that it
+    /// has taken on is the GPU's or its own.
+    pub fn is_of_the_kernel(&self) -> bool {
+        matches!(self, Self::Driver { code, .. } if of_the_kernel(*code))
+    }
+
     /// What to do about it may need the GPU's place on the bus.
     fn of_gpu(self, of: &str) -> Self {
         match self {
@@ -157,9 +163,21 @@ impl CudaError {
     }
 }
 
+/// Where programs share GPUs at the same time through an MPS daemon, if one is there.
+pub fn mps_folder() -> Option<PathBuf> {
+    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY");
+    let folder = folder.map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from);
+    folder.join("control").exists().then_some(folder)
+}
+
 /// What the dynamic loader really said.
 pub(crate) fn cause(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// An illegal address, and from a bad stack to a failed launch.
+fn of_the_kernel(code: i32) -> bool {
+    matches!(code, 700 | 714..=719)
 }
 
 /// What to do about an error of the driver, where there is something to do.
@@ -175,7 +193,7 @@ fn advice(code: i32, bus_id: Option<&str>) -> Cow<'static, str> {
         100 | 101 => "; look at CUDA_VISIBLE_DEVICES, and give a container its GPUs (`--gpus all`)",
         209 | 218 | 222 => "; build the kernels for this GPU and a toolkit that the driver serves",
         214 | 215 => "; the GPU's memory failed: look at `nvidia-smi -q -d ECC`",
-        700 | 714..=719 => {
+        code if of_the_kernel(code) => {
             "; the kernel's fault: run it under compute-sanitizer. The GPU is free again when this \
              process has ended"
         }
@@ -208,6 +226,11 @@ mod tests {
         assert!(plain.ends_with("invalid argument"), "{plain}");
         for code in [2, 46, 100, 101, 209, 700, 719, 803] {
             assert!(advice(code, None).starts_with("; "), "{code}");
+        }
+        for (code, kernel) in
+            [(700, true), (714, true), (719, true), (214, false), (702, false), (999, false)]
+        {
+            assert_eq!(error(code, "", "").is_of_the_kernel(), kernel, "{code}");
         }
         let taken = |bus_id| advice(UNAVAILABLE, bus_id);
         assert!(taken(Some("0000:65:00.0")).contains("`nvidia-smi -i 0000:65:00.0 -c DEFAULT`"));

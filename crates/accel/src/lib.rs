@@ -87,6 +87,14 @@ pub enum AccelError {
         /// How long it was waited for.
         seconds: u64,
     },
+    /// Blocks of several services, or some of one, did not get to their first wait.
+    #[error("not all blocks came to their first receive within {seconds} s: {blocks}")]
+    Absent {
+        /// Which did not.
+        blocks: String,
+        /// How long they were waited for.
+        seconds: u64,
+    },
     /// A thread or a stack could not be had from the host kernel.
     #[error("cannot {what}: {error}")]
     Os {
@@ -109,6 +117,7 @@ pub fn reason_name(reason: u64) -> &'static str {
         CONTRACT => "contract broken",
         HUNG => "hung",
         REFUSED => "refused",
+        DEVICE_FAILED => "device failed",
         _ => "unknown",
     }
 }

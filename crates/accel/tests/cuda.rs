@@ -4,8 +4,10 @@
 
 mod common;
 
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -51,7 +53,8 @@ fn hide(library: &Path, function: &[u8]) {
 fn service(engine: &Engine, image: &str, kernel: &str, params: &[(&str, f64)]) -> Service {
     let params = common::params(params);
     let region = engine.memory.clone();
-    Service { region, kernel: format!("{image}:{kernel}"), params, threads: None }
+    let (name, kernel) = (format!("the {kernel}"), format!("{image}:{kernel}"));
+    Service { name, region, kernel, params, threads: None }
 }
 
 fn start(behaviour: &str, engine: &Engine, kernel: &str) -> Result<CudaAccelerator, AccelError> {
@@ -221,6 +224,21 @@ fn blocks_that_do_not_fit_are_refused_with_the_arithmetic() {
         assert!(sentence.contains(part), "{part} in: {sentence}");
     }
     assert_eq!(engine.words.block(0).state, state::ABSENT, "nothing was started");
+    // Each of two services would fit.
+    let (library, image) = driver("small");
+    let engines = [1, 2].map(|blocks| Engine::new(&Shape { blocks, ..Shape::default() }));
+    let services =
+        [(0, "scale"), (1, "echo")].map(|(at, kernel)| service(&engines[at], &image, kernel, &[]));
+    let started = Gpu::open(0, Some(&library)).unwrap().start(&services, Options::default());
+    let sentence = started.err().expect("it is refused").to_string();
+    let parts = [
+        "1 blocks of `scale` (service `the scale`)",
+        "2 blocks of `echo` (service `the echo`)",
+        "no more than 2 x (1 - 1/1) = 0.00 multiprocessors, and they may take 2.00",
+    ];
+    for part in parts {
+        assert!(sentence.contains(part), "{part} in: {sentence}");
+    }
     let two = Engine::new(&Shape { blocks: 2, ..Shape::default() });
     let accelerator = start("small", &two, "echo").unwrap();
     two.words.set_stop(stop::NOW);
@@ -264,8 +282,35 @@ fn blocks_that_never_begin_are_given_up() {
     let options = Options { start_within: Duration::from_millis(200), ..Options::default() };
     let gpu = Gpu::open(0, Some(&library)).unwrap();
     let started = gpu.start(&[service(&engine, &image, "echo", &[])], options);
-    let error = started.err().expect("nothing began");
-    assert!(matches!(error, AccelError::Silent { .. }), "{error}");
+    let error = started.err().expect("nothing began").to_string();
+    assert!(error.contains("1 of 1 blocks of service `the echo`"), "{error}");
+    // One of two services: the other one is not to blame.
+    let (library, image) = driver("tardy");
+    let engines = [1, 3].map(|blocks| Engine::new(&Shape { blocks, ..Shape::default() }));
+    let services =
+        [(0, "scale"), (1, "echo")].map(|(at, kernel)| service(&engines[at], &image, kernel, &[]));
+    let options = Options { start_within: Duration::from_millis(500), ..Options::default() };
+    let started = Gpu::open(0, Some(&library)).unwrap().start(&services, options);
+    let error = started.err().expect("not all began").to_string();
+    assert!(error.contains("3 of 3 blocks of service `the echo` (kernel `echo`)"), "{error}");
+    assert!(!error.contains("scale"), "{error}");
+    engines[0].words.set_stop(stop::NOW);
+}
+
+/// A kernel with a SERVAL_BLOCK_THREADS_MAX below what its blocks usually have.
+#[test]
+fn a_kernel_of_few_threads_has_no_more_unless_they_are_asked_for() {
+    let (library, image) = driver("narrow");
+    let engine = Engine::new(&Shape::default());
+    let lenet = |threads| Service { threads, ..service(&engine, &image, "lenet", &[]) };
+    let start = |threads| {
+        Gpu::open(0, Some(&library)).unwrap().start(&[lenet(threads)], Options::default())
+    };
+    let error = start(Some(128)).err().expect("refused").to_string();
+    assert!(error.contains("is 128, must be in [32, 64]"), "{error}");
+    let accelerator = start(None).unwrap();
+    engine.words.set_stop(stop::NOW);
+    join(accelerator, 1);
 }
 
 #[test]
@@ -327,12 +372,97 @@ fn who_gets_on_or_cannot_is_not_taken_for_hung() {
     assert_eq!(join(accelerator, 2).iter().filter(|end| end.reason != reason::STOPPED).count(), 0);
 }
 
+/// What the driver says as it ends a process that does this, and how the process ended: this test, once more.
+fn ended_by_the_driver(what: &str) -> (Option<i32>, String) {
+    let mut own = Command::new(std::env::current_exe().unwrap());
+    own.args(["--exact", "the_driver_ends_a_process_that_breaks_a_rule"]).env("BREAK", what);
+    own.env("DRIVER", driver("breaks").0);
+    let output = own.output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// The driver of a process that [`ended_by_the_driver`] started, and a file that looks like a fatbin.
+fn given_driver() -> (PathBuf, String) {
+    let library = PathBuf::from(std::env::var_os("DRIVER").expect("it is given"));
+    let image = library.with_file_name("k.fatbin").display().to_string();
+    (library, image)
+}
+
+/// Every other test relies on that.
+#[test]
+fn the_driver_ends_a_process_that_breaks_a_rule() {
+    match std::env::var("BREAK").as_deref() {
+        Ok("nothing") => return,
+        Ok("running") => {
+            let (library, image) = given_driver();
+            let engine = Engine::new(&Shape::default());
+            let echo = [service(&engine, &image, "echo", &[])];
+            let open = || Gpu::open(0, Some(&library)).unwrap();
+            let _running = open().start(&echo, Options::default()).unwrap();
+            let _ = open().start(&echo, Options::default());
+            return;
+        }
+        Ok(how) => return launch_by_hand(how),
+        Err(_) => {}
+    }
+    assert_eq!(ended_by_the_driver("nothing").0, Some(0));
+    let rules = [
+        ("running", "cuMemHostRegister would wait for a kernel that is running"),
+        ("carveout", "cuLaunchKernel came before"),
+        ("occupancy", "cuOccupancyMaxActiveBlocksPerMultiprocessor came before"),
+        ("copy", "cuLaunchKernel came while what was copied was still on its way"),
+    ];
+    for (rule, sentence) in rules {
+        let (code, said) = ended_by_the_driver(rule);
+        assert!(code == Some(70) && said.contains(sentence), "{rule}: {code:?}: {said}");
+    }
+}
+
+/// Calls the driver as the accelerator does, but for what is left out.
+fn launch_by_hand(left_out: &str) {
+    const CARVEOUT: c_int = 9;
+    type Address = u64;
+    let (library, _) = given_driver();
+    // SAFETY: it runs no code as it is loaded.
+    let library = unsafe { libloading::Library::new(library) }.unwrap();
+    macro_rules! call {
+        ($name:literal ($($argument:expr => $type:ty),*)) => {{
+            // SAFETY: `fake_driver.cpp` defines it so, and what it is given is what it gave before.
+            let code = unsafe {
+                library.get::<unsafe extern "C" fn($($type),*) -> c_int>($name).unwrap()($($argument),*)
+            };
+            assert_eq!(code, 0, "{left_out}");
+        }};
+    }
+    let (mut module, mut function, mut stream, mut blocks) = (0usize, 0usize, 0usize, 0);
+    let (mut arguments, name): (Address, _) = (0, c"serval_kernel_echo");
+    call!("cuModuleLoadData"(&mut module => *mut usize, 0 => usize));
+    call!("cuModuleGetFunction"(&mut function => *mut usize, module => usize, name.as_ptr() => *const c_char));
+    if left_out == "copy" {
+        call!("cuFuncSetAttribute"(function => usize, CARVEOUT => c_int, 100 => c_int));
+    }
+    if left_out == "occupancy" {
+        call!("cuOccupancyMaxActiveBlocksPerMultiprocessor"(
+            &mut blocks => *mut c_int, function => usize, 32 => c_int, 0 => usize));
+    }
+    call!("cuStreamCreate"(&mut stream => *mut usize, 1 => c_uint));
+    call!("cuMemAlloc_v2"(&mut arguments => *mut Address, 64 => usize));
+    let given = [0u8; 64];
+    call!("cuMemcpyHtoDAsync_v2"(
+        arguments => Address, given.as_ptr() => *const u8, given.len() => usize, stream => usize));
+    let mut first = (&raw mut arguments).cast::<c_void>();
+    call!("cuLaunchKernel"(function => usize, 1 => c_uint, 1 => c_uint, 1 => c_uint, 32 => c_uint, 1 => c_uint,
+        1 => c_uint, 0 => c_uint, stream => usize, &mut first => *mut *mut c_void, 0 => usize));
+}
+
 #[test]
 fn a_block_that_hangs_is_reported_once_and_left_alone() {
     let (library, image) = driver("hang");
     let mut engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
-    let options = Options { hung_after: Duration::from_millis(300), ..Options::default() };
-    let spin = [("microseconds", 2_000_000.0)];
+    let hung_after = Duration::from_millis(300);
+    let options = Options { hung_after, ..Options::default() };
+    // Long enough that it still hangs when it is looked at again.
+    let spin = [("microseconds", 4_000_000.0)];
     let gpu = Gpu::open(0, Some(&library)).unwrap();
     let mut accelerator = gpu.start(&[service(&engine, &image, "spin", &spin)], options).unwrap();
     // One is computed on, the other waits behind it.
@@ -345,6 +475,13 @@ fn a_block_that_hangs_is_reported_once_and_left_alone() {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(ended, [Ended { service: 0, block: 1, reason: reason::HUNG }]);
+    // It hangs for as long again, and longer, and is not told again.
+    let told = Instant::now();
+    while told.elapsed() < 3 * hung_after {
+        accelerator.poll(&mut ended).unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(ended.len(), 1, "{ended:?}");
     assert!(!accelerator.join(Duration::from_millis(50)).unwrap());
     drop(accelerator);
     engine.words.set_stop(stop::NOW);

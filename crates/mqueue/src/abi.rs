@@ -149,6 +149,8 @@ pub mod reason {
     pub const HUNG: u64 = 6;
     /// The region or the parameters do not suit the kernel.
     pub const REFUSED: u64 = 7;
+    /// The accelerator or its driver failed, whatever ran on it.
+    pub const DEVICE_FAILED: u64 = 8;
 }
 
 /// Values of [`RingEntry::kind`].
@@ -484,6 +486,7 @@ pub fn c_header() -> String {
     define("REASON_CONTRACT", reason::CONTRACT);
     define("REASON_HUNG", reason::HUNG);
     define("REASON_REFUSED", reason::REFUSED);
+    define("REASON_DEVICE_FAILED", reason::DEVICE_FAILED);
     define("RING_SERVER_RX", ring_kind::SERVER_RX.into());
     define("RING_SERVER_TX", ring_kind::SERVER_TX.into());
     define("RING_CLIENT_RX", ring_kind::CLIENT_RX.into());

@@ -410,6 +410,88 @@ fn services_that_do_not_all_fit_on_a_gpu_are_refused_together() {
 }
 
 #[test]
+fn services_that_do_not_fit_together_are_told_and_tried_together_when_one_changes() {
+    let (folder, kernel) = driver_folder();
+    let environment = [("LD_LIBRARY_PATH", folder.as_path()), ("FAKE_GPU", Path::new("small"))];
+    let one = config("", &kernel).replace("mqueues = 6", "mqueues = 1");
+    let served = Served::start_with("cuda-apart", "", &one, &environment);
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-apart.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    let regions = || {
+        let runtimes = children(served.process.0.id());
+        let mapped: Vec<String> = runtimes.into_iter().filter_map(try_maps).collect();
+        let of = |m: &String| ["a", "b"].map(|s| m.contains(&format!("serval:{s}:")));
+        let mut regions: Vec<_> = mapped.iter().map(of).collect();
+        regions.sort();
+        regions
+    };
+    let up = || {
+        ["a", "b"].map(|service| {
+            let labels = format!("{{service=\"{service}\",accelerator=\"gpu0\"}}");
+            served.metric(&format!("serval_accelerator_up{labels}"))
+        })
+    };
+    // Each fits, with three blocks on two multiprocessors both do not.
+    fs::write(&file, text.clone() + &second(&kernel, "mqueues = 2")).unwrap();
+    served.process.signal("HUP");
+    eventually("they were refused together", || served.log().contains("do not all fit"));
+    eventually("each serves by itself", || {
+        regions() == [[false, true], [true, false]] && up() == [1; 2]
+    });
+    assert!(served.log().contains("did not start together, share a GPU"), "{}", served.log());
+    exchange_many(&served);
+    fs::write(&file, text + &second(&kernel, "mqueues = 1")).unwrap();
+    served.process.signal("HUP");
+    eventually("both serve together", || regions() == [[true, true]] && up() == [1; 2]);
+    exchange_many(&served);
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn a_fault_of_a_kernel_and_one_of_the_gpu_have_reasons_of_their_own() {
+    let (folder, kernel) = driver_folder();
+    for (fault, reason, text) in [
+        ("faulty", "contract", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("ecc", "device_failed", "CUDA_ERROR_ECC_UNCORRECTABLE"),
+    ] {
+        let file = std::env::temp_dir().join(format!("serval-{reason}-{}", std::process::id()));
+        let behaviour = format!("{fault} when {}", file.display());
+        let environment =
+            [("LD_LIBRARY_PATH", folder.as_path()), ("FAKE_GPU", Path::new(&behaviour))];
+        let name = format!("cuda-{reason}");
+        let served = Served::start_with(&name, "", &config("gpu = 0", &kernel), &environment);
+        exchange_many(&served);
+        assert!(!page(served.metrics).contains("serval_accelerator_last_end{"));
+        fs::write(&file, "").unwrap();
+        let last_end = format!("reason=\"{reason}\"");
+        eventually("the fault is told", || page(served.metrics).contains(&last_end));
+        assert!(served.log().contains(text), "{}", served.log());
+        await_answer(&served);
+        exchange_many(&served);
+        assert_eq!(served.drain(), 0);
+    }
+}
+
+#[test]
+fn a_runtime_warns_of_an_mps_daemon() {
+    let (folder, kernel) = driver_folder();
+    for there in [false, true] {
+        let name = format!("cuda-mps-{there}");
+        let pipes = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
+        fs::create_dir_all(&pipes).unwrap();
+        if there {
+            fs::write(pipes.join("control"), "").unwrap();
+        }
+        let environment =
+            [("LD_LIBRARY_PATH", folder.as_path()), ("CUDA_MPS_PIPE_DIRECTORY", pipes.as_path())];
+        let served = Served::start_with(&name, "", &config("gpu = 0", &kernel), &environment);
+        exchange_many(&served);
+        assert_eq!(served.log().contains("an MPS daemon is there"), there, "{}", served.log());
+        assert_eq!(served.drain(), 0);
+    }
+}
+
+#[test]
 fn a_runtime_that_attaches_is_killed_and_another_one_takes_over() {
     let (folder, kernel) = driver_folder();
     let socket = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-attach");
@@ -506,6 +588,13 @@ fn doctor_says_what_keeps_a_gpu_from_serving_well_and_what_helps() {
             "{state}: {why}: {remedy}"
         );
     }
+    // One that can serve is enough, and the other one is told.
+    let one = diagnosed("any", "Enabled", "cuda");
+    let (state, why, remedy) = diagnosed("beside", "Enabled", "cuda");
+    assert_eq!((&state, &remedy), (&one.0, &one.2), "{why}");
+    let (first, second) = (why.find("GPU 0"), why.find("GPU 1").expect("it is told"));
+    assert!(first.is_some_and(|at| at < second), "{why}");
+    assert!(why[second..].contains("drives a display"), "{why}");
     let (state, why, remedy) = diagnosed("exclusive", "Enabled", "cuda");
     assert!(state == "degraded" && why.contains("one accelerator and tenant"), "{state}: {why}");
     assert!(remedy.contains("`nvidia-smi -i 0000:65:00.0 -c DEFAULT`"), "{remedy}");

@@ -38,6 +38,9 @@ pub(super) enum FunctionAttribute {
     LocalBytes = 3,
 }
 
+/// Of what the L1 cache and shared memory have together, the part in percent that shared memory is to have.
+const PREFERRED_SHARED_CARVEOUT: c_int = 9;
+
 /// Work is still under way on a stream.
 const NOT_READY: c_int = 600;
 const NOT_FOUND: c_int = 500;
@@ -67,16 +70,18 @@ table! {
     module_unload = "cuModuleUnload" (Module);
     module_function = "cuModuleGetFunction" (*mut Function, Module, *const c_char);
     function_attribute = "cuFuncGetAttribute" (*mut c_int, c_int, Function);
+    set_function_attribute = "cuFuncSetAttribute" (Function, c_int, c_int);
     resident_blocks = "cuOccupancyMaxActiveBlocksPerMultiprocessor" (*mut c_int, Function, c_int, usize);
     host_register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
     host_unregister = "cuMemHostUnregister" (*mut c_void);
     host_address = "cuMemHostGetDevicePointer_v2" (*mut DeviceAddress, *mut c_void, c_uint);
     allocate = "cuMemAlloc_v2" (*mut DeviceAddress, usize);
     free = "cuMemFree_v2" (DeviceAddress);
-    copy_in = "cuMemcpyHtoD_v2" (DeviceAddress, *const c_void, usize);
+    copy_in = "cuMemcpyHtoDAsync_v2" (DeviceAddress, *const c_void, usize, Stream);
     stream_create = "cuStreamCreate" (*mut Stream, c_uint);
     stream_destroy = "cuStreamDestroy_v2" (Stream);
     stream_query = "cuStreamQuery" (Stream);
+    stream_wait = "cuStreamSynchronize" (Stream);
     launch = "cuLaunchKernel" (Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream,
                                *mut *mut c_void, *mut *mut c_void);
     error_name = "cuGetErrorName" (c_int, *mut *const c_char);
@@ -286,6 +291,16 @@ impl Driver {
         Ok(value.max(0) as u32)
     }
 
+    /// Asks that a multiprocessor on which the kernel runs gives shared memory all that it can; `occupancy` says
+    /// why. To be done before anything is asked about its blocks or started.
+    pub(super) fn prefer_shared_memory(&self, function: Function) -> Result<(), CudaError> {
+        // SAFETY: no pointers; a handle that `function` gave, and an attribute and a value of the driver's.
+        let code = unsafe {
+            (self.table.set_function_attribute)(function, PREFERRED_SHARED_CARVEOUT, 100)
+        };
+        self.check("have the kernel's multiprocessors prefer shared memory", code)
+    }
+
     /// Blocks of a kernel that fit on one multiprocessor.
     pub(super) fn resident_blocks(&self, function: Function, grid: Grid) -> Result<u32, CudaError> {
         let mut blocks = 0;
@@ -341,15 +356,24 @@ impl Driver {
         unsafe { (self.table.free)(address) };
     }
 
-    /// Copies `values` to `to`, which has room for them.
+    /// Copies `values` to `to`, which has room for them; they are there when it returns. Nothing may run on the GPU.
+    ///
+    /// (`cuMemcpyHtoD` may return earlier than that: when the driver has read ordinary memory. The copy is then
+    /// on its way on the default stream, for which other streams, made not to wait for that one, do not wait.)
     pub(super) fn copy_in<T: Copy>(
         &self,
+        stream: Stream,
         to: DeviceAddress,
         values: &[T],
     ) -> Result<(), CudaError> {
-        // SAFETY: reads the slice's bytes; where they go the driver checks.
-        let code = unsafe { (self.table.copy_in)(to, values.as_ptr().cast(), size_of_val(values)) };
-        self.check("copy to the GPU", code)
+        // SAFETY: reads the slice's bytes, which stay until the copy has ended; where they go the driver checks.
+        let code = unsafe {
+            (self.table.copy_in)(to, values.as_ptr().cast(), size_of_val(values), stream)
+        };
+        let begun = self.check("copy to the GPU", code);
+        // SAFETY: a handle that `stream` gave.
+        let ended = self.check("copy to the GPU", unsafe { (self.table.stream_wait)(stream) });
+        begun.and(ended)
     }
 
     pub(super) fn stream(&self) -> Result<Stream, CudaError> {

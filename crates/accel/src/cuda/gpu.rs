@@ -14,7 +14,7 @@ use super::driver::{
     Stream,
 };
 use super::kernels::{Image, WARP_BACKENDS_MAX};
-use super::occupancy::{Demand, all_resident};
+use super::occupancy::{Crowded, Demand, all_resident};
 use super::watch::{Look, Watch};
 use crate::{AccelError, params, reason_name};
 
@@ -115,6 +115,8 @@ impl Default for Options {
 /// What to launch.
 #[derive(Clone)]
 pub struct Service {
+    /// What it is called in messages.
+    pub name: String,
     /// The region, formatted.
     pub region: MappedMemory,
     /// A built-in kernel's name, or `FILE[:NAME]` of a fatbin or cubin.
@@ -215,6 +217,7 @@ struct Held {
     region: MappedMemory,
     module: Option<Module>,
     allocations: Vec<DeviceAddress>,
+    /// What is copied goes through the stream that the kernel is started on.
     stream: Option<Stream>,
 }
 
@@ -247,14 +250,23 @@ impl Held {
             return Ok(0);
         }
         let address = self.allocate(size_of_val(what) as u64)?;
-        self.driver.copy_in(address, what)?;
+        let stream = self.stream()?;
+        self.driver.copy_in(stream, address, what)?;
         Ok(address)
+    }
+
+    /// The service's stream.
+    fn stream(&mut self) -> Result<Stream, CudaError> {
+        let stream = self.stream.map_or_else(|| self.driver.stream(), Ok)?;
+        self.stream = Some(stream);
+        Ok(stream)
     }
 }
 
 /// A service that has everything it needs, and nothing runs yet.
 struct Prepared {
     held: Held,
+    service: String,
     kernel: String,
     function: Function,
     stream: Stream,
@@ -287,6 +299,7 @@ impl Prepared {
         held.module = Some(module);
         let function =
             driver.function(module, &image.symbol()?)?.ok_or_else(|| image.no_kernel())?;
+        driver.prefer_shared_memory(function)?;
         let ask = |attribute| driver.function_attribute(function, attribute);
         // Its warps are blocks, several of which share a CUDA block: as few as spread over all multiprocessors.
         let of_warps = driver.function(module, &image.mark_of_warps()?)?.is_some();
@@ -299,7 +312,9 @@ impl Prepared {
         let rows = if of_warps { spread.clamp(1, (threads_max / 32).max(1)) } else { 1 };
         // What is asked for is asked of all services of the accelerator, and those of warps have no choice.
         let asked = service.threads.filter(|_| !of_warps);
-        let threads = asked.unwrap_or(if of_warps { 32 } else { image.threads() });
+        // What nobody asked for is never too many.
+        let usual = image.threads().min(threads_max / 32 * 32);
+        let threads = asked.unwrap_or(if of_warps { 32 } else { usual });
         let max = u64::from(threads_max);
         if !(32..=max).contains(&u64::from(threads)) || threads % 32 != 0 {
             let (what, value) = ("threads of a block (in whole 32)", threads.into());
@@ -338,12 +353,11 @@ impl Prepared {
             budget: 0,
         };
         let arguments = give_arguments(&mut held, common, grid)?;
-        let stream = driver.stream()?;
-        held.stream = Some(stream);
         Ok(Self {
+            service: service.name.clone(),
             kernel: image.name,
             function,
-            stream,
+            stream: held.stream()?,
             grid,
             local_bytes: ask(FunctionAttribute::LocalBytes)?,
             blocks_per_multiprocessor: driver.resident_blocks(function, grid)?,
@@ -404,26 +418,38 @@ fn give_arguments(
 /// Refuses what would leave a block outside.
 fn check_residency(gpu: &FoundGpu, prepared: &[Prepared]) -> Result<(), CudaError> {
     let demands: Vec<Demand> = prepared.iter().map(Prepared::demand).collect();
-    if all_resident(gpu.multiprocessors, &demands) {
-        return Ok(());
-    }
+    let Err(crowded) = all_resident(gpu.multiprocessors, &demands) else { return Ok(()) };
     let parts: Vec<String> = prepared.iter().map(|one| one.arithmetic(gpu)).collect();
     Err(CudaError::NotResident(format!(
-        "the blocks do not all fit on {} ({} multiprocessors) at the same time: {}; one that waits for \
+        "the blocks do not all fit on {} ({} multiprocessors) at the same time: {}{}; one that waits for \
          room would never serve its mqueue, so ask for fewer mqueues or fewer threads",
         gpu.name,
         gpu.multiprocessors,
-        parts.join("; ")
+        parts.join("; "),
+        rule(gpu, prepared, crowded)
     )))
+}
+
+/// What refused services each of which would fit.
+fn rule(gpu: &FoundGpu, prepared: &[Prepared], crowded: Crowded) -> String {
+    let Some((beside, room)) = crowded.beside else { return String::new() };
+    let (one, all) = (&prepared[crowded.demand], gpu.multiprocessors);
+    let n = one.blocks_per_multiprocessor;
+    format!(
+        "; together, a block of service `{}`, which takes up to 1/{n} of a multiprocessor, is sure of room only if the \
+         others take no more than {all} x (1 - 1/{n}) = {room:.2} multiprocessors, and they may take {beside:.2}",
+        one.service
+    )
 }
 
 impl Prepared {
     fn arithmetic(&self, gpu: &FoundGpu) -> String {
         let n = self.blocks_per_multiprocessor * self.grid.rows;
         format!(
-            "{} blocks of `{}` with {} threads, of which {n} fit on a multiprocessor, {} in all",
+            "{} blocks of `{}` (service `{}`) with {} threads, of which {n} fit on a multiprocessor, {} in all",
             self.region.block_count(),
             self.kernel,
+            self.service,
             self.grid.threads,
             u64::from(n) * u64::from(gpu.multiprocessors)
         )
@@ -433,6 +459,7 @@ impl Prepared {
 /// A service whose blocks run.
 struct Launch {
     held: Held,
+    service: String,
     kernel: String,
     stream: Stream,
     region: Region<MappedMemory>,
@@ -445,10 +472,22 @@ struct Launch {
 
 impl Launch {
     fn new(prepared: Prepared, now: Instant) -> Self {
-        let Prepared { held, kernel, stream, region, .. } = prepared;
+        let Prepared { held, service, kernel, stream, region, .. } = prepared;
         let words = region.words();
         let watches = (0..region.block_count()).map(|_| Some(Watch::new(now))).collect();
-        Self { held, kernel, stream, region, words, watches, done: false }
+        Self { held, service, kernel, stream, region, words, watches, done: false }
+    }
+
+    /// Those of its blocks that have not come to their first receive, for people; none if all have.
+    fn absent(&self) -> Option<String> {
+        let blocks = 0..self.region.block_count();
+        let absent: Vec<u32> =
+            blocks.filter(|block| self.words.block_state(*block) == state::ABSENT).collect();
+        let (service, kernel) = (&self.service, &self.kernel);
+        absent.first().map(|first| {
+            let (absent, all) = (absent.len(), self.region.block_count());
+            format!("{absent} of {all} blocks of service `{service}` (kernel `{kernel}`), the first is block {first}")
+        })
     }
 
     fn look_at(&self, block: u32) -> Look {
@@ -508,11 +547,9 @@ impl CudaAccelerator {
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                let kernel = self.launches.iter().map(|launch| launch.kernel.as_str());
-                return Err(AccelError::Silent {
-                    kernel: kernel.collect::<Vec<_>>().join("`, `"),
-                    seconds: self.options.start_within.as_secs(),
-                });
+                let absent: Vec<String> = self.launches.iter().filter_map(Launch::absent).collect();
+                let seconds = self.options.start_within.as_secs();
+                return Err(AccelError::Absent { blocks: absent.join("; "), seconds });
             }
             std::thread::sleep(Duration::from_millis(1));
         }

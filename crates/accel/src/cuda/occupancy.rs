@@ -9,6 +9,12 @@
 //! share 1/n of each resource of a multiprocessor. So one that cannot be placed (of kernel `j`) sees on
 //! every multiprocessor shares of more than 1 - 1/n_j. If all other blocks together have shares of at most
 //! multiprocessors × (1 - 1/n_j), that cannot be; nor if there are fewer of them than multiprocessors.
+//!
+//! All of it holds only if a multiprocessor has the same resources whoever came first. With shared memory that is not
+//! so by itself: a multiprocessor divides one memory between it and the L1 cache when the first kernel comes, as that
+//! one needs it, and keeps the division for as long as anything runs there, which is for ever here. (On an H100 132
+//! blocks that share 28 KB each left no room for any of 176 with 47 KB each, which by the above have room.) So every
+//! kernel asks for the division with the most shared memory, before the driver is asked about it.
 
 /// Blocks of one kernel that must be resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,14 +31,27 @@ const RESIDENT_MAX: u32 = 32;
 /// A multiple of every number in [1, RESIDENT_MAX]: shares become whole numbers.
 const WHOLE: u128 = 144_403_552_893_600;
 
+/// A demand of which a block may find no room.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Crowded {
+    /// Which.
+    pub demand: usize,
+    /// What the blocks beside that one may take, and what they may take at most for it to find room wherever they
+    /// are, in multiprocessors; none where the demand alone is too many blocks.
+    pub beside: Option<(f64, f64)>,
+}
+
 /// Whether the blocks of all demands are resident together, wherever the GPU puts each.
-pub fn all_resident(multiprocessors: u32, demands: &[Demand]) -> bool {
-    let fits = |demand: &Demand| {
+pub fn all_resident(multiprocessors: u32, demands: &[Demand]) -> Result<(), Crowded> {
+    let too_many = |demand: &Demand| {
         let capacity = u64::from(multiprocessors) * u64::from(demand.blocks_per_multiprocessor);
-        u64::from(demand.blocks) <= capacity
+        u64::from(demand.blocks) > capacity
     };
-    if demands.len() <= 1 || !demands.iter().all(fits) {
-        return demands.iter().all(fits);
+    if let Some(demand) = demands.iter().position(too_many) {
+        return Err(Crowded { demand, beside: None });
+    }
+    if demands.len() <= 1 {
+        return Ok(());
     }
     let multiprocessors = u128::from(multiprocessors);
     // Rounding `n` down makes shares larger: never too optimistic.
@@ -41,16 +60,24 @@ pub fn all_resident(multiprocessors: u32, demands: &[Demand]) -> bool {
     };
     let used: u128 = demands.iter().map(|demand| u128::from(demand.blocks) * share(demand)).sum();
     let blocks: u128 = demands.iter().map(|demand| u128::from(demand.blocks)).sum();
-    let placed_anywhere = |demand: &Demand| {
+    for (at, demand) in demands.iter().enumerate() {
         let share = share(demand);
-        blocks <= multiprocessors || used - share <= multiprocessors * (WHOLE - share)
-    };
-    demands.iter().all(placed_anywhere)
+        let (beside, room) = (used - share, multiprocessors * (WHOLE - share));
+        if blocks > multiprocessors && beside > room {
+            let beside = Some((beside as f64 / WHOLE as f64, room as f64 / WHOLE as f64));
+            return Err(Crowded { demand: at, beside });
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn all_resident(multiprocessors: u32, demands: &[Demand]) -> bool {
+        super::all_resident(multiprocessors, demands).is_ok()
+    }
 
     fn demand(blocks: u32, blocks_per_multiprocessor: u32) -> Demand {
         Demand { blocks, blocks_per_multiprocessor }
@@ -73,6 +100,15 @@ mod tests {
         // One small block on each multiprocessor keeps a kernel out that needs all of one.
         assert!(!all_resident(100, &[demand(100, 32), demand(1, 1)]));
         assert!(all_resident(100, &[demand(99, 32), demand(1, 1)]));
+    }
+
+    #[test]
+    fn who_finds_no_room_is_told_with_the_rule() {
+        let crowded = |demands: &[Demand]| super::all_resident(100, demands).unwrap_err();
+        assert_eq!(crowded(&[demand(4, 2), demand(201, 2)]), Crowded { demand: 1, beside: None });
+        // 300 quarters and 30 halves are 90 multiprocessors; without one quarter they may take three quarters of each.
+        let Crowded { demand: at, beside } = crowded(&[demand(300, 4), demand(30, 2)]);
+        assert_eq!((at, beside), (0, Some((89.75, 75.0))));
     }
 
     #[test]

@@ -1,16 +1,23 @@
 // A GPU driver without a GPU: the functions that the cuda accelerator uses, with host threads for blocks. What tests want of it is
-// in its file's name, so that each can load a copy of its own, or in the environment's FAKE_GPU:
+// in its file's name, so that each can load a copy of its own, or in the environment's FAKE_GPU (what comes after a while comes once,
+// when the file is there that is named behind " when "):
 //
 //   small      two multiprocessors with room for one block each
 //   full       no memory can be allocated
 //   taken      another process has the GPU
 //   faulty     kernels fault after a while
 //   silent     blocks never begin
+//   tardy      blocks of the second kernel that is started never begin
+//   narrow     kernels have 64 threads at most
+//   beside     there is a second GPU, which drives a display
+//   ecc        the GPU's memory fails after a while
 //   prohibited, exclusive   the GPU is in that compute mode
 //   display    the GPU drives one
 //   aged       of compute capability 7.0
 //
-// It holds the caller to the rules: whatever would wait for a running kernel ends the process with a sentence.
+// It holds the caller to the rules, and ends a process that breaks one with a sentence. Nothing is asked for that would wait for
+// a running kernel. A kernel is told to have the most shared memory (cuda/occupancy.rs) before anything is asked about its blocks
+// or started. What is copied to the GPU has arrived before a kernel starts: copies are done when they are waited for, no earlier.
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
@@ -25,8 +32,10 @@
 
 namespace {
 
-enum { SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, UNAVAILABLE = 46, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
+enum { SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, UNAVAILABLE = 46, ECC_UNCORRECTABLE = 214 };
+enum { NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 constexpr int GRANULE = 4096;
+constexpr int PREFERRED_SHARED_CARVEOUT = 9;  // a function attribute
 
 bool asked_for(const char* what) {
     Dl_info self;
@@ -35,18 +44,45 @@ bool asked_for(const char* what) {
     return dladdr(reinterpret_cast<void*>(&asked_for), &self) && strstr(strrchr(self.dli_fname, '/'), what);
 }
 
+struct Copy {
+    uint64_t to;
+    const void* from;
+    size_t bytes;
+    Copy* next;
+};
+
 struct Stream {
     int running = 0;   // blocks
     int queries = 0;
+    Copy* copies = nullptr;  // under way
 };
 
 int running = 0;      // blocks of all streams
+int launches = 0;
+int copying = 0;      // copies under way, of all streams
 int allocations = 0;  // with regions, modules and streams
 
-void rule(const char* function) {
-    if (__atomic_load_n(&running, __ATOMIC_ACQUIRE) == 0) return;
-    fprintf(stderr, "%s would wait for a kernel that is running\n", function);
+[[noreturn]] void broken(const char* function, const char* how) {
+    fprintf(stderr, "%s %s\n", function, how);
     _exit(70);
+}
+
+void rule(const char* function) {
+    if (__atomic_load_n(&running, __ATOMIC_ACQUIRE) != 0) broken(function, "would wait for a kernel that is running");
+}
+
+struct Function {
+    uintptr_t entry;
+    Function* next;
+    int carveout = -1;
+};
+
+struct Module {
+    Function* functions = nullptr;
+};
+
+void prefers_shared_memory(const char* function, const Function* of) {
+    if (of->carveout != 100) broken(function, "came before the kernel's multiprocessors were told to prefer shared memory");
 }
 
 struct Block {
@@ -54,6 +90,12 @@ struct Block {
     serval_block_args args;
     Stream* stream;
 };
+
+bool after_a_while(Stream* stream) {
+    const char* asked = getenv("FAKE_GPU");
+    const char* file = asked ? strstr(asked, " when ") : nullptr;
+    return file ? unlink(file + strlen(" when ")) == 0 : stream->queries++ > 200;
+}
 
 void pause(void*, uint32_t, uint64_t) { usleep(50); }
 
@@ -68,6 +110,7 @@ void* run(void* given) {
     block->args.wait = reinterpret_cast<uint64_t>(&pause);
     block->entry(&block->args);
     __atomic_fetch_sub(&running, 1, __ATOMIC_RELEASE);
+    // The last that is done to the stream: whoever sees that nothing runs on it may destroy it.
     __atomic_fetch_sub(&block->stream->running, 1, __ATOMIC_RELEASE);
     free(staging);
     delete block;
@@ -78,15 +121,15 @@ void* run(void* given) {
 
 EXPORT cuInit(unsigned) { return SUCCESS; }
 EXPORT cuDriverGetVersion(int* version) { return *version = 13000, SUCCESS; }
-EXPORT cuDeviceGetCount(int* count) { return *count = 1, SUCCESS; }
+EXPORT cuDeviceGetCount(int* count) { return *count = asked_for("beside") ? 2 : 1, SUCCESS; }
 EXPORT cuDeviceGet(int* device, int index) { return *device = index, SUCCESS; }
 EXPORT cuDeviceGetName(char* name, int bytes, int) { return snprintf(name, static_cast<size_t>(bytes), "fake GPU"), SUCCESS; }
 EXPORT cuDeviceGetPCIBusId(char* id, int bytes, int) { return snprintf(id, static_cast<size_t>(bytes), "0000:65:00.0"), SUCCESS; }
 EXPORT cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = size_t{1} << 30, SUCCESS; }
-EXPORT cuDeviceGetAttribute(int* value, int attribute, int) {
+EXPORT cuDeviceGetAttribute(int* value, int attribute, int device) {
     switch (attribute) {
         case 16: *value = asked_for("small") ? 2 : 8; break;
-        case 17: *value = asked_for("display"); break;
+        case 17: *value = device == 1 || asked_for("display"); break;
         case 19: *value = 1; break;
         case 20: *value = asked_for("prohibited") ? 2 : asked_for("exclusive") ? 3 : 0; break;
         case 75: *value = asked_for("aged") ? 7 : 9; break;
@@ -107,22 +150,38 @@ EXPORT cuDevicePrimaryCtxRelease_v2(int) {
     return SUCCESS;
 }
 EXPORT cuCtxSetCurrent(uintptr_t) { return SUCCESS; }
-EXPORT cuModuleLoadData(uintptr_t* module, const void*) {
+EXPORT cuModuleLoadData(Module** module, const void*) {
     rule("cuModuleLoadData");
     allocations++;
-    return *module = 1, SUCCESS;
+    return *module = new Module, SUCCESS;
 }
-EXPORT cuModuleUnload(uintptr_t) { return rule("cuModuleUnload"), allocations--, SUCCESS; }
-EXPORT cuModuleGetFunction(uintptr_t* function, uintptr_t, const char* name) {
+EXPORT cuModuleUnload(Module* module) {
+    rule("cuModuleUnload");
+    while (Function* function = module->functions) {
+        module->functions = function->next;
+        delete function;
+    }
+    delete module;
+    return allocations--, SUCCESS;
+}
+EXPORT cuModuleGetFunction(Function** function, Module* module, const char* name) {
+    auto found = [&](uintptr_t entry) { return *function = module->functions = new Function{entry, module->functions}, SUCCESS; };
     // What kernels of warps have beside them.
-    if (!strncmp(name, "serval_warps_", 13)) return *function = 2, strcmp(name + 13, "scale") ? NOT_FOUND : SUCCESS;
+    if (!strncmp(name, "serval_warps_", 13)) return strcmp(name + 13, "scale") ? NOT_FOUND : found(0);
     for (const serval_kernel_entry* e = serval_kernel_list(); e; e = reinterpret_cast<const serval_kernel_entry*>(e->next))
-        if (!strcmp(reinterpret_cast<const char*>(e->name), name + strlen("serval_kernel_"))) return *function = e->entry, SUCCESS;
+        if (!strcmp(reinterpret_cast<const char*>(e->name), name + strlen("serval_kernel_"))) return found(e->entry);
     return NOT_FOUND;
 }
-EXPORT cuFuncLoad(uintptr_t) { return rule("cuFuncLoad"), SUCCESS; }
-EXPORT cuFuncGetAttribute(int* value, int attribute, uintptr_t) { return *value = attribute == 0 ? 256 : 0, SUCCESS; }
-EXPORT cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, uintptr_t, int, size_t) {
+EXPORT cuFuncLoad(Function*) { return rule("cuFuncLoad"), SUCCESS; }
+EXPORT cuFuncGetAttribute(int* value, int attribute, Function*) {
+    return *value = attribute != 0 ? 0 : asked_for("narrow") ? 64 : 256, SUCCESS;
+}
+EXPORT cuFuncSetAttribute(Function* function, int attribute, int value) {
+    if (attribute != PREFERRED_SHARED_CARVEOUT) return INVALID;
+    return function->carveout = value, SUCCESS;
+}
+EXPORT cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function* function, int, size_t) {
+    prefers_shared_memory("cuOccupancyMaxActiveBlocksPerMultiprocessor", function);
     return *blocks = asked_for("small") ? 1 : 32, SUCCESS;
 }
 EXPORT cuMemHostRegister_v2(void*, size_t, unsigned) { return rule("cuMemHostRegister"), allocations++, SUCCESS; }
@@ -136,26 +195,41 @@ EXPORT cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     return *address = reinterpret_cast<uint64_t>(memory), SUCCESS;
 }
 EXPORT cuMemFree_v2(uint64_t address) { return rule("cuMemFree"), free(reinterpret_cast<void*>(address)), allocations--, SUCCESS; }
-EXPORT cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
-    rule("cuMemcpyHtoD");
-    return memcpy(reinterpret_cast<void*>(to), from, bytes), SUCCESS;
+EXPORT cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Stream* stream) {
+    rule("cuMemcpyHtoDAsync");
+    stream->copies = new Copy{to, from, bytes, stream->copies};
+    return copying++, SUCCESS;
+}
+EXPORT cuStreamSynchronize(Stream* stream) {
+    rule("cuStreamSynchronize");
+    for (; Copy* copy = stream->copies; copying--) {
+        memcpy(reinterpret_cast<void*>(copy->to), copy->from, copy->bytes);
+        stream->copies = copy->next;
+        delete copy;
+    }
+    return SUCCESS;
 }
 EXPORT cuStreamCreate(Stream** stream, unsigned) { return allocations++, *stream = new Stream, SUCCESS; }
 EXPORT cuStreamDestroy_v2(Stream* stream) { return rule("cuStreamDestroy"), delete stream, allocations--, SUCCESS; }
 EXPORT cuStreamQuery(Stream* stream) {
-    if (asked_for("faulty") && stream->queries++ > 200) return ILLEGAL_ADDRESS;
+    if (asked_for("faulty") && after_a_while(stream)) return ILLEGAL_ADDRESS;
+    if (asked_for("ecc") && after_a_while(stream)) return ECC_UNCORRECTABLE;
     return __atomic_load_n(&stream->running, __ATOMIC_ACQUIRE) ? NOT_READY : SUCCESS;
 }
-EXPORT cuLaunchKernel(uintptr_t function, unsigned blocks, unsigned, unsigned, unsigned, unsigned rows, unsigned, unsigned, Stream* stream,
+EXPORT cuLaunchKernel(Function* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned rows, unsigned, unsigned, Stream* stream,
                       void** arguments, void**) {
+    prefers_shared_memory("cuLaunchKernel", function);
+    if (copying != 0) broken("cuLaunchKernel", "came while what was copied was still on its way");
+    bool begins = !asked_for("silent") && (launches++ == 0 || !asked_for("tardy"));
     const serval_block_args* args = *static_cast<const serval_block_args**>(arguments[0]);
     for (unsigned i = 0; i < blocks * rows; i++) {
-        stream->running++;
+        // Blocks that began before may be ending.
+        __atomic_fetch_add(&stream->running, 1, __ATOMIC_RELEASE);
         __atomic_fetch_add(&running, 1, __ATOMIC_RELEASE);
-        if (asked_for("silent")) continue;
+        if (!begins) continue;
         pthread_t thread;
-        Block* block = new Block{reinterpret_cast<void (*)(const serval_block_args*)>(function), args[i], stream};
-        if (pthread_create(&thread, nullptr, run, block)) return INVALID;
+        Block* block = new Block{reinterpret_cast<void (*)(const serval_block_args*)>(function->entry), args[i], stream};
+        if (pthread_create(&thread, nullptr, run, block)) abort();
         pthread_detach(thread);
     }
     return SUCCESS;
@@ -164,6 +238,7 @@ EXPORT cuGetErrorName(int code, const char** text) {
     *text = code == OUT_OF_MEMORY     ? "CUDA_ERROR_OUT_OF_MEMORY"
             : code == UNAVAILABLE     ? "CUDA_ERROR_DEVICE_UNAVAILABLE"
             : code == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+            : code == ECC_UNCORRECTABLE ? "CUDA_ERROR_ECC_UNCORRECTABLE"
                                       : nullptr;
     return *text ? SUCCESS : INVALID;
 }

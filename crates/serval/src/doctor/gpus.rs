@@ -45,20 +45,20 @@ pub(crate) fn examine(found: &mut Vec<Capability>) {
     match ask() {
         Err(why) => (cuda.state, cuda.why, cuda.remedy) = (State::Off, why, remedy),
         Ok(gpus) => {
-            let judged = gpus.iter().map(SeenGpu::judge);
-            // The worst decides.
-            let (state, why, remedy) = judged
-                .reduce(|all, one| {
-                    let worse = rank(one.0) > rank(all.0);
-                    let (state, remedy) = if worse { (one.0, one.2) } else { (all.0, all.2) };
-                    (state, format!("{}; {}", all.1, one.1), remedy)
-                })
-                .expect("at least one");
-            (cuda.state, cuda.why, cuda.remedy) = (state, why, remedy);
+            (cuda.state, cuda.why, cuda.remedy) = sum_up(gpus.iter().map(SeenGpu::judge).collect());
             found.extend(persistence());
             found.push(mps());
         }
     }
+}
+
+/// What is said of all GPUs. The best decides, because one is enough to serve; it comes first, and what is with the
+/// others are notes.
+fn sum_up(mut judged: Vec<(State, String, String)>) -> (State, String, String) {
+    judged.sort_by_key(|(state, ..)| rank(*state));
+    let (state, _, remedy) = judged[0].clone();
+    let whys: Vec<String> = judged.into_iter().map(|(_, why, _)| why).collect();
+    (state, whys.join("; "), remedy)
 }
 
 fn rank(state: State) -> u8 {
@@ -124,9 +124,7 @@ fn persistence() -> Option<Capability> {
 
 /// Whether programs share GPUs at the same time.
 fn mps() -> Capability {
-    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY");
-    let folder = folder.map_or_else(|| "/tmp/nvidia-mps".into(), std::path::PathBuf::from);
-    if folder.join("control").exists() {
+    if let Some(folder) = cuda::mps_folder() {
         let why = format!(
             "on, at {}: programs share a GPU at the same time, and a kernel's fault ends them all",
             folder.display()

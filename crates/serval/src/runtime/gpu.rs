@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use accel::AccelError;
-use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service};
-use accel::reason_name;
+use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service, mps_folder};
+use accel::{AccelError, CudaError, reason_name};
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
 
@@ -45,6 +44,7 @@ impl Device for GpuDevice {
         let refused =
             |error: AccelError| Failure { reason: reason::REFUSED, text: error.to_string() };
         let service = |job: &Job| Service {
+            name: job.service.clone(),
             region: MappedMemory::new(job.memory.clone()),
             kernel: job.kernel.clone(),
             params: job.params.clone(),
@@ -56,6 +56,14 @@ impl Device for GpuDevice {
         let found = gpu.found();
         let (index, name) = (found.index, &found.name);
         tracing::info!(gpu = index, name, services = services.join(", "), "uses a GPU");
+        if let Some(mps) = mps_folder() {
+            tracing::warn!(
+                gpu = index,
+                mps = %mps.display(),
+                "an MPS daemon is there: programs share the GPU at the same time, and a fault of any of them may end \
+                 this runtime"
+            );
+        }
         let accelerator = gpu.start(&to_start, Options::default()).map_err(refused)?;
         let words = jobs.iter().map(|job| job.words.clone()).collect();
         self.life = Some(Life { accelerator, words, services, ended: Vec::new(), fault: None });
@@ -78,7 +86,7 @@ impl Device for GpuDevice {
 impl Life {
     fn health(&mut self) -> Result<(), Failure> {
         if let Err(error) = self.accelerator.poll(&mut self.ended) {
-            let fault = Failure { reason: reason::CONTRACT, text: error.to_string() };
+            let fault = fault(&error);
             self.fault = Some(fault.clone());
             return Err(fault);
         }
@@ -112,7 +120,13 @@ impl Life {
                 let text = "blocks did not leave the GPU; this process must end to free it";
                 Err(Failure { reason: reason::HUNG, text: text.to_owned() })
             }
-            Err(error) => Err(Failure { reason: reason::CONTRACT, text: error.to_string() }),
+            Err(error) => Err(fault(&error)),
         }
     }
+}
+
+/// What the driver reports while kernels run: a kernel did what none may, or the GPU failed.
+fn fault(error: &CudaError) -> Failure {
+    let reason = if error.is_of_the_kernel() { reason::CONTRACT } else { reason::DEVICE_FAILED };
+    Failure { reason, text: error.to_string() }
 }

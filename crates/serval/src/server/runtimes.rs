@@ -22,8 +22,9 @@
 //! connection, begin together and end together, whichever of them gave the reason. One whose service leaves ends the
 //! life of those that stay, once all that leave have answered. One that comes begins in a process of its own, which
 //! costs nobody anything should the change be undone; when it is certain, all of them begin anew together, no more than
-//! [`TOGETHER_MAX`]. Should that fail, they go on alone. Before a life ends for a change of others its service is
-//! *held* (`engine/src/hold.rs`): it ends when all that was accepted has been answered, or the drain time is over.
+//! [`TOGETHER_MAX`]. Should that be refused, or their process be lost twice before it serves, they go on alone until
+//! one of them comes, changes or leaves. Before a life ends for a change of others its service is *held*
+//! (`engine/src/hold.rs`): it ends when all that was accepted has been answered, or the drain time is over.
 //!
 //! *Seats come and go with services* ([`Runtimes::seat`], [`Runtimes::change_doors`], [`Runtimes::leave`]). One whose service is about to leave
 //! serves on until everything is answered, and has no next life; then its runtime is asked to end.
@@ -321,6 +322,15 @@ enum Door {
     Seat(u64, u64),
 }
 
+/// A process that was killed.
+struct Dying {
+    child: Child,
+    /// What it has until it is gone …
+    gpu: Option<u32>,
+    /// … or until it is not waited for any more.
+    until: Instant,
+}
+
 /// The thread's state.
 struct Desk {
     lobby: Lobby<Door>,
@@ -336,7 +346,7 @@ struct Desk {
     /// Regions of lives that ended, until the workers have let go of them.
     leaving: Vec<Arc<SharedMemory>>,
     /// Processes that were killed, until they are gone.
-    dying: Vec<Child>,
+    dying: Vec<Dying>,
     /// Processes that were started.
     processes: u64,
     /// Planned ends of lives that wait until what was accepted has been answered …
@@ -368,6 +378,9 @@ impl Desk {
                     for (start, first) in starts {
                         self.seated += 1;
                         self.seats.insert(self.seated, Seat::new(start, &first, settled));
+                        if settled {
+                            self.try_together_again(self.seated);
+                        }
                     }
                     warn_of_shared_gpus(&self.seats);
                 }
@@ -409,7 +422,7 @@ impl Desk {
     fn look_after_all(&mut self) {
         // Unmaps those that nobody else holds any more.
         self.leaving.retain(|memory| Arc::strong_count(memory) > 1);
-        self.dying.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        self.dying.retain_mut(|dying| matches!(dying.child.try_wait(), Ok(None)));
         // First who leaves: it is waited for, and making the regions of others takes its time.
         for id in self.seats.keys().copied().collect::<Vec<_>>() {
             if self.seat(id).has_left() {
@@ -481,7 +494,8 @@ impl Desk {
                 } else if pulse.lost(life.words.accelerator_heartbeat()) {
                     let ms = seat.post.launch().1.as_millis();
                     let reason = DropReason::AcceleratorStalled;
-                    Ending { word: "stalled", reason, text: format!("it stood still for {ms} ms") }
+                    let text = format!("it stood still for {ms} ms");
+                    Ending { word: "stalled", reason, text, told: false }
                 } else if let Some(block) =
                     (0..seat.post.blocks()).find(|b| life.words.block_state(*b) == state::ENDED)
                 {
@@ -574,16 +588,16 @@ impl Desk {
         }
         let AcceleratorLives { service, accelerator, .. } = &*seat.post.told;
         tracing::info!(service, accelerator, generation = seat.generation, "a runtime serves");
-        seat.moving = false;
+        (seat.moving, seat.lost_at_start) = (false, false);
     }
 
-    /// A life ends, or does not come to begin, and with it those that go with it. Those that do not come to begin
-    /// may do so each alone.
+    /// A life ends, or does not come to begin, and with it those that go with it.
     fn end(&mut self, id: u64, ending: Ending) {
         let together = self.together(id);
-        let alone = together.len() > 1 && matches!(self.seats[&id].state, State::Starting { .. });
+        if together.len() > 1 && matches!(self.seats[&id].state, State::Starting { .. }) {
+            self.did_not_start(&together, &ending);
+        }
         for at in together {
-            self.seat(at).alone |= alone;
             self.end_one(at, ending.clone());
         }
     }
@@ -624,11 +638,11 @@ impl Desk {
         if let Some(first) = seat.first.take_if(|_| !moving) {
             let _ = first.send(First::Told(seat.post.service.name.clone(), Err(ending.text)));
         }
-        let (launched, last) = (seat.is_launched(), seat.last);
+        let (launched, last, gpu) = (seat.is_launched(), seat.last, seat.gpu());
         if let Some(mut child) = seat.child.take() {
             // It may have ended already.
             let _ = child.kill();
-            self.dying.push(child);
+            self.dying.push(Dying { child, gpu, until: Instant::now() + GOODBYE_PATIENCE });
         }
         // Whoever was offered the region may have written into it; before that it is as good as new.
         if !matches!(before, State::Vacant | State::Expected { .. }) {
@@ -686,10 +700,32 @@ impl Desk {
             self.look_after_all();
         }
         let children = self.seats.values_mut().filter_map(|seat| seat.child.take());
-        for mut child in children.chain(self.dying.drain(..)) {
-            // What was killed ends as soon as the host kernel lets it.
+        let dying = self.dying.drain(..).map(|dying| dying.child);
+        let mut children: Vec<Child> = children.chain(dying).collect();
+        for child in &mut children {
+            // It may have ended already.
             let _ = child.kill();
-            let _ = child.wait();
         }
+        await_ends(&mut children, 2 * GOODBYE_PATIENCE);
+        for child in children {
+            let process = child.id();
+            tracing::warn!(
+                process,
+                "a runtime was killed and has not ended: it is left to the host kernel"
+            );
+        }
+    }
+}
+
+/// Waits until all of these processes have ended, at most for `limit`; those that have not are left in the list. One
+/// that was killed ends when the host kernel lets it, which a driver may put off for as long as it likes.
+fn await_ends(children: &mut Vec<Child>, limit: Duration) {
+    let deadline = Instant::now() + limit;
+    loop {
+        children.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        if children.is_empty() || Instant::now() >= deadline {
+            return;
+        }
+        std::thread::sleep(LEAVING_PAUSE);
     }
 }

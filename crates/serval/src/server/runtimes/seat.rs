@@ -199,8 +199,11 @@ pub(super) struct Seat {
     pub(super) child: Option<Child>,
     /// The number of the process that was started for it; 0: none was.
     pub(super) process: u64,
-    /// It did not start together with others, and is not tried with them again.
+    /// It did not start together with others, and is not tried with them again before one of them comes, changes or
+    /// leaves.
     pub(super) alone: bool,
+    /// The last time that it was started, its process was lost before it served.
+    pub(super) lost_at_start: bool,
     /// When to start a process, or to make the next life's region.
     pub(super) next_try: Option<Instant>,
     pub(super) back_off: Duration,
@@ -231,6 +234,7 @@ impl Seat {
             child: None,
             process: 0,
             alone: false,
+            lost_at_start: false,
             next_try: launched.then(Instant::now),
             back_off: BACK_OFF_MIN,
             first: None,
@@ -287,12 +291,14 @@ impl Seat {
     /// Whether one process can run it and the other seat: the GPU gives processes turns of milliseconds, and
     /// blocks of one process run side by side. Tenants never share one.
     pub(super) fn goes_with(&self, other: &Self) -> bool {
-        let of = |seat: &Self| {
-            let accelerator = seat.post.accelerator.clone();
-            (accelerator, seat.post.service.tenant.clone(), seat.alone, seat.last)
-        };
-        let shared = self.is_launched() && self.gpu().is_some() && !self.alone && !self.last;
-        shared && of(self) == of(other)
+        let may = |seat: &Self| !seat.alone && !seat.last;
+        may(self) && may(other) && self.is_beside(other)
+    }
+
+    /// Whether it is on the same GPU as the other seat and of the same tenant, so that one process could run both.
+    pub(super) fn is_beside(&self, other: &Self) -> bool {
+        let post = |seat: &Self| (seat.post.accelerator.clone(), seat.post.service.tenant.clone());
+        self.is_launched() && self.gpu().is_some() && post(self) == post(other)
     }
 
     /// Starts a process for it; returns the way to it.
@@ -419,8 +425,8 @@ pub(super) fn warn_of_shared_gpus(seats: &BTreeMap<u64, Seat>) {
         tracing::warn!(
             gpu,
             services,
-            "processes of several tenants or accelerators share a GPU: it gives each turns of milliseconds; \
-             give each a GPU of its own"
+            "processes of several tenants or accelerators, or of services that did not start together, share a GPU: \
+             it gives each turns of milliseconds; give each a GPU of its own"
         );
     }
 }
@@ -434,17 +440,24 @@ pub(super) struct Ending {
     pub(super) reason: DropReason,
     /// For people.
     pub(super) text: String,
+    /// The runtime said so itself.
+    pub(super) told: bool,
 }
 
 impl Ending {
     pub(super) fn lost(word: &'static str, text: impl Into<String>) -> Self {
-        Self { word, reason: DropReason::AcceleratorLost, text: text.into() }
+        Self { word, reason: DropReason::AcceleratorLost, text: text.into(), told: false }
+    }
+
+    /// It ended with a word.
+    pub(super) fn told(word: &'static str, text: String) -> Self {
+        Self { told: true, ..Self::lost(word, text) }
     }
 
     /// Who runs in its process changes.
     pub(super) fn reconfigured(text: &str) -> Self {
         let reason = DropReason::Reconfiguring;
-        Self { word: "reconfigured", reason, text: text.to_owned() }
+        Self { word: "reconfigured", reason, text: text.to_owned(), told: false }
     }
 }
 
@@ -464,6 +477,7 @@ pub(super) fn word_of(reason: u64) -> &'static str {
         reason::ENGINE_LOST => "engine_lost",
         reason::RING_CORRUPT => "ring_corrupt",
         reason::CONTRACT => "contract",
+        reason::DEVICE_FAILED => "device_failed",
         other => reason_name(other),
     }
 }

@@ -202,7 +202,7 @@ impl Desk {
             Ok(FromRuntime::Bye(bye)) => {
                 let word = word_of(bye.reason);
                 let text = if bye.text.is_empty() { word.to_owned() } else { bye.text };
-                Ending::lost(word, text)
+                Ending::told(word, text)
             }
             Ok(FromRuntime::Hello(_)) => Ending::lost("protocol", "it said hello twice"),
             Err(error) => Ending::lost("protocol", error.to_string()),

@@ -3,17 +3,27 @@
 use super::*;
 use engine::topology::{Accelerator, EngineSettings, Limits};
 use mqueue::abi::ABI_VERSION;
+use sys::local::LocalSocket;
 use wire::attach::Hello;
 
 /// The accelerator `own` of the service `s`, whose runtimes the engine starts or lets attach.
 fn topology(launch: Launch) -> Topology {
-    let kind = AcceleratorKind::Process { launch, heartbeat_ms: 1000, gpu: None };
+    on_gpu(launch, None)
+}
+
+fn on_gpu(launch: Launch, gpu: Option<u32>) -> Topology {
+    let kind = AcceleratorKind::Process { launch, heartbeat_ms: 1000, gpu };
     Topology {
         engine: EngineSettings::default(),
         limits: Limits::default(),
         accelerators: vec![Accelerator { name: "own".into(), kind }],
         services: vec![Service::new("s", Vec::new(), "echo")],
     }
+}
+
+/// The engine starts this program, which says nothing.
+fn started(program: &str) -> Launch {
+    Launch::Engine { program: Some(program.into()), threads: 1, cores: Vec::new() }
 }
 
 fn desk() -> Desk {
@@ -65,9 +75,7 @@ fn change_doors(desk: &mut Desk, topology: &Topology, leaving: Vec<u16>) {
 
 #[test]
 fn a_seat_without_a_next_life_starts_none_after_its_pause() {
-    let launch =
-        Launch::Engine { program: Some("/bin/false".into()), threads: 1, cores: Vec::new() };
-    let topology = topology(launch);
+    let topology = topology(started("/bin/false"));
     let mut desk = desk();
     seat(&mut desk, &topology, 0);
     assert!(desk.seats[&1].next_try.is_some(), "its first is to be started");
@@ -128,10 +136,120 @@ fn who_comes_waits_for_as_long_as_others_may_be_held() {
 
 #[test]
 fn a_seat_that_has_gone_since_it_spoke_is_not_heard() {
-    let launch =
-        Launch::Engine { program: Some("/bin/false".into()), threads: 1, cores: Vec::new() };
     let mut desk = desk();
-    seat(&mut desk, &topology(launch), 0);
+    seat(&mut desk, &topology(started("/bin/false")), 0);
     desk.remove(1);
     desk.hear(1);
+}
+
+/// Two services on a GPU whose blocks are about to run in one process.
+fn starting_together(desk: &mut Desk) {
+    desk.processes += 1;
+    let (socket, _) = LocalSocket::pair().unwrap();
+    let (socket, until) = (Arc::new(socket), Instant::now() + START_PATIENCE);
+    for id in 1..=2 {
+        let process = desk.processes;
+        let seat = desk.seat(id);
+        seat.process = process;
+        seat.state = State::Starting { socket: socket.clone(), until };
+    }
+}
+
+fn alone(desk: &Desk) -> [bool; 2] {
+    [1, 2].map(|id| desk.seats[&id].alone)
+}
+
+fn lost() -> Ending {
+    Ending::lost("lost", "its process was killed by signal 9")
+}
+
+#[test]
+fn who_was_refused_together_is_alone_until_one_of_them_comes_or_leaves() {
+    let topology = on_gpu(started("/bin/false"), Some(0));
+    let mut desk = desk();
+    (0..2).for_each(|slot| seat(&mut desk, &topology, slot));
+    change_doors(&mut desk, &topology, Vec::new());
+    starting_together(&mut desk);
+    desk.end(1, Ending::told("refused", "they do not all fit".into()));
+    assert_eq!(alone(&desk), [true; 2]);
+    // A change of something else.
+    change_doors(&mut desk, &topology, Vec::new());
+    seat(&mut desk, &on_gpu(started("/bin/false"), Some(1)), 2);
+    change_doors(&mut desk, &topology, Vec::new());
+    assert_eq!(alone(&desk), [true; 2]);
+    // A third one comes on the same GPU, and its coming is not certain.
+    seat(&mut desk, &topology, 3);
+    assert_eq!(alone(&desk), [true; 2]);
+    change_doors(&mut desk, &topology, Vec::new());
+    assert_eq!(alone(&desk), [false; 2]);
+    starting_together(&mut desk);
+    desk.end(1, Ending::told("refused", "they do not all fit".into()));
+    // It leaves.
+    change_doors(&mut desk, &topology, vec![3]);
+    assert_eq!(alone(&desk), [true; 2]);
+    order(&mut desk, Order::Leave(3, mpsc::channel().0));
+    assert_eq!(alone(&desk), [false; 2]);
+}
+
+#[test]
+fn who_was_lost_together_is_tried_together_once_more() {
+    let topology = on_gpu(started("/bin/false"), Some(0));
+    let mut desk = desk();
+    (0..2).for_each(|slot| seat(&mut desk, &topology, slot));
+    change_doors(&mut desk, &topology, Vec::new());
+    starting_together(&mut desk);
+    desk.end(1, lost());
+    assert_eq!(alone(&desk), [false; 2]);
+    starting_together(&mut desk);
+    // They serve, so what happened before counts no longer.
+    [1, 2].into_iter().for_each(|id| desk.begin_one(id));
+    desk.end(1, lost());
+    starting_together(&mut desk);
+    desk.end(1, lost());
+    assert_eq!(alone(&desk), [false; 2]);
+    starting_together(&mut desk);
+    desk.end(1, lost());
+    assert_eq!(alone(&desk), [true; 2]);
+}
+
+fn sleeper() -> Child {
+    std::process::Command::new("sleep").arg("60").spawn().unwrap()
+}
+
+#[test]
+fn a_gpu_is_not_free_before_the_process_that_was_killed_is_gone() {
+    let mut desk = desk();
+    let here = on_gpu(started("/bin/false"), Some(0));
+    seat(&mut desk, &here, 0);
+    seat(&mut desk, &on_gpu(started("/bin/false"), Some(1)), 1);
+    seat(&mut desk, &topology(started("/bin/false")), 2);
+    let held = |desk: &Desk| [1, 2, 3].map(|id| desk.gpu_is_held(id));
+    change_doors(&mut desk, &here, Vec::new());
+    starting_together(&mut desk);
+    desk.seat(2).process = 0;
+    desk.begin_one(1);
+    desk.seat(1).child = Some(sleeper());
+    desk.end(1, Ending::reconfigured("it is to share its process with a service that came"));
+    // Whether it has ended already nobody has looked yet.
+    assert_eq!(held(&desk), [true, false, false]);
+    desk.dying[0].until = Instant::now();
+    assert_eq!(held(&desk), [false; 3], "it is waited for without an end");
+    desk.dying[0].until += GOODBYE_PATIENCE;
+    assert!(desk.gpu_is_held(1));
+    desk.dying[0].child.wait().unwrap();
+    desk.look_after_all();
+    assert_eq!(held(&desk), [false; 3]);
+}
+
+#[test]
+fn a_process_that_does_not_end_is_waited_for_with_an_end() {
+    let mut children = vec![sleeper(), sleeper()];
+    children[0].kill().unwrap();
+    let (stays, begin) = (children[1].id(), Instant::now());
+    await_ends(&mut children, Duration::from_millis(500));
+    assert!(begin.elapsed() >= Duration::from_millis(500), "{:?}", begin.elapsed());
+    assert_eq!(children.iter().map(Child::id).collect::<Vec<_>>(), [stays]);
+    children[0].kill().unwrap();
+    await_ends(&mut children, Duration::from_secs(60));
+    assert!(children.is_empty() && begin.elapsed() < Duration::from_secs(30));
 }

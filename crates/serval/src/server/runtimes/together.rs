@@ -7,8 +7,8 @@ use std::time::Instant;
 use engine::{Farewell, LifeNews};
 use wire::attach::TOGETHER_MAX;
 
-use super::seat::{Ending, First, Hold, Seat, State};
-use super::{Desk, GOODBYE_PATIENCE};
+use super::seat::{Ending, First, Hold, Seat, State, warn_of_shared_gpus};
+use super::{Desk, Dying, GOODBYE_PATIENCE};
 
 /// A planned change of who shares a process. Lives of services that stay end for it, when all that they accepted has
 /// been answered.
@@ -128,6 +128,7 @@ impl Desk {
             *id
         });
         for id in came.collect::<Vec<_>>() {
+            self.try_together_again(id);
             // What the one before set going may have ended it.
             let serves = |seat: &Seat| matches!(seat.state, State::Serving { .. });
             if self.seats.get(&id).is_some_and(serves) {
@@ -146,6 +147,34 @@ impl Desk {
         self.move_on();
     }
 
+    /// Seats that were to begin together did not. If that was refused, each begins alone from now on. If their process
+    /// was lost, that may have had any reason, and they are tried together once more.
+    pub(super) fn did_not_start(&mut self, together: &[u64], ending: &Ending) {
+        let mut apart = false;
+        for at in together {
+            let seat = self.seat(*at);
+            seat.alone |= ending.told || seat.lost_at_start;
+            seat.lost_at_start = true;
+            apart |= seat.alone;
+        }
+        if apart {
+            warn_of_shared_gpus(&self.seats);
+        }
+    }
+
+    /// A seat comes, changes or leaves: those beside it that did not start together are tried together again. Returns
+    /// one of them that serves.
+    pub(super) fn try_together_again(&mut self, id: u64) -> Option<u64> {
+        let changed = &self.seats[&id];
+        let again = |(_, seat): &(&u64, &Seat)| seat.alone && !seat.last && seat.is_beside(changed);
+        let again: Vec<u64> = self.seats.iter().filter(again).map(|(at, _)| *at).collect();
+        for at in &again {
+            let seat = self.seat(*at);
+            (seat.alone, seat.lost_at_start) = (false, false);
+        }
+        again.into_iter().find(|at| matches!(self.seats[at].state, State::Serving { .. }))
+    }
+
     /// One that serves, leaves and stays for longer than a seat that leaves too, in the same process.
     fn heir(&self, id: u64) -> Option<u64> {
         let serves = |at: &u64| matches!(self.seats[at].state, State::Serving { .. });
@@ -160,6 +189,7 @@ impl Desk {
                 self.bequeath(id, heir);
                 continue;
             }
+            let again = self.try_together_again(id);
             let mut others = self.together(id);
             others.retain(|at| *at != id);
             // It is gone when the process is, whoever's child that was.
@@ -174,7 +204,7 @@ impl Desk {
             }
             // Those that came meanwhile did not disturb the process.
             let stays = others.into_iter().find(|at| !self.seats[at].last);
-            self.moves.extend(stays.map(Move::Join));
+            self.moves.extend(stays.or(again).map(Move::Join));
         }
     }
 
@@ -198,18 +228,20 @@ impl Desk {
         self.seats.iter().filter_map(with).collect()
     }
 
-    /// Whether a runtime that was told to end may still have the GPU of a seat that waits.
+    /// Whether a runtime that was told to end, or killed, may still have the GPU of a seat that waits.
     pub(super) fn gpu_is_held(&self, id: u64) -> bool {
         let (launched, gpu) = (self.seats[&id].is_launched(), self.seats[&id].gpu());
         let now = Instant::now();
-        let holds = |seat: &Seat| match &seat.state {
-            // One that cannot even be killed is not waited for.
+        // One that cannot even be killed is not waited for.
+        let leaves = |seat: &Seat| match &seat.state {
             State::Leaving { until, .. } => {
                 seat.child.is_some() && now < *until + GOODBYE_PATIENCE && seat.gpu() == gpu
             }
             _ => false,
         };
-        launched && gpu.is_some() && self.seats.values().any(holds)
+        let dies = |dying: &Dying| now < dying.until && dying.gpu == gpu;
+        let held = self.seats.values().any(leaves) || self.dying.iter().any(dies);
+        launched && gpu.is_some() && held
     }
 
     /// A seat serves or is about to: if others do that should share its process, all of them begin a new
