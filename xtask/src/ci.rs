@@ -320,6 +320,18 @@ fn test() -> Outcome {
     command("cargo test --workspace --no-fail-fast -- --show-output", &[])
 }
 
+/// The tables of docs/configuration.md come from the code that reads a configuration: a test of it compares them
+/// (with every other one in `cargo test`) or, to `write`, makes them.
+pub(crate) fn configuration(write: bool) -> Findings {
+    let line =
+        "cargo test --quiet --package serval --test config the_page_of_all_keys_is_what_is_read";
+    let environment: &[_] = if write { &[("UPDATE_GOLDEN", "1")] } else { &[] };
+    match command(line, environment) {
+        Ok(_) => Findings::new(),
+        Err(failed) => failed.findings,
+    }
+}
+
 fn microbench() -> Outcome {
     command("cargo bench --quiet --package serval-benches -- --test", &[])
 }

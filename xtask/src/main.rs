@@ -22,6 +22,7 @@ usage: cargo xtask CHORE
 
   gen-abi       writes the C header and the table of the region's layout
   benchmarks    writes docs/benchmarks.md from the results; with --check says whether it is up to date
+  configuration writes the tables of docs/configuration.md; with --check says whether they are up to date
   edges         every ordering edge has both halves, where ORDERING.md says
   tidy          file sizes, where unsafety lives, names, left-overs
   drop-reasons  every drop reason is provoked by a test
@@ -48,6 +49,8 @@ fn main() -> ExitCode {
         ["gen-abi"] => report("gen-abi", &abi::generate()),
         ["benchmarks"] => report("benchmarks", &benchmarks::generate()),
         ["benchmarks", "--check"] => report("benchmarks", &benchmarks::differences()),
+        ["configuration"] => report("configuration", &ci::configuration(true)),
+        ["configuration", "--check"] => report("configuration", &ci::configuration(false)),
         ["edges"] => report("edges", &edges::check()),
         ["tidy"] => report("tidy", &tidy::check()),
         ["drop-reasons"] => report("drop-reasons", &drop_reasons::check(true)),
