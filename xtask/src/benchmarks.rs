@@ -10,8 +10,8 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use crate::Findings;
 use crate::files::root;
+use crate::{Findings, figures};
 
 const TABLE: &str = "docs/benchmarks.md";
 const RESULTS: &str = "docs/benchmarks";
@@ -73,8 +73,14 @@ pub(crate) fn generate() -> Findings {
     }
 }
 
-/// Whether the page is what the results give.
-pub(crate) fn differences() -> Findings {
+/// Whether the page is what the results give, and other documents say what they do.
+pub(crate) fn check() -> Findings {
+    let mut findings = differences();
+    findings.extend(figures::check());
+    findings
+}
+
+fn differences() -> Findings {
     let page = match page() {
         Ok(page) => page,
         Err(findings) => return findings,
