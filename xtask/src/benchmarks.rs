@@ -107,7 +107,11 @@ fn page() -> Result<String, Findings> {
     }
     let mut page = HEAD.to_owned();
     page.push_str("| machine | commit | measured | rows |\n|---|---|---|---|\n");
-    builds(&mut page, "this table's", &here);
+    let own = here.iter().find_map(|row| row.result.as_ref()).map_or(String::new(), |result| {
+        let machine = &result["machine"];
+        format!("the table: {}, {} cores", text(&machine["cpu"]), plain(&machine["cores"]))
+    });
+    builds(&mut page, &own, &here);
     for (name, rows, _) in &others {
         builds(&mut page, name, rows);
     }
