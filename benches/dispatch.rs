@@ -34,6 +34,9 @@ impl Credit for Table {
     fn share(&self) -> u32 {
         u32::MAX
     }
+    fn is_spent(&self) -> bool {
+        false
+    }
     fn richest_other(&self) -> Option<u32> {
         None
     }

@@ -10,8 +10,8 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use crate::Findings;
 use crate::files::root;
+use crate::{Findings, figures};
 
 const TABLE: &str = "docs/benchmarks.md";
 const RESULTS: &str = "docs/benchmarks";
@@ -27,12 +27,28 @@ const HEAD: &str = "\
 `make bench` measures every row (about half an hour, on a machine that does nothing else) and writes this page. Two sides are measured in
 interleaved pairs, on the same core, with the same client on the other core; every reply is checked. A *value* is the median of the
 pairs' ratios with the exact interval in which it lies (95 % or more); a ratio above 1 means that A, the candidate, is better, for rates and
-for latencies alike. A row *passes* when the whole interval lies on the good side of what it must reach, *fails* when the whole
-interval lies on the bad side, and is *undecided* in between. Pairs during which the machine itself changed speed are discarded and repeated.
-Absolute figures are of one machine and move by a fifth with whatever else runs on it.
+for latencies alike. Pairs during which the machine itself changed speed are discarded and repeated. Absolute figures are of one machine and
+move by a fifth with whatever else runs on it.
+
+**Everything is measured on loopback**: client and server are programs of one machine, and no network card and no wire is part of any figure.
+
+*must* is what a release needs, *aim* what is striven for. The verdict compares the whole interval with them:
+
+| verdict | meaning |
+|---|---|
+| pass | the interval lies on the good side of *must* |
+| fail | it lies on the bad side of *must* |
+| undecided | *must* lies within it |
+| aim met, aim not met, aim undecided | the same of *aim*; alone where a row has no *must* |
+| no verdict | the row has neither, or too few pairs to prove anything; the reason stands there |
+| void | the measurements are not to be believed; the reason stands there |
+| not measured | there is no record |
 
 Client classes, never mixed in one ratio: **T0** ordinary kernel sockets; **T2** trains of datagrams through kernel sockets (GSO, GRO);
 **T3** shared memory.
+
+Of which builds the records are, with the days on which they were measured (UTC):
+
 ";
 
 /// One row: as the suite has it, and its result if there is one.
@@ -57,8 +73,14 @@ pub(crate) fn generate() -> Findings {
     }
 }
 
-/// Whether the page is what the results give.
-pub(crate) fn differences() -> Findings {
+/// Whether the page is what the results give, and other documents say what they do.
+pub(crate) fn check() -> Findings {
+    let mut findings = differences();
+    findings.extend(figures::check());
+    findings
+}
+
+fn differences() -> Findings {
     let page = match page() {
         Ok(page) => page,
         Err(findings) => return findings,
@@ -76,12 +98,28 @@ fn page() -> Result<String, Findings> {
     };
     let (speed, gpu) = (read(SUITE)?, read(GPU_SUITE)?);
     let here = measured_in(RESULTS, &[(SUITE, &speed)])?;
-    let mut page = render(&here);
+    let mut others = Vec::new();
     for name in other_machines() {
         let folder = format!("{RESULTS}/{name}");
         let rows = measured_in(&folder, &[(SUITE, &speed), (GPU_SUITE, &gpu)])?;
+        let beside = beside(&folder, &rows)?;
+        others.push((name, rows, beside));
+    }
+    let mut page = HEAD.to_owned();
+    page.push_str("| machine | commit | measured | rows |\n|---|---|---|---|\n");
+    let own = here.iter().find_map(|row| row.result.as_ref()).map_or(String::new(), |result| {
+        let machine = &result["machine"];
+        format!("the table: {}, {} cores", text(&machine["cpu"]), plain(&machine["cores"]))
+    });
+    builds(&mut page, &own, &here);
+    for (name, rows, _) in &others {
+        builds(&mut page, name, rows);
+    }
+    render(&mut page, &here);
+    for (name, rows, beside) in &others {
+        let folder = format!("{RESULTS}/{name}");
         let note = fs::read_to_string(root().join(&folder).join("note.md")).unwrap_or_default();
-        elsewhere(&mut page, (&name, &note), &rows, &here);
+        elsewhere(&mut page, (name, &note), rows, &here, beside);
         // What tools/gpu/map draws.
         if root().join(&folder).join("map.svg").exists() {
             let what =
@@ -184,8 +222,59 @@ fn stale(row: &toml::Value, result: &Json) -> Option<&'static str> {
         .or_else(|| commands.next().map(|(_, what)| what))
 }
 
-fn render(rows: &[Row]) -> String {
-    let mut page = HEAD.to_owned();
+/// What ran beside rows, by their names: `beside.toml` of a folder. Each name must be a row with a result.
+fn beside(folder: &str, rows: &[Row]) -> Result<HashMap<String, String>, Findings> {
+    let path = format!("{folder}/beside.toml");
+    let Ok(text) = fs::read_to_string(root().join(&path)) else { return Ok(HashMap::new()) };
+    let table: toml::Table =
+        text.parse().map_err(|error: toml::de::Error| vec![format!("{path}: {error}")])?;
+    let mut beside = HashMap::new();
+    for (what, names) in &table {
+        for name in names.as_array().into_iter().flatten().filter_map(toml::Value::as_str) {
+            if !rows.iter().any(|row| row.name == name && row.result.is_some()) {
+                return Err(vec![format!("{path}: there is no result of {name:?}")]);
+            }
+            if beside.insert(name.to_owned(), what.clone()).is_some() {
+                return Err(vec![format!("{path}: {name:?} stands there twice")]);
+            }
+        }
+    }
+    Ok(beside)
+}
+
+/// The commits of a machine's results, oldest result first.
+fn builds(page: &mut String, machine: &str, rows: &[Row]) {
+    let mut commits: Vec<(String, Vec<&str>)> = Vec::new();
+    let mut results: Vec<&Json> = rows.iter().filter_map(|row| row.result.as_ref()).collect();
+    results.sort_by_key(|result| text(&result["machine"]["date"]));
+    for result in results {
+        let (commit, day) = (commit_of(result), day_of(result));
+        match commits.iter_mut().find(|(known, _)| *known == commit) {
+            Some((_, days)) => days.push(day),
+            None => commits.push((commit, vec![day])),
+        }
+    }
+    for (commit, days) in commits {
+        let (count, first) = (days.len(), days[0]);
+        let last = days[count - 1];
+        let days = if first == last { first.to_owned() } else { format!("{first} to {last}") };
+        let _ = writeln!(page, "| {machine} | {commit} | {days} | {count} |");
+    }
+}
+
+/// The commit that a result is of.
+fn commit_of(result: &Json) -> String {
+    let machine = &result["machine"];
+    let commit: String = text(&machine["commit"]).chars().take(12).collect();
+    format!("{commit}{}", if machine["dirty"] == true { " with changes" } else { "" })
+}
+
+/// The day of a result.
+fn day_of(result: &Json) -> &str {
+    text(&result["machine"]["date"]).split('T').next().unwrap_or_default()
+}
+
+fn render(page: &mut String, rows: &[Row]) {
     page.push_str("\n## The table\n\n");
     page.push_str("| row | what | class | must | aim | value | pairs (discarded) | verdict |\n");
     page.push_str("|---|---|---|---|---|---|---|---|\n");
@@ -194,7 +283,7 @@ fn render(rows: &[Row]) -> String {
             None => {
                 writeln!(page, "| {} | {} | | | | | | not measured |", row.name, cell(&row.what))
             }
-            Some(result) => table_line(&mut page, row, result),
+            Some(result) => table_line(page, row, result),
         };
     }
     let measured = || rows.iter().filter_map(|row| Some((row, row.result.as_ref()?)));
@@ -222,33 +311,40 @@ fn render(rows: &[Row]) -> String {
     }
     page.push_str("\n## How each was measured\n");
     for (row, result) in measured() {
-        how(&mut page, row, result);
+        how(page, row, result);
     }
-    page
 }
 
 /// What another machine came to: values without their details, which its results have. Rows that are not `known`
 /// from above say what they are, and which of them have no result. `note` is what else there is to say of the machine.
-fn elsewhere(page: &mut String, (name, note): (&str, &str), rows: &[Row], known: &[Row]) {
+fn elsewhere(
+    page: &mut String,
+    (name, note): (&str, &str),
+    rows: &[Row],
+    known: &[Row],
+    beside: &HashMap<String, String>,
+) {
     let measured: Vec<(&Row, &Json)> =
         rows.iter().filter_map(|row| Some((row, row.result.as_ref()?))).collect();
     let Some((_, first)) = measured.first() else { return };
     let _ = writeln!(
         page,
         "\n## Elsewhere: {name}\n\n{}. Details: `{RESULTS}/{name}/`.\n",
-        machine_of(first)
+        host_of(first)
     );
     if !note.trim().is_empty() {
         let _ = writeln!(page, "{}\n", note.trim());
     }
-    page.push_str("| row | must | value | A | B | pairs (discarded) | verdict |\n|---|---|---|---|---|---|---|\n");
+    provenance(page, &measured, beside);
+    page.push_str("| row | must | aim | value | A | B | pairs (discarded) | verdict |\n|---|---|---|---|---|---|---|---|\n");
     for (row, result) in &measured {
         let shown = |key: &str| cell(text(&result["shown"][key]));
         let _ = writeln!(
             page,
-            "| {} | {} | {} | {} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {} | {} |",
             row.name,
             shown("must"),
+            shown("aim"),
             shown("value"),
             shown("a"),
             shown("b"),
@@ -270,6 +366,28 @@ fn elsewhere(page: &mut String, (name, note): (&str, &str), rows: &[Row], known:
     if any && !missing.is_empty() {
         let _ = writeln!(page, "\nNot measured there: {}.", missing.join(", "));
     }
+}
+
+/// Of which commit and day each row is, of how many pairs, and what ran beside it.
+fn provenance(page: &mut String, measured: &[(&Row, &Json)], beside: &HashMap<String, String>) {
+    type Group<'a> = (String, &'a str, usize, &'a str);
+    let mut groups: Vec<(Group<'_>, Vec<&str>)> = Vec::new();
+    let mut measured = measured.to_vec();
+    measured.sort_by_key(|(_, result)| std::cmp::Reverse(text(&result["machine"]["date"])));
+    for (row, result) in measured {
+        let pairs = result["pairs"].as_array().map_or(0, Vec::len);
+        let beside = beside.get(&row.name).map_or("not recorded", String::as_str);
+        let group = (commit_of(result), day_of(result), pairs, beside);
+        match groups.iter_mut().find(|(known, _)| *known == group) {
+            Some((_, rows)) => rows.push(&row.name),
+            None => groups.push((group, vec![&row.name])),
+        }
+    }
+    page.push_str("| rows | commit | measured | pairs | beside them |\n|---|---|---|---|---|\n");
+    for ((commit, day, pairs, beside), rows) in groups {
+        let _ = writeln!(page, "| {} | {commit} | {day} | {pairs} | {beside} |", rows.join(", "));
+    }
+    page.push('\n');
 }
 
 fn table_line(page: &mut String, row: &Row, result: &Json) -> std::fmt::Result {
@@ -296,15 +414,30 @@ fn counts(result: &Json) -> String {
 
 /// The verdict, with its reason where there is none.
 fn verdict_of(result: &Json) -> String {
-    let verdict = match (text(&result["verdict"]), &result["meets_aim"]) {
-        (verdict, Json::Bool(true)) => format!("{verdict}, aim met"),
-        ("no-verdict", Json::Bool(false)) => "aim not met".to_owned(),
-        (verdict, _) => verdict.replace('-', " "),
+    let verdict = text(&result["verdict"]).replace('-', " ");
+    let verdict = match (verdict.as_str(), aim_of(result)) {
+        (_, None) => verdict,
+        // Without a must the aim alone is judged.
+        ("no verdict", Some(aim)) if result["must"].is_null() => aim.to_owned(),
+        (_, Some(aim)) => format!("{verdict}, {aim}"),
     };
     match text(&result["reason"]) {
         "" => verdict,
         reason => format!("{verdict}: {}", cell(reason)),
     }
+}
+
+/// What the interval says of the aim; `None` where there is none, or too few pairs.
+fn aim_of(result: &Json) -> Option<&'static str> {
+    if result["meets_aim"].as_bool()? {
+        return Some("aim met");
+    }
+    // A ratio above 1 is good whichever way the figure improves.
+    let higher = result["combine"] == "ratio" || result["better"] == "higher";
+    let end = &result["value"]["interval"][if higher { "high" } else { "low" }];
+    let (end, aim) = (end.as_f64()?, result["aim"].as_f64()?);
+    let beyond = if higher { end >= aim } else { end <= aim };
+    Some(if beyond { "aim undecided" } else { "aim not met" })
 }
 
 /// Where, when, with which commands.
@@ -354,19 +487,22 @@ fn how(page: &mut String, row: &Row, result: &Json) {
 
 /// The machine, the source, the date.
 fn machine_of(result: &Json) -> String {
+    let date = text(&result["machine"]["date"]);
+    format!("{}; commit {}; {date}", host_of(result), commit_of(result))
+}
+
+/// The machine.
+fn host_of(result: &Json) -> String {
     let machine = &result["machine"];
-    let commit: String = text(&machine["commit"]).chars().take(12).collect();
     let governor = match text(&machine["governor"]) {
         "" => String::new(),
         governor => format!(", governor {governor}"),
     };
     format!(
-        "{}, {} cores, Linux {}{governor}; commit {commit}{}; {}",
+        "{}, {} cores, Linux {}{governor}",
         text(&machine["cpu"]),
         plain(&machine["cores"]),
         text(&machine["host_kernel"]),
-        if machine["dirty"] == true { " with changes" } else { "" },
-        text(&machine["date"]),
     )
 }
 
@@ -451,20 +587,26 @@ mod tests {
         let name = "never".to_owned();
         measured.push(Row { name, what, bound: None, result: None, stale: None });
         let known = &measured[1..measured.len() - 1];
-        elsewhere(&mut page, ("a-processor", "In a hurry.\n"), &measured, known);
+        let beside = HashMap::from([("echo".to_owned(), "nothing".to_owned())]);
+        elsewhere(&mut page, ("a-processor", "In a hurry.\n"), &measured, known, &beside);
         assert_eq!(
             page,
             "
 ## Elsewhere: a-processor
 
-A Processor, 2 cores, Linux 6.1; commit 0123456789ab with changes; 2026-03-01T12:00:00Z. Details: `docs/benchmarks/a-processor/`.
+A Processor, 2 cores, Linux 6.1. Details: `docs/benchmarks/a-processor/`.
 
 In a hurry.
 
-| row | must | value | A | B | pairs (discarded) | verdict |
-|---|---|---|---|---|---|---|
-| echo | at least 0.950x | 0.990x [0.985x, 0.995x] | 310.0 k/s | 313.0 k/s | 2 (1) | pass, aim met |
-| idle |  |  |  |  | 2 (1) | void: it burns |
+| rows | commit | measured | pairs | beside them |
+|---|---|---|---|---|
+| echo | 0123456789ab with changes | 2026-03-01 | 2 | nothing |
+| idle | 0123456789ab with changes | 2026-03-01 | 2 | not recorded |
+
+| row | must | aim | value | A | B | pairs (discarded) | verdict |
+|---|---|---|---|---|---|---|---|
+| echo | at least 0.950x | at least 0.980x | 0.990x [0.985x, 0.995x] | 310.0 k/s | 313.0 k/s | 2 (1) | pass, aim met |
+| idle |  |  |  |  |  | 2 (1) | void: it burns |
 
 - **echo**: echo | of 64 B. *Bound:* The host kernel.
 
@@ -478,8 +620,8 @@ Not measured there: never.
         let mut results = results();
         let rows = rows(SUITE, &mut results).unwrap();
         assert!(results.is_empty());
-        let page = render(&rows);
-        let body = page.strip_prefix(HEAD).unwrap();
+        let mut body = String::new();
+        render(&mut body, &rows);
         let expected = "
 ## The table
 
@@ -518,6 +660,37 @@ Medians over the pairs; CPU and busy times are per message.
 - A Processor, 2 cores, Linux 6.1; commit 0123456789ab with changes; 2026-03-01T12:00:00Z
 ";
         assert_eq!(body, expected);
+    }
+
+    #[test]
+    fn verdicts_say_what_became_of_the_aim() {
+        let mut result = json!({
+            "verdict": "pass", "meets_aim": false, "must": 1.0, "aim": 4.0, "combine": "ratio",
+            "better": "lower", "reason": null, "value": { "interval": { "low": 2.0, "high": 3.0 } },
+        });
+        assert_eq!(verdict_of(&result), "pass, aim not met");
+        result["value"]["interval"]["high"] = json!(5.0);
+        assert_eq!(verdict_of(&result), "pass, aim undecided");
+        result["verdict"] = json!("no-verdict");
+        result["must"] = Json::Null;
+        assert_eq!(verdict_of(&result), "aim undecided");
+        result["meets_aim"] = json!(true);
+        assert_eq!(verdict_of(&result), "aim met");
+        result["combine"] = json!("alone");
+        result["meets_aim"] = json!(false);
+        assert_eq!(verdict_of(&result), "aim undecided", "3 of at most 4");
+        result["aim"] = json!(1.0);
+        assert_eq!(verdict_of(&result), "aim not met", "2 of at most 1");
+        result["meets_aim"] = Json::Null;
+        result["reason"] = json!("3 pairs");
+        assert_eq!(verdict_of(&result), "no verdict: 3 pairs");
+    }
+
+    #[test]
+    fn the_head_says_of_which_builds_the_records_are() {
+        let mut page = String::new();
+        builds(&mut page, "here", &rows(SUITE, &mut results()).unwrap());
+        assert_eq!(page, "| here | 0123456789ab with changes | 2026-03-01 | 2 |\n");
     }
 
     #[test]

@@ -116,8 +116,8 @@ const STEPS: &[Step] = &[
     },
     Step {
         name: "benchmarks",
-        what: "the table of benchmarks is what was measured",
-        run: || found(benchmarks::differences()),
+        what: "tables and figures are what was measured",
+        run: || found(benchmarks::check()),
     },
     Step {
         name: "drop-reasons",
@@ -318,6 +318,18 @@ fn clippy() -> Outcome {
 fn test() -> Outcome {
     // What passing tests print tells which of them were skipped.
     command("cargo test --workspace --no-fail-fast -- --show-output", &[])
+}
+
+/// The tables of docs/configuration.md come from the code that reads a configuration: a test of it compares them
+/// (with every other one in `cargo test`) or, to `write`, makes them.
+pub(crate) fn configuration(write: bool) -> Findings {
+    let line =
+        "cargo test --quiet --package serval --test config the_page_of_all_keys_is_what_is_read";
+    let environment: &[_] = if write { &[("UPDATE_GOLDEN", "1")] } else { &[] };
+    match command(line, environment) {
+        Ok(_) => Findings::new(),
+        Err(failed) => failed.findings,
+    }
 }
 
 fn microbench() -> Outcome {

@@ -7,6 +7,7 @@ mod ci;
 mod claims;
 mod drop_reasons;
 mod edges;
+mod figures;
 mod files;
 mod fuzz;
 mod mutants;
@@ -21,7 +22,9 @@ const USAGE: &str = "\
 usage: cargo xtask CHORE
 
   gen-abi       writes the C header and the table of the region's layout
-  benchmarks    writes docs/benchmarks.md from the results; with --check says whether it is up to date
+  benchmarks    writes docs/benchmarks.md from the results; with --check says whether it is up to date, and
+                whether the figures that other documents take from results are theirs
+  configuration writes the tables of docs/configuration.md; with --check says whether they are up to date
   edges         every ordering edge has both halves, where ORDERING.md says
   tidy          file sizes, where unsafety lives, names, left-overs
   drop-reasons  every drop reason is provoked by a test
@@ -47,7 +50,9 @@ fn main() -> ExitCode {
     match arguments.as_slice() {
         ["gen-abi"] => report("gen-abi", &abi::generate()),
         ["benchmarks"] => report("benchmarks", &benchmarks::generate()),
-        ["benchmarks", "--check"] => report("benchmarks", &benchmarks::differences()),
+        ["benchmarks", "--check"] => report("benchmarks", &benchmarks::check()),
+        ["configuration"] => report("configuration", &ci::configuration(true)),
+        ["configuration", "--check"] => report("configuration", &ci::configuration(false)),
         ["edges"] => report("edges", &edges::check()),
         ["tidy"] => report("tidy", &tidy::check()),
         ["drop-reasons"] => report("drop-reasons", &drop_reasons::check(true)),

@@ -131,6 +131,25 @@ pub(crate) fn commit() -> Result<String, String> {
     Ok(said("git", &["rev-parse", "--short=12", "HEAD"])? + if changed { "+" } else { "" })
 }
 
+/// The commit that a record is of; one that came in pieces: that of the longest.
+pub(crate) fn commit_of(record: &Json) -> String {
+    let pieces = record["seconds_by_commit"].as_object().into_iter().flatten();
+    let longest = pieces.max_by_key(|(_, seconds)| seconds.as_u64());
+    longest
+        .map(|(commit, _)| commit.as_str())
+        .or(record["commit"].as_str())
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// How many commits since this one changed something under `paths`; `None` if the history here does not have it.
+pub(crate) fn commits_since(commit: &str, paths: &[&str]) -> Option<u64> {
+    let range = format!("{}..HEAD", commit.trim_end_matches('+'));
+    let arguments = [&["rev-list", "--count", &range, "--"], paths].concat();
+    let output = Command::new("git").args(arguments).current_dir(root()).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().parse().ok())?
+}
+
 /// The class of this machine, without its name.
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -150,6 +169,14 @@ fn said(program: &str, arguments: &[&str]) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_in_pieces_is_of_the_commit_that_ran_for_longest() {
+        let pieces = json!({ "commit": "c", "seconds_by_commit": { "a": 5, "b": 9, "c": 1 } });
+        assert_eq!(commit_of(&pieces), "b");
+        assert_eq!(commit_of(&json!({ "commit": "c+" })), "c+");
+        assert_eq!(commits_since("0000000000000000", &["."]), None);
+    }
 
     #[test]
     fn a_record_must_say_what_it_shows() {

@@ -19,6 +19,7 @@ mod address;
 mod diagnostic;
 mod kernel;
 mod reader;
+mod reference;
 mod sections;
 mod service;
 mod show;
@@ -40,6 +41,7 @@ pub use diagnostic::{ConfigError, Origin, ProblemEntry};
 pub use kernel::{BUILTINS, Builtin};
 pub use reader::Setting;
 pub(crate) use reader::nearest;
+pub use reference::tables as reference_tables;
 pub use show::RegionUse;
 pub(crate) use show::bytes_for_people;
 
@@ -524,7 +526,7 @@ mod tests {
                 .filter(|s| s.section == section)
                 .map(|s| s.key.as_str())
                 .collect();
-            let mut known = sections::keys_of(section).to_vec();
+            let mut known = sections::keys_of(section);
             let mut sorted = read.clone();
             known.sort_unstable();
             sorted.sort_unstable();

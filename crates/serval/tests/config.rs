@@ -69,6 +69,28 @@ fn no_text_is_left_without_its_case() {
     }
 }
 
+/// docs/configuration.md: what stands between `<!-- keys: NAME -->` and `<!-- end -->` is made from the reader.
+#[test]
+fn the_page_of_all_keys_is_what_is_read() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
+    let text = fs::read_to_string(&path).unwrap();
+    let mut expected = text.clone();
+    for (name, table) in serval::config::reference_tables() {
+        let begin = format!("<!-- keys: {name} -->\n");
+        let place = expected.split_once(&begin).and_then(|(before, rest)| {
+            Some((before.to_owned(), rest.split_once("<!-- end -->")?.1.to_owned()))
+        });
+        let (before, after) = place.unwrap_or_else(|| panic!("no place for {name}"));
+        expected = format!("{before}{begin}\n{table}\n<!-- end -->{after}");
+    }
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&path, &expected).unwrap();
+    } else {
+        let line = expected.lines().zip(text.lines()).find(|(a, b)| a != b);
+        assert!(text == expected, "run `cargo xtask configuration`; first difference: {line:?}");
+    }
+}
+
 /// The file of the documentation, every key spelled out.
 const FULL: &str = r#"
 schema = 1

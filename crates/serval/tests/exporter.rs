@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::metrics::Metrics;
+use engine::metrics::{AcceleratorLives, Metrics, ServiceMetrics};
 use serval::exporter::{CONNECTIONS_MAX, Exporter, Health, REQUEST_BYTES_MAX};
 use serval::top::Page;
 
@@ -88,6 +88,45 @@ fn the_dashboard_shows_only_what_is_exported() {
         assert!(exported.contains(name.as_str()), "{name} is not exported");
     }
     assert!(shown.len() >= 10, "{shown:?}");
+}
+
+/// The table of docs/operations.md, from what is exported: name, labels, meaning.
+#[test]
+fn the_page_of_all_metrics_is_what_is_exported() {
+    let (exporter, metrics, _) = start();
+    // What is there only when it has happened.
+    let lives = AcceleratorLives::new("digits", "gpu0");
+    lives.end(1, "lost");
+    let service = ServiceMetrics::new("digits".to_owned(), 1);
+    metrics.set_running(
+        [Arc::new(service)].into(),
+        [Arc::new(lives)].into(),
+        ["digits".to_owned()].into(),
+    );
+    let answer = get(exporter.address(), "/metrics");
+    let mut table = String::from("| metric | labels | meaning |\n|---|---|---|\n");
+    for line in answer.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
+        let (family, help) = line.split_once(' ').unwrap();
+        let kind = format!("# TYPE {family} ");
+        let kind = answer.lines().find_map(|line| line.strip_prefix(&kind)).unwrap();
+        let name = if kind == "counter" { format!("{family}_total") } else { family.to_owned() };
+        let sample = answer.lines().find(|l| !l.starts_with('#') && l.starts_with(&name)).unwrap();
+        let labels = sample.split_once('{').map_or("", |(_, rest)| rest.split_once('}').unwrap().0);
+        let labels = labels.split("\",").filter_map(|label| label.split_once('='));
+        let labels: Vec<&str> = labels.map(|(label, _)| label).filter(|l| *l != "le").collect();
+        let kind = if kind == "histogram" { " (histogram)" } else { "" };
+        table += &format!("| `{name}`{kind} | {} | {help} |\n", labels.join(", "));
+    }
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let (before, rest) = page.split_once("<!-- metrics -->\n").unwrap();
+    let (_, after) = rest.split_once("<!-- end -->").unwrap();
+    let expected = format!("{before}<!-- metrics -->\n\n{table}\n<!-- end -->{after}");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(path, &expected).unwrap();
+    } else {
+        assert!(page == expected, "docs/operations.md: run this test with UPDATE_GOLDEN=1");
+    }
 }
 
 #[test]

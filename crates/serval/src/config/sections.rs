@@ -17,78 +17,20 @@ use sys::local::PATH_BYTES_MAX;
 use super::address;
 use super::diagnostic::{Problem, Span};
 use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong_type};
+use super::reference::{self, TABLES};
 use super::tree::{Entry, Table, Value};
-
-/// The keys of every table: for hints about keys in the wrong place.
-const KEYS: &[(&str, &[&str])] = &[
-    ("the top of the file", &["schema", "engine", "limits", "accelerator", "service"]),
-    ("[engine]", &["workers", "cores", "polling", "drain_ms", "metrics", "control"]),
-    (
-        "[limits]",
-        &["connections", "pipelined", "idle_s", "slow_client_ms", "region_mib", "udp_reply_ratio"],
-    ),
-    (
-        "[[accelerator]]",
-        &[
-            "name",
-            "kind",
-            "launch",
-            "placement",
-            "threads",
-            "cores",
-            "attach",
-            "heartbeat_ms",
-            "gpu",
-        ],
-    ),
-    (
-        "[[service]]",
-        &[
-            "name",
-            "listen",
-            "framing",
-            "accelerator",
-            "kernel",
-            "params",
-            "mqueues",
-            "slots",
-            "arena_bytes",
-            "max_message_bytes",
-            "max_reply_bytes",
-            "replies",
-            "ordered",
-            "dispatch",
-            "key",
-            "request_timeout_ms",
-            "queue_us_max",
-            "tenant",
-            "rings",
-            "backend",
-        ],
-    ),
-    (
-        "[[service.backend]]",
-        &[
-            "name",
-            "connect",
-            "framing",
-            "connections",
-            "timeout_ms",
-            "in_flight",
-            "max_message_bytes",
-        ],
-    ),
-];
 
 /// The table that has a key of this name.
 pub(super) fn section_with(key: &str) -> Option<&'static str> {
-    KEYS.iter().find(|(_, keys)| keys.contains(&key)).map(|(section, _)| *section)
+    let has = |table: &&reference::Table| table.keys.iter().any(|known| known.name == key);
+    TABLES.iter().find(has).map(|table| table.header)
 }
 
 /// The keys of `engine` or `limits`, which the environment can set.
-pub(super) fn keys_of(section: &str) -> &'static [&'static str] {
+pub(super) fn keys_of(section: &str) -> Vec<&'static str> {
     let header = format!("[{section}]");
-    KEYS.iter().find(|(known, _)| *known == header).map_or(&[], |(_, keys)| keys)
+    let found = TABLES.iter().find(|table| table.header == header);
+    found.map_or(Vec::new(), |table| table.keys.iter().map(|key| key.name).collect())
 }
 
 /// What the file says besides the topology.
