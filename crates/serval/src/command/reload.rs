@@ -23,15 +23,9 @@ Examples:
   serval reload --config service.toml
   serval reload --pid 4711
 
-<<<<<<< HEAD
-Exit codes: 0 done (or nothing to do), 1 it failed or no server answers, 2 refused, 3 done, but a service
-that left did not answer all it had accepted within engine.drain_ms, something of it did not end, or a
-service has no runtime that serves yet.";
-=======
 Exit codes: 0 done (or nothing to do), 1 it failed or no server answers, 2 refused, 3 done, but a
 service that left did not answer all it had accepted within engine.drain_ms, something of it did
-not end, or no runtime of its next version serves yet.";
->>>>>>> fix-cli
+not end, or a service has no runtime that serves yet.";
 
 /// How long a reload may take: a drain is at most ten minutes.
 const PATIENCE: Duration = Duration::from_secs(660);
