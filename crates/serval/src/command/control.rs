@@ -212,7 +212,11 @@ impl Owner {
         self.health.count_reload(&result);
         let generation = self.health.generation();
         if let Some(message) = outcome["message"].as_str() {
-            tracing::error!("the configuration is {result}, nothing has changed: {message}");
+            let problems = outcome["problems"].as_array().map_or(&[][..], Vec::as_slice);
+            // The text for people has many lines; whoever asked gets it.
+            let problems: Vec<String> = problems.iter().map(problem_line).collect();
+            let why = if problems.is_empty() { message.to_owned() } else { problems.join("; ") };
+            tracing::error!("the configuration is {result}, nothing has changed: {why}");
         } else {
             tracing::info!(generation, "the configuration was read again: {result}");
         }
@@ -315,6 +319,19 @@ pub(super) fn fate_name(fate: Fate) -> &'static str {
         Fate::Changed { .. } => "changed, connections closed, shared-memory clients sent away",
         Fate::Removed => "removed",
     }
+}
+
+/// A problem of a configuration, as [`check::errors_json`] tells it, in one line.
+fn problem_line(problem: &Json) -> String {
+    let text = |key: &str| problem[key].as_str().unwrap_or_default();
+    let (source, what, right) = (text("source"), text("what"), text("right"));
+    let place = match problem["line"].as_u64() {
+        Some(line) if line > 0 => format!("{source}:{line}: "),
+        _ if source.is_empty() => String::new(),
+        _ => format!("{source}: "),
+    };
+    let right = if right.is_empty() { String::new() } else { format!(" ({right})") };
+    format!("{place}{what}{right}")
 }
 
 /// A configuration that cannot be used.
@@ -491,6 +508,19 @@ mod tests {
         assert!(first.iter().all(|outcome| outcome.get() == Some(&json!(1))));
         assert!(second.iter().all(|outcome| outcome.get().is_none()));
     }
+
+    #[test]
+    fn the_log_tells_each_problem_of_a_file_in_one_line() {
+        let line = |problem| problem_line(&problem);
+        let of = |line: u64, right: &str| json!({ "source": "a.toml", "line": line, "column": 1, "what": "unknown key `x`", "right": right });
+        assert_eq!(
+            line(of(3, "did you mean `y`?")),
+            "a.toml:3: unknown key `x` (did you mean `y`?)"
+        );
+        assert_eq!(line(of(0, "")), "a.toml: unknown key `x`");
+        assert_eq!(line(json!({ "what": "no services" })), "no services");
+    }
+
     #[test]
     fn what_is_wrong_with_a_service_is_told_whatever_was_done_with_it() {
         let keeps = Fate::Changed { keeps_connections: true, keeps_memory_clients: true };
