@@ -90,9 +90,9 @@ pub(super) const TABLES: &[Table] = &[
             drain_ms: Integer("ms"), "",
                 "How long a server that ends, and a service that a reload changes or removes, may take to answer what it has \
                  accepted. The rest is dropped as `drain_timeout`.";
-            metrics: Other("string: `IP:PORT`"), "none",
+            metrics: Other("string: `IP:PORT`, or `none`"), "none",
                 "Serves `/metrics`, `/healthz` and `/readyz` there. Keep it on loopback: nothing is encrypted or authenticated.";
-            control: Other("string: absolute path"), "none",
+            control: Other("string: absolute path, or `none`"), "none",
                 "A Unix socket for `serval reload`. The engine's user and root may use it.";
         },
     },
@@ -157,7 +157,8 @@ pub(super) const TABLES: &[Table] = &[
                 "The accelerators that run the kernel, by name. With several, requests go where there is credit.";
             kernel: Other("string, or list with one for each accelerator"), "required",
                 "A built-in kernel (below), or the path of a compiled one, relative to the file's folder: `mine.so`, `mine.fatbin`, \
-                 `mine.so:NAME` where a library has several.";
+                 `mine.so:NAME` where a library has several. \
+                 A program of yours that attaches (`launch = \"external\"`) may give its kernels any name of letters, digits, `_` and `-`.";
             params: Other("table of numbers, or true and false"), "none", "The kernel's parameters: `params = { microseconds = 20 }`.";
             mqueues: Integer("mqueues, or a list with one for each accelerator"), "",
                 "Message queues, each with a block of its own. On a GPU as many as blocks that fit; with `cpu` kernels a few \
