@@ -175,9 +175,9 @@ pub(crate) fn cause(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// An illegal address, and from a bad stack to a failed launch.
+/// An illegal address, an assertion, and from a bad stack to a failed launch.
 fn of_the_kernel(code: i32) -> bool {
-    matches!(code, 700 | 714..=719)
+    matches!(code, 700 | 710 | 714..=719)
 }
 
 /// What to do about an error of the driver, where there is something to do.
@@ -227,9 +227,15 @@ mod tests {
         for code in [2, 46, 100, 101, 209, 700, 719, 803] {
             assert!(advice(code, None).starts_with("; "), "{code}");
         }
-        for (code, kernel) in
-            [(700, true), (714, true), (719, true), (214, false), (702, false), (999, false)]
-        {
+        for (code, kernel) in [
+            (700, true),
+            (710, true),
+            (714, true),
+            (719, true),
+            (214, false),
+            (702, false),
+            (999, false),
+        ] {
             assert_eq!(error(code, "", "").is_of_the_kernel(), kernel, "{code}");
         }
         let taken = |bus_id| advice(UNAVAILABLE, bus_id);

@@ -137,9 +137,13 @@ impl Config {
 }
 
 impl Config {
-    /// Holds the cores that are named to those that are `usable`. The error is one sentence; a word about more
-    /// workers than cores goes to [`Self::warnings`].
-    pub fn use_cores(&mut self, usable: &[usize]) -> Result<(), String> {
+    /// Holds the cores that are named to those that are usable. The error is one sentence; a word about more
+    /// workers than cores that the process has goes to [`Self::warnings`].
+    pub fn use_cores(
+        &mut self,
+        allowed: &[usize],
+        is_usable: impl Fn(usize) -> bool,
+    ) -> Result<(), String> {
         let engine = &self.topology.engine;
         let of_accelerators = self.topology.accelerators.iter().filter_map(|accelerator| {
             let (AcceleratorKind::Cpu { placement: CpuPlacement::Threads { cores, .. } }
@@ -152,19 +156,20 @@ impl Config {
         });
         let of_engine = std::iter::once(("engine.cores".to_owned(), &engine.cores));
         for (key, cores) in of_engine.chain(of_accelerators) {
-            if let Some(core) = cores.iter().find(|core| !usable.contains(core)) {
-                let list = usable.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+            let usable = |core: usize| allowed.contains(&core) || is_usable(core);
+            if let Some(core) = cores.iter().find(|core| !usable(**core)) {
+                let list = allowed.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
                 return Err(format!(
                     "{key} names core {core}, which cannot be used here: this process has the cores {list}"
                 ));
             }
         }
-        if engine.workers > usable.len() {
+        let usable = allowed.len().max(engine.cores.len());
+        if engine.workers > usable {
             self.warnings.push(format!(
                 "engine.workers = {}, but only {} of the machine's cores can be used here: workers that share a \
                  core are slower than one alone",
-                engine.workers,
-                usable.len()
+                engine.workers, usable
             ));
         }
         Ok(())
@@ -376,9 +381,11 @@ mod tests {
     fn cores_that_are_not_there_are_refused_and_too_many_workers_mentioned() {
         let on = |sets: &[&str]| {
             let mut config = parse(SMALL, &[], sets).unwrap();
-            config.use_cores(&[0, 1]).map(|()| config.warnings)
+            config.use_cores(&[0, 1], |core| core == 2).map(|()| config.warnings)
         };
         assert_eq!(on(&["engine.workers=2", "engine.cores=[1, 0]"]), Ok(vec![]));
+        let elsewhere = on(&["engine.workers=3", "engine.cores=[0, 1, 2]"]);
+        assert_eq!(elsewhere, Ok(vec![]), "one that only has to be asked for");
         let refused = on(&["engine.cores=[7]"]).unwrap_err();
         assert!(refused.contains("engine.cores names core 7"), "{refused}");
         assert!(refused.ends_with("the cores 0, 1"), "{refused}");
@@ -386,7 +393,7 @@ mod tests {
             + "[[accelerator]]\nname = \"host\"\ncores = [5]\n";
         for kind in ["accelerator.host.placement=threads", "accelerator.host.kind=process"] {
             let mut config = parse(&text, &[], &[kind]).unwrap();
-            let refused = config.use_cores(&[0, 1]).unwrap_err();
+            let refused = config.use_cores(&[0, 1], |_| false).unwrap_err();
             assert!(refused.starts_with("accelerator.host.cores names core 5"), "{refused}");
         }
         let many = on(&["engine.workers=3"]).unwrap();
@@ -429,6 +436,8 @@ mod tests {
         let external = "launch = \"external\"\nattach = \"/run/own\"\n";
         let config = parse(&own(external), &[], &[]).unwrap();
         assert_eq!(config.topology.services[0].kernel, "reverse");
+        let on_a_gpu = own(external).replace("kind = \"process\"", "kind = \"cuda\"");
+        assert_eq!(parse(&on_a_gpu, &[], &[]).unwrap().topology.services[0].kernel, "reverse");
         let refused = parse(&own(""), &[], &[]).unwrap_err().to_string();
         assert!(refused.contains("no built-in kernel is called \"reverse\""), "{refused}");
         let list = own(external).replace("= \"own\"\nkernel", "= [\"own\", \"host\"]\nkernel")

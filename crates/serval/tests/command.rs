@@ -523,12 +523,15 @@ fn the_examples_configurations_are_accepted() {
 fn what_this_machine_does_not_have_is_refused_by_name() {
     let folder = Folder::new("not-here");
     let file = folder.file("echo.toml", ECHO);
-    for verb in ["serve", "check-config"] {
-        let refused = run(&[verb, &file, "--set", "engine.cores=[4095]"]);
-        assert_eq!(refused.status.code(), Some(2));
-        let said = text(&refused.stderr);
-        assert!(said.contains("engine.cores names core 4095, which cannot be used here"), "{said}");
-    }
+    let cores = "engine.cores=[4095]";
+    let refused = run(&["serve", &file, "--set", cores]);
+    assert_eq!(refused.status.code(), Some(2));
+    let why = "engine.cores names core 4095, which cannot be used here";
+    let said = text(&refused.stderr);
+    assert!(said.contains(why), "{said}");
+    // A file is also checked where it does not serve.
+    let shown = output(&["check-config", &file, "--set", cores]);
+    assert!(shown.contains(why) && shown.contains("would refuse here"), "{shown}");
     let missing = folder.0.join("missing");
     let control = format!("engine.control={}", missing.join("x.sock").display());
     let refused = run(&["serve", &file, "--set", &control]);

@@ -170,7 +170,7 @@ fn a_step_that_showed_nothing_is_counted_as_skipped() {
         (
             "skipped",
             &[RIGHT, STOLEN],
-            0,
+            1,
             "lazy-loading: SKIPPED",
             "0 steps passed, 0 failed, 1 SKIPPED",
         ),

@@ -16,6 +16,14 @@ pub fn allowed_cores() -> io::Result<Vec<usize>> {
     Ok(cores.filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect())
 }
 
+/// Whether this process may pin a thread to `core`. What a process [is allowed](allowed_cores) says less: `taskset`, systemd's
+/// `CPUAffinity` and `isolcpus` keep threads from cores that they may ask for by name.
+pub fn is_usable(core: usize) -> bool {
+    // On a thread of its own, which ends with it. Where none can be had nothing is known against the core.
+    let tried = std::thread::Builder::new().spawn(move || set_affinity(&[core]).is_ok());
+    tried.map_or(true, |thread| thread.join().unwrap_or(true))
+}
+
 /// Pins the calling thread to `core`. Fails with `InvalidInput` for a core this process may not
 /// use.
 pub fn pin_current_thread(core: usize) -> io::Result<()> {
@@ -91,11 +99,14 @@ mod tests {
                 pin_current_thread(core).unwrap();
                 assert_eq!(current_core(), core);
                 assert_eq!(allowed_cores().unwrap(), [core]);
+                // Also from a thread that is kept from them.
+                assert!(cores.iter().all(|other| is_usable(*other)));
                 assert!(numa_node_of(core).is_none_or(|node| numa_nodes().contains(&node)));
             }
             for core in [1023, 1024, usize::MAX] {
                 let error = pin_current_thread(core).unwrap_err();
                 assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+                assert!(!is_usable(core));
             }
         })
         .join()

@@ -231,7 +231,8 @@ impl Tally {
         self.is_over(now_ns)
     }
 
-    /// The time since the last look for which the thread did not compute. The look is a system call: there is one a
+    /// The time since the last look for which the thread did not compute. (Where the host kernel does not know that a hypervisor
+    /// had the core, it counts that as the thread's.) The look is a system call: there is one a
     /// millisecond, and after every long turn, so that what a long turn is charged with is its own to a millisecond.
     #[inline]
     fn look_at_cpu(&mut self, now_ns: u64, cpu_clock: impl FnOnce() -> u64) -> u64 {

@@ -33,7 +33,10 @@ Examples:
 
 pub(super) fn run(screen: &Screen, file: &File) -> Result<(), Failure> {
     let mut config = file.load()?;
-    serve::use_cores(&mut config)?;
+    // Whoever checks a file elsewhere than where it serves has other cores.
+    if let Err(Failure::Usage(why)) = serve::use_cores(&mut config) {
+        config.warnings.push(format!("`serval serve` would refuse here: {why}"));
+    }
     screen.show(|| text(screen, &config), || config.json());
     Ok(())
 }

@@ -134,8 +134,8 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
 
 /// Refuses cores that are not there: a worker without its core would serve, and be slow for no visible reason.
 pub(super) fn use_cores(config: &mut Config) -> Result<(), Failure> {
-    let Ok(usable) = sys::affinity::allowed_cores() else { return Ok(()) };
-    config.use_cores(&usable).map_err(Failure::Usage)
+    let Ok(allowed) = sys::affinity::allowed_cores() else { return Ok(()) };
+    config.use_cores(&allowed, sys::affinity::is_usable).map_err(Failure::Usage)
 }
 
 /// Refuses sockets in folders that are not there, with the key that names them.

@@ -94,10 +94,7 @@ pub(super) fn read(
 
 /// Whether its kernels run in a program of somebody's own.
 fn is_external(accelerator: &Accelerator) -> bool {
-    matches!(
-        accelerator.kind,
-        AcceleratorKind::Process { launch: Launch::External { .. }, gpu: None, .. }
-    )
+    matches!(accelerator.kind, AcceleratorKind::Process { launch: Launch::External { .. }, .. })
 }
 
 /// Rings for GPUs: one trip over the bus finds and fetches a message; with doorbells it takes two.

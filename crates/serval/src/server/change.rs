@@ -318,7 +318,7 @@ impl Server {
         let moved = moving.map_or(Ok(()), |moving| moving.wait(&mut || give_up()));
         let failed = moved.err().map_or(Vec::new(), Unready::reasons);
         // The wait ends with the first that fails, and those that were to begin with it do not serve either.
-        let others = if failed.is_empty() { Vec::new() } else { self.without_a_life() };
+        let others = self.without_a_life_beside(&failed);
         for (name, why) in failed.into_iter().chain(others) {
             match outcomes.iter_mut().find(|outcome| outcome.name == name) {
                 Some(outcome) => drop(outcome.not_started.get_or_insert(why)),
@@ -352,8 +352,14 @@ impl Server {
         outcomes
     }
 
-    /// Services with a runtime that the engine starts and that does not serve.
-    fn without_a_life(&self) -> Vec<(String, String)> {
+    /// Services whose runtime does not serve, on the accelerators of those that `failed` to begin anew: they were to begin with
+    /// them.
+    fn without_a_life_beside(&self, failed: &[(String, String)]) -> Vec<(String, String)> {
+        let has_failed = |service: &str| failed.iter().any(|(name, _)| name == service);
+        let lives = || self.places.iter().flat_map(|place| &place.lives);
+        let beside = |life: &AcceleratorLives| {
+            lives().any(|l| has_failed(&l.service) && l.accelerator == life.accelerator)
+        };
         let launched = |life: &AcceleratorLives| {
             self.topology.accelerators.iter().any(|accelerator| {
                 let kind = &accelerator.kind;
@@ -362,8 +368,7 @@ impl Server {
                 launched && accelerator.name == life.accelerator
             })
         };
-        let lives = self.places.iter().flat_map(|place| &place.lives);
-        let down = lives.filter(|life| !life.is_up() && launched(life));
+        let down = lives().filter(|life| !life.is_up() && launched(life) && beside(life));
         let why = |life: &Arc<AcceleratorLives>| {
             format!("its runtime on {} was to begin anew and has not", life.accelerator)
         };

@@ -177,9 +177,14 @@ fn who_was_refused_together_is_alone_until_one_of_them_comes_or_leaves() {
     seat(&mut desk, &on_gpu(started("/bin/false"), Some(1)), 2);
     change_doors(&mut desk, &topology, Vec::new());
     assert_eq!(alone(&desk), [true; 2]);
-    // A third one comes on the same GPU, and its coming is not certain.
+    // A third one comes on the same GPU, and its coming is not certain; it goes again without having come.
     seat(&mut desk, &topology, 3);
     assert_eq!(alone(&desk), [true; 2]);
+    order(&mut desk, Order::Leave(3, mpsc::channel().0));
+    assert_eq!(alone(&desk), [true; 2]);
+    assert!(desk.moves.is_empty(), "those who stay are left in peace");
+    // It comes.
+    seat(&mut desk, &topology, 3);
     change_doors(&mut desk, &topology, Vec::new());
     assert_eq!(alone(&desk), [false; 2]);
     starting_together(&mut desk);

@@ -189,7 +189,9 @@ impl Desk {
                 self.bequeath(id, heir);
                 continue;
             }
-            let again = self.try_together_again(id);
+            // One that never settled has changed nothing for those that stay.
+            let settled = self.seats[&id].settled;
+            let again = if settled { self.try_together_again(id) } else { None };
             let mut others = self.together(id);
             others.retain(|at| *at != id);
             // It is gone when the process is, whoever's child that was.
