@@ -185,7 +185,7 @@ impl Gpu {
     ) -> Result<CudaAccelerator, AccelError> {
         self.driver.bind(self.context)?;
         let prepared: Result<Vec<_>, _> =
-            services.iter().map(|service| Prepared::new(&self, service)).collect();
+            services.iter().map(|s| Prepared::new(&self, s, services.len() > 1)).collect();
         let mut prepared = prepared?;
         check_residency(&self.found, &prepared)?;
         // The driver makes room for the local memory of the first that needs more than all before;
@@ -278,7 +278,8 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(gpu: &Gpu, service: &Service) -> Result<Self, AccelError> {
+    /// `beside` others of its process or not.
+    fn new(gpu: &Gpu, service: &Service, beside: bool) -> Result<Self, AccelError> {
         let driver = gpu.driver;
         let image = Image::find(&service.kernel)?;
         let encoded = params::encode(&service.params)?;
@@ -299,7 +300,9 @@ impl Prepared {
         held.module = Some(module);
         let function =
             driver.function(module, &image.symbol()?)?.ok_or_else(|| image.no_kernel())?;
-        driver.prefer_shared_memory(function)?;
+        if beside {
+            driver.prefer_shared_memory(function)?;
+        }
         let ask = |attribute| driver.function_attribute(function, attribute);
         // Its warps are blocks, several of which share a CUDA block: as few as spread over all multiprocessors.
         let of_warps = driver.function(module, &image.mark_of_warps()?)?.is_some();

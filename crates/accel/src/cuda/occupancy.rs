@@ -13,8 +13,9 @@
 //! All of it holds only if a multiprocessor has the same resources whoever came first. With shared memory that is not
 //! so by itself: a multiprocessor divides one memory between it and the L1 cache when the first kernel comes, as that
 //! one needs it, and keeps the division for as long as anything runs there, which is for ever here. (On an H100 132
-//! blocks that share 28 KB each left no room for any of 176 with 47 KB each, which by the above have room.) So every
-//! kernel asks for the division with the most shared memory, before the driver is asked about it.
+//! blocks that share 28 KB each left no room for any of 176 with 47 KB each, which by the above have room.) So kernels
+//! that run beside others ask for the division with the most shared memory, before the driver is asked about them. One that
+//! is alone has the division that it needs, and the larger L1 cache.
 
 /// Blocks of one kernel that must be resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
