@@ -8,6 +8,7 @@
 //! (`memory`). In `far` the blocks of that client's requests stand for a GPU: the replies are written between
 //! two turns, which alone are timed, and no processor's cache holds the lines they were written to, nor those
 //! that the requests were read from. `far-train` is the same for trains of datagrams, whose batches do not overlap.
+//! `shed` is what a datagram costs for which no mqueue has credit, since nobody answers.
 //! Nanoseconds per message, the fastest tenth of many short measurements.
 
 use std::net::SocketAddr;
@@ -38,10 +39,11 @@ const SLOTS: u32 = 64;
 /// Of the shared-memory client, which in `far` has several batches under way.
 const CLIENT_SLOTS: u32 = 1024;
 
-/// Hands in `batch` datagrams whenever all earlier ones are answered.
+/// Hands in `batch` datagrams whenever all earlier ones are answered, or in every turn.
 struct Echo {
     batch: usize,
     train: bool,
+    every_turn: bool,
     sent: u64,
     answered: u64,
     checksum: u64,
@@ -49,7 +51,7 @@ struct Echo {
 
 impl Echo {
     fn new(batch: usize, train: bool) -> Self {
-        Self { batch, train, sent: 0, answered: 0, checksum: 0 }
+        Self { batch, train, every_turn: false, sent: 0, answered: 0, checksum: 0 }
     }
 }
 
@@ -65,7 +67,7 @@ impl Nic for Echo {
     fn recv(&mut self, _: PortIndex, batch: &mut RxBatch) -> bool {
         batch.items.clear();
         batch.overflowed = 0;
-        if self.sent != self.answered {
+        if self.sent != self.answered && !self.every_turn {
             return false;
         }
         let slot_bytes = batch.bytes.len() / 64;
@@ -356,6 +358,29 @@ fn far_nanoseconds_per_message(mqueues: u32, batch: usize, train: bool, time: Du
     measured[measured.len() / 10]
 }
 
+fn shed_nanoseconds_per_message(mqueues: u32, batch: usize, time: Duration) -> f64 {
+    let nic = Echo { every_turn: true, ..Echo::new(batch, false) };
+    let mut rig = rig(mqueues, nic, true);
+    let turns = 10_000usize.div_ceil(batch);
+    let mut measured = Vec::new();
+    let mut now_ns = 1;
+    let mut turn = || {
+        now_ns += 1000;
+        rig.worker.turn(now_ns);
+        rig.worker.wait(0);
+    };
+    // Until all credit is gone.
+    (0..=(mqueues * SLOTS) as usize / batch).for_each(|_| turn());
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        let start = Instant::now();
+        (0..turns).for_each(|_| turn());
+        measured.push(start.elapsed().as_nanos() as f64 / (turns * batch) as f64);
+    }
+    measured.sort_by(f64::total_cmp);
+    measured[measured.len() / 10]
+}
+
 fn nanoseconds_per_message(mqueues: u32, batch: usize, train: bool, time: Duration) -> f64 {
     let mut worker = rig(mqueues, Echo::new(batch, train), false).worker;
     let turns = 10_000usize.div_ceil(batch);
@@ -405,13 +430,14 @@ fn main() {
                 continue;
             }
             print!("{mqueues:7}  {batch:5}");
-            let columns = ["single", "train", "memory", "far", "far-train"];
+            let columns = ["single", "train", "memory", "far", "far-train", "shed"];
             for name in columns.into_iter().filter(|name| wanted(name)) {
                 let far = |train| far_nanoseconds_per_message(mqueues, batch, train, time);
                 let ns = match name {
                     "memory" => memory_nanoseconds_per_message(mqueues, batch, time),
                     "far" => far(false),
                     "far-train" => far(true),
+                    "shed" => shed_nanoseconds_per_message(mqueues, batch, time),
                     _ => nanoseconds_per_message(mqueues, batch, name == "train", time),
                 };
                 print!("  {name} {ns:6.1}");
