@@ -4,14 +4,18 @@
 SHELL := /bin/bash
 CARGO ?= cargo
 CACHE ?= .cache
-SERVAL := target/release/serval
+# Where cargo puts it.
+SERVAL := $(or $(CARGO_TARGET_DIR),target)/release/serval
+PREFIX ?= /usr/local
+DESTDIR ?=
 
-.PHONY: help demo demo-faces cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-miri build clean
+.PHONY: help demo demo-faces install uninstall absolute-prefix cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-miri build clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo        build Serval and watch clients being answered by an accelerator (2 minutes)"
 	@echo "make demo-faces  the same with a real memcached behind the kernel (installs it)"
+	@echo "make install     builds Serval and puts it into PREFIX=/usr/local; PREFIX=\$$HOME/.local needs no root. make uninstall takes it away"
 	@echo "make cuda-kernels  the kernels for NVIDIA GPUs, for the next build (happens by itself where a GPU is)"
 	@echo "make test        every test of the repository (about 19 minutes on 2 cores)"
 	@echo "make test-gpu    the cuda accelerator on this machine's GPU (5 minutes)"
@@ -36,6 +40,42 @@ demo-faces: build setup-memcached
 build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 	@echo "building (the first time takes a few minutes)"
 	@$(CARGO) build --release --quiet --package serval
+
+# What is needed without the checkout: the command, which has the headers of kernels inside; the libraries with theirs; the pages for
+# whoever runs it, in folders as here, so that links among them hold. The unit is an example among them, and not where systemd looks: it
+# names a user and a file that have to be there first.
+PAGES = README.md LICENSE CHANGELOG.md docs/configuration.md docs/operations.md docs/gpu.md docs/grafana.json
+UNIT = docs/serval.service
+INTO = $(DESTDIR)$(PREFIX)
+DOC = $(INTO)/share/doc/serval
+PLACE = PREFIX=$(PREFIX) DESTDIR=$(abspath $(DESTDIR))
+
+# SERVAL=FILE installs that command. Under sudo nothing is compiled as root, whose files would be in the way of the next build; where
+# there is no cargo, which is what sudo makes of many a PATH, the command that was built before is installed.
+BUILDER = $(if $(SUDO_USER),sudo -u $(SUDO_USER))
+install: absolute-prefix
+	@$(if $(filter command,$(origin SERVAL)),,$(if $(shell command -v $(CARGO)),$(BUILDER) $(MAKE) --no-print-directory build))
+	@[ -x $(SERVAL) ] || { echo "there is no $(SERVAL): run make build, as a user who has cargo, then make install again"; exit 1; }
+	@for library in client attach; do $(BUILDER) $(MAKE) --no-print-directory --silent -C $$library || exit 1; done
+	@install -d $(INTO)/bin $(DOC)/docs
+	@install -m 755 $(SERVAL) $(INTO)/bin/serval
+	@$(MAKE) --no-print-directory --silent -C client install $(PLACE)
+	@$(MAKE) --no-print-directory --silent -C attach install $(PLACE)
+	@for page in $(PAGES); do install -m 644 $$page $(DOC)/$$page || exit 1; done
+	@sed 's|/usr/local/bin/|$(PREFIX)/bin/|' $(UNIT) >$(DOC)/$(UNIT)
+	@chmod 644 $(DOC)/$(UNIT)
+	@echo "installed: $(INTO)/bin/serval, libraries and headers beside it, pages in $(DOC)"
+
+# Files by name, and of folders only those of Serval, if nobody else has put anything there.
+uninstall: absolute-prefix
+	@rm -f $(INTO)/bin/serval $(PAGES:%=$(DOC)/%) $(DOC)/$(UNIT)
+	@$(MAKE) --no-print-directory --silent -C client uninstall $(PLACE)
+	@$(MAKE) --no-print-directory --silent -C attach uninstall $(PLACE)
+	@rmdir $(DOC)/docs $(DOC) 2>/dev/null || true
+
+# One that begins elsewhere would mean another folder in each Makefile, and nothing in serval_client.pc.
+absolute-prefix:
+	@[[ "$(PREFIX)" = /* ]] || { echo "PREFIX has to be a path that begins with /, not $(PREFIX)"; exit 1; }
 
 # The built-in kernels for NVIDIA GPUs, for the next build. Takes nvcc from the machine, or fetches one.
 cuda-kernels:
