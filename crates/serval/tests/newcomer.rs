@@ -1,0 +1,334 @@
+//! What the pages tell a newcomer, done to the letter: `make install` and README.md's first kernel away from the checkout,
+//! and the example whose kernel asks memcached.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use common::{Peer, eventually, free_port};
+use serde_json::Value as Json;
+
+/// Longest that a line of a page may take; compilers are among them.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// An empty folder that goes away.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path =
+            std::env::temp_dir().join(format!("serval-newcomer-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn join(&self, path: &str) -> PathBuf {
+        self.0.join(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The blocks of code of a page that are in this language.
+fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
+    let opening = format!("```{language}\n");
+    page.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+}
+
+/// A shell that is told one line after the other; what it has started ends with it.
+struct Shell {
+    process: Peer,
+    input: ChildStdin,
+    output: Receiver<String>,
+    errors: PathBuf,
+}
+
+impl Shell {
+    /// `path` is all that it has of the PATH, and there is nothing else in its environment but HOME and a compiler that was asked for.
+    fn start(folder: &Path, path: &str) -> Self {
+        let mut command = Command::new("bash");
+        command.current_dir(folder).env_clear().env("PATH", path).env("HOME", folder);
+        command.envs(std::env::var_os("CXX").map(|compiler| ("CXX", compiler)));
+        command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let errors = folder.join("errors.log");
+        command.stderr(fs::File::create(&errors).unwrap());
+        let mut process = Peer(command.spawn().expect("bash has to be installed"));
+        let input = process.0.stdin.take().unwrap();
+        let lines = BufReader::new(process.0.stdout.take().unwrap()).lines();
+        let (sender, output) = channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).all(|l| sender.send(l).is_ok()));
+        Self { process, input, output, errors }
+    }
+
+    /// What was written to standard error so far.
+    fn errors(&self) -> String {
+        fs::read_to_string(&self.errors).unwrap()
+    }
+
+    /// What comes next on standard output.
+    fn line(&self, after: &str) -> String {
+        let line = self.output.recv_timeout(PATIENCE);
+        let line = line.unwrap_or_else(|error| panic!("{after}: {error}\n{}", self.errors()));
+        line.trim_end_matches('\r').to_owned()
+    }
+
+    /// Runs a line; its exit code, and what was printed until it ended.
+    fn run(&mut self, line: &str) -> (i32, Vec<String>) {
+        writeln!(self.input, "{line}\necho \"== $?\"").unwrap();
+        let mut printed = Vec::new();
+        loop {
+            let next = self.line(line);
+            match next.strip_prefix("== ") {
+                Some(code) => return (code.parse().unwrap(), printed),
+                None => printed.push(next),
+            }
+        }
+    }
+
+    /// Runs a line that has to end well.
+    fn done(&mut self, line: &str) -> Vec<String> {
+        let (code, printed) = self.run(line);
+        assert_eq!(code, 0, "{line}: {printed:?}\n{}", self.errors());
+        printed
+    }
+
+    /// Runs a line that leaves a server in the background; what it says when it is ready.
+    fn serve(&mut self, line: &str) -> String {
+        let printed = self.done(line);
+        let ready = printed.into_iter().next_back().unwrap_or_else(|| self.line(line));
+        assert!(ready.starts_with("ready: "), "{line}: {ready}\n{}", self.errors());
+        ready
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        // The group is this shell's own.
+        let group = format!("-{}", self.process.0.id());
+        let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
+    }
+}
+
+// --- make install ---
+
+/// `make GOAL` in the repository, with the command that is tested and libraries built in `folder`.
+fn make(goal: &str, folder: &Folder, arguments: &[String]) -> Output {
+    Command::new("make")
+        .args(["--no-print-directory", "-C"])
+        .arg(root())
+        .arg(goal)
+        .arg(format!("SERVAL={}", env!("CARGO_BIN_EXE_serval")))
+        .arg(format!("BUILD={}", folder.join("build").display()))
+        .args(arguments)
+        .output()
+        .expect("make has to be installed")
+}
+
+fn made(goal: &str, folder: &Folder, arguments: &[String]) {
+    let done = make(goal, folder, arguments);
+    let said = [done.stdout, done.stderr].concat();
+    assert!(done.status.success(), "{goal}: {}", String::from_utf8_lossy(&said));
+}
+
+/// Every file below a folder, relative to it.
+fn files(below: &Path) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut folders = vec![below.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                found.insert(path.strip_prefix(below).unwrap().to_str().unwrap().to_owned());
+            }
+        }
+    }
+    found
+}
+
+/// README.md's first kernel, from its source to a measurement in which every reply was right.
+fn the_first_kernel_serves(folder: &Path, prefix: &Path) {
+    let page = fs::read_to_string(root().join("README.md")).unwrap();
+    fs::write(folder.join("scale.cpp"), blocks(&page, "cpp")[0]).unwrap();
+    let mut commands = blocks(&page, "sh").into_iter();
+    let commands = commands.find(|block| block.contains("scale.cpp")).unwrap();
+    let port = free_port().to_string();
+    let commands = commands.replace("9000", &port);
+    let (before, serve) = commands.split_once("serval serve").unwrap();
+
+    let mut shell = Shell::start(folder, &format!("{}/bin:/usr/bin:/bin", prefix.display()));
+    let version = format!("serval {}", env!("CARGO_PKG_VERSION"));
+    let said = shell.done("serval version");
+    assert!(said[0].starts_with(&version), "{said:?}");
+    shell.done(before);
+    shell.done("serval check-config scale.toml");
+    let ready =
+        shell.serve(&format!("serval serve {} & served=$!", serve.split('#').next().unwrap()));
+    assert!(ready.contains(&format!("udp://127.0.0.1:{port}")), "{ready}");
+    let bench = format!(
+        "serval bench udp://127.0.0.1:{port} --workload scale --window 4 --warmup 50ms --duration 300ms \
+         --timeout 20s --stolen-max 100 --json"
+    );
+    // A machine that is busy may spoil a run, which says so and fails.
+    let mut printed = Vec::new();
+    eventually("a run that is to be believed", || {
+        let (code, said) = shell.run(&bench);
+        printed = said;
+        code == 0
+    });
+    let report: Json = serde_json::from_str(&printed.join("\n")).unwrap();
+    let run = &report["runs"][0];
+    assert!(run["replied"].as_u64().unwrap() >= 100, "{report}");
+    assert_eq!((&run["wrong"], &run["lost"]), (&Json::from(0), &Json::from(0)), "{report}");
+    shell.done("kill $served; wait $served");
+}
+
+/// What somebody else has put into Serval's own folder.
+const FOREIGN: &str = "include/serval/mine.h";
+
+#[test]
+fn what_is_installed_works_away_from_the_checkout_and_goes_away_again() {
+    let folder = Folder::new("install");
+    let (home, stage) = (folder.join("home/.local"), folder.join("stage"));
+    let here = [format!("PREFIX={}", home.display())];
+    let staged = ["PREFIX=/opt/serval".to_owned(), format!("DESTDIR={}", stage.display())];
+    made("install", &folder, &here);
+    made("install", &folder, &staged);
+    let (installed, stage) = (files(&home), stage.join("opt/serval"));
+    assert_eq!(installed, files(&stage));
+    for file in [
+        "bin/serval",
+        "include/serval/client.h",
+        "include/serval/kernel.h",
+        "include/serval/attach.h",
+        "lib/libserval_client.so.0",
+        "lib/libserval_attach.a",
+        "lib/pkgconfig/serval_client.pc",
+        "share/doc/serval/LICENSE",
+        "share/doc/serval/README.md",
+        "share/doc/serval/docs/configuration.md",
+    ] {
+        assert!(installed.contains(file), "{file} is not among {installed:?}");
+    }
+    // What says where it lies says the PREFIX, whatever DESTDIR was.
+    for (below, prefix) in [(&home, home.to_str().unwrap()), (&stage, "/opt/serval")] {
+        let text = |file: &str| fs::read_to_string(below.join(file)).unwrap();
+        let library = text("lib/pkgconfig/serval_client.pc");
+        assert!(library.contains(&format!("prefix={prefix}\n")), "{library}");
+        let unit = text("share/doc/serval/docs/serval.service");
+        for verb in ["ExecStartPre", "ExecStart", "ExecReload"] {
+            assert!(unit.contains(&format!("\n{verb}={prefix}/bin/serval ")), "{unit}");
+        }
+    }
+
+    // Where systemd is, it finds nothing to say of the unit.
+    let unit = home.join("share/doc/serval/docs/serval.service");
+    if let Ok(read) = Command::new("systemd-analyze").arg("verify").arg(unit).output() {
+        let said = String::from_utf8_lossy(&read.stderr);
+        assert!(!said.contains("serval"), "{said}");
+    }
+
+    let elsewhere = folder.join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    the_first_kernel_serves(&elsewhere, &home);
+    // (A program in C against the installed client library is a test of tests/c_client.rs.)
+    let example = root().join("examples/03_own_accelerator/threads.cpp");
+    let mut shell = Shell::start(&elsewhere, "/usr/bin:/bin");
+    shell.done(&format!(
+        "${{CXX:-c++}} -std=c++17 -I{home}/include {} {home}/lib/libserval_attach.a -pthread -o threads",
+        example.display(),
+        home = home.display()
+    ));
+    assert_eq!(shell.run("./threads 2>&1").1, ["usage: threads PATH"]);
+
+    fs::write(stage.join(FOREIGN), "").unwrap();
+    made("uninstall", &folder, &here);
+    made("uninstall", &folder, &staged);
+    assert_eq!(files(&home), BTreeSet::new());
+    for own in ["include/serval", "share/doc/serval"] {
+        assert!(!home.join(own).exists(), "{own} is left");
+    }
+    assert_eq!(files(&stage), BTreeSet::from([FOREIGN.to_owned()]));
+    // A second time there is nothing to do.
+    made("uninstall", &folder, &here);
+
+    let done = make("install", &folder, &["PREFIX=here".to_owned()]);
+    let said = String::from_utf8(done.stdout).unwrap();
+    assert!(!done.status.success() && said.contains("begins with /, not here"), "{said}");
+}
+
+// --- examples/04_backend ---
+
+/// What a line prints, as the comment behind it says: several lines with commas between them.
+fn expected(line: &str) -> Option<Vec<&str>> {
+    let says = |line: &str| line.starts_with("ask ") || line.starts_with("exec ");
+    let (_, comment) = line.rsplit_once("  # ").filter(|_| says(line))?;
+    Some(comment.split(", ").collect())
+}
+
+/// The lines of the example's page, one after the other in one shell. What they print is what the page says.
+#[test]
+fn the_example_asks_memcached_and_says_what_becomes_of_it() {
+    if Command::new("memcached").arg("-V").stdout(Stdio::null()).status().is_err() {
+        println!("SKIPPED: no memcached here; `make setup-memcached` installs it");
+        return;
+    }
+    let folder = Folder::new("backend");
+    let ports = [("9000", free_port()), ("11222", free_port())];
+    let of_this_test = |name: &str| {
+        let text = fs::read_to_string(root().join("examples/04_backend").join(name)).unwrap();
+        ports.iter().fold(text, |text, (from, to)| text.replace(from, &to.to_string()))
+    };
+    for name in ["service.toml", "lookup.cpp"] {
+        fs::write(folder.join(name), of_this_test(name)).unwrap();
+    }
+    let program = Path::new(env!("CARGO_BIN_EXE_serval")).parent().unwrap();
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut shell = Shell::start(&folder.0, &format!("{}:{path}", program.display()));
+    let page = of_this_test("README.md");
+    let mut compared = 0;
+    for line in blocks(&page, "sh").into_iter().flat_map(str::lines) {
+        if let Some(expected) = expected(line) {
+            compared += 1;
+            // A machine that is busy may keep memcached for longer than the example waits, and the service from seeing its end.
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let printed = shell.done(line);
+                if printed == expected {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "{line}: {printed:?}\n{}", shell.errors());
+            }
+        } else if line.starts_with("serval serve") {
+            let ready = shell.serve(line);
+            assert!(line.contains(&format!("`{ready}`")), "{line}: {ready}");
+        } else if line.starts_with("memcached") {
+            shell.done(line);
+            let there = ("127.0.0.1", ports[1].1);
+            eventually("memcached listens", || TcpStream::connect(there).is_ok());
+        } else if line.contains("wait $memcached") {
+            // It says by which signal it ended.
+            shell.run(line);
+        } else if !line.starts_with("make ") {
+            shell.done(line);
+        }
+    }
+    assert!(compared >= 6, "{compared} lines say what they print");
+}
