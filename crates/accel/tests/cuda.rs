@@ -121,7 +121,7 @@ fn long_messages_and_backends_get_staging_of_their_size() {
     let shape = Shape { blocks: 2, backends: 1, bytes_max: 100_000, ..Shape::default() };
     let mut engine = Engine::new(&shape);
     let accelerator = start("long", &engine, "echo").unwrap();
-    for len in [100_000, 1, 1024, 1025] {
+    for len in [100_000, 1, 1536, 1537] {
         let sent = payload(2, 1, len);
         engine.push(2, 7, &sent).unwrap();
         assert_eq!(pop(&mut engine, 2).payload, sent);

@@ -206,9 +206,16 @@ impl<N: Nic> Worker<N> {
         if !reply_allowed(request.len as usize, len, self.ports[port as usize].reply_ratio) {
             return self.end_lost(lane, token, request, DropReason::ReplyRatio);
         }
-        self.send_datagrams(port, false);
-        let room = self.ports[port as usize].tx.room_for(len);
-        if room { Forwarded::Again } else { Forwarded::Blocked }
+        // What may stay does, if there is room without it.
+        for patient in [self.may_keep(port.into()), false] {
+            self.send_datagrams(port, patient);
+            let tx = &mut self.ports[port as usize].tx;
+            tx.compact();
+            if tx.room_for(len) {
+                return Forwarded::Again;
+            }
+        }
+        Forwarded::Blocked
     }
 
     fn end(&mut self, lane: usize, token: Token, request: &Request) {

@@ -52,11 +52,11 @@
 /// First eight bytes of a region: "SERVALRG", little endian.
 pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"SERVALRG");
 /// Version of this layout. A runtime or kernel library of another version is refused.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 /// Distance that keeps words of different writers apart (two x86 lines: adjacent-line prefetch).
 pub const LINE_BYTES: u64 = 128;
-/// Largest inline payload of a slot in bytes.
-pub const INLINE_BYTES_MAX: u32 = 1024;
+/// Largest inline payload of a slot in bytes: what an Ethernet frame carries fits.
+pub const INLINE_BYTES_MAX: u32 = 1536;
 /// Largest ring depth in slots.
 pub const DEPTH_MAX: u32 = 16_384;
 /// Granule rings stamp every unit of a slot in each lap divisible by this.

@@ -182,7 +182,7 @@ pub struct Producer<M: Memory> {
     published: u64,
     /// The consumer's tail as last seen.
     tail: u64,
-    /// Payloads below this many bytes need nothing but a free slot; 0 where none do.
+    /// Payloads below this many bytes need nothing but a free slot.
     plain_end: u64,
     arena: Arena,
 }
@@ -210,6 +210,15 @@ impl Arena {
         }
         Self { head, tail: 0, ends }
     }
+
+    /// Message `n` takes nothing of it.
+    #[inline(always)]
+    fn pass(&mut self, n: u64) {
+        let slot = n as usize & self.ends.len().wrapping_sub(1);
+        if let Some(end) = self.ends.get_mut(slot) {
+            *end = self.head;
+        }
+    }
 }
 
 impl<M: Memory> Producer<M> {
@@ -217,8 +226,7 @@ impl<M: Memory> Producer<M> {
         let layout = Layout::of(entry);
         let Counts { head, tail } = counts;
         let arena = Arena::new(&layout, counts);
-        let plain = layout.arena_bytes == 0;
-        let plain_end = if plain { layout.inline_max() + 1 } else { 0 };
+        let plain_end = layout.inline_max() + 1;
         Self { memory, layout, head, published: head, tail, plain_end, arena }
     }
 
@@ -353,6 +361,7 @@ impl<M: Memory> Producer<M> {
             Protocol::Granule8 => granule::write::<M, 1>(memory, layout, n, words, payload),
             Protocol::Granule16 => granule::write::<M, 3>(memory, layout, n, words, payload),
         }
+        self.arena.pass(n);
         self.head += 1;
         Ok(())
     }
@@ -397,7 +406,10 @@ impl<M: Memory> Producer<M> {
             }
             _ => self.push_from_others((head.token, head.tag), words[3], from, len),
         };
-        self.head += u64::from(whole);
+        if whole {
+            self.arena.pass(self.head);
+            self.head += 1;
+        }
         whole
     }
 
@@ -531,10 +543,7 @@ impl<M: Memory> Loan<'_, M> {
             }
             producer.arena.head = at + u64::from(len).next_multiple_of(8);
         }
-        if !producer.arena.ends.is_empty() {
-            let slot = producer.head & (producer.layout.depth - 1);
-            producer.arena.ends[slot as usize] = producer.arena.head;
-        }
+        producer.arena.pass(producer.head);
         producer.head += 1;
     }
 }
@@ -746,7 +755,8 @@ fn prefetch_slot<M: Memory>(memory: &M, layout: &Layout, n: u64, bytes: u64, for
     /// Without a loop. Longer messages have more to do than to count lines.
     const FEW: u64 = 4;
     let slot = layout.slot(n);
-    let string = HEADER_BYTES + bytes.min(layout.inline_bytes);
+    // A longer payload lies in the arena.
+    let string = HEADER_BYTES + if bytes > layout.inline_bytes { 0 } else { bytes };
     for line in 0..FEW {
         if string > line * layout.line_bytes {
             memory.prefetch(slot + line * LINE, for_write);
@@ -757,8 +767,8 @@ fn prefetch_slot<M: Memory>(memory: &M, layout: &Layout, n: u64, bytes: u64, for
     }
 }
 
-/// Most lines of a slot that are fetched: a message of a kilobyte in units of 16 bytes. More are the processor's own business.
-const LINES_MAX: u64 = 22;
+/// Most lines of a slot that are fetched: a message of a kilobyte and a half in units of 16 bytes. More are the processor's own business.
+const LINES_MAX: u64 = 33;
 
 #[inline(never)]
 fn prefetch_lines<M: Memory>(memory: &M, lines: Range<u64>, slot: u64, for_write: bool) {

@@ -10,7 +10,7 @@ mod support;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use mqueue::abi::{RESTAMP_LAPS, flags, protocol};
+use mqueue::abi::{INLINE_BYTES_MAX, RESTAMP_LAPS, flags, protocol};
 use mqueue::memory::Memory;
 use mqueue::{LoanError, Region, RingError};
 use proptest::prelude::*;
@@ -43,8 +43,8 @@ fn op(message_bytes_max: u32) -> impl Strategy<Value = Op> {
         2 => 0..=message_bytes_max,
         1 => Just(message_bytes_max),
         1 => Just(message_bytes_max + 1),
-        // Three of the one nearly fill the arena of 4096; one of the other then just does not fit.
-        2 => prop::sample::select(vec![1360, 1368]),
+        // Three of the one nearly fill the arena of 5504; one of the other then just does not fit.
+        2 => prop::sample::select(vec![1832, 1840]),
     ];
     let any_len = len.clone();
     prop_oneof![
@@ -181,7 +181,10 @@ impl Model {
                 // The one reason left: no room in the arena, which an empty arena never lacks.
                 assert_eq!(error, LoanError::Full);
                 assert_eq!(self.promised, 0, "{len} bytes were refused although there was room");
-                assert!(len > 1024, "an inline message was refused with credit left");
+                assert!(
+                    len > INLINE_BYTES_MAX as usize,
+                    "an inline message was refused with credit left"
+                );
                 assert!(!self.arena.is_empty(), "an empty arena refused {len} bytes");
             }
         }

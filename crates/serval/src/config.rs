@@ -241,7 +241,7 @@ fn cramped(service: &Service) -> Vec<String> {
     let (name, slots, chosen) = (&service.name, service.slots, service.arena_bytes > 0);
     let (mut sentences, mut perhaps, mut arena) = (Vec::new(), Vec::new(), 0);
     let longest = service.max_message_bytes;
-    if let Some((fit, whole)) = service.short_arena(longest) {
+    if let Some((fit, whole)) = service.short_arena(slots, longest) {
         let requests = format!("{fit} requests of {longest} bytes");
         if chosen || service.framing == Framing::Fixed(longest) {
             sentences.push(format!(
@@ -254,8 +254,8 @@ fn cramped(service: &Service) -> Vec<String> {
         }
     }
     for backend in &service.backends {
-        let longest = backend.max_message_bytes;
-        let Some((fit, whole)) = service.short_arena(longest) else { continue };
+        let (slots, longest) = (service.slots_for(backend), backend.max_message_bytes);
+        let Some((fit, whole)) = service.short_arena(slots, longest) else { continue };
         if chosen {
             sentences.push(format!(
                 "service {name:?}, backend {:?}: the arena of each mqueue has room for {fit} answers of {longest} bytes, and \

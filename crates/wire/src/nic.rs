@@ -97,6 +97,8 @@ pub struct TxBatch {
     sent: usize,
     items_max: usize,
     patient: bool,
+    /// Payloads on their way to the front, see [`Self::compact`].
+    moving: Vec<u8>,
 }
 
 impl TxBatch {
@@ -110,6 +112,7 @@ impl TxBatch {
             sent: 0,
             items_max,
             patient: false,
+            moving: Vec::with_capacity(bytes_max),
         }
     }
 
@@ -208,6 +211,23 @@ impl TxBatch {
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.sent == self.items.len()
+    }
+
+    /// Takes back the room of datagrams that have left before others that stay, once they are as many: so one is moved at
+    /// most for each that left. Without it a batch that never empties is full some day.
+    pub fn compact(&mut self) {
+        if self.sent < self.waiting().len() {
+            return;
+        }
+        self.items.drain(..std::mem::take(&mut self.sent));
+        self.moving.clear();
+        for item in &mut self.items {
+            let payload = &self.bytes[item.offset as usize..][..item.len as usize];
+            item.offset = self.moving.len() as u32;
+            self.moving.extend_from_slice(payload);
+        }
+        self.used = self.moving.len();
+        self.bytes[..self.used].copy_from_slice(&self.moving);
     }
 
     /// The implementation reports that the first `count` waiting datagrams are done with.
@@ -389,4 +409,54 @@ pub enum NicError {
     /// No file descriptor or table entry is free.
     #[error("no free descriptor: raise `ulimit -n` or lower limits.connections")]
     Exhausted,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A batch in which something always stays takes as many datagrams as one that empties, and each leaves as it came.
+    #[test]
+    fn a_batch_that_never_empties_has_room_again() {
+        let mut batch = TxBatch::new(8, 64);
+        let peer = |n: u8| SocketAddr::from(([127, 0, 0, 1], u16::from(n) + 1));
+        let (mut pushed, mut left) = (0u8, 0u8);
+        while pushed < 200 {
+            while batch.room_for(5) && pushed - left < 8 {
+                batch.push(peer(pushed), None, 5, |bytes| bytes.fill(pushed));
+                pushed += 1;
+            }
+            // One departure in eight stays, the last; as the first of the next call it leaves with the others.
+            let leaving = batch.waiting().len() - 1;
+            assert!(leaving > 0, "{pushed} came, {left} left, and there is no room");
+            for departure in &batch.waiting()[..leaving] {
+                assert_eq!(batch.payload(departure), [left; 5]);
+                assert_eq!(departure.peer, peer(left));
+                left += 1;
+            }
+            batch.advance(leaving);
+            batch.compact();
+            assert_eq!(batch.waiting().len(), 1);
+            assert_eq!(batch.payload(&batch.waiting()[0]), [left; 5]);
+        }
+    }
+
+    #[test]
+    fn what_stays_out_of_order_is_moved_as_it_lies() {
+        let mut batch = TxBatch::new(8, 64);
+        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+        for n in 0..6u8 {
+            batch.push(peer, None, usize::from(n) + 1, |bytes| bytes.fill(n));
+        }
+        batch.waiting_mut().reverse();
+        batch.advance(2);
+        // Fewer have left than stay: nothing is moved yet.
+        batch.compact();
+        assert!(!batch.room_for(64 - 20), "what has left still takes its room");
+        batch.advance(1);
+        batch.compact();
+        let stay: Vec<_> = batch.waiting().iter().map(|d| batch.payload(d).to_vec()).collect();
+        assert_eq!(stay, [vec![2; 3], vec![1; 2], vec![0; 1]]);
+        assert!(batch.room_for(64 - 6) && !batch.room_for(64 - 5));
+    }
 }

@@ -40,7 +40,7 @@ fn doorbell(batch: bool, weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + S
 fn arena(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
     // Formatted for payloads beyond the inline limit, then cut down to a size that loom can bear.
     let ring =
-        RingPlan { protocol: protocol::DOORBELL, message_bytes_max: 1032, arena_bytes: 1152 };
+        RingPlan { protocol: protocol::DOORBELL, message_bytes_max: 1544, arena_bytes: 1664 };
     let mqueues = vec![MqueuePlan { depth: DEPTH, rx: ring, tx: ring }];
     let plan = RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 };
     let places = places(&plan);

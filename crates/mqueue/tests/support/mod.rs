@@ -28,8 +28,8 @@ pub(crate) fn shapes() -> Vec<Shape> {
     };
     let mut shapes = vec![
         shape("doorbell", protocol::DOORBELL, 61, 0),
-        shape("doorbell, arena", protocol::DOORBELL, 1500, 4096),
-        shape("doorbell, tight arena", protocol::DOORBELL, 1500, 1504),
+        shape("doorbell, arena", protocol::DOORBELL, 2012, 5504),
+        shape("doorbell, tight arena", protocol::DOORBELL, 2012, 2016),
         shape("granule8", protocol::GRANULE8, 61, 0),
     ];
     if mqueue::memory::unit16_is_atomic() {

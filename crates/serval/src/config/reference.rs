@@ -167,10 +167,10 @@ pub(super) const TABLES: &[Table] = &[
                 "Length of each ring: requests that an mqueue holds. More slots take bursts (`no_credit` tells) and more memory, and \
                  let requests wait for longer.";
             arena_bytes: Integer("bytes"), "",
-                "Room in each ring for payloads where messages may exceed 1 KiB. 0: as many of the longest messages as there are slots, \
+                "Room in each ring for payloads where messages may exceed 1.5 KiB. 0: as many of the longest messages as there are slots, \
                  but at most 256 KiB or four messages. `serval check-config` warns where that is short.";
             max_message_bytes: Integer("bytes"), "",
-                "Longest request; longer ones are dropped as `too_long`. Up to 1024 messages lie in the slots themselves: write no more \
+                "Longest request; longer ones are dropped as `too_long`. Up to 1536 messages lie in the slots themselves: write no more \
                  than you need.";
             max_reply_bytes: Integer("bytes"), "",
                 "Longest reply; the kernel cannot send more (`reply_too_long`). With a `udp://` port at most 65 507.";
@@ -191,7 +191,7 @@ pub(super) const TABLES: &[Table] = &[
                 "Who owns the service. Services of one tenant share a process on a GPU, tenants never do.";
             rings: Word, "",
                 "Ring protocol. `auto`: `doorbell` on host cores, `granule` on GPUs. The others are for experiments. Granule rings carry \
-                 up to 1024 bytes.";
+                 up to 1536 bytes.";
             backend: Other("list of tables"), "none", "`[[service.backend]]`, below.";
         },
     },
@@ -207,6 +207,9 @@ pub(super) const TABLES: &[Table] = &[
             timeout_ms: Integer("ms"), "", "An answer that takes longer is given up: the kernel is told `TIMEOUT`.";
             in_flight: Integer("requests"), "",
                 "Requests in flight on each TCP connection; more wait. (UDP: one for each mqueue.)";
+            slots: Integer("messages, a power of two"), "",
+                "Length of each ring to it: the requests that a block may have under way. 0: as the service's `slots`. Fewer, where blocks \
+                 have few under way, stay in the processor's caches.";
             max_message_bytes: Integer("bytes"), "", "Longest request to it and longest answer (`backend_too_long`).";
         },
     },
