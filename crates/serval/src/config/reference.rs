@@ -170,8 +170,8 @@ pub(super) const TABLES: &[Table] = &[
                 "Room in each ring for payloads where messages may exceed 1.5 KiB. 0: as many of the longest messages as there are slots, \
                  but at most 256 KiB or four messages. `serval check-config` warns where that is short.";
             max_message_bytes: Integer("bytes"), "",
-                "Longest request; longer ones are dropped as `too_long`. Up to 1536 messages lie in the slots themselves: write no more \
-                 than you need.";
+                "Longest request; longer ones are dropped as `too_long`. Messages of up to 1536 bytes lie in the slots themselves: write no \
+                 more than you need.";
             max_reply_bytes: Integer("bytes"), "",
                 "Longest reply; the kernel cannot send more (`reply_too_long`). With a `udp://` port at most 65 507.";
             replies: Word, "", "`none`: the kernel never answers, requests are consumed.";
