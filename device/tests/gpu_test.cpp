@@ -180,7 +180,7 @@ Shape shape_of(unsigned protocol, unsigned blocks) {
     s.protocol = protocol;
     s.blocks = blocks;
     s.depth = 16;
-    s.inline_bytes = s.len_max = 1024;
+    s.inline_bytes = s.len_max = SERVAL_INLINE_BYTES_MAX;
     return s;
 }
 
@@ -555,11 +555,15 @@ TEST(gpu_lenet_agrees_with_the_host) {
 
 TEST(gpu_faces_asks_its_backend) {
     static serval_faces::Scratch scratch;
-    for (unsigned protocol : {SERVAL_PROTOCOL_DOORBELL}) {
-        Shape shape = shape_of(protocol, 2);
+    // Requests and answers in slots, as the engine has them, and in arenas.
+    for (unsigned inline_bytes : {SERVAL_INLINE_BYTES_MAX, 1024u}) {
+        Shape shape = shape_of(SERVAL_PROTOCOL_DOORBELL, 2);
         shape.backends = 1;
-        shape.len_max = 1100;
-        shape.arena_bytes = 16384;
+        if (inline_bytes < 1100) {
+            shape.inline_bytes = inline_bytes;
+            shape.len_max = 1100;
+            shape.arena_bytes = 16384;
+        }
         Service s(shape);
         s.start("faces", 256);
         Producer db_rx = s.region.producer(3, false);  // of the second block

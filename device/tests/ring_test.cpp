@@ -66,7 +66,7 @@ Shape shape_of(unsigned protocol) {
 TEST(random_messages_round_trip) {
     for (unsigned protocol : PROTOCOLS) {
         for (unsigned depth : {1u, 2u, 8u, 64u}) {
-            for (unsigned inline_bytes : {8u, 64u, 256u, 1024u}) {
+            for (unsigned inline_bytes : {8u, 64u, 256u, 1024u, SERVAL_INLINE_BYTES_MAX}) {
                 Shape s = shape_of(protocol);
                 s.depth = depth;
                 s.inline_bytes = inline_bytes;

@@ -318,9 +318,6 @@ pub struct Backend {
     pub timeout_ms: u64,
     /// Requests in flight per TCP connection. (UDP: one per client mqueue.)
     pub in_flight: u32,
-    /// Slots of each of its client mqueues' rings, a power of two; 0: as many as the service's mqueues have. Fewer than a block
-    /// has requests under way keep it waiting; many more than that are lines that no cache keeps.
-    pub slots: u32,
     /// Longest request and answer in bytes.
     pub max_message_bytes: u32,
 }
@@ -336,7 +333,6 @@ impl Backend {
             connections: 1,
             timeout_ms: 100,
             in_flight: 256,
-            slots: 0,
             max_message_bytes: 2048,
         }
     }
@@ -415,12 +411,12 @@ impl Topology {
             within("mqueues", service.mqueues_on(place).into(), 1, BLOCKS_MAX.into())?;
         }
         within("slots", service.slots.into(), 1, DEPTH_MAX.into())?;
-        let no_power = |slots: u32| {
-            let next = slots.next_power_of_two();
-            format!("is {slots}, must be a power of two: {next}")
-        };
         if !service.slots.is_power_of_two() {
-            return Err(wrong("slots", no_power(service.slots)));
+            let next = service.slots.next_power_of_two();
+            return Err(wrong(
+                "slots",
+                format!("is {}, must be a power of two: {next}", service.slots),
+            ));
         }
         let udp = service.listen.iter().any(|l| l.transport == Transport::Udp);
         let most = u64::from(MESSAGE_BYTES_MAX);
@@ -456,10 +452,6 @@ impl Topology {
             within("connections", backend.connections.into(), 1, 64)?;
             within("timeout_ms", backend.timeout_ms, 1, 3_600_000)?;
             within("in_flight", backend.in_flight.into(), 1, 65_536)?;
-            within("slots", backend.slots.into(), 0, DEPTH_MAX.into())?;
-            if backend.slots > 0 && !backend.slots.is_power_of_two() {
-                return Err(wrong("slots", no_power(backend.slots)));
-            }
             within("max_message_bytes", backend.max_message_bytes.into(), 1, most)?;
             let max = backend.max_message_bytes as usize;
             backend.framing.check_backend(max, max).map_err(|e| wrong("framing", e.to_string()))?;
@@ -544,27 +536,22 @@ impl Service {
         (0..self.accelerators.len()).map(|place| u64::from(self.mqueues_on(place))).sum()
     }
 
-    /// Slots of the client mqueues of one of its backends.
-    pub fn slots_for(&self, backend: &Backend) -> u32 {
-        if backend.slots == 0 { self.slots } else { backend.slots }
-    }
-
-    /// A `doorbell` ring of so many slots for messages of up to `max` bytes.
-    fn ring(&self, slots: u32, max: u32) -> RingPlan {
-        let usual = arena_for(slots, max).min(USUAL_ARENA_BYTES);
+    /// A `doorbell` ring for messages of up to `max` bytes.
+    fn ring(&self, max: u32) -> RingPlan {
+        let usual = arena_for(self.slots, max).min(USUAL_ARENA_BYTES);
         RingPlan::doorbell(max, if self.arena_bytes > 0 { self.arena_bytes } else { usual })
     }
 
-    /// `arena_bytes` with which every one of `slots` slots of a ring for messages of up to `max` bytes can have a longest one,
+    /// `arena_bytes` with which every slot of a ring for messages of up to `max` bytes can have a longest one,
     /// if it has fewer: how many it has room for, and the bytes.
-    pub fn short_arena(&self, slots: u32, max: u32) -> Option<(u64, u64)> {
-        let (arena, whole) = (self.ring(slots, max).arena_bytes, arena_for(slots, max));
+    pub fn short_arena(&self, max: u32) -> Option<(u64, u64)> {
+        let (arena, whole) = (self.ring(max).arena_bytes, arena_for(self.slots, max));
         let fit = arena / u64::from(max.next_multiple_of(8));
-        (arena > 0 && fit < u64::from(slots)).then_some((fit, whole))
+        (arena > 0 && fit < u64::from(self.slots)).then_some((fit, whole))
     }
 
     fn server_ring(&self, place: usize, max: u32) -> RingPlan {
-        let ring = self.ring(self.slots, max);
+        let ring = self.ring(max);
         let granule = match self.shares.get(place).map_or(self.rings, |share| share.rings) {
             Rings::Auto | Rings::Doorbell => return ring,
             Rings::Granule if mqueue::memory::unit16_is_atomic() => protocol::GRANULE16,
@@ -581,9 +568,8 @@ impl Service {
             tx: self.server_ring(place, self.max_reply_bytes),
         };
         let client = |backend: &Backend| {
-            let depth = self.slots_for(backend);
-            let ring = self.ring(depth, backend.max_message_bytes);
-            MqueuePlan { depth, rx: ring, tx: ring }
+            let ring = self.ring(backend.max_message_bytes);
+            MqueuePlan { depth: self.slots, rx: ring, tx: ring }
         };
         let mut mqueues = vec![server];
         mqueues.extend(self.backends.iter().map(client));
@@ -606,19 +592,21 @@ impl Service {
 
     /// Why a region is too large, as a sum a person can check.
     fn region_arithmetic(&self, place: usize, bytes: u64, region_mib: u64) -> String {
-        let ring = |slots: u32, max: u32, ring: RingPlan| {
+        let ring = |max: u32, ring: RingPlan| {
             let slot = 32 + u64::from(max.min(INLINE_BYTES_MAX));
             if ring.arena_bytes > 0 {
-                format!("{slots} slots x about {slot} B + arena {} B", ring.arena_bytes)
+                format!("{} slots x about {slot} B + arena {} B", self.slots, ring.arena_bytes)
             } else {
-                format!("{slots} slots x about {slot} B")
+                format!("{} slots x about {slot} B", self.slots)
             }
         };
-        let server = |max: u32| ring(self.slots, max, self.server_ring(place, max));
-        let mut parts = vec![server(self.max_message_bytes), server(self.max_reply_bytes)];
+        let mut parts = vec![
+            ring(self.max_message_bytes, self.server_ring(place, self.max_message_bytes)),
+            ring(self.max_reply_bytes, self.server_ring(place, self.max_reply_bytes)),
+        ];
         for backend in &self.backends {
-            let (slots, max) = (self.slots_for(backend), backend.max_message_bytes);
-            parts.push(format!("2 x ({})", ring(slots, max, self.ring(slots, max))));
+            let plan = self.ring(backend.max_message_bytes);
+            parts.push(format!("2 x ({})", ring(backend.max_message_bytes, plan)));
         }
         format!(
             "{} mqueues x ({}) need {} MiB, more than limits.region_mib = {region_mib}; \

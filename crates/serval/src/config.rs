@@ -241,7 +241,7 @@ fn cramped(service: &Service) -> Vec<String> {
     let (name, slots, chosen) = (&service.name, service.slots, service.arena_bytes > 0);
     let (mut sentences, mut perhaps, mut arena) = (Vec::new(), Vec::new(), 0);
     let longest = service.max_message_bytes;
-    if let Some((fit, whole)) = service.short_arena(slots, longest) {
+    if let Some((fit, whole)) = service.short_arena(longest) {
         let requests = format!("{fit} requests of {longest} bytes");
         if chosen || service.framing == Framing::Fixed(longest) {
             sentences.push(format!(
@@ -254,8 +254,8 @@ fn cramped(service: &Service) -> Vec<String> {
         }
     }
     for backend in &service.backends {
-        let (slots, longest) = (service.slots_for(backend), backend.max_message_bytes);
-        let Some((fit, whole)) = service.short_arena(slots, longest) else { continue };
+        let longest = backend.max_message_bytes;
+        let Some((fit, whole)) = service.short_arena(longest) else { continue };
         if chosen {
             sentences.push(format!(
                 "service {name:?}, backend {:?}: the arena of each mqueue has room for {fit} answers of {longest} bytes, and \
@@ -468,11 +468,11 @@ mod tests {
     #[test]
     fn arenas_with_less_room_than_slots_are_mentioned() {
         let warnings = |sets: &[&str]| parse(SMALL, &[], sets).unwrap().warnings;
-        let long = "service.a.max_message_bytes=1036";
+        let long = "service.a.max_message_bytes=2000";
         assert!(warnings(&[long]).is_empty(), "by itself an arena has room for every slot");
         let short = warnings(&[long, "service.a.arena_bytes=1"]);
         assert_eq!(short.len(), 1, "{short:?}");
-        assert!(short[0].contains("room for 4 requests of 1036 bytes"), "{short:?}");
+        assert!(short[0].contains("room for 4 requests of 2000 bytes"), "{short:?}");
         let (_, right) = short[0].split_once("write arena_bytes = ").unwrap();
         let right = format!("service.a.arena_bytes={}", right.split(',').next().unwrap());
         assert!(warnings(&[long, &right]).is_empty(), "{right}");

@@ -307,8 +307,12 @@ fn a_memcached_that_stores_slowly_is_not_called_something_else() {
     assert_eq!(bench::run(&plan).unwrap().void, Some(Void::Interrupted));
 }
 
+/// Longer than what lies in a slot.
+const LONG_BYTES: usize = 2000;
+const _: () = assert!(LONG_BYTES > mqueue::abi::INLINE_BYTES_MAX as usize);
+
 /// A service of faces, its memcached, which knows them, and how many requests have room.
-fn faces(arena_bytes: u64) -> (Memcached, Server, usize) {
+fn faces() -> (Memcached, Server, usize) {
     let memcached = Memcached::start();
     let database = Target::Tcp(memcached.address());
     right(&bench::run(&plan(&database, Work::FacesDatabase, 16)).unwrap());
@@ -316,7 +320,6 @@ fn faces(arena_bytes: u64) -> (Memcached, Server, usize) {
     let service = Service {
         mqueues: 4,
         slots: 8,
-        arena_bytes,
         max_message_bytes: 1036,
         request_timeout_ms: 15_000,
         backends: vec![Backend { timeout_ms: 10_000, ..backend }],
@@ -324,6 +327,21 @@ fn faces(arena_bytes: u64) -> (Memcached, Server, usize) {
     };
     let server = start(topology(vec![service]));
     (memcached, server, 4 * 8)
+}
+
+/// A service whose messages are longer than a slot, and how many requests have room if the arena does not say otherwise.
+fn long_messages(arena_bytes: u64) -> (Server, usize) {
+    let service = Service {
+        mqueues: 4,
+        slots: 8,
+        arena_bytes,
+        max_message_bytes: LONG_BYTES as u32,
+        max_reply_bytes: LONG_BYTES as u32,
+        params: vec![("microseconds".into(), 1000.0)],
+        request_timeout_ms: 15_000,
+        ..Service::new("long", vec![udp()], "delay")
+    };
+    (start(topology(vec![service])), 4 * 8)
 }
 
 /// All that a service lost, but for one reason.
@@ -334,22 +352,28 @@ fn lost_otherwise(server: &Server, reason: DropReason) -> u64 {
 
 #[test]
 fn a_window_that_fits_the_slots_loses_nothing_although_messages_are_longer_than_a_slot() {
-    let (_memcached, server, room) = faces(0);
-    let target = Target::Udp(address(&server, 0));
-    let report = bench::run(&plan(&target, Work::Faces, room)).unwrap();
-    right(&report);
-    assert_accounts(&server);
-    assert_eq!(server.metrics().service(0).drops.iter().sum::<u64>(), 0);
+    let (_memcached, faces, room) = faces();
+    let (long, long_room) = long_messages(0);
+    let echo = Work::Echo { bytes: LONG_BYTES };
+    for (server, work, window) in [(faces, Work::Faces, room), (long, echo, long_room)] {
+        let target = Target::Udp(address(&server, 0));
+        let report = bench::run(&plan(&target, work, window)).unwrap();
+        right(&report);
+        assert_accounts(&server);
+        assert_eq!(server.metrics().service(0).drops.iter().sum::<u64>(), 0);
+    }
 }
 
 #[test]
 fn what_has_no_room_is_lost_where_it_arrives_and_nowhere_else() {
     // Slots for half of them; then slots for all, but an arena for half of them.
-    for (arena_bytes, times) in [(0, 2), (1, 1)] {
-        let (_memcached, server, room) = faces(arena_bytes);
+    let (_memcached, faces, room) = faces();
+    let (long, long_room) = long_messages(1);
+    let echo = Work::Echo { bytes: LONG_BYTES };
+    for (server, work, window) in [(faces, Work::Faces, 2 * room), (long, echo, long_room)] {
         let target = Target::Udp(address(&server, 0));
         let timeout = Some(Duration::from_millis(300));
-        let crowded = Plan { timeout, ..plan(&target, Work::Faces, times * room) };
+        let crowded = Plan { timeout, ..plan(&target, work, window) };
         let report = bench::run(&crowded).unwrap();
         // No verdict says that the database was not there.
         assert_eq!((report.wrong, report.duplicated), (0, 0), "{report:?}");

@@ -38,7 +38,7 @@ fn the_largest_datagram_comes_back() {
         Service { max_message_bytes: max, max_reply_bytes: max, ..echo("echo", vec![udp()]) };
     let server = start(topology(vec![service]));
     let client = udp_client(address(&server, 0));
-    for len in [1025, 1472, 9000, 65_000, UDP_PAYLOAD_MAX] {
+    for len in [1025, 1472, 1535, 1536, 1537, 9000, 65_000, UDP_PAYLOAD_MAX] {
         let message = pattern(len, len);
         assert_eq!(ask(&client, &message), message, "{len}");
     }

@@ -61,8 +61,9 @@ fn messages_of_every_size_come_back() {
     service.max_reply_bytes = 100_000;
     let server = serve(service);
     let mut client = connect(&path, 16);
-    for (tag, len) in
-        (0..200).chain([784, 1023, 1024, 1025, 4096, 65_536, 99_999, 100_000]).enumerate()
+    for (tag, len) in (0..200)
+        .chain([784, 1023, 1024, 1025, 1535, 1536, 1537, 4096, 65_536, 99_999, 100_000])
+        .enumerate()
     {
         let request = pattern(len, tag);
         assert_eq!(ask_once(&mut client, tag as u64, &request), request, "{len} bytes");

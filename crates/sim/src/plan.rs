@@ -468,10 +468,10 @@ fn service(
     }
     service.mqueues = rng.between(1, 6) as u32;
     service.slots = rng.pick(&[1, 2, 8, 64]);
-    // Above 1 KiB there are arenas, which are as small as they may be, to be full now and then.
+    // Above 1.5 KiB there are arenas, which are as small as they may be, to be full now and then.
     service.arena_bytes = 1;
-    service.max_message_bytes = rng.pick(&[200, 777, 1024, 3000]);
-    service.max_reply_bytes = rng.pick(&[200, 777, 1024, 3000]);
+    service.max_message_bytes = rng.pick(&[200, 777, 1500, 3000]);
+    service.max_reply_bytes = rng.pick(&[200, 777, 1500, 3000]);
     if framing == Framing::Raw {
         // Its kernels return what they get.
         service.max_reply_bytes = service.max_message_bytes;

@@ -24,8 +24,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use wire::nic::{
-    Close, Departure, Event, Nic, NicCounters, NicError, PortIndex, Read, RxBatch, SendOutcome,
-    StreamKey, Transport, TxBatch, Written,
+    Close, Event, Nic, NicCounters, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey,
+    Transport, TxBatch, Written,
 };
 
 use crate::socket_nic::{AcceptedSocket, OpenPort};
@@ -133,8 +133,7 @@ impl TapFile {
             dropped: 0,
             polls: 0,
         };
-        let waiting = vec![Recorded::default(); addresses.len()];
-        Tap { nic, recorder, addresses, waiting, flows: Vec::new() }
+        Tap { nic, recorder, addresses, flows: Vec::new() }
     }
 
     /// Writes what the taps have handed over and ends the file. Taps should be gone by now: what they
@@ -268,21 +267,6 @@ impl Drop for Recorder {
     }
 }
 
-/// What of a port's waiting datagrams is recorded: this many from the front, the last of them this one.
-#[derive(Clone, Copy, Debug, Default)]
-struct Recorded {
-    count: usize,
-    last: Option<(SocketAddr, u32)>,
-}
-
-impl Recorded {
-    /// How many of these need no recording. The engine may have given up what waited.
-    fn still(&self, waiting: &[Departure]) -> usize {
-        let last = self.count.checked_sub(1).and_then(|last| waiting.get(last));
-        if last.map(|d| (d.peer, d.offset)) == self.last { self.count } else { 0 }
-    }
-}
-
 /// A stream as it is told in packets.
 #[derive(Clone, Copy, Debug)]
 struct Flow {
@@ -308,7 +292,6 @@ pub struct Tap<N> {
     nic: N,
     recorder: Recorder,
     addresses: Vec<SocketAddr>,
-    waiting: Vec<Recorded>,
     flows: Vec<Option<Flow>>,
 }
 
@@ -413,18 +396,14 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
     fn send(&mut self, port: PortIndex, batch: &mut TxBatch) -> SendOutcome {
         let now_ns = realtime_ns();
         let bound = self.addresses[usize::from(port)];
-        let waiting = batch.waiting();
-        for departure in &waiting[self.waiting[usize::from(port)].still(waiting)..] {
+        let unseen = batch.see();
+        for departure in &batch.waiting()[unseen] {
             let local = SocketAddr::new(departure.local.unwrap_or(bound.ip()), bound.port());
             let addresses = (local, departure.peer);
             let payload = batch.payload(departure);
             self.recorder.record(now_ns, addresses, packet::Transport::Udp, payload);
         }
-        let outcome = self.nic.send(port, batch);
-        let left = batch.waiting();
-        let last = left.last().map(|departure| (departure.peer, departure.offset));
-        self.waiting[usize::from(port)] = Recorded { count: left.len(), last };
-        outcome
+        self.nic.send(port, batch)
     }
 
     fn accept(&mut self, port: PortIndex) -> Option<(AcceptedSocket, SocketAddr)> {
@@ -499,10 +478,8 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
         self.nic.add_port(index, port)?;
         if self.addresses.len() <= place {
             self.addresses.resize(place + 1, address);
-            self.waiting.resize(place + 1, Recorded::default());
         }
         self.addresses[place] = address;
-        self.waiting[place] = Recorded::default();
         Ok(())
     }
 

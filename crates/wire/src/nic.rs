@@ -11,6 +11,7 @@
 //! implementation can hand events back without a look-up.
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 
 /// Index of a port in the worker's list of ports; the same on every worker.
 pub type PortIndex = u16;
@@ -97,6 +98,8 @@ pub struct TxBatch {
     sent: usize,
     items_max: usize,
     patient: bool,
+    /// Of those that wait, so many from the front were [seen](Self::see).
+    seen: usize,
     /// Payloads on their way to the front, see [`Self::compact`].
     moving: Vec<u8>,
 }
@@ -112,6 +115,7 @@ impl TxBatch {
             sent: 0,
             items_max,
             patient: false,
+            seen: 0,
             moving: Vec::with_capacity(bytes_max),
         }
     }
@@ -195,6 +199,13 @@ impl TxBatch {
         &mut self.items[self.sent..]
     }
 
+    /// Takes note of all that wait now and returns those that were not seen before: whoever looks at each once finds it here, may it
+    /// wait for several calls.
+    pub fn see(&mut self) -> Range<usize> {
+        let waiting = self.waiting().len();
+        std::mem::replace(&mut self.seen, waiting)..waiting
+    }
+
     /// The payload of one departure.
     #[inline]
     pub fn payload(&self, departure: &Departure) -> &[u8] {
@@ -213,8 +224,8 @@ impl TxBatch {
         self.sent == self.items.len()
     }
 
-    /// Takes back the room of datagrams that have left before others that stay, once they are as many: so one is moved at
-    /// most for each that left. Without it a batch that never empties is full some day.
+    /// Takes back the room of datagrams that have left before others that stay, once they are as many: so no more are moved
+    /// than have left. Without it a batch that never empties is full some day. Offsets of departures change.
     pub fn compact(&mut self) {
         if self.sent < self.waiting().len() {
             return;
@@ -234,6 +245,7 @@ impl TxBatch {
     #[inline]
     pub fn advance(&mut self, count: usize) {
         self.sent += count;
+        self.seen = self.seen.saturating_sub(count);
         debug_assert!(self.sent <= self.items.len());
         if self.sent == self.items.len() {
             self.items.clear();
@@ -420,12 +432,18 @@ mod tests {
     fn a_batch_that_never_empties_has_room_again() {
         let mut batch = TxBatch::new(8, 64);
         let peer = |n: u8| SocketAddr::from(([127, 0, 0, 1], u16::from(n) + 1));
-        let (mut pushed, mut left) = (0u8, 0u8);
+        let (mut pushed, mut left, mut seen) = (0u8, 0u8, 0u8);
         while pushed < 200 {
             while batch.room_for(5) && pushed - left < 8 {
                 batch.push(peer(pushed), None, 5, |bytes| bytes.fill(pushed));
                 pushed += 1;
             }
+            let unseen = batch.see();
+            for departure in &batch.waiting()[unseen] {
+                assert_eq!(batch.payload(departure), [seen; 5], "each is seen once");
+                seen += 1;
+            }
+            assert_eq!(seen, pushed);
             // One departure in eight stays, the last; as the first of the next call it leaves with the others.
             let leaving = batch.waiting().len() - 1;
             assert!(leaving > 0, "{pushed} came, {left} left, and there is no room");

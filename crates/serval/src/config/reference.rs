@@ -207,9 +207,6 @@ pub(super) const TABLES: &[Table] = &[
             timeout_ms: Integer("ms"), "", "An answer that takes longer is given up: the kernel is told `TIMEOUT`.";
             in_flight: Integer("requests"), "",
                 "Requests in flight on each TCP connection; more wait. (UDP: one for each mqueue.)";
-            slots: Integer("messages, a power of two"), "",
-                "Length of each ring to it: the requests that a block may have under way. 0: as the service's `slots`. Fewer, where blocks \
-                 have few under way, stay in the processor's caches.";
             max_message_bytes: Integer("bytes"), "", "Longest request to it and longest answer (`backend_too_long`).";
         },
     },

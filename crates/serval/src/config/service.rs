@@ -454,7 +454,6 @@ fn read_backend(
     backend.timeout_ms = at.integer(report, "timeout_ms", 1..=TIMEOUT_MS_MAX, 100);
     let usual = backend.in_flight.into();
     backend.in_flight = at.integer(report, "in_flight", 1..=65_536, usual) as u32;
-    backend.slots = at.integer(report, "slots", 0..=DEPTH_MAX.into(), 0) as u32;
     let (most, usual) = (u64::from(MESSAGE_BYTES_MAX), u64::from(backend.max_message_bytes));
     backend.max_message_bytes = at.integer(report, "max_message_bytes", 1..=most, usual) as u32;
     (backend, section.finish(report))

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqueue::abi::{LINE_BYTES, protocol};
+use mqueue::abi::{INLINE_BYTES_MAX, LINE_BYTES, protocol};
 use mqueue::memory::{Memory, Ordering, unit16_is_atomic};
 use mqueue::{MappedMemory, MqueuePlan, Region, RegionPlan, RingPlan, Words};
 use sys::{MemoryError, RegionOptions, SharedMemory};
@@ -52,7 +52,8 @@ pub(super) const RUNG: u32 = 7;
 
 /// Longest message of each ring; the arena's is longer than a slot.
 pub(super) const MESSAGE_BYTES_MAX: u32 = 61;
-pub(super) const ARENA_MESSAGE_BYTES_MAX: u32 = 1500;
+pub(super) const ARENA_MESSAGE_BYTES_MAX: u32 = 2012;
+const _: () = assert!(ARENA_MESSAGE_BYTES_MAX > INLINE_BYTES_MAX);
 
 fn plan() -> RegionPlan {
     let ring = |protocol, message_bytes_max, arena_bytes| {
@@ -63,7 +64,7 @@ fn plan() -> RegionPlan {
     let widest = if unit16_is_atomic() { protocol::GRANULE16 } else { protocol::GRANULE8 };
     let mqueues = vec![
         ring(protocol::DOORBELL, MESSAGE_BYTES_MAX, 0),
-        ring(protocol::DOORBELL, ARENA_MESSAGE_BYTES_MAX, 4096),
+        ring(protocol::DOORBELL, ARENA_MESSAGE_BYTES_MAX, 5504),
         ring(protocol::GRANULE8, MESSAGE_BYTES_MAX, 0),
         ring(widest, MESSAGE_BYTES_MAX, 0),
         ring(protocol::DOORBELL, 8, 0),
