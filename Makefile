@@ -4,8 +4,9 @@
 SHELL := /bin/bash
 CARGO ?= cargo
 CACHE ?= .cache
-# Where cargo puts it.
-SERVAL := $(or $(CARGO_TARGET_DIR),target)/release/serval
+# Where cargo puts what it builds.
+BUILT := $(or $(CARGO_TARGET_DIR),target)
+SERVAL := $(BUILT)/release/serval
 PREFIX ?= /usr/local
 DESTDIR ?=
 
@@ -97,7 +98,7 @@ gpu-carry: setup cuda-kernels
 	@$(CARGO) build --release --quiet --package serval-accel --example gpu
 	@$(MAKE) --no-print-directory --silent -C device gpu-programs GPU=$(GPU)
 	@mkdir -p $(CARRY)
-	@cp target/release/serval target/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/gpu_hog $(CACHE)/device/*.$(GPU).cubin \
+	@cp $(BUILT)/release/serval $(BUILT)/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/gpu_hog $(CACHE)/device/*.$(GPU).cubin \
 		tools/gpu/check tools/gpu/freed tools/gpu/hazards tools/gpu/idle tools/gpu/loads tools/gpu/map tools/gpu/ingest tools/gpu/together $(CARRY)
 	@$(MAKE) --no-print-directory --silent -C benches/baselines all gpu BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
 	@$(MAKE) --no-print-directory --silent -C benches/ingest BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
@@ -139,7 +140,7 @@ soak: setup
 SEEDS ?= 1000000
 seeds: setup
 	@$(CARGO) build --profile fast --quiet --package serval-sim
-	@$(CARGO) xtask record seeds -- target/fast/serval-sim --seeds $(SEEDS) --coverage
+	@$(CARGO) xtask record seeds -- $(BUILT)/fast/serval-sim --seeds $(SEEDS) --coverage
 
 # What the memory model forbids is looked for in millions of rounds between two processes; on record in docs/proof.
 ROUNDS ?= 10000000
