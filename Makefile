@@ -4,8 +4,9 @@
 SHELL := /bin/bash
 CARGO ?= cargo
 CACHE ?= .cache
-# Where cargo puts it.
-SERVAL := $(or $(CARGO_TARGET_DIR),target)/release/serval
+# Where cargo puts what it builds.
+BUILT := $(or $(CARGO_TARGET_DIR),target)
+SERVAL := $(BUILT)/release/serval
 PREFIX ?= /usr/local
 DESTDIR ?=
 
@@ -39,7 +40,15 @@ demo-faces: build setup-memcached
 # Where a GPU is, its kernels are part of the build if nvcc is there or can be fetched.
 build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 	@echo "building (the first time takes a few minutes)"
-	@$(CARGO) build --release --quiet --package serval
+	@sources=$$($(SOURCES)); $(CARGO) build --release --quiet --package serval && { [ ! -x $(BUILT)/release/serval ] || \
+		printf '%s\n' "$$sources" "$$(sha256sum <$(BUILT)/release/serval)" >$(RECORD); }
+
+# Beside the command lies of which sources it was made, and which file came of them: `make install` knows by it, without cargo, whether the
+# command is of this checkout as it is now. By content, not by times, which a copy or another branch for a while would change.
+RECORD = $(BUILT)/release/serval.sources
+SOURCES = find Cargo.toml Cargo.lock .cargo crates/*/Cargo.toml crates/*/build.rs crates/*/src device/cuda device/include device/kernels \
+	device/models -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+CURRENT = { [ "$$($(SOURCES); sha256sum <$(BUILT)/release/serval)" = "$$(cat $(RECORD))" ]; } 2>/dev/null
 
 # What is needed without the checkout: the command, which has the headers of kernels inside; the libraries with theirs; the pages for
 # whoever runs it, in folders as here, so that links among them hold. The unit is an example among them, and not where systemd looks: it
@@ -50,21 +59,28 @@ INTO = $(DESTDIR)$(PREFIX)
 DOC = $(INTO)/share/doc/serval
 PLACE = PREFIX=$(PREFIX) DESTDIR=$(abspath $(DESTDIR))
 
-# SERVAL=FILE installs that command. Under sudo nothing is compiled as root, whose files would be in the way of the next build; where
-# there is no cargo, which is what sudo makes of many a PATH, the command that was built before is installed.
-BUILDER = $(if $(SUDO_USER),sudo -u $(SUDO_USER))
+# SERVAL=FILE installs that command, whatever it is. Else it is built, or was built before of the same sources: without cargo, and under
+# sudo, whose PATH may have no cargo, or another one. Nothing is compiled as root for a user, in whose next build its files would be in the
+# way; of what make was given sudo keeps nothing.
+UNDER_SUDO = $(and $(SUDO_USER),$(filter 0,$(shell id -u)))
+GIVEN = $(foreach name,CARGO CARGO_TARGET_DIR CACHE BUILD,$(if $(filter-out undefined file,$(origin $(name))),$(name)="$($(name))"))
+DRY = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--dry-run)
+BUILDER = $(if $(UNDER_SUDO),sudo -u $(SUDO_USER)) $(MAKE) $(if $(UNDER_SUDO),$(DRY) $(GIVEN)) --no-print-directory
+BY_HAND = $(filter command,$(origin SERVAL))
 install: absolute-prefix
-	@$(if $(filter command,$(origin SERVAL)),,$(if $(shell command -v $(CARGO)),$(BUILDER) $(MAKE) --no-print-directory build))
-	@[ -x $(SERVAL) ] || { echo "there is no $(SERVAL): run make build, as a user who has cargo, then make install again"; exit 1; }
-	@for library in client attach; do $(BUILDER) $(MAKE) --no-print-directory --silent -C $$library || exit 1; done
+	@$(if $(BY_HAND),,$(if $(shell command -v $(CARGO)),$(if $(UNDER_SUDO),$(CURRENT) || )$(BUILDER) build))
+	@[ -x "$(SERVAL)" ] || { echo "there is no $(SERVAL): run make build, as a user who has cargo, then make install again"; exit 1; }
+	@$(if $(BY_HAND),,$(CURRENT) || { echo "$(SERVAL) was not built by make build of the sources that are here now: \
+	run make build, as a user who has cargo, then make install again"; exit 1; })
+	@for library in client attach; do $(BUILDER) --silent -C $$library || exit 1; done
 	@install -d $(INTO)/bin $(DOC)/docs
-	@install -m 755 $(SERVAL) $(INTO)/bin/serval
+	@install -m 755 "$(SERVAL)" $(INTO)/bin/serval
 	@$(MAKE) --no-print-directory --silent -C client install $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C attach install $(PLACE)
 	@for page in $(PAGES); do install -m 644 $$page $(DOC)/$$page || exit 1; done
 	@sed 's|/usr/local/bin/|$(PREFIX)/bin/|' $(UNIT) >$(DOC)/$(UNIT)
 	@chmod 644 $(DOC)/$(UNIT)
-	@echo "installed: $(INTO)/bin/serval, libraries and headers beside it, pages in $(DOC)"
+	@echo "installed: $(INTO)/bin/serval, which is $(SERVAL) of $$(date -r "$(SERVAL)" '+%F %T'), libraries and headers beside it, pages in $(DOC)"
 
 # Files by name, and of folders only those of Serval, if nobody else has put anything there.
 uninstall: absolute-prefix
@@ -73,9 +89,15 @@ uninstall: absolute-prefix
 	@$(MAKE) --no-print-directory --silent -C attach uninstall $(PLACE)
 	@rmdir $(DOC)/docs $(DOC) 2>/dev/null || true
 
-# One that begins elsewhere would mean another folder in each Makefile, and nothing in serval_client.pc.
+# A PREFIX that begins elsewhere would mean another folder in each Makefile, and nothing in serval_client.pc; a ~ that the shell has left would
+# be a folder of this name. Other characters would mean something to make, to the shell or to sed; they get here without any of them.
+absolute-prefix: export GIVEN_PREFIX = $(PREFIX)
+absolute-prefix: export GIVEN_DESTDIR = $(DESTDIR)
 absolute-prefix:
-	@[[ "$(PREFIX)" = /* ]] || { echo "PREFIX has to be a path that begins with /, not $(PREFIX)"; exit 1; }
+	@LC_ALL=C; [[ "$$GIVEN_PREFIX" =~ ^/[A-Za-z0-9/._+~-]*$$ ]] || \
+		{ printf 'PREFIX has to be a path that begins with /, of A-Z a-z 0-9 / . _ + ~ - alone, not %s\n' "$$GIVEN_PREFIX"; exit 1; }
+	@LC_ALL=C; [[ "$$GIVEN_DESTDIR" =~ ^([A-Za-z0-9/._][A-Za-z0-9/._+~-]*)?$$ ]] || \
+		{ printf 'DESTDIR has to be a path of A-Z a-z 0-9 / . _ + ~ - alone, the last three not at its beginning, not %s\n' "$$GIVEN_DESTDIR"; exit 1; }
 
 # The built-in kernels for NVIDIA GPUs, for the next build. Takes nvcc from the machine, or fetches one.
 cuda-kernels:
@@ -97,7 +119,7 @@ gpu-carry: setup cuda-kernels
 	@$(CARGO) build --release --quiet --package serval-accel --example gpu
 	@$(MAKE) --no-print-directory --silent -C device gpu-programs GPU=$(GPU)
 	@mkdir -p $(CARRY)
-	@cp target/release/serval target/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/gpu_hog $(CACHE)/device/*.$(GPU).cubin \
+	@cp $(BUILT)/release/serval $(BUILT)/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/gpu_hog $(CACHE)/device/*.$(GPU).cubin \
 		tools/gpu/check tools/gpu/freed tools/gpu/hazards tools/gpu/idle tools/gpu/loads tools/gpu/map tools/gpu/ingest tools/gpu/together $(CARRY)
 	@$(MAKE) --no-print-directory --silent -C benches/baselines all gpu BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
 	@$(MAKE) --no-print-directory --silent -C benches/ingest BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
@@ -139,7 +161,7 @@ soak: setup
 SEEDS ?= 1000000
 seeds: setup
 	@$(CARGO) build --profile fast --quiet --package serval-sim
-	@$(CARGO) xtask record seeds -- target/fast/serval-sim --seeds $(SEEDS) --coverage
+	@$(CARGO) xtask record seeds -- $(BUILT)/fast/serval-sim --seeds $(SEEDS) --coverage
 
 # What the memory model forbids is looked for in millions of rounds between two processes; on record in docs/proof.
 ROUNDS ?= 10000000

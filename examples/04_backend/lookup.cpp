@@ -3,7 +3,8 @@
 // A request is the key. The reply is a line of text:
 //     found VALUE
 //     unknown                 memcached has nothing under this key
-//     unavailable: WHY        it could not be asked, or gave no answer; WHY is the status that the engine told
+//     unavailable: WHY        it could not be asked, or gave no answer; WHY is the status that the engine told,
+//                             `error` where memcached's answer is one, or `not asked` without a backend and at the service's end
 //     not a key               memcached's keys have 1 to 250 bytes, none of them a space or a control character
 //
 // This is the simplest form: a block asks, and waits for the answer before it looks at its next request; meanwhile others serve theirs.

@@ -7,9 +7,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, Command, Output, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,8 @@ impl Folder {
     fn new(name: &str) -> Self {
         let path =
             std::env::temp_dir().join(format!("serval-newcomer-{name}-{}", std::process::id()));
+        // Of an earlier process of this number, which was killed.
+        let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap();
         Self(path)
     }
@@ -127,23 +130,40 @@ impl Drop for Shell {
 
 // --- make install ---
 
-/// `make GOAL` in the repository, with the command that is tested and libraries built in `folder`.
-fn make(goal: &str, folder: &Folder, arguments: &[String]) -> Output {
-    Command::new("make")
-        .args(["--no-print-directory", "-C"])
-        .arg(root())
-        .arg(goal)
-        .arg(format!("SERVAL={}", env!("CARGO_BIN_EXE_serval")))
-        .arg(format!("BUILD={}", folder.join("build").display()))
-        .args(arguments)
-        .output()
-        .expect("make has to be installed")
+/// `make GOAL` in the repository, with libraries built in `folder`, whatever make and whoever runs this test.
+fn make(goal: &str, folder: &Folder, arguments: &[String]) -> Command {
+    let mut command = Command::new("make");
+    command.args(["--no-print-directory", "-C"]).arg(root()).arg(goal);
+    command.arg(format!("BUILD={}", folder.join("build").display())).args(arguments);
+    for inherited in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "DESTDIR", "PREFIX", "SUDO_USER"] {
+        command.env_remove(inherited);
+    }
+    command
+}
+
+/// What a command that has to end well has printed.
+fn done(mut command: Command) -> String {
+    let done = command.output().expect("make has to be installed");
+    let said = String::from_utf8([done.stdout, done.stderr].concat()).unwrap();
+    assert!(done.status.success(), "{command:?}: {said}");
+    said
+}
+
+/// What a command that has to fail has printed.
+fn refused(mut command: Command) -> String {
+    let done = command.output().expect("make has to be installed");
+    let said = String::from_utf8([done.stdout, done.stderr].concat()).unwrap();
+    assert!(!done.status.success(), "{command:?}: {said}");
+    said
+}
+
+/// The argument with which make installs the command that is tested.
+fn tested() -> String {
+    format!("SERVAL={}", env!("CARGO_BIN_EXE_serval"))
 }
 
 fn made(goal: &str, folder: &Folder, arguments: &[String]) {
-    let done = make(goal, folder, arguments);
-    let said = [done.stdout, done.stderr].concat();
-    assert!(done.status.success(), "{goal}: {}", String::from_utf8_lossy(&said));
+    done(make(goal, folder, &[arguments, &[tested()]].concat()));
 }
 
 /// Every file below a folder, relative to it.
@@ -268,10 +288,124 @@ fn what_is_installed_works_away_from_the_checkout_and_goes_away_again() {
     assert_eq!(files(&stage), BTreeSet::from([FOREIGN.to_owned()]));
     // A second time there is nothing to do.
     made("uninstall", &folder, &here);
+}
 
-    let done = make("install", &folder, &["PREFIX=here".to_owned()]);
-    let said = String::from_utf8(done.stdout).unwrap();
-    assert!(!done.status.success() && said.contains("begins with /, not here"), "{said}");
+#[test]
+fn a_prefix_or_destdir_that_something_could_misread_is_refused() {
+    let folder = Folder::new("odd");
+    let touched = folder.join("touched");
+    for odd in [
+        "here".to_owned(),
+        String::new(),
+        "/a b".to_owned(),
+        "/a|b".to_owned(),
+        "/caf\u{e9}".to_owned(),
+        "/a\nb".to_owned(),
+        format!("/a;touch {}", touched.display()),
+        format!("/a\"`touch {}`", touched.display()),
+        format!("/a'$$(touch {})", touched.display()),
+    ] {
+        for goal in ["install", "uninstall"] {
+            let said = refused(make(goal, &folder, &[tested(), format!("PREFIX={odd}")]));
+            let odd = odd.replace("$$", "$");
+            let sentence = "PREFIX has to be a path that begins with /, of";
+            assert!(said.contains(sentence) && said.contains(&format!("not {odd}\n")), "{said}");
+        }
+    }
+    for odd in ["/a b".to_owned(), "~/a".to_owned(), format!("a;touch {}", touched.display())] {
+        let said = refused(make(
+            "install",
+            &folder,
+            &[tested(), "PREFIX=/opt/serval".to_owned(), format!("DESTDIR={odd}")],
+        ));
+        assert!(said.contains("DESTDIR has to be a path of"), "{said}");
+    }
+    assert!(!touched.exists());
+}
+
+/// A shell script that can be run.
+fn script(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// `make build && sudo make install`, with stand-ins for cargo and sudo: sudo forgets the environment and has another cargo in its PATH.
+#[test]
+fn only_a_command_of_these_sources_is_installed() {
+    if Path::new("/dev/nvidiactl").exists() {
+        println!("SKIPPED: with a GPU here `make build` would build kernels for it");
+        return;
+    }
+    let folder = Folder::new("sudo");
+    let (target, log) = (folder.join("target"), folder.join("log"));
+    let command = target.join("release/serval");
+    let cargo = folder.join("user/cargo");
+    let built = format!(
+        "echo cargo >>{log}; mkdir -p $CARGO_TARGET_DIR/release; echo '#' >$CARGO_TARGET_DIR/release/serval; \
+         chmod 755 $CARGO_TARGET_DIR/release/serval",
+        log = log.display()
+    );
+    script(&cargo, &built);
+    script(&folder.join("root/cargo"), "echo the wrong cargo; exit 1");
+    script(&folder.join("root/id"), "echo 0");
+    let forgetful = "shift 2; exec env -i PATH=\"$PATH\" \"$@\"";
+    script(&folder.join("root/sudo"), &format!("echo \"$1 $2\" >>{}; {forgetful}", log.display()));
+    let path = format!("{}:{}", folder.join("root").display(), std::env::var("PATH").unwrap());
+    let arguments = [
+        format!("CARGO_TARGET_DIR={}", target.display()),
+        format!("PREFIX={}", folder.join("installed").display()),
+    ];
+    let with = |goal: &str, cargo: &str| {
+        make(goal, &folder, &[&arguments[..], &[format!("CARGO={cargo}")]].concat())
+    };
+    let under_sudo = |mut command: Command| {
+        command.env("SUDO_USER", "somebody").env("PATH", &path);
+        command
+    };
+    let logged = || fs::read_to_string(&log).unwrap_or_default();
+    let cargo = cargo.to_str().unwrap();
+
+    let said = refused(with("install", "no-such-cargo"));
+    assert!(said.contains("there is no ") && said.contains("run make build"), "{said}");
+    done(with("build", cargo));
+    assert_eq!(logged(), "cargo\n");
+
+    // Root's cargo is not asked; the libraries are made as the user.
+    let said = done(under_sudo(make("install", &folder, &arguments)));
+    assert!(said.contains(&format!("/bin/serval, which is {} of 2", command.display())), "{said}");
+    assert_eq!(logged(), "cargo\n-u somebody\n-u somebody\n");
+    assert!(folder.join("installed/bin/serval").exists());
+
+    // Whoever is not root has no use for sudo, whatever it left in the environment.
+    fs::remove_file(&log).unwrap();
+    script(&folder.join("root/id"), "echo 1000");
+    done(under_sudo(with("install", "no-such-cargo")));
+    assert_eq!(logged(), "");
+    script(&folder.join("root/id"), "echo 0");
+
+    // A command of other sources, and another command of these.
+    let record = target.join("release/serval.sources");
+    let sources = fs::read_to_string(&record).unwrap();
+    let (_, without_the_first) = sources.split_once('\n').unwrap();
+    let spoil: [&dyn Fn(); 2] = [&|| fs::write(&record, without_the_first).unwrap(), &|| {
+        fs::write(&command, "other").unwrap();
+    }];
+    for spoil in spoil {
+        spoil();
+        for said in [
+            refused(with("install", "no-such-cargo")),
+            refused(under_sudo(with("install", "no-such-cargo"))),
+        ] {
+            let sentence = "was not built by make build of the sources that are here now: run make";
+            assert!(said.contains(sentence), "{said}");
+        }
+        assert_eq!(logged(), "");
+        // The cargo that is given builds it anew, and as the user.
+        done(under_sudo(with("install", cargo)));
+        assert_eq!(logged(), "-u somebody\ncargo\n-u somebody\n-u somebody\n");
+        fs::remove_file(&log).unwrap();
+    }
 }
 
 // --- examples/04_backend ---
