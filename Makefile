@@ -40,15 +40,8 @@ demo-faces: build setup-memcached
 # Where a GPU is, its kernels are part of the build if nvcc is there or can be fetched.
 build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 	@echo "building (the first time takes a few minutes)"
-	@sources=$$($(SOURCES)); $(CARGO) build --release --quiet --package serval && { [ ! -x $(BUILT)/release/serval ] || \
-		printf '%s\n' "$$sources" "$$(sha256sum <$(BUILT)/release/serval)" >$(RECORD); }
-
-# Beside the command lies of which sources it was made, and which file came of them: `make install` knows by it, without cargo, whether the
-# command is of this checkout as it is now. By content, not by times, which a copy or another branch for a while would change.
-RECORD = $(BUILT)/release/serval.sources
-SOURCES = find Cargo.toml Cargo.lock .cargo crates/*/Cargo.toml crates/*/build.rs crates/*/src device/cuda device/include device/kernels \
-	device/models -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
-CURRENT = { [ "$$($(SOURCES); sha256sum <$(BUILT)/release/serval)" = "$$(cat $(RECORD))" ]; } 2>/dev/null
+	@$(CARGO) build --release --quiet --package serval
+	@for library in client attach; do $(MAKE) --no-print-directory --silent -C $$library || exit 1; done
 
 # What is needed without the checkout: the command, which has the headers of kernels inside; the libraries with theirs; the pages for
 # whoever runs it, in folders as here, so that links among them hold. The unit is an example among them, and not where systemd looks: it
@@ -59,20 +52,11 @@ INTO = $(DESTDIR)$(PREFIX)
 DOC = $(INTO)/share/doc/serval
 PLACE = PREFIX=$(PREFIX) DESTDIR=$(abspath $(DESTDIR))
 
-# SERVAL=FILE installs that command, whatever it is. Else it is built, or was built before of the same sources: without cargo, and under
-# sudo, whose PATH may have no cargo, or another one. Nothing is compiled as root for a user, in whose next build its files would be in the
-# way; of what make was given sudo keeps nothing.
-UNDER_SUDO = $(and $(SUDO_USER),$(filter 0,$(shell id -u)))
-GIVEN = $(foreach name,CARGO CARGO_TARGET_DIR CACHE BUILD,$(if $(filter-out undefined file,$(origin $(name))),$(name)="$($(name))"))
-DRY = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--dry-run)
-BUILDER = $(if $(UNDER_SUDO),sudo -u $(SUDO_USER)) $(MAKE) $(if $(UNDER_SUDO),$(DRY) $(GIVEN)) --no-print-directory
-BY_HAND = $(filter command,$(origin SERVAL))
-install: absolute-prefix
-	@$(if $(BY_HAND),,$(if $(shell command -v $(CARGO)),$(if $(UNDER_SUDO),$(CURRENT) || )$(BUILDER) build))
-	@[ -x "$(SERVAL)" ] || { echo "there is no $(SERVAL): run make build, as a user who has cargo, then make install again"; exit 1; }
-	@$(if $(BY_HAND),,$(CURRENT) || { echo "$(SERVAL) was not built by make build of the sources that are here now: \
-	run make build, as a user who has cargo, then make install again"; exit 1; })
-	@for library in client attach; do $(BUILDER) --silent -C $$library || exit 1; done
+# SERVAL=FILE installs that command. Under sudo it is what `make build` left: root's PATH may have no cargo, or another one, and its files would be
+# in the way of the next build.
+BUILT_BEFORE = $(or $(filter command,$(origin SERVAL)),$(SUDO_USER))
+install: absolute-prefix $(if $(BUILT_BEFORE),,build)
+	@[ -x "$(SERVAL)" ] || { echo "there is no $(SERVAL): run make build, as the user who has cargo, then make install again"; exit 1; }
 	@install -d $(INTO)/bin $(DOC)/docs
 	@install -m 755 "$(SERVAL)" $(INTO)/bin/serval
 	@$(MAKE) --no-print-directory --silent -C client install $(PLACE)
