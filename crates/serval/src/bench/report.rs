@@ -260,7 +260,7 @@ impl Report {
         if outcome.wrong > 0 {
             let in_order = self.class == Class::T2 && !plan.work.has_identity();
             let hint = if in_order {
-                ", or came in another order than their requests, which only a service with dispatch = \"flow-hash\" avoids"
+                ", or came behind one that was lost (the server's drops tell), or in another order than their requests (which only dispatch = \"flow-hash\" avoids)"
             } else {
                 ""
             };
