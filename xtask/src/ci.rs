@@ -15,6 +15,7 @@ use std::time::Instant;
 use self::clock::Clock;
 pub(crate) use self::miri::every_test as every_test_under_miri;
 use crate::files::root;
+use crate::side_by_side::cores;
 use crate::{Findings, abi, benchmarks, drop_reasons, edges, fuzz, mutants, proof, tidy, wasm};
 
 /// How a step ended well.
@@ -336,24 +337,30 @@ fn microbench() -> Outcome {
     command("cargo bench --quiet --package serval-benches -- --test", &[])
 }
 
+/// Makes targets of a folder, on every processor.
+fn make(folder_and_targets: &str, environment: &[(&str, &str)]) -> Outcome {
+    let jobs = cores();
+    let line = format!("make --no-print-directory --output-sync -j{jobs} -C {folder_and_targets}");
+    command(&line, environment)
+}
+
 fn device() -> Outcome {
-    command("make --no-print-directory -C device test", &[])
+    make("device test", &[])
 }
 
 fn models() -> Outcome {
-    command("make --no-print-directory -C device/models test", &[])
+    make("device/models test", &[])
 }
 
 fn tsan() -> Outcome {
-    command("make --no-print-directory -C device tsan", &[])
+    make("device tsan", &[])
 }
 
 /// The compiler comes from PyPI (`device/Makefile` installs it); no GPU and no driver is needed.
 fn nvcc() -> Outcome {
-    command("make --no-print-directory -C device nvcc-check", &[])?;
-    command("make --no-print-directory -C device nvrtc", &[])?;
-    command("make --no-print-directory --silent -C benches/ingest", &[])?;
-    command("make --no-print-directory -C benches/baselines gpu", &[])
+    make("device nvcc-check nvrtc", &[])?;
+    make("benches/ingest", &[])?;
+    make("benches/baselines gpu", &[])
 }
 
 fn wasm() -> Outcome {
@@ -402,8 +409,7 @@ fn arm() -> Outcome {
     let test = format!("cargo test -p serval-mqueue -p serval-wire --tests --target {target}");
     let few_cases = [&environment[..], &[("PROPTEST_CASES", "16")]].concat();
     let tested = command(&test, &few_cases)?;
-    let make = "make --no-print-directory -C device arm-test";
-    command(make, &[("QEMU", ARM_RUNNER)])?;
+    make("device arm-test", &[("QEMU", ARM_RUNNER)])?;
     Ok(tested)
 }
 

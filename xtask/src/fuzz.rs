@@ -14,16 +14,15 @@
 mod planted;
 mod record;
 
-use std::collections::VecDeque;
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::Findings;
 use crate::files::root;
+use crate::side_by_side::{all_sound, cores};
 
 /// What `cargo fuzz` asks the compiler for, without a sanitizer.
 const FLAGS: &[&str] = &[
@@ -117,17 +116,16 @@ fn run_with(options: &Options) -> Result<Vec<Run>, Findings> {
         Some(folder) => folder.clone(),
         None => build(root(), "target/fuzz")?,
     };
-    let run = |target: &str| fuzz(root(), &binaries, target, options.seconds);
+    let run = |target: String| fuzz(root(), &binaries, &target, options.seconds);
     let targets = targets()?;
     let at_a_time = programs_at_a_time(options.jobs);
     let each = (at_a_time / targets.len()).max(1);
     let queue = targets.into_iter().flat_map(|target| vec![target; each]).collect();
-    Ok(merged(in_parallel(at_a_time, queue, run)?))
+    Ok(merged(all_sound(at_a_time, queue, run)?))
 }
 
 /// As many as asked for; 0: as many as there are cores.
 fn programs_at_a_time(jobs: usize) -> usize {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     if jobs == 0 { cores() } else { jobs }
 }
 
@@ -145,37 +143,6 @@ fn merged(runs: Vec<Run>) -> Vec<Run> {
         }
     }
     merged
-}
-
-/// Runs `work` for each target, so many at a time; what all of them returned by target, or everything that was found.
-fn in_parallel<T: Send>(
-    at_a_time: usize,
-    targets: Vec<String>,
-    work: impl Fn(&str) -> Result<T, String> + Sync,
-) -> Result<Vec<T>, Findings> {
-    let queue = Mutex::new(VecDeque::from(targets));
-    let results = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..at_a_time {
-            scope.spawn(|| {
-                loop {
-                    let Some(target) = queue.lock().expect("no panic").pop_front() else { break };
-                    let result = work(&target);
-                    results.lock().expect("no panic").push((target, result));
-                }
-            });
-        }
-    });
-    let mut results = results.into_inner().expect("no panic");
-    results.sort_by(|a, b| a.0.cmp(&b.0));
-    let (mut done, mut findings) = (Vec::new(), Findings::new());
-    for (_, result) in results {
-        match result {
-            Ok(value) => done.push(value),
-            Err(finding) => findings.push(finding),
-        }
-    }
-    if findings.is_empty() { Ok(done) } else { Err(findings) }
 }
 
 fn targets() -> Result<Vec<String>, Findings> {

@@ -13,6 +13,7 @@ mod fuzz;
 mod mutants;
 mod proof;
 mod record;
+mod side_by_side;
 mod tidy;
 mod wasm;
 

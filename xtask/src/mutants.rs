@@ -5,16 +5,16 @@
 //! its tests must fail. A mutant that lives on shows a test that is missing. A test that does not come to
 //! an end has caught it too: the same test ended in time without it.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::Findings;
 use crate::claims::TestName;
 use crate::files::{self, root};
+use crate::side_by_side::{all_sound, cores};
 
 /// A bug, and the tests that know it, the quickest first.
 struct Mutant {
@@ -280,12 +280,13 @@ pub(crate) fn run(names: &[&str]) -> Result<Vec<String>, Findings> {
     let chosen = || MUTANTS.iter().filter(|m| names.is_empty() || names.contains(&m.name));
     let tests: BTreeSet<&str> = chosen().flat_map(|m| m.tests).copied().collect();
     let binaries = build(&tests)?;
-    let sound = side_by_side(tests.into_iter().collect(), |test| match binaries.run(test, "") {
-        Ended::Passed => Ok(String::new()),
-        Ended::Failed(how) => Err(format!("{test} {how} without a mutant")),
-    });
+    let sound =
+        all_sound(cores(), tests.into_iter().collect(), |test| match binaries.run(test, "") {
+            Ended::Passed => Ok(String::new()),
+            Ended::Failed(how) => Err(format!("{test} {how} without a mutant")),
+        });
     sound?;
-    side_by_side(chosen().collect(), |mutant| {
+    all_sound(cores(), chosen().collect(), |mutant| {
         let start = Instant::now();
         for test in mutant.tests {
             if let Ended::Failed(how) = binaries.run(test, mutant.name) {
@@ -297,33 +298,6 @@ pub(crate) fn run(names: &[&str]) -> Result<Vec<String>, Findings> {
         let (name, bug) = (mutant.name, mutant.bug);
         Err(format!("{name} lives on ({bug}): none of {} failed", mutant.tests.join(", ")))
     })
-}
-
-/// Does something for each item, as many at a time as there are cores; what came out, in order.
-fn side_by_side<T: Send>(
-    items: Vec<T>,
-    work: impl Fn(T) -> Result<String, String> + Sync,
-) -> Result<Vec<String>, Findings> {
-    let queue: Mutex<VecDeque<(usize, T)>> = Mutex::new(items.into_iter().enumerate().collect());
-    let (lines, findings) = (Mutex::new(BTreeMap::new()), Mutex::new(Findings::new()));
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..cores {
-            scope.spawn(|| {
-                loop {
-                    let next = queue.lock().expect("no panic").pop_front();
-                    let Some((number, item)) = next else { break };
-                    match work(item) {
-                        Ok(line) => drop(lines.lock().expect("no panic").insert(number, line)),
-                        Err(finding) => findings.lock().expect("no panic").push(finding),
-                    }
-                }
-            });
-        }
-    });
-    let findings = findings.into_inner().expect("no panic");
-    let lines = lines.into_inner().expect("no panic");
-    if findings.is_empty() { Ok(lines.into_values().collect()) } else { Err(findings) }
 }
 
 /// Test programs by package folder and target (`lib` or the test's name).

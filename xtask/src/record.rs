@@ -152,7 +152,7 @@ pub(crate) fn commits_since(commit: &str, paths: &[&str]) -> Option<u64> {
 
 /// The class of this machine, without its name.
 fn machine() -> String {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = crate::side_by_side::cores();
     format!("{cores} cores, {}", std::env::consts::ARCH)
 }
 

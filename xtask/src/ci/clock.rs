@@ -47,7 +47,7 @@ impl Clock {
 
     /// Nothing where the machine has fewer cores than the promise is for.
     pub(super) fn verdict(&self) -> Option<Verdict> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = crate::side_by_side::cores();
         let others = self.used.zip(Used::now()).and_then(|(from, to)| others_percent(from, to));
         let verdict = || judge(self.start.elapsed(), others);
         let verdict = || match verdict() {

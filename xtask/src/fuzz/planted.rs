@@ -8,9 +8,10 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use super::{build, copy, in_parallel, libfuzzer, programs_at_a_time, targets};
+use super::{build, copy, libfuzzer, targets};
 use crate::Findings;
 use crate::files::{self, root};
+use crate::side_by_side::{all_sound, cores};
 
 /// A bug for one target.
 struct Plant {
@@ -111,7 +112,7 @@ pub(super) fn find_all() -> Result<Vec<String>, Findings> {
     // Built where the sound ones are, so that what both depend on is built once; then away from there.
     let binaries = folder.join("programs");
     copy(&targets, &build(&folder, "target/fuzz")?, &binaries)?;
-    in_parallel(programs_at_a_time(0), targets, |target| must_find(&folder, &binaries, target))
+    all_sound(cores(), targets, |target| must_find(&folder, &binaries, &target))
 }
 
 /// Copies the sources, with the bugs. What is there already is left alone, so that it is not built again.
