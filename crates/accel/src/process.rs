@@ -373,7 +373,6 @@ impl Runner {
         // No head is 0 once something was published, so what came before the start is found.
         let mut seen: Vec<(u32, u64)> = mqueues.map(|mqueue| (mqueue, 0)).collect();
         let (mut rang, mut ended) = (Vec::new(), Vec::new());
-        let mut stop = self.words.stop();
         let mut idle_since_ns = None;
         while blocks.running() > 0 {
             let now_ns = Clock::Monotonic.now();
@@ -384,13 +383,12 @@ impl Runner {
                     rang.push(*mqueue);
                 }
             }
-            let asked = self.words.stop();
-            if rang.is_empty() && blocks.wake_at() > now_ns && asked == stop {
+            // A stop word is new until the blocks have seen it, who began before this did.
+            if rang.is_empty() && blocks.wake_at() > now_ns && !blocks.stop_changed() {
                 let since_ns = *idle_since_ns.get_or_insert(now_ns);
-                self.idle(now_ns, since_ns, spin, blocks.wake_at(), (&seen, stop));
+                self.idle(now_ns, since_ns, spin, &blocks, &seen);
                 continue;
             }
-            stop = asked;
             idle_since_ns = None;
             self.turn.busy.store(true, Ordering::Relaxed);
             blocks.drive_counted(now_ns, &rang, &self.turn.progress);
@@ -408,10 +406,10 @@ impl Runner {
         now_ns: u64,
         since_ns: u64,
         spin: Duration,
-        wake_at_ns: u64,
-        (seen, stop): (&[(u32, u64)], u64),
+        blocks: &WorkerBlocks,
+        seen: &[(u32, u64)],
     ) {
-        let left_ns = wake_at_ns - now_ns;
+        let left_ns = blocks.wake_at() - now_ns;
         if now_ns - since_ns < YIELD_NS {
             return std::hint::spin_loop();
         }
@@ -419,7 +417,7 @@ impl Runner {
             return thread::yield_now();
         }
         let has_work = || {
-            self.words.stop() != stop
+            blocks.stop_changed()
                 || seen.iter().any(|(mqueue, head)| self.words.rx_head(*mqueue) != *head)
         };
         let limit = SLEEP_MAX.min(Duration::from_nanos(left_ns - AWAKE_NS));

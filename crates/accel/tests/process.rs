@@ -125,6 +125,17 @@ fn a_drain_answers_what_was_received() {
 }
 
 #[test]
+fn a_drain_that_begins_when_the_threads_do_is_not_missed() {
+    let echo = Kernel::builtin("echo").unwrap();
+    for _ in 0..200 {
+        let engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
+        let (host, _, _) = host(&engine, &echo, &[], 2, PATIENCE).unwrap();
+        engine.words.set_stop(stop::DRAIN);
+        eventually("blocks without work end", || host.ended());
+    }
+}
+
+#[test]
 fn a_block_that_returns_or_hangs_is_told() {
     let kernel = build(MISBEHAVE, "misbehave");
     for (mode, why) in [(8.0, reason::RETURNED), (9.0, reason::HUNG)] {

@@ -124,8 +124,8 @@ fn a_sleeping_thread_is_woken_for_every_message() {
         engine.push(mqueue, n, b"wake up").unwrap();
         drive_until(&mut engine, &mut workers[0], &[mqueue], |_, got| got.token == n);
         // A lost wake-up costs the thread's longest sleep of 250 ms, or what is left of it.
-        late += u32::from(begin.elapsed() >= Duration::from_millis(200));
-        assert!(late < 50, "{late} wake-ups of {} were lost", n + 1);
+        late += u64::from(begin.elapsed() >= Duration::from_millis(200));
+        assert!(late < 5 + n / 10, "{late} wake-ups of {} were lost", n + 1);
     }
 }
 

@@ -73,6 +73,12 @@ impl WorkerBlocks {
         self.scheduler.run(now_ns, rang, &mut Counted(progress));
     }
 
+    /// Whether there is a stop word that the blocks have not seen yet.
+    #[inline]
+    pub(crate) fn stop_changed(&self) -> bool {
+        self.scheduler.stop_changed()
+    }
+
     /// Blocks that have not ended.
     pub fn running(&self) -> usize {
         self.scheduler.running()
