@@ -210,8 +210,9 @@ impl HostBlocks {
     /// Whether all blocks serve; else why not: one of [`mqueue::abi::reason`] and a sentence.
     /// To be asked several times in `hung_after`.
     pub fn health(&mut self) -> Result<(), (u64, String)> {
-        let asked = self.words.stop() != stop::RUN;
         let ended = lock(&self.shared.ended);
+        // Looked at last: blocks that ended because of it are in the list only after it was said.
+        let asked = self.words.stop() != stop::RUN;
         if let Some((block, why)) = ended.iter().find(|(_, why)| !asked || *why != reason::STOPPED)
         {
             return Err((*why, format!("block {block} ended: {}", reason_name(*why))));

@@ -127,11 +127,40 @@ fn a_drain_answers_what_was_received() {
 #[test]
 fn a_drain_that_begins_when_the_threads_do_is_not_missed() {
     let echo = Kernel::builtin("echo").unwrap();
-    for _ in 0..200 {
+    for _ in 0..60 {
         let engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
         let (host, _, _) = host(&engine, &echo, &[], 2, PATIENCE).unwrap();
         engine.words.set_stop(stop::DRAIN);
         eventually("blocks without work end", || host.ended());
+    }
+}
+
+#[test]
+fn a_stop_before_the_first_wait_is_no_failure() {
+    let echo = Kernel::builtin("echo").unwrap();
+    for how in [stop::DRAIN, stop::NOW] {
+        let engine = Engine::new(&Shape { blocks: 4, ..Shape::default() });
+        engine.words.set_stop(how);
+        let (mut host, _, _) = host(&engine, &echo, &[], 2, PATIENCE).unwrap();
+        eventually("blocks end", || host.ended());
+        host.health().unwrap();
+    }
+}
+
+#[test]
+fn an_orderly_stop_never_looks_like_a_failure() {
+    let echo = Kernel::builtin("echo").unwrap();
+    for _ in 0..60 {
+        let engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
+        let (mut host, _, _) = host(&engine, &echo, &[], 2, PATIENCE).unwrap();
+        let words = engine.words.clone();
+        thread::scope(|scope| {
+            scope.spawn(move || words.set_stop(stop::DRAIN));
+            eventually("blocks end", || {
+                host.health().unwrap();
+                host.ended()
+            });
+        });
     }
 }
 

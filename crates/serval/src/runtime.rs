@@ -234,7 +234,11 @@ pub fn attach(
     let mut retry = RETRY_MIN;
     loop {
         let lived = connect(path).and_then(|socket| serve(&socket, wish, device, cancel));
-        if once || cancel.load(Ordering::Relaxed) {
+        let cancelled = cancel.load(Ordering::Relaxed);
+        if cancelled && lived.as_ref().is_err_and(|e| !matches!(e, RuntimeError::Blocks(_))) {
+            return Ok(End::Stopped);
+        }
+        if once || cancelled {
             return lived;
         }
         match lived {
@@ -289,7 +293,10 @@ pub fn serve(
         kernel: wish.kernel.clone(),
     };
     say(socket, &FromRuntime::Hello(hello))?;
-    let (jobs, heartbeat) = receive_offers(socket)?;
+    let (jobs, heartbeat) = match receive_offers(socket, cancel) {
+        Err(_) if cancel.load(Ordering::Relaxed) => return Ok(End::Stopped),
+        offered => offered?,
+    };
     if let Err(failure) = device.start(&jobs) {
         let Failure { reason, text } = failure.clone();
         // The engine may be gone: then nobody needs to know.
@@ -310,12 +317,15 @@ fn say(socket: &LocalSocket, message: &FromRuntime) -> Result<(), RuntimeError> 
 }
 
 /// Waits for the engine's offers, at least one; their regions are mapped and checked when this returns, with the
-/// time after which a runtime that does not beat is lost.
-fn receive_offers(socket: &LocalSocket) -> Result<(Vec<Job>, Duration), RuntimeError> {
+/// time after which a runtime that does not beat is lost. An error soon after `cancel` is set.
+fn receive_offers(
+    socket: &LocalSocket,
+    cancel: &AtomicBool,
+) -> Result<(Vec<Job>, Duration), RuntimeError> {
     let deadline = Instant::now() + ANSWER_PATIENCE;
     let (mut jobs, mut count, mut heartbeat) = (Vec::new(), 1, Duration::MAX);
     while jobs.len() < count {
-        match receive_answer(socket, deadline)? {
+        match receive_answer(socket, deadline, cancel)? {
             (FromEngine::Offer(offer), descriptors) => {
                 let (job, beat) = open(offer, descriptors)?;
                 heartbeat = heartbeat.min(beat);
@@ -340,6 +350,7 @@ fn receive_offers(socket: &LocalSocket) -> Result<(Vec<Job>, Duration), RuntimeE
 fn receive_answer(
     socket: &LocalSocket,
     deadline: Instant,
+    cancel: &AtomicBool,
 ) -> Result<(FromEngine, Vec<OwnedFd>), RuntimeError> {
     let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
     let (len, descriptors) = loop {
@@ -352,7 +363,10 @@ fn receive_answer(
             let seconds = ANSWER_PATIENCE.as_secs();
             return Err(RuntimeError::Gone(format!("it gave no answer for {seconds} s")));
         }
-        wait_readable(&[socket.as_fd()], Some(left));
+        if cancel.load(Ordering::Relaxed) {
+            return Err(RuntimeError::Gone("it was not waited for".into()));
+        }
+        wait_readable(&[socket.as_fd()], Some(left.min(LOOK)));
     };
     if len == 0 {
         return Err(RuntimeError::Gone("it closed the connection".into()));
@@ -465,10 +479,8 @@ impl Life<'_> {
             End::EngineLost => (reason::ENGINE_LOST, String::new()),
             End::Failed(failure) => (failure.reason, failure.text.clone()),
         };
-        for job in self.jobs.iter().filter(|job| job.words.stop() == stop::RUN) {
-            // What is said next is that nothing of this life counts any more.
-            job.words.set_stop(stop::NOW);
-        }
+        // What is said next is that nothing of this life counts any more; a drain that is still under way had its time.
+        self.jobs.iter().for_each(|job| job.words.set_stop(stop::NOW));
         let bye = FromRuntime::Bye(Bye { reason, text });
         let failed = matches!(end, End::Failed(_));
         if failed {

@@ -11,17 +11,17 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::lives::*;
 use common::offers::{Offers, at_a_false_engine};
 use common::*;
-use mqueue::Memory as _;
-use mqueue::abi::{ABI_VERSION, reason};
-use serval::runtime::{self, HostDevice, RuntimeError, Wish};
+use mqueue::abi::{ABI_VERSION, kind, reason, stop};
+use mqueue::{Head, MappedMemory, Memory as _, Region};
+use serval::runtime::{self, End, HostDevice, RuntimeError, Wish};
 use sys::local::LocalListener;
 use wire::DropReason;
-use wire::attach::{Bye, FromRuntime, Hello, MESSAGE_BYTES_MAX, Ready, VERSION};
+use wire::attach::{Bye, FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Ready, VERSION};
 
 #[test]
 fn kernels_answer_right_and_their_process_sees_its_own_region_only() {
@@ -485,4 +485,54 @@ fn an_engine_that_offers_nonsense_is_told_apart_in_one_sentence() {
     let mut device = HostDevice::new(1, Vec::new());
     let nobody = runtime::attach(&at, &Wish::default(), &mut device, true, &cancel);
     assert!(matches!(nobody, Err(RuntimeError::Connect { .. })));
+}
+
+/// What comes of a life that is told to stop, with so much time for its drain, together with its offer.
+fn stopped_at_once(name: &str, offers: &Offers, offer: &[u8], drain_ms: u32) -> End {
+    let at = path(name);
+    let listener = LocalListener::bind(&at).unwrap();
+    thread::scope(|scope| {
+        let runtime = scope.spawn(|| {
+            let cancel = AtomicBool::new(false);
+            let mut device = HostDevice::new(2, Vec::new());
+            runtime::attach(&at, &Wish::default(), &mut device, true, &cancel)
+        });
+        let mut socket = None;
+        eventually("the runtime comes", || {
+            socket = listener.accept().unwrap();
+            socket.is_some()
+        });
+        let socket = socket.unwrap();
+        socket.send(offer, &offers.good()).unwrap();
+        socket.send(&FromEngine::Stop { drain_ms }.encode(), &[]).unwrap();
+        runtime.join().unwrap().expect("a stop is no failure")
+    })
+}
+
+#[test]
+fn an_engine_that_stops_while_blocks_start_ends_a_life_like_any_other() {
+    for word in [stop::DRAIN, stop::NOW] {
+        let offers = Offers::new();
+        let region = Region::join(MappedMemory::new(offers.good.clone())).unwrap();
+        region.words().set_stop(word);
+        let offer = offers.offer("echo", 0);
+        let end = stopped_at_once(&format!("early-{word}"), &offers, &offer, 60_000);
+        assert_eq!(end, End::Stopped);
+    }
+}
+
+#[test]
+fn a_drain_whose_time_is_over_is_not_waited_for_any_longer() {
+    let offers = Offers::new();
+    let mut region = Region::join(MappedMemory::new(offers.good.clone())).unwrap();
+    let (mut requests, _replies) = region.engine_ends(0);
+    let head = Head { tag: 1, kind: kind::MESSAGE, ..Head::default() };
+    requests.push(head, b"for an hour").unwrap();
+    requests.publish();
+    region.words().set_stop(stop::DRAIN);
+    let offer = offers.offer_with("delay", 0, vec![("microseconds".into(), 3.6e9)]);
+    let begin = Instant::now();
+    assert_eq!(stopped_at_once("overdue", &offers, &offer, 100), End::Stopped);
+    // The engine makes an end of it when twice the time of the drain and half a second are over.
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
 }

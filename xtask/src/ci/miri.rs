@@ -34,14 +34,19 @@ pub(super) fn step() -> Outcome {
         ("", "-p serval-wire --lib -- handshake session"),
     ];
     let ran = side_by_side(cores(), parts.to_vec(), |(flags, tests)| under_miri(flags, tests));
-    let mut tally = Tally::default();
+    let (mut tests, mut findings) = (Tally::default(), Findings::new());
     for ((flags, _), outcome) in parts.iter().zip(ran) {
-        // Miri's own way to several seeds mixes what they print, so they are not counted.
-        if let (Done::Tested(tested), true) = (outcome?, flags.is_empty()) {
-            tally.add(tested);
+        match outcome {
+            // Miri's own way to several seeds mixes what they print, so they are not counted.
+            Ok(Done::Tested(tested)) if flags.is_empty() => tests.add(tested),
+            Ok(_) => {}
+            Err(failed) => {
+                tests.add(failed.tests);
+                findings.extend(failed.findings);
+            }
         }
     }
-    Ok(Done::Tested(tally))
+    if findings.is_empty() { Ok(Done::Tested(tests)) } else { Err(Failed { findings, tests }) }
 }
 
 fn lacking() -> Option<String> {

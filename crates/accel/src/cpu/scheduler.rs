@@ -305,7 +305,12 @@ impl Body {
         for i in 0..self.blocks.len() {
             let block = self.blocks[i].number;
             self.resume(i, &mut touched);
-            if self.blocks[i].why.get() == OVER || self.words.block_state(block) != state::READY {
+            let over = self.blocks[i].why.get() == OVER;
+            // Who was told to stop before its first wait has nothing to wait for.
+            if over && self.words.block(block).reason == reason::STOPPED {
+                continue;
+            }
+            if over || self.words.block_state(block) != state::READY {
                 let kernel = self._kernel.name().to_owned();
                 return Err(match self.words.block(block).reason {
                     reason::REFUSED => AccelError::Refused { kernel, block },

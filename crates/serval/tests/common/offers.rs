@@ -47,6 +47,16 @@ impl Offers {
 
     /// An offer of the first life of a region of so many bytes, 0 for the right number.
     pub(crate) fn offer(&self, kernel: &str, region_bytes: usize) -> Vec<u8> {
+        self.offer_with(kernel, region_bytes, Vec::new())
+    }
+
+    /// The same, with parameters for the kernel.
+    pub(crate) fn offer_with(
+        &self,
+        kernel: &str,
+        region_bytes: usize,
+        params: Vec<(String, f64)>,
+    ) -> Vec<u8> {
         let region_bytes = if region_bytes == 0 { self.bytes } else { region_bytes };
         let offer = Offer {
             generation: 1,
@@ -56,7 +66,7 @@ impl Offers {
             service: "a".into(),
             accelerator: "acc0".into(),
             kernel: kernel.into(),
-            params: Vec::new(),
+            params,
         };
         FromEngine::Offer(offer).encode()
     }
