@@ -14,8 +14,9 @@ mod plan;
 mod runtimes;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -128,6 +129,10 @@ const DRAIN: u32 = 1;
 const STOP: u32 = 2;
 /// How long a worker that stops waits for the others' last turns.
 const STOPPED_TOGETHER: Duration = Duration::from_secs(1);
+/// How often somebody who may give up is asked while workers start.
+const READY_PAUSE: Duration = Duration::from_millis(20);
+/// A start that takes this long is told, and again each time.
+const READY_LATE: Duration = Duration::from_secs(30);
 /// Services there is room for besides those of the start. While services change, both versions count.
 const SERVICES_SPARE: usize = 256;
 
@@ -295,7 +300,7 @@ impl Server {
         }
         server.show();
         let nics = nics.into_iter().map(|nic| wrap(nic, addresses.clone())).collect();
-        server.start_workers(nics, &addresses, regions)?;
+        server.start_workers(nics, &addresses, regions, cancelled)?;
         server.start_runtimes(attach_doors, seats, cancelled)?;
         if !memory_ports.is_empty() {
             let held = server.doorman()?.hold(Vec::new());
@@ -408,6 +413,7 @@ impl Server {
         nics: Vec<N>,
         addresses: &[SocketAddr],
         regions: Vec<Vec<Vec<Attachment>>>,
+        cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<(), ServerError> {
         let (ready, readiness) = mpsc::channel();
         let links = worker_links(nics.len(), &self.topology);
@@ -438,8 +444,13 @@ impl Server {
         }
         drop(ready);
         for _ in 0..self.workers.len() {
-            let ended = |_| ServerError::Thread("it ended early; see the log".into());
-            readiness.recv().map_err(ended)??;
+            let told = first_word(&readiness, cancelled);
+            if matches!(told, Err(ServerError::Cancelled)) {
+                // One that is inside a kernel would be waited for without end. All are left to end by themselves, or
+                // with the process.
+                self.workers.clear();
+            }
+            told?;
         }
         Ok(())
     }
@@ -592,6 +603,30 @@ impl Drop for Server {
     fn drop(&mut self) {
         if !self.workers.is_empty() || !self.accelerators.is_empty() || self.runtimes.is_some() {
             self.stop();
+        }
+    }
+}
+
+/// Whether the next worker is ready. A kernel on its core may take long to come to its first receive, or never do.
+fn first_word(
+    readiness: &mpsc::Receiver<Result<(), ServerError>>,
+    cancelled: &mut dyn FnMut() -> bool,
+) -> Result<(), ServerError> {
+    let mut told = Instant::now();
+    loop {
+        match readiness.recv_timeout(READY_PAUSE) {
+            Ok(word) => return word,
+            Err(RecvTimeoutError::Timeout) if cancelled() => return Err(ServerError::Cancelled),
+            Err(RecvTimeoutError::Timeout) if told.elapsed() < READY_LATE => {}
+            Err(RecvTimeoutError::Timeout) => {
+                told = Instant::now();
+                tracing::warn!(
+                    "still starting: a kernel on a worker's core has not come to its first receive"
+                );
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(ServerError::Thread("it ended early; see the log".into()));
+            }
         }
     }
 }

@@ -536,3 +536,23 @@ fn a_drain_whose_time_is_over_is_not_waited_for_any_longer() {
     // The engine makes an end of it when twice the time of the drain and half a second are over.
     assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
 }
+
+#[test]
+fn who_is_told_to_end_while_an_offer_is_awaited_ends_well() {
+    let at = path("no-offer");
+    let listener = LocalListener::bind(&at).unwrap();
+    let cancel = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let runtime = scope.spawn(|| {
+            let mut device = HostDevice::new(1, Vec::new());
+            runtime::attach(&at, &Wish::default(), &mut device, false, &cancel)
+        });
+        let mut socket = None;
+        eventually("the runtime comes", || {
+            socket = listener.accept().unwrap();
+            socket.is_some()
+        });
+        cancel.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(runtime.join().unwrap().unwrap(), End::Stopped);
+    });
+}

@@ -138,3 +138,45 @@ fn a_signal_ends_a_start_whose_runtime_takes_long() {
         fs::remove_file(made).unwrap();
     }
 }
+
+/// On the worker's own core, where nothing but the kernel could give up.
+#[test]
+fn a_signal_ends_a_start_whose_kernel_never_receives() {
+    let source = path("deaf.cpp");
+    let text = "#include <serval/kernel.h>\n#include <unistd.h>\n\
+                SERVAL_KERNEL(deaf)(serval::Block&, serval::Mqueue&) { for (;;) pause(); }\n";
+    fs::write(&source, text).unwrap();
+    let library = build_kernel(source.to_str().unwrap());
+    let file = path("deaf.toml");
+    let service = format!(
+        "schema = 1\n[[service]]\nname = \"deaf\"\nlisten = \"udp://127.0.0.1:0\"\nkernel = \"{}\"\n",
+        library
+    );
+    fs::write(&file, service).unwrap();
+    for name in ["TERM", "INT"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+        command.arg("serve").arg(&file).stderr(Stdio::piped());
+        let mut engine = Peer::start(&mut command, "cargo builds it");
+        let tasks = format!("/proc/{}/task", engine.0.id());
+        eventually("its worker starts", || {
+            let of_worker = |task: fs::DirEntry| {
+                let name = fs::read_to_string(task.path().join("comm"));
+                name.is_ok_and(|name| name.trim() == "serval-worker-0")
+            };
+            fs::read_dir(&tasks).is_ok_and(|mut tasks| tasks.any(|task| task.is_ok_and(of_worker)))
+        });
+        engine.signal(name);
+        let mut code = None;
+        eventually("the engine ends", || {
+            code = engine.0.try_wait().unwrap();
+            code.is_some()
+        });
+        let mut said = String::new();
+        engine.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(code.unwrap().code(), Some(1), "{said}");
+        assert!(said.contains("stopped before it was ready"), "{said}");
+    }
+    for made in [source, file] {
+        fs::remove_file(made).unwrap();
+    }
+}
