@@ -102,6 +102,20 @@ fn a_kernel_that_cannot_run_is_an_error_of_the_start() {
     );
 }
 
+/// An engine that is not ready yet ends by this signal and says so.
+fn ends_unready(engine: &mut Peer, signal: &str) {
+    engine.signal(signal);
+    let mut code = None;
+    eventually("the engine ends", || {
+        code = engine.0.try_wait().unwrap();
+        code.is_some()
+    });
+    let mut said = String::new();
+    engine.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(code.unwrap().code(), Some(1), "{said}");
+    assert!(said.contains("stopped before it was ready"), "{said}");
+}
+
 /// The library of this kernel never comes to be loaded.
 #[test]
 fn a_signal_ends_a_start_whose_runtime_takes_long() {
@@ -120,16 +134,7 @@ fn a_signal_ends_a_start_whose_runtime_takes_long() {
             runtimes = children(engine.0.id());
             !runtimes.is_empty()
         });
-        engine.signal(name);
-        let mut code = None;
-        eventually("the engine ends", || {
-            code = engine.0.try_wait().unwrap();
-            code.is_some()
-        });
-        let mut said = String::new();
-        engine.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        assert_eq!(code.unwrap().code(), Some(1), "{said}");
-        assert!(said.contains("stopped before it was ready"), "{said}");
+        ends_unready(&mut engine, name);
         for runtime in runtimes {
             assert!(!Path::new(&format!("/proc/{runtime}")).exists(), "its runtime is left behind");
         }
@@ -165,16 +170,7 @@ fn a_signal_ends_a_start_whose_kernel_never_receives() {
             };
             fs::read_dir(&tasks).is_ok_and(|mut tasks| tasks.any(|task| task.is_ok_and(of_worker)))
         });
-        engine.signal(name);
-        let mut code = None;
-        eventually("the engine ends", || {
-            code = engine.0.try_wait().unwrap();
-            code.is_some()
-        });
-        let mut said = String::new();
-        engine.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        assert_eq!(code.unwrap().code(), Some(1), "{said}");
-        assert!(said.contains("stopped before it was ready"), "{said}");
+        ends_unready(&mut engine, name);
     }
     for made in [source, file] {
         fs::remove_file(made).unwrap();
