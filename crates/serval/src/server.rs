@@ -446,8 +446,10 @@ impl Server {
         for _ in 0..self.workers.len() {
             let told = first_word(&readiness, cancelled);
             if matches!(told, Err(ServerError::Cancelled)) {
-                // One that is inside a kernel would be waited for without end. All are left to end by themselves, or
-                // with the process.
+                // One that is inside a kernel would be waited for without end. All are told to stop and left to end by
+                // themselves, or with the process.
+                self.phase.store(STOP, Ordering::Relaxed);
+                self.fabric.wake_all();
                 self.workers.clear();
             }
             told?;

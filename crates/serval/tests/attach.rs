@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::lives::*;
-use common::offers::{Offers, at_a_false_engine};
+use common::offers::{Offers, arrival, at_a_false_engine};
 use common::*;
 use mqueue::abi::{ABI_VERSION, kind, reason, stop};
 use mqueue::{Head, MappedMemory, Memory as _, Region};
@@ -497,12 +497,7 @@ fn stopped_at_once(name: &str, offers: &Offers, offer: &[u8], drain_ms: u32) -> 
             let mut device = HostDevice::new(2, Vec::new());
             runtime::attach(&at, &Wish::default(), &mut device, true, &cancel)
         });
-        let mut socket = None;
-        eventually("the runtime comes", || {
-            socket = listener.accept().unwrap();
-            socket.is_some()
-        });
-        let socket = socket.unwrap();
+        let socket = arrival(&listener);
         socket.send(offer, &offers.good()).unwrap();
         socket.send(&FromEngine::Stop { drain_ms }.encode(), &[]).unwrap();
         runtime.join().unwrap().expect("a stop is no failure")
@@ -547,11 +542,7 @@ fn who_is_told_to_end_while_an_offer_is_awaited_ends_well() {
             let mut device = HostDevice::new(1, Vec::new());
             runtime::attach(&at, &Wish::default(), &mut device, false, &cancel)
         });
-        let mut socket = None;
-        eventually("the runtime comes", || {
-            socket = listener.accept().unwrap();
-            socket.is_some()
-        });
+        let _socket = arrival(&listener);
         cancel.store(true, std::sync::atomic::Ordering::Relaxed);
         assert_eq!(runtime.join().unwrap().unwrap(), End::Stopped);
     });

@@ -6,7 +6,7 @@ use std::thread;
 
 use engine::topology::Service;
 use mqueue::{MappedMemory, Region, RegionPlan};
-use sys::local::{Bell, BellPull, LocalListener};
+use sys::local::{Bell, BellPull, LocalListener, LocalSocket};
 use sys::{RegionOptions, SharedMemory};
 use wire::attach::{FromEngine, MAGIC, Offer, VERSION};
 
@@ -97,6 +97,16 @@ impl Offers {
     }
 }
 
+/// The connection of the runtime that comes next.
+pub(crate) fn arrival(listener: &LocalListener) -> LocalSocket {
+    let mut socket = None;
+    eventually("the runtime comes", || {
+        socket = listener.accept().unwrap();
+        socket.is_some()
+    });
+    socket.unwrap()
+}
+
 /// What came of `attach`, a runtime that finds an engine that says this and nothing else; one that says nothing closes the
 /// connection.
 pub(crate) fn at_a_false_engine<T: Send>(
@@ -107,11 +117,7 @@ pub(crate) fn at_a_false_engine<T: Send>(
 ) -> T {
     thread::scope(|scope| {
         let runtime = scope.spawn(attach);
-        let mut socket = None;
-        eventually("the runtime comes", || {
-            socket = listener.accept().unwrap();
-            socket.is_some()
-        });
+        let mut socket = Some(arrival(listener));
         if !message.is_empty() {
             socket.as_ref().unwrap().send(message, descriptors).unwrap();
         } else {
