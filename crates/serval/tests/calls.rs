@@ -15,6 +15,10 @@ use common::*;
 const DATAGRAMS: usize = 48;
 const CONNECTIONS: usize = 3;
 const REQUESTS: usize = 8;
+/// Of a request on a connection, with its length before it.
+const REQUEST_BYTES: usize = 52;
+/// What a round brings on all connections.
+const BYTES: usize = CONNECTIONS * REQUESTS * REQUEST_BYTES;
 const ROUNDS: usize = 20;
 
 /// What a worker may call while it serves; `futex`, which waits for a lock, is not among it.
@@ -109,7 +113,8 @@ fn a_worker_asks_once_for_all_that_is_there() {
     let mut exchange_all = |round: usize, ready: &dyn Fn()| {
         let datagram = |n: usize| pattern(100 + n, round);
         (0..DATAGRAMS).for_each(|n| assert!(client.send(&datagram(n)).unwrap() > 0));
-        let message = |n: usize| [&50_u16.to_be_bytes()[..], &pattern(50, round + n)].concat();
+        let (length, body) = (REQUEST_BYTES - 2, |n| pattern(REQUEST_BYTES - 2, round + n));
+        let message = |n: usize| [&(length as u16).to_be_bytes()[..], &body(n)].concat();
         let batch: Vec<u8> = (0..REQUESTS).flat_map(message).collect();
         streams.iter_mut().for_each(|stream| stream.write_all(&batch).unwrap());
         ready();
@@ -139,20 +144,28 @@ fn a_worker_asks_once_for_all_that_is_there() {
     assert_eq!(served.drain(), 0);
 }
 
-/// Each round begins where the process stands still: in its wait, in strace's own words, or in both. (One that goes on before
-/// strace is told of the stop has stood still under strace, which says nothing then.)
+/// A round has begun when the worker waits after what the one before sent, which had received all that is its own:
+/// the client sends when it has every answer. (What strace says of the stops in between does not tell: a thread that
+/// goes on before strace is told of its stop is not said to have stood still.)
 fn divide(text: &str) -> Vec<Vec<Call>> {
-    let stands = |line: &str| line.contains("ERESTARTNOHAND") || line.contains("by SIGSTOP");
-    let mut rounds: Vec<Vec<Call>> = Vec::new();
-    let mut stood = false;
-    for line in text.lines() {
-        if stands(line) && !stood {
-            rounds.push(Vec::new());
+    let mut rounds = vec![Vec::new()];
+    let (mut datagrams, mut bytes) = (0, 0);
+    for call in text.lines().filter_map(Call::read) {
+        let count = call.result.unwrap_or(0) as usize;
+        if call.name.starts_with("recv") && count > 0 && datagrams >= DATAGRAMS && bytes >= BYTES {
+            (datagrams, bytes) = (0, 0);
+            let sends = |call: &Call| call.name.starts_with("send");
+            let round: &mut Vec<Call> = rounds.last_mut().expect("there is one");
+            let sent = round.iter().rposition(sends).map_or(0, |last| last + 1);
+            let waited = round.split_off(sent);
+            rounds.push(waited);
         }
-        stood = stands(line);
-        if let Some(round) = rounds.last_mut().filter(|_| !stood) {
-            round.extend(Call::read(line));
+        match &*call.name {
+            "recvmmsg" => datagrams += count,
+            "recvfrom" => bytes += count,
+            _ => {}
         }
+        rounds.last_mut().expect("there is one").push(call);
     }
     rounds
 }
@@ -183,14 +196,22 @@ fn asks_once(calls: &[Call], text: &str) -> bool {
 }
 
 #[test]
-fn a_round_begins_at_each_stop_whichever_way_it_is_written() {
-    let text = "epoll_wait(5, [], 256, 0) = 0\n\
+fn a_round_begins_when_the_one_before_has_received_and_sent_everything() {
+    let text = "recvmmsg(8, [...], 64, MSG_DONTWAIT, NULL) = 40\n\
+                sendmmsg(8, [...], 40, MSG_DONTWAIT) = 40\n\
+                epoll_wait(5, [...], 256, 0) = 2\n\
+                recvmmsg(8, [...], 64, MSG_DONTWAIT, NULL) = 8\n\
+                recvfrom(16, \"\"..., 16384, 0, NULL, NULL) = 1248\n\
+                sendto(16, \"\"..., 1248, MSG_NOSIGNAL, NULL, 0) = 1248\n\
                 ppoll([...], 2, {...}, NULL, 8) = ? ERESTARTNOHAND (To be restarted if no handler)\n\
-                --- stopped by SIGSTOP ---\nepoll_wait(5, [...], 256, 0) = 1\n\
-                --- stopped by SIGSTOP ---\nepoll_wait(5, [...], 256, 0) = 2\n\
-                ppoll([...], 2, {...}, NULL, 8) = ? ERESTARTNOHAND (To be restarted if no handler)\n\
-                epoll_wait(5, [...], 256, 0) = 3\nrecvmmsg(8, [...], 64, MSG_DONTWAIT, NULL) = 4\n";
-    let results = |round: &Vec<Call>| round.iter().map(|call| call.result.unwrap()).collect();
-    let rounds: Vec<Vec<u32>> = divide(text).iter().map(results).collect();
-    assert_eq!(rounds, [vec![1], vec![2], vec![3, 4]]);
+                --- stopped by SIGSTOP ---\n\
+                epoll_wait(5, [...], 256, 0) = 3\n\
+                recvmmsg(8, 0x55f5, 64, MSG_DONTWAIT, NULL) = -1 EAGAIN (Resource temporarily unavailable)\n\
+                recvfrom(16, \"\"..., 16384, 0, NULL, NULL) = 1248\n\
+                recvmmsg(8, [...], 64, MSG_DONTWAIT, NULL) = 48\n\
+                epoll_wait(5, [], 256, 0) = 0\n";
+    let results = |round: &Vec<Call>| round.iter().map(|call| call.result).collect();
+    let rounds: Vec<Vec<Option<u32>>> = divide(text).iter().map(results).collect();
+    let first = [40, 40, 2, 8, 1248, 1248].map(Some).to_vec();
+    assert_eq!(rounds, [first, vec![None, Some(3), None, Some(1248), Some(48), Some(0)]]);
 }

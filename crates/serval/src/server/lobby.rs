@@ -90,18 +90,19 @@ impl<D: Clone> Lobby<D> {
         let now = Instant::now();
         // From the back, so that what is removed moves nobody who is still to be looked at.
         for index in (0..speaking.len()).rev() {
-            if speaking[index] {
+            if now >= self.strangers[index].until {
+                arrived.extend(self.meet_or_show_out(index));
+            } else if speaking[index] {
                 arrived.extend(self.meet(index));
-            } else if now >= self.strangers[index].until {
-                self.strangers.swap_remove(index);
             }
         }
         for index in (0..knocking.len()).filter(|index| knocking[*index]) {
-            self.accept(index);
+            arrived.extend(self.accept(index));
         }
         arrived
     }
 
+    /// `None`: it has said nothing, and stays.
     fn meet(&mut self, index: usize) -> Option<Arrived<D>> {
         let mut hello = vec![0; self.hello_bytes_max + 1];
         let len = match self.strangers[index].socket.receive(&mut hello) {
@@ -114,14 +115,27 @@ impl<D: Clone> Lobby<D> {
         Some(Arrived { door, socket, hello })
     }
 
-    fn accept(&mut self, index: usize) {
+    /// Somebody has to leave who may have said hello since it was last looked at, and then is met: this thread
+    /// may have stood still meanwhile.
+    fn meet_or_show_out(&mut self, index: usize) -> Option<Arrived<D>> {
+        let arrived = self.meet(index);
+        if arrived.is_none() {
+            self.strangers.swap_remove(index);
+            tracing::debug!("who said nothing is shown out");
+        }
+        arrived
+    }
+
+    /// Lets somebody in; returns whoever had to make room and had said hello.
+    fn accept(&mut self, index: usize) -> Option<Arrived<D>> {
         let (door, listener) = &self.doors[index];
+        let mut arrived = None;
         match listener.accept() {
             Ok(Some(socket)) => {
                 let door = door.clone();
                 if self.strangers.len() >= STRANGERS_MAX {
                     let oldest = (0..self.strangers.len()).min_by_key(|i| self.strangers[*i].until);
-                    self.strangers.swap_remove(oldest.expect("there are some"));
+                    arrived = self.meet_or_show_out(oldest.expect("there are some"));
                 }
                 self.expect(door, socket, Instant::now() + HELLO_PATIENCE);
             }
@@ -135,6 +149,7 @@ impl<D: Clone> Lobby<D> {
                 std::thread::sleep(EXHAUSTED_PAUSE);
             }
         }
+        arrived
     }
 }
 
@@ -147,4 +162,45 @@ pub(super) fn check_user(socket: &LocalSocket) -> Result<(), String> {
     }
     let theirs = peer.user;
     Err(format!("the engine serves processes of user {own} and root, not of user {theirs}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_spoke_while_the_lobby_stood_still_is_heard_and_who_did_not_is_shown_out() {
+        let mut lobby: Lobby<()> = Lobby::new(10);
+        let [spoke, silent] = [(); 2].map(|()| {
+            let (ours, theirs) = LocalSocket::pair().unwrap();
+            lobby.expect((), ours, Instant::now());
+            theirs
+        });
+        spoke.send(b"hello", &[]).unwrap();
+        // What was ready is of before.
+        let arrived = lobby.look(&[false, false]);
+        assert_eq!(arrived.iter().map(|a| &a.hello[..]).collect::<Vec<_>>(), [b"hello"]);
+        assert_eq!(lobby.files().count(), 0);
+        assert_eq!(silent.receive(&mut [0]).unwrap(), Some(0), "its connection has ended");
+    }
+
+    #[test]
+    fn a_full_lobby_loses_nobody_who_spoke() {
+        let path = std::env::temp_dir().join(format!("serval-lobby-{}", std::process::id()));
+        let mut lobby: Lobby<()> = Lobby::new(10);
+        lobby.change_doors(|_| None, vec![((), LocalListener::bind(&path).unwrap())]);
+        let mut others = Vec::new();
+        for age in (0..STRANGERS_MAX as u64).rev() {
+            let (ours, theirs) = LocalSocket::pair().unwrap();
+            lobby.expect((), ours, Instant::now() - Duration::from_secs(age));
+            others.push(theirs);
+        }
+        others[0].send(b"hello", &[]).unwrap();
+        let _new = [(); 2].map(|()| LocalSocket::connect(&path).unwrap());
+        assert_eq!(lobby.accept(0).unwrap().hello, b"hello");
+        assert_eq!(others[1].receive(&mut [0]).unwrap(), None, "there was room without it");
+        assert!(lobby.accept(0).is_none());
+        assert_eq!(others[1].receive(&mut [0]).unwrap(), Some(0), "silent for longest");
+        assert_eq!(lobby.strangers.len(), STRANGERS_MAX);
+    }
 }
