@@ -690,6 +690,8 @@ impl Desk {
     /// The engine ends: every runtime is asked to, then made to.
     fn say_goodbye(&mut self) {
         self.lobby.close();
+        // Whoever was to begin anew or to leave ends with all others, and once.
+        self.moves.clear();
         for seat in self.seats.values_mut() {
             seat.part(None);
         }

@@ -217,6 +217,19 @@ fn who_was_lost_together_is_tried_together_once_more() {
     assert_eq!(alone(&desk), [true; 2]);
 }
 
+#[test]
+fn a_goodbye_ends_everybody_once_whatever_was_planned() {
+    let topology = on_gpu(started("/bin/false"), Some(0));
+    let mut desk = desk();
+    (0..2).for_each(|slot| seat(&mut desk, &topology, slot));
+    change_doors(&mut desk, &topology, Vec::new());
+    starting_together(&mut desk);
+    [1, 2].into_iter().for_each(|id| desk.begin_one(id));
+    desk.moves.push(Move::Leave(0, mpsc::channel().0));
+    desk.say_goodbye();
+    assert!(desk.seats.is_empty(), "one of them was started anew");
+}
+
 fn sleeper() -> Child {
     std::process::Command::new("sleep").arg("60").spawn().unwrap()
 }
