@@ -113,8 +113,10 @@ fn a_worker_asks_once_for_all_that_is_there() {
     let mut exchange_all = |round: usize, ready: &dyn Fn()| {
         let datagram = |n: usize| pattern(100 + n, round);
         (0..DATAGRAMS).for_each(|n| assert!(client.send(&datagram(n)).unwrap() > 0));
-        let (length, body) = (REQUEST_BYTES - 2, |n| pattern(REQUEST_BYTES - 2, round + n));
-        let message = |n: usize| [&(length as u16).to_be_bytes()[..], &body(n)].concat();
+        let message = |n: usize| {
+            let body = pattern(REQUEST_BYTES - 2, round + n);
+            [&(body.len() as u16).to_be_bytes()[..], &body].concat()
+        };
         let batch: Vec<u8> = (0..REQUESTS).flat_map(message).collect();
         streams.iter_mut().for_each(|stream| stream.write_all(&batch).unwrap());
         ready();
