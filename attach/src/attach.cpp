@@ -435,10 +435,13 @@ bool Runtime::could_work(uint32_t block, Watch& now) const {
     now.moved[3] = block_word(block, offsetof(serval_block_words, sent));
     now.moved[4] = block_word(block, offsetof(serval_block_words, dropped));
     if (block_word(block, offsetof(serval_block_words, state)) == SERVAL_STATE_ENDED) return false;
-    // The engine gives every question to a backend an answer, be it that time is up.
+    // The engine owes an answer to every question to a backend that it took, be it that time is up, and to those that it can
+    // take, because their answers have room.
     for (uint64_t client = mqueue + 1; client < mqueue + mqueues_per_block_; client++) {
         Ring answers, questions;
-        if (!read_ring(2 * client, answers) || !read_ring(2 * client + 1, questions) || questions.head > answers.head) return false;
+        if (!read_ring(2 * client, answers) || !read_ring(2 * client + 1, questions)) return false;
+        const bool can_take = questions.head != questions.tail && answers.head - answers.tail < answers.depth;
+        if (questions.tail > answers.head || can_take) return false;
     }
     return now.waiting > 0 && tx.head - tx.tail < tx.depth;
 }

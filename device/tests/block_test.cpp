@@ -103,6 +103,23 @@ SERVAL_KERNEL(t_forward) (serval::Block& block, serval::Mqueue& q) {
     }
 }
 
+// Asks backend 0 for ever and takes no answer.
+SERVAL_KERNEL(t_flood) (serval::Block& block, serval::Mqueue& q) {
+    while (auto msg = q.recv(block))
+        while ((notes.sent = q.backend(0).send(block, msg.as<uint8_t>(), msg.len(), 0))) notes.attempts++;
+}
+
+// Looks at a backend that it has asked nothing before it looks for requests.
+SERVAL_KERNEL(t_try_both) (serval::Block& block, serval::Mqueue& q) {
+    while (!q.ended(block)) {
+        if (q.backend(0).try_recv(block) || q.backend(0).recv_until(block, block.now_ns())) notes.timeouts++;
+        if (auto msg = q.try_recv(block)) {
+            notes.messages++;
+            q.drop(block, msg, serval::REJECTED);
+        }
+    }
+}
+
 namespace {
 
 // A region with one block, its runner and the engine's ends of the server mqueue.
@@ -549,17 +566,92 @@ TEST(stop_now_ends_a_wait_for_a_backend) {
     CHECK_EQ(b.words()->reason, SERVAL_REASON_STOPPED);
 }
 
-TEST(requests_longer_than_the_backend_carries_are_refused) {
+// Nobody can answer what was not sent: a wait for it would never end.
+TEST(a_wait_for_an_answer_to_nothing_breaks_the_contract) {
+    for (bool drains : {false, true}) {
+        Shape s;
+        s.backends = 1;
+        Bench b(s);
+        // The request is longer than the backend carries, which the kernel does not heed.
+        b.region.entry(1, true)->inline_bytes = 8;
+        b.region.entry(1, true)->message_bytes_max = 4;
+        CHECK(b.push(5, "longer than four"));
+        if (drains) b.stop(SERVAL_STOP_DRAIN);
+        CHECK(b.runner.run("t_forward"));
+        CHECK(!notes.sent);
+        CHECK_EQ(*b.region.head(1, true), 0);
+        CHECK_EQ(notes.statuses.size(), 1);
+        CHECK_EQ(b.runner.waits[SERVAL_WAIT_BACKEND], 0);
+        CHECK_EQ(b.words()->reason, drains ? SERVAL_REASON_STOPPED : SERVAL_REASON_CONTRACT);
+    }
+}
+
+TEST(a_look_at_an_idle_backend_does_not_cut_a_drain_short) {
     Shape s;
     s.backends = 1;
     Bench b(s);
-    b.region.entry(1, true)->inline_bytes = 8;
-    b.region.entry(1, true)->message_bytes_max = 4;
-    CHECK(b.push(5, "longer than four"));
-    b.runner.waiting = [&](uint32_t, uint64_t) { b.stop(SERVAL_STOP_NOW); };
-    CHECK(b.runner.run("t_forward"));
-    CHECK(!notes.sent);
-    CHECK_EQ(*b.region.head(1, true), 0);
+    for (int i = 0; i < 3; i++) CHECK(b.push(i, "rq"));
+    b.stop(SERVAL_STOP_DRAIN);
+    b.runner.waiting = [](uint32_t, uint64_t) {};
+    CHECK(b.runner.run("t_try_both"));
+    CHECK_EQ(notes.messages, 3);
+    CHECK_EQ(notes.timeouts, 0);
+    CHECK_EQ(b.words()->reason, SERVAL_REASON_STOPPED);
+}
+
+TEST(a_block_that_asks_on_and_takes_no_answers_breaks_the_contract) {
+    for (unsigned protocol : PROTOCOLS) {
+        Shape s;
+        s.protocol = protocol;
+        s.depth = 2;
+        s.backends = 1;
+        Bench b(s);
+        Producer db_rx = b.region.producer(1, false);
+        Consumer db_tx = b.region.consumer(1, true);
+        CHECK(b.push(5, "rq"));
+        unsigned answered = 0;
+        b.runner.waiting = [&](uint32_t why, uint64_t) {
+            if (why != SERVAL_WAIT_TX) check::fail(__FILE__, __LINE__, "waits for room");
+            // As the engine: what has room for its answer is taken.
+            while (room(db_rx, 2) == Look::FOUND && recv(db_tx, b.data) == Look::FOUND) answered += send(db_rx, message(0, 2), "ok");
+        };
+        CHECK(b.runner.run("t_flood"));
+        CHECK_EQ(answered, s.depth);
+        CHECK_EQ(notes.attempts, 2 * s.depth);
+        CHECK(b.runner.waits[SERVAL_WAIT_TX] < 100);
+        CHECK_EQ(b.words()->reason, SERVAL_REASON_CONTRACT);
+    }
+}
+
+// Answers in an arena: the engine alone knows how many have room, so the block takes it by the time in which nothing moves.
+TEST(a_block_that_fills_an_arena_with_answers_breaks_the_contract) {
+    for (bool answers : {true, false}) {
+        Shape s;
+        s.len_max = 512;
+        s.arena_bytes = 1024;
+        s.backends = 1;
+        Bench b(s);
+        Producer db_rx = b.region.producer(1, false);
+        Consumer db_tx = b.region.consumer(1, true);
+        fake_now = 1;
+        b.runner.args.now = reinterpret_cast<uint64_t>(&fake_clock);
+        CHECK(b.push(5, "rq"));
+        const std::string answer(512, 'a');
+        unsigned taken = 0;
+        b.runner.waiting = [&](uint32_t, uint64_t) {
+            fake_now += 100000000;
+            b.region.engine()->heartbeat++;
+            // Where one of those that were taken has no answer the engine waits for a slow backend, which is not the block's fault.
+            for (; taken < 2 && recv(db_tx, b.data) == Look::FOUND; taken++)
+                if (answers || taken == 0) send(db_rx, message(0, 512), answer.data());
+            if (fake_now > 100000000000) b.stop(SERVAL_STOP_NOW);
+        };
+        CHECK(b.runner.run("t_flood"));
+        CHECK_EQ(notes.attempts, 2 + s.depth);
+        CHECK(!notes.sent);
+        CHECK_EQ(b.words()->reason, answers ? SERVAL_REASON_CONTRACT : SERVAL_REASON_STOPPED);
+        CHECK_EQ(fake_now > 10000000000 && fake_now < 30000000000, answers);
+    }
 }
 
 TEST(unsuitable_arguments_are_refused) {
@@ -669,7 +761,7 @@ TEST(the_library_lists_its_kernels) {
     CHECK_EQ(serval_kernel_abi_version(), SERVAL_ABI_VERSION);
     unsigned count = 0;
     for (const serval_kernel_entry* e = serval_kernel_list(); e; e = reinterpret_cast<const serval_kernel_entry*>(e->next)) count++;
-    CHECK_EQ(count, 12);
+    CHECK_EQ(count, 14);
 }
 
 int main(int argc, char** argv) { return check::run_all(argc, argv); }

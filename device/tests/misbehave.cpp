@@ -15,6 +15,8 @@
 //  11 answers with an arena payload that lies outside the arena
 //  12 fills the TX ring and runs over it, without waiting for credit
 //  13 scribbles over its own status words
+//  14 asks its first backend for ever and takes no answer
+//  15 waits for an answer of its first backend, which it has not asked
 //
 // Modes 3 to 7, 11, 12 write to the region past the library, as broken or hostile accelerator code would.
 #include <serval/kernel.h>
@@ -37,6 +39,8 @@ enum Mode : unsigned {
     ARENA_OUTSIDE = 11,
     OVERRUN = 12,
     STATUS_WORDS = 13,
+    FLOOD = 14,
+    WAIT_FOR_NOTHING = 15,
 };
 
 struct Inspector {
@@ -163,6 +167,10 @@ SERVAL_KERNEL(misbehave) (serval::Block& block, serval::Mqueue& q) {
         }
         if (mode == serval::detail::RETURN) return;
         if (mode == serval::detail::SILENT) continue;
+        if (mode == serval::detail::FLOOD)
+            while (q.backend(0).send(block, msg.as<uint8_t>(), msg.len(), 0)) {
+            }
+        if (mode == serval::detail::WAIT_FOR_NOTHING) q.backend(0).recv(block);
         const uint64_t since = block.now_ns();
         while (mode == serval::detail::HANG)
             if (block.now_ns() - since > 30000000000u && SERVAL_CUDA) return;

@@ -98,8 +98,8 @@ class Runtime {
     bool ended() const;
 
     // The number of a block that had requests in its ring and did nothing for `limit_ms`, although it had room for its replies and waited for
-    // no backend; blocks() if there is none. The request that a block is at is no longer in the ring: one that hangs is noticed when others
-    // lie behind. Call it with each look(): time between two calls counts for at most half of the limit, which is to be
+    // no backend; blocks() if there is none. On host cores the request that a block is at is no longer in the ring: one that hangs is
+    // noticed when others lie behind. Call it with each look(): time between two calls counts for at most half of the limit, which is to be
     // several times what the longest message takes, and several seconds: a block may tell what it has done once a second.
     uint32_t hung(uint32_t limit_ms);
 

@@ -460,6 +460,39 @@ fn launch_by_hand(left_out: &str) {
     }
 }
 
+fn first_to_end(accelerator: &mut CudaAccelerator) -> Vec<Ended> {
+    let (mut ended, begin) = (Vec::new(), Instant::now());
+    while ended.is_empty() {
+        accelerator.poll(&mut ended).unwrap();
+        assert!(begin.elapsed() < PATIENCE, "the block is not noticed");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    ended
+}
+
+/// The engine takes no question whose answer has no room, so it owes this block nothing.
+#[test]
+fn a_block_that_hangs_with_questions_that_nobody_can_take_is_noticed() {
+    let (library, image) = driver("asks");
+    let shape = Shape { blocks: 1, backends: 1, depth: 2, ..Shape::default() };
+    let mut engine = Engine::new(&shape);
+    let options = Options { hung_after: Duration::from_secs(1), ..Options::default() };
+    let computes = [("microseconds", 6_000_000.0)];
+    let gpu = Gpu::open(0, Some(&library)).unwrap();
+    let service = service(&engine, &image, "asks_and_computes", &computes);
+    let mut accelerator = gpu.start(&[service], options).unwrap();
+    engine.push(0, 1, b"a").unwrap();
+    engine.push(0, 2, b"b").unwrap();
+    for _ in 0..2 {
+        let question = pop(&mut engine, 1);
+        engine.push(1, 0, &question.payload).unwrap();
+    }
+    let ended = first_to_end(&mut accelerator);
+    assert_eq!(ended, [Ended { service: 0, block: 0, reason: reason::HUNG }]);
+    engine.words.set_stop(stop::NOW);
+    drop(accelerator);
+}
+
 #[test]
 fn a_block_that_hangs_is_reported_once_and_left_alone() {
     let (library, image) = driver("hang");
@@ -473,12 +506,7 @@ fn a_block_that_hangs_is_reported_once_and_left_alone() {
     // One is computed on, the other waits behind it.
     engine.push(1, 1, b"a").unwrap();
     engine.push(1, 2, b"b").unwrap();
-    let (mut ended, begin) = (Vec::new(), Instant::now());
-    while ended.is_empty() {
-        accelerator.poll(&mut ended).unwrap();
-        assert!(begin.elapsed() < PATIENCE, "the block is not noticed");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let mut ended = first_to_end(&mut accelerator);
     assert_eq!(ended, [Ended { service: 0, block: 1, reason: reason::HUNG }]);
     // It hangs for as long again, and longer, and is not told again.
     let told = Instant::now();

@@ -595,6 +595,11 @@ impl Lane {
         self.count_living();
         self.drives[accelerator].rang.clear();
         self.unfollow_ended();
+        self.abandon_clients_of(mqueues, nic);
+    }
+
+    /// What the blocks of these mqueues ask of backends finds nobody, and what they still want to ask nobody takes.
+    pub(crate) fn abandon_clients_of<N: Nic>(&mut self, mqueues: Range<u32>, nic: &mut N) {
         let backends = self.per_block - 1;
         self.abandon_clients(nic, mqueues.start * backends..mqueues.end * backends);
     }

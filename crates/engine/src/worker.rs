@@ -471,6 +471,7 @@ impl<N: Nic> Worker<N> {
             if lane.replies == Replies::None {
                 lane.counters.drop_many(reason, unread);
             }
+            lane.abandon_clients_of(mqueue..mqueue + 1, &mut self.nic);
         }
     }
 

@@ -10,10 +10,11 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use common::*;
-use engine::topology::{CpuPlacement, Replies, Rings, Service};
+use engine::topology::{Backend, CpuPlacement, Replies, Rings, Service};
 use serval::server::Server;
 use wire::DropReason;
 use wire::framing::Framing;
+use wire::nic::Transport;
 
 /// What the kernel does, in its own numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,8 @@ enum Mode {
     PayloadOutside = 11,
     Overruns = 12,
     StatusWords = 13,
+    AsksForEver = 14,
+    WaitsForNothing = 15,
 }
 
 /// Requests that each block answers before it breaks its contract.
@@ -290,6 +293,39 @@ fn scribbling_over_the_status_page_deceives_nobody() {
 fn a_silent_kernel_times_out() {
     // provokes: request_timeout
     contained(Mode::Silent, DropReason::RequestTimeout);
+}
+
+/// Waits that no backend could end.
+#[test]
+fn a_kernel_that_waits_for_itself_or_for_nothing_loses_its_mqueue() {
+    let answers = Service {
+        framing: Framing::Fixed(MESSAGE_BYTES as u32),
+        ..Service::new("database", vec![tcp()], "echo")
+    };
+    let database = start(topology(vec![answers]));
+    let cases = [Mode::AsksForEver, Mode::WaitsForNothing]
+        .map(|mode| [CpuPlacement::Worker, on_threads()].map(|placement| (mode, placement)));
+    for (mode, placement) in cases.into_iter().flatten() {
+        let framing = Framing::Fixed(MESSAGE_BYTES as u32);
+        let backend = Backend::new("database", Transport::Tcp, address(&database, 0), framing);
+        let victim = Service { backends: vec![backend], ..misbehaving(mode, Rings::Doorbell) };
+        let bystander = Service::new("echo", vec![udp()], "echo");
+        let server = start(topology_on(placement, vec![victim, bystander]));
+        let client = udp_client(address(&server, 0));
+        // provokes: mqueue_dead
+        eventually("dead", || {
+            client.send(&message(0, 1000)).unwrap();
+            dropped(&server, 0, DropReason::MqueueDead) > 0
+        });
+        bystander_is_well(&server);
+        assert_accounts(&server);
+        // What the block still wanted of its backend keeps nobody awake.
+        let slept = || server.metrics().workers().map(|w| w.sleep_ns.value()).sum::<u64>();
+        let before = slept();
+        eventually("its worker sleeps again", || slept() > before);
+        assert!(server.shutdown().is_clean(), "{mode:?}");
+    }
+    assert!(database.shutdown().is_clean());
 }
 
 #[test]

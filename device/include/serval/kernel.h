@@ -225,6 +225,8 @@ class Channel {
                                 unsigned before, unsigned tries);
 #endif
     SERVAL_CALL bool await_credit(Block& block);
+    struct Standstill;
+    SERVAL_CALL bool waits_for_itself(Standstill& last, uint64_t now_ns) const;
     SERVAL_INLINE bool tell_block(bool value);
     SERVAL_INLINE void release_if(bool idle);
 #if SERVAL_CUDA
@@ -246,6 +248,7 @@ class Channel {
     uint32_t asked_;  // number of the message before which the engine's words had their turn last
     bool pays_;       // the last message was there at once: more of them are worth a look
 #endif
+    bool is_server_;
     bool go_;         // the crew's answer to the block
 };
 
@@ -256,16 +259,23 @@ class Channel {
 class Backend {
   public:
     // Sends `len` bytes at `data`, private memory that all threads see, of any alignment. Waits for room. False, and nothing was sent, when
-    // `len` is more than the mqueue carries or the service stops. The tag comes back with the answer.
+    // `len` is more than the mqueue carries or the service stops at once. The tag comes back with the answer. An answer has its place before
+    // its request leaves: a block that sends on while answers fill the ring and it receives none would wait for itself, which breaks
+    // its contract (as many as the service has `slots`; of answers that do not fit a slot, what the arena holds: there
+    // it takes ten seconds during which nothing moves). The block ends.
     inline SERVAL_DEVICE bool send(Block& block, const void* data, uint32_t len, uint64_t tag);
-    // The next answer. Nothing when the service stops; a service that drains still waits for answers that are due.
+    // The next answer. Nothing when the service stops at once; one that drains still waits for answers that are due. To wait
+    // for an answer when none is outstanding breaks the contract, unless the service stops: the block ends.
     inline SERVAL_DEVICE Message recv(Block& block);
-    // As recv, but nothing also when there is none yet.
+    // As recv, but nothing also when there is none yet, and also when none is outstanding.
     inline SERVAL_DEVICE Message try_recv(Block& block);
-    // As recv, but nothing also when none came until now_ns() was `deadline_ns`.
+    // As try_recv, but nothing only when none came until now_ns() was `deadline_ns`.
     inline SERVAL_DEVICE Message recv_until(Block& block, uint64_t deadline_ns);
-    // Requests that were not answered yet.
-    SERVAL_INLINE uint64_t outstanding() const { return outstanding_; }
+    // Requests whose answers were not received yet.
+    SERVAL_INLINE uint64_t outstanding() const {
+        detail::block_sync();  // whoever sends or receives counts when the others have gone on already
+        return outstanding_;
+    }
 
   private:
     friend class Mqueue;

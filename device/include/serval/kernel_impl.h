@@ -38,6 +38,11 @@ constexpr unsigned APART_TRIES = 16;
 // runtime's patience with a block that shows nothing.
 constexpr unsigned PUBLISH_CYCLES_LOG = 30;
 
+// A wait for room in a client mqueue asks once in so many tries whether it waits for its own block ...
+constexpr unsigned STANDSTILL_TRIES = 64;
+// ... which where only the engine can know how many answers have room is taken for certain after this long without any movement.
+constexpr uint64_t STANDSTILL_NS = 10000000000u;
+
 // Of the length of a message, which is at most SERVAL_MESSAGE_BYTES_MAX.
 SERVAL_INLINE uint32_t round8(uint32_t bytes) { return (bytes + 7) & ~7u; }
 
@@ -241,6 +246,7 @@ inline SERVAL_DEVICE bool Channel::open(const serval_block_args& args, const Pla
     in_ = reinterpret_cast<uint8_t*>(args.staging) + static_cast<uint64_t>(2 * i) * args.staging_stride;
     out_ = in_ + args.staging_stride;
     out_bytes_ = args.staging_stride;
+    is_server_ = server;
     polls_ = 0;
 #if SERVAL_CUDA
     brief_from_ = place.block_count <= BLOCKS_OF_WHOLE_LOOKS ? ~0u : LONG_TRIES;
@@ -499,8 +505,31 @@ SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadlin
     return m;
 }
 
+// What a wait for room saw last.
+struct Channel::Standstill {
+    uint64_t taken = 0, answers = 0;
+    uint64_t since_ns = 0;  // 0: something has just moved
+};
+
+// By the leader, in a wait for room: does the block wait for itself? The engine takes no request whose answer has no room, and room
+// comes of answers that the block receives: never, while it waits here.
+SERVAL_CALL bool Channel::waits_for_itself(Standstill& last, uint64_t now_ns) const {
+    if (is_server_) return false;  // a reply has its room
+    const uint64_t answers = load_relaxed(rx_.ring.head), taken = load_relaxed(tx_.ring.tail);
+    const uint64_t unread = answers - rx_.next;
+    if (unread >= rx_.ring.depth()) return true;
+    if (!rx_.ring.arena_bytes) return false;
+    // Of those in an arena the engine knows how many have room: fewer unread ones may be all. It takes no more, and has answered what it took.
+    if (unread == 0 || taken != answers || taken != last.taken || answers != last.answers || !last.since_ns) {
+        last = {taken, answers, now_ns};
+        return false;
+    }
+    return now_ns - last.since_ns >= STANDSTILL_NS;
+}
+
 // By the crew: true when the message may be written.
 SERVAL_CALL bool Channel::await_credit(Block& block) {
+    Standstill last;
     for (unsigned tries = 0;; tries++) {
         if (SERVAL_UNLIKELY(block.broken())) return false;
         const Look look = static_cast<Look>(crew_first(leader() ? static_cast<uint64_t>(tx_.reserve()) : 0));
@@ -512,6 +541,10 @@ SERVAL_CALL bool Channel::await_credit(Block& block) {
         if (leader()) release_if(true);
         if (block.poll_engine(tries + 1) >= SERVAL_STOP_NOW) {
             block.end(SERVAL_REASON_STOPPED);
+            return false;
+        }
+        if (tries % STANDSTILL_TRIES == STANDSTILL_TRIES - 1 && crew_first(leader() && waits_for_itself(last, block.now_ns()))) {
+            block.end(SERVAL_REASON_CONTRACT);
             return false;
         }
         block.pause(SERVAL_WAIT_TX, NO_DEADLINE, tries);
@@ -578,8 +611,12 @@ inline SERVAL_DEVICE bool Backend::send(Block& block, const void* data, uint32_t
 
 inline SERVAL_DEVICE Message Backend::recv_until(Block& block, uint64_t deadline_ns) {
     if (detail::in_crew()) block.charge();
-    detail::block_sync();  // the leader's count of what is outstanding
-    Message m = channel_.recv(block, SERVAL_WAIT_BACKEND, deadline_ns, outstanding_ == 0, false);
+    if (SERVAL_UNLIKELY(outstanding() == 0) && deadline_ns == NO_DEADLINE) {
+        if (detail::in_crew() && !block.ended()) block.end(block.stop_word() == SERVAL_STOP_RUN ? SERVAL_REASON_CONTRACT : SERVAL_REASON_STOPPED);
+        detail::block_sync();
+        return Message();
+    }
+    Message m = channel_.recv(block, SERVAL_WAIT_BACKEND, deadline_ns, false, false);
     if (m && detail::leader() && outstanding_) outstanding_--;
     return m;
 }

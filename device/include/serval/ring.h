@@ -444,8 +444,10 @@ struct Producer {
     }
 
 #if SERVAL_CUDA
-    // Is half of the credit used, as far as is known?
-    SERVAL_INLINE bool is_low() const { return static_cast<uint32_t>(next - tail) > ring.mask / 2; }
+    // Is half of the credit used, as far as is known? Only of granule rings: the tail of others is nothing without its order.
+    SERVAL_INLINE bool is_low() const {
+        return static_cast<uint32_t>(next - tail) > ring.mask / 2 && ring.protocol != SERVAL_PROTOCOL_DOORBELL;
+    }
     SERVAL_INLINE uint64_t ask_tail() const {
         // EDGE TX_RELEASE (acquire half): of granule rings, which need no order.
         return load_relaxed(ring.tail);

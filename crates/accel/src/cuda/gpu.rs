@@ -494,23 +494,47 @@ impl Launch {
     }
 
     fn look_at(&self, block: u32) -> Look {
-        let mqueue = block * self.region.mqueues_per_block();
-        let [rx, tx] =
-            [2 * mqueue, 2 * mqueue + 1].map(|ring| &self.region.entries()[ring as usize]);
-        let load = |offset| self.region.memory().load(offset, Ordering::Relaxed);
-        let (rx_head, rx_tail) = (load(rx.head_offset), load(rx.tail_offset));
-        let (tx_head, tx_tail) = (load(tx.head_offset), load(tx.tail_offset));
-        let counts = self.words.block(block);
         let per_block = self.region.mqueues_per_block();
-        // The engine gives every question an answer, be it that time is up.
-        let asks = (mqueue + 1..mqueue + per_block)
-            .any(|client| self.words.tx_head(client) > self.words.rx_head(client));
+        let mqueue = block * per_block;
+        let [rx, tx] = self.rings(mqueue);
+        let counts = self.words.block(block);
         Look {
-            waiting: rx_head.wrapping_sub(rx_tail),
-            asks,
-            credit: u64::from(tx.depth).saturating_sub(tx_head.wrapping_sub(tx_tail)),
-            moved: [rx_tail, tx_head, counts.received, counts.sent, counts.dropped],
+            waiting: rx.held(),
+            owed: (mqueue + 1..mqueue + per_block).any(|client| self.owes(client)),
+            credit: tx.depth.saturating_sub(tx.held()),
+            moved: [rx.tail, tx.head, counts.received, counts.sent, counts.dropped],
         }
+    }
+
+    /// Whether the engine owes an answer in a client mqueue: to each question that it took, be it that time is up, and to those that it
+    /// can take, because their answers have room.
+    fn owes(&self, client: u32) -> bool {
+        let [answers, questions] = self.rings(client);
+        questions.tail > answers.head || (questions.held() > 0 && answers.held() < answers.depth)
+    }
+
+    /// The RX and the TX ring of an mqueue.
+    fn rings(&self, mqueue: u32) -> [RingWords; 2] {
+        [2 * mqueue, 2 * mqueue + 1].map(|ring| {
+            let entry = &self.region.entries()[ring as usize];
+            let load = |offset| self.region.memory().load(offset, Ordering::Relaxed);
+            let (head, tail) = (load(entry.head_offset), load(entry.tail_offset));
+            RingWords { head, tail, depth: entry.depth.into() }
+        })
+    }
+}
+
+/// What a ring's words say at one moment.
+struct RingWords {
+    head: u64,
+    tail: u64,
+    depth: u64,
+}
+
+impl RingWords {
+    /// Messages that were published and not released.
+    fn held(&self) -> u64 {
+        self.head.wrapping_sub(self.tail)
     }
 }
 
@@ -569,7 +593,8 @@ impl CudaAccelerator {
     }
 
     /// Looks at every block, and appends those that ended or began to hang since the last call. Takes
-    /// microseconds and never waits; once in some ten milliseconds is often enough. An error is the GPU's
+    /// microseconds and never waits; once in some ten milliseconds is often enough, and time between two calls counts for at most a
+    /// quarter of `hung_after`. An error is the GPU's
     /// or a kernel's fault; after it nothing can be served any more, and the process should end.
     pub fn poll(&mut self, ended: &mut Vec<Ended>) -> Result<(), CudaError> {
         self.query()?;

@@ -28,6 +28,19 @@
 
 #include "../../../../device/kernels/builtin.cpp"
 
+// Asks its backend twice as much as it may, looks at no answer, and computes for `params.microseconds`.
+SERVAL_KERNEL(asks_and_computes) (serval::Block& block, serval::Mqueue& q) {
+    const uint64_t ns = static_cast<uint64_t>(block.param("microseconds", 0) * 1000);
+    while (auto msg = q.recv(block)) {
+        for (int i = 0; i < 4; i++) q.backend(0).send(block, msg.as<uint8_t>(), msg.len(), 0);
+        const uint64_t until = block.now_ns() + ns;
+        while (block.now_ns() < until) {
+        }
+        while (q.backend(0).outstanding()) q.backend(0).recv(block);
+        send_back(block, q, msg);
+    }
+}
+
 #define EXPORT extern "C" __attribute__((visibility("default"))) int
 
 namespace {
