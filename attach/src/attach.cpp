@@ -24,8 +24,6 @@ namespace serval {
 namespace {
 
 constexpr uint64_t MS = 1000000;
-// The engine is lost when its beat stands still for this long, as the kernels see it too.
-constexpr uint64_t ENGINE_LOST_NS = 5000 * MS;
 constexpr uint32_t LOOK_MS = 250;
 constexpr unsigned SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
@@ -375,9 +373,6 @@ bool Runtime::take_region(uint64_t mapped_bytes) {
     // With room for the word behind a reply by which a write past it is noticed.
     staging_stride_ = static_cast<uint32_t>(((longest + 7) / 8 * 8 + 8 + 63) / 64 * 64);
     staging_bytes_ = 2ull * place.mqueues_per_block * staging_stride_;
-    // EDGE HEARTBEAT (acquire half)
-    engine_beat_ = detail::load_acquire(engine_word(offsetof(serval_engine_words, heartbeat)));
-    looked_ns_ = now_ns();
     step_ = Step::SERVING;
     return true;
 }
@@ -489,14 +484,9 @@ Step Runtime::look(uint32_t timeout_ms) {
     if (heard && hear() == Step::OVER) return step_;
     const uint64_t now = now_ns();
     if (step_ == Step::DRAINING && now >= drain_until_ns_) return over("the time for draining is up");
-    // Silence is added up in steps of limited length: who was held up itself does not take its own absence for the engine's.
-    const uint64_t passed = now - looked_ns_;
-    looked_ns_ = now;
-    // EDGE HEARTBEAT (acquire half)
-    const uint64_t beat = detail::load_acquire(engine_word(offsetof(serval_engine_words, heartbeat)));
-    silent_ns_ = beat == engine_beat_ ? silent_ns_ + (passed < ENGINE_LOST_NS / 2 ? passed : ENGINE_LOST_NS / 2) : 0;
-    engine_beat_ = beat;
-    return silent_ns_ < ENGINE_LOST_NS ? step_ : over("the engine is gone: its heartbeat stands still");
+    const auto* engine = reinterpret_cast<const serval_engine_words*>(engine_word(0));
+    // EDGE HEARTBEAT (acquire half): in pulse.h, as the kernels see it too
+    return engine_pulse_.is_lost(engine, now_ns) ? over("the engine is gone: its heartbeat stands still") : step_;
 }
 
 // Reads one message, if there is one.

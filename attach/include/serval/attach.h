@@ -32,7 +32,7 @@
 #ifndef SERVAL_ATTACH_H
 #define SERVAL_ATTACH_H
 
-#include <serval/abi.h>
+#include <serval/pulse.h>
 
 namespace serval {
 
@@ -150,8 +150,8 @@ class Runtime {
     // The drain ends here, whatever the blocks do.
     uint64_t drain_until_ns_ = 0;
     uint64_t beats_ = 0;
-    // The engine's beat as last seen, how long it has stood still, and when that was looked at.
-    uint64_t engine_beat_ = 0, silent_ns_ = 0, looked_ns_ = 0;
+    // The engine's beat: whether it stands still.
+    detail::Pulse engine_pulse_ = {};
     // Where the rings are described, how many mqueues each block has, what was seen of each block, and when.
     uint64_t directory_ = 0, mqueues_per_block_ = 0, watched_ns_ = 0;
     Watch* watches_ = nullptr;
