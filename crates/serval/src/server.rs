@@ -89,7 +89,10 @@ pub enum ServerError {
 impl From<Unready> for ServerError {
     fn from(unready: Unready) -> Self {
         match unready {
-            Unready::Failed(service, why) => Self::Runtime { service, why },
+            Unready::Failed(reasons) => {
+                let (service, why) = reasons.into_iter().next().expect("one at least has failed");
+                Self::Runtime { service, why }
+            }
             Unready::Silent(services) => {
                 Self::Runtime { service: services.join(", "), why: SILENT.to_owned() }
             }

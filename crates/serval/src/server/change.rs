@@ -317,9 +317,7 @@ impl Server {
         let moving = self.runtimes.as_ref().map(|runtimes| runtimes.moving(drain));
         let moved = moving.map_or(Ok(()), |moving| moving.wait(&mut || give_up()));
         let failed = moved.err().map_or(Vec::new(), Unready::reasons);
-        // The wait ends with the first that fails, and those that were to begin with it do not serve either.
-        let others = self.without_a_life_beside(&failed);
-        for (name, why) in failed.into_iter().chain(others) {
+        for (name, why) in failed {
             match outcomes.iter_mut().find(|outcome| outcome.name == name) {
                 Some(outcome) => drop(outcome.not_started.get_or_insert(why)),
                 None => outcomes.push(Outcome { not_started: Some(why), ..Outcome::of(name) }),
@@ -350,29 +348,6 @@ impl Server {
             }
         }
         outcomes
-    }
-
-    /// Services whose runtime does not serve, on the accelerators of those that `failed` to begin anew: they were to begin with
-    /// them.
-    fn without_a_life_beside(&self, failed: &[(String, String)]) -> Vec<(String, String)> {
-        let has_failed = |service: &str| failed.iter().any(|(name, _)| name == service);
-        let lives = || self.places.iter().flat_map(|place| &place.lives);
-        let beside = |life: &AcceleratorLives| {
-            lives().any(|l| has_failed(&l.service) && l.accelerator == life.accelerator)
-        };
-        let launched = |life: &AcceleratorLives| {
-            self.topology.accelerators.iter().any(|accelerator| {
-                let kind = &accelerator.kind;
-                let launched =
-                    matches!(kind, AcceleratorKind::Process { launch: Launch::Engine { .. }, .. });
-                launched && accelerator.name == life.accelerator
-            })
-        };
-        let down = lives().filter(|life| !life.is_up() && launched(life) && beside(life));
-        let why = |life: &Arc<AcceleratorLives>| {
-            format!("its runtime on {} was to begin anew and has not", life.accelerator)
-        };
-        down.map(|life| (life.service.clone(), why(life))).collect()
     }
 
     /// Makes everything that a service of the new topology needs.
@@ -774,7 +749,10 @@ impl Outcome {
     fn wait(mut self, give_up: &dyn Fn() -> bool) -> Self {
         let waited = self.awaited.take().map_or(Ok(()), |awaited| awaited.wait(&mut || give_up()));
         if let Err(unready) = waited {
-            self.not_started = unready.reasons().pop().map(|(_, why)| why);
+            let mut reasons: Vec<_> = unready.reasons().into_iter().map(|(_, why)| why).collect();
+            // On several accelerators it may have several reasons.
+            reasons.dedup();
+            self.not_started = (!reasons.is_empty()).then(|| reasons.join("; "));
         }
         self
     }
