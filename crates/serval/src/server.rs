@@ -134,6 +134,8 @@ const STOP: u32 = 2;
 const STOPPED_TOGETHER: Duration = Duration::from_secs(1);
 /// How often somebody who may give up is asked while workers start.
 const READY_PAUSE: Duration = Duration::from_millis(20);
+/// How long workers of a start that failed may take to end before they are left behind; longer than they wait for each other.
+const LEFT_PATIENCE: Duration = Duration::from_millis(1500);
 /// A start that takes this long is told, and again each time.
 const READY_LATE: Duration = Duration::from_secs(30);
 /// Services there is room for besides those of the start. While services change, both versions count.
@@ -410,7 +412,7 @@ impl Server {
         Ok(blocks.into_iter().zip(ends).map(attachment).collect())
     }
 
-    /// Starts one thread per worker and waits until each is ready.
+    /// Starts one thread per worker and waits until each is ready. Should that fail, no worker is waited for any more.
     fn start_workers<N: Nic<Socket = AcceptedSocket, Port = OpenPort> + Send + 'static>(
         &mut self,
         nics: Vec<N>,
@@ -418,6 +420,23 @@ impl Server {
         regions: Vec<Vec<Vec<Attachment>>>,
         cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<(), ServerError> {
+        let spawned = self.spawn_workers(nics, addresses, regions);
+        let ready = spawned.and_then(|readiness| {
+            (0..self.workers.len()).try_for_each(|_| first_word(&readiness, cancelled))
+        });
+        if ready.is_err() {
+            self.leave_workers();
+        }
+        ready
+    }
+
+    /// Returns where each worker tells once whether it is ready.
+    fn spawn_workers<N: Nic<Socket = AcceptedSocket, Port = OpenPort> + Send + 'static>(
+        &mut self,
+        nics: Vec<N>,
+        addresses: &[SocketAddr],
+        regions: Vec<Vec<Vec<Attachment>>>,
+    ) -> Result<mpsc::Receiver<Result<(), ServerError>>, ServerError> {
         let (ready, readiness) = mpsc::channel();
         let links = worker_links(nics.len(), &self.topology);
         let turning = Arc::new(());
@@ -445,19 +464,19 @@ impl Server {
                 .map_err(|e| ServerError::Thread(e.to_string()))?;
             self.workers.push(thread);
         }
-        drop(ready);
-        for _ in 0..self.workers.len() {
-            let told = first_word(&readiness, cancelled);
-            if matches!(told, Err(ServerError::Cancelled)) {
-                // One that is inside a kernel would be waited for without end. All are told to stop and left to end by
-                // themselves, or with the process.
-                self.phase.store(STOP, Ordering::Relaxed);
-                self.fabric.wake_all();
-                self.workers.clear();
-            }
-            told?;
+        Ok(readiness)
+    }
+
+    /// Tells workers to stop, of which some may be inside a kernel and would be waited for without end: those end by
+    /// themselves, or with the process.
+    fn leave_workers(&mut self) {
+        self.phase.store(STOP, Ordering::Relaxed);
+        self.fabric.wake_all();
+        let deadline = Instant::now() + LEFT_PATIENCE;
+        while !self.workers.iter().all(JoinHandle::is_finished) && Instant::now() < deadline {
+            std::thread::sleep(READY_PAUSE);
         }
-        Ok(())
+        self.workers.clear();
     }
 
     /// Opens the doors of runtimes that attach and waits for those that the engine starts.
