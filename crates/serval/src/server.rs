@@ -12,6 +12,8 @@ mod lobby;
 mod memory_ports;
 mod plan;
 mod runtimes;
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -460,7 +462,7 @@ impl Server {
             let ready = ready.clone();
             let thread = std::thread::Builder::new()
                 .name(format!("serval-worker-{index}"))
-                .spawn(move || start.run(&ready))
+                .spawn(move || start.run(ready))
                 .map_err(|e| ServerError::Thread(e.to_string()))?;
             self.workers.push(thread);
         }
@@ -689,7 +691,7 @@ impl Turning {
 impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> WorkerStart<N> {
     /// The worker thread: puts the worker together, reports, turns until told to stop. Returns
     /// whether a block hangs.
-    fn run(self, ready: &mpsc::Sender<Result<(), ServerError>>) -> bool {
+    fn run(self, ready: mpsc::Sender<Result<(), ServerError>>) -> bool {
         let Self {
             index,
             nic,
@@ -722,6 +724,8 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> WorkerStart<N> {
         let mut worker = Worker::new(parts, &topology, &metrics, fabric);
         worker.set_clock(sys::time::monotonic_ns);
         let _ = ready.send(Ok(()));
+        // That another panics before it has told shows by the last of these being gone.
+        drop(ready);
         loop {
             let now_ns = sys::time::monotonic_ns();
             worker.turn(now_ns);
