@@ -34,7 +34,7 @@ use sys::socket_nic::AcceptedSocket;
 use sys::tap::TapFile;
 use sys::{OpenPort, PortSpec, RegionOptions, SharedMemory, SocketNic, SocketOptions};
 use wire::DropReason;
-use wire::nic::{Nic, PortIndex};
+use wire::nic::{Nic, NicError, PortIndex};
 
 pub use change::{ChangeError, ChangeReport, ServiceChange};
 pub use plan::{Fate, Refusal};
@@ -83,9 +83,31 @@ pub enum ServerError {
     /// The start was not wanted any more.
     #[error("stopped before it was ready")]
     Cancelled,
-    /// A thread could not be started or ended before it was ready.
-    #[error("a worker thread did not start: {0}")]
-    Thread(String),
+    /// A worker cannot take a service in.
+    #[error("service {service:?}: a worker cannot take it in: {why}")]
+    Seat {
+        /// The service.
+        service: String,
+        /// Why, and what to do.
+        why: String,
+    },
+    /// A thread, a worker's or one beside them, cannot be started.
+    #[error(
+        "thread {name} cannot be started: {source}: raise `ulimit -u` and the control group's \
+         `pids.max` if threads are short, `ulimit -n` if descriptors are"
+    )]
+    Thread {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A worker ended before it was ready.
+    #[error("a worker thread ended while it started: it panicked, report what it said before this")]
+    Panicked,
+    /// Who lets shared-memory clients in does not answer.
+    #[error("the shared-memory ports did not open in time: the host is overloaded, start again")]
+    MemoryPortsLate,
 }
 
 impl From<Unready> for ServerError {
@@ -106,10 +128,26 @@ impl From<Unready> for ServerError {
 impl ServerError {
     /// Blocks did not start.
     fn of_blocks(service: &Service, error: StartError) -> Self {
+        let service = service.name.clone();
         match error.downcast::<AccelError>() {
-            Ok(source) => Self::Accelerator { service: service.name.clone(), source: *source },
-            Err(error) => Self::Thread(error.to_string()),
+            Ok(source) => Self::Accelerator { service, source: *source },
+            Err(error) => Self::Seat { service, why: why_not_seated(&error) },
         }
+    }
+
+    fn no_thread(name: &str) -> impl Fn(std::io::Error) -> Self {
+        let name = format!("serval-{name}");
+        move |source| Self::Thread { name: name.clone(), source }
+    }
+}
+
+fn why_not_seated(error: &StartError) -> String {
+    match error.downcast_ref::<NicError>() {
+        // What is left when descriptors are not short.
+        Some(NicError::Refused(text)) => {
+            format!("the host kernel does not watch its port ({text}): free memory, then reload")
+        }
+        _ => error.to_string(),
     }
 }
 
@@ -291,7 +329,7 @@ impl Server {
             workers: Vec::new(),
             accelerators: Vec::new(),
             regions: Vec::new(),
-            heart: Arc::new(Heart::start().map_err(|e| ServerError::Thread(e.to_string()))?),
+            heart: Arc::new(Heart::start().map_err(ServerError::no_thread("heartbeat"))?),
             runtimes: None,
             wakers: nic_wakers,
             doorman: None,
@@ -311,9 +349,8 @@ impl Server {
         server.start_runtimes(attach_doors, seats, cancelled)?;
         if !memory_ports.is_empty() {
             let held = server.doorman()?.hold(Vec::new());
-            let late = || ServerError::Thread("the thread of shared-memory ports is late".into());
             let (ports, limits) = (server.memory_ports(), server.topology.limits.clone());
-            held.ok_or_else(late)?.go_on(ports, memory_ports, limits);
+            held.ok_or(ServerError::MemoryPortsLate)?.go_on(ports, memory_ports, limits);
         }
         Ok(server)
     }
@@ -463,7 +500,7 @@ impl Server {
             let thread = std::thread::Builder::new()
                 .name(format!("serval-worker-{index}"))
                 .spawn(move || start.run(ready))
-                .map_err(|e| ServerError::Thread(e.to_string()))?;
+                .map_err(ServerError::no_thread(&format!("worker-{index}")))?;
             self.workers.push(thread);
         }
         Ok(readiness)
@@ -503,7 +540,7 @@ impl Server {
     fn runtimes(&mut self) -> Result<&Runtimes, ServerError> {
         if self.runtimes.is_none() {
             let started = Runtimes::start(self.fabric.clone(), self.heart.clone());
-            self.runtimes = Some(started.map_err(|e| ServerError::Thread(e.to_string()))?);
+            self.runtimes = Some(started.map_err(ServerError::no_thread("runtimes"))?);
         }
         Ok(self.runtimes.as_ref().expect("it is started above"))
     }
@@ -513,7 +550,7 @@ impl Server {
         if self.doorman.is_none() {
             let (limits, wakers) = (self.topology.limits.clone(), self.wakers.clone());
             let started = Doorman::start(limits, self.fabric.clone(), wakers);
-            self.doorman = Some(started.map_err(|e| ServerError::Thread(e.to_string()))?);
+            self.doorman = Some(started.map_err(ServerError::no_thread("memory-ports"))?);
         }
         Ok(self.doorman.as_ref().expect("it is started above"))
     }
@@ -651,7 +688,7 @@ fn first_word(
                 );
             }
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(ServerError::Thread("it ended early; see the log".into()));
+                return Err(ServerError::Panicked);
             }
         }
     }

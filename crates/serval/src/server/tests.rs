@@ -1,4 +1,4 @@
-//! A start that fails on one worker while another is well.
+//! A start that fails on one worker while another is well, and what is said of starts that fail.
 
 use engine::topology::{Accelerator, EngineSettings, Limits};
 use wire::nic::Transport;
@@ -50,5 +50,22 @@ fn a_worker_that_panics_while_it_starts_is_noticed_beside_one_that_runs() {
     let mut late = || Instant::now() > patience;
     let error = server.start_workers(vec![first, second], &addresses, regions, &mut late);
     let error = error.unwrap_err();
-    assert!(matches!(error, ServerError::Thread(_)), "{error}");
+    assert!(matches!(error, ServerError::Panicked), "{error}");
+}
+
+#[test]
+fn what_a_worker_cannot_take_in_is_told_with_the_service_the_cause_and_the_fix() {
+    let service = Service::new("digits", Vec::new(), "echo");
+    let said = |error: StartError| ServerError::of_blocks(&service, error).to_string();
+    let text = said(NicError::Exhausted.into());
+    assert!(text.starts_with("service \"digits\": a worker cannot take it in: no free"), "{text}");
+    assert!(text.contains("ulimit -n"), "{text}");
+    let text = said(NicError::Refused("Cannot allocate memory".into()).into());
+    assert!(
+        text.contains("\"digits\"") && text.contains("(Cannot allocate memory): free"),
+        "{text}"
+    );
+    let source = std::io::Error::from(std::io::ErrorKind::WouldBlock);
+    let text = ServerError::no_thread("heartbeat")(source).to_string();
+    assert!(text.contains("serval-heartbeat") && text.contains("ulimit -u"), "{text}");
 }
