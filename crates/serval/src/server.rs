@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use accel::cpu::{CpuAccelerator, Options as CpuOptions, ThreadBlocks, WorkerBlocks};
 use accel::{AccelError, Kernel};
 use engine::accelerator::{Blocks, StartError};
-use engine::metrics::{AcceleratorLives, Metrics, ServiceMetrics};
+use engine::metrics::{AcceleratorLives, Metrics};
 use engine::topology::{AcceleratorKind, CpuPlacement, Listen, Service, Topology, TopologyError};
 use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerLinks, WorkerParts, worker_links};
 use mqueue::abi::stop;
@@ -34,12 +34,12 @@ use sys::socket_nic::AcceptedSocket;
 use sys::tap::TapFile;
 use sys::{OpenPort, PortSpec, RegionOptions, SharedMemory, SocketNic, SocketOptions};
 use wire::DropReason;
-use wire::nic::{Nic, NicError, PortIndex};
+use wire::nic::{Nic, NicError};
 
 pub use change::{ChangeError, ChangeReport, ServiceChange};
 pub use plan::{Fate, Refusal};
 
-use change::{Inbox, Patience, Place};
+use change::{Burnt, Inbox, Patience, Place};
 use heart::{Beat, Heart};
 use memory_ports::{Doorman, MemoryPort, NewPorts};
 use runtimes::{AttachDoors, Post, Runtimes, SILENT, SeatStart, Unready};
@@ -186,9 +186,7 @@ pub struct Server {
     topology: Arc<Topology>,
     /// By service.
     places: Vec<Place>,
-    /// Slots and ports that a worker may still hold although their service has left, or is leaving.
-    burnt: Vec<(u16, Arc<ServiceMetrics>)>,
-    burnt_ports: Vec<PortIndex>,
+    burnt: Vec<Burnt>,
     patience: Patience,
     /// What the workers are told, by worker.
     inboxes: Vec<Arc<Inbox>>,
@@ -320,7 +318,6 @@ impl Server {
         let mut server = Self {
             places: change::places(&topology, &addresses, &metrics),
             burnt: Vec::new(),
-            burnt_ports: Vec::new(),
             patience: Patience::default(),
             inboxes: (0..worker_count).map(|_| Arc::default()).collect(),
             metrics,
@@ -573,7 +570,7 @@ impl Server {
     fn show(&self) {
         let services = self.places.iter().map(|place| place.metrics.clone());
         let lives = self.places.iter().flat_map(|place| place.lives.iter().cloned());
-        let left_behind = self.burnt.iter().map(|(_, metrics)| metrics.name().to_owned());
+        let left_behind = self.burnt.iter().map(|burnt| burnt.metrics.name().to_owned());
         self.metrics.set_running(services.collect(), lives.collect(), left_behind.collect());
     }
 
@@ -632,7 +629,7 @@ impl Server {
 
     /// Requests of services on the workers that were given up by a drain.
     fn unanswered(&self) -> u64 {
-        let burnt = self.burnt.iter().map(|(_, metrics)| metrics);
+        let burnt = self.burnt.iter().map(|burnt| &burnt.metrics);
         let mut all: Vec<_> = self.places.iter().map(|p| &p.metrics).chain(burnt).collect();
         // A version that is leaving may share its counters with its successor.
         all.sort_by_key(|metrics| Arc::as_ptr(metrics));
