@@ -18,6 +18,8 @@ use crate::table::table;
 
 /// What the dynamic linker is asked for.
 const LIBRARY: &str = "libcuda.so.1";
+/// What takes memory of the host and none of the GPU's.
+pub(super) const REGISTER: &str = "register the region with the GPU";
 
 /// Attributes of a device that are asked for, by the driver's numbers.
 #[derive(Clone, Copy, Debug)]
@@ -327,7 +329,7 @@ impl Driver {
         const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
         // SAFETY: mapped memory, by the caller's word.
         let code = unsafe { (self.table.host_register)(base.cast(), bytes, PORTABLE_AND_MAPPED) };
-        self.check("register the region with the GPU", code)?;
+        self.check(REGISTER, code)?;
         let mut address = 0;
         // SAFETY: writes one address; the memory has just been registered.
         let code = unsafe { (self.table.host_address)(&mut address, base.cast(), 0) };
