@@ -25,6 +25,7 @@ mod watch;
 use std::borrow::Cow;
 use std::path::PathBuf;
 
+use driver::REGISTER;
 pub use gpu::{CudaAccelerator, Ended, FoundGpu, Gpu, Options, Service, survey};
 use kernels::WARP_BACKENDS_MAX;
 pub use kernels::{built_in, built_in_for};
@@ -130,7 +131,7 @@ pub enum CudaError {
     #[error("{0}")]
     NotResident(String),
     /// The driver refused something, or a kernel failed.
-    #[error("cannot {what}: {name}, {meaning}{}", advice(*.code, .bus_id.as_deref()))]
+    #[error("cannot {what}: {name}, {meaning}{}", advice(.what, *.code, .bus_id.as_deref()))]
     Driver {
         /// What was tried.
         what: &'static str,
@@ -181,7 +182,7 @@ fn of_the_kernel(code: i32) -> bool {
 }
 
 /// What to do about an error of the driver, where there is something to do.
-fn advice(code: i32, bus_id: Option<&str>) -> Cow<'static, str> {
+fn advice(what: &str, code: i32, bus_id: Option<&str>) -> Cow<'static, str> {
     if code == UNAVAILABLE {
         // The driver's numbers need not be those of nvidia-smi, which without one means every GPU.
         let gpu = bus_id.map(|bus_id| format!("-i {bus_id} ")).unwrap_or_default();
@@ -189,6 +190,11 @@ fn advice(code: i32, bus_id: Option<&str>) -> Cow<'static, str> {
         return format!("; another process has the GPU to itself: end it, or {share}").into();
     }
     let advice = match code {
+        // The memory that is short is not the GPU's.
+        2 if what == REGISTER => {
+            "; the host does not pin so much memory: free some of it, raise `ulimit -l` where it is limited, or give the \
+             service fewer mqueues or shorter messages"
+        }
         2 => "; free memory on the GPU, or give the service fewer mqueues or shorter messages",
         100 | 101 => "; look at CUDA_VISIBLE_DEVICES, and give a container its GPUs (`--gpus all`)",
         209 | 218 | 222 => "; build the kernels for this GPU and a toolkit that the driver serves",
@@ -210,22 +216,27 @@ mod tests {
 
     #[test]
     fn an_error_of_the_driver_is_one_sentence_with_what_to_do() {
-        let error = |code, name: &str, meaning: &str| CudaError::Driver {
-            what: "allocate GPU memory",
+        let error_at = |what, code, name: &str, meaning: &str| CudaError::Driver {
+            what,
             bus_id: None,
             code,
             name: name.to_owned(),
             meaning: meaning.to_owned(),
         };
+        let error =
+            |code, name: &str, meaning: &str| error_at("allocate GPU memory", code, name, meaning);
         assert_eq!(
             error(2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory").to_string(),
             "cannot allocate GPU memory: CUDA_ERROR_OUT_OF_MEMORY, out of memory; free memory on the \
              GPU, or give the service fewer mqueues or shorter messages"
         );
+        let unpinned =
+            error_at(REGISTER, 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory").to_string();
+        assert!(unpinned.contains("the host") && !unpinned.contains("on the GPU"), "{unpinned}");
         let plain = error(1, "CUDA_ERROR_INVALID_VALUE", "invalid argument").to_string();
         assert!(plain.ends_with("invalid argument"), "{plain}");
         for code in [2, 46, 100, 101, 209, 700, 719, 803] {
-            assert!(advice(code, None).starts_with("; "), "{code}");
+            assert!(advice("", code, None).starts_with("; "), "{code}");
         }
         for (code, kernel) in [
             (700, true),
@@ -238,7 +249,7 @@ mod tests {
         ] {
             assert_eq!(error(code, "", "").is_of_the_kernel(), kernel, "{code}");
         }
-        let taken = |bus_id| advice(UNAVAILABLE, bus_id);
+        let taken = |bus_id| advice("take the GPU", UNAVAILABLE, bus_id);
         assert!(taken(Some("0000:65:00.0")).contains("`nvidia-smi -i 0000:65:00.0 -c DEFAULT`"));
         assert!(taken(None).contains("`nvidia-smi -c DEFAULT`"), "where the GPU is not known");
     }

@@ -220,9 +220,15 @@ fn two_services_run_together_with_their_parameters() {
 fn blocks_that_do_not_fit_are_refused_with_the_arithmetic() {
     let engine = Engine::new(&Shape { blocks: 3, ..Shape::default() });
     let sentence = refusal("small", &engine, "echo");
-    for part in ["3 blocks of `echo`", "2 multiprocessors", "2 in all", "fewer mqueues"] {
+    for part in ["3 blocks of `echo`", "2 multiprocessors", "2 in all", "mqueues or fewer threads"]
+    {
         assert!(sentence.contains(part), "{part} in: {sentence}");
     }
+    // Where a block is a warp there is no choice of threads.
+    let warps = Engine::new(&Shape { blocks: 17, ..Shape::default() });
+    let sentence = refusal("small", &warps, "scale");
+    assert!(sentence.contains("17 blocks of `scale`"), "{sentence}");
+    assert!(sentence.ends_with("so ask for fewer mqueues"), "{sentence}");
     assert_eq!(engine.words.block(0).state, state::ABSENT, "nothing was started");
     // Each of two services would fit.
     let (library, image) = driver("small");
@@ -253,6 +259,11 @@ fn what_keeps_a_gpu_from_serving_is_one_sentence() {
         sentence.contains("cannot allocate GPU memory: CUDA_ERROR_OUT_OF_MEMORY"),
         "{sentence}"
     );
+    let sentence = refusal("unpinned", &engine, "echo");
+    for part in ["cannot register the region", "CUDA_ERROR_OUT_OF_MEMORY", "the host", "ulimit -l"]
+    {
+        assert!(sentence.contains(part), "{part} in: {sentence}");
+    }
     let sentence = refusal("taken", &engine, "echo");
     for part in ["has the GPU to itself", "`nvidia-smi -i 0000:65:00.0 -c DEFAULT`"] {
         assert!(sentence.contains(part), "{part} in: {sentence}");

@@ -12,6 +12,8 @@ mod lobby;
 mod memory_ports;
 mod plan;
 mod runtimes;
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,7 +25,7 @@ use std::time::{Duration, Instant};
 use accel::cpu::{CpuAccelerator, Options as CpuOptions, ThreadBlocks, WorkerBlocks};
 use accel::{AccelError, Kernel};
 use engine::accelerator::{Blocks, StartError};
-use engine::metrics::{AcceleratorLives, Metrics, ServiceMetrics};
+use engine::metrics::{AcceleratorLives, Metrics};
 use engine::topology::{AcceleratorKind, CpuPlacement, Listen, Service, Topology, TopologyError};
 use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerLinks, WorkerParts, worker_links};
 use mqueue::abi::stop;
@@ -32,12 +34,12 @@ use sys::socket_nic::AcceptedSocket;
 use sys::tap::TapFile;
 use sys::{OpenPort, PortSpec, RegionOptions, SharedMemory, SocketNic, SocketOptions};
 use wire::DropReason;
-use wire::nic::{Nic, PortIndex};
+use wire::nic::{Nic, NicError};
 
 pub use change::{ChangeError, ChangeReport, ServiceChange};
 pub use plan::{Fate, Refusal};
 
-use change::{Inbox, Patience, Place};
+use change::{Burnt, Inbox, Patience, Place};
 use heart::{Beat, Heart};
 use memory_ports::{Doorman, MemoryPort, NewPorts};
 use runtimes::{AttachDoors, Post, Runtimes, SILENT, SeatStart, Unready};
@@ -81,15 +83,40 @@ pub enum ServerError {
     /// The start was not wanted any more.
     #[error("stopped before it was ready")]
     Cancelled,
-    /// A thread could not be started or ended before it was ready.
-    #[error("a worker thread did not start: {0}")]
-    Thread(String),
+    /// A worker cannot take a service in.
+    #[error("service {service:?}: a worker cannot take it in: {why}")]
+    Seat {
+        /// The service.
+        service: String,
+        /// Why, and what to do.
+        why: String,
+    },
+    /// A thread, a worker's or one beside them, cannot be started.
+    #[error(
+        "thread {name} cannot be started: {source}: raise `ulimit -u` and the control group's \
+         `pids.max` if threads are short, `ulimit -n` if descriptors are"
+    )]
+    Thread {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A worker ended before it was ready.
+    #[error("a worker thread ended while it started: it panicked, report what it said before this")]
+    Panicked,
+    /// Who lets shared-memory clients in does not answer.
+    #[error("the shared-memory ports did not open in time: the host is overloaded, start again")]
+    MemoryPortsLate,
 }
 
 impl From<Unready> for ServerError {
     fn from(unready: Unready) -> Self {
         match unready {
-            Unready::Failed(service, why) => Self::Runtime { service, why },
+            Unready::Failed(reasons) => {
+                let (service, why) = reasons.into_iter().next().expect("one at least has failed");
+                Self::Runtime { service, why }
+            }
             Unready::Silent(services) => {
                 Self::Runtime { service: services.join(", "), why: SILENT.to_owned() }
             }
@@ -101,10 +128,26 @@ impl From<Unready> for ServerError {
 impl ServerError {
     /// Blocks did not start.
     fn of_blocks(service: &Service, error: StartError) -> Self {
+        let service = service.name.clone();
         match error.downcast::<AccelError>() {
-            Ok(source) => Self::Accelerator { service: service.name.clone(), source: *source },
-            Err(error) => Self::Thread(error.to_string()),
+            Ok(source) => Self::Accelerator { service, source: *source },
+            Err(error) => Self::Seat { service, why: why_not_seated(&error) },
         }
+    }
+
+    fn no_thread(name: &str) -> impl Fn(std::io::Error) -> Self {
+        let name = format!("serval-{name}");
+        move |source| Self::Thread { name: name.clone(), source }
+    }
+}
+
+fn why_not_seated(error: &StartError) -> String {
+    match error.downcast_ref::<NicError>() {
+        // What is left when descriptors are not short.
+        Some(NicError::Refused(text)) => {
+            format!("the host kernel does not watch its port ({text}): free memory, then reload")
+        }
+        _ => error.to_string(),
     }
 }
 
@@ -131,6 +174,8 @@ const STOP: u32 = 2;
 const STOPPED_TOGETHER: Duration = Duration::from_secs(1);
 /// How often somebody who may give up is asked while workers start.
 const READY_PAUSE: Duration = Duration::from_millis(20);
+/// How long workers of a start that failed may take to end before they are left behind; longer than they wait for each other.
+const LEFT_PATIENCE: Duration = Duration::from_millis(1500);
 /// A start that takes this long is told, and again each time.
 const READY_LATE: Duration = Duration::from_secs(30);
 /// Services there is room for besides those of the start. While services change, both versions count.
@@ -141,9 +186,7 @@ pub struct Server {
     topology: Arc<Topology>,
     /// By service.
     places: Vec<Place>,
-    /// Slots and ports that a worker may still hold although their service has left, or is leaving.
-    burnt: Vec<(u16, Arc<ServiceMetrics>)>,
-    burnt_ports: Vec<PortIndex>,
+    burnt: Vec<Burnt>,
     patience: Patience,
     /// What the workers are told, by worker.
     inboxes: Vec<Arc<Inbox>>,
@@ -275,7 +318,6 @@ impl Server {
         let mut server = Self {
             places: change::places(&topology, &addresses, &metrics),
             burnt: Vec::new(),
-            burnt_ports: Vec::new(),
             patience: Patience::default(),
             inboxes: (0..worker_count).map(|_| Arc::default()).collect(),
             metrics,
@@ -284,7 +326,7 @@ impl Server {
             workers: Vec::new(),
             accelerators: Vec::new(),
             regions: Vec::new(),
-            heart: Arc::new(Heart::start().map_err(|e| ServerError::Thread(e.to_string()))?),
+            heart: Arc::new(Heart::start().map_err(ServerError::no_thread("heartbeat"))?),
             runtimes: None,
             wakers: nic_wakers,
             doorman: None,
@@ -304,9 +346,8 @@ impl Server {
         server.start_runtimes(attach_doors, seats, cancelled)?;
         if !memory_ports.is_empty() {
             let held = server.doorman()?.hold(Vec::new());
-            let late = || ServerError::Thread("the thread of shared-memory ports is late".into());
             let (ports, limits) = (server.memory_ports(), server.topology.limits.clone());
-            held.ok_or_else(late)?.go_on(ports, memory_ports, limits);
+            held.ok_or(ServerError::MemoryPortsLate)?.go_on(ports, memory_ports, limits);
         }
         Ok(server)
     }
@@ -407,7 +448,7 @@ impl Server {
         Ok(blocks.into_iter().zip(ends).map(attachment).collect())
     }
 
-    /// Starts one thread per worker and waits until each is ready.
+    /// Starts one thread per worker and waits until each is ready. Should that fail, no worker is waited for any more.
     fn start_workers<N: Nic<Socket = AcceptedSocket, Port = OpenPort> + Send + 'static>(
         &mut self,
         nics: Vec<N>,
@@ -415,6 +456,23 @@ impl Server {
         regions: Vec<Vec<Vec<Attachment>>>,
         cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<(), ServerError> {
+        let spawned = self.spawn_workers(nics, addresses, regions);
+        let ready = spawned.and_then(|readiness| {
+            (0..self.workers.len()).try_for_each(|_| first_word(&readiness, cancelled))
+        });
+        if ready.is_err() {
+            self.leave_workers();
+        }
+        ready
+    }
+
+    /// Returns where each worker tells once whether it is ready.
+    fn spawn_workers<N: Nic<Socket = AcceptedSocket, Port = OpenPort> + Send + 'static>(
+        &mut self,
+        nics: Vec<N>,
+        addresses: &[SocketAddr],
+        regions: Vec<Vec<Vec<Attachment>>>,
+    ) -> Result<mpsc::Receiver<Result<(), ServerError>>, ServerError> {
         let (ready, readiness) = mpsc::channel();
         let links = worker_links(nics.len(), &self.topology);
         let turning = Arc::new(());
@@ -438,23 +496,23 @@ impl Server {
             let ready = ready.clone();
             let thread = std::thread::Builder::new()
                 .name(format!("serval-worker-{index}"))
-                .spawn(move || start.run(&ready))
-                .map_err(|e| ServerError::Thread(e.to_string()))?;
+                .spawn(move || start.run(ready))
+                .map_err(ServerError::no_thread(&format!("worker-{index}")))?;
             self.workers.push(thread);
         }
-        drop(ready);
-        for _ in 0..self.workers.len() {
-            let told = first_word(&readiness, cancelled);
-            if matches!(told, Err(ServerError::Cancelled)) {
-                // One that is inside a kernel would be waited for without end. All are told to stop and left to end by
-                // themselves, or with the process.
-                self.phase.store(STOP, Ordering::Relaxed);
-                self.fabric.wake_all();
-                self.workers.clear();
-            }
-            told?;
+        Ok(readiness)
+    }
+
+    /// Tells workers to stop, of which some may be inside a kernel and would be waited for without end: those end by
+    /// themselves, or with the process.
+    fn leave_workers(&mut self) {
+        self.phase.store(STOP, Ordering::Relaxed);
+        self.fabric.wake_all();
+        let deadline = Instant::now() + LEFT_PATIENCE;
+        while !self.workers.iter().all(JoinHandle::is_finished) && Instant::now() < deadline {
+            std::thread::sleep(READY_PAUSE);
         }
-        Ok(())
+        self.workers.clear();
     }
 
     /// Opens the doors of runtimes that attach and waits for those that the engine starts.
@@ -479,7 +537,7 @@ impl Server {
     fn runtimes(&mut self) -> Result<&Runtimes, ServerError> {
         if self.runtimes.is_none() {
             let started = Runtimes::start(self.fabric.clone(), self.heart.clone());
-            self.runtimes = Some(started.map_err(|e| ServerError::Thread(e.to_string()))?);
+            self.runtimes = Some(started.map_err(ServerError::no_thread("runtimes"))?);
         }
         Ok(self.runtimes.as_ref().expect("it is started above"))
     }
@@ -489,7 +547,7 @@ impl Server {
         if self.doorman.is_none() {
             let (limits, wakers) = (self.topology.limits.clone(), self.wakers.clone());
             let started = Doorman::start(limits, self.fabric.clone(), wakers);
-            self.doorman = Some(started.map_err(|e| ServerError::Thread(e.to_string()))?);
+            self.doorman = Some(started.map_err(ServerError::no_thread("memory-ports"))?);
         }
         Ok(self.doorman.as_ref().expect("it is started above"))
     }
@@ -512,7 +570,7 @@ impl Server {
     fn show(&self) {
         let services = self.places.iter().map(|place| place.metrics.clone());
         let lives = self.places.iter().flat_map(|place| place.lives.iter().cloned());
-        let left_behind = self.burnt.iter().map(|(_, metrics)| metrics.name().to_owned());
+        let left_behind = self.burnt.iter().map(|burnt| burnt.metrics.name().to_owned());
         self.metrics.set_running(services.collect(), lives.collect(), left_behind.collect());
     }
 
@@ -571,7 +629,7 @@ impl Server {
 
     /// Requests of services on the workers that were given up by a drain.
     fn unanswered(&self) -> u64 {
-        let burnt = self.burnt.iter().map(|(_, metrics)| metrics);
+        let burnt = self.burnt.iter().map(|burnt| &burnt.metrics);
         let mut all: Vec<_> = self.places.iter().map(|p| &p.metrics).chain(burnt).collect();
         // A version that is leaving may share its counters with its successor.
         all.sort_by_key(|metrics| Arc::as_ptr(metrics));
@@ -627,7 +685,7 @@ fn first_word(
                 );
             }
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(ServerError::Thread("it ended early; see the log".into()));
+                return Err(ServerError::Panicked);
             }
         }
     }
@@ -667,7 +725,7 @@ impl Turning {
 impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> WorkerStart<N> {
     /// The worker thread: puts the worker together, reports, turns until told to stop. Returns
     /// whether a block hangs.
-    fn run(self, ready: &mpsc::Sender<Result<(), ServerError>>) -> bool {
+    fn run(self, ready: mpsc::Sender<Result<(), ServerError>>) -> bool {
         let Self {
             index,
             nic,
@@ -700,6 +758,8 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> WorkerStart<N> {
         let mut worker = Worker::new(parts, &topology, &metrics, fabric);
         worker.set_clock(sys::time::monotonic_ns);
         let _ = ready.send(Ok(()));
+        // That another panics before it has told shows by the last of these being gone.
+        drop(ready);
         loop {
             let now_ns = sys::time::monotonic_ns();
             worker.turn(now_ns);

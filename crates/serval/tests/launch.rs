@@ -105,6 +105,12 @@ fn a_kernel_that_cannot_run_is_an_error_of_the_start() {
 /// An engine that is not ready yet ends by this signal and says so.
 fn ends_unready(engine: &mut Peer, signal: &str) {
     engine.signal(signal);
+    let said = ends(engine);
+    assert!(said.contains("stopped before it was ready"), "{said}");
+}
+
+/// An engine ends because it cannot start; what it said.
+fn ends(engine: &mut Peer) -> String {
     let mut code = None;
     eventually("the engine ends", || {
         code = engine.0.try_wait().unwrap();
@@ -113,7 +119,7 @@ fn ends_unready(engine: &mut Peer, signal: &str) {
     let mut said = String::new();
     engine.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert_eq!(code.unwrap().code(), Some(1), "{said}");
-    assert!(said.contains("stopped before it was ready"), "{said}");
+    said
 }
 
 /// The library of this kernel never comes to be loaded.
@@ -172,6 +178,31 @@ fn a_signal_ends_a_start_whose_kernel_never_receives() {
         });
         ends_unready(&mut engine, name);
     }
+    for made in [source, file] {
+        fs::remove_file(made).unwrap();
+    }
+}
+
+/// Its other worker would be waited for without end, and nobody asks for signals any more.
+#[test]
+fn a_start_that_fails_on_one_worker_does_not_wait_for_a_kernel_on_another() {
+    let source = path("half.cpp");
+    let text = "#include <serval/kernel.h>\n#include <unistd.h>\n\
+                SERVAL_KERNEL(half)(serval::Block& block, serval::Mqueue&) {\n\
+                  while (block.index() != 0) pause();\n}\n";
+    fs::write(&source, text).unwrap();
+    let library = build_kernel(source.to_str().unwrap());
+    let file = path("half.toml");
+    let service = format!(
+        "schema = 1\n[engine]\nworkers = 2\n[[service]]\nname = \"half\"\nlisten = \"udp://127.0.0.1:0\"\n\
+         mqueues = 2\nkernel = \"{library}\"\n"
+    );
+    fs::write(&file, service).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+    command.arg("serve").arg(&file).stderr(Stdio::piped());
+    let mut engine = Peer::start(&mut command, "cargo builds it");
+    let said = ends(&mut engine);
+    assert!(said.contains("service \"half\"") && !said.contains("before it was ready"), "{said}");
     for made in [source, file] {
         fs::remove_file(made).unwrap();
     }

@@ -10,6 +10,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
@@ -18,6 +19,8 @@ use crate::table::table;
 
 /// What the dynamic linker is asked for.
 const LIBRARY: &str = "libcuda.so.1";
+/// What takes memory of the host and none of the GPU's.
+pub(super) const REGISTER: &str = "register the region with the GPU";
 
 /// Attributes of a device that are asked for, by the driver's numbers.
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +98,14 @@ pub(super) struct Driver {
     function_load: Option<unsafe extern "C" fn(Function) -> c_int>,
 }
 
+/// What `make` made first; an error is not kept, since the next try may have none.
+fn once<T: Copy, E>(made: &OnceLock<T>, make: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    match made.get() {
+        Some(made) => Ok(*made),
+        None => make().map(|new| *made.get_or_init(|| new)),
+    }
+}
+
 /// The shape of a launch.
 #[derive(Clone, Copy)]
 pub(super) struct Grid {
@@ -108,8 +119,16 @@ pub(super) struct Grid {
 }
 
 impl Driver {
-    /// Loads the driver's library, or the one at `library`, and initialises it.
+    /// Loads the driver's library, once, or the one at `library`, and initialises it.
     pub(super) fn load(library: Option<&Path>) -> Result<&'static Self, CudaError> {
+        static DEFAULT: OnceLock<&Driver> = OnceLock::new();
+        match library {
+            Some(_) => Self::load_anew(library),
+            None => once(&DEFAULT, || Self::load_anew(None)),
+        }
+    }
+
+    fn load_anew(library: Option<&Path>) -> Result<&'static Self, CudaError> {
         let path = library.map_or_else(|| PathBuf::from(LIBRARY), Path::to_owned);
         // SAFETY: loading runs the library's constructors. It is the machine's own driver, or one that
         // the operator named.
@@ -122,10 +141,10 @@ impl Driver {
         // SAFETY: the driver's symbol of this name is a function of this type.
         let function_load = unsafe { library.get("cuFuncLoad") }.ok().map(|symbol| *symbol);
         std::mem::forget(library);
-        let driver: &'static Self = Box::leak(Box::new(Self { table, function_load }));
+        let driver = Self { table, function_load };
         // SAFETY: zero is the only flag there is.
         driver.check("initialise the GPU driver", unsafe { (driver.table.init)(0) })?;
-        Ok(driver)
+        Ok(Box::leak(Box::new(driver)))
     }
 
     /// An error of `code` unless it says success.
@@ -327,7 +346,7 @@ impl Driver {
         const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
         // SAFETY: mapped memory, by the caller's word.
         let code = unsafe { (self.table.host_register)(base.cast(), bytes, PORTABLE_AND_MAPPED) };
-        self.check("register the region with the GPU", code)?;
+        self.check(REGISTER, code)?;
         let mut address = 0;
         // SAFETY: writes one address; the memory has just been registered.
         let code = unsafe { (self.table.host_address)(&mut address, base.cast(), 0) };
@@ -430,5 +449,18 @@ impl Driver {
             )
         };
         self.check("start the kernel", code)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_made_once_is_kept_and_an_error_is_not() {
+        let made = OnceLock::new();
+        assert_eq!(once(&made, || Err("no driver yet")), Err("no driver yet"));
+        assert_eq!(once(&made, || Ok::<_, &str>(1)), Ok(1));
+        assert_eq!(once(&made, || -> Result<i32, &str> { panic!("it is there") }), Ok(1));
     }
 }

@@ -272,6 +272,7 @@ struct Prepared {
     stream: Stream,
     region: Region<MappedMemory>,
     grid: Grid,
+    of_warps: bool,
     local_bytes: u32,
     blocks_per_multiprocessor: u32,
     arguments: DeviceAddress,
@@ -362,6 +363,7 @@ impl Prepared {
             function,
             stream: held.stream()?,
             grid,
+            of_warps,
             local_bytes: ask(FunctionAttribute::LocalBytes)?,
             blocks_per_multiprocessor: driver.resident_blocks(function, grid)?,
             arguments,
@@ -423,13 +425,15 @@ fn check_residency(gpu: &FoundGpu, prepared: &[Prepared]) -> Result<(), CudaErro
     let demands: Vec<Demand> = prepared.iter().map(Prepared::demand).collect();
     let Err(crowded) = all_resident(gpu.multiprocessors, &demands) else { return Ok(()) };
     let parts: Vec<String> = prepared.iter().map(|one| one.arithmetic(gpu)).collect();
+    let choice = prepared.iter().any(|one| !one.of_warps);
     Err(CudaError::NotResident(format!(
         "the blocks do not all fit on {} ({} multiprocessors) at the same time: {}{}; one that waits for \
-         room would never serve its mqueue, so ask for fewer mqueues or fewer threads",
+         room would never serve its mqueue, so ask for fewer mqueues{}",
         gpu.name,
         gpu.multiprocessors,
         parts.join("; "),
-        rule(gpu, prepared, crowded)
+        rule(gpu, prepared, crowded),
+        if choice { " or fewer threads" } else { "" }
     )))
 }
 

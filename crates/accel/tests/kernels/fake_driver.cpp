@@ -4,6 +4,7 @@
 //
 //   small      two multiprocessors with room for one block each
 //   full       no memory can be allocated
+//   unpinned   the host does not pin memory
 //   taken      another process has the GPU
 //   faulty     kernels fault after a while
 //   silent     blocks never begin
@@ -200,7 +201,10 @@ EXPORT cuFuncSetAttribute(Function* function, int attribute, int value) {
 EXPORT cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function*, int, size_t) {
     return *blocks = asked_for("small") ? 1 : 32, SUCCESS;
 }
-EXPORT cuMemHostRegister_v2(void*, size_t, unsigned) { return rule("cuMemHostRegister"), allocations++, SUCCESS; }
+EXPORT cuMemHostRegister_v2(void*, size_t, unsigned) {
+    if (asked_for("unpinned")) return OUT_OF_MEMORY;
+    return rule("cuMemHostRegister"), allocations++, SUCCESS;
+}
 EXPORT cuMemHostUnregister(void*) { return rule("cuMemHostUnregister"), allocations--, SUCCESS; }
 EXPORT cuMemHostGetDevicePointer_v2(uint64_t* address, void* base, unsigned) { return *address = reinterpret_cast<uint64_t>(base), SUCCESS; }
 EXPORT cuMemAlloc_v2(uint64_t* address, size_t bytes) {

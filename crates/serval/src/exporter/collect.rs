@@ -96,7 +96,8 @@ impl Collector for Engine {
         self.encode_observations(&mut encoder)?;
         self.encode_workers(&mut encoder)?;
         self.encode_lives(&mut encoder)?;
-        let help = "1: a version of the service that left did not end; what it keeps is free after a restart";
+        let help = "1: a version of the service that left did not end; what it keeps is free after a \
+                    restart, or a reload once its kernel is back";
         let name = "serval_service_left_behind";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         let left_behind = self.metrics.left_behind();

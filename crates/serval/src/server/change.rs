@@ -11,8 +11,9 @@
 //! engine starts it, else requests are dropped as `reconfiguring`.
 //!
 //! Workers get their orders between two turns, through an [`Inbox`]; see `engine/src/seating.rs`. What a worker that a kernel
-//! holds up may still have is given to nobody else, and shown as left behind.
+//! holds up may still have is given to nobody else, and shown as left behind until a change after it has come back.
 
+mod leave;
 #[cfg(test)]
 mod tests;
 
@@ -21,13 +22,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use engine::accelerator::StartError;
 use engine::metrics::{AcceleratorLives, Metrics, ServiceMetrics};
 use engine::topology::{AcceleratorKind, Launch, Listen, Service, Topology};
 use engine::{Farewell, Leave, Remains, Seat, Switch, Worker};
-use mqueue::abi::stop;
 use sys::{OpenPort, PortSpec, SocketOptions};
 use wire::DropReason;
 use wire::nic::{Nic, PortIndex};
@@ -36,6 +36,7 @@ use super::memory_ports::{Going, Held, NewPorts};
 use super::plan::{Fate, Plan, Refusal};
 use super::runtimes::{AttachDoors, Awaited, SeatStart, Unready};
 use super::{Server, ServerError};
+pub(super) use leave::Burnt;
 
 /// How long a change waits for workers.
 pub(super) struct Patience {
@@ -50,9 +51,6 @@ impl Default for Patience {
         Self { obeyed: Duration::from_secs(30), expired: Duration::from_secs(5) }
     }
 }
-
-/// Between two looks whether the workers have settled.
-const LOOK_PAUSE: Duration = Duration::from_millis(1);
 
 /// Why nothing was changed. The message says it in full.
 #[derive(Debug, thiserror::Error)]
@@ -267,6 +265,7 @@ impl Server {
         give_up: &dyn Fn() -> bool,
     ) -> Result<ChangeReport, ChangeError> {
         wanted.check().map_err(ServerError::from)?;
+        self.take_back(give_up);
         let plan = Plan::new(&self.topology, &wanted).map_err(ChangeError::Refused)?;
         let fates: Vec<Fate> = plan.services.iter().map(|(_, fate)| *fate).collect();
         if plan.is_empty() {
@@ -317,9 +316,7 @@ impl Server {
         let moving = self.runtimes.as_ref().map(|runtimes| runtimes.moving(drain));
         let moved = moving.map_or(Ok(()), |moving| moving.wait(&mut || give_up()));
         let failed = moved.err().map_or(Vec::new(), Unready::reasons);
-        // The wait ends with the first that fails, and those that were to begin with it do not serve either.
-        let others = self.without_a_life_beside(&failed);
-        for (name, why) in failed.into_iter().chain(others) {
+        for (name, why) in failed {
             match outcomes.iter_mut().find(|outcome| outcome.name == name) {
                 Some(outcome) => drop(outcome.not_started.get_or_insert(why)),
                 None => outcomes.push(Outcome { not_started: Some(why), ..Outcome::of(name) }),
@@ -352,29 +349,6 @@ impl Server {
         outcomes
     }
 
-    /// Services whose runtime does not serve, on the accelerators of those that `failed` to begin anew: they were to begin with
-    /// them.
-    fn without_a_life_beside(&self, failed: &[(String, String)]) -> Vec<(String, String)> {
-        let has_failed = |service: &str| failed.iter().any(|(name, _)| name == service);
-        let lives = || self.places.iter().flat_map(|place| &place.lives);
-        let beside = |life: &AcceleratorLives| {
-            lives().any(|l| has_failed(&l.service) && l.accelerator == life.accelerator)
-        };
-        let launched = |life: &AcceleratorLives| {
-            self.topology.accelerators.iter().any(|accelerator| {
-                let kind = &accelerator.kind;
-                let launched =
-                    matches!(kind, AcceleratorKind::Process { launch: Launch::Engine { .. }, .. });
-                launched && accelerator.name == life.accelerator
-            })
-        };
-        let down = lives().filter(|life| !life.is_up() && launched(life) && beside(life));
-        let why = |life: &Arc<AcceleratorLives>| {
-            format!("its runtime on {} was to begin anew and has not", life.accelerator)
-        };
-        down.map(|life| (life.service.clone(), why(life))).collect()
-    }
-
     /// Makes everything that a service of the new topology needs.
     fn prepare(
         &mut self,
@@ -385,7 +359,7 @@ impl Server {
         let service = &wanted.services[index];
         let workers = wanted.engine.workers;
         let slots = self.places.iter().chain(others.iter().map(|p| &p.place)).map(|p| p.slot);
-        let slots: Vec<u16> = slots.chain(self.burnt.iter().map(|(slot, _)| *slot)).collect();
+        let slots: Vec<u16> = slots.chain(self.burnt.iter().map(|burnt| burnt.slot)).collect();
         let slot = (0..).find(|slot| !slots.contains(slot)).expect("there is room for it");
         let before = self.topology.services.iter().position(|s| s.name == service.name);
         let metrics = match before {
@@ -443,7 +417,7 @@ impl Server {
         }
         let places = self.places.iter().chain(others.iter().map(|p| &p.place));
         let mut taken: Vec<PortIndex> = places.flat_map(|p| &p.ports).map(|port| port.0).collect();
-        taken.extend(&self.burnt_ports);
+        taken.extend(self.burnt.iter().flat_map(|burnt| &burnt.ports));
         let (mut ports, mut opened) = (Vec::new(), Vec::new());
         for (number, listen) in service.listen.iter().enumerate() {
             if let Some(found) = old.iter().position(|(other, _)| other == listen) {
@@ -547,7 +521,7 @@ impl Server {
     fn undo_seated(&mut self, prepared: &[Prepared]) {
         for Prepared { place, kept, .. } in prepared {
             let own = place.ports.iter().map(|p| p.0).filter(|port| !kept.contains(port));
-            self.vacate(place.slot, &place.metrics, own, &|| false);
+            self.vacate(place.slot, &place.metrics, own.collect(), &|| false);
         }
         // Something of it may be left behind.
         self.show();
@@ -651,108 +625,6 @@ impl Server {
         }
         leavers
     }
-
-    /// Waits until a service has nothing left, and lets go of it.
-    fn let_go(&mut self, leaver: Leaver, give_up: &dyn Fn() -> bool) -> Outcome {
-        let Leaver { name, slot, metrics, farewell, dropped_before, stopped, .. } = leaver;
-        let mut settled = self.wait_for(&farewell, self.drain_time(), give_up);
-        if !settled && !give_up() {
-            for inbox in self.inboxes.iter() {
-                inbox.put(Order::Expire(slot));
-            }
-            settled = self.wait_for(&farewell, self.patience.expired, give_up);
-        }
-        let gone = if settled {
-            self.vacate(slot, &metrics, stopped, give_up)
-        } else {
-            self.burnt_ports.extend(stopped);
-            self.burnt.push((slot, metrics.clone()));
-            false
-        };
-        let dropped = metrics.snapshot().dropped(DropReason::DrainTimeout);
-        let unanswered = dropped - dropped_before;
-        Outcome { unanswered, left_behind: !gone, ..Outcome::of(name) }
-    }
-
-    /// A slot that has nothing left is given up, and its own ports; whether all of it is gone. What is not is given
-    /// to nobody else.
-    fn vacate(
-        &mut self,
-        slot: u16,
-        metrics: &Arc<ServiceMetrics>,
-        ports: impl IntoIterator<Item = PortIndex>,
-        give_up: &dyn Fn() -> bool,
-    ) -> bool {
-        let ended = self.end_runtimes(slot, give_up);
-        // Also beside a runtime that does not end: ports that the workers keep would be read after the next switch.
-        let released = self.release(slot);
-        if !released {
-            self.burnt_ports.extend(ports);
-        }
-        let all = released && self.forget(slot) && ended;
-        if !all {
-            self.burnt.push((slot, metrics.clone()));
-        }
-        all
-    }
-
-    /// The runtimes of a slot, which has nothing left for them, end; whether all did.
-    fn end_runtimes(&self, slot: u16, give_up: &dyn Fn() -> bool) -> bool {
-        let drain = self.drain_time();
-        self.runtimes.as_ref().is_none_or(|runtimes| runtimes.leave(slot, drain, give_up))
-    }
-
-    /// How long what was accepted may take when it has to end.
-    fn drain_time(&self) -> Duration {
-        Duration::from_millis(self.topology.engine.drain_ms)
-    }
-
-    fn wait_for(
-        &self,
-        farewell: &Farewell,
-        patience: Duration,
-        give_up: &dyn Fn() -> bool,
-    ) -> bool {
-        let deadline = Instant::now() + patience;
-        while !farewell.is_complete(self.inboxes.len()) {
-            if Instant::now() >= deadline || give_up() {
-                return false;
-            }
-            self.fabric.wake_all();
-            std::thread::sleep(LOOK_PAUSE);
-        }
-        true
-    }
-
-    /// Every worker lets go of a slot; whether all did.
-    fn release(&mut self, slot: u16) -> bool {
-        let (answer, answers) = mpsc::channel();
-        for inbox in self.inboxes.iter() {
-            inbox.put(Order::Release(slot, answer.clone()));
-        }
-        drop(answer);
-        self.fabric.wake_all();
-        // What the workers return is given back to the host here.
-        let patience = self.patience.obeyed;
-        (0..self.inboxes.len()).all(|_| answers.recv_timeout(patience).map(drop).is_ok())
-    }
-
-    /// Stops the accelerator threads of a slot and gives its regions back; whether all of the
-    /// threads ended. No worker holds the regions any more.
-    fn forget(&mut self, slot: u16) -> bool {
-        let mut ended = true;
-        let of_slot = |(of, _): &mut (u16, _)| *of == slot;
-        for (_, accelerator) in self.accelerators.extract_if(.., of_slot) {
-            accelerator.stop(stop::NOW);
-            let left = accelerator.join(Duration::from_secs(1));
-            if !left.is_empty() {
-                tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
-                ended = false;
-            }
-        }
-        self.regions.retain(|region| region.slot != slot);
-        ended
-    }
 }
 
 /// What became of a version that left.
@@ -774,7 +646,10 @@ impl Outcome {
     fn wait(mut self, give_up: &dyn Fn() -> bool) -> Self {
         let waited = self.awaited.take().map_or(Ok(()), |awaited| awaited.wait(&mut || give_up()));
         if let Err(unready) = waited {
-            self.not_started = unready.reasons().pop().map(|(_, why)| why);
+            let mut reasons: Vec<_> = unready.reasons().into_iter().map(|(_, why)| why).collect();
+            // On several accelerators it may have several reasons.
+            reasons.dedup();
+            self.not_started = (!reasons.is_empty()).then(|| reasons.join("; "));
         }
         self
     }

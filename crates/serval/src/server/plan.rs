@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use engine::topology::{Accelerator, Limits, Service, Topology};
+use engine::topology::{Accelerator, Limits, Listen, Service, Topology};
 
 /// What becomes of one service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,10 @@ impl Plan {
         let gone = running.services.iter().filter(|s| named(wanted, &s.name).is_none());
         services.extend(gone.map(|service| (service.name.clone(), Fate::Removed)));
         for (name, _) in services.iter().filter(|(_, fate)| *fate != Fate::Unchanged) {
-            refusals.extend(named(wanted, name).and_then(|s| taken(running, s)));
+            let service = named(wanted, name);
+            refusals.extend(
+                service.and_then(|s| taken(running, s).or_else(|| overlaps(running, wanted, s))),
+            );
         }
         refusals.dedup();
         if refusals.is_empty() { Ok(Self { services, settings }) } else { Err(refusals) }
@@ -167,6 +170,41 @@ fn taken(running: &Topology, service: &Service) -> Option<Refusal> {
     })
 }
 
+/// Whether an address the service wants cannot be bound beside one that is listened on now, also by its own former version:
+/// the host kernel gives no port of an address to a socket while another has it of all addresses. (Sockets of IPv6 take no IPv4:
+/// `sys/src/socket_nic/listen.rs`.)
+fn overlaps(running: &Topology, wanted: &Topology, service: &Service) -> Option<Refusal> {
+    let before = named(running, &service.name).map_or(&[][..], |before| &before.listen);
+    let new = service.listen.iter().filter(|listen| !before.contains(listen));
+    let beside = |listen: &Listen, held: &Listen| {
+        let (one, other) = (listen.address, held.address);
+        (listen.transport, one.port()) == (held.transport, other.port())
+            && one.is_ipv4() == other.is_ipv4()
+            && one.ip() != other.ip()
+            && (one.ip().is_unspecified() || other.ip().is_unspecified())
+    };
+    let held = |listen: &Listen| {
+        let mut all = running.services.iter().flat_map(|s| s.listen.iter().map(move |l| (s, *l)));
+        all.find(|(_, held)| beside(listen, held))
+    };
+    let opened = new.filter(|listen| listen.address.port() != 0);
+    let (listen, (holder, held)) = opened.filter_map(|l| Some((*l, held(l)?))).next()?;
+    let url = |listen: Listen| crate::config::url(listen.transport, listen.address);
+    let stays = named(wanted, &holder.name).is_some_and(|holder| holder.listen.contains(&held));
+    let (listen, held, holder) = (url(listen), url(held), &holder.name);
+    let why = if stays {
+        format!(
+            "cannot listen on {listen} beside {held} of service {holder:?}: both are one port, leave one out"
+        )
+    } else {
+        format!(
+            "cannot listen on {listen} in the same step in which service {holder:?} gives up {held}, which \
+             has that port: remove it there, reload, then add this here; or restart"
+        )
+    };
+    Some(Refusal { what: format!("service {:?}", service.name), why })
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -174,7 +212,7 @@ mod tests {
     use wire::nic::Transport;
 
     use super::*;
-    use engine::topology::{AcceleratorKind, CpuPlacement, EngineSettings, Listen};
+    use engine::topology::{AcceleratorKind, CpuPlacement, EngineSettings};
 
     fn listen(port: u16) -> Listen {
         Listen { transport: Transport::Udp, address: ([127, 0, 0, 1], port).into() }
@@ -294,6 +332,60 @@ mod tests {
         wanted.services[1].memory_ports.push("/run/x".into());
         let refusals = Plan::new(&running, &wanted).unwrap_err();
         assert!(refusals[0].to_string().contains("shm:///run/x"), "{refusals:?}");
+    }
+
+    #[test]
+    fn an_address_and_all_addresses_of_one_port_do_not_change_places_at_once() {
+        let at =
+            |address: &str| Listen { transport: Transport::Udp, address: address.parse().unwrap() };
+        let running = |address: &str| {
+            let b = Service::new("b", vec![listen(9001)], "echo");
+            topology(vec![Service::new("a", vec![at(address)], "echo"), b])
+        };
+        let moves = [
+            ("0.0.0.0:9000", "127.0.0.1:9000"),
+            ("127.0.0.1:9000", "0.0.0.0:9000"),
+            ("[::]:9000", "[::1]:9000"),
+        ];
+        for (from, to) in moves {
+            let said = |wanted: &Topology| {
+                let refusals = Plan::new(&running(from), wanted).unwrap_err();
+                assert_eq!(refusals.len(), 1, "{refusals:?}");
+                refusals[0].to_string()
+            };
+            let text = said(&running(to));
+            assert!(
+                text.contains(&format!(
+                    "service \"a\" cannot listen on udp://{to} in the same step"
+                )) && text.contains(&format!("service \"a\" gives up udp://{from}"))
+                    && text.contains("or restart"),
+                "{text}"
+            );
+            // It goes to another service, and the first is gone.
+            let mut wanted = running(to);
+            wanted.services[0].name = "renamed".into();
+            assert!(said(&wanted).contains("service \"a\" gives up"), "{from} {to}");
+            // Who has it keeps it.
+            let mut wanted = running(from);
+            wanted.services[1].listen.push(at(to));
+            let text = said(&wanted);
+            assert!(text.contains(&format!("beside udp://{from} of service \"a\"")), "{text}");
+        }
+        let tcp = Listen { transport: Transport::Tcp, ..at("127.0.0.1:9000") };
+        for free in [at("127.0.0.1:9002"), at("[::1]:9000"), at("[::]:9000"), tcp] {
+            let mut wanted = running("0.0.0.0:9000");
+            wanted.services[0].listen = vec![free];
+            assert!(Plan::new(&running("0.0.0.0:9000"), &wanted).is_ok(), "{free:?}");
+        }
+        // Two addresses of the host, and a port that the host chooses.
+        let mut wanted = running("127.0.0.2:9000");
+        assert!(Plan::new(&running("127.0.0.1:9000"), &wanted).is_ok());
+        wanted.services[0].listen = vec![at("127.0.0.1:0")];
+        assert!(Plan::new(&running("0.0.0.0:0"), &wanted).is_ok());
+        // What stays is not opened.
+        let mut wanted = running("0.0.0.0:9000");
+        wanted.services[0].slots = 8;
+        assert!(Plan::new(&running("0.0.0.0:9000"), &wanted).is_ok());
     }
 
     fn any_service() -> impl Strategy<Value = Service> {

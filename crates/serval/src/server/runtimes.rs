@@ -73,8 +73,13 @@ const WANTED_PAUSE: Duration = Duration::from_millis(20);
 /// How long runtimes may take to end when the engine does.
 const GOODBYE_PATIENCE: Duration = Duration::from_secs(1);
 
+/// How long the others are waited for when one has failed: those of one process have told by then.
+const OTHERS_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Why a runtime of which nothing was heard does not serve.
 pub(super) const SILENT: &str = "its runtime gives no sign of life";
+/// Why one does not that others' failure let nobody wait for.
+const STILL_STARTING: &str = "its runtime was still starting when another's had failed";
 
 /// What the thread is told.
 struct Call {
@@ -111,8 +116,8 @@ pub(super) struct Runtimes {
 
 /// Why runtimes are not waited for any more.
 pub(super) enum Unready {
-    /// That of this service does not serve, and why.
-    Failed(String, String),
+    /// Those of these services do not serve, and why; in the order in which they told, one at least.
+    Failed(Vec<(String, String)>),
     /// Those of these services have not told in time what became of them.
     Silent(Vec<String>),
     Cancelled,
@@ -122,14 +127,15 @@ impl Unready {
     /// By service why its runtime does not serve; of nobody if they are not wanted any more.
     pub(super) fn reasons(self) -> Vec<(String, String)> {
         match self {
-            Self::Failed(service, why) => vec![(service, why)],
-            Self::Silent(services) => {
-                let silent = |service| (service, SILENT.to_owned());
-                services.into_iter().map(silent).collect()
-            }
+            Self::Failed(reasons) => reasons,
+            Self::Silent(services) => with_reason(services, SILENT).collect(),
             Self::Cancelled => Vec::new(),
         }
     }
+}
+
+fn with_reason(services: Vec<String>, why: &str) -> impl Iterator<Item = (String, String)> {
+    services.into_iter().map(move |service| (service, why.to_owned()))
 }
 
 /// The paths where runtimes attach, open, with the names of their accelerators.
@@ -180,25 +186,38 @@ pub(super) struct Awaited {
 }
 
 impl Awaited {
-    /// Waits until each of them serves, or until `cancelled` says so.
+    /// Waits until each of them serves, or until `cancelled` says so. When one has failed, the others are given a moment
+    /// to tell their own reasons.
     pub(super) fn wait(self, cancelled: &mut dyn FnMut() -> bool) -> Result<(), Unready> {
         let mut deadline = Instant::now() + self.patience;
         let mut silent: Vec<String> = Vec::new();
+        let mut failed: Vec<(String, String)> = Vec::new();
         loop {
             match self.first.recv_timeout(WANTED_PAUSE) {
                 Ok(First::Awaited(service)) => silent.push(service),
-                Ok(First::Told(service, Ok(()))) => {
-                    deadline = Instant::now() + self.patience;
+                Ok(First::Told(service, told)) => {
                     silent.iter().position(|name| *name == service).map(|at| silent.remove(at));
+                    match told {
+                        Ok(()) if failed.is_empty() => deadline = Instant::now() + self.patience,
+                        Ok(()) => {}
+                        Err(why) => {
+                            deadline = deadline.min(Instant::now() + OTHERS_PATIENCE);
+                            failed.push((service, why));
+                        }
+                    }
                 }
-                Ok(First::Told(service, Err(why))) => return Err(Unready::Failed(service, why)),
                 // Each has told.
-                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Err(RecvTimeoutError::Disconnected) if failed.is_empty() => return Ok(()),
+                Err(RecvTimeoutError::Disconnected) => return Err(Unready::Failed(failed)),
                 Err(RecvTimeoutError::Timeout) if cancelled() => return Err(Unready::Cancelled),
                 Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
                 Err(RecvTimeoutError::Timeout) => {
                     silent.dedup();
-                    return Err(Unready::Silent(silent));
+                    if failed.is_empty() {
+                        return Err(Unready::Silent(silent));
+                    }
+                    failed.extend(with_reason(silent, STILL_STARTING));
+                    return Err(Unready::Failed(failed));
                 }
             }
         }

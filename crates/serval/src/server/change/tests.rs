@@ -1,6 +1,7 @@
 //! A worker that a kernel holds up at the moment of a change. Only here is a change less patient.
 
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Instant;
 
 use engine::topology::{Accelerator, CpuPlacement, EngineSettings, Limits};
 use wire::nic::Transport;
@@ -65,10 +66,34 @@ fn next_one_comes(server: &mut Server) {
     ask(server, last);
     ask(server, 0);
     for place in &server.places {
-        assert!(server.burnt.iter().all(|(slot, _)| *slot != place.slot), "a slot is given twice");
-        let ports = &server.burnt_ports;
-        assert!(place.ports.iter().all(|(port, _)| !ports.contains(port)), "a port is given twice");
+        let burnt = server.burnt.iter().find(|burnt| burnt.slot == place.slot);
+        assert!(burnt.is_none(), "a slot is given twice");
+        let mut kept = server.burnt.iter().flat_map(|burnt| &burnt.ports);
+        assert!(kept.all(|kept| place.ports.iter().all(|(port, _)| port != kept)), "a port too");
     }
+}
+
+/// The kernel has come back: what the worker kept for it is given back by a change, and can be had again.
+fn all_is_given_back(server: &mut Server, address: SocketAddr) {
+    let deadline = Instant::now() + LONG;
+    let slots = server.topology().services[0].slots;
+    for round in 0.. {
+        let mut services = server.topology().services.clone();
+        services[0].slots = slots << (round % 2);
+        let wanted = Topology { services, ..server.topology().clone() };
+        server.change(wanted, &|| false).unwrap();
+        if server.burnt.is_empty() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "it is kept");
+    }
+    assert_eq!(server.metrics().left_behind().len(), 0);
+    let mut services = server.topology().services.clone();
+    services.push(service("again", "echo"));
+    services.last_mut().unwrap().listen[0].address = address;
+    let wanted = Topology { services, ..server.topology().clone() };
+    server.change(wanted, &|| false).unwrap();
+    ask(server, server.topology().services.len() - 1);
 }
 
 #[test]
@@ -76,26 +101,32 @@ fn what_a_held_up_worker_was_to_seat_is_told_and_given_to_nobody_else() {
     let (mut server, slow) = held_up();
     let mut services = server.topology().services.clone();
     services.push(service("b", "echo"));
+    let free = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    services.last_mut().unwrap().listen[0].address = free;
     let wanted = Topology { services, ..server.topology().clone() };
     let error = server.change(wanted, &|| false).unwrap_err();
     assert!(matches!(error, ChangeError::Stuck(_)), "{error}");
     assert_eq!(server.topology().services.len(), 2, "nothing has changed");
     assert_eq!(*server.metrics().left_behind(), ["b".to_owned()]);
     assert_eq!(slow.recv(&mut [0; 64]).expect("the kernel comes back"), 10);
+    let burnt = &server.burnt[0];
+    assert_eq!((server.burnt.len(), burnt.ports.len()), (1, 1));
     next_one_comes(&mut server);
-    assert_eq!((server.burnt.len(), server.burnt_ports.len()), (1, 1));
+    all_is_given_back(&mut server, free);
 }
 
 #[test]
 fn what_a_held_up_worker_keeps_of_a_service_that_leaves_is_told_and_given_to_nobody_else() {
     let (mut server, slow) = held_up();
+    let address = server.addresses()[1].1.address;
     let services = server.topology().services[..1].to_vec();
     let wanted = Topology { services, ..server.topology().clone() };
     let report = server.change(wanted, &|| false).unwrap();
     assert!(report.services[1].left_behind, "{report:?}");
     assert_eq!(*server.metrics().left_behind(), ["slow".to_owned()]);
     assert_eq!(server.metrics().services().len(), 1);
+    assert_eq!((server.burnt.len(), server.burnt[0].ports.len()), (1, 1));
     next_one_comes(&mut server);
-    assert_eq!((server.burnt.len(), server.burnt_ports.len()), (1, 1));
+    all_is_given_back(&mut server, address);
     drop(slow);
 }

@@ -127,6 +127,31 @@ fn who_has_not_told_in_time_is_named() {
 }
 
 #[test]
+fn each_that_has_failed_is_named_with_its_own_reason() {
+    let reasons = |tell: Sender<First>, first, patience| {
+        for name in ["a", "b", "c"] {
+            tell.send(First::Awaited(name.into())).unwrap();
+        }
+        tell.send(First::Told("a".into(), Err("x".into()))).unwrap();
+        tell.send(First::Told("b".into(), Err("y".into()))).unwrap();
+        (Awaited { first, patience }, tell)
+    };
+    let pair = |name: &str, why: &str| (name.to_owned(), why.to_owned());
+    let (tell, first) = mpsc::channel();
+    let (awaited, tell) = reasons(tell, first, START_PATIENCE);
+    tell.send(First::Told("c".into(), Ok(()))).unwrap();
+    drop(tell);
+    let all = awaited.wait(&mut || false).unwrap_err().reasons();
+    assert_eq!(all, [pair("a", "x"), pair("b", "y")]);
+    // One that is still on its way is not waited for as long as if none had failed.
+    let (tell, first) = mpsc::channel();
+    let (awaited, tell) = reasons(tell, first, 1000 * START_PATIENCE);
+    let all = awaited.wait(&mut || false).unwrap_err().reasons();
+    assert_eq!(all, [pair("a", "x"), pair("b", "y"), pair("c", STILL_STARTING)]);
+    drop(tell);
+}
+
+#[test]
 fn who_comes_waits_for_as_long_as_others_may_be_held() {
     let runtimes = Runtimes { call: desk().call, thread: None };
     let drain = Duration::from_secs(600);

@@ -1,0 +1,192 @@
+//! Letting go of versions of services that leave, and of what was prepared for a change that failed.
+//!
+//! A worker that a kernel holds up lets go when it comes back. Until then what it may have is *burnt*: its slot and its ports are
+//! given to nobody else. The next change takes them back once all workers have let go.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use engine::metrics::ServiceMetrics;
+use engine::{Farewell, Remains};
+use mqueue::abi::stop;
+use wire::DropReason;
+use wire::nic::PortIndex;
+
+use super::super::Server;
+use super::{Leaver, Order, Outcome};
+
+/// Between two looks whether the workers have settled.
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
+
+/// What something may still hold although its service has left, or is leaving.
+pub(in super::super) struct Burnt {
+    pub(in super::super) slot: u16,
+    pub(in super::super) metrics: Arc<ServiceMetrics>,
+    /// That the workers may still have.
+    pub(super) ports: Vec<PortIndex>,
+    keeper: Keeper,
+}
+
+/// Who holds it.
+enum Keeper {
+    /// Workers that have not settled.
+    Unsettled(Farewell),
+    /// Workers that have not let go; whether its runtimes have ended.
+    Unreleased(Releasing, bool),
+    /// Runtimes or accelerator threads that did not end, which is not waited for.
+    Running,
+}
+
+/// Workers that are to let go of a slot.
+struct Releasing {
+    answers: Receiver<Remains>,
+    missing: usize,
+}
+
+impl Releasing {
+    /// Whether all have let go; each may take this long. What they return is given back to the host here.
+    fn is_complete(&mut self, patience: Duration) -> bool {
+        while self.missing > 0 && self.answers.recv_timeout(patience).is_ok() {
+            self.missing -= 1;
+        }
+        self.missing == 0
+    }
+}
+
+impl Server {
+    /// Waits until a service has nothing left, and lets go of it.
+    pub(super) fn let_go(&mut self, leaver: Leaver, give_up: &dyn Fn() -> bool) -> Outcome {
+        let Leaver { name, slot, metrics, farewell, dropped_before, stopped, .. } = leaver;
+        let mut settled = self.wait_for(&farewell, self.drain_time(), give_up);
+        if !settled && !give_up() {
+            for inbox in self.inboxes.iter() {
+                inbox.put(Order::Expire(slot));
+            }
+            settled = self.wait_for(&farewell, self.patience.expired, give_up);
+        }
+        let gone = if settled {
+            self.vacate(slot, &metrics, stopped, give_up)
+        } else {
+            let (metrics, keeper) = (metrics.clone(), Keeper::Unsettled(farewell));
+            self.burnt.push(Burnt { slot, metrics, ports: stopped, keeper });
+            false
+        };
+        let dropped = metrics.snapshot().dropped(DropReason::DrainTimeout);
+        let unanswered = dropped - dropped_before;
+        Outcome { unanswered, left_behind: !gone, ..Outcome::of(name) }
+    }
+
+    /// A slot that has nothing left is given up, and its own ports; whether all of it is gone. What is not is given
+    /// to nobody else.
+    pub(super) fn vacate(
+        &mut self,
+        slot: u16,
+        metrics: &Arc<ServiceMetrics>,
+        ports: Vec<PortIndex>,
+        give_up: &dyn Fn() -> bool,
+    ) -> bool {
+        let ended = self.end_runtimes(slot, give_up);
+        // Also beside a runtime that does not end: ports that the workers keep would be read after the next switch.
+        let mut releasing = self.release(slot);
+        if releasing.is_complete(self.patience.obeyed) {
+            return self.free(slot, metrics, ended);
+        }
+        let keeper = Keeper::Unreleased(releasing, ended);
+        self.burnt.push(Burnt { slot, metrics: metrics.clone(), ports, keeper });
+        false
+    }
+
+    /// The workers have let go of a slot; whether nothing else holds it.
+    fn free(&mut self, slot: u16, metrics: &Arc<ServiceMetrics>, ended: bool) -> bool {
+        let all = self.forget(slot) && ended;
+        if !all {
+            let (metrics, ports) = (metrics.clone(), Vec::new());
+            self.burnt.push(Burnt { slot, metrics, ports, keeper: Keeper::Running });
+        }
+        all
+    }
+
+    /// Takes back what workers kept that a kernel held up, if they have let go of it since.
+    pub(super) fn take_back(&mut self, give_up: &dyn Fn() -> bool) {
+        let before = self.burnt.len();
+        for mut burnt in std::mem::take(&mut self.burnt) {
+            let complete = match &mut burnt.keeper {
+                Keeper::Unsettled(farewell) => farewell.is_complete(self.inboxes.len()),
+                Keeper::Unreleased(releasing, _) => releasing.is_complete(Duration::ZERO),
+                Keeper::Running => false,
+            };
+            if !complete {
+                self.burnt.push(burnt);
+                continue;
+            }
+            let Burnt { slot, metrics, ports, keeper } = burnt;
+            let gone = match keeper {
+                Keeper::Unreleased(_, ended) => self.free(slot, &metrics, ended),
+                _ => self.vacate(slot, &metrics, ports, give_up),
+            };
+            if gone {
+                let service = metrics.name();
+                tracing::info!(service, "what a former version had kept is given back");
+            }
+        }
+        if self.burnt.len() != before {
+            self.show();
+        }
+    }
+
+    /// The runtimes of a slot, which has nothing left for them, end; whether all did.
+    fn end_runtimes(&self, slot: u16, give_up: &dyn Fn() -> bool) -> bool {
+        let drain = self.drain_time();
+        self.runtimes.as_ref().is_none_or(|runtimes| runtimes.leave(slot, drain, give_up))
+    }
+
+    /// How long what was accepted may take when it has to end.
+    pub(super) fn drain_time(&self) -> Duration {
+        Duration::from_millis(self.topology.engine.drain_ms)
+    }
+
+    fn wait_for(
+        &self,
+        farewell: &Farewell,
+        patience: Duration,
+        give_up: &dyn Fn() -> bool,
+    ) -> bool {
+        let deadline = Instant::now() + patience;
+        while !farewell.is_complete(self.inboxes.len()) {
+            if Instant::now() >= deadline || give_up() {
+                return false;
+            }
+            self.fabric.wake_all();
+            std::thread::sleep(LOOK_PAUSE);
+        }
+        true
+    }
+
+    /// Every worker is told to let go of a slot.
+    fn release(&self, slot: u16) -> Releasing {
+        let (answer, answers) = mpsc::channel();
+        for inbox in self.inboxes.iter() {
+            inbox.put(Order::Release(slot, answer.clone()));
+        }
+        self.fabric.wake_all();
+        Releasing { answers, missing: self.inboxes.len() }
+    }
+
+    /// Stops the accelerator threads of a slot and gives its regions back; whether all of the
+    /// threads ended. No worker holds the regions any more.
+    pub(super) fn forget(&mut self, slot: u16) -> bool {
+        let mut ended = true;
+        let of_slot = |(of, _): &mut (u16, _)| *of == slot;
+        for (_, accelerator) in self.accelerators.extract_if(.., of_slot) {
+            accelerator.stop(stop::NOW);
+            let left = accelerator.join(Duration::from_secs(1));
+            if !left.is_empty() {
+                tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
+                ended = false;
+            }
+        }
+        self.regions.retain(|region| region.slot != slot);
+        ended
+    }
+}
