@@ -265,6 +265,18 @@ pub struct Listen {
     pub address: SocketAddr,
 }
 
+impl Listen {
+    /// Whether the host kernel gives only one of them a socket: they are the same, or one is of all addresses of its family and so has
+    /// the other's port too. (Sockets of IPv6 take no IPv4: `sys/src/socket_nic/listen.rs`.)
+    pub fn collides(&self, other: &Self) -> bool {
+        let (one, two) = (self.address, other.address);
+        one.port() != 0
+            && (self.transport, one.port()) == (other.transport, two.port())
+            && one.is_ipv4() == two.is_ipv4()
+            && (one.ip() == two.ip() || one.ip().is_unspecified() || two.ip().is_unspecified())
+    }
+}
+
 /// How many replies a request gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replies {
@@ -485,9 +497,12 @@ impl Topology {
                 paths.push((&service.name, path));
             }
             for listen in &service.listen {
-                let taken = seen.iter().find(|(_, other)| other == listen);
-                if let (Some((by, _)), true) = (taken, listen.address.port() != 0) {
-                    return Err(taken_by(listen.address.to_string(), by));
+                if let Some((by, other)) = seen.iter().find(|(_, other)| other.collides(listen)) {
+                    let mut error = taken_by(listen.address.to_string(), by);
+                    if other != listen {
+                        error.message += &format!(", which listens on {}", other.address);
+                    }
+                    return Err(error);
                 }
                 seen.push((&service.name, *listen));
             }

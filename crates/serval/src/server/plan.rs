@@ -65,9 +65,8 @@ impl Plan {
         services.extend(gone.map(|service| (service.name.clone(), Fate::Removed)));
         for (name, _) in services.iter().filter(|(_, fate)| *fate != Fate::Unchanged) {
             let service = named(wanted, name);
-            refusals.extend(
-                service.and_then(|s| taken(running, s).or_else(|| overlaps(running, wanted, s))),
-            );
+            refusals
+                .extend(service.and_then(|s| taken(running, s).or_else(|| overlaps(running, s))));
         }
         refusals.dedup();
         if refusals.is_empty() { Ok(Self { services, settings }) } else { Err(refusals) }
@@ -170,38 +169,23 @@ fn taken(running: &Topology, service: &Service) -> Option<Refusal> {
     })
 }
 
-/// Whether an address the service wants cannot be bound beside one that is listened on now, also by its own former version:
-/// the host kernel gives no port of an address to a socket while another has it of all addresses. (Sockets of IPv6 take no IPv4:
-/// `sys/src/socket_nic/listen.rs`.)
-fn overlaps(running: &Topology, wanted: &Topology, service: &Service) -> Option<Refusal> {
+/// Whether an address the service wants cannot be bound beside one that is listened on now, also by its own former version.
+fn overlaps(running: &Topology, service: &Service) -> Option<Refusal> {
     let before = named(running, &service.name).map_or(&[][..], |before| &before.listen);
     let new = service.listen.iter().filter(|listen| !before.contains(listen));
-    let beside = |listen: &Listen, held: &Listen| {
-        let (one, other) = (listen.address, held.address);
-        (listen.transport, one.port()) == (held.transport, other.port())
-            && one.is_ipv4() == other.is_ipv4()
-            && one.ip() != other.ip()
-            && (one.ip().is_unspecified() || other.ip().is_unspecified())
-    };
     let held = |listen: &Listen| {
         let mut all = running.services.iter().flat_map(|s| s.listen.iter().map(move |l| (s, *l)));
-        all.find(|(_, held)| beside(listen, held))
+        all.find(|(_, held)| held != listen && held.collides(listen))
     };
-    let opened = new.filter(|listen| listen.address.port() != 0);
-    let (listen, (holder, held)) = opened.filter_map(|l| Some((*l, held(l)?))).next()?;
+    let (listen, (holder, held)) = new.filter_map(|l| Some((*l, held(l)?))).next()?;
     let url = |listen: Listen| crate::config::url(listen.transport, listen.address);
-    let stays = named(wanted, &holder.name).is_some_and(|holder| holder.listen.contains(&held));
-    let (listen, held, holder) = (url(listen), url(held), &holder.name);
-    let why = if stays {
-        format!(
-            "cannot listen on {listen} beside {held} of service {holder:?}: both are one port, leave one out"
-        )
-    } else {
-        format!(
-            "cannot listen on {listen} in the same step in which service {holder:?} gives up {held}, which \
-             has that port: remove it there, reload, then add this here; or restart"
-        )
-    };
+    let why = format!(
+        "cannot listen on {} in the same step in which service {:?} gives up {}, which has that port: remove it \
+         there, reload, then add this here; or restart",
+        url(listen),
+        holder.name,
+        url(held)
+    );
     Some(Refusal { what: format!("service {:?}", service.name), why })
 }
 
@@ -365,11 +349,6 @@ mod tests {
             let mut wanted = running(to);
             wanted.services[0].name = "renamed".into();
             assert!(said(&wanted).contains("service \"a\" gives up"), "{from} {to}");
-            // Who has it keeps it.
-            let mut wanted = running(from);
-            wanted.services[1].listen.push(at(to));
-            let text = said(&wanted);
-            assert!(text.contains(&format!("beside udp://{from} of service \"a\"")), "{text}");
         }
         let tcp = Listen { transport: Transport::Tcp, ..at("127.0.0.1:9000") };
         for free in [at("127.0.0.1:9002"), at("[::1]:9000"), at("[::]:9000"), tcp] {
