@@ -121,9 +121,12 @@ pub(crate) enum Refusal {
 }
 
 impl<N: Nic> Worker<N> {
-    /// One batch from every UDP port that may have datagrams, connections from every TCP port.
-    pub(crate) fn receive_datagrams(&mut self) {
-        for port in 0..self.ports.len() {
+    /// One batch from every UDP port that may have datagrams, connections from every TCP port; each round another one is
+    /// the first.
+    pub(crate) fn receive_datagrams(&mut self, round: usize) {
+        let count = self.ports.len();
+        let first = round % count.max(1);
+        for port in (first..count).chain(0..first) {
             if self.ports[port].held || !std::mem::take(&mut self.ports[port].ready) {
                 continue;
             }
@@ -276,25 +279,36 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    /// Takes what other workers handed over: replies first, they only need room on a connection.
-    pub(crate) fn take_handed_over(&mut self) {
+    /// Takes the replies that other workers hand back: they only need room on a connection.
+    pub(crate) fn take_replies(&mut self) {
         for worker in 0..self.links.len() {
-            for service in 0..self.links[worker].len() {
-                let mut took = false;
-                while self.take_reply(worker, service) {
-                    took = true;
-                }
-                while self.take_request(worker, service) {
-                    took = true;
-                }
-                if took {
-                    self.busy();
-                    self.set_settled(false);
-                    self.lanes[service].take_words_back();
-                    if let Some(link) = &mut self.links[worker][service] {
-                        link.replies_in.release();
-                        link.requests_in.release();
-                    }
+            self.take_from(worker, Self::take_reply);
+        }
+    }
+
+    /// Takes the requests that other workers handed over, each round those of another one first.
+    pub(crate) fn take_handed_over(&mut self, round: usize) {
+        let count = self.links.len();
+        let first = round % count;
+        for worker in (first..count).chain(0..first) {
+            self.take_from(worker, Self::take_request);
+        }
+    }
+
+    /// All that `take` takes of what another worker has for this one.
+    fn take_from(&mut self, worker: usize, take: impl Fn(&mut Self, usize, usize) -> bool) {
+        for service in 0..self.links[worker].len() {
+            let mut took = false;
+            while take(self, worker, service) {
+                took = true;
+            }
+            if took {
+                self.busy();
+                self.set_settled(false);
+                self.lanes[service].take_words_back();
+                if let Some(link) = &mut self.links[worker][service] {
+                    link.replies_in.release();
+                    link.requests_in.release();
                 }
             }
         }

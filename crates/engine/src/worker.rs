@@ -49,6 +49,8 @@ const SLEEP_NS_MAX: u64 = 100_000_000;
 const READ_BYTES_MIN: usize = 16 << 10;
 /// News for other workers that may wait before their list grows.
 pub(crate) const NOTICES: usize = 256;
+/// Where requests come from: other workers, datagrams, memory clients, streams.
+const SOURCES: u64 = 4;
 /// A share of the connections looked at by each housekeeping for time-outs.
 const SWEEP_PARTS: usize = 64;
 
@@ -179,18 +181,8 @@ impl<N: Nic> Worker<N> {
         // Inhale.
         self.sort_events();
         self.collect_connections();
-        self.take_handed_over();
-        // Whoever comes first gets the credit there is: datagrams and streams take turns, so that a
-        // flood of the ones does not keep the others out.
-        if self.counters.turns.value() % 2 == 0 {
-            self.receive_datagrams();
-            self.read_memory_clients();
-            self.read_streams();
-        } else {
-            self.read_streams();
-            self.read_memory_clients();
-            self.receive_datagrams();
-        }
+        self.take_replies();
+        self.take_requests_in();
         // Accelerate.
         for lane in &mut self.lanes {
             self.work |= lane.drives.iter().any(|d| !d.rang.is_empty());
@@ -224,6 +216,24 @@ impl<N: Nic> Worker<N> {
             self.counters.busy_turns.one();
         }
         self.work
+    }
+
+    /// Whoever comes first gets the credit there is. So each source is first in one of four turns, and each of its ports,
+    /// connections, clients or workers in a whole round of these: a flood from the one does not keep the others out.
+    fn take_requests_in(&mut self) {
+        let turn = self.counters.turns.value() % SOURCES;
+        if turn == 0 && self.to_read.len() > 1 {
+            self.to_read.rotate_left(1);
+        }
+        let round = (self.counters.turns.value() / SOURCES) as usize;
+        for step in 0..SOURCES {
+            match (turn + step) % SOURCES {
+                0 => self.take_handed_over(round),
+                1 => self.receive_datagrams(round),
+                2 => self.read_memory_clients(round),
+                _ => self.read_streams(),
+            }
+        }
     }
 
     /// The time since the last turn began belongs to what that turn was: every nanosecond of a running
