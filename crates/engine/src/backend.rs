@@ -633,6 +633,13 @@ impl Lane {
         }
     }
 
+    /// Whether something that blocks asked of backends is not answered, or not even taken. For blocks that are gone nobody
+    /// waits.
+    pub(crate) fn waits_for_backends(&self) -> bool {
+        let waits = |c: &ClientMqueue| c.in_flight > 0 || c.is_listed;
+        self.clients.iter().any(|c| waits(c) && self.loads[c.server as usize].alive)
+    }
+
     /// Requests to backends without an answer.
     pub(crate) fn backend_in_flight(&self) -> bool {
         self.clients.iter().any(|c| c.in_flight > 0)

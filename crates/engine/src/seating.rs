@@ -456,8 +456,12 @@ impl<N: Nic> Worker<N> {
             }
             self.close_leaving_memory_clients(slot as u16);
             let name = slot as u16;
+            // What kernels ask for nobody's sake counts on no account, so it is waited for no longer than the service's time.
+            let lane = &self.lanes[slot];
+            let asks = lane.waits_for_backends() && !lane.is_expired();
             let debts = self.outstanding_of(slot) > 0 && !mutants::on("leave_with_debts");
             let settled = !debts
+                && !asks
                 && self.connections.open_of(name) == 0
                 && self.memory.of_service(name) == 0
                 && !self.owes_other_workers(slot);

@@ -618,6 +618,7 @@ impl<N: Nic> Worker<N> {
     /// Tells the others when everything this worker accepted is answered, or no longer.
     fn report_settled(&mut self) {
         let settled = self.outstanding() == 0
+            && !self.lanes.iter().any(Lane::waits_for_backends)
             && self.notices.is_empty()
             && self.links.iter_mut().flatten().flatten().all(Link::is_empty);
         self.set_settled(settled);
