@@ -10,6 +10,7 @@ use wire::session::Origin;
 use crate::connection::{Connection, Outcome, Reading};
 use crate::dispatch::Route;
 use crate::handover::{ANY, Accepted, ENVELOPE_BYTES, Envelope};
+use crate::lane::Lane;
 use crate::worker::Worker;
 
 /// Connections accepted from one listener in a turn.
@@ -448,19 +449,17 @@ impl<N: Nic> Worker<N> {
 
     fn adopt_connection(&mut self, accepted: Accepted<N::Socket>) {
         let Accepted { port, socket, peer } = accepted;
-        if self.ports[port as usize].is_vacant() {
-            // Its service has left meanwhile; dropping the socket closes it.
+        let service = self.ports[port as usize].service;
+        let leaves = |lane: &Lane| lane.leaving.is_some();
+        if self.draining || self.lanes.get(usize::from(service)).is_none_or(leaves) {
+            // Its service goes or has gone meanwhile, which no limit is to blame for; dropping the socket closes it.
             return self.fabric.unseat_connection(self.index);
         }
-        let service = self.ports[port as usize].service;
         let lane = &self.lanes[service as usize];
         let (ordered, now_ns) = (lane.ordered, self.now_ns);
         // Workers that accept at the same moment may pass the engine's limit by a few; no worker may,
         // for the keys behind its connections belong to its backends.
-        if self.draining
-            || lane.leaving.is_some()
-            || self.connections.open_count() >= self.connections_max as usize
-        {
+        if self.connections.open_count() >= self.connections_max as usize {
             // Dropping the socket closes it.
             return self.refuse_connection(service);
         }

@@ -306,8 +306,7 @@ impl<N: Nic> Worker<N> {
         let lane = &self.lanes[client.service as usize];
         if self.draining || lane.leaving.is_some() {
             // Dropping its peer ends the connection.
-            self.fabric.unseat_connection(self.index);
-            return lane.counters.drop_one(DropReason::ConnectionLimit);
+            return self.fabric.unseat_connection(self.index);
         }
         lane.counters.connections_accepted.one();
         let answers = lane.replies == Replies::One;

@@ -87,10 +87,6 @@ impl Port {
         let port = Self::new(NO_SERVICE, Transport::Tcp, nowhere, &Limits::default());
         Self { held: true, ..port }
     }
-
-    pub(crate) fn is_vacant(&self) -> bool {
-        self.service == NO_SERVICE
-    }
 }
 
 fn reply_ratio(limits: &Limits, on_loopback: bool) -> u32 {
