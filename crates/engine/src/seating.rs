@@ -259,6 +259,11 @@ pub(crate) struct Leaving {
 }
 
 impl Lane {
+    /// Whether it leaves and has something left that is looked after.
+    pub(crate) fn leaves_with_debts(&self) -> bool {
+        self.leaving.as_ref().is_some_and(|leaving| !leaving.word.given)
+    }
+
     /// Something was taken over for it from another worker.
     pub(crate) fn take_words_back(&mut self) {
         let leaving = self.leaving.iter_mut().map(|leaving| &mut leaving.word);
@@ -447,11 +452,13 @@ impl<N: Nic> Worker<N> {
             if self.lanes[slot].leaving.is_none() {
                 continue;
             }
-            if self.lanes[slot].is_expired() {
+            let name = slot as u16;
+            // Who keeps it may do so for ever: nothing is done for what has nothing left.
+            let left = self.outstanding_of(slot) > 0 || self.connections.open_of(name) > 0;
+            if left && self.lanes[slot].is_expired() {
                 self.abandon(slot);
             }
-            self.close_leaving_memory_clients(slot as u16);
-            let name = slot as u16;
+            self.close_leaving_memory_clients(name);
             // What kernels ask for nobody's sake counts on no account, so it is waited for no longer than the service's time.
             let lane = &self.lanes[slot];
             let asks = lane.waits_for_backends() && !lane.is_expired();

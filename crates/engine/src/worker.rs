@@ -552,7 +552,7 @@ impl<N: Nic> Worker<N> {
         }
         let mut sleep_ns = SLEEP_NS_MAX;
         for lane in &self.lanes {
-            if lane.leaving.is_some() || lane.is_held() {
+            if lane.leaves_with_debts() || lane.is_held() {
                 sleep_ns = sleep_ns.min(TICK_NS);
             }
             let under_way = lane.under_way() > 0 && !mutants::on("sleep_on_requests");

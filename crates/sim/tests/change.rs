@@ -263,6 +263,27 @@ fn a_stuck_service_is_let_go_after_its_time() {
     assert!(counted.dropped(DropReason::DrainTimeout) > 0);
 }
 
+/// What nobody lets go of (another worker does not get to it) costs those that have nothing left of it nothing.
+#[test]
+fn workers_sleep_beside_a_service_that_is_expired_and_kept() {
+    let mut stage = Stage::new(2, 3, false);
+    stage.call(CHANGES);
+    stage.world.run(50, 100_000);
+    stage.world.remove(CHANGES, 0);
+    while !stage.world.is_switched() {
+        stage.world.follow(0);
+        stage.world.follow(1);
+    }
+    stage.world.follow(0);
+    assert!(!stage.world.is_changed(), "it is expired, not released");
+    stage.world.run(50, 100_000);
+    let now_ns = stage.world.now_ns();
+    for worker in &stage.world.workers {
+        assert!(worker.sleep_ns(now_ns) > 2 * MS, "{}", worker.sleep_ns(now_ns));
+    }
+    stage.change_in_steps(|_| {});
+}
+
 /// A life of a service's accelerator ends as planned, at any step: whoever asks it meanwhile is answered, by this life or
 /// by the next one, and the workers sleep while they wait.
 #[test]
