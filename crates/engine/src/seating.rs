@@ -369,6 +369,8 @@ impl<N: Nic> Worker<N> {
         for (accelerator, drain_ns) in awaited {
             self.hold_from_switch(slot.into(), accelerator, drain_ns);
         }
+        // The others look when they switch: what the next housekeeping tells would come too late for the first requests.
+        self.tell_credit_of(slot.into());
         Ok(())
     }
 
@@ -408,6 +410,7 @@ impl<N: Nic> Worker<N> {
     pub fn switch(&mut self, switch: &Switch) {
         // Who was let in before is among those who stay or go.
         self.collect_connections();
+        self.learn_credit();
         let limits = &switch.limits;
         self.polling = switch.polling;
         self.pipelined = limits.pipelined;

@@ -150,13 +150,15 @@ impl<N: Nic> Worker<N> {
 
     /// Tells the other workers how many requests this one still takes, by service.
     fn tell_credit(&self) {
-        for (lane, entry) in self.lanes.iter().enumerate() {
-            self.fabric.tell_credit(self.index, lane as u16, entry.free_credit());
-        }
+        (0..self.lanes.len()).for_each(|lane| self.tell_credit_of(lane));
+    }
+
+    pub(crate) fn tell_credit_of(&self, lane: usize) {
+        self.fabric.tell_credit(self.index, lane as u16, self.lanes[lane].free_credit());
     }
 
     /// Takes note of what the others told.
-    fn learn_credit(&mut self) {
+    pub(crate) fn learn_credit(&mut self) {
         for (number, lane) in self.lanes.iter_mut().enumerate() {
             for worker in (0..self.fabric.workers()).filter(|w| *w != self.index as usize) {
                 lane.other_credit[worker] = self.fabric.credit_of(worker, number);

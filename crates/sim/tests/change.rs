@@ -214,6 +214,40 @@ fn a_service_comes_changes_and_goes_at_any_step() {
     }
 }
 
+/// A worker without an mqueue of the service hands over from the first request on.
+#[test]
+fn the_credit_of_a_new_version_is_known_when_it_comes() {
+    for seed in 0..24 {
+        let mut stage = Stage::new(2, seed, false);
+        // The worker that has the only mqueue gives the credit back in every turn.
+        let mut spec = stage.world.topology().services[CHANGES].clone();
+        spec.mqueues = 1;
+        let mut slots = 64;
+        for _ in 0..4 {
+            // What nobody asks in the meantime cannot get lost; by now everybody knows of this version.
+            stage.world.run(40, 100_000);
+            slots ^= 64 ^ 128;
+            spec.slots = slots;
+            stage.world.put(spec.clone(), CHANGES, Keeps::all(true), 50 * MS);
+            while !stage.world.is_switched() {
+                let worker = stage.rng.below(2) as usize;
+                stage.world.follow(worker);
+                if stage.rng.chance(500) {
+                    stage.step();
+                }
+            }
+            for _ in 0..20 {
+                stage.ask(CHANGES);
+                stage.step();
+            }
+            stage.change_in_steps(|_| {});
+        }
+        let counted = stage.world.metrics.service(CHANGES);
+        assert!(counted.handed_out > 0, "seed {seed}");
+        assert_eq!(counted.dropped(DropReason::NoCredit), 0, "seed {seed}: {counted:?}");
+    }
+}
+
 /// Connections move over to a service that speaks as the old one does, with what they wait for; or they
 /// are closed after their replies.
 #[test]
