@@ -7,9 +7,10 @@
 //! *TCP*: the mqueues of one worker share `connections` connections. Answers are matched to requests in
 //! order. A request that times out is answered with `TIMEOUT` at once but keeps its place: when its
 //! late answer comes it is consumed and counted, so the stream never desynchronises. A connection that
-//! has owed answers for long and gave none in time is closed and opened anew, with exponential back-off
-//! while the backend refuses: a backend that left one request unanswered would otherwise be one answer
-//! behind for ever.
+//! has owed answers for long and gave none in time is closed and opened anew: a backend that left one
+//! request unanswered would otherwise be one answer behind for ever. Whoever has answered on a connection
+//! that ended is asked on a new one at once; with exponential back-off while the backend refuses, or
+//! accepts and ends without an answer.
 //!
 //! *UDP*: every client mqueue has a socket of its own and one request in flight (datagrams carry no
 //! order to match by). A time-out closes the socket: a late answer finds nobody.
@@ -126,6 +127,8 @@ pub(crate) struct BackendConnection {
     pub(crate) key: StreamKey,
     state: ConnectionState,
     back_off_ns: u64,
+    /// A request was answered on it since it was opened.
+    served: bool,
     output: Vec<u8>,
     written: usize,
     input: Vec<u8>,
@@ -160,6 +163,7 @@ impl BackendPool {
             key: NO_KEY,
             state: ConnectionState::Down { retry_ns: 0 },
             back_off_ns: BACK_OFF_NS_MIN,
+            served: false,
             output: Vec::new(),
             written: 0,
             input: Vec::new(),
@@ -229,6 +233,7 @@ impl BackendConnection {
         self.input.clear();
         self.parser = ParseState::default();
         self.behind_since_ns = 0;
+        self.served = false;
     }
 }
 
@@ -453,6 +458,8 @@ impl Lane {
                 }
                 Some(place) => self.answer(place.client, place.tag, status::OK, payload),
             }
+            let connection = &mut self.backends[pool].connections[number];
+            (connection.served, connection.back_off_ns) = (true, BACK_OFF_NS_MIN);
         }
     }
 
@@ -471,9 +478,14 @@ impl Lane {
             return;
         }
         let was_up = connection.state == ConnectionState::Up;
+        // Whoever serves may end a connection that idles, or that nobody can read on: the next request opens another.
+        let serves = was_up && (connection.served || first == status::TOO_LONG);
         nic.close(connection.key, Close::Reset);
         connection.reset_buffers();
-        connection.back_off(now_ns);
+        match serves {
+            true => connection.state = ConnectionState::Down { retry_ns: now_ns },
+            false => connection.back_off(now_ns),
+        }
         self.counters.backend_failures.one();
         let mut status = if was_up { first } else { status::REFUSED };
         while let Some(place) = self.backends[pool].connections[number].places.pop_front() {
@@ -490,7 +502,6 @@ impl Lane {
         let connection = &mut entry.connections[number];
         if matches!(connection.state, ConnectionState::Connecting { .. }) {
             connection.state = ConnectionState::Up;
-            connection.back_off_ns = BACK_OFF_NS_MIN;
         }
         if !connection.dirty && connection.written < connection.output.len() {
             connection.dirty = true;
@@ -631,6 +642,13 @@ impl Lane {
         for place in connections.flat_map(|connection| &mut connection.places) {
             place.given_up |= clients.contains(&place.client);
         }
+    }
+
+    /// Whether something that blocks asked of backends is not answered, or not even taken. For blocks that are gone nobody
+    /// waits.
+    pub(crate) fn waits_for_backends(&self) -> bool {
+        let waits = |c: &ClientMqueue| c.in_flight > 0 || c.is_listed;
+        self.clients.iter().any(|c| waits(c) && self.loads[c.server as usize].alive)
     }
 
     /// Requests to backends without an answer.

@@ -156,7 +156,8 @@ impl<N: Nic> Worker<N> {
             self.end_holds_if(slot, overdue);
         }
         let quiet = self.lanes[slot].under_way() == 0 || mutants::on("hold_with_debts");
-        let settled = quiet && !self.owes_other_workers(slot);
+        let asks = self.lanes[slot].waits_for_backends();
+        let settled = quiet && !asks && !self.owes_other_workers(slot);
         for hold in &mut self.lanes[slot].holds {
             hold.word.set(settled);
         }

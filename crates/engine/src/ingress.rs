@@ -10,6 +10,7 @@ use wire::session::Origin;
 use crate::connection::{Connection, Outcome, Reading};
 use crate::dispatch::Route;
 use crate::handover::{ANY, Accepted, ENVELOPE_BYTES, Envelope};
+use crate::lane::Lane;
 use crate::worker::Worker;
 
 /// Connections accepted from one listener in a turn.
@@ -121,9 +122,12 @@ pub(crate) enum Refusal {
 }
 
 impl<N: Nic> Worker<N> {
-    /// One batch from every UDP port that may have datagrams, connections from every TCP port.
-    pub(crate) fn receive_datagrams(&mut self) {
-        for port in 0..self.ports.len() {
+    /// One batch from every UDP port that may have datagrams, connections from every TCP port; each round another one is
+    /// the first.
+    pub(crate) fn receive_datagrams(&mut self, round: usize) {
+        let count = self.ports.len();
+        let first = round % count.max(1);
+        for port in (first..count).chain(0..first) {
             if self.ports[port].held || !std::mem::take(&mut self.ports[port].ready) {
                 continue;
             }
@@ -276,25 +280,36 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    /// Takes what other workers handed over: replies first, they only need room on a connection.
-    pub(crate) fn take_handed_over(&mut self) {
+    /// Takes the replies that other workers hand back: they only need room on a connection.
+    pub(crate) fn take_replies(&mut self) {
         for worker in 0..self.links.len() {
-            for service in 0..self.links[worker].len() {
-                let mut took = false;
-                while self.take_reply(worker, service) {
-                    took = true;
-                }
-                while self.take_request(worker, service) {
-                    took = true;
-                }
-                if took {
-                    self.busy();
-                    self.set_settled(false);
-                    self.lanes[service].take_words_back();
-                    if let Some(link) = &mut self.links[worker][service] {
-                        link.replies_in.release();
-                        link.requests_in.release();
-                    }
+            self.take_from(worker, Self::take_reply);
+        }
+    }
+
+    /// Takes the requests that other workers handed over, each round those of another one first.
+    pub(crate) fn take_handed_over(&mut self, round: usize) {
+        let count = self.links.len();
+        let first = round % count;
+        for worker in (first..count).chain(0..first) {
+            self.take_from(worker, Self::take_request);
+        }
+    }
+
+    /// All that `take` takes of what another worker has for this one.
+    fn take_from(&mut self, worker: usize, take: impl Fn(&mut Self, usize, usize) -> bool) {
+        for service in 0..self.links[worker].len() {
+            let mut took = false;
+            while take(self, worker, service) {
+                took = true;
+            }
+            if took {
+                self.busy();
+                self.set_settled(false);
+                self.lanes[service].take_words_back();
+                if let Some(link) = &mut self.links[worker][service] {
+                    link.replies_in.release();
+                    link.requests_in.release();
                 }
             }
         }
@@ -434,19 +449,17 @@ impl<N: Nic> Worker<N> {
 
     fn adopt_connection(&mut self, accepted: Accepted<N::Socket>) {
         let Accepted { port, socket, peer } = accepted;
-        if self.ports[port as usize].is_vacant() {
-            // Its service has left meanwhile; dropping the socket closes it.
+        let service = self.ports[port as usize].service;
+        let leaves = |lane: &Lane| lane.leaving.is_some();
+        if self.draining || self.lanes.get(usize::from(service)).is_none_or(leaves) {
+            // Its service goes or has gone meanwhile, which no limit is to blame for; dropping the socket closes it.
             return self.fabric.unseat_connection(self.index);
         }
-        let service = self.ports[port as usize].service;
         let lane = &self.lanes[service as usize];
         let (ordered, now_ns) = (lane.ordered, self.now_ns);
         // Workers that accept at the same moment may pass the engine's limit by a few; no worker may,
         // for the keys behind its connections belong to its backends.
-        if self.draining
-            || lane.leaving.is_some()
-            || self.connections.open_count() >= self.connections_max as usize
-        {
+        if self.connections.open_count() >= self.connections_max as usize {
             // Dropping the socket closes it.
             return self.refuse_connection(service);
         }

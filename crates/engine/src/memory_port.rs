@@ -115,8 +115,6 @@ pub(crate) struct MemoryClients {
     open: Vec<u32>,
     /// Clients with replies that are not published.
     dirty: Vec<u32>,
-    /// Who is looked at first next time.
-    first: usize,
 }
 
 /// The client that a reply is for has gone, or must go.
@@ -308,8 +306,7 @@ impl<N: Nic> Worker<N> {
         let lane = &self.lanes[client.service as usize];
         if self.draining || lane.leaving.is_some() {
             // Dropping its peer ends the connection.
-            self.fabric.unseat_connection(self.index);
-            return lane.counters.drop_one(DropReason::ConnectionLimit);
+            return self.fabric.unseat_connection(self.index);
         }
         lane.counters.connections_accepted.one();
         let answers = lane.replies == Replies::One;
@@ -317,16 +314,15 @@ impl<N: Nic> Worker<N> {
         self.busy();
     }
 
-    /// Takes requests from every client that has some, each time beginning with another client.
+    /// Takes requests from every client that has some, each round beginning with another client.
     #[inline]
-    pub(crate) fn read_memory_clients(&mut self) {
+    pub(crate) fn read_memory_clients(&mut self, round: usize) {
         if self.memory.is_empty() || self.draining {
             return;
         }
-        self.memory.first += 1;
         let mut broken = false;
         for step in 0..self.memory.open.len() {
-            let place = (self.memory.first + step) % self.memory.open.len();
+            let place = (round + step) % self.memory.open.len();
             let index = self.memory.open[place];
             let seated = self.memory.at(index).expect("it is open");
             if seated.client.requests.hinted() && !seated.broken {

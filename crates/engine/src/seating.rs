@@ -87,10 +87,6 @@ impl Port {
         let port = Self::new(NO_SERVICE, Transport::Tcp, nowhere, &Limits::default());
         Self { held: true, ..port }
     }
-
-    pub(crate) fn is_vacant(&self) -> bool {
-        self.service == NO_SERVICE
-    }
 }
 
 fn reply_ratio(limits: &Limits, on_loopback: bool) -> u32 {
@@ -263,6 +259,11 @@ pub(crate) struct Leaving {
 }
 
 impl Lane {
+    /// Whether it leaves and has something left that is looked after.
+    pub(crate) fn leaves_with_debts(&self) -> bool {
+        self.leaving.as_ref().is_some_and(|leaving| !leaving.word.given)
+    }
+
     /// Something was taken over for it from another worker.
     pub(crate) fn take_words_back(&mut self) {
         let leaving = self.leaving.iter_mut().map(|leaving| &mut leaving.word);
@@ -368,6 +369,8 @@ impl<N: Nic> Worker<N> {
         for (accelerator, drain_ns) in awaited {
             self.hold_from_switch(slot.into(), accelerator, drain_ns);
         }
+        // The others look when they switch: what the next housekeeping tells would come too late for the first requests.
+        self.tell_credit_of(slot.into());
         Ok(())
     }
 
@@ -407,6 +410,7 @@ impl<N: Nic> Worker<N> {
     pub fn switch(&mut self, switch: &Switch) {
         // Who was let in before is among those who stay or go.
         self.collect_connections();
+        self.learn_credit();
         let limits = &switch.limits;
         self.polling = switch.polling;
         self.pipelined = limits.pipelined;
@@ -451,13 +455,19 @@ impl<N: Nic> Worker<N> {
             if self.lanes[slot].leaving.is_none() {
                 continue;
             }
-            if self.lanes[slot].is_expired() {
+            let name = slot as u16;
+            // Who keeps it may do so for ever: nothing is done for what has nothing left.
+            let left = self.outstanding_of(slot) > 0 || self.connections.open_of(name) > 0;
+            if left && self.lanes[slot].is_expired() {
                 self.abandon(slot);
             }
-            self.close_leaving_memory_clients(slot as u16);
-            let name = slot as u16;
+            self.close_leaving_memory_clients(name);
+            // What kernels ask for nobody's sake counts on no account, so it is waited for no longer than the service's time.
+            let lane = &self.lanes[slot];
+            let asks = lane.waits_for_backends() && !lane.is_expired();
             let debts = self.outstanding_of(slot) > 0 && !mutants::on("leave_with_debts");
             let settled = !debts
+                && !asks
                 && self.connections.open_of(name) == 0
                 && self.memory.of_service(name) == 0
                 && !self.owes_other_workers(slot);

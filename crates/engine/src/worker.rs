@@ -49,6 +49,8 @@ const SLEEP_NS_MAX: u64 = 100_000_000;
 const READ_BYTES_MIN: usize = 16 << 10;
 /// News for other workers that may wait before their list grows.
 pub(crate) const NOTICES: usize = 256;
+/// Where requests come from: other workers, datagrams, memory clients, streams.
+const SOURCES: u64 = 4;
 /// A share of the connections looked at by each housekeeping for time-outs.
 const SWEEP_PARTS: usize = 64;
 
@@ -148,13 +150,15 @@ impl<N: Nic> Worker<N> {
 
     /// Tells the other workers how many requests this one still takes, by service.
     fn tell_credit(&self) {
-        for (lane, entry) in self.lanes.iter().enumerate() {
-            self.fabric.tell_credit(self.index, lane as u16, entry.free_credit());
-        }
+        (0..self.lanes.len()).for_each(|lane| self.tell_credit_of(lane));
+    }
+
+    pub(crate) fn tell_credit_of(&self, lane: usize) {
+        self.fabric.tell_credit(self.index, lane as u16, self.lanes[lane].free_credit());
     }
 
     /// Takes note of what the others told.
-    fn learn_credit(&mut self) {
+    pub(crate) fn learn_credit(&mut self) {
         for (number, lane) in self.lanes.iter_mut().enumerate() {
             for worker in (0..self.fabric.workers()).filter(|w| *w != self.index as usize) {
                 lane.other_credit[worker] = self.fabric.credit_of(worker, number);
@@ -179,18 +183,8 @@ impl<N: Nic> Worker<N> {
         // Inhale.
         self.sort_events();
         self.collect_connections();
-        self.take_handed_over();
-        // Whoever comes first gets the credit there is: datagrams and streams take turns, so that a
-        // flood of the ones does not keep the others out.
-        if self.counters.turns.value() % 2 == 0 {
-            self.receive_datagrams();
-            self.read_memory_clients();
-            self.read_streams();
-        } else {
-            self.read_streams();
-            self.read_memory_clients();
-            self.receive_datagrams();
-        }
+        self.take_replies();
+        self.take_requests_in();
         // Accelerate.
         for lane in &mut self.lanes {
             self.work |= lane.drives.iter().any(|d| !d.rang.is_empty());
@@ -224,6 +218,24 @@ impl<N: Nic> Worker<N> {
             self.counters.busy_turns.one();
         }
         self.work
+    }
+
+    /// Whoever comes first gets the credit there is. So each source is first in one of four turns, and each of its ports,
+    /// connections, clients or workers in a whole round of these: a flood from the one does not keep the others out.
+    fn take_requests_in(&mut self) {
+        let turn = self.counters.turns.value() % SOURCES;
+        if turn == 0 && self.to_read.len() > 1 {
+            self.to_read.rotate_left(1);
+        }
+        let round = (self.counters.turns.value() / SOURCES) as usize;
+        for step in 0..SOURCES {
+            match (turn + step) % SOURCES {
+                0 => self.take_handed_over(round),
+                1 => self.receive_datagrams(round),
+                2 => self.read_memory_clients(round),
+                _ => self.read_streams(),
+            }
+        }
     }
 
     /// The time since the last turn began belongs to what that turn was: every nanosecond of a running
@@ -543,7 +555,7 @@ impl<N: Nic> Worker<N> {
         }
         let mut sleep_ns = SLEEP_NS_MAX;
         for lane in &self.lanes {
-            if lane.leaving.is_some() || lane.is_held() {
+            if lane.leaves_with_debts() || lane.is_held() {
                 sleep_ns = sleep_ns.min(TICK_NS);
             }
             let under_way = lane.under_way() > 0 && !mutants::on("sleep_on_requests");
@@ -609,6 +621,7 @@ impl<N: Nic> Worker<N> {
     /// Tells the others when everything this worker accepted is answered, or no longer.
     fn report_settled(&mut self) {
         let settled = self.outstanding() == 0
+            && !self.lanes.iter().any(Lane::waits_for_backends)
             && self.notices.is_empty()
             && self.links.iter_mut().flatten().flatten().all(Link::is_empty);
         self.set_settled(settled);

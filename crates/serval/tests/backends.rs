@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use common::change::change;
 use common::*;
-use engine::topology::{Backend, Listen, Service, Topology};
+use engine::topology::{Backend, Listen, Replies, Service, Topology};
 use mqueue::abi::status;
 use serval::server::Server;
 use wire::DropReason;
@@ -330,6 +331,44 @@ fn a_request_the_framing_cannot_carry_does_not_leave() {
     }
     assert_eq!(until_answered(&client, &get("a")), value_of("a"));
     finish(server);
+}
+
+/// A service whose kernel asks its late backend when nobody waits for a reply any more: by then `end` ends it.
+fn asked_on_nobodys_behalf(replies: Replies, end: impl Fn(Server)) {
+    let fake = FakeMemcached::start();
+    fake.set(Mood::Late);
+    let library = build_kernel("crates/serval/tests/kernels/relay.cpp");
+    let kernel = format!("{library}:tell");
+    let server = start(topology(vec![Service { replies, kernel, ..relay(fake.backend(5000)) }]));
+    let metrics = server.metrics().services()[0].clone();
+    let client = udp_client(address(&server, 0));
+    match replies {
+        Replies::One => drop(ask(&client, &get("key"))),
+        Replies::None => drop(client.send(&get("key")).unwrap()),
+    }
+    eventually("it is sent", || metrics.snapshot().backend_sent == 1);
+    end(server);
+    let counted = metrics.snapshot();
+    assert_eq!((counted.backend_answered, counted.backend_failures), (1, 0), "{replies:?}");
+}
+
+#[test]
+fn what_kernels_ask_for_nobody_is_answered_before_the_end() {
+    for replies in [Replies::One, Replies::None] {
+        asked_on_nobodys_behalf(replies, |server| assert!(server.shutdown().is_clean()));
+    }
+}
+
+#[test]
+fn what_kernels_ask_for_nobody_is_answered_before_their_service_changes() {
+    for replies in [Replies::One, Replies::None] {
+        asked_on_nobodys_behalf(replies, |mut server| {
+            let mut service = server.topology().services[0].clone();
+            service.slots *= 2;
+            change(&mut server, vec![service]);
+            assert!(server.shutdown().is_clean());
+        });
+    }
 }
 
 #[test]

@@ -113,6 +113,13 @@ impl Backend {
         self.tolerates_garbage = true;
     }
 
+    /// Ends its connections.
+    pub fn hang_up(&mut self, net: &mut Network) {
+        for guest in self.guests.drain(..) {
+            net.peer_close(guest.conn, Close::Graceful);
+        }
+    }
+
     /// When the next answer is due.
     pub fn due_ns(&self) -> u64 {
         let first = |guest: &Guest| match guest.answers.front() {

@@ -214,6 +214,40 @@ fn a_service_comes_changes_and_goes_at_any_step() {
     }
 }
 
+/// A worker without an mqueue of the service hands over from the first request on.
+#[test]
+fn the_credit_of_a_new_version_is_known_when_it_comes() {
+    for seed in 0..24 {
+        let mut stage = Stage::new(2, seed, false);
+        // The worker that has the only mqueue gives the credit back in every turn.
+        let mut spec = stage.world.topology().services[CHANGES].clone();
+        spec.mqueues = 1;
+        let mut slots = 64;
+        for _ in 0..4 {
+            // What nobody asks in the meantime cannot get lost; by now everybody knows of this version.
+            stage.world.run(40, 100_000);
+            slots ^= 64 ^ 128;
+            spec.slots = slots;
+            stage.world.put(spec.clone(), CHANGES, Keeps::all(true), 50 * MS);
+            while !stage.world.is_switched() {
+                let worker = stage.rng.below(2) as usize;
+                stage.world.follow(worker);
+                if stage.rng.chance(500) {
+                    stage.step();
+                }
+            }
+            for _ in 0..20 {
+                stage.ask(CHANGES);
+                stage.step();
+            }
+            stage.change_in_steps(|_| {});
+        }
+        let counted = stage.world.metrics.service(CHANGES);
+        assert!(counted.handed_out > 0, "seed {seed}");
+        assert_eq!(counted.dropped(DropReason::NoCredit), 0, "seed {seed}: {counted:?}");
+    }
+}
+
 /// Connections move over to a service that speaks as the old one does, with what they wait for; or they
 /// are closed after their replies.
 #[test]
@@ -261,6 +295,27 @@ fn a_stuck_service_is_let_go_after_its_time() {
     let counted = stage.world.metrics.service(CHANGES);
     assert_eq!((counted.replied, stage.world.under_way(CHANGES)), (0, 0));
     assert!(counted.dropped(DropReason::DrainTimeout) > 0);
+}
+
+/// What nobody lets go of (another worker does not get to it) costs those that have nothing left of it nothing.
+#[test]
+fn workers_sleep_beside_a_service_that_is_expired_and_kept() {
+    let mut stage = Stage::new(2, 3, false);
+    stage.call(CHANGES);
+    stage.world.run(50, 100_000);
+    stage.world.remove(CHANGES, 0);
+    while !stage.world.is_switched() {
+        stage.world.follow(0);
+        stage.world.follow(1);
+    }
+    stage.world.follow(0);
+    assert!(!stage.world.is_changed(), "it is expired, not released");
+    stage.world.run(50, 100_000);
+    let now_ns = stage.world.now_ns();
+    for worker in &stage.world.workers {
+        assert!(worker.sleep_ns(now_ns) > 2 * MS, "{}", worker.sleep_ns(now_ns));
+    }
+    stage.change_in_steps(|_| {});
 }
 
 /// A life of a service's accelerator ends as planned, at any step: whoever asks it meanwhile is answered, by this life or

@@ -426,6 +426,41 @@ fn an_answer_that_is_too_long_is_told() {
 }
 
 #[test]
+fn whoever_has_answered_is_asked_again_at_once_though_the_connection_ended() {
+    let habits = BackendHabits { too_long: 1000, ..BackendHabits::SOUND };
+    let mut scene = asking(Transport::Tcp, habits);
+    let ask = |scene: &mut Scene| {
+        scene.ask(question(0));
+        // Less than the shortest back-off.
+        scene.wait_ms(5);
+        let counted = scene.world.metrics.service(0);
+        (counted.backend_sent, counted.backend_failures, counted.replied)
+    };
+    assert_eq!(ask(&mut scene), (1, 1, 1));
+    assert_eq!(ask(&mut scene), (2, 2, 2), "it was there, and too long again");
+    scene.backend.as_mut().unwrap().habits = BackendHabits::SOUND;
+    assert_eq!(ask(&mut scene), (3, 2, 3));
+    // While nobody waits for it.
+    scene.backend.as_mut().unwrap().hang_up(&mut lock(&scene.world.net));
+    scene.run(3);
+    assert_eq!(ask(&mut scene), (4, 3, 4));
+}
+
+#[test]
+fn a_backend_that_accepts_and_hangs_up_is_asked_ever_more_rarely() {
+    let habits = BackendHabits { close: 1000, ..BackendHabits::SOUND };
+    let mut scene = asking(Transport::Tcp, habits);
+    for _ in 0..200 {
+        scene.ask(question(0));
+        scene.wait_ms(1);
+    }
+    let counted = scene.world.metrics.service(0);
+    assert_eq!(counted.replied, 200);
+    // After 10, 20, 40 and 80 ms.
+    assert!((2..=6).contains(&counted.backend_sent), "{}", counted.backend_sent);
+}
+
+#[test]
 fn requests_to_a_backend_wait_until_their_answers_have_room() {
     // One read would bring eight answers of nearly 2048 bytes; the arena holds four of 2048.
     let mut script = script(Framing::LengthU16);

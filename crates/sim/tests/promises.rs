@@ -385,6 +385,25 @@ fn nothing_is_taken_once_a_drain_began() {
 }
 
 #[test]
+fn who_connects_as_a_drain_begins_meets_no_limit() {
+    let mut script = script(Framing::LengthU16);
+    script.setup.topology.engine.workers = 2;
+    let mut scene = script.play();
+    scene.run(3);
+    let callers: Vec<_> = (0..8).map(|n| scene.connect_to(n % 2)).collect();
+    scene.world.advance(0);
+    // It keeps half of all and passes half on, to one that has not looked when it drains.
+    scene.world.turn(0);
+    scene.world.begin_drain();
+    scene.wait_ms(3);
+    assert_eq!(scene.dropped(DropReason::ConnectionLimit), 0);
+    for caller in callers {
+        assert_ne!(scene.read(caller), PeerRead::Empty, "nobody is left waiting");
+    }
+    assert!(scene.world.all_settled());
+}
+
+#[test]
 fn a_client_that_leaves_during_a_drain_is_no_drain_timeout() {
     let mut script = script(Framing::LengthU16);
     script.service().mqueues = 2;

@@ -54,7 +54,7 @@ use address::{RAW_ADDRESS_LEN, RawAddress};
 use listen::Claim;
 use poller::{Poller, Source};
 use streams::{Streams, reset_on_close};
-use udp_receive::{GRO_SLOT_BYTES_MIN, Receiver, SLOTS};
+use udp_receive::{GRO_SLOT_BYTES_MIN, Receiver, SLOTS, slots_after};
 use udp_send::{Segmentation, Sender};
 
 /// Polls after the last stream event during which the epoll set is consulted every time.
@@ -141,6 +141,8 @@ struct UdpPort {
     /// The socket's running drop count when it was last reported.
     drops_seen: u32,
     empty_receives: u32,
+    /// Buffers that the next receive asks for.
+    slots: usize,
     stopped: bool,
 }
 
@@ -498,9 +500,11 @@ impl Nic for SocketNic {
         if udp.stopped || batch.bytes.len() < SLOTS {
             return false;
         }
-        let slots = udp.receive(&mut self.receiver, batch);
-        self.quiet_work = self.quiet_work.saturating_add(slots as u32 * WORK_PER_BUFFER);
-        slots == SLOTS
+        let asked = udp.slots;
+        let used = udp.receive(&mut self.receiver, batch);
+        udp.slots = slots_after(used, batch.items.len());
+        self.quiet_work = self.quiet_work.saturating_add(used as u32 * WORK_PER_BUFFER);
+        used == asked
     }
 
     fn send(&mut self, port: PortIndex, batch: &mut TxBatch) -> SendOutcome {
@@ -621,6 +625,7 @@ impl UdpPort {
             segmentation: Segmentation::new(options.segmentation_offload),
             drops_seen: 0,
             empty_receives: 0,
+            slots: SLOTS,
             stopped: false,
         }
     }
@@ -632,7 +637,7 @@ impl UdpPort {
             self.receive_offload = false;
         }
         for _ in 0..RECEIVE_TRIES_MAX {
-            match receiver.receive(self.socket.as_fd(), batch) {
+            match receiver.receive(self.socket.as_fd(), self.slots, batch) {
                 Ok(received) => {
                     batch.overflowed = received.drops.map_or(0, |drops| self.new_drops(drops));
                     return received.slots;

@@ -26,6 +26,11 @@ pub const UDP_PAYLOAD_MAX: usize = 65_507;
 const RX_SLOTS: usize = 64;
 const RX_SLOT_BYTES: usize = 65_536 + 17 * 64;
 
+/// Most datagrams of one GRO buffer: what a sender on the same machine may put into one train, which arrives as it left
+/// (`UDP_MAX_SEGMENTS` of Linux, 64 before 6.9 and 128 since, commit 1382e3b6a350). What came over a wire is gathered to
+/// at most 64 (`UDP_GRO_CNT_MAX`).
+const GRO_DATAGRAMS_MAX: usize = 128;
+
 /// One received datagram inside an [`RxBatch`].
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram {
@@ -59,7 +64,7 @@ impl RxBatch {
     pub fn new(slots: usize, slot_bytes: usize) -> Self {
         Self {
             bytes: vec![0; slots * slot_bytes].into_boxed_slice(),
-            items: Vec::with_capacity(slots * 64),
+            items: Vec::with_capacity(slots * GRO_DATAGRAMS_MAX),
             overflowed: 0,
         }
     }

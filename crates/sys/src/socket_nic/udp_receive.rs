@@ -1,4 +1,5 @@
-//! Batched UDP receive: one `recvmmsg` for up to [`SLOTS`] buffers, each possibly a GRO train.
+//! Batched UDP receive: one `recvmmsg` for up to [`SLOTS`] buffers, each possibly a GRO train; for fewer while trains are
+//! so long that one call would bring more than [`DATAGRAMS_AIM`] datagrams, for which the worker's other ports wait.
 //!
 //! With `UDP_GRO` the host kernel hands over a train of equal datagrams of one sender as one buffer
 //! and a segment size; it is cut back into datagrams here (the last may be shorter). `SO_RXQ_OVFL`
@@ -17,6 +18,8 @@ use crate::os::{check, zeroed};
 
 /// Buffers filled by one call.
 pub(super) const SLOTS: usize = 64;
+/// About as many datagrams one call may bring, while trains stay as long as they are.
+const DATAGRAMS_AIM: usize = 1024;
 /// A GRO train is up to 64 KiB; in a smaller buffer its tail would be lost.
 pub(super) const GRO_SLOT_BYTES_MIN: usize = 65_536;
 /// Room for GRO size (24), overflow count (24) and packet destination (40), in 8-byte words.
@@ -71,15 +74,16 @@ impl Receiver {
         Self { headers, iovecs, peers, controls, used: SLOTS }
     }
 
-    /// Receives into `batch`, whose items and overflow count the caller has cleared.
+    /// Receives into at most `slots` buffers of `batch`, whose items and overflow count the caller has cleared.
     pub(super) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
+        slots: usize,
         batch: &mut RxBatch,
     ) -> io::Result<Received> {
         let slot_bytes = batch.bytes.len() / SLOTS;
         self.aim(&mut batch.bytes, slot_bytes);
-        let vlen = SLOTS as libc::c_uint;
+        let vlen = slots.min(SLOTS) as libc::c_uint;
         // SAFETY: every header points to a peer, an iovec and a control buffer of this value (the
         // vectors never grow) with their true lengths, every iovec to its own part of
         // `batch.bytes`; all of them outlive the call.
@@ -185,6 +189,14 @@ impl Receiver {
             }
         }
         found
+    }
+}
+
+/// How many buffers the next call asks for, when the last one filled `used` with `datagrams`.
+pub(super) fn slots_after(used: usize, datagrams: usize) -> usize {
+    match datagrams {
+        0 => SLOTS,
+        datagrams => (used * DATAGRAMS_AIM / datagrams).clamp(1, SLOTS),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
 
 use proptest::prelude::*;
 use sys::{SocketNic, SocketOptions};
@@ -92,6 +93,53 @@ fn a_train_arrives_in_one_buffer() {
     assert_eq!(rx.items.len(), 64);
     let offsets: Vec<_> = rx.items.iter().map(|datagram| datagram.offset).collect();
     assert!(offsets.windows(2).all(|pair| pair[1] == pair[0] + 100), "all in one buffer");
+}
+
+/// From now on what this socket sends leaves as a train of datagrams of so many bytes.
+fn send_in_segments(socket: &UdpSocket, bytes: libc::c_int) {
+    let len = size_of_val(&bytes) as libc::socklen_t;
+    // SAFETY: the option is an int, which outlives the call.
+    let ret = unsafe {
+        let value = (&raw const bytes).cast();
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, value, len)
+    };
+    assert_eq!(ret, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn the_longest_trains_grow_no_batch_and_leave_other_ports_their_turn() {
+    let (mut nic, addresses) = open(&[udp("127.0.0.1:0")]);
+    let socket = udp_client(addresses[0]);
+    send_in_segments(&socket, 1);
+    for train in 0..192 {
+        if let Err(error) = socket.send(&[train; 128]) {
+            println!("SKIPPED: a train of 128 datagrams: {error} (Linux before 6.9)");
+            return;
+        }
+    }
+    let mut rx = rx();
+    let room = rx.items.capacity();
+    // Of the first ones nothing is known.
+    assert!(nic.recv(0, &mut rx), "64 trains of 192");
+    let mut bytes: Vec<u8> = Vec::new();
+    loop {
+        bytes.extend(rx.items.iter().map(|datagram| rx.payload(datagram)[0]));
+        if bytes.len() == 192 * 128 {
+            break;
+        }
+        assert!(nic.recv(0, &mut rx), "{} of 24576", bytes.len());
+        assert_eq!(rx.items.len(), 1024);
+    }
+    assert_eq!(rx.items.capacity(), room);
+    let expected: Vec<u8> = (0..192).flat_map(|train| [train; 128]).collect();
+    assert_eq!(bytes, expected);
+    // Single ones come 64 at a time again.
+    let single = udp_client(addresses[0]);
+    for _ in 0..100 {
+        single.send(&[1]).unwrap();
+    }
+    let mut take = |_| (nic.recv(0, &mut rx), rx.items.len());
+    assert_eq!([0, 1, 2].map(&mut take), [(true, 8), (true, 64), (false, 28)]);
 }
 
 #[test]
