@@ -35,7 +35,7 @@ use wire::nic::{Nic, PortIndex};
 use super::memory_ports::{Going, Held, NewPorts};
 use super::plan::{Fate, Plan, Refusal};
 use super::runtimes::{AttachDoors, Awaited, SeatStart, Unready};
-use super::{Server, ServerError};
+use super::{BLOCKS_PATIENCE, Server, ServerError};
 
 /// How long a change waits for workers.
 pub(super) struct Patience {
@@ -744,7 +744,7 @@ impl Server {
         let of_slot = |(of, _): &mut (u16, _)| *of == slot;
         for (_, accelerator) in self.accelerators.extract_if(.., of_slot) {
             accelerator.stop(stop::NOW);
-            let left = accelerator.join(Duration::from_secs(1));
+            let left = accelerator.join(BLOCKS_PATIENCE);
             if !left.is_empty() {
                 tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
                 ended = false;
