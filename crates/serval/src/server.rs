@@ -172,6 +172,8 @@ const DRAIN: u32 = 1;
 const STOP: u32 = 2;
 /// How long a worker that stops waits for the others' last turns.
 const STOPPED_TOGETHER: Duration = Duration::from_secs(1);
+/// How long accelerator threads may take to end: none needs it but on a machine that gives it no core, or whose block hangs.
+const BLOCKS_PATIENCE: Duration = Duration::from_secs(5);
 /// How often somebody who may give up is asked while workers start.
 const READY_PAUSE: Duration = Duration::from_millis(20);
 /// How long workers of a start that failed may take to end before they are left behind; longer than they wait for each other.
@@ -649,7 +651,7 @@ impl Server {
         self.runtimes = None;
         for (_, accelerator) in self.accelerators.drain(..) {
             accelerator.stop(stop::NOW);
-            let left = accelerator.join(Duration::from_secs(1));
+            let left = accelerator.join(BLOCKS_PATIENCE);
             if !left.is_empty() {
                 tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
                 hung = true;

@@ -11,14 +11,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::lives::*;
 use common::offers::{Offers, arrival, at_a_false_engine};
 use common::*;
 use mqueue::abi::{ABI_VERSION, kind, reason, stop};
-use mqueue::{Head, MappedMemory, Memory as _, Region};
-use serval::runtime::{self, End, HostDevice, RuntimeError, Wish};
+use mqueue::{Head, MappedMemory, Memory as _, Region, Words};
+use serval::runtime::{self, Device, End, Failure, HostDevice, Job, RuntimeError, Wish};
 use sys::local::LocalListener;
 use wire::DropReason;
 use wire::attach::{Bye, FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Ready, VERSION};
@@ -92,11 +92,13 @@ fn a_runtime_that_stands_still_under_load_is_replaced() {
     let config = process("apart", "heartbeat_ms = 400") + &service("slow", "apart", "delay", SLOW);
     let served = Served::start("attach-stalled", "", &config);
     under_load(&served, "slow", || {
+        // Short as its time is, one life or another may have been over before.
         let runtime = runtime_of(&served);
+        let before = life(&served, "generation", "slow", "apart");
         signal(runtime, "STOP");
         eventually("the next life begins", || {
             life(&served, "up", "slow", "apart") == 1
-                && life(&served, "generation", "slow", "apart") == 2
+                && life(&served, "generation", "slow", "apart") > before
         });
         // It was killed, although it could not act on it itself.
         eventually("the old one is gone", || !children(served.process.0.id()).contains(&runtime));
@@ -161,7 +163,7 @@ fn a_kernel_that_breaks_its_contract_is_replaced() {
         let client = udp_client(served.services[0][0]);
         for round in 0..3 {
             let salt = 10 * mode + round;
-            answers_again(&client, salt);
+            answers_again(served.services[0][0], salt);
             client.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
             eventually("its life ends", || {
                 client.send(&pattern(30, salt)).unwrap();
@@ -259,21 +261,24 @@ fn an_external_runtime_comes_stands_still_goes_and_comes_again() {
     client.send(b"nobody is there").unwrap();
     eventually("the request is dropped", || served.dropped("echo", DropReason::NoAccelerator) == 1);
     let mut runtime = attach(&at, &[]);
-    answers_again(&client, 1);
-    assert_eq!(life(&served, "generation", "echo", "out"), 1);
+    answers_again(served.services[0][0], 1);
+    // On a busy machine a life may be over without this test's doing: they are compared, not counted.
+    let generation = || life(&served, "generation", "echo", "out");
+    let first = generation();
 
     // It wakes up in a world where its life is over, and begins another one.
     runtime.suspend();
     eventually("it is lost", || life(&served, "up", "echo", "out") == 0);
     runtime.signal("CONT");
-    eventually("it is back", || life(&served, "generation", "echo", "out") == 2);
-    answers_again(&client, 2);
+    eventually("it is back", || generation() > first);
+    answers_again(served.services[0][0], 2);
 
     runtime.stop();
     eventually("it is gone", || life(&served, "up", "echo", "out") == 0);
+    let before = generation();
     let _next = attach(&at, &["--service", "echo", "--kernel", "echo"]);
-    answers_again(&client, 3);
-    assert_eq!(life(&served, "generation", "echo", "out"), 3);
+    answers_again(served.services[0][0], 3);
+    assert!(generation() > before);
     balances(&served, "echo");
     assert_eq!(served.drain(), 0);
     assert!(!at.exists(), "the socket's file goes with the engine");
@@ -306,7 +311,7 @@ fn runtimes_end_with_their_engine_or_wait_for_the_next() {
     // Without --once a runtime outlives engines.
     let _patient = attach(&at, &[]);
     let next = Served::start("attach-orphans-next", "", &config);
-    answers_again(&udp_client(next.services[1][0]), 1);
+    answers_again(next.services[1][0], 1);
     assert_eq!(next.drain(), 0);
 }
 
@@ -423,7 +428,7 @@ fn whoever_breaks_the_conversation_is_shown_out_and_the_next_one_serves() {
             runtime::attach(&at, &wish, &mut HostDevice::new(1, Vec::new()), false, &cancel)
         });
         let _stop = Stop(&cancel);
-        answers_again(&udp_client(address(&server, 0)), 1);
+        answers_again(address(&server, 0), 1);
     });
     assert_accounts(&server);
 }
@@ -456,7 +461,7 @@ fn garbage_in_a_region_ends_that_life_only() {
         assert!(fake.is_closed());
     }
     let mut runtime = attach(&at, &[]);
-    answers_again(&client, 9);
+    answers_again(address(&server, 0), 9);
     runtime.stop();
     eventually("it is gone", || !is_up(&server));
     assert_accounts(&server);
@@ -487,6 +492,37 @@ fn an_engine_that_offers_nonsense_is_told_apart_in_one_sentence() {
     assert!(matches!(nobody, Err(RuntimeError::Connect { .. })));
 }
 
+/// Host cores whose blocks have to have been told to end at once before they are waited for.
+struct Told {
+    device: HostDevice,
+    words: Vec<Words<MappedMemory>>,
+}
+
+impl Device for Told {
+    fn kind(&self) -> &str {
+        self.device.kind()
+    }
+
+    fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
+        self.words = jobs.iter().map(|job| job.words.clone()).collect();
+        self.device.start(jobs)
+    }
+
+    fn health(&mut self) -> Result<(), Failure> {
+        self.device.health()
+    }
+
+    fn ended(&mut self) -> bool {
+        self.device.ended()
+    }
+
+    fn stop(&mut self, patience: Duration) -> Result<(), Failure> {
+        let told: Vec<u64> = self.words.iter().map(Words::stop).collect();
+        assert_eq!(told, [stop::NOW]);
+        self.device.stop(patience)
+    }
+}
+
 /// What comes of a life that is told to stop, with so much time for its drain, together with its offer.
 fn stopped_at_once(name: &str, offers: &Offers, offer: &[u8], drain_ms: u32) -> End {
     let at = path(name);
@@ -494,7 +530,7 @@ fn stopped_at_once(name: &str, offers: &Offers, offer: &[u8], drain_ms: u32) -> 
     thread::scope(|scope| {
         let runtime = scope.spawn(|| {
             let cancel = AtomicBool::new(false);
-            let mut device = HostDevice::new(2, Vec::new());
+            let mut device = Told { device: HostDevice::new(2, Vec::new()), words: Vec::new() };
             runtime::attach(&at, &Wish::default(), &mut device, true, &cancel)
         });
         let socket = arrival(&listener);
@@ -526,10 +562,8 @@ fn a_drain_whose_time_is_over_is_not_waited_for_any_longer() {
     requests.publish();
     region.words().set_stop(stop::DRAIN);
     let offer = offers.offer_with("delay", 0, vec![("microseconds".into(), 3.6e9)]);
-    let begin = Instant::now();
+    // Its block would take an hour if nobody told it.
     assert_eq!(stopped_at_once("overdue", &offers, &offer, 100), End::Stopped);
-    // The engine makes an end of it when twice the time of the drain and half a second are over.
-    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
 }
 
 #[test]

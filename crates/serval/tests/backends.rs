@@ -83,7 +83,7 @@ struct FakeMemcached {
 }
 
 /// How late [`Mood::Late`] is; more than the time-out of the tests that use it.
-const LATE: Duration = Duration::from_millis(400);
+const LATE: Duration = Duration::from_millis(600);
 
 fn value_of(key: &str) -> Vec<u8> {
     format!("VALUE {key} 0 {}\r\n{key}\r\nEND\r\n", key.len()).into_bytes()
@@ -277,7 +277,7 @@ fn an_answer_may_drip_in() {
 fn late_answers_are_consumed_and_the_order_holds() {
     let fake = FakeMemcached::start();
     // Shorter than the fake is late; the connection's patience is ten times that, so it is kept.
-    let server = start(with_bystander(fake.backend(200)));
+    let server = start(with_bystander(fake.backend(300)));
     let client = udp_client(address(&server, 0));
     until_answered(&client, &get("before"));
     for round in 1..=2 {

@@ -61,10 +61,11 @@ fn plan(target: &Target, work: Work, window: usize) -> Plan {
 
 fn sound(report: &Report) {
     // A client that had no core for long sends late, leaves part of its window unused and gets few replies.
-    let busy = report.stolen > 0.02;
+    let busy = |share: f64| report.stolen > share;
     let excused = match report.void {
         None | Some(Void::Few(_)) => true,
-        Some(Void::Unsent(..) | Void::Little(_)) => busy,
+        Some(Void::Unsent(share, _)) => busy(0.02_f64.min(share / 2.0)),
+        Some(Void::Little(_)) => busy(0.02),
         _ => false,
     };
     assert!(excused, "{report:?}");

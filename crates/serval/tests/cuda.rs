@@ -21,7 +21,7 @@ fn config(accelerator: &str, kernel: &str) -> String {
     format!(
         "[[accelerator]]\nname = \"gpu0\"\nkind = \"cuda\"\n{accelerator}\n\
          [[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"gpu0\"\nmqueues = 6\n\
-         max_message_bytes = 1000\nkernel = \"{kernel}\"\n"
+         max_message_bytes = 1000\nrequest_timeout_ms = 60000\nkernel = \"{kernel}\"\n"
     )
 }
 
@@ -71,7 +71,7 @@ fn one_service_runs_on_a_gpu_and_on_host_cores_at_once() {
     let config = format!(
         "[[accelerator]]\nname = \"gpu0\"\nkind = \"cuda\"\n[[accelerator]]\nname = \"host\"\n\
          [[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = [\"gpu0\", \"host\"]\n\
-         mqueues = [6, 2]\nmax_message_bytes = 1000\nkernel = [\"{kernel}\", \"echo\"]\n"
+         mqueues = [6, 2]\nmax_message_bytes = 1000\nrequest_timeout_ms = 60000\nkernel = [\"{kernel}\", \"echo\"]\n"
     );
     let served = Served::start_with("cuda-and-cpu", "", &config, &environment);
     exchange_many(&served);
@@ -92,7 +92,7 @@ fn one_service_runs_on_a_gpu_and_on_host_cores_at_once() {
 fn second(kernel: &str, more: &str) -> String {
     format!(
         "[[service]]\nname = \"b\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"gpu0\"\n\
-         kernel = \"{kernel}\"\n{more}\n"
+         request_timeout_ms = 60000\nkernel = \"{kernel}\"\n{more}\n"
     )
 }
 
@@ -174,7 +174,7 @@ fn everywhere(kernel: &str, door: &Path) -> String {
     format!(
         "[[accelerator]]\nname = \"gpu0\"\nkind = \"cuda\"\nheartbeat_ms = 20000\n\
          [[service]]\nname = \"a\"\nlisten = [\"udp://127.0.0.1:0\", \"tcp://127.0.0.1:0\", \"shm://{}\"]\n\
-         accelerator = \"gpu0\"\nmqueues = 4\nframing = \"fixed:32\"\nkernel = \"{kernel}\"\n",
+         accelerator = \"gpu0\"\nmqueues = 4\nframing = \"fixed:32\"\nrequest_timeout_ms = 60000\nkernel = \"{kernel}\"\n",
         door.display()
     )
 }

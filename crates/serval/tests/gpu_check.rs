@@ -75,7 +75,7 @@ fn carry(name: &str, answers: &[&str]) -> PathBuf {
 fn run_functions(carry: &Path, command: &str) -> (i32, String) {
     let script = format!(
         "set -uo pipefail\nsource tools/gpu/loads\nsource tools/gpu/hazards\ncarry={} arch=sm_90\n\
-         serve_on_gpu() {{ dir=$(mktemp -d -p \"$carry\"); : >\"$dir/log\"; \"$carry/serval\" serve >/dev/null & server=$!; sleep 0.1; }}\n\
+         serve_on_gpu() {{ dir=$(mktemp -d -p \"$carry\"); : >\"$dir/log\"; \"$carry/serval\" serve >\"$dir/said\" & server=$!; for i in {{1..1000}}; do grep -qs ready \"$dir/said\" && return; sleep 0.02; done; exit 9; }}\n\
          service() {{ :; }}; shower() {{ :; }}; gpu_is_free() {{ :; }}\n\
          settled() {{ others=${{NOTICED:-1}} lives=0; }}\n{command}\n",
         carry.display()

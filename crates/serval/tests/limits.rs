@@ -100,6 +100,7 @@ fn a_server_out_of_descriptors_serves_whom_it_has_and_recovers() {
     let process = served.process.0.id();
     // Room for the metrics endpoint's client and two more.
     let limit = served.usage().descriptors + 3;
+    let phase = Instant::now();
     limit_descriptors(process, limit);
     let before = served.usage().cpu_ticks;
     let mut refused = 0;
@@ -127,7 +128,9 @@ fn a_server_out_of_descriptors_serves_whom_it_has_and_recovers() {
     eventually("the connections turned away are counted", || shed(&served) >= refused);
     println!("{refused} turned away in {ticks} ticks, {} shed", shed(&served));
     let said = served.log().matches("no descriptor is free").count();
-    assert!((1..=3).contains(&said), "said {said} times:\n{}", served.log());
+    // Once in ten seconds.
+    let often = || 1 + phase.elapsed().as_secs() as usize / 10;
+    assert!((1..=often().max(3)).contains(&said), "said {said} times:\n{}", served.log());
     // Everything works again, also for newcomers.
     let mut in_memory = Client::connect(&path, &Options { timeout: PATIENCE, ..knock }).unwrap();
     in_memory.send(1, b"a message of thirty-two bytes...", PATIENCE).unwrap();
@@ -135,7 +138,7 @@ fn a_server_out_of_descriptors_serves_whom_it_has_and_recovers() {
     let answer = in_memory.receive(&mut reply, PATIENCE).unwrap().expect("an answer in time");
     assert_eq!(&reply[..answer.len], b"a message of thirty-two bytes...");
     let knocked = served.log().matches("nobody can be let in").count();
-    assert!(knocked <= 1, "said {knocked} times:\n{}", served.log());
+    assert!(knocked <= often(), "said {knocked} times:\n{}", served.log());
     for n in 0..50 {
         is_served(&mut tcp_client(tcp), n);
     }

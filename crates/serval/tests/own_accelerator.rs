@@ -284,7 +284,7 @@ fn a_program_notices_that_a_block_of_its_hangs_and_goes_on() {
     let at = path("hung");
     let served = served("own-hung", &at);
     let mut command = Command::new(PROGRAMS.join("hung.san"));
-    let mut program = Program::run("hung", command.arg(&at).arg("600"));
+    let mut program = Program::run("hung", command.arg(&at).arg("1500"));
     assert_eq!(program.line(), "serving\n");
     eventually("the engine has heard of it", || life(&served, "up") == 1);
     let client = udp_client(served.services[0][0]);
@@ -294,7 +294,7 @@ fn a_program_notices_that_a_block_of_its_hangs_and_goes_on() {
             let message = [b"quick ", &pattern(salt * 15, salt)[..]].concat();
             assert_eq!(ask(&client, &message), message);
         }
-        thread::sleep(Duration::from_millis(1500));
+        thread::sleep(Duration::from_millis(2500));
         assert!(!program.has_said_more(), "round {round}: {}", program.line());
         // It holds its block up until that was noticed, which takes others that lie behind it.
         client.send(b"Hang").unwrap();

@@ -109,8 +109,7 @@ fn what_is_still_leaving_keeps_its_port_when_the_next_service_comes() {
     let _alone = alone();
     let a = service("a", vec![udp()], "echo");
     let mut slow = service("slow", vec![udp()], "delay");
-    slow.params = vec![("microseconds".into(), 1_000_000.0)];
-    slow.request_timeout_ms = 60_000;
+    slow.params = vec![("microseconds".into(), 3_000_000.0)];
     let mut server = common::start(topology(vec![a.clone(), slow]));
     let metrics = server.metrics().services()[1].clone();
     let client = udp_client(address(&server, 1));

@@ -15,7 +15,7 @@ use wire::DropReason;
 fn service(accelerators: &str, kernel: &str, more: &str) -> String {
     format!(
         "[[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = {accelerators}\n\
-         kernel = \"{kernel}\"\n{more}\n"
+         request_timeout_ms = 60000\nkernel = \"{kernel}\"\n{more}\n"
     )
 }
 

@@ -508,7 +508,8 @@ mod tests {
     fn what_hangs_is_killed_with_what_it_started() {
         let script = Script::new("sleep 61 &\necho $! >\"$0.child\"\nwait");
         let child = script.0.with_extension("sh.child");
-        let slow = run_program(&script.command(), &[], Duration::from_millis(500));
+        // For its child to be there.
+        let slow = run_program(&script.command(), &[], Duration::from_secs(5));
         assert!(matches!(slow, Err(ServerError::Hung { .. })));
         let id = std::fs::read_to_string(&child).unwrap();
         std::fs::remove_file(&child).unwrap();

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use engine::topology::Service;
 use serde_json::json;
@@ -139,6 +140,8 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let load = Load {
         window: 8,
         requests: digits.len() as u64,
+        // Each is to be answered, also where somebody else has the core for a while.
+        timeout: Duration::from_secs(10),
         cancel: stage.options.cancel.clone(),
         ..Load::default()
     };

@@ -12,8 +12,9 @@ use sys::local::{LocalListener, LocalSocket};
 
 /// Connections that have not said hello yet.
 const STRANGERS_MAX: usize = 64;
-/// How long a connection may take to say hello.
-const HELLO_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a connection may take to say hello: also one of a process that has no core for a while. A full lobby
+/// waits for nobody.
+const HELLO_PATIENCE: Duration = Duration::from_secs(5);
 /// How long to wait when the process has no descriptor left for whoever wants in.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 

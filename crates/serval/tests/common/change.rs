@@ -21,6 +21,8 @@ pub(crate) fn never() -> bool {
 pub(crate) fn service(name: &str, listen: Vec<Listen>, kernel: &str) -> Service {
     let mut service = Service::new(name, listen, kernel);
     service.framing = Framing::Fixed(32);
+    // As `topology` has it, so that a service is the same before and behind it.
+    service.request_timeout_ms = 60_000;
     service
 }
 

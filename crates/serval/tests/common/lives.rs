@@ -1,5 +1,6 @@
 //! Accelerators of kind `process` in tests: configurations, loads that check, and runtimes that the test plays.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
@@ -26,11 +27,14 @@ pub(crate) fn path(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("serval-attach-{}-{name}", std::process::id()))
 }
 
-/// A service on UDP and TCP whose kernel runs on `accelerator`.
+/// A service on UDP and TCP whose kernel runs on `accelerator`. Its requests wait for as long as any test does, unless
+/// `more` says otherwise.
 pub(crate) fn service(name: &str, accelerator: &str, kernel: &str, more: &str) -> String {
+    let patience =
+        if more.contains("request_timeout_ms") { "" } else { "request_timeout_ms = 60000\n" };
     format!(
         "[[service]]\nname = \"{name}\"\nlisten = [\"udp://127.0.0.1:0\", \"tcp://127.0.0.1:0\"]\n\
-         framing = \"length:u16\"\naccelerator = \"{accelerator}\"\nkernel = \"{kernel}\"\n{more}\n"
+         framing = \"length:u16\"\naccelerator = \"{accelerator}\"\nkernel = \"{kernel}\"\n{patience}{more}\n"
     )
 }
 
@@ -158,14 +162,18 @@ pub(crate) fn under_load(served: &Served, service: &str, disturb: impl FnOnce())
 }
 
 /// `delay`: requests are with the runtime for long enough to be lost with it.
-pub(crate) const SLOW: &str = "params = { microseconds = 3000 }\nrequest_timeout_ms = 60000\n";
+pub(crate) const SLOW: &str = "params = { microseconds = 3000 }\n";
 
 /// How long an engine waits for a hello.
-const HELLO_PATIENCE: Duration = Duration::from_secs(1);
+const HELLO_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A runtime that this test plays itself.
 pub(crate) struct Fake {
     socket: LocalSocket,
+    /// Just before it knocked: the engine's patience did not begin earlier.
+    since: Instant,
+    /// What it heard and said of no message, for whoever has to tell why.
+    troubles: RefCell<Vec<String>>,
 }
 
 /// What an engine offered to a [`Fake`].
@@ -182,13 +190,15 @@ pub(crate) struct SharedMemoryRegion {
 
 impl Fake {
     pub(crate) fn connect(at: &Path) -> Self {
-        let mut socket = None;
+        let mut found = None;
         // Many at once have to wait until they are accepted.
         eventually("the engine listens", || {
-            socket = LocalSocket::connect(at).ok();
-            socket.is_some()
+            let since = Instant::now();
+            found = LocalSocket::connect(at).ok().map(|socket| (socket, since));
+            found.is_some()
         });
-        Self { socket: socket.unwrap() }
+        let (socket, since) = found.unwrap();
+        Self { socket, since, troubles: RefCell::default() }
     }
 
     /// One that has a place, and how often it was turned away because the one before had just ended.
@@ -197,9 +207,8 @@ impl Fake {
         let mut refused = 0;
         eventually("there is a place", || {
             let fake = Self::connect(at);
-            let connected = Instant::now();
             fake.hello();
-            let silent = connected.elapsed();
+            let silent = fake.since.elapsed();
             match fake.hear() {
                 Some((FromEngine::Offer(offer), files)) => {
                     found = Some((fake, Place::of(offer, files), refused));
@@ -209,8 +218,13 @@ impl Fake {
                     refused += 1;
                 }
                 // This thread stood still before its hello, and was shown out.
-                None if silent > HELLO_PATIENCE / 2 => {}
-                other => panic!("a place, or a refusal for now, not {other:?} ({silent:?} silent)"),
+                None if silent >= HELLO_PATIENCE => {}
+                other => {
+                    let why = fake.troubles.borrow();
+                    panic!(
+                        "a place, or a refusal for now, not {other:?} ({silent:?} silent, {why:?})"
+                    )
+                }
             }
             false
         });
@@ -230,7 +244,9 @@ impl Fake {
 
     pub(crate) fn say(&self, bytes: &[u8]) {
         // A hostile runtime does not mind that nobody listens any more.
-        let _ = self.socket.send(bytes, &[]);
+        if let Err(error) = self.socket.send(bytes, &[]) {
+            self.troubles.borrow_mut().push(format!("saying: {error}"));
+        }
     }
 
     /// The engine's next message; `None` when it has closed the connection.
@@ -239,7 +255,8 @@ impl Fake {
         let mut bytes = [0; MESSAGE_BYTES_MAX];
         loop {
             match self.socket.receive_descriptors(&mut bytes) {
-                Ok(Some((0, _))) | Err(_) => return None,
+                Ok(Some((0, _))) => return self.heard_nothing("the end"),
+                Err(error) => return self.heard_nothing(&error.to_string()),
                 Ok(Some((len, files))) => {
                     return Some((FromEngine::decode(&bytes[..len]).unwrap(), files));
                 }
@@ -247,6 +264,11 @@ impl Fake {
             }
             wait_readable(&[self.socket.as_fd()], Some(Duration::from_millis(100)));
         }
+    }
+
+    fn heard_nothing<T>(&self, why: &str) -> Option<T> {
+        self.troubles.borrow_mut().push(format!("hearing: {why}"));
+        None
     }
 
     pub(crate) fn refusal(&self) -> String {

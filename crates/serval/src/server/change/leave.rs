@@ -13,7 +13,7 @@ use mqueue::abi::stop;
 use wire::DropReason;
 use wire::nic::PortIndex;
 
-use super::super::Server;
+use super::super::{BLOCKS_PATIENCE, Server};
 use super::{Leaver, Order, Outcome};
 
 /// Between two looks whether the workers have settled.
@@ -180,7 +180,7 @@ impl Server {
         let of_slot = |(of, _): &mut (u16, _)| *of == slot;
         for (_, accelerator) in self.accelerators.extract_if(.., of_slot) {
             accelerator.stop(stop::NOW);
-            let left = accelerator.join(Duration::from_secs(1));
+            let left = accelerator.join(BLOCKS_PATIENCE);
             if !left.is_empty() {
                 tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
                 ended = false;

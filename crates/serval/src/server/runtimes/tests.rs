@@ -85,6 +85,28 @@ fn a_seat_without_a_next_life_starts_none_after_its_pause() {
 }
 
 #[test]
+fn pauses_grow_up_to_a_limit_and_begin_anew_after_a_life_that_lasted() {
+    let seconds = Duration::from_secs;
+    let outside = Launch::External { attach: "own".into() };
+    for (launch, longest) in [(started("/bin/false"), seconds(5)), (outside, seconds(1))] {
+        let mut desk = desk();
+        seat(&mut desk, &topology(launch), 0);
+        let seat = desk.seat(1);
+        let mut expected = Duration::from_millis(100);
+        for _ in 0..10 {
+            assert_eq!(seat.pause(seconds(9), false), expected);
+            expected = (2 * expected).min(longest);
+        }
+        assert_eq!(expected, longest);
+        // A planned end is none of those.
+        assert_eq!(seat.pause(seconds(9), true), Duration::from_millis(100));
+        assert_eq!(seat.pause(seconds(9), false), longest);
+        assert_eq!(seat.pause(seconds(10), false), Duration::from_millis(100));
+        assert_eq!(seat.pause(seconds(9), false), Duration::from_millis(200));
+    }
+}
+
+#[test]
 fn a_runtime_that_comes_in_the_middle_of_a_change_is_told_so() {
     let topology = topology(Launch::External { attach: "own".into() });
     let mut desk = desk();
@@ -288,6 +310,10 @@ fn a_gpu_is_not_free_before_the_process_that_was_killed_is_gone() {
 fn a_process_that_does_not_end_is_waited_for_with_an_end() {
     let mut children = vec![sleeper(), sleeper()];
     children[0].kill().unwrap();
+    let stat = format!("/proc/{}/stat", children[0].id());
+    while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let (stays, begin) = (children[1].id(), Instant::now());
     await_ends(&mut children, Duration::from_millis(500));
     assert!(begin.elapsed() >= Duration::from_millis(500), "{:?}", begin.elapsed());
