@@ -77,7 +77,7 @@ pub(crate) struct Load {
     outstanding: u32,
     pub(crate) alive: bool,
     /// Not alive because nobody runs its block: an accelerator that has not attached, or is gone.
-    absent: bool,
+    pub(crate) absent: bool,
     /// In the attachment's list of mqueues whose RX ring got messages.
     rang: bool,
     /// The oldest message in the RX ring waits longer than the service allows.
