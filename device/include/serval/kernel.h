@@ -224,9 +224,12 @@ class Channel {
     SERVAL_CALL unsigned settle(Block& block, uint64_t deadline_ns, bool ends_on_drain, bool nonsense, bool found, bool asks,
                                 unsigned before, unsigned tries);
 #endif
+    SERVAL_INLINE Look reserve();
     SERVAL_CALL bool await_credit(Block& block);
+    template <class B>
+    SERVAL_RARE bool wait_for_credit(B& block, Look look);
     struct Standstill;
-    SERVAL_CALL bool waits_for_itself(Standstill& last, uint64_t now_ns) const;
+    SERVAL_INLINE bool waits_for_itself(Standstill& last, uint64_t now_ns) const;
     SERVAL_INLINE bool tell_block(bool value);
     SERVAL_INLINE void release_if(bool idle);
 #if SERVAL_CUDA

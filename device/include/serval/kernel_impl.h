@@ -513,7 +513,7 @@ struct Channel::Standstill {
 
 // By the leader, in a wait for room: does the block wait for itself? The engine takes no request whose answer has no room, and room
 // comes of answers that the block receives: never, while it waits here.
-SERVAL_CALL bool Channel::waits_for_itself(Standstill& last, uint64_t now_ns) const {
+SERVAL_INLINE bool Channel::waits_for_itself(Standstill& last, uint64_t now_ns) const {
     if (is_server_) return false;  // a reply has its room
     const uint64_t answers = load_relaxed(rx_.ring.head), taken = load_relaxed(tx_.ring.tail);
     const uint64_t unread = answers - rx_.next;
@@ -527,13 +527,21 @@ SERVAL_CALL bool Channel::waits_for_itself(Standstill& last, uint64_t now_ns) co
     return now_ns - last.since_ns >= STANDSTILL_NS;
 }
 
+// By the crew: whether there is room for the message that was begun.
+SERVAL_INLINE Look Channel::reserve() { return static_cast<Look>(crew_first(leader() ? static_cast<uint64_t>(tx_.reserve()) : 0)); }
+
 // By the crew: true when the message may be written.
 SERVAL_CALL bool Channel::await_credit(Block& block) {
+    if (SERVAL_UNLIKELY(block.broken())) return false;
+    const Look look = reserve();
+    return SERVAL_LIKELY(look == Look::FOUND) || wait_for_credit(block, look);
+}
+
+// By the crew, when there is no room.
+template <class B>
+SERVAL_RARE bool Channel::wait_for_credit(B& block, Look look) {
     Standstill last;
-    for (unsigned tries = 0;; tries++) {
-        if (SERVAL_UNLIKELY(block.broken())) return false;
-        const Look look = static_cast<Look>(crew_first(leader() ? static_cast<uint64_t>(tx_.reserve()) : 0));
-        if (SERVAL_LIKELY(look == Look::FOUND)) return true;
+    for (unsigned tries = 0; look != Look::FOUND; tries++) {
         if (look == Look::CORRUPT) {
             block.end(SERVAL_REASON_RING_CORRUPT);
             return false;
@@ -548,7 +556,10 @@ SERVAL_CALL bool Channel::await_credit(Block& block) {
             return false;
         }
         block.pause(SERVAL_WAIT_TX, NO_DEADLINE, tries);
+        if (block.broken()) return false;
+        look = reserve();
     }
+    return true;
 }
 
 // Called in step: sends any message, the whole block at work.

@@ -28,12 +28,16 @@
 // The body of a receive or a send: inline on the host, where it is a few nanoseconds; one copy on CUDA, where it is a trip over
 // the bus and the instruction cache matters more.
 #define SERVAL_CALL inline __device__ __noinline__
+// What is rarely needed, out of the way of the rest. For templates: others would have to be `inline` too, which compilers take for a
+// contradiction.
+#define SERVAL_RARE __device__ __noinline__
 #else
 #define SERVAL_CUDA 0
 #define SERVAL_DEVICE
 #define SERVAL_SHARED
 #define SERVAL_INLINE inline __attribute__((always_inline))
 #define SERVAL_CALL inline __attribute__((always_inline))
+#define SERVAL_RARE __attribute__((noinline, cold))
 #include <time.h>
 #endif
 
