@@ -18,7 +18,7 @@ help:
 	@echo "make demo-faces  the same with a real memcached behind the kernel (installs it)"
 	@echo "make install     builds Serval and puts it into PREFIX=/usr/local; PREFIX=\$$HOME/.local needs no root. make uninstall takes it away"
 	@echo "make cuda-kernels  the kernels for NVIDIA GPUs, for the next build (happens by itself where a GPU is)"
-	@echo "make test        every test of the repository (16 to 19 minutes on 2 cores)"
+	@echo "make test        every test of the repository (16 to 20 minutes on 2 cores)"
 	@echo "make test-gpu    the cuda accelerator on this machine's GPU (5 minutes)"
 	@echo "make bench-gpu   measures it there, beside what it is compared with (10 minutes)"
 	@echo "make bench       measures every row of docs/benchmarks.md and writes it anew (half an hour; leave the machine alone)"
