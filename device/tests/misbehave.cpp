@@ -168,9 +168,9 @@ SERVAL_KERNEL(misbehave) (serval::Block& block, serval::Mqueue& q) {
         if (mode == serval::detail::RETURN) return;
         if (mode == serval::detail::SILENT) continue;
         if (mode == serval::detail::FLOOD)
-            while (q.backend(0).send(block, msg.as<uint8_t>(), msg.len(), 0)) {
+            while (q.backends() && q.backend(0).send(block, msg.as<uint8_t>(), msg.len(), 0)) {
             }
-        if (mode == serval::detail::WAIT_FOR_NOTHING) q.backend(0).recv(block);
+        if (mode == serval::detail::WAIT_FOR_NOTHING && q.backends()) q.backend(0).recv(block);
         const uint64_t since = block.now_ns();
         while (mode == serval::detail::HANG)
             if (block.now_ns() - since > 30000000000u && SERVAL_CUDA) return;

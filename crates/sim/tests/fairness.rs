@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 
 use engine::topology::{Dispatch, Listen};
 use scene::{Caller, Scene, Script, UDP, request, script};
-use sim::message::{Body, Flavor, request_payload};
 use sim::net::lock;
 use wire::framing::Framing;
 use wire::nic::{PortIndex, Transport};
@@ -19,19 +18,6 @@ fn four_a_turn() -> Script {
     let mut script = script(Framing::LengthU16);
     script.limits().pipelined = 1 << 20;
     script
-}
-
-/// A new client of `worker` asks over UDP at a port.
-fn ask_at(scene: &mut Scene, worker: usize, port: PortIndex) -> SocketAddr {
-    let peer = scene.client_of(worker, port);
-    let body = Body { client: peer.port().into(), ..request(0) };
-    let payload = request_payload(Framing::LengthU16, &body, Flavor::Plain);
-    let mut net = lock(&scene.world.net);
-    let local = [127, 0, 0, 1].into();
-    let route = net.route(peer, port, local);
-    net.ledger.ask(0, body, Some(route));
-    net.send_datagram(peer, port, local, &payload);
-    peer
 }
 
 fn is_answered(scene: &Scene, peer: SocketAddr) -> bool {
@@ -60,7 +46,7 @@ impl Greedy {
 /// A flood of datagrams: five times what a turn has room for.
 fn flood(scene: &mut Scene, worker: usize, port: PortIndex) {
     for _ in 0..20 {
-        ask_at(scene, worker, port);
+        scene.ask_at(worker, port, request(0));
     }
 }
 
@@ -73,7 +59,7 @@ fn answered_beside(
 ) -> usize {
     let mut turn = |_| {
         floods(scene);
-        let peer = ask_at(scene, worker, port);
+        let peer = scene.ask_at(worker, port, request(0));
         scene.run(1);
         peer
     };

@@ -153,17 +153,22 @@ impl Scene {
         peer
     }
 
-    /// A new client of `worker` asks over UDP.
-    pub(crate) fn ask_from(&mut self, worker: usize, body: Body) -> SocketAddr {
-        let peer = self.client_of(worker, UDP);
+    /// A new client of `worker` asks over UDP at a port.
+    pub(crate) fn ask_at(&mut self, worker: usize, port: u16, body: Body) -> SocketAddr {
+        let peer = self.client_of(worker, port);
         let body = Body { client: self.clients, ..body };
         let payload = request_payload(self.framing, &body, Flavor::Plain);
         let mut net = lock(&self.world.net);
         let local = [127, 0, 0, 1].into();
-        let route = net.route(peer, UDP, local);
+        let route = net.route(peer, port, local);
         net.ledger.ask(0, body, Some(route));
-        net.send_datagram(peer, UDP, local, &payload);
+        net.send_datagram(peer, port, local, &payload);
         peer
+    }
+
+    /// A new client of `worker` asks over UDP.
+    pub(crate) fn ask_from(&mut self, worker: usize, body: Body) -> SocketAddr {
+        self.ask_at(worker, UDP, body)
     }
 
     /// A new client asks over UDP.
