@@ -48,5 +48,6 @@
     X(32, "backend_protocol") \
     X(33, "backend_unasked") \
     X(34, "backend_too_long") \
+    X(35, "backend_mismatch") \
 
 #endif

@@ -44,6 +44,20 @@ fn run(side: Side, input: &[u8]) {
         }
     }
     check_encoding(framing, side, stream);
+    if side == Side::Response {
+        check_match(framing, stream);
+    }
+}
+
+/// A command, a zero byte, and what a backend answers: compared whatever both are.
+fn check_match(framing: Framing, stream: &[u8]) {
+    let mut parts = stream.splitn(2, |byte| *byte == 0);
+    let (Some(request), Some(response)) = (parts.next(), parts.next()) else { return };
+    let mark = framing.mark(request);
+    assert!(mark.len() <= request.len());
+    // An error answers every command; no answer is one to nothing.
+    assert!(framing.fits(mark, b"ERROR\r\n") || mark.iter().all(|byte| *byte == b' '));
+    assert!(!response.is_empty() || framing != Framing::Memcached || !framing.fits(mark, response));
 }
 
 /// The stream as a payload: either refused without a trace, or one message to the other side.

@@ -188,6 +188,11 @@ const MUTANTS: &[Mutant] = &[
         &["crates/sim/tests/drops.rs::a_late_answer_of_a_backend_is_passed_over", SEEDS],
     ),
     mutant(
+        "ignore_key",
+        "a backend's answer is not compared with its request",
+        &["crates/sim/tests/drops.rs::an_answer_to_another_key_ends_the_connection", SEEDS],
+    ),
+    mutant(
         "answer_backend_twice",
         "a kernel gets a late answer after it was told of the time-out",
         &["crates/sim/tests/drops.rs::a_late_answer_of_a_backend_is_passed_over", SEEDS],

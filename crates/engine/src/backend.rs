@@ -5,8 +5,10 @@
 //! when the RX ring has room for its answer, however long it is; others wait where they are.
 //!
 //! *TCP*: the mqueues of one worker share `connections` connections. Answers are matched to requests in
-//! order. A request that times out is answered with `TIMEOUT` at once but keeps its place: when its
-//! late answer comes it is consumed and counted, so the stream never desynchronises. A connection that
+//! order, and compared with them where the framing can (memcached: by key). An answer that does not fit,
+//! or that no request waits for, ends the connection: all in flight on it are answered with `PROTOCOL`,
+//! because one answer too many would shift every later one. A request that times out is answered with
+//! `TIMEOUT` at once but keeps its place: when its late answer comes it is consumed and counted. A connection that
 //! has owed answers for long and gave none in time is closed and opened anew: a backend that left one
 //! request unanswered would otherwise be one answer behind for ever. Whoever has answered on a connection
 //! that ended is asked on a new one at once; with exponential back-off while the backend refuses, or
@@ -134,6 +136,9 @@ pub(crate) struct BackendConnection {
     input: Vec<u8>,
     parser: ParseState,
     places: VecDeque<Place>,
+    /// What the answers to the places are compared with, in their order, from `marks_taken`.
+    marks: Vec<u8>,
+    marks_taken: usize,
     /// When the first place was given up since an answer came in time or nothing was owed; 0: none.
     behind_since_ns: u64,
     dirty: bool,
@@ -153,6 +158,7 @@ struct Place {
     tag: u64,
     deadline_ns: u64,
     given_up: bool,
+    mark_bytes: u32,
 }
 
 impl BackendPool {
@@ -169,6 +175,8 @@ impl BackendPool {
             input: Vec::new(),
             parser: ParseState::default(),
             places: VecDeque::with_capacity(backend.in_flight as usize),
+            marks: Vec::new(),
+            marks_taken: 0,
             behind_since_ns: 0,
             dirty: false,
         };
@@ -234,6 +242,30 @@ impl BackendConnection {
         self.parser = ParseState::default();
         self.behind_since_ns = 0;
         self.served = false;
+    }
+
+    fn push_place(&mut self, place: Place, mark: &[u8]) {
+        self.marks.extend_from_slice(mark);
+        self.places.push_back(Place { mark_bytes: mark.len() as u32, ..place });
+    }
+
+    fn pop_place(&mut self) -> Option<Place> {
+        let place = self.places.pop_front()?;
+        self.marks_taken += place.mark_bytes as usize;
+        if self.places.is_empty() {
+            self.marks.clear();
+            self.marks_taken = 0;
+        } else {
+            forget_written(&mut self.marks, &mut self.marks_taken);
+        }
+        Some(place)
+    }
+
+    /// Whether `answer` can be the one that the first place waits for.
+    fn fits(&self, framing: Framing, answer: &[u8]) -> bool {
+        let Some(place) = self.places.front() else { return false };
+        let mark = &self.marks[self.marks_taken..][..place.mark_bytes as usize];
+        mutants::on("ignore_key") || framing.fits(mark, answer)
     }
 }
 
@@ -342,7 +374,8 @@ impl Lane {
             Err(FramingError::TooLong) => return Sending::Failed(status::TOO_LONG),
             Err(_) => return Sending::Failed(status::PROTOCOL),
         }
-        connection.places.push_back(Place { client, tag, deadline_ns, given_up: false });
+        let place = Place { client, tag, deadline_ns, given_up: false, mark_bytes: 0 };
+        connection.push_place(place, pool.framing.mark(payload));
         entry.in_flight += 1;
         if !connection.dirty {
             connection.dirty = true;
@@ -447,16 +480,20 @@ impl Lane {
                     }
                 };
             taken += consumed;
-            let place = connection.places.pop_front();
-            if connection.places.is_empty() || place.is_some_and(|p| !p.given_up) {
+            let fits = connection.fits(framing, payload);
+            if !connection.places.is_empty() && !fits {
+                return Err((status::PROTOCOL, DropReason::BackendMismatch));
+            }
+            let Some(place) = connection.pop_place() else {
+                return Err((status::PROTOCOL, DropReason::BackendUnasked));
+            };
+            if connection.places.is_empty() || !place.given_up {
                 connection.behind_since_ns = 0;
             }
-            match place {
-                None => return Err((status::PROTOCOL, DropReason::BackendUnasked)),
-                Some(place) if place.given_up && !mutants::on("answer_backend_twice") => {
-                    self.counters.drop_one(DropReason::BackendLate)
-                }
-                Some(place) => self.answer(place.client, place.tag, status::OK, payload),
+            if place.given_up && !mutants::on("answer_backend_twice") {
+                self.counters.drop_one(DropReason::BackendLate);
+            } else {
+                self.answer(place.client, place.tag, status::OK, payload);
             }
             let connection = &mut self.backends[pool].connections[number];
             (connection.served, connection.back_off_ns) = (true, BACK_OFF_NS_MIN);
@@ -464,7 +501,8 @@ impl Lane {
     }
 
     /// A backend connection ended: everybody who waits on it is told. The first request in line gets
-    /// `first`, those behind it `CLOSED` (or all of them `REFUSED` when it never was up).
+    /// `first`, those behind it `CLOSED`; all of them `PROTOCOL` if that is `first`, and `REFUSED` if the
+    /// connection never was up.
     pub(crate) fn fail_backend<N: Nic>(
         &mut self,
         nic: &mut N,
@@ -487,12 +525,16 @@ impl Lane {
             false => connection.back_off(now_ns),
         }
         self.counters.backend_failures.one();
-        let mut status = if was_up { first } else { status::REFUSED };
-        while let Some(place) = self.backends[pool].connections[number].places.pop_front() {
+        let (mut status, others) = match (was_up, first) {
+            (false, _) => (status::REFUSED, status::REFUSED),
+            (true, status::PROTOCOL) => (status::PROTOCOL, status::PROTOCOL),
+            (true, first) => (first, status::CLOSED),
+        };
+        while let Some(place) = self.backends[pool].connections[number].pop_place() {
             if !place.given_up {
                 self.answer(place.client, place.tag, status, &[]);
             }
-            status = if was_up { status::CLOSED } else { status::REFUSED };
+            status = others;
         }
     }
 

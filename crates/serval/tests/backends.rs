@@ -72,7 +72,13 @@ enum Mood {
     LongValue,
     Drips,
     Late,
+    /// Waits for [`BATCH`] requests, answers the first of them twice, and is honest from then on.
+    Duplicates,
+    /// Waits for [`BATCH`] requests, gives the first two each other's answers, and is honest from then on.
+    Swaps,
 }
+
+const BATCH: usize = 4;
 
 /// A memcached that answers `get KEY` with a value made from the key, in the mood it is told.
 #[derive(Clone)]
@@ -117,6 +123,7 @@ impl FakeMemcached {
         stream.set_nodelay(true).ok()?;
         let mut reader = BufReader::new(stream.try_clone().ok()?);
         let mut line = String::new();
+        let mut batch = Vec::new();
         while reader.read_line(&mut line).ok()? > 0 {
             let key = line.strip_prefix("get ").and_then(|l| l.strip_suffix("\r\n"));
             let answer = value_of(key.unwrap_or_else(|| panic!("not a get: {line:?}")));
@@ -138,6 +145,16 @@ impl FakeMemcached {
             } else if mood == Mood::Late as u32 {
                 std::thread::sleep(LATE);
                 stream.write_all(&answer).ok()?;
+            } else if mood == Mood::Duplicates as u32 || mood == Mood::Swaps as u32 {
+                batch.push(answer);
+                if batch.len() == BATCH {
+                    match mood == Mood::Swaps as u32 {
+                        true => batch.swap(0, 1),
+                        false => batch.insert(1, batch[0].clone()),
+                    }
+                    self.set(Mood::Honest);
+                    stream.write_all(&batch.concat()).ok()?;
+                }
             }
             line.clear();
         }
@@ -258,6 +275,42 @@ fn an_answer_nobody_asked_for_is_given_to_nobody() {
         assert_eq!(until_answered(&client, &get(&key)), value_of(&key));
     }
     finish(server);
+}
+
+/// On a busy connection every answer behind one too many would go to the wrong request, for ever.
+#[test]
+fn an_answer_under_another_key_reaches_nobody() {
+    for mood in [Mood::Duplicates, Mood::Swaps] {
+        let fake = FakeMemcached::start();
+        let mut settings = with_bystander(fake.backend(15_000));
+        settings.services[0].mqueues = 16;
+        let server = start(settings);
+        let clients: Vec<UdpSocket> = (0..16).map(|_| udp_client(address(&server, 0))).collect();
+        let round = |number: usize| {
+            let key = |client: usize| format!("key-{number}-{client}");
+            for (n, client) in clients.iter().enumerate() {
+                client.send(&get(&key(n))).unwrap();
+            }
+            let mut refused = 0;
+            for (n, client) in clients.iter().enumerate() {
+                let mut reply = [0; 4096];
+                let len = client.recv(&mut reply).expect("an answer in time");
+                match reply[0] {
+                    status::PROTOCOL => refused += 1,
+                    _ => assert_eq!(&reply[..len], [&[status::OK], &*value_of(&key(n))].concat()),
+                }
+            }
+            refused
+        };
+        assert_eq!(round(0), 0);
+        fake.set(mood);
+        assert!(round(1) > 0, "those in flight with it are told");
+        // provokes: backend_mismatch
+        assert_eq!(dropped(&server, 0, DropReason::BackendMismatch), 1, "{mood:?}");
+        assert_eq!((2..20).map(round).sum::<u32>(), 0, "{mood:?}");
+        assert_eq!(fake.accepted.load(Ordering::Relaxed), 2, "on one new connection");
+        finish(server);
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ use wire::framing::Framing;
 
 use crate::fault::Fault;
 use crate::message::{
-    Ask, Body, Flavor, decode_reply, decode_request, reply_filler_max, request_payload,
+    Ask, Body, Flavor, answer_filler_max, decode_request, is_answer_to, request_payload,
 };
 use crate::net::{SharedNetwork, lock};
 use crate::rng::Rng;
@@ -115,7 +115,7 @@ pub struct BackendRole {
     pub framing: Framing,
     /// The longest message to or from it.
     pub max_message_bytes: usize,
-    /// Whether its answers are the right ones.
+    /// Whether the answers that kernels get are the right ones: it gives no others, or the engine tells them apart.
     pub honest: bool,
 }
 
@@ -664,7 +664,7 @@ impl Model {
             // A fixed backend answers with as many bytes.
             Framing::Fixed(bytes) => [bytes - crate::message::BODY_BYTES_MIN as u32; 2].into(),
             framing => {
-                let most = reply_filler_max(framing, role.max_message_bytes).unwrap_or(0) as u64;
+                let most = answer_filler_max(framing, role.max_message_bytes).unwrap_or(0) as u64;
                 let long = self.behaviour.long_questions || self.rng.chance(300);
                 let want = if long { most } else { most.min(16) };
                 (0, want as u32)
@@ -716,15 +716,10 @@ impl Model {
             return net.ledger.violate(|| format!("an answer to tag {tag}, which is not open"));
         };
         net.trace.note(self.now_ns, "answer", &[header.tag, header.status.into()]);
-        if header.status == status::OK && role.honest && !self.behaviour.is_wide() {
-            let found = match role.framing {
-                Framing::Raw => Body::of_request(payload),
-                framing => decode_reply(framing, payload),
-            };
-            let right = if role.framing == Framing::Raw { question } else { question.reply() };
-            if found != Some(right) {
-                net.ledger.violate(|| format!("a backend's answer is {found:?}, not {right:?}"));
-            }
+        let judged = header.status == status::OK && role.honest && !self.behaviour.is_wide();
+        if judged && !is_answer_to(role.framing, &question, payload) {
+            net.ledger
+                .violate(|| format!("{question:?} is answered by a backend with {payload:02x?}"));
         }
         drop(net);
         let waits = block.work.iter_mut().find(|w| w.awaits == Some(header.tag));

@@ -7,7 +7,7 @@ use wire::nic::{Close, Transport};
 
 use crate::conn::ConnId;
 use crate::fault::Fault;
-use crate::message::{Flavor, decode_request, reply_payload, request_wire};
+use crate::message::{answer_payload, decode_request, request_wire};
 use crate::net::{Door, Network, PeerRead};
 use crate::rng::Rng;
 
@@ -28,8 +28,10 @@ pub struct BackendHabits {
     pub cut: u32,
     /// Answers with what is no answer.
     pub garbage: u32,
-    /// Says something else before the answer.
+    /// Says its answer twice.
     pub unasked: u32,
+    /// Says what it answered to the question before this one.
+    pub swap: u32,
     /// Answers with more than fits.
     pub too_long: u32,
     /// At each look, the address may refuse or ignore new connections for a while.
@@ -47,13 +49,14 @@ impl BackendHabits {
         cut: 0,
         garbage: 0,
         unasked: 0,
+        swap: 0,
         too_long: 0,
         change_door: 0,
     };
 
     /// Whether whatever it answers is right.
     pub fn is_honest(&self) -> bool {
-        self.garbage == 0 && self.unasked == 0 && self.too_long == 0
+        self.garbage == 0 && self.unasked == 0 && self.swap == 0 && self.too_long == 0
     }
 }
 
@@ -63,6 +66,8 @@ struct Guest {
     input: Vec<u8>,
     parser: ParseState,
     answers: VecDeque<(u64, Vec<u8>)>,
+    /// What it answered last.
+    last: Option<Vec<u8>>,
     output: Vec<u8>,
     /// Closes after this many bytes more.
     cut_after: Option<usize>,
@@ -150,6 +155,7 @@ impl Backend {
                 input: Vec::new(),
                 parser: ParseState::default(),
                 answers: VecDeque::new(),
+                last: None,
                 output: Vec::new(),
                 cut_after: None,
                 hung: false,
@@ -232,10 +238,13 @@ impl Backend {
         if net.struck.strikes(&mut self.rng, Fault::BackendLate, habits.late) {
             due_ns += habits.late_ns;
         }
-        let payload = match self.framing {
-            Framing::Raw => question.to_vec(),
-            framing => reply_payload(framing, &body.reply(), Flavor::Plain),
-        };
+        let mut payload = answer_payload(self.framing, question, &body);
+        let before = guest.last.replace(payload.clone());
+        if let Some(before) = before
+            && net.struck.strikes(&mut self.rng, Fault::BackendSwap, habits.swap)
+        {
+            payload = before;
+        }
         let in_line = guest.answers.back().map_or(0, |(due_ns, _)| *due_ns);
         let due_ns = if udp { due_ns } else { due_ns.max(in_line) };
         let mut say = |payload: &[u8]| {

@@ -113,6 +113,7 @@ impl Plan {
             (R::BackendProtocol, wicked && backends),
             (R::BackendUnasked, wicked && backends),
             (R::BackendTooLong, wicked && backends),
+            (R::BackendMismatch, wicked && backends),
         ];
         table.into_iter().filter(|(_, possible)| *possible).map(|(reason, _)| reason).collect()
     }

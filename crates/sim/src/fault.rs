@@ -123,8 +123,10 @@ faults! {
     BackendCut = "backend-cut";
     /// A backend answers what is no answer.
     BackendGarbage = "backend-garbage";
-    /// A backend says something nobody asked.
+    /// A backend answers twice.
     BackendUnasked = "backend-unasked";
+    /// A backend answers with its answer to another question.
+    BackendSwap = "backend-swap";
     /// A backend answers with more than fits.
     BackendLong = "backend-long";
     /// A backend refuses connections, ignores them, or cannot be reached.

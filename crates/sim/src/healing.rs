@@ -99,6 +99,7 @@ fn heal_backend(habits: &mut BackendHabits, fault: Fault) {
         Fault::BackendCut => habits.cut = 0,
         Fault::BackendGarbage => habits.garbage = 0,
         Fault::BackendUnasked => habits.unasked = 0,
+        Fault::BackendSwap => habits.swap = 0,
         Fault::BackendLong => habits.too_long = 0,
         Fault::BackendDoor => habits.change_door = 0,
         _ => {}

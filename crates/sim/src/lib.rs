@@ -71,7 +71,8 @@
 //! | `backend-close` | `backend.rs` | each question has one answer |
 //! | `backend-cut` | `backend.rs` | each question has one answer, the right one or none |
 //! | `backend-garbage` | `backend.rs` | each question has one answer: `backend_protocol` |
-//! | `backend-unasked` | `backend.rs` | each question has one answer: `backend_unasked` |
+//! | `backend-unasked` | `backend.rs` | each question has one answer: `backend_unasked`, `backend_mismatch`; with a key it is the right one |
+//! | `backend-swap` | `backend.rs` | each question has one answer: `backend_mismatch`; with a key it is the right one |
 //! | `backend-long` | `backend.rs` | each question has one answer: `backend_too_long` |
 //! | `backend-door` | `backend.rs`, `net.rs` | each question has one answer |
 //! | `memory-deaf` | `memory_client.rs` | content: every request taken has one outcome |

@@ -258,6 +258,34 @@ pub fn reply_payload(framing: Framing, reply: &Body, flavor: Flavor) -> Vec<u8> 
     }
 }
 
+/// What a backend answers to a question of this payload and meaning.
+pub fn answer_payload(framing: Framing, question: &[u8], body: &Body) -> Vec<u8> {
+    match framing {
+        Framing::Raw => question.to_vec(),
+        Framing::Memcached => {
+            let words = question.split(|byte| byte.is_ascii_whitespace());
+            let key = words.filter(|word| !word.is_empty()).nth(1).expect("a decoded question");
+            let value = body.reply().reply_bytes();
+            let len = format!(" 0 {}\r\n", value.len());
+            [b"VALUE ", key, len.as_bytes(), &value, b"\r\nEND\r\n"].concat()
+        }
+        framing => reply_payload(framing, &body.reply(), Flavor::Plain),
+    }
+}
+
+/// Whether a backend's answer is the right one to a question.
+pub fn is_answer_to(framing: Framing, question: &Body, answer: &[u8]) -> bool {
+    let asked = request_payload(framing, question, Flavor::Plain);
+    answer_payload(framing, &asked, question) == answer
+}
+
+/// The most filler in an answer of at most `max` payload bytes.
+pub fn answer_filler_max(framing: Framing, max: usize) -> Option<usize> {
+    let most = reply_filler_max(framing, max)?;
+    // The key of memcached's answer is the question's, so its value holds the whole body.
+    if framing == Framing::Memcached { most.checked_sub(BODY_BYTES_MIN) } else { Some(most) }
+}
+
 /// Understands a request's payload.
 pub fn decode_request(framing: Framing, payload: &[u8]) -> Option<(Body, Flavor)> {
     match framing {

@@ -104,7 +104,9 @@ impl Plan {
                 let shares = service.shares.iter_mut();
                 shares.for_each(|share| share.mqueues = sizes.between(1, 6) as u32);
             }
-            habits.push(backend_habits(&mut rng, is_wicked));
+            let these = backend_habits(&mut rng, is_wicked);
+            let swap = if is_wicked { sizes.pick(&[0, 0, 20, 300]) } else { 0 };
+            habits.push(BackendHabits { swap, ..these });
             behaviours.push(behaviour(&mut rng, is_wicked, &service));
             services.push(service);
         }

@@ -19,6 +19,7 @@ use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerParts, worker_links};
 use mqueue::abi::RingEntry;
 use mqueue::{HeapMapping, MappedMemory, Region, Words};
 use wire::DropReason;
+use wire::framing::Framing;
 use wire::nic::{Nic, Transport};
 
 use crate::accelerator::{
@@ -588,7 +589,7 @@ fn role(setup: &Setup, service: usize, accelerator: usize) -> Role {
     let backend = |spec: &engine::topology::Backend| BackendRole {
         framing: spec.framing,
         max_message_bytes: spec.max_message_bytes as usize,
-        honest: setup.honest_backends[service],
+        honest: setup.honest_backends[service] || is_matched(spec),
     };
     Role {
         service,
@@ -598,6 +599,11 @@ fn role(setup: &Setup, service: usize, accelerator: usize) -> Role {
         replies: spec.replies,
         backends: spec.backends.iter().map(backend).collect(),
     }
+}
+
+/// Whether the engine compares a backend's answers with what was asked.
+fn is_matched(spec: &engine::topology::Backend) -> bool {
+    spec.framing == Framing::Memcached && spec.transport == Transport::Tcp
 }
 
 /// Addresses of model clients: distinct ports, some of them over IPv6.

@@ -412,6 +412,34 @@ fn an_answer_that_nobody_asked_for_ends_the_connection() {
     assert_eq!(scene.replied(), 1);
 }
 
+/// Several questions on one connection of a memcached that answers twice, or answers what was asked before.
+#[test]
+fn an_answer_to_another_key_ends_the_connection() {
+    for habits in [
+        BackendHabits { unasked: 1000, ..BackendHabits::SOUND },
+        BackendHabits { swap: 1000, ..BackendHabits::SOUND },
+    ] {
+        let mut script = script(Framing::LengthU16);
+        script.service().mqueues = 4;
+        script.backend(Transport::Tcp).framing = Framing::Memcached;
+        script.setup.honest_backends = vec![false];
+        script.habits = BackendHabits { delay_ns: (MS, MS), ..habits };
+        let mut scene = script.play();
+        scene.ask_times(4, question(0));
+        scene.wait_ms(5);
+        // provokes: backend_mismatch
+        assert_eq!(scene.dropped(DropReason::BackendMismatch), 1, "{habits:?}");
+        let counted = scene.world.metrics.service(0);
+        assert_eq!((counted.replied, counted.backend_failures), (4, 1), "{habits:?}");
+        // On a new connection everything is right again.
+        scene.backend.as_mut().unwrap().habits = BackendHabits::SOUND;
+        scene.ask_times(4, question(1));
+        scene.wait_ms(5);
+        let counted = scene.world.metrics.service(0);
+        assert_eq!((counted.replied, counted.backend_failures), (8, 1), "{habits:?}");
+    }
+}
+
 #[test]
 fn an_answer_that_is_too_long_is_told() {
     let habits = BackendHabits { too_long: 1000, ..BackendHabits::SOUND };

@@ -129,6 +129,8 @@ drop_reasons! {
     BackendUnasked = "backend_unasked", Backend;
     /// A backend's answer is longer than the client mqueue can carry.
     BackendTooLong = "backend_too_long", Backend;
+    /// A backend's answer does not fit the request that waits for it: another key, id or kind of answer.
+    BackendMismatch = "backend_mismatch", Backend;
 }
 
 impl DropReason {

@@ -276,6 +276,16 @@ trait Grammar {
         max: usize,
     ) -> Result<Parsed, FramingError>;
 
+    /// See [`Framing::mark`].
+    fn mark<'a>(&self, _request: &'a [u8]) -> &'a [u8] {
+        &[]
+    }
+
+    /// See [`Framing::fits`].
+    fn fits(&self, _mark: &[u8], _response: &[u8]) -> bool {
+        true
+    }
+
     /// The protocol's own way to report an error.
     fn error_reply(&self, _what: ErrorReply) -> Option<&'static [u8]> {
         None
@@ -428,6 +438,20 @@ impl Framing {
         max_response_bytes: usize,
     ) -> Result<Parsed, FramingError> {
         dispatch!(self, grammar => grammar.parse_response(state, buffer, max_response_bytes))
+    }
+
+    /// Backend side: the part of a request that [`Self::fits`] compares with its response; nothing where
+    /// the framing says nothing about that. `request` is what [`Self::encode_request`] has accepted.
+    #[inline]
+    pub fn mark(self, request: &[u8]) -> &[u8] {
+        dispatch!(self, grammar => grammar.mark(request))
+    }
+
+    /// Backend side: whether a response can be the answer to the request with this mark. `response` is a
+    /// payload that [`Self::parse_response`] found.
+    #[inline]
+    pub fn fits(self, mark: &[u8], response: &[u8]) -> bool {
+        dispatch!(self, grammar => grammar.fits(mark, response))
     }
 }
 

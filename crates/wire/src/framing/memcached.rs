@@ -52,10 +52,15 @@
 //! Every line ends in CR LF and has at most 2048 bytes. An error line may also end a list early.
 //! Anything else is [`FramingError::BadResponse`], from a backend as from a kernel.
 //!
+//! Responses carry no number, so a backend's response is compared with the command that it would answer
+//! ([`super::Framing::fits`]): the keys of `VALUE` lines, the flags `k` and `O` of meta commands where the command has
+//! them, else the kind of the response. An error line fits every command.
+//!
 //! A backend is never sent `noreply` or quiet commands: memcached still answers them when they go
 //! wrong, and one unexpected answer would shift all later ones. A kernel that does not care for an
 //! answer ignores it.
 
+mod matching;
 mod request;
 mod response;
 
@@ -109,6 +114,14 @@ impl Grammar for Memcached {
         max: usize,
     ) -> Result<super::Parsed, FramingError> {
         response::parse(state, buffer, max)
+    }
+
+    fn mark<'a>(&self, request: &'a [u8]) -> &'a [u8] {
+        matching::mark(request)
+    }
+
+    fn fits(&self, mark: &[u8], response: &[u8]) -> bool {
+        matching::fits(mark, response)
     }
 
     fn error_reply(&self, what: ErrorReply) -> Option<&'static [u8]> {
