@@ -75,6 +75,7 @@ const EDGES: &[Edge] = &[
         halves: &[(SLEEPER, Rust), (WAKER, Rust), (SLEEPER, Client), (WAKER, Client)],
     },
     Edge { name: "DOORBELL", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
+    Edge { name: "BOOKS", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
 ];
 
 /// One name of a marker.

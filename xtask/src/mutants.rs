@@ -107,6 +107,16 @@ const MUTANTS: &[Mutant] = &[
         &["crates/sim/tests/drops.rs::what_waits_for_credit_is_dropped_by_a_drain", SEEDS],
     ),
     mutant(
+        "count_received_last",
+        "datagrams that are dropped at once are counted as dropped before they are counted as received",
+        &["crates/serval/tests/overload.rs::the_books_hold_at_every_scrape"],
+    ),
+    mutant(
+        "read_received_first",
+        "a snapshot reads what was received before what has ended",
+        &["crates/serval/tests/overload.rs::the_books_hold_at_every_scrape"],
+    ),
+    mutant(
         "answer_from_another_port",
         "a reply leaves by another port than its request came in by",
         &[SEEDS, "crates/sim/tests/promises.rs::a_stuck_block_does_not_take_its_service_with_it"],

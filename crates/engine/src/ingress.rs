@@ -4,7 +4,7 @@ use mqueue::abi::{self, SlotHeader};
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer};
 use wire::DropReason;
 use wire::framing::{ErrorReply, Expects, Parsed};
-use wire::nic::{Close, Datagram, Nic, Read, StreamKey, Transport};
+use wire::nic::{Close, Nic, Read, StreamKey};
 use wire::session::Origin;
 
 use crate::connection::{Connection, Outcome, Reading};
@@ -36,15 +36,6 @@ pub(crate) struct Arrival {
     pub(crate) flow: u64,
     /// `Some`: handed over by another worker, for this mqueue or [`ANY`].
     pub(crate) target: Option<u32>,
-}
-
-impl Arrival {
-    /// Whether it describes a datagram of the same port.
-    #[inline]
-    fn is_from(&self, datagram: &Datagram) -> bool {
-        matches!(&self.origin, Origin::Datagram { peer, local, .. }
-            if *peer == datagram.peer && *local == datagram.local)
-    }
 }
 
 /// The bytes of a message on its way in, wherever they are: whoever takes it copies them once.
@@ -122,73 +113,6 @@ pub(crate) enum Refusal {
 }
 
 impl<N: Nic> Worker<N> {
-    /// One batch from every UDP port that may have datagrams, connections from every TCP port; each round another one is
-    /// the first.
-    pub(crate) fn receive_datagrams(&mut self, round: usize) {
-        let count = self.ports.len();
-        let first = round % count.max(1);
-        for port in (first..count).chain(0..first) {
-            if self.ports[port].held || !std::mem::take(&mut self.ports[port].ready) {
-                continue;
-            }
-            match self.ports[port].transport {
-                Transport::Udp => self.receive_batch(port as u16),
-                Transport::Tcp => self.accept_connections(port as u16),
-            }
-        }
-    }
-
-    fn receive_batch(&mut self, port: u16) {
-        if self.draining && !mutants::on("serve_after_drain") {
-            return;
-        }
-        let mut batch = std::mem::replace(&mut self.rx, wire::nic::RxBatch::new(0, 0));
-        let more = self.nic.recv(port, &mut batch);
-        let service = self.ports[port as usize].service as usize;
-        self.ports[port as usize].ready = more;
-        let lane = &mut self.lanes[service];
-        lane.counters.drop_many(DropReason::SocketOverflow, batch.overflowed.into());
-        lane.dispatcher.burst(batch.items.len());
-        self.work |= !batch.items.is_empty();
-        let (mut received, mut received_bytes) = (0, 0);
-        // Datagrams of one client often come in a row: what it is about them stays.
-        let mut arrival: Option<Arrival> = None;
-        for datagram in &batch.items {
-            if datagram.truncated {
-                self.lanes[service].counters.drop_one(DropReason::Truncated);
-                continue;
-            }
-            let arrival = match &mut arrival {
-                Some(arrival) if arrival.is_from(datagram) => arrival,
-                other => {
-                    let (peer, local) = (datagram.peer, datagram.local);
-                    let origin = Origin::Datagram { port, peer, local };
-                    other.insert(Arrival {
-                        origin,
-                        number: 0,
-                        expects: Expects::Reply,
-                        received_ns: self.now_ns,
-                        flow: self.flow_of(service, &origin),
-                        target: None,
-                    })
-                }
-            };
-            let mut payload = batch.payload(datagram);
-            received += 1;
-            received_bytes += payload.len() as u64;
-            if let Err(Refusal::Drop(reason) | Refusal::Hold(reason)) =
-                self.submit(service, arrival, &mut payload)
-                && !mutants::on("shed_silently")
-            {
-                self.lanes[service].counters.drop_one(reason);
-            }
-        }
-        let counters = &self.lanes[service].counters;
-        counters.received.add(received);
-        counters.received_bytes.add(received_bytes);
-        self.rx = batch;
-    }
-
     /// Finds an mqueue for a message and writes it there, or hands it to the worker that owns it.
     // Always inline, and without a loop: what an arrival and a message say then goes to where it stays, not through memory,
     // and nothing is made ready that only other ways need.
@@ -412,7 +336,7 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    fn accept_connections(&mut self, port: u16) {
+    pub(crate) fn accept_connections(&mut self, port: u16) {
         for _ in 0..ACCEPT_MAX {
             if self.draining {
                 return;

@@ -4,6 +4,7 @@
 pub mod accelerator;
 mod backend;
 mod connection;
+mod datagrams;
 mod dispatch;
 mod egress;
 mod handover;

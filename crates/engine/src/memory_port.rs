@@ -375,7 +375,7 @@ impl<N: Nic> Worker<N> {
             target: None,
         };
         let mut scratch = std::mem::take(&mut self.scratch);
-        let (mut taken, mut bytes) = (0, 0);
+        let (mut taken, mut counted, mut bytes) = (0, 0, 0);
         let mut stop = Stop::Enough;
         if waiting > 1 && matches!(seated.client.requests.peek(), Ok(Some(_))) {
             // The others are fetched while those before them are submitted.
@@ -414,12 +414,15 @@ impl<N: Nic> Worker<N> {
                 seated.outstanding += 1;
             }
             if let Some(reason) = refused {
+                // What ends has been counted before.
+                let newly = taken - std::mem::replace(&mut counted, taken);
+                self.lanes[service].counters.received.add(newly.into());
                 self.refuse(service, index, seated, header.tag, reason);
             }
         }
         self.scratch = scratch;
         let counters = &self.lanes[service].counters;
-        counters.received.add(taken.into());
+        counters.received.add((taken - counted).into());
         counters.received_bytes.add(bytes);
         (taken, stop)
     }

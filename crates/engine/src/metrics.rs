@@ -1,62 +1,40 @@
 //! Counters: one writer each (a worker), read by whoever exports them.
 //!
-//! A counter is a relaxed atomic that its worker loads, adds to and stores: no read-modify-write, no
-//! shared line on the data path. A snapshot sums the workers; while they run it is not one instant,
-//! but each counter only grows.
+//! A counter is an atomic that its worker loads, adds to and stores: no read-modify-write, no shared line on the data path
+//! (`mqueue::count`). A snapshot sums the workers. It is not one instant, but it can be relied on: each counter only grows,
+//! and `received >= replied + consumed + drops of scope Request` holds in every snapshot, however many workers run
+//! meanwhile. A worker counts a request as received before it counts its end or hands it over, and a snapshot reads
+//! the ends of all workers before it reads what any of them received (edge BOOKS).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use mqueue::count::{Counter, EndCounter};
 use wire::DropReason;
 use wire::nic::NicCounters;
 
 use crate::stages::{ObservationSnapshot, Observations};
 
-/// A single-writer counter.
-#[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    /// Adds; only the owning worker may.
-    #[inline]
-    pub fn add(&self, n: u64) {
-        self.0.store(self.0.load(Ordering::Relaxed) + n, Ordering::Relaxed);
-    }
-
-    /// Adds one; only the owning worker may.
-    #[inline]
-    pub fn one(&self) {
-        self.add(1);
-    }
-
-    /// Overwrites (for gauges); only the owning worker may.
-    #[inline]
-    pub fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-
-    /// Reads.
-    pub fn value(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
 macro_rules! counters {
     ($(#[doc = $sdoc:literal])+ $name:ident, $snapshot:ident {
         $( $(#[doc = $doc:literal])+ $field:ident, )+
+    } ends {
+        $( $(#[doc = $edoc:literal])+ $end:ident, )+
     }) => {
         $(#[doc = $sdoc])+
         #[derive(Debug)]
         #[repr(align(128))]
         pub struct $name {
             $( $(#[doc = $doc])+ pub $field: Counter, )+
+            $( $(#[doc = $edoc])+ pub $end: EndCounter, )+
             /// Lost messages by [`DropReason`].
-            pub drops: [Counter; DropReason::COUNT],
+            pub drops: [EndCounter; DropReason::COUNT],
         }
 
         impl Default for $name {
             fn default() -> Self {
-                Self { $( $field: Counter::default(), )+ drops: std::array::from_fn(|_| Counter::default()) }
+                let drops = std::array::from_fn(|_| EndCounter::default());
+                Self { $( $field: Counter::default(), )+ $( $end: EndCounter::default(), )+ drops }
             }
         }
 
@@ -64,28 +42,53 @@ macro_rules! counters {
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct $snapshot {
             $( $(#[doc = $doc])+ pub $field: u64, )+
+            $( $(#[doc = $edoc])+ pub $end: u64, )+
             /// Lost messages by [`DropReason`].
             pub drops: [u64; DropReason::COUNT],
         }
 
         impl Default for $snapshot {
             fn default() -> Self {
-                Self { $( $field: 0, )+ drops: [0; DropReason::COUNT] }
+                Self { $( $field: 0, )+ $( $end: 0, )+ drops: [0; DropReason::COUNT] }
             }
         }
 
         impl $snapshot {
-            /// Adds one worker's values.
-            pub fn add(&mut self, counters: &$name) {
-                $( self.$field += counters.$field.value(); )+
-                for (sum, counter) in self.drops.iter_mut().zip(&counters.drops) {
-                    *sum += counter.value();
+            /// The values that these workers have counted, summed: of all of them what ended first, see the module's text.
+            pub fn of<'a>(workers: impl Iterator<Item = &'a $name> + Clone) -> Self {
+                let mut sum = Self::default();
+                if mutants::on("read_received_first") {
+                    sum.add_beginnings(workers.clone());
+                    std::thread::yield_now();
+                    sum.add_ends(workers);
+                } else {
+                    sum.add_ends(workers.clone());
+                    sum.add_beginnings(workers);
+                }
+                sum
+            }
+
+            fn add_ends<'a>(&mut self, workers: impl Iterator<Item = &'a $name>) {
+                for counters in workers {
+                    $( self.$end += counters.$end.value(); )+
+                    for (sum, counter) in self.drops.iter_mut().zip(&counters.drops) {
+                        *sum += counter.value();
+                    }
+                }
+            }
+
+            fn add_beginnings<'a>(&mut self, workers: impl Iterator<Item = &'a $name>) {
+                for counters in workers {
+                    $( self.$field += counters.$field.value(); )+
                 }
             }
 
             /// Every plain counter with its name and its documentation.
             pub fn named(&self) -> Vec<(&'static str, &'static str, u64)> {
-                vec![ $( (stringify!($field), concat!($($doc),+).trim_ascii(), self.$field), )+ ]
+                vec![
+                    $( (stringify!($field), concat!($($doc),+).trim_ascii(), self.$field), )+
+                    $( (stringify!($end), concat!($($edoc),+).trim_ascii(), self.$end), )+
+                ]
             }
         }
     };
@@ -96,10 +99,6 @@ counters! {
     ServiceCounters, ServiceSnapshot {
         /// Requests that entered the service.
         received,
-        /// Replies that the host kernel took.
-        replied,
-        /// Requests consumed without a reply, as the service or the client wanted.
-        consumed,
         /// Requests written to RX rings.
         accepted,
         /// Requests handed to another worker's mqueue.
@@ -126,6 +125,11 @@ counters! {
         connections_accepted,
         /// Connections that ended, however.
         connections_closed,
+    } ends {
+        /// Replies that the host kernel took.
+        replied,
+        /// Requests consumed without a reply, as the service or the client wanted.
+        consumed,
     }
 }
 
@@ -143,8 +147,9 @@ impl ServiceSnapshot {
 
     /// Requests that are under way by the accounting identity.
     pub fn outstanding(&self) -> u64 {
-        // While workers run, a snapshot may see an end before its beginning: never below zero.
-        self.received.saturating_sub(self.replied + self.consumed + self.dropped_requests())
+        let ended = self.replied + self.consumed + self.dropped_requests();
+        debug_assert!(self.received >= ended, "a snapshot has every beginning of the ends in it");
+        self.received.saturating_sub(ended)
     }
 }
 
@@ -306,18 +311,12 @@ impl ServiceMetrics {
 
     /// What one worker counted.
     pub fn counted_by(&self, worker: usize) -> ServiceSnapshot {
-        let mut counted = ServiceSnapshot::default();
-        counted.add(&self.workers[worker].0);
-        counted
+        ServiceSnapshot::of(std::iter::once(&*self.workers[worker].0))
     }
 
     /// Sums the counters over all workers.
     pub fn snapshot(&self) -> ServiceSnapshot {
-        let mut sum = ServiceSnapshot::default();
-        for (counters, _) in &self.workers {
-            sum.add(counters);
-        }
-        sum
+        ServiceSnapshot::of(self.workers.iter().map(|(counters, _)| &**counters))
     }
 
     /// Sums what was observed over all workers.

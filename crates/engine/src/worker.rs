@@ -7,7 +7,8 @@
 //! | step | where |
 //! |---|---|
 //! | readiness, one call | [`Worker::wait`] → [`Nic::poll`] |
-//! | datagrams and streams in | `ingress.rs` |
+//! | datagrams in | `datagrams.rs` |
+//! | streams in | `ingress.rs` |
 //! | shared-memory clients | `memory_port.rs` |
 //! | which mqueue | `dispatch.rs`, into the RX ring by `lane.rs` |
 //! | blocks | [`crate::accelerator::Blocks::drive`] |

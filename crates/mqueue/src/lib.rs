@@ -9,9 +9,11 @@
 //! * [`ring`]: producer and consumer (`granule.rs` has the protocol of that name).
 //! * [`region`]: format, join, take rings, status words.
 //! * [`Doorbells`], [`ParkWord`]: which mqueues have news, and who sleeps.
+//! * [`count`]: counters that other threads read.
 
 pub mod abi;
 mod bell;
+pub mod count;
 mod granule;
 pub mod memory;
 pub mod region;

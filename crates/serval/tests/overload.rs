@@ -7,16 +7,20 @@ use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use common::change::change;
+use common::lives::Stop;
 use common::*;
 use engine::topology::{CpuPlacement, Dispatch, Service, Topology};
+use serval::exporter::{Exporter, Health};
 use serval::server::Server;
-use wire::DropReason;
+use serval::top::Page;
 use wire::framing::Framing;
 use wire::nic::UDP_PAYLOAD_MAX;
+use wire::{DropReason, DropScope};
 
 fn slow(kernel: &str, microseconds: f64) -> Service {
     Service {
@@ -48,7 +52,7 @@ impl Flood {
         let stop = Arc::new(AtomicBool::new(false));
         let client = |client: u64| {
             let stop = stop.clone();
-            std::thread::spawn(move || {
+            thread::spawn(move || {
                 let socket = udp_client(server);
                 socket.set_nonblocking(true).unwrap();
                 let (mut sent, mut next) = (0, 0);
@@ -68,7 +72,7 @@ impl Flood {
                         assert!(!ordered || number >= next, "{number} after {next}");
                         next = number;
                     }
-                    std::thread::sleep(Duration::from_micros(50));
+                    thread::sleep(Duration::from_micros(50));
                 }
                 (sent, answered.len() as u64)
             })
@@ -160,7 +164,7 @@ fn goodput(client: &UdpSocket, asking: Asking, first: u64) -> f64 {
             assert_eq!(reply[..len], numbered(1, number), "a wrong answer");
             good += u32::from(waiting.remove(&number).is_some_and(|at| at.elapsed() < LATE));
         }
-        std::thread::sleep(Duration::from_micros(200));
+        thread::sleep(Duration::from_micros(200));
     }
     f64::from(good) / start.elapsed().as_secs_f64()
 }
@@ -251,7 +255,7 @@ fn connections_wait_instead_of_losing_anything() {
     let clients: Vec<JoinHandle<()>> = (0..4)
         .map(|client| {
             let server = address(&server, 1);
-            std::thread::spawn(move || {
+            thread::spawn(move || {
                 let mut stream = tcp_client(server);
                 let requests: Vec<u8> = (0..300).flat_map(|n| numbered(client, n)).collect();
                 stream.write_all(&requests).unwrap();
@@ -303,6 +307,73 @@ fn draining_under_load_answers_what_was_accepted() {
     }
 }
 
+/// Whether a page shows at least as many requests received as ended, for a service.
+fn books_hold(page: &Page, service: &str) -> Result<(), String> {
+    let of = |labels: &[(&'static str, &'static str)]| [&[("service", service)], labels].concat();
+    let value = |name: &str| page.value(name, &of(&[])).unwrap();
+    let reasons = DropReason::ALL.iter().filter(|r| r.scope() == DropScope::Request);
+    let dropped: f64 = reasons
+        .map(|r| page.value("serval_dropped_total", &of(&[("reason", r.name())])).unwrap())
+        .sum();
+    let received = value("serval_requests_received_total");
+    let ended = value("serval_replies_total") + value("serval_consumed_total") + dropped;
+    let outstanding = value("serval_outstanding_requests");
+    match received == ended + outstanding {
+        true => Ok(()),
+        false => Err(format!("{received} received, {ended} ended, {outstanding} outstanding")),
+    }
+}
+
+#[test]
+fn the_books_hold_at_every_scrape() {
+    let mut settings = with_bystander(slow("delay", 500.0));
+    settings.engine.workers = 2;
+    let mut server = start(settings);
+    let metrics = server.metrics();
+    let health = Arc::new(Health::default());
+    let exporter = Exporter::start(([127, 0, 0, 1], 0).into(), metrics.clone(), health).unwrap();
+    let scrape = || Page::parse(page(exporter.address()).split_once("\r\n\r\n").unwrap().1);
+    let flood = Flood::start(address(&server, 0), 3, false);
+    eventually("shed", || dropped(&server, 0, DropReason::NoCredit) > 1000);
+    let (scrapes, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let shown = scrape();
+                    for service in ["delay", "echo"] {
+                        books_hold(&shown, service).unwrap();
+                    }
+                    scrapes.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let s = metrics.service(0);
+                let ended = s.replied + s.consumed + s.dropped_requests();
+                assert!(s.received >= ended, "{ended} ended of {s:?}");
+            }
+        });
+        let _stop = Stop(&stop);
+        for slots in [8, 32] {
+            let from = scrapes.load(Ordering::Relaxed);
+            eventually("scrapes", || scrapes.load(Ordering::Relaxed) > from + 100);
+            let mut services = server.topology().services.clone();
+            services[0].slots = slots;
+            change(&mut server, services);
+        }
+        let from = scrapes.load(Ordering::Relaxed);
+        eventually("scrapes", || scrapes.load(Ordering::Relaxed) > from + 100);
+    });
+    flood.stop();
+    assert_accounts(&server);
+    let shown = scrape();
+    assert_eq!(shown.value("serval_outstanding_requests", &[("service", "delay")]), Some(0.0));
+    books_hold(&shown, "delay").unwrap();
+    assert!(server.shutdown().is_clean());
+}
+
 #[test]
 fn a_drain_does_not_wait_for_ever() {
     let service = Service { request_timeout_ms: 60_000, ..slow("delay", 9_000_000.0) };
@@ -343,7 +414,7 @@ fn a_long_message_without_room_does_not_keep_short_ones_out() {
         .map(|n| {
             let client = udp_client(address(&server, 0));
             client.send(&pattern(32, n)).unwrap();
-            std::thread::sleep(Duration::from_micros(300));
+            thread::sleep(Duration::from_micros(300));
             client
         })
         .collect();

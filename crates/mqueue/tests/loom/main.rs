@@ -43,6 +43,7 @@ macro_rules! fails {
     )+ };
 }
 
+mod books;
 mod rings;
 mod sleep;
 mod words;

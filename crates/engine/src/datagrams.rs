@@ -1,0 +1,121 @@
+//! Datagrams in: a batch from every UDP port that has some.
+
+use wire::DropReason;
+use wire::framing::Expects;
+use wire::nic::{Datagram, Nic, Transport};
+use wire::session::Origin;
+
+use crate::ingress::{Arrival, Refusal};
+use crate::metrics::ServiceCounters;
+use crate::worker::Worker;
+
+impl Arrival {
+    /// Whether it describes a datagram of the same port.
+    #[inline]
+    fn is_from(&self, datagram: &Datagram) -> bool {
+        matches!(&self.origin, Origin::Datagram { peer, local, .. }
+            if *peer == datagram.peer && *local == datagram.local)
+    }
+}
+
+/// What was received from one source and is not counted yet, and how many of it were dropped at once, for the same reason.
+#[derive(Default)]
+struct Intake {
+    received: u64,
+    received_bytes: u64,
+    dropped: Option<(DropReason, u64)>,
+}
+
+impl Intake {
+    fn lose(&mut self, reason: DropReason, counters: &ServiceCounters) {
+        match &mut self.dropped {
+            Some((last, count)) if *last == reason => *count += 1,
+            _ => {
+                self.count(counters);
+                self.dropped = Some((reason, 1));
+            }
+        }
+    }
+
+    /// Counts all of it: what was received first, so that nobody sees more drops than requests.
+    fn count(&mut self, counters: &ServiceCounters) {
+        let Self { received, received_bytes, dropped } = std::mem::take(self);
+        let drop = || dropped.map(|(reason, count)| counters.drop_many(reason, count));
+        if mutants::on("count_received_last") {
+            drop();
+            std::thread::yield_now();
+        }
+        counters.received.add(received);
+        counters.received_bytes.add(received_bytes);
+        if !mutants::on("count_received_last") {
+            drop();
+        }
+    }
+}
+
+impl<N: Nic> Worker<N> {
+    /// One batch from every UDP port that may have datagrams, connections from every TCP port; each round another one is
+    /// the first.
+    pub(crate) fn receive_datagrams(&mut self, round: usize) {
+        let count = self.ports.len();
+        let first = round % count.max(1);
+        for port in (first..count).chain(0..first) {
+            if self.ports[port].held || !std::mem::take(&mut self.ports[port].ready) {
+                continue;
+            }
+            match self.ports[port].transport {
+                Transport::Udp => self.receive_batch(port as u16),
+                Transport::Tcp => self.accept_connections(port as u16),
+            }
+        }
+    }
+
+    fn receive_batch(&mut self, port: u16) {
+        if self.draining && !mutants::on("serve_after_drain") {
+            return;
+        }
+        let mut batch = std::mem::replace(&mut self.rx, wire::nic::RxBatch::new(0, 0));
+        let more = self.nic.recv(port, &mut batch);
+        let service = self.ports[port as usize].service as usize;
+        self.ports[port as usize].ready = more;
+        let lane = &mut self.lanes[service];
+        lane.counters.drop_many(DropReason::SocketOverflow, batch.overflowed.into());
+        lane.dispatcher.burst(batch.items.len());
+        self.work |= !batch.items.is_empty();
+        let mut intake = Intake::default();
+        // Datagrams of one client often come in a row: what it is about them stays.
+        let mut arrival: Option<Arrival> = None;
+        for datagram in &batch.items {
+            if datagram.truncated {
+                self.lanes[service].counters.drop_one(DropReason::Truncated);
+                continue;
+            }
+            let arrival = match &mut arrival {
+                Some(arrival) if arrival.is_from(datagram) => arrival,
+                other => {
+                    let (peer, local) = (datagram.peer, datagram.local);
+                    let origin = Origin::Datagram { port, peer, local };
+                    other.insert(Arrival {
+                        origin,
+                        number: 0,
+                        expects: Expects::Reply,
+                        received_ns: self.now_ns,
+                        flow: self.flow_of(service, &origin),
+                        target: None,
+                    })
+                }
+            };
+            let mut payload = batch.payload(datagram);
+            intake.received += 1;
+            intake.received_bytes += payload.len() as u64;
+            if let Err(Refusal::Drop(reason) | Refusal::Hold(reason)) =
+                self.submit(service, arrival, &mut payload)
+                && !mutants::on("shed_silently")
+            {
+                intake.lose(reason, &self.lanes[service].counters);
+            }
+        }
+        intake.count(&self.lanes[service].counters);
+        self.rx = batch;
+    }
+}
