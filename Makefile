@@ -37,10 +37,13 @@ demo: build
 demo-faces: build setup-memcached
 	@$(SERVAL) demo faces
 
+# The commit that the command is built from, for its records; with -dirty behind it if the sources differ.
+BUILT_FROM = SERVAL_BUILT_FROM="$$(commit=$$(git rev-parse HEAD 2>/dev/null) && [ -n "$$(git status --porcelain -- . ':!docs')" ] && commit=$$commit-dirty; echo "$$commit")"
+
 # Where a GPU is, its kernels are part of the build if nvcc is there or can be fetched.
 build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 	@echo "building (the first time takes a few minutes)"
-	@$(CARGO) build --release --quiet --package serval
+	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval
 	@for library in client attach; do $(MAKE) --no-print-directory --silent -C $$library || exit 1; done
 
 # What is needed without the checkout: the command, which has the headers of kernels inside; the libraries with theirs; the pages for
@@ -99,7 +102,7 @@ GPU ?= sm_90
 # For the processors of that machine, which need not be this one's.
 CARRY_FLAGS ?= -O3 $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3)
 gpu-carry: setup cuda-kernels
-	@$(CARGO) build --release --quiet --package serval --bin serval
+	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval --bin serval
 	@$(CARGO) build --release --quiet --package serval-accel --example gpu
 	@$(MAKE) --no-print-directory --silent -C device gpu-programs GPU=$(GPU)
 	@mkdir -p $(CARRY)

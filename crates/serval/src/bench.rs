@@ -13,7 +13,8 @@
 //!
 //! # When a run is void
 //!
-//! A number that cannot be trusted is not shown. A run is [`Void`] when a reply was wrong or came twice,
+//! A run that cannot be trusted has reasons ([`Report::reasons`]), and its numbers are marked wherever they are
+//! shown. A run is [`Void`] when a reply was wrong or came twice,
 //! when a closed loop lost requests, when the server went silent, when the client was not where it was
 //! told to be or was not let work, when an open loop could not offer its rate, and when the run
 //! contradicts Little's law (J. Little, "A Proof for the Queuing Formula L = λW", 1961): requests in
@@ -27,7 +28,7 @@
 //! let mut plan = Plan::new("udp://127.0.0.1:9000".parse()?);
 //! plan.mode = Mode::Closed { window: 64 };
 //! let report = bench::run(&plan)?;
-//! match &report.void {
+//! match report.void() {
 //!     None => println!("{:.0}/s, p99 {} ns", report.rate, report.latency.p99_ns),
 //!     Some(void) => println!("void: {void}"),
 //! }
@@ -44,11 +45,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use wire::framing::Framing;
+use wire::nic::UDP_PAYLOAD_MAX;
 
 use crate::client::shm::ShmError;
 use crate::client::workload::Memcached;
 use crate::client::{self, Burst, ClientError, Load, Outcome, Pace, Stream, WINDOW_MAX, Workload};
 
+pub(crate) use plan::MESSAGE_BYTES_MAX;
 pub use plan::{Class, Mode, Plan, PlanError, Target, Work};
 pub use report::{Bottleneck, Latency, Report, ServerCost, Void};
 pub(crate) use server::cpu_seconds;
@@ -93,6 +96,19 @@ pub enum BenchError {
         /// How requests were delimited, where that matters.
         framing: Option<Framing>,
     },
+    /// The user's own message was answered, but not as expected.
+    #[error(
+        "{target} does not answer the payload as --expect says: `serval ask {target}` with the same payload shows its answer"
+    )]
+    Unexpected {
+        /// Who.
+        target: String,
+    },
+    /// The user's own message was not answered.
+    #[error(
+        "{0} does not answer the payload: does a server run there, and does its kernel answer such a message?"
+    )]
+    Unanswered(String),
     /// Somebody answered, but does not keep what it is given, or not as it was.
     #[error(
         "{target} does not store the values of `{work}` and give them back: is it a memcached (1.6 or later) that takes values this long?"
@@ -151,12 +167,12 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
 pub fn run_watched(plan: &Plan, watch: &mut dyn FnMut(f64)) -> Result<Report, BenchError> {
     plan.check()?;
     let prepared = Prepared::new(plan)?;
-    let material = Material::new(plan.work).map_err(BenchError::Material)?;
+    let material = Material::new(&plan.work).map_err(BenchError::Material)?;
     let stored = material.stores().map_or(Ok(()), |mut stores| prepared.store(&mut stores));
     let called = stored.and_then(|()| prepared.call(&mut *material.workload()));
     if plan.cancel.load(Ordering::Relaxed) {
         // Whatever was not stored or answered then says nothing of the server.
-        return Ok(Report::void(plan, Void::Interrupted));
+        return Ok(Report::nothing(plan, Void::Interrupted));
     }
     called?;
     let mut observer = Observer::new(plan)?;
@@ -187,13 +203,13 @@ pub fn run_watched(plan: &Plan, watch: &mut dyn FnMut(f64)) -> Result<Report, Be
                 let window = prepared.full_window();
                 Ok(Report::new(plan, window, &outcome, observer.cost()))
             }
-            Err(Ended::Void(void)) => Ok(Report::void(plan, void)),
+            Err(Ended::Void(void)) => Ok(Report::nothing(plan, void)),
             // It was there a moment ago.
             Err(Ended::Error(ClientError::Refused(_) | ClientError::Ended(_))) => {
-                Ok(Report::void(plan, Void::Gone))
+                Ok(Report::nothing(plan, Void::Gone))
             }
             Err(Ended::Error(ClientError::Shm(ShmError::Closed | ShmError::Ended(_)))) => {
-                Ok(Report::void(plan, Void::Gone))
+                Ok(Report::nothing(plan, Void::Gone))
             }
             Err(Ended::Error(error)) => Err(error.into()),
         }
@@ -245,7 +261,7 @@ impl<'p> Prepared<'p> {
             warmup: plan.warmup,
             duration: plan.duration,
             timeout: plan.timeout(),
-            reply_bytes_max: plan.work.reply_bytes().max(2048),
+            reply_bytes_max: reply_bytes_max(plan),
             spin: !plan.cores.is_empty(),
             cancel: plan.cancel.clone(),
             ..Load::default()
@@ -316,9 +332,12 @@ impl<'p> Prepared<'p> {
     /// Somebody answers, but not as the workload's server would.
     fn stranger(&self) -> BenchError {
         let (target, work) = (self.plan.target.to_string(), self.plan.work.to_string());
-        match self.plan.work.is_memcached() {
-            true => BenchError::NotMemcached { target, work },
-            false => {
+        match &self.plan.work {
+            work if work.is_memcached() => {
+                BenchError::NotMemcached { target, work: work.to_string() }
+            }
+            Work::Custom(_) => BenchError::Unexpected { target },
+            _ => {
                 let framing = self.is_tcp().then(|| self.plan.framing());
                 BenchError::Stranger { target, work, framing }
             }
@@ -348,10 +367,12 @@ impl<'p> Prepared<'p> {
             // Everything was stored a moment ago.
             Ok(_) if workload.lookups().hit_ratio() == Some(0.0) => Err(self.stranger()),
             Ok(outcome) if outcome.replied > 0 && outcome.wrong == 0 => Ok(()),
-            // A byte stream that is taken but not answered is not understood.
-            Ok(outcome) if outcome.wrong > 0 || self.is_tcp() && outcome.lost > 0 => {
-                Err(self.stranger())
+            Ok(outcome) if outcome.wrong > 0 => Err(self.stranger()),
+            Ok(_) if matches!(self.plan.work, Work::Custom(_)) => {
+                Err(BenchError::Unanswered(self.plan.target.to_string()))
             }
+            // A byte stream that is taken but not answered is not understood.
+            Ok(outcome) if self.is_tcp() && outcome.lost > 0 => Err(self.stranger()),
             Ok(_) => Err(self.unreachable()),
         }
     }
@@ -367,6 +388,15 @@ impl<'p> Prepared<'p> {
 
     fn is_tcp(&self) -> bool {
         matches!(self.client, Client::Tcp(..))
+    }
+}
+
+/// Longest reply that a client has to understand.
+fn reply_bytes_max(plan: &Plan) -> usize {
+    let bytes = plan.work.reply_bytes().max(2048);
+    match plan.target {
+        Target::Udp(_) => bytes.min(UDP_PAYLOAD_MAX),
+        _ => bytes,
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod attach;
 mod bench;
+mod bytes;
 mod check;
 mod compare;
 mod control;

@@ -78,6 +78,8 @@ pub struct Chart {
     pub title: String,
     /// How it was measured.
     pub caption: String,
+    /// Why its numbers cannot be trusted.
+    pub warning: Option<String>,
     /// From left to right.
     pub x: Axis,
     /// From bottom to top.
@@ -212,10 +214,10 @@ impl Chart {
     fn head(&self) -> String {
         let mut style = String::from(
             "svg{font-family:system-ui,sans-serif;font-size:13px}.ground{fill:#fff}text{fill:#222}\
-             .dim{fill:#555}.grid{stroke:#ddd}.axis{stroke:#555}",
+             .dim{fill:#555}.warning{fill:#b00020;font-weight:600}.grid{stroke:#ddd}.axis{stroke:#555}",
         );
         let mut dark = String::from(
-            ".ground{fill:#16181d}text{fill:#eee}.dim{fill:#aaa}.grid{stroke:#333}.axis{stroke:#999}",
+            ".ground{fill:#16181d}text{fill:#eee}.dim{fill:#aaa}.warning{fill:#ff8a80}.grid{stroke:#333}.axis{stroke:#999}",
         );
         for (index, (light, night, dash)) in LINES.iter().enumerate() {
             let _ = write!(style, ".l{index}{{stroke:{light};stroke-dasharray:{dash}}}");
@@ -229,7 +231,12 @@ impl Chart {
              <style>{style}@media(prefers-color-scheme:dark){{{dark}}}</style>\n\
              <rect class=\"ground\" width=\"{WIDTH}\" height=\"{HEIGHT}\"/>\n\
              <text x=\"{LEFT}\" y=\"26\" font-size=\"16\" font-weight=\"600\">{title}</text>\n\
-             <text x=\"{LEFT}\" y=\"{}\" class=\"dim\" font-size=\"11\">{}</text>\n",
+             {}<text x=\"{LEFT}\" y=\"{}\" class=\"dim\" font-size=\"11\">{}</text>\n",
+            self.warning.as_ref().map_or(String::new(), |warning| format!(
+                "<text x=\"{LEFT}\" y=\"{}\" class=\"warning\" font-size=\"11\">{}</text>\n",
+                HEIGHT - 28.0,
+                escape(warning)
+            )),
             HEIGHT - 12.0,
             escape(&self.caption)
         )
@@ -313,6 +320,7 @@ mod tests {
         Chart {
             title: "a < b & c".to_owned(),
             caption: String::new(),
+            warning: None,
             x: Axis { scale: x, ..rates() },
             y: latencies(),
             lines: vec![line("p50"), line("p99")],

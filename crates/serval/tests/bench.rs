@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use engine::topology::{Backend, Service};
 use serval::bench::{self, BenchError, Class, Mode, Plan, Report, Target, Void, Work};
+use serval::client::workload::{Custom, Expect};
 use serval::server::Server;
 use wire::DropReason;
 use wire::framing::{Framing, ParseState, Parsed};
@@ -21,21 +22,21 @@ use common::faces::Memcached;
 use common::{PATIENCE, Served, address, assert_accounts, start, tcp, topology, udp};
 
 /// A path that no other test uses.
-fn memory_port(work: Work) -> PathBuf {
+fn memory_port(work: &Work) -> PathBuf {
     std::env::temp_dir().join(format!("serval-bench-{}-{}", std::process::id(), kernel(work)))
 }
 
-fn kernel(work: Work) -> String {
+fn kernel(work: &Work) -> String {
     work.to_string().split(':').next().unwrap().to_owned()
 }
 
 /// A service of `work` with a UDP and a TCP port.
 fn serve(work: Work) -> Server {
-    serve_at(work, &[])
+    serve_at(&work, &[])
 }
 
 /// The same, and in shared memory.
-fn serve_at(work: Work, paths: &[PathBuf]) -> Server {
+fn serve_at(work: &Work, paths: &[PathBuf]) -> Server {
     let mut service = Service::new("a", vec![udp(), tcp()], &kernel(work));
     service.memory_ports = paths.to_vec();
     service.framing = match work {
@@ -62,7 +63,7 @@ fn plan(target: &Target, work: Work, window: usize) -> Plan {
 fn sound(report: &Report) {
     // A client that had no core for long sends late, leaves part of its window unused and gets few replies.
     let busy = |share: f64| report.stolen > share;
-    let excused = match report.void {
+    let excused = match report.void() {
         None | Some(Void::Few(_)) => true,
         Some(Void::Unsent(share, _)) => busy(0.02_f64.min(share / 2.0)),
         Some(Void::Little(_)) => busy(0.02),
@@ -73,7 +74,7 @@ fn sound(report: &Report) {
     assert!(report.replied > 0 && report.sent == report.replied, "{report:?}");
     let l = &report.latency;
     assert!(l.p50_ns <= l.p90_ns && l.p90_ns <= l.p99_ns && l.p999_ns <= l.max_ns, "{report:?}");
-    if report.void.is_none() {
+    if report.void().is_none() {
         assert!((0.9..=1.1).contains(&report.little), "{report:?}");
         assert!(report.client_busy > 0.0 && report.client_busy <= 1.0, "{report:?}");
     }
@@ -87,18 +88,18 @@ fn every_class_and_mode_measures_a_real_server() {
         Work::Scale { numbers: 16 },
         Work::Lenet,
     ] {
-        let path = memory_port(work);
-        let server = serve_at(work, std::slice::from_ref(&path));
+        let path = memory_port(&work);
+        let server = serve_at(&work, std::slice::from_ref(&path));
         let (udp, tcp) = (Target::Udp(address(&server, 0)), Target::Tcp(address(&server, 1)));
         let shm = Target::Shm(path);
         for target in [&udp, &tcp, &shm] {
             for window in [1, 16] {
-                sound(&bench::run(&plan(target, work, window)).unwrap());
+                sound(&bench::run(&plan(target, work.clone(), window)).unwrap());
             }
-            let open = Plan { mode: Mode::Open { rate: 2000.0 }, ..plan(target, work, 1) };
+            let open = Plan { mode: Mode::Open { rate: 2000.0 }, ..plan(target, work.clone(), 1) };
             sound(&bench::run(&open).unwrap());
         }
-        let burst = Plan { class: Some(Class::T2), ..plan(&udp, work, 64) };
+        let burst = Plan { class: Some(Class::T2), ..plan(&udp, work.clone(), 64) };
         if work.has_identity() {
             sound(&bench::run(&burst).unwrap());
             let shared = Plan { connections: Some(3), ..plan(&udp, work, 64) };
@@ -112,12 +113,12 @@ fn every_class_and_mode_measures_a_real_server() {
 fn several_clients_share_what_is_asked() {
     let work = Work::Echo { bytes: 64 };
     let path = std::env::temp_dir().join(format!("serval-bench-{}-shared", std::process::id()));
-    let server = serve_at(work, std::slice::from_ref(&path));
+    let server = serve_at(&work, std::slice::from_ref(&path));
     let allowed = sys::affinity::allowed_cores().unwrap();
     let cores = vec![allowed[0], *allowed.last().unwrap(), allowed[0]];
     let (udp, tcp) = (Target::Udp(address(&server, 0)), Target::Tcp(address(&server, 1)));
     for target in [udp.clone(), tcp, Target::Shm(path)] {
-        let shared = Plan { cores: cores.clone(), ..plan(&target, work, 8) };
+        let shared = Plan { cores: cores.clone(), ..plan(&target, work.clone(), 8) };
         let report = bench::run(&shared).unwrap();
         sound(&report);
         assert!(report.in_flight <= 8.5, "{report:?}");
@@ -185,15 +186,15 @@ enum Spoil {
     Beyond,
 }
 
-/// A TCP server on a thread of its own that cuts what it reads into memcached commands: `answer` is given each.
-struct FakeMemcached {
+/// A TCP server on a thread of its own that cuts what it reads into messages: `answer` is given each.
+struct FakeTcp {
     target: Target,
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl FakeMemcached {
-    fn start(mut answer: impl FnMut(&[u8]) -> Vec<u8> + Send + 'static) -> Self {
+impl FakeTcp {
+    fn start(framing: Framing, mut answer: impl FnMut(&[u8]) -> Vec<u8> + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let target = Target::Tcp(listener.local_addr().unwrap());
@@ -211,7 +212,7 @@ impl FakeMemcached {
                     let count = stream.read(&mut bytes).unwrap_or(0);
                     read.extend_from_slice(&bytes[..count]);
                     while let Ok(Parsed::Message { consumed, .. }) =
-                        Framing::Memcached.parse_request(state, read, 1 << 20)
+                        framing.parse_request(state, read, 1 << 20)
                     {
                         let reply = answer(&read[..consumed]);
                         read.drain(..consumed);
@@ -225,7 +226,11 @@ impl FakeMemcached {
         Self { target, stop, thread: Some(thread) }
     }
 
-    /// One that is right until it has been asked `gets` times.
+    fn memcached(answer: impl FnMut(&[u8]) -> Vec<u8> + Send + 'static) -> Self {
+        Self::start(Framing::Memcached, answer)
+    }
+
+    /// A memcached that is right until it has been asked `gets` times.
     fn liar(gets: u64) -> Self {
         Self::spoiling(gets, Spoil::Value)
     }
@@ -233,7 +238,7 @@ impl FakeMemcached {
     fn spoiling(gets: u64, spoil: Spoil) -> Self {
         let mut store = std::collections::HashMap::new();
         let mut asked = 0;
-        Self::start(move |request| {
+        Self::memcached(move |request| {
             let line = request.split(|byte| *byte == b'\r').next().unwrap();
             let key = line.split(|byte| *byte == b' ').nth(1).unwrap().to_vec();
             let data = &request[line.len() + 2..];
@@ -260,7 +265,7 @@ impl FakeMemcached {
     }
 }
 
-impl Drop for FakeMemcached {
+impl Drop for FakeTcp {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap();
@@ -278,15 +283,15 @@ fn who_is_no_memcached_is_refused_and_who_lies_later_is_caught() {
         // It forgets everything.
         |request| if request[0] == b's' { b"STORED\r\n".to_vec() } else { b"END\r\n".to_vec() },
     ];
-    let strangers = answers.map(FakeMemcached::start).into_iter().chain([FakeMemcached::liar(0)]);
+    let strangers = answers.map(FakeTcp::memcached).into_iter().chain([FakeTcp::liar(0)]);
     for (number, stranger) in strangers.enumerate() {
         let error = stranger.run().expect_err("it is no memcached");
         assert!(matches!(error, BenchError::NotMemcached { .. }), "{number}: {error}");
         assert!(error.to_string().contains("is it a memcached"), "{error}");
     }
     for spoil in [Spoil::Value, Spoil::Ending, Spoil::Beyond] {
-        let report = FakeMemcached::spoiling(20, spoil).run().unwrap();
-        assert!(matches!(report.void, Some(Void::Wrong(1.., _))), "{report:?}");
+        let report = FakeTcp::spoiling(20, spoil).run().unwrap();
+        assert!(matches!(report.void(), Some(Void::Wrong(1.., _))), "{report:?}");
     }
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let nobody = bench::run(&plan(&Target::Tcp(nobody), memcached_work("memcached"), 4));
@@ -297,7 +302,7 @@ fn who_is_no_memcached_is_refused_and_who_lies_later_is_caught() {
 fn a_memcached_that_stores_slowly_is_not_called_something_else() {
     let mut sets = 0;
     // The fifth set is never answered.
-    let slow = FakeMemcached::start(move |_| {
+    let slow = FakeTcp::memcached(move |_| {
         sets += 1;
         if sets == 5 { Vec::new() } else { b"STORED\r\n".to_vec() }
     });
@@ -305,7 +310,7 @@ fn a_memcached_that_stores_slowly_is_not_called_something_else() {
     assert!(matches!(error, BenchError::Unstored { .. }), "{error}");
     let plan = plan(&slow.target, memcached_work("memcached:100:100"), 4);
     plan.cancel.store(true, Ordering::Relaxed);
-    assert_eq!(bench::run(&plan).unwrap().void, Some(Void::Interrupted));
+    assert_eq!(bench::run(&plan).unwrap().void(), Some(&Void::Interrupted));
 }
 
 /// Longer than what lies in a slot.
@@ -445,8 +450,8 @@ fn one_wrong_reply_spoils_a_run() {
             vec![reply]
         });
         let report = fake.report(change);
-        assert_eq!(report.void, Some(Void::Wrong(1, "")), "{report:?}");
-        assert_eq!(report.to_json()["rate"], serde_json::Value::Null);
+        assert_eq!(report.void(), Some(&Void::Wrong(1, "")), "{report:?}");
+        assert_eq!(report.to_json()["trusted"], false);
     }
 }
 
@@ -456,7 +461,7 @@ fn repeated_replies_are_noticed_and_are_not_taken_for_others() {
         let fake =
             Fake::start(|n, request| vec![request.to_vec(); if n % 10 == 9 { 2 } else { 1 }]);
         let report = fake.report(change);
-        assert!(matches!(report.void, Some(Void::Duplicated(1..))), "{report:?}");
+        assert!(matches!(report.void(), Some(Void::Duplicated(1..))), "{report:?}");
         assert_eq!(report.wrong, 0, "{report:?}");
     }
 }
@@ -466,7 +471,7 @@ fn a_server_that_dies_makes_the_run_void() {
     for change in [|_: &mut Plan| (), burst] {
         let fake = Fake::start(|n, request| if n < 40 { vec![request.to_vec()] } else { vec![] });
         let report = fake.report(change);
-        assert!(matches!(report.void, Some(Void::Silent(..))), "{report:?}");
+        assert!(matches!(report.void(), Some(Void::Silent(..))), "{report:?}");
     }
 }
 
@@ -479,9 +484,9 @@ fn losses_make_a_closed_loop_void_and_are_counted_in_an_open_one() {
         let report = fake.report(change);
         assert!(report.lost > 0 && report.wrong == 0 && report.duplicated == 0, "{report:?}");
         // (Where the machine gives the server no turn at the end, it looks as if it had ended.)
-        let told = match report.void {
-            Some(Void::Lost(lost)) => Some(lost),
-            Some(Void::Silent(_, _, lost)) if closed => Some(lost),
+        let told = match report.void() {
+            Some(Void::Lost(lost)) => Some(*lost),
+            Some(Void::Silent(_, _, lost)) if closed => Some(*lost),
             _ => None,
         };
         assert_eq!(told, closed.then_some(report.lost), "{report:?}");
@@ -541,7 +546,7 @@ fn another_kernel_is_noticed_before_the_run() {
 fn a_core_that_cannot_be_had_makes_the_run_void() {
     let fake = Fake::start(|_, request| vec![request.to_vec()]);
     let report = fake.report(|plan| plan.cores = vec![1023]);
-    assert!(matches!(report.void, Some(Void::NotPinned { core: 1023, .. })), "{report:?}");
+    assert!(matches!(report.void(), Some(Void::NotPinned { core: 1023, .. })), "{report:?}");
     assert_eq!((report.sent, report.rate), (0, 0.0));
 }
 
@@ -556,7 +561,7 @@ fn an_interrupted_run_is_void() {
             cancel.store(true, Ordering::Relaxed);
         });
     });
-    assert_eq!(report.void, Some(Void::Interrupted));
+    assert_eq!(report.void(), Some(&Void::Interrupted));
 }
 
 #[test]
@@ -571,7 +576,7 @@ fn a_rate_that_cannot_be_sent_is_not_called_measured() {
         plan.timeout = Some(PATIENCE);
         plan.duration = Duration::from_millis(300);
     });
-    let told = matches!(report.void, Some(Void::Unsent(..) | Void::Few(_)));
+    let told = matches!(report.void(), Some(Void::Unsent(..) | Void::Few(_)));
     assert!(told, "{report:?}");
 }
 
@@ -653,15 +658,149 @@ fn the_command_shows_a_table_a_document_and_a_plot() {
 }
 
 #[test]
-fn a_void_run_shows_no_numbers_and_fails() {
+fn an_untrusted_run_shows_its_numbers_marked_and_fails() {
     let fake = Fake::start(|n, request| vec![request.to_vec(); if n > 10 { 2 } else { 1 }]);
     let target = fake.target.to_string();
-    let output = command("500ms", &[&target, "--window", "1"]);
+    let plot = std::env::temp_dir().join(format!("serval-untrusted-{}.svg", std::process::id()));
+    let arguments = [&target, "--window", "1", "--plot", plot.to_str().unwrap()];
+    let output = command("500ms", &arguments);
     assert_eq!(output.status.code(), Some(1));
     let (out, err) = (String::from_utf8_lossy(&output.stdout).into_owned(), stderr(&output));
-    assert!(out.contains("void") && !out.contains("/s"), "{out}");
-    assert!(err.contains("1 in flight is void") && err.contains("came twice"), "{err}");
+    assert!(out.contains("/s") && out.contains("NOT TRUSTED, 1 in flight: "), "{out}");
+    assert!(err.contains("1 in flight is not trusted") && err.contains("came twice"), "{err}");
     assert_eq!(err.trim_end().lines().count(), 1, "{err}");
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    std::fs::remove_file(&plot).unwrap();
+    assert!(svg.contains("class=\"m0\"") && svg.contains("NOT TRUSTED"), "{svg}");
+
+    let output = command("500ms", &[&target, "--window", "1", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let run = &json["runs"][0];
+    assert_eq!(run["trusted"], false, "{json}");
+    assert!(run["rate"].as_f64().unwrap() > 0.0, "{json}");
+    assert!(run["reasons"][0]["reason"].as_str().unwrap().contains("came twice"), "{json}");
+    // No option accepts it, not even the one that `command` gives.
+    assert!(run["reasons"][0]["accepted_by"].is_null(), "{json}");
+}
+
+#[test]
+fn the_document_names_no_commit_of_the_current_folder() {
+    let server = serve(Work::Echo { bytes: 64 });
+    let target = Target::Udp(address(&server, 0)).to_string();
+    let folder = std::env::temp_dir().join(format!("serval-bench-commit-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let git = |arguments: &[&str]| {
+        let mut git = Command::new("git");
+        git.current_dir(&folder).args(["-c", "user.name=a", "-c", "user.email=a@b"]);
+        git.args(arguments).output().unwrap()
+    };
+    git(&["init", "--quiet"]);
+    git(&["commit", "--quiet", "--allow-empty", "-m", "a program of somebody else"]);
+    let head = String::from_utf8(git(&["rev-parse", "HEAD"]).stdout).unwrap();
+    assert_eq!(head.trim().len(), 40, "{head}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+    command.args([
+        "bench",
+        &target,
+        "--window",
+        "1",
+        "--warmup",
+        "0",
+        "--duration",
+        "50ms",
+        "--json",
+    ]);
+    let output = command.current_dir(&folder).output().unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("\"machine\"") && !text.contains(head.trim()), "{text}");
+}
+
+/// `serval bench` with a message of its own.
+fn custom(target: &Target, arguments: &[&str]) -> Output {
+    let target = target.to_string();
+    undisturbed(&[&[target.as_str(), "--window", "1,4"], arguments].concat())
+}
+
+#[test]
+fn a_message_of_ones_own_is_sent_and_the_reply_compared() {
+    let folder = std::env::temp_dir().join(format!("serval-bench-own-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (payload, other) = (folder.join("payload"), folder.join("other"));
+    std::fs::write(&payload, "a message of ones own").unwrap();
+    std::fs::write(&other, "something else").unwrap();
+    let (payload, other) = (payload.to_str().unwrap(), other.to_str().unwrap());
+    let work = Work::Echo { bytes: 64 };
+    let path = folder.join("port");
+    let server = serve_at(&work, std::slice::from_ref(&path));
+    let (udp, tcp) = (Target::Udp(address(&server, 0)), Target::Tcp(address(&server, 1)));
+    for target in [&udp, &tcp, &Target::Shm(path)] {
+        let expects =
+            [&["--expect", payload][..], &[], &["--expect", "echo"], &["--expect", "any:21"]];
+        for expect in &expects[..if *target == udp { 4 } else { 1 }] {
+            let output = custom(target, &[&["--payload", payload], *expect].concat());
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success(), "{target} {expect:?}: {}", stderr(&output));
+            assert!(text.contains("a payload of 21 bytes at "), "{text}");
+            let counted = expect.is_empty() || expect[1] == "any:21";
+            assert_eq!(text.contains("not compared"), counted, "{text}");
+        }
+        let hex = ["--payload-hex", "00ff10", "--expect-hex", "0x00 ff:10"];
+        assert!(custom(target, &hex).status.success());
+        for wrong in [["--expect", other], ["--expect-hex", "61"], ["--expect", "any:20"]] {
+            let output = custom(target, &[&["--payload", payload], &wrong[..]].concat());
+            assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+            assert!(stderr(&output).contains("as --expect says"), "{}", stderr(&output));
+        }
+    }
+    for (arguments, part) in [
+        (&["--payload", "/there/is/no/file"][..], "/there/is/no/file"),
+        (&["--payload", payload, "--expect", "any:x"], "any:BYTES"),
+        (&["--payload-hex", "abc"], "pairs of hexadecimal digits"),
+        (&["--expect", "echo"], "--payload"),
+        (&["--payload", payload, "--workload", "lenet"], "cannot be used with"),
+        (&["--payload", payload, "--framing", "raw"], "--expect any:BYTES"),
+    ] {
+        let output = custom(&tcp, arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(part), "{arguments:?}: {}", stderr(&output));
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Equal replies to equal requests cannot be told apart, but they can be counted.
+#[test]
+fn replies_to_a_message_of_ones_own_that_come_twice_or_change_are_noticed() {
+    let twice = Fake::start(|n, request| vec![request.to_vec(); if n == 30 { 2 } else { 1 }]);
+    let changed = Fake::start(|n, request| match n {
+        30 => vec![b"wrong".to_vec()],
+        _ => vec![request.to_vec()],
+    });
+    let silent = Fake::start(|_, _| vec![]);
+    let own = |fake: &Fake| {
+        let target = fake.target.to_string();
+        command("500ms", &[&target, "--payload-hex", "616263", "--expect", "echo", "--window", "2"])
+    };
+    for (fake, told) in [(&twice, "came twice"), (&changed, "replies were wrong")] {
+        let output = own(fake);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains(told), "{}", stderr(&output));
+    }
+    assert!(stderr(&own(&silent)).contains("does not answer the payload"));
+}
+
+/// The same on a connection, whose requests the second reply shifts.
+#[test]
+fn a_reply_that_comes_twice_on_a_connection_is_noticed_although_all_are_equal() {
+    let mut count = 0;
+    let fake = FakeTcp::start(Framing::LengthU16, move |request| {
+        count += 1;
+        request.repeat(if count == 30 { 2 } else { 1 })
+    });
+    let custom = Custom { payload: b"abc".to_vec(), expect: Expect::Echo };
+    let report = bench::run(&plan(&fake.target, Work::Custom(Arc::new(custom)), 2)).unwrap();
+    assert!(matches!(report.void(), Some(Void::Duplicated(1..))), "{report:?}");
 }
 
 #[test]
@@ -719,5 +858,9 @@ fn a_client_that_others_keep_from_its_core_says_so() {
     });
     stop.store(true, Ordering::Relaxed);
     busy.into_iter().for_each(|thread| thread.join().unwrap());
-    assert!(matches!(report.void, Some(Void::Stolen(_))), "{report:?}");
+    assert!(matches!(report.void(), Some(Void::Stolen(_))), "{report:?}");
+    assert!(report.has_numbers() && !report.is_trusted(), "{report:?}");
+    let option = report.void().unwrap().accepted_by().unwrap();
+    let percent: f64 = option.strip_prefix("--stolen-max ").unwrap().parse().unwrap();
+    assert!(percent / 100.0 > report.stolen.min(0.99), "{option}: {report:?}");
 }

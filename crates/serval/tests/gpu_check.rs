@@ -9,7 +9,7 @@ use serval::bench::Void;
 
 /// What `serval bench --json` says of a run.
 macro_rules! run {
-    ($replied:expr, $lost:expr, $wrong:expr, $twice:expr, $void:expr) => {
+    ($replied:expr, $lost:expr, $wrong:expr, $twice:expr, $trust:expr) => {
         concat!(
             "{\"target\":\"udp://127.0.0.1:9378\",\"sent\":700,\"replied\":",
             $replied,
@@ -19,22 +19,29 @@ macro_rules! run {
             $lost,
             ",\"duplicated\":",
             $twice,
-            ",\"late\":0,\"void\":",
-            $void,
+            ",\"late\":0,",
+            $trust,
             "}"
         )
     };
 }
 
-const RIGHT: &str = run!(700, 0, 0, 0, "null");
-const LOST: &str = run!(500, 200, 0, 0, "null");
-const WRONG: &str = run!(700, 0, 1, 0, "null");
-const TWICE: &str = run!(700, 0, 0, 1, "null");
-const SILENT: &str = run!(0, 0, 0, 0, "null");
-const UNSENT: &str = run!(700, 0, 0, 0, "\"9 % of the requests could not be sent\"");
-const STOLEN: &str = run!(700, 0, 0, 0, "\"STOLEN\"");
-const STOLEN_AND_LOST: &str = run!(500, 200, 0, 0, "\"STOLEN\"");
-const STOLEN_AND_WRONG: &str = run!(700, 0, 1, 0, "\"STOLEN\"");
+/// A run with this reason not to trust it.
+macro_rules! because {
+    ($reason:expr) => {
+        concat!("\"trusted\":false,\"reasons\":[{\"reason\":\"", $reason, "\"}]")
+    };
+}
+
+const RIGHT: &str = run!(700, 0, 0, 0, "\"trusted\":true,\"reasons\":[]");
+const LOST: &str = run!(500, 200, 0, 0, "\"trusted\":true,\"reasons\":[]");
+const WRONG: &str = run!(700, 0, 1, 0, "\"trusted\":true,\"reasons\":[]");
+const TWICE: &str = run!(700, 0, 0, 1, "\"trusted\":true,\"reasons\":[]");
+const SILENT: &str = run!(0, 0, 0, 0, "\"trusted\":true,\"reasons\":[]");
+const UNSENT: &str = run!(700, 0, 0, 0, because!("9 % of the requests could not be sent"));
+const STOLEN: &str = run!(700, 0, 0, 0, because!("STOLEN"));
+const STOLEN_AND_LOST: &str = run!(500, 200, 0, 0, because!("STOLEN"));
+const STOLEN_AND_WRONG: &str = run!(700, 0, 1, 0, because!("STOLEN"));
 const DEAD: &str = "error: nothing answers at udp://127.0.0.1:9378";
 
 fn root() -> PathBuf {

@@ -11,7 +11,9 @@ use std::time::Duration;
 use wire::framing::{Framing, SOCKPERF_HEADER_BYTES};
 use wire::nic::UDP_PAYLOAD_MAX;
 
-use crate::client::workload::{Digit, Digits, Faces, Memcached, Pictures, Sockperf, Vectors};
+use crate::client::workload::{
+    Custom, Digit, Digits, Faces, Memcached, Pictures, Sockperf, Vectors,
+};
 use crate::client::{BURST_WINDOW_MAX, Echo, WINDOW_MAX, Workload};
 use crate::demo::KernelFunction;
 
@@ -97,9 +99,11 @@ impl Plan {
 
     /// Framing of requests on TCP.
     pub fn framing(&self) -> Framing {
-        self.framing.unwrap_or(match self.work {
-            Work::Echo { bytes } if bytes > usize::from(u16::MAX) => Framing::LengthU32,
-            Work::Echo { .. } => Framing::LengthU16,
+        let long = |bytes: usize| bytes > usize::from(u16::MAX);
+        self.framing.unwrap_or(match &self.work {
+            Work::Echo { bytes } if long(*bytes) => Framing::LengthU32,
+            Work::Custom(custom) if long(custom.payload.len()) => Framing::LengthU32,
+            Work::Echo { .. } | Work::Custom(_) => Framing::LengthU16,
             Work::Sockperf { .. } => Framing::Sockperf,
             work if work.is_memcached() => Framing::Memcached,
             _ => Framing::Fixed(self.work.request_bytes() as u32),
@@ -133,7 +137,7 @@ impl Plan {
         if self.work.is_memcached()
             && (!matches!(self.target, Target::Tcp(_)) || self.framing() != Framing::Memcached)
         {
-            return Err(PlanError::MemcachedOverTcp(self.work));
+            return Err(PlanError::MemcachedOverTcp(self.work.clone()));
         }
         let shares = self.class() == Class::T2 || self.connections.is_some();
         match (&self.target, self.class()) {
@@ -144,6 +148,13 @@ impl Plan {
                 return Err(PlanError::Datagram(self.work.request_bytes()));
             }
             _ => {}
+        }
+        // Replies of `raw` and `fixed` services do not say where they end.
+        if let (Work::Custom(custom), Target::Tcp(_)) = (&self.work, &self.target)
+            && custom.reply_bytes().is_none()
+            && matches!(self.framing(), Framing::Raw | Framing::Fixed(_))
+        {
+            return Err(PlanError::ReplyBytes(self.framing()));
         }
         let window_max = match &self.target {
             Target::Udp(_) if shares => BURST_WINDOW_MAX,
@@ -170,7 +181,7 @@ impl Plan {
         let one_each = self.connections.is_none_or(|n| self.window() == Some(n));
         let udp = matches!(self.target, Target::Udp(_));
         if udp && self.class() == Class::T0 && !one_each && !self.work.has_identity() {
-            return Err(PlanError::NoIdentity(self.work));
+            return Err(PlanError::NoIdentity(self.work.clone()));
         }
         if self.duration.is_zero() {
             return Err(PlanError::Duration);
@@ -266,7 +277,7 @@ pub enum Mode {
 }
 
 /// What is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Messages that come back unchanged.
     Echo {
@@ -296,18 +307,23 @@ pub enum Work {
     },
     /// What a service of the workload `faces` asks its memcached.
     FacesDatabase,
+    /// A message of the user's own.
+    Custom(Arc<Custom>),
 }
 
+/// Longest message that a service can have.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// Of 100 requests of a memcached workload that says nothing about it.
 const GETS_PERCENT: u8 = 90;
 
 impl Work {
     /// Length of a request.
-    pub fn request_bytes(self) -> usize {
-        match self {
+    pub fn request_bytes(&self) -> usize {
+        match *self {
             Self::Echo { bytes } => bytes,
             Self::Sockperf { bytes } => bytes.max(SOCKPERF_HEADER_BYTES),
             Self::Scale { numbers } => 4 * numbers,
+            Self::Custom(ref custom) => custom.payload.len(),
             Self::Lenet => Digits::PICTURE_BYTES,
             Self::Faces => Faces::REQUEST_BYTES,
             Self::Memcached { value_bytes, .. } => Memcached::message_bytes(value_bytes),
@@ -315,9 +331,10 @@ impl Work {
         }
     }
 
-    /// Length of a reply.
-    pub fn reply_bytes(self) -> usize {
+    /// Length of a reply; the longest possible one where it is not known.
+    pub fn reply_bytes(&self) -> usize {
         match self {
+            Self::Custom(custom) => custom.reply_bytes().unwrap_or(MESSAGE_BYTES_MAX),
             Self::Lenet => Digits::REPLY_BYTES,
             Self::Faces => Faces::REPLY_BYTES,
             _ => self.request_bytes(),
@@ -325,17 +342,21 @@ impl Work {
     }
 
     /// Whether a memcached is asked.
-    pub(super) fn is_memcached(self) -> bool {
+    pub(super) fn is_memcached(&self) -> bool {
         matches!(self, Self::Memcached { .. } | Self::FacesDatabase)
     }
 
     /// Whether replies say which request they answer.
-    pub fn has_identity(self) -> bool {
-        match self {
+    pub fn has_identity(&self) -> bool {
+        match *self {
             Self::Echo { bytes } => Echo::new(bytes).has_identity(),
             Self::Scale { numbers } => Vectors::new(numbers).has_identity(),
             Self::Sockperf { .. } => true,
-            Self::Lenet | Self::Faces | Self::Memcached { .. } | Self::FacesDatabase => false,
+            Self::Lenet
+            | Self::Faces
+            | Self::Memcached { .. }
+            | Self::FacesDatabase
+            | Self::Custom(_) => false,
         }
     }
 }
@@ -352,6 +373,7 @@ impl fmt::Display for Work {
                 write!(f, "memcached:{value_bytes}:{gets_percent}")
             }
             Self::FacesDatabase => f.write_str("faces-database"),
+            Self::Custom(custom) => write!(f, "a payload of {} bytes", custom.payload.len()),
         }
     }
 }
@@ -373,7 +395,7 @@ impl FromStr for Work {
             Some((name, size)) => (name, Some(size.parse::<usize>().map_err(|_| wrong())?)),
         };
         // Longer messages than a service can have are no use.
-        if size.is_some_and(|size| size > 8 << 20) {
+        if size.is_some_and(|size| size > MESSAGE_BYTES_MAX) {
             return Err(wrong());
         }
         match (name, size) {
@@ -399,10 +421,11 @@ pub(super) enum Material {
     Digits { digits: Vec<Digit<'static>>, expected: Vec<Vec<u8>> },
     Faces(Pictures<'static>),
     FacesDatabase(Pictures<'static>),
+    Custom(Arc<Custom>),
 }
 
 impl Material {
-    pub(super) fn new(work: Work) -> Result<Self, String> {
+    pub(super) fn new(work: &Work) -> Result<Self, String> {
         match work {
             Work::Lenet => {
                 let digits = Digit::held_out();
@@ -420,7 +443,8 @@ impl Material {
             }
             Work::Faces => Ok(Self::Faces(Pictures::built_in())),
             Work::FacesDatabase => Ok(Self::FacesDatabase(Pictures::built_in())),
-            work => Ok(Self::Simple(work)),
+            Work::Custom(custom) => Ok(Self::Custom(custom.clone())),
+            work => Ok(Self::Simple(work.clone())),
         }
     }
 
@@ -435,6 +459,7 @@ impl Material {
             Self::Digits { digits, expected } => Box::new(Digits::new(digits, Some(expected))),
             Self::Faces(pictures) => Box::new(Faces::new(&pictures.people)),
             Self::FacesDatabase(pictures) => Box::new(Memcached::faces(&pictures.people)),
+            Self::Custom(custom) => Box::new(&**custom),
         }
     }
 
@@ -498,6 +523,11 @@ pub enum PlanError {
         "replies of `{0}` do not say which request they answer, so that every request in flight needs a socket of its own: leave the number of connections out"
     )]
     NoIdentity(Work),
+    /// Where a reply ends is not known.
+    #[error(
+        "framing {0} does not say where a reply ends: say how long replies are with --expect any:BYTES, or which reply is right with --expect FILE"
+    )]
+    ReplyBytes(Framing),
     /// Nothing would be measured.
     #[error("a duration of 0 measures nothing: give the seconds to measure, such as 2s")]
     Duration,

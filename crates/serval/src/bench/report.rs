@@ -73,8 +73,8 @@ pub struct Report {
     pub stolen: f64,
     /// What the server used, as far as it was looked at.
     pub server: ServerCost,
-    /// Why none of this is to be believed.
-    pub void: Option<Void>,
+    /// Why none of this is to be believed; a cause comes before its consequences. Empty: it is.
+    pub reasons: Vec<Void>,
 }
 
 /// Nanoseconds.
@@ -137,7 +137,7 @@ pub enum Void {
     Gone,
     /// The server stopped answering.
     #[error(
-        "the server said nothing in the last {0:.0?} of {1:.0?}, and {2} requests were lost: did it end?"
+        "the server sent nothing in the last {0:.0?} of {1:.0?}, and {2} requests were lost: did it end?"
     )]
     Silent(Duration, Duration, u64),
     /// A closed loop lost requests.
@@ -158,8 +158,8 @@ pub enum Void {
     Little(f64),
     /// The client was not let work.
     #[error(
-        "somebody else had the client's core for {:.0} % of the time: keep the machine quiet, give the client a core of its own (--core), or ask for less in flight",
-        100.0 * .0
+        "other processes used {} % of the client's core: keep the machine quiet, give the client a core of its own (--core), or ask for less in flight",
+        percent(*.0)
     )]
     Stolen(f64),
     /// The open loop was none.
@@ -169,12 +169,32 @@ pub enum Void {
     )]
     Unsent(f64, bool),
     /// Too short.
-    #[error("only {0} replies came, which is too few for percentiles: measure for longer")]
+    #[error(
+        "only {0} replies came, which is too few for percentiles: measure for longer (--duration)"
+    )]
     Few(u64),
 }
 
+/// A share in percent, rounded up: it never looks smaller than the limit it is over.
+fn percent(share: f64) -> u64 {
+    (100.0 * share - 1e-6).ceil() as u64
+}
+
+impl Void {
+    /// The option of `serval bench` that accepts a run in spite of this. Nothing accepts replies that are wrong.
+    pub fn accepted_by(&self) -> Option<String> {
+        match self {
+            // With some room for the next run.
+            Self::Stolen(share) => {
+                Some(format!("--stolen-max {}", (percent(*share) / 5 * 5 + 5).min(100)))
+            }
+            _ => None,
+        }
+    }
+}
+
 impl Report {
-    pub(super) fn void(plan: &Plan, void: Void) -> Self {
+    pub(super) fn nothing(plan: &Plan, void: Void) -> Self {
         Self {
             target: plan.target.to_string(),
             class: plan.class(),
@@ -197,7 +217,7 @@ impl Report {
             client_busy: 0.0,
             stolen: 0.0,
             server: ServerCost::default(),
-            void: Some(void),
+            reasons: vec![void],
         }
     }
 
@@ -242,20 +262,35 @@ impl Report {
             client_busy: busy / client_ns,
             stolen: outcome.stolen.as_nanos() as f64 / client_ns,
             server,
-            ..Self::void(plan, Void::Interrupted)
+            ..Self::nothing(plan, Void::Interrupted)
         };
-        report.void = report.judge(plan, window, outcome);
+        report.reasons = report.judge(plan, window, outcome);
         report
     }
 
-    /// What, if anything, makes the run void; the cause before its consequences.
-    fn judge(&self, plan: &Plan, window: Option<usize>, outcome: &Outcome) -> Option<Void> {
-        use std::sync::atomic::Ordering;
-        if plan.cancel.load(Ordering::Relaxed) {
-            return Some(Void::Interrupted);
+    /// Whether the numbers can be believed.
+    pub fn is_trusted(&self) -> bool {
+        self.reasons.is_empty()
+    }
+
+    /// The first reason why they cannot.
+    pub fn void(&self) -> Option<&Void> {
+        self.reasons.first()
+    }
+
+    /// Whether there are numbers at all: a run that could not begin has none.
+    pub fn has_numbers(&self) -> bool {
+        self.rate > 0.0
+    }
+
+    /// What makes the run void, causes before their consequences.
+    fn judge(&self, plan: &Plan, window: Option<usize>, outcome: &Outcome) -> Vec<Void> {
+        let mut reasons = Vec::new();
+        if plan.cancel.load(std::sync::atomic::Ordering::Relaxed) {
+            reasons.push(Void::Interrupted);
         }
         if outcome.duplicated > 0 {
-            return Some(Void::Duplicated(outcome.duplicated));
+            reasons.push(Void::Duplicated(outcome.duplicated));
         }
         if outcome.wrong > 0 {
             let in_order = self.class == Class::T2 && !plan.work.has_identity();
@@ -264,33 +299,33 @@ impl Report {
             } else {
                 ""
             };
-            return Some(Void::Wrong(outcome.wrong, hint));
-        }
-        let silence = outcome.silence.as_secs_f64() / outcome.elapsed.as_secs_f64().max(1e-9);
-        if outcome.lost > 0 && silence > SILENCE_MAX {
-            return Some(Void::Silent(outcome.silence, outcome.elapsed, outcome.lost));
+            reasons.push(Void::Wrong(outcome.wrong, hint));
         }
         let closed = plan.window();
-        if closed.is_some() && outcome.lost as f64 > LOST_MAX * outcome.sent as f64 {
-            return Some(Void::Lost(outcome.lost));
+        let silence = outcome.silence.as_secs_f64() / outcome.elapsed.as_secs_f64().max(1e-9);
+        if outcome.lost > 0 && silence > SILENCE_MAX {
+            reasons.push(Void::Silent(outcome.silence, outcome.elapsed, outcome.lost));
+        } else if closed.is_some() && outcome.lost as f64 > LOST_MAX * outcome.sent as f64 {
+            reasons.push(Void::Lost(outcome.lost));
         }
         if self.stolen > plan.stolen_max {
-            return Some(Void::Stolen(self.stolen));
+            reasons.push(Void::Stolen(self.stolen));
         }
         let unsent = outcome.unsent as f64 / (outcome.unsent + outcome.sent).max(1) as f64;
         if unsent > UNSENT_MAX {
-            return Some(Void::Unsent(unsent, self.client_busy >= BUSY));
+            reasons.push(Void::Unsent(unsent, self.client_busy >= BUSY));
         }
         if outcome.latency.len() < REPLIES_MIN {
-            return Some(Void::Few(outcome.latency.len()));
+            reasons.push(Void::Few(outcome.latency.len()));
+        } else if let Some(ratio) = self.contradiction(closed, window, outcome) {
+            // What a closed connection held is not in flight until another one is open.
+            let tcp = matches!(plan.target, Target::Tcp(_));
+            reasons.push(match outcome.reconnects {
+                times @ 1.. if tcp => Void::Closed(times, outcome.lost),
+                _ => Void::Little(ratio),
+            });
         }
-        let ratio = self.contradiction(closed, window, outcome)?;
-        // What a closed connection held is not in flight until another one is open.
-        let tcp = matches!(plan.target, Target::Tcp(_));
-        Some(match outcome.reconnects {
-            times @ 1.. if tcp => Void::Closed(times, outcome.lost),
-            _ => Void::Little(ratio),
-        })
+        reasons
     }
 
     /// The sides of Little's law as a ratio, where they contradict each other.
@@ -334,7 +369,7 @@ impl Report {
         self.server.busy.filter(|_| self.rate > 0.0).map(|busy| 1e9 * busy / self.rate)
     }
 
-    /// Everything, for programs. A void report has no numbers but counts.
+    /// Everything, for programs. A run without replies has no numbers but counts.
     pub fn to_json(&self) -> Json {
         let (mode, asked) = match self.mode {
             Mode::Closed { window } => ("closed", json!({ "window": window })),
@@ -342,12 +377,12 @@ impl Report {
         };
         let mut json = json!({
             "target": self.target, "class": self.class.to_string(), "work": self.work,
-            "mode": mode, "asked": asked,
+            "mode": mode, "asked": asked, "trusted": self.is_trusted(),
+            "reasons": self.reasons.iter().map(reason_json).collect::<Vec<_>>(),
             "sent": self.sent, "replied": self.replied, "wrong": self.wrong, "lost": self.lost,
             "duplicated": self.duplicated, "late": self.late,
-            "void": self.void.as_ref().map(ToString::to_string),
         });
-        let Some(fields) = json.as_object_mut().filter(|_| self.void.is_none()) else {
+        let Some(fields) = json.as_object_mut().filter(|_| self.has_numbers()) else {
             return json;
         };
         let l = &self.latency;
@@ -376,6 +411,15 @@ impl Report {
     }
 }
 
+/// A reason for programs; `accepted_by` is there where an option accepts it.
+fn reason_json(reason: &Void) -> Json {
+    let mut json = json!({ "reason": reason.to_string() });
+    if let (Some(fields), Some(option)) = (json.as_object_mut(), reason.accepted_by()) {
+        fields.insert("accepted_by".into(), json!(option));
+    }
+    json
+}
+
 /// Little's law, as a ratio of its sides.
 fn little_holds(ratio: f64, tolerance: f64) -> bool {
     (ratio - 1.0).abs() <= tolerance
@@ -400,7 +444,7 @@ mod tests {
     }
 
     fn judged(plan: &Plan, outcome: &Outcome) -> Option<Void> {
-        Report::new(plan, plan.window(), outcome, ServerCost::default()).void
+        Report::new(plan, plan.window(), outcome, ServerCost::default()).void().cloned()
     }
 
     proptest! {
@@ -465,7 +509,7 @@ mod tests {
     fn a_closed_loop_fills_its_window_and_loses_nothing() {
         // Without a window that the client keeps full (trains, shared memory), and with what is lost.
         let judged = |plan: &Plan, outcome: &Outcome| {
-            Report::new(plan, None, outcome, ServerCost::default()).void
+            Report::new(plan, None, outcome, ServerCost::default()).void().cloned()
         };
         let mut plan = Plan::new("udp://127.0.0.1:9".parse().unwrap());
         plan.mode = Mode::Closed { window: 64 };
@@ -498,14 +542,46 @@ mod tests {
     }
 
     #[test]
-    fn a_void_report_tells_programs_no_rate() {
+    fn programs_are_told_whether_to_trust_the_numbers() {
         let mut plan = Plan::new("udp://127.0.0.1:9".parse().unwrap());
         let sound = Report::new(&plan, Some(1), &outcome(1, 1000, 10_000), ServerCost::default());
         assert_eq!(sound.to_json()["latency_ns"]["p50"], 1000);
-        assert!(sound.to_json()["void"].is_null());
+        assert_eq!(sound.to_json()["trusted"], true);
+        assert_eq!(sound.to_json()["reasons"], json!([]));
         plan.mode = Mode::Closed { window: 2 };
         let void = Report::new(&plan, Some(2), &outcome(1, 1000, 10_000), ServerCost::default());
-        assert!(void.to_json()["rate"].is_null() && void.to_json()["latency_ns"].is_null());
-        assert!(void.to_json()["void"].as_str().unwrap().contains("Little"));
+        let json = void.to_json();
+        assert_eq!((&json["trusted"], &json["latency_ns"]["p50"]), (&json!(false), &json!(1000)));
+        assert!(json["reasons"][0]["reason"].as_str().unwrap().contains("Little"), "{json}");
+        let nothing = Report::nothing(&plan, Void::Gone).to_json();
+        assert!(nothing["rate"].is_null() && nothing["trusted"] == false, "{nothing}");
+    }
+
+    #[test]
+    fn every_reason_is_told_and_only_a_stolen_core_is_accepted_by_an_option() {
+        let mut plan = Plan::new("udp://127.0.0.1:9".parse().unwrap());
+        let mut bad = outcome(1, 1000, 10_000);
+        bad.stolen = bad.elapsed / 10;
+        let report = |plan: &Plan, bad: &Outcome| {
+            Report::new(plan, Some(1), bad, ServerCost::default()).reasons
+        };
+        let stolen = report(&plan, &bad);
+        assert_eq!(stolen, [Void::Stolen(0.1)]);
+        assert!(
+            stolen[0].to_string().starts_with("other processes used 10 % of the client's core")
+        );
+        assert_eq!(stolen[0].accepted_by().as_deref(), Some("--stolen-max 15"));
+        plan.stolen_max = 0.15;
+        assert_eq!(report(&plan, &bad), []);
+        plan.stolen_max = 1.0;
+        bad.wrong = 1;
+        bad.duplicated = 1;
+        let wrong = report(&plan, &bad);
+        assert_eq!(wrong, [Void::Duplicated(1), Void::Wrong(1, "")]);
+        assert!(wrong.iter().all(|reason| reason.accepted_by().is_none()));
+        for (share, option) in [(0.051, "10"), (0.14, "15"), (0.15, "20"), (0.99, "100")] {
+            let option = format!("--stolen-max {option}");
+            assert_eq!(Void::Stolen(share).accepted_by(), Some(option), "{share}");
+        }
     }
 }

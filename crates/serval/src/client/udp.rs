@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
 
 use sys::time::monotonic_ns;
 
@@ -15,6 +16,8 @@ use super::{ClientError, Load, Outcome, REST_NS, Tally, WINDOW_MAX, Workload};
 
 /// A request that was overtaken by one sent this much later is looked at seldom.
 const OVERTAKEN_NS: u64 = 1_000_000;
+/// Replies that nothing asked for are counted up to this many at a time.
+const UNASKED_MAX: usize = 16;
 
 /// What one socket is doing.
 #[derive(Clone, Copy)]
@@ -106,6 +109,7 @@ impl<'w> Run<'w> {
                 self.search(now_ns)?;
             }
             if self.tally.turn(found, now_ns) {
+                self.count_unasked_at_end();
                 return Ok(self.tally.finish());
             }
             self.tally.idle(found);
@@ -127,6 +131,9 @@ impl<'w> Run<'w> {
     fn send(&mut self, key: usize, index: u64, due_ns: u64) -> Result<(), ClientError> {
         self.request.clear();
         self.workload.request(index, &mut self.request);
+        if !self.workload.replies_differ() {
+            self.count_unasked(key);
+        }
         let sent_ns = monotonic_ns();
         let mut sent = self.slots[key].socket.send(&self.request);
         if sent.as_ref().is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused) {
@@ -148,6 +155,29 @@ impl<'w> Run<'w> {
             Err(e) => return Err(ClientError::Send(self.address, self.request.len(), e)),
         }
         Ok(())
+    }
+
+    /// Nothing is in flight on the socket: what lies there came twice.
+    fn count_unasked(&mut self, key: usize) {
+        for _ in 0..UNASKED_MAX {
+            match self.slots[key].socket.recv(&mut self.reply) {
+                Ok(_) => self.tally.outcome.duplicated += 1,
+                Err(_) => break,
+            }
+        }
+    }
+
+    /// The second of two equal replies may lie behind the last one, or still be under way.
+    fn count_unasked_at_end(&mut self) {
+        if self.workload.replies_differ() {
+            return;
+        }
+        std::thread::sleep(Duration::from_nanos(REST_NS));
+        for key in 0..self.slots.len() {
+            if matches!(self.slots[key].state, State::Free) {
+                self.count_unasked(key);
+            }
+        }
     }
 
     /// Looks for replies. Returns whether there was one.

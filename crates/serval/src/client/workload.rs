@@ -1,11 +1,13 @@
 //! What a client asks, and what the right answers are.
 
+mod custom;
 mod digits;
 mod faces;
 mod memcached;
 mod sockperf;
 mod vectors;
 
+pub use custom::{Custom, Expect};
 pub use digits::{Digit, Digits};
 pub use faces::{Faces, Person, Pictures, Question};
 pub use memcached::{Lookups, Memcached};
@@ -31,6 +33,12 @@ pub trait Workload {
     fn identify(&self, reply: &[u8]) -> Option<u64> {
         let _ = reply;
         None
+    }
+
+    /// Whether a reply to one request is no right reply to another, so that [`Self::accepts`] notices one that
+    /// came twice. Where it is not, clients look for replies that nothing asked for.
+    fn replies_differ(&self) -> bool {
+        true
     }
 
     /// What gets came to so far, those of a warm-up included, where there are any.

@@ -1,6 +1,6 @@
 //! `serval bench URL`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -10,8 +10,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value as Json, json};
 use wire::framing::Framing;
 
-use super::{Failure, cancel_on_signal};
-use crate::bench::{self, BenchError, Bottleneck, Class, Mode, Plan, Report, Target, Work};
+use super::{Failure, bytes, cancel_on_signal};
+use crate::bench::{self, BenchError, Bottleneck, Class, Mode, Plan, Report, Target, Void, Work};
+use crate::client::workload::{Custom, Expect};
 use crate::compare::machine::Machine;
 use crate::plot::{self, Chart, Line};
 use crate::screen::{Screen, Table, Tone, per_second, span};
@@ -33,10 +34,14 @@ Clients are of three classes; compare only results of the same one.
       service must keep the order of each flow (dispatch = \"flow-hash\").
   T3  a shm:// port: no network at all.
 
-A run that cannot be believed shows no numbers but says why: wrong or repeated replies, a server
-that fell silent, a client that somebody else kept from its core, a rate that could not be sent,
-or numbers that contradict Little's law (requests in flight = rate x mean latency). Exit code 1
-then.
+Numbers that cannot be trusted are marked, with the reason: wrong or repeated replies, a server
+that fell silent, a client that did not have its core to itself, a rate that could not be sent, or
+numbers that contradict Little's law (requests in flight = rate x mean latency). The exit code is 1
+then. --stolen-max accepts a busier machine; nothing accepts wrong or repeated replies.
+
+--payload or --payload-hex sends a message of your own, to measure a kernel of your own. --expect
+says which replies are right: a file or --expect-hex (these bytes), echo (the payload itself), any
+(every reply; they are counted, not compared), any:BYTES (every reply of this length).
 
 memcached is asked in its text protocol over TCP. What will be asked for is stored first: 10,000
 keys, or fewer of long values, under serval:..., and for faces-database the pictures of its people
@@ -47,6 +52,8 @@ Examples:
   serval bench udp://127.0.0.1:9000                        echo of 64 bytes, 1 to 256 in flight
   serval bench tcp://127.0.0.1:9000 --workload lenet       digits, answers compared
   serval bench tcp://127.0.0.1:11211 --workload memcached:100:95   gets and sets, values compared
+  serval bench udp://127.0.0.1:9000 --payload question.bin --expect answer.bin
+  serval bench tcp://127.0.0.1:9000 --payload-hex 0102 --expect any --framing length:u32
   serval bench udp://127.0.0.1:9000 --rate 50k,100k,200k --plot load.svg
   serval bench udp://127.0.0.1:9000 --class T2 --window 1024 --core 1
   serval bench udp://127.0.0.1:9000 --metrics http://127.0.0.1:9464/metrics
@@ -71,6 +78,22 @@ pub(super) struct Options {
     /// service asks its memcached)
     #[arg(long, value_name = "WORKLOAD", default_value = "echo:64")]
     workload: Work,
+
+    /// Send the contents of this file as every request
+    #[arg(long, value_name = "FILE", group = "own", conflicts_with = "workload")]
+    payload: Option<PathBuf>,
+
+    /// Send these bytes as every request: 0a1b
+    #[arg(long, value_name = "HEX", group = "own", conflicts_with = "workload", value_parser = hex)]
+    payload_hex: Option<Hex>,
+
+    /// Which replies to the payload are right: FILE (its contents), echo, any or any:BYTES [default: any]
+    #[arg(long, value_name = "FILE|echo|any", requires = "own")]
+    expect: Option<String>,
+
+    /// The right reply to the payload
+    #[arg(long, value_name = "HEX", requires = "own", conflicts_with = "expect", value_parser = hex)]
+    expect_hex: Option<Hex>,
 
     /// The kind of client [default: T0; T3 for shm://]
     #[arg(long, value_enum, ignore_case = true)]
@@ -111,13 +134,34 @@ pub(super) struct Options {
     #[arg(long, value_name = "URL")]
     metrics: Option<String>,
 
-    /// Percent of the time that others may have the client's core before a run is void
+    /// Trust a run although other processes used up to this percentage of the client's core
     #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u8).range(0..=100))]
     stolen_max: u8,
 
     /// Save a chart (SVG): latency over rate, or of a single run its distribution
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+}
+
+/// Bytes given as hexadecimal digits.
+#[derive(Clone, Debug)]
+struct Hex(Vec<u8>);
+
+fn hex(text: &str) -> Result<Hex, String> {
+    bytes::from_hex(text).map(Hex)
+}
+
+/// `echo`, `any`, `any:BYTES`, or a file.
+fn expected(text: &str) -> Result<Expect, String> {
+    match (text, text.strip_prefix("any:")) {
+        ("echo", _) => Ok(Expect::Echo),
+        ("any", _) => Ok(Expect::Any(None)),
+        (_, Some(count)) => match count.parse() {
+            Ok(count) if count <= bench::MESSAGE_BYTES_MAX => Ok(Expect::Any(Some(count))),
+            _ => Err(format!("`any:{count}` is not a length: write any:BYTES, such as any:44")),
+        },
+        _ => Ok(Expect::Bytes(bytes::from_file(Path::new(text))?)),
+    }
 }
 
 /// `50`, `50k`, `1.5M`.
@@ -149,11 +193,26 @@ pub(super) fn time(text: &str) -> Result<Duration, String> {
 }
 
 impl Options {
+    /// What is asked: a workload, or a message of the user's own.
+    fn work(&self) -> Result<Work, String> {
+        let payload = match (&self.payload, &self.payload_hex) {
+            (Some(path), _) => bytes::from_file(path)?,
+            (None, Some(hex)) => hex.0.clone(),
+            (None, None) => return Ok(self.workload.clone()),
+        };
+        let expect = match (&self.expect, &self.expect_hex) {
+            (_, Some(hex)) => Expect::Bytes(hex.0.clone()),
+            (Some(text), None) => expected(text)?,
+            (None, None) => Expect::Any(None),
+        };
+        Ok(Work::Custom(Arc::new(Custom { payload, expect })))
+    }
+
     /// One plan for each run.
-    fn plans(&self, cancel: &Arc<AtomicBool>) -> Vec<Plan> {
+    fn plans(&self, cancel: &Arc<AtomicBool>) -> Result<Vec<Plan>, String> {
         let base = Plan {
             class: self.class,
-            work: self.workload,
+            work: self.work()?,
             framing: self.framing,
             connections: self.connections,
             warmup: self.warmup,
@@ -171,13 +230,13 @@ impl Options {
         } else {
             self.rate.iter().map(|rate| Mode::Open { rate: *rate }).collect()
         };
-        modes.into_iter().map(|mode| Plan { mode, ..base.clone() }).collect()
+        Ok(modes.into_iter().map(|mode| Plan { mode, ..base.clone() }).collect())
     }
 }
 
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let cancel = Arc::new(AtomicBool::new(false));
-    let plans = options.plans(&cancel);
+    let plans = options.plans(&cancel).map_err(Failure::Usage)?;
     // What cannot be is said before anything is measured.
     for plan in &plans {
         plan.check().map_err(|error| Failure::Usage(error.to_string()))?;
@@ -195,8 +254,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
             BenchError::Plan(error) => Failure::Usage(error.to_string()),
             error => Failure::run(error),
         })?;
-        let stop =
-            matches!(report.void, Some(bench::Void::Interrupted | bench::Void::NotPinned { .. }));
+        let stop = matches!(report.void(), Some(Void::Interrupted | Void::NotPinned { .. }));
         reports.push(report);
         if stop {
             break;
@@ -204,7 +262,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     }
     bar.finish_and_clear();
     let saved = match &options.plot {
-        Some(path) if reports.iter().any(|report| report.void.is_none()) => {
+        Some(path) if reports.iter().any(Report::has_numbers) => {
             let failed = |error| format!("cannot save the plot {}: {error}", path.display());
             plot::save(&chart(&plans[0], &reports), path)
                 .map_err(|error| Failure::Run(failed(error)))?;
@@ -213,11 +271,21 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         _ => None,
     };
     screen.show(|| text(screen, &plans[0], &reports, saved), || as_json(&plans[0], &reports));
-    match reports.iter().filter_map(|report| Some((report, report.void.as_ref()?))).next() {
+    match reports.iter().filter_map(|report| Some((report, report.void()?))).next() {
         None => Ok(()),
-        Some((report, void)) => {
-            Err(Failure::Run(format!("the run with {} is void: {void}", asked(report.mode))))
-        }
+        Some((report, void)) => Err(Failure::Unproven(format!(
+            "the run with {} is not trusted: {}",
+            asked(report.mode),
+            reason(void)
+        ))),
+    }
+}
+
+/// A reason, and the option that accepts it.
+fn reason(void: &Void) -> String {
+    match void.accepted_by() {
+        None => void.to_string(),
+        Some(option) => format!("{void}; pass {option} to accept this"),
     }
 }
 
@@ -269,15 +337,26 @@ fn text(screen: &Screen, plan: &Plan, reports: &[Report], saved: Option<&PathBuf
         (Some(_), None) => "'s process\n  used (a server that polls uses all of its core).\n",
         (None, None) => " was\n  (which needs --metrics or --server-pid).\n",
     });
-    let ratios = reports.iter().filter(|r| r.void.is_none()).filter_map(|report| report.hit_ratio);
+    if let Work::Custom(custom) = &plan.work
+        && !custom.compares()
+    {
+        text.push_str("  Replies were counted, not compared (--expect says which are right).\n");
+    }
+    let ratios = reports.iter().filter_map(|report| report.hit_ratio);
     let ratios: Vec<String> = ratios.map(|ratio| format!("{:.2} %", 100.0 * ratio)).collect();
     if !ratios.is_empty() {
         text.push_str(&format!("  Gets that found their value: {}.\n", ratios.join(", ")));
     }
-    if reports.iter().any(|r| r.void.is_none() && r.bottleneck() == Bottleneck::Client) {
+    if reports.iter().any(|r| r.is_trusted() && r.bottleneck() == Bottleneck::Client) {
         text.push_str(
             "  Where the client is the bottleneck the server may be faster than the rate says.\n",
         );
+    }
+    for report in reports.iter().filter(|report| !report.is_trusted()) {
+        let reasons: Vec<_> = report.reasons.iter().map(reason).collect();
+        let told =
+            format!("  NOT TRUSTED, {}: {}.\n", asked(report.mode), reasons.join("; also: "));
+        text.push_str(&screen.paint(Tone::Red, &told));
     }
     if let Some(path) = saved {
         text.push_str(&format!("\n  Plot: {}\n", path.display()));
@@ -291,9 +370,9 @@ fn row(report: &Report) -> Vec<(Tone, String)> {
         Mode::Open { rate } => per_second(rate),
     };
     let mut cells = vec![(Tone::Plain, asked)];
-    if report.void.is_some() {
+    if !report.has_numbers() {
         cells.extend((0..8).map(|_| (Tone::Dim, "-".to_owned())));
-        cells.push((Tone::Red, "void".to_owned()));
+        cells.push((Tone::Red, UNTRUSTED.to_owned()));
         return cells;
     }
     let ns = |ns: u64| (Tone::Plain, span(ns as f64));
@@ -308,11 +387,15 @@ fn row(report: &Report) -> Vec<(Tone, String)> {
     let server = report.server_busy_ns_per_message().or(report.server_cpu_ns_per_message());
     cells.push((Tone::Plain, server.map_or("-".to_owned(), |ns| format!("{ns:.0}"))));
     cells.push(match report.bottleneck() {
+        _ if !report.is_trusted() => (Tone::Red, UNTRUSTED.to_owned()),
         Bottleneck::Client => (Tone::Yellow, "the client is the bottleneck".to_owned()),
         Bottleneck::Elsewhere => (Tone::Plain, String::new()),
     });
     cells
 }
+
+/// Marks the row of a run whose numbers cannot be trusted.
+const UNTRUSTED: &str = "NOT TRUSTED";
 
 /// A share of what was sent, or the number where the share would look like none.
 fn lost_text(lost: u64, sent: u64) -> String {
@@ -331,9 +414,9 @@ fn as_json(plan: &Plan, reports: &[Report]) -> Json {
 
 /// Latency over rate, or of a single run the distribution of the latency.
 fn chart(plan: &Plan, reports: &[Report]) -> Chart {
-    let sound: Vec<&Report> = reports.iter().filter(|report| report.void.is_none()).collect();
+    let measured: Vec<&Report> = reports.iter().filter(|report| report.has_numbers()).collect();
     let us = |ns: u64| (ns as f64 / 1e3).max(1e-3);
-    let (x, lines) = match sound.as_slice() {
+    let (x, lines) = match measured.as_slice() {
         [one] => {
             let line = Line { name: asked(one.mode), points: one.distribution_us.clone() };
             (plot::shares(), vec![line])
@@ -341,7 +424,7 @@ fn chart(plan: &Plan, reports: &[Report]) -> Chart {
         _ => {
             let line = |name: &str, of: fn(&Report) -> u64| Line {
                 name: name.to_owned(),
-                points: sound.iter().map(|r| (r.rate, us(of(r)))).collect(),
+                points: measured.iter().map(|r| (r.rate, us(of(r)))).collect(),
             };
             let lines = vec![
                 line("p50", |r| r.latency.p50_ns),
@@ -352,14 +435,21 @@ fn chart(plan: &Plan, reports: &[Report]) -> Chart {
         }
     };
     let mode = if plan.window().is_some() { "closed loop" } else { "open loop (Poisson)" };
-    let points = sound.iter().map(|r| asked(r.mode)).collect::<Vec<_>>().join(", ");
+    let points = measured.iter().map(|r| asked(r.mode)).collect::<Vec<_>>().join(", ");
+    let untrusted = |r: &&&Report| Some(format!("{}: {}", asked(r.mode), reason(r.void()?)));
+    let untrusted: Vec<_> = measured.iter().filter_map(|r| untrusted(&r)).collect();
+    let checked = match &plan.work {
+        Work::Custom(custom) if !custom.compares() => "Replies were counted, not compared.",
+        _ => "Every reply was checked.",
+    };
     Chart {
         title: format!("{} over {}", plan.work, plan.target),
         caption: format!(
-            "Client class {}, {mode}, {} s each: {points}. Every reply was checked.",
+            "Client class {}, {mode}, {} s each: {points}. {checked}",
             plan.class(),
             plan.duration.as_secs_f64()
         ),
+        warning: (!untrusted.is_empty()).then(|| format!("NOT TRUSTED, {}", untrusted.join("; "))),
         x,
         y: plot::latencies(),
         lines,

@@ -82,7 +82,7 @@ pub(super) fn measure_server(
     // It must have been there all the time.
     neighbour.map(Server::stop).transpose()?;
     let asked_ns = database_cpu().zip(filled_ns).map(|(now, before)| now - before);
-    if let Some(void) = &report.void {
+    if let Some(void) = report.void() {
         noise = Some(void.to_string());
         if !is_noise(void) {
             return Ok(Run::Void(void.to_string()));
@@ -132,7 +132,7 @@ fn measure_peak(plan: &Plan, window: usize, cores: &Cores) -> Result<Peak, SideE
             ..plan.clone()
         };
         let report = run(&plan, cores)?;
-        match &report.void {
+        match report.void() {
             // The rate is that of the right answers.
             None | Some(Void::Lost(_)) => {}
             Some(void) if is_noise(void) => noise = Some(format!("peak: {void}")),

@@ -1,10 +1,13 @@
 //! Where and with what a table was measured.
 
 use std::fs;
-use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
+
+/// The commit that this program was built from, with `-dirty` behind it if the sources differed; `make build` says it.
+/// Never that of the folder in which the program runs, which has nothing to do with it.
+pub(crate) const BUILT_FROM: Option<&str> = option_env!("SERVAL_BUILT_FROM");
 
 /// The machine and the source that was measured. What the host does not tell is empty.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -17,10 +20,10 @@ pub struct Machine {
     pub host_kernel: String,
     /// Frequency governor of the first core.
     pub governor: String,
-    /// What `SERVAL_COMMIT` says that the programs were built from, for those that were carried here; otherwise the
-    /// commit of the checkout in the current folder.
+    /// The commit that the programs were built from: what `SERVAL_COMMIT` says, for those that were carried here;
+    /// otherwise what the build of this one recorded ([`BUILT_FROM`]).
     pub commit: String,
-    /// Whether the checkout differs from it, results apart.
+    /// Whether the sources differed from it.
     pub dirty: bool,
     /// When, in UTC.
     pub date: String,
@@ -33,28 +36,18 @@ impl Machine {
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
         let governor = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor";
         let given = std::env::var("SERVAL_COMMIT").ok().filter(|commit| !commit.is_empty());
-        let changed = || git(&["status", "--porcelain", "--", ".", ":!docs"]);
-        let dirty = match &given {
-            Some(commit) => commit.ends_with("-dirty"),
-            None => changed().is_some_and(|changes| !changes.is_empty()),
-        };
+        let built_from = given.or_else(|| BUILT_FROM.map(str::to_owned)).unwrap_or_default();
+        let commit = built_from.trim_end_matches("-dirty").to_owned();
         Self {
             cpu: model.unwrap_or_default().trim_start_matches([' ', '\t', ':']).to_owned(),
             cores: sys::affinity::allowed_cores().map_or(1, |cores| cores.len()),
             host_kernel: sys::probe::host_kernel_release(),
             governor: fs::read_to_string(governor).unwrap_or_default().trim().to_owned(),
-            commit: given.or_else(|| git(&["rev-parse", "HEAD"])).unwrap_or_default(),
-            dirty,
+            dirty: commit != built_from,
+            commit,
             date: date(),
         }
     }
-}
-
-/// What git prints, without its line end; `None` where there is no git or no checkout.
-fn git(arguments: &[&str]) -> Option<String> {
-    let output = Command::new("git").args(arguments).stdin(Stdio::null()).output().ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    output.status.success().then(|| text.trim_end().to_owned())
 }
 
 /// Now, as in `2026-03-01T12:00:00Z`.

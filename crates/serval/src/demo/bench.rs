@@ -200,6 +200,7 @@ impl Verdict {
                 self.rounds,
                 stage.cores()
             ),
+            warning: None,
             x: plot::shares(),
             y: plot::latencies(),
             lines: vec![line(first, &self.first_latency), line(other, &self.other_latency)],

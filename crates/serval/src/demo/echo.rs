@@ -74,6 +74,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let chart = Chart {
         title: format!("{title}: latency over rate"),
         caption: format!("{WINDOWS:?} in flight, client class T0, loopback; {}.", stage.cores()),
+        warning: None,
         x: plot::rates(),
         y: plot::latencies(),
         lines,

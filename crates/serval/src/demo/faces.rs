@@ -95,6 +95,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let chart = Chart {
         title: "Faces against pictures in memcached: how long a verdict takes".to_owned(),
         caption: format!("Client class T0, loopback; {}.", stage.cores()),
+        warning: None,
         x: plot::shares(),
         y: plot::latencies(),
         lines: vec![
