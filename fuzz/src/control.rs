@@ -19,7 +19,8 @@ pub fn message(input: &[u8]) {
             assert!(input.len() <= REQUEST_BYTES_MAX, "a request of {} bytes", input.len());
             assert_eq!(Request::parse(request.line().as_bytes()), Ok(request));
             let sent: Json = serde_json::from_slice(input).expect("a request is JSON");
-            let written: Json = serde_json::from_str(&request.line()).expect("what is written is JSON");
+            let written: Json =
+                serde_json::from_str(&request.line()).expect("what is written is JSON");
             assert_eq!(sent["command"], written["command"], "what was asked is what is done");
         }
         Err(why) => {

@@ -14,7 +14,8 @@
 //! | `handshake` | a process at a shared-memory port, or a false engine | read as written, or refused |
 //!
 //! The targets are coverage-guided (libFuzzer) and need nothing but the stable compiler:
-//! `cargo xtask fuzz SECONDS` builds them, runs each over its corpus and then for that long;
+//! `cargo xtask fuzz SECONDS` builds them, runs each over its corpus and then for that long; `make test` runs each over
+//! its corpus (`xtask/tests/corpus.rs`);
 //! `cargo xtask fuzz --planted` shows that each finds a bug that is planted for it.
 //!
 //! Not here, because no stranger writes them: hand-over envelopes (private memory of one process), the command
@@ -28,3 +29,17 @@ pub mod handshake;
 pub mod metrics;
 pub mod rings;
 pub mod worker;
+
+/// What each target runs on an input.
+pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+    ("attach", attach::message),
+    ("config", config::text),
+    ("control", control::message),
+    ("framing_request", framing::request),
+    ("framing_response", framing::response),
+    ("handshake", handshake::message),
+    ("metrics_request", metrics::request),
+    ("region", rings::region),
+    ("ring", rings::ring),
+    ("worker", worker::memory),
+];

@@ -1,20 +1,22 @@
 //! Continuous integration: `cargo xtask ci STEP...`.
 //!
+//! Steps have two tiers. `test` is what `make test` runs after every change; `ci` is the rest, which `make ci` runs as well.
+//! `cargo xtask ci changed` runs the first and those of the second that the change touches.
+//!
 //! Quiet about what passes: one line a step. A step that fails shows everything it printed. What could
-//! not run on this machine says why. The last lines count steps and tests, name what was skipped (steps, tests
-//! that say SKIPPED, and ignored ones) and say whether all of it stayed within its time.
+//! not run on this machine says why. The last lines count steps and tests, and name what was skipped (steps, tests
+//! that say SKIPPED, and ignored ones).
 
-mod clock;
 mod miri;
+mod test_programs;
 
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
-use self::clock::Clock;
 pub(crate) use self::miri::every_test as every_test_under_miri;
-use crate::files::root;
+use crate::files::{self, root};
 use crate::side_by_side::cores;
 use crate::{Findings, abi, benchmarks, drop_reasons, edges, fuzz, mutants, proof, tidy, wasm};
 
@@ -99,100 +101,184 @@ fn count_before(text: &str, words: &str) -> u64 {
     number.filter(|_| text.contains(words)).and_then(|n| n.parse().ok()).unwrap_or(0)
 }
 
+/// When a step runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tier {
+    Test,
+    Ci,
+}
+
 struct Step {
     name: &'static str,
     what: &'static str,
+    tier: Tier,
+    /// Paths whose change calls for a step of tier `ci`.
+    touched_by: &'static [&'static str],
     run: fn() -> Outcome,
 }
 
-const STEPS: &[Step] = &[
-    Step { name: "fmt", what: "cargo fmt", run: fmt },
-    Step { name: "clippy", what: "clippy, warnings refused", run: clippy },
-    Step { name: "tidy", what: "house rules", run: || found(tidy::check()) },
-    Step { name: "edges", what: "ordering edges", run: || found(edges::check()) },
-    Step {
-        name: "abi-diff",
-        what: "generated files are up to date",
-        run: || found(abi::differences()),
-    },
-    Step {
-        name: "benchmarks",
-        what: "tables and figures are what was measured",
-        run: || found(benchmarks::check()),
-    },
-    Step {
-        name: "drop-reasons",
-        what: "a test for each",
-        run: || found(drop_reasons::check(false)),
-    },
-    Step {
-        name: "proof",
-        what: "every promise names what checks it",
-        run: || Ok(proof::check().map(|_| Done::Passed)?),
-    },
-    // Before the tests, which build with the compiler that this fetches.
-    Step {
-        name: "nvcc",
-        what: "every kernel compiles for sm_80, sm_90 and sm_100, and the GPU baselines do",
-        run: nvcc,
-    },
-    Step { name: "test", what: "cargo test", run: test },
-    Step {
-        name: "mutants",
-        what: "the tests catch every seeded bug",
-        run: || Ok(mutants::run(&[]).map(|_| Done::Passed)?),
-    },
-    Step { name: "microbench", what: "every microbenchmark once, checked", run: microbench },
-    Step { name: "device", what: "the device library and the kernels on the host", run: device },
-    Step { name: "models", what: "LeNet and faces against their references", run: models },
-    Step { name: "tsan", what: "the device library under ThreadSanitizer", run: tsan },
-    Step { name: "wasm", what: "the sans-IO crates build for wasm32, without imports", run: wasm },
-    Step { name: "arm", what: "builds for aarch64; rings and parsers under qemu", run: arm },
-    Step { name: "loom", what: "the rings under loom", run: loom },
-    Step { name: "miri", what: "rings, edges and codecs under Miri (nightly)", run: miri::step },
-    Step { name: "asan", what: "the rings under AddressSanitizer (nightly)", run: asan },
-    Step {
-        name: "fuzz",
-        what: "every fuzz target over its corpus and for a while",
-        run: || Ok(fuzz::run(fuzz_seconds()).map(|()| Done::Passed)?),
-    },
-    Step { name: "docs", what: "rustdoc, warnings refused", run: docs },
-];
-
-/// How long each target is fuzzed: 30 s, or what FUZZ_SECONDS says (`make test` says 10).
-fn fuzz_seconds() -> u32 {
-    let asked = std::env::var("FUZZ_SECONDS").ok().and_then(|text| text.parse().ok());
-    asked.unwrap_or(30).max(1)
+const fn always(name: &'static str, what: &'static str, run: fn() -> Outcome) -> Step {
+    Step { name, what, tier: Tier::Test, touched_by: &[], run }
 }
 
-/// Runs the named steps (`all` for every one), or lists them.
+const fn after_changes(
+    touched_by: &'static [&'static str],
+    name: &'static str,
+    what: &'static str,
+    run: fn() -> Outcome,
+) -> Step {
+    Step { name, what, tier: Tier::Ci, touched_by, run }
+}
+
+const RINGS: &str = "crates/mqueue/";
+const CODECS: &str = "crates/wire/";
+const ENGINE: &str = "crates/engine/";
+const SIM: &str = "crates/sim/";
+
+const STEPS: &[Step] = &[
+    always("fmt", "cargo fmt", fmt),
+    always("tidy", "house rules", || found(tidy::check())),
+    always("edges", "ordering edges", || found(edges::check())),
+    always("abi-diff", "generated files are up to date", || found(abi::differences())),
+    always("drop-reasons", "a test for each", || found(drop_reasons::check(false))),
+    always("clippy", "clippy, warnings refused", clippy),
+    always("tests", "every test program, loom's models among them", || {
+        test_programs::run(Tier::Test)
+    }),
+    always("device", "the device library and the kernels on the host", device),
+    after_changes(
+        &["docs/", "README.md", "benches/"],
+        "benchmarks",
+        "tables and figures are what was measured",
+        || found(benchmarks::check()),
+    ),
+    after_changes(&["docs/proof", "crates/"], "proof", "what promises name exists", || {
+        Ok(proof::check().map(|_| Done::Passed)?)
+    }),
+    // Before the tests that build with the compiler that this fetches.
+    after_changes(
+        &["device/", "benches/baselines/", "benches/ingest/", "crates/mqueue/src/abi.rs"],
+        "nvcc",
+        "every kernel compiles for sm_80, sm_90 and sm_100, and the GPU baselines do",
+        nvcc,
+    ),
+    after_changes(
+        &["tools/", "benches/", "crates/serval/", "crates/accel/", "device/", "Makefile"],
+        "tool-tests",
+        "tests of the bench, the demos and the GPU scripts",
+        || test_programs::run(Tier::Ci),
+    ),
+    after_changes(&[ENGINE, SIM, RINGS, CODECS], "seeds", "the simulator over 2 000 seeds", || {
+        seeds("2000")
+    }),
+    after_changes(
+        &[ENGINE, RINGS, CODECS, "crates/sys/", "crates/mutants/", "xtask/src/mutants.rs"],
+        "mutants",
+        "the tests catch every seeded bug",
+        || Ok(mutants::run(&[]).map(|_| Done::Passed)?),
+    ),
+    after_changes(&["benches/"], "microbench", "every microbenchmark once, checked", microbench),
+    after_changes(&["device/"], "models", "LeNet and faces against their references", models),
+    after_changes(&["device/"], "tsan", "the device library under ThreadSanitizer", tsan),
+    after_changes(
+        &[RINGS, CODECS, ENGINE, SIM],
+        "wasm",
+        "the sans-IO crates build for wasm32, without imports",
+        wasm,
+    ),
+    after_changes(
+        &[RINGS, CODECS, "crates/sys/"],
+        "arm",
+        "builds for aarch64; rings and parsers under qemu",
+        arm,
+    ),
+    after_changes(
+        &[RINGS, CODECS],
+        "miri",
+        "rings, edges and codecs under Miri (nightly)",
+        miri::step,
+    ),
+    after_changes(&[RINGS], "asan", "the rings under AddressSanitizer (nightly)", asan),
+    after_changes(
+        &[
+            RINGS,
+            CODECS,
+            "fuzz/",
+            "crates/engine/src/memory_port",
+            "crates/serval/src/config",
+            "crates/serval/src/command/control",
+            "crates/serval/src/exporter/http.rs",
+        ],
+        "fuzz",
+        "every fuzz target over its corpus and for a while",
+        || Ok(fuzz::run(FUZZ_SECONDS).map(|()| Done::Passed)?),
+    ),
+    after_changes(&["crates/"], "docs", "rustdoc, warnings refused, and its examples", docs),
+];
+
+/// How long each target is fuzzed.
+const FUZZ_SECONDS: u32 = 30;
+
+/// Runs the steps that `names` asks for, or lists them.
 pub(crate) fn run(names: &[&str]) -> ExitCode {
     if names.is_empty() {
-        println!("usage: cargo xtask ci STEP...   (all: every step)\n");
-        for step in STEPS {
-            println!("  {:13} {}", step.name, step.what);
-        }
+        print!("{}", usage());
         return ExitCode::SUCCESS;
     }
-    let everything = names == ["all"];
-    let known = |name: &&&str| !STEPS.iter().any(|step| step.name == **name);
-    if let Some(unknown) = names.iter().find(known).filter(|_| !everything) {
-        eprintln!("ci: no step {unknown:?}; `cargo xtask ci` lists them");
-        return ExitCode::from(2);
-    }
-    let clock = Clock::start();
+    let steps = match chosen(names) {
+        Ok(steps) => steps,
+        Err(wrong) => {
+            eprintln!("ci: {wrong}");
+            return ExitCode::from(2);
+        }
+    };
+    let start = Instant::now();
     let mut summary = Summary::default();
-    for step in STEPS.iter().filter(|step| everything || names.contains(&step.name)) {
+    for step in steps {
         summary.take(step);
     }
-    let in_time = if everything { clock.verdict() } else { None };
-    println!("\n{}", summary.steps());
-    if let Some(verdict) = &in_time {
-        println!("{}", verdict.text);
-    }
+    println!("\n{}; {:.1} minutes", summary.steps(), start.elapsed().as_secs_f32() / 60.0);
     println!("{}", summary.tests());
-    let too_long = in_time.is_some_and(|verdict| verdict.too_long);
-    if summary.failed > 0 || too_long { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if summary.failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn usage() -> String {
+    let mut text = "\
+usage: cargo xtask ci STEP...
+       cargo xtask ci test             the steps of `make test`
+       cargo xtask ci all              every step
+       cargo xtask ci changed [BASE]   those of `make test`, and those that the changes since BASE (main) touch
+"
+    .to_owned();
+    for (tier, title) in [(Tier::Test, "make test"), (Tier::Ci, "make ci, besides")] {
+        text += &format!("\n{title}:\n");
+        for step in STEPS.iter().filter(|step| step.tier == tier) {
+            text += &format!("  {:13} {}\n", step.name, step.what);
+        }
+    }
+    text
+}
+
+/// The steps in their order.
+fn chosen(names: &[&str]) -> Result<Vec<&'static Step>, String> {
+    let steps = |wanted: &dyn Fn(&Step) -> bool| STEPS.iter().filter(|step| wanted(step)).collect();
+    match names {
+        ["all"] => Ok(steps(&|_| true)),
+        ["test"] => Ok(steps(&|step| step.tier == Tier::Test)),
+        ["changed"] | ["changed", _] => {
+            let base = names.get(1).copied();
+            let paths = files::changed_since(base.unwrap_or("main"))?;
+            Ok(steps(&|step| step.tier == Tier::Test || is_touched(step, &paths)))
+        }
+        _ => match names.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
+            Some(unknown) => Err(format!("no step {unknown:?}; `cargo xtask ci` lists them")),
+            None => Ok(steps(&|step| names.contains(&step.name))),
+        },
+    }
+}
+
+fn is_touched(step: &Step, paths: &[String]) -> bool {
+    paths.iter().any(|path| step.touched_by.iter().any(|touching| path.starts_with(touching)))
 }
 
 /// What the steps came to.
@@ -261,7 +347,7 @@ impl Summary {
 
 /// Whether there is a step of this name.
 pub(crate) fn has_step(name: &str) -> bool {
-    name == "all" || STEPS.iter().any(|step| step.name == name)
+    ["all", "test", "changed"].contains(&name) || STEPS.iter().any(|step| step.name == name)
 }
 
 fn found(findings: Findings) -> Outcome {
@@ -316,9 +402,10 @@ fn clippy() -> Outcome {
     command("cargo clippy --workspace --all-targets -- -D warnings", &[])
 }
 
-fn test() -> Outcome {
-    // What passing tests print tells which of them were skipped.
-    command("cargo test --workspace --no-fail-fast -- --show-output", &[])
+/// The simulator's test over as many seeds.
+fn seeds(count: &str) -> Outcome {
+    let test = "cargo test --package serval-sim --test seeds seeds_hold_and_reach_everything";
+    command(test, &[("SERVAL_SEEDS", count)])
 }
 
 /// The tables of docs/configuration.md come from the code that reads a configuration: a test of it compares them
@@ -416,13 +503,8 @@ fn arm() -> Outcome {
 const ARM_RUNNER: &str = "qemu-aarch64 -L /usr/aarch64-linux-gnu";
 
 fn docs() -> Outcome {
-    command("cargo doc --workspace --no-deps", &[("RUSTDOCFLAGS", "-D warnings")])
-}
-
-/// With its own target folder, because the flag would rebuild everything twice.
-fn loom() -> Outcome {
-    let environment = [("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")];
-    command("cargo test --release -p serval-mqueue --test loom", &environment)
+    command("cargo doc --workspace --no-deps", &[("RUSTDOCFLAGS", "-D warnings")])?;
+    command("cargo test --workspace --doc", &[])
 }
 
 /// Whether a command of the nightly toolchain works here.
@@ -447,6 +529,44 @@ fn asan() -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_are_chosen_by_tier_and_by_what_changed() {
+        let names = |wanted: &[&str]| -> Vec<&str> {
+            chosen(wanted).unwrap().into_iter().map(|step| step.name).collect()
+        };
+        assert_eq!(names(&["all"]).len(), STEPS.len());
+        assert!(names(&["test"]).contains(&"tests") && !names(&["test"]).contains(&"miri"));
+        assert_eq!(names(&["miri", "fmt"]), ["fmt", "miri"]);
+        assert!(chosen(&["nothing"]).is_err());
+        let touched = |path: &str| -> Vec<&str> {
+            let paths = [path.to_owned()];
+            STEPS.iter().filter(|step| is_touched(step, &paths)).map(|step| step.name).collect()
+        };
+        for (path, step) in [
+            ("crates/mqueue/src/ring.rs", "miri"),
+            ("crates/mqueue/src/ring.rs", "asan"),
+            ("device/kernels/echo.cpp", "nvcc"),
+            ("device/include/serval/kernel.h", "tsan"),
+            ("crates/wire/src/framing.rs", "fuzz"),
+            ("crates/engine/src/worker.rs", "mutants"),
+            ("crates/engine/src/worker.rs", "seeds"),
+            ("docs/benchmarks/udp-echo-1.json", "benchmarks"),
+        ] {
+            assert!(touched(path).contains(&step), "{path}");
+        }
+        assert!(touched("LICENSE").is_empty());
+    }
+
+    #[test]
+    fn the_paths_that_steps_name_exist() {
+        for path in STEPS.iter().flat_map(|step| step.touched_by) {
+            let (folder, begin) = path.rsplit_once('/').unwrap_or((".", path));
+            let mut entries = std::fs::read_dir(root().join(folder)).unwrap().flatten();
+            let begins = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with(begin);
+            assert!(entries.any(|entry| begins(&entry.file_name())), "{path}");
+        }
+    }
 
     #[test]
     fn the_last_line_counts_tests_of_every_step() {

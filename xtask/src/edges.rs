@@ -142,8 +142,8 @@ type Column = (&'static str, &'static str, fn(&str) -> Vec<String>);
 
 /// The columns behind the edge's name.
 const COLUMNS: &[Column] = &[
-    ("loom", "crates/mqueue/tests/loom/", rust_test),
-    ("weakened", "crates/mqueue/tests/loom/", |name| vec![format!("{name}: ")]),
+    ("loom", "crates/mqueue-loom/tests/loom/", rust_test),
+    ("weakened", "crates/mqueue-loom/tests/loom/", |name| vec![format!("{name}: ")]),
     ("litmus", "crates/serval/src/litmus/", |name| vec![format!("\"{name}"), format!(" {name}\"")]),
     ("ThreadSanitizer", "device/tests/", |name| vec![format!("TEST({name})")]),
     ("threads", "crates/", rust_test),

@@ -43,3 +43,22 @@ pub(crate) fn all() -> Vec<File> {
     };
     list.lines().filter_map(read).collect()
 }
+
+/// Paths that differ from where this branch left `base`, new files among them.
+pub(crate) fn changed_since(base: &str) -> Result<Vec<String>, String> {
+    let from = git(&["merge-base", base, "HEAD"]).map_err(|error| {
+        format!("{error}; name a commit to compare with: cargo xtask ci changed BASE")
+    })?;
+    let changed = git(&["diff", "--name-only", from.trim()])?;
+    let new = git(&["ls-files", "--others", "--exclude-standard"])?;
+    Ok(changed.lines().chain(new.lines()).map(str::to_owned).collect())
+}
+
+fn git(arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new("git").args(arguments).current_dir(root()).output();
+    let output = output.map_err(|error| format!("git: {error}"))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+    }
+}

@@ -11,6 +11,7 @@ mod figures;
 mod files;
 mod fuzz;
 mod mutants;
+mod programs;
 mod proof;
 mod record;
 mod side_by_side;

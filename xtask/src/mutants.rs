@@ -6,14 +6,12 @@
 //! an end has caught it too: the same test ended in time without it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::Findings;
 use crate::claims::TestName;
-use crate::files::{self, root};
+use crate::files;
+use crate::programs::{self, Program};
 use crate::side_by_side::{all_sound, cores};
 
 /// A bug, and the tests that know it, the quickest first.
@@ -52,7 +50,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "publish_unordered",
         "the head is stored before the messages it shows may be seen",
-        &["crates/mqueue/tests/loom/rings.rs::doorbell_published_one_by_one"],
+        &["crates/mqueue-loom/tests/loom/rings.rs::doorbell_published_one_by_one"],
     ),
     mutant(
         "overrun_ring",
@@ -285,7 +283,6 @@ const MUTANTS: &[Mutant] = &[
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The crate with the switch and its feature; no other place may ask for it.
 const FEATURE: &str = "serval-mutants/seeded";
-const LOOM_TARGET: &str = "target/loom";
 
 /// Tries the mutants with these names, or all; returns a line about each that was caught.
 pub(crate) fn run(names: &[&str]) -> Result<Vec<String>, Findings> {
@@ -316,7 +313,7 @@ pub(crate) fn run(names: &[&str]) -> Result<Vec<String>, Findings> {
 }
 
 /// Test programs by package folder and target (`lib` or the test's name).
-struct Binaries(BTreeMap<(String, String), PathBuf>);
+struct Binaries(BTreeMap<(String, String), Program>);
 
 enum Ended {
     Passed,
@@ -334,108 +331,47 @@ fn place(test: &str) -> (String, String, String) {
 
 /// Builds the programs of these tests with every mutant in them.
 fn build(tests: &BTreeSet<&str>) -> Result<Binaries, Findings> {
-    let mut binaries = BTreeMap::new();
-    let is_loom = |test: &&str| place(test).1 == "loom";
-    let (loom, plain): (Vec<&str>, Vec<&str>) = tests.iter().copied().partition(is_loom);
-    if !plain.is_empty() {
-        compile(&plain, &[], &[], &mut binaries)?;
+    let places: Vec<_> = tests.iter().map(|test| place(test)).collect();
+    let packages: BTreeSet<&str> = places.iter().map(|(package, ..)| package.as_str()).collect();
+    let targets: BTreeSet<&str> = places.iter().map(|(_, target, _)| target.as_str()).collect();
+    let mut arguments = vec!["--package", "serval-mutants", "--features", FEATURE];
+    let named = |package: &&str| match package.trim_start_matches("crates/") {
+        "serval" => "serval".to_owned(),
+        name => format!("serval-{name}"),
+    };
+    let names: Vec<String> = packages.iter().map(named).collect();
+    arguments.extend(names.iter().flat_map(|name| ["--package", name]));
+    for target in targets {
+        match target {
+            "lib" => arguments.push("--lib"),
+            name => arguments.extend(["--test", name]),
+        }
     }
-    if !loom.is_empty() {
-        let environment = [("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", LOOM_TARGET)];
-        compile(&loom, &["--release"], &environment, &mut binaries)?;
-    }
-    Ok(Binaries(binaries))
-}
-
-fn compile(
-    tests: &[&str],
-    flags: &[&str],
-    environment: &[(&str, &str)],
-    binaries: &mut BTreeMap<(String, String), PathBuf>,
-) -> Result<(), Findings> {
-    let places: BTreeSet<(String, String)> = tests
-        .iter()
-        .map(|test| place(test))
-        .map(|(package, target, _)| (package, target))
-        .collect();
-    let mut command = Command::new("cargo");
-    command.args(["test", "--no-run", "--message-format=json-render-diagnostics"]).args(flags);
-    command.args(["--package", "serval-mutants", "--features", FEATURE]);
-    for package in places.iter().map(|(package, _)| package).collect::<BTreeSet<_>>() {
-        let name = package.replace("crates/", "serval-");
-        command.args(["--package", if name == "serval-serval" { "serval" } else { &name }]);
-    }
-    for target in places.iter().map(|(_, target)| target).collect::<BTreeSet<_>>() {
-        if target == "lib" {
-            command.arg("--lib")
-        } else {
-            command.args(["--test", target])
-        };
-    }
-    command.envs(environment.iter().copied()).current_dir(root()).stdin(Stdio::null());
-    let output = command.output().map_err(|error| vec![format!("cargo: {error}")])?;
-    if !output.status.success() {
-        return Err(vec![String::from_utf8_lossy(&output.stderr).into_owned()]);
-    }
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
-        let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
-        let Some(executable) = message["executable"].as_str() else { continue };
-        let manifest = message["manifest_path"].as_str().unwrap_or_default();
-        let folder = PathBuf::from(manifest).parent().map(PathBuf::from).unwrap_or_default();
-        let Ok(package) = folder.strip_prefix(root()) else { continue };
-        let test = message["target"]["kind"][0] == "test";
-        let target = if test { message["target"]["name"].as_str() } else { Some("lib") };
-        let key = (package.display().to_string(), target.unwrap_or_default().to_owned());
-        binaries.insert(key, PathBuf::from(executable));
-    }
-    Ok(())
+    let built = programs::build(&arguments)?;
+    let key = |program: &Program| (program.package.clone(), program.target.clone());
+    Ok(Binaries(built.into_iter().map(|program| (key(&program), program)).collect()))
 }
 
 impl Binaries {
     /// Runs one test with a mutant in force; with none when its name is empty.
     fn run(&self, test: &str, mutant: &str) -> Ended {
         let (package, target, name) = place(test);
-        let Some(binary) = self.0.get(&(package.clone(), target)) else {
+        let Some(program) = self.0.get(&(package, target)) else {
             return Ended::Failed("was not built");
         };
-        let child = Command::new(binary)
-            .arg(&name)
-            .env("SERVAL_MUTANT", mutant)
-            .env("RUST_BACKTRACE", "0")
+        let environment = [
+            ("SERVAL_MUTANT", mutant),
+            ("RUST_BACKTRACE", "0"),
             // What a mutant fails on is nothing to remember.
-            .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1")
-            .current_dir(root().join(package))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn();
-        let Ok(mut child) = child else { return Ended::Failed("cannot be started") };
-        let mut said = child.stdout.take().expect("it is piped");
-        let (sender, receiver) = std::sync::mpsc::channel();
-        // What is left of a program that is killed may keep the pipe open: nobody waits for this.
-        std::thread::spawn(move || {
-            let mut text = String::new();
-            let _ = said.read_to_string(&mut text);
-            let _ = sender.send(text);
-        });
-        let deadline = Instant::now() + PATIENCE;
-        let status = loop {
-            match child.try_wait() {
-                Ok(Some(status)) => break status,
-                Ok(None) if Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-                _ => {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    return Ended::Failed("did not end");
-                }
-            }
+            ("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1"),
+        ];
+        let Ok(ran) = program.run(&[&name], &environment, PATIENCE) else {
+            return Ended::Failed("cannot be started");
         };
-        let text = receiver.recv_timeout(PATIENCE).unwrap_or_default();
-        let failed = text.lines().any(|line| line.ends_with("FAILED") && line.contains(&name));
-        match (status.success(), failed) {
-            (true, _) if text.contains("test result: ok. 0 passed") => {
+        let Some(status) = ran.status else { return Ended::Failed("did not end") };
+        let failed = |line: &str| line.ends_with("FAILED") && line.contains(&name);
+        match (status.success(), ran.stdout.lines().any(failed)) {
+            (true, _) if ran.stdout.contains("test result: ok. 0 passed") => {
                 Ended::Failed("does not exist")
             }
             (true, _) => Ended::Passed,

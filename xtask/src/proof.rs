@@ -292,7 +292,7 @@ mod tests {
             let known = evidence_of(&document, 0, text, makefile, &mut records, &mut findings);
             (known, findings.len())
         };
-        assert_eq!(evidence("`make test`, `cargo xtask ci loom`, `cargo xtask edges`"), (3, 0));
+        assert_eq!(evidence("`make test`, `cargo xtask ci miri`, `cargo xtask edges`"), (3, 0));
         assert_eq!(
             evidence("`make nothing`, `cargo xtask ci nothing`, `cargo xtask nothing`"),
             (3, 3)

@@ -258,7 +258,7 @@ pub(crate) fn copy_units<M: Memory, const WORDS: usize>(
 
 const _: () = assert!(shared_words(1) == 0 && shared_words(3) == 1);
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::{copy_string, copy_units, header_units, load_header, load_payload, store_string};
     use crate::memory::{HeapMapping, MappedMemory, Memory, unit_bytes};

@@ -1,6 +1,7 @@
 //! The programs that Serval is compared with: each answers every message right, says what it did when
 //! it is asked to end, and refuses flags it does not know. A baseline that answers wrong or not at all
 //! would be easy to beat.
+// xtask: ci
 
 mod common;
 

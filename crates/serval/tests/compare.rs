@@ -1,4 +1,5 @@
 //! `serval compare` from outside: real servers and fake ones that misbehave.
+// xtask: ci
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,4 +1,5 @@
 //! `tools/gpu/check` on a machine without a GPU: what it makes of loads, with a `serval` that only says what came of one.
+// xtask: ci
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,5 +1,6 @@
 //! What a GPU changes for people: `serval demo` uses it without being told, `serval kernel build` makes kernels for it.
 //! The GPU's driver is `common/fake_gpu.rs`.
+// xtask: ci
 
 mod common;
 

@@ -152,7 +152,7 @@ fn programs(paths: &[String]) -> Vec<Program> {
         programs.push(Program { krate: krate.to_owned(), test: None });
         let folder = format!("crates/{krate}/tests/");
         let tests = paths.iter().filter_map(|path| path.strip_prefix(&folder)?.strip_suffix(".rs"));
-        // One in a folder is a module of another, or the models of loom.
+        // One in a folder is a module of another.
         let tests = tests.filter(|test| !test.contains('/'));
         programs.extend(
             tests.map(|test| Program { krate: krate.to_owned(), test: Some(test.to_owned()) }),
@@ -177,7 +177,7 @@ mod tests {
             "crates/mqueue/tests/edges.rs",
             "crates/mqueue/tests/hostile.rs",
             "crates/mqueue/tests/layout.snapshot",
-            "crates/mqueue/tests/loom/main.rs",
+            "crates/mqueue/tests/network/main.rs",
             "crates/mqueue/tests/support/mod.rs",
             "crates/sys/tests/memory.rs",
             "crates/wire/tests/framing.rs",

@@ -243,6 +243,7 @@ mod tests {
         Some(libraries.find(|library| library.is_file())?.display().to_string())
     }
 
+    // xtask: ci
     #[test]
     fn what_nvrtc_makes_has_the_kernels_for_every_gpu_that_was_named() {
         let Some(compiler) = nvrtc() else {

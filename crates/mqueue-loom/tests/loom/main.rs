@@ -8,7 +8,6 @@
 //!
 //! Every edge has its negative control: the same model with that edge made relaxed must fail, each
 //! half of it alone. A check that cannot fail proves nothing.
-#![cfg(loom)]
 
 use std::mem::offset_of;
 use std::ops::Range;
