@@ -13,6 +13,7 @@ use mqueue::abi::{
 use mqueue::{MqueuePlan, RegionPlan, RingPlan};
 use wire::admission::KeyRange;
 use wire::framing::Framing;
+use wire::matching::MatchId;
 use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 
 /// Most workers of an engine.
@@ -21,6 +22,8 @@ pub const WORKERS_MAX: usize = 64;
 const CLIENT_ARENA_BYTES: u64 = 32 << 20;
 /// Most bytes of an arena that no configuration asked for, unless four messages need more.
 const USUAL_ARENA_BYTES: u64 = 256 << 10;
+/// Most sockets that requests to a backend have of their own at a time, on one worker.
+const SOCKETS_MAX: u32 = 1024;
 
 /// Everything an engine runs.
 #[derive(Clone, Debug)]
@@ -332,6 +335,20 @@ pub struct Backend {
     pub in_flight: u32,
     /// Longest request and answer in bytes.
     pub max_message_bytes: u32,
+    /// Where requests and answers have an id that ties them together; not with framing `memcached`, which
+    /// has its own ways.
+    pub matching: Option<MatchId>,
+    /// What requests share.
+    pub sockets: Sockets,
+}
+
+/// What the requests to a backend share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sockets {
+    /// Connections (TCP), or a socket for each client mqueue (UDP), that stay open.
+    Persistent,
+    /// Nothing: each request has a connection, or a datagram socket, of its own.
+    PerRequest,
 }
 
 impl Backend {
@@ -346,7 +363,48 @@ impl Backend {
             timeout_ms: 100,
             in_flight: 256,
             max_message_bytes: 2048,
+            matching: None,
+            sockets: Sockets::Persistent,
         }
+    }
+
+    /// Refuses ways to match that this transport and framing do not have.
+    fn check_matching(&self) -> Result<(), (&'static str, String)> {
+        let max = self.max_message_bytes as usize;
+        if let Some(id) = self.matching {
+            let (key, most) = match self.framing {
+                Framing::Memcached => {
+                    let why = "match has no meaning with framing = \"memcached\", whose answers are matched by \
+                               key; remove it";
+                    return Err(("match", why.into()));
+                }
+                Framing::Raw if self.transport == Transport::Tcp => {
+                    let why = "match needs messages, and over TCP framing = \"raw\" has none; choose another \
+                               framing, or remove it";
+                    return Err(("match", why.into()));
+                }
+                Framing::Fixed(size) if self.transport == Transport::Tcp => {
+                    ("framing", size as usize)
+                }
+                _ => ("max_message_bytes", max),
+            };
+            id.check(key, most).map_err(|error| ("match", error.to_string()))?;
+        }
+        if self.sockets == Sockets::PerRequest {
+            if self.connections != 1 {
+                let why = "connections has no meaning with sockets = \"per-request\"; remove it, in_flight limits the \
+                           sockets";
+                return Err(("connections", why.into()));
+            }
+            if self.in_flight > SOCKETS_MAX {
+                let why = format!(
+                    "is {}, must be in [1, {SOCKETS_MAX}] with sockets = \"per-request\"",
+                    self.in_flight
+                );
+                return Err(("in_flight", why));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -467,6 +525,7 @@ impl Topology {
             within("max_message_bytes", backend.max_message_bytes.into(), 1, most)?;
             let max = backend.max_message_bytes as usize;
             backend.framing.check_backend(max, max).map_err(|e| wrong("framing", e.to_string()))?;
+            backend.check_matching().map_err(|(field, message)| wrong(field, message))?;
         }
         for place in 0..service.accelerators.len() {
             let plan = service.region_plan(place, 1);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::change::change;
 use common::*;
-use engine::topology::{Backend, Listen, Replies, Service, Topology};
+use engine::topology::{Backend, Listen, Replies, Service, Sockets, Topology};
 use mqueue::abi::status;
 use serval::server::Server;
 use wire::DropReason;
@@ -86,6 +86,9 @@ struct FakeMemcached {
     address: SocketAddr,
     mood: Arc<AtomicU32>,
     accepted: Arc<AtomicU32>,
+    answered: Arc<AtomicU32>,
+    /// Most connections at a time without an answer.
+    most_open: Arc<AtomicU32>,
 }
 
 /// How late [`Mood::Late`] is; more than the time-out of the tests that use it.
@@ -102,11 +105,15 @@ impl FakeMemcached {
             address: listener.local_addr().unwrap(),
             mood: Arc::default(),
             accepted: Arc::default(),
+            answered: Arc::default(),
+            most_open: Arc::default(),
         };
         let shared = fake.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                shared.accepted.fetch_add(1, Ordering::Relaxed);
+                let accepted = shared.accepted.fetch_add(1, Ordering::Relaxed) + 1;
+                let open = accepted - shared.answered.load(Ordering::Relaxed).min(accepted);
+                shared.most_open.fetch_max(open, Ordering::Relaxed);
                 let shared = shared.clone();
                 std::thread::spawn(move || shared.serve(stream.unwrap()));
             }
@@ -128,6 +135,9 @@ impl FakeMemcached {
             let key = line.strip_prefix("get ").and_then(|l| l.strip_suffix("\r\n"));
             let answer = value_of(key.unwrap_or_else(|| panic!("not a get: {line:?}")));
             let mood = self.mood.load(Ordering::Relaxed);
+            if mood != Mood::Silent as u32 {
+                self.answered.fetch_add(1, Ordering::Relaxed);
+            }
             if mood == Mood::Honest as u32 {
                 stream.write_all(&answer).ok()?;
             } else if mood == Mood::Garbage as u32 {
@@ -311,6 +321,49 @@ fn an_answer_under_another_key_reaches_nobody() {
         assert_eq!(fake.accepted.load(Ordering::Relaxed), 2, "on one new connection");
         finish(server);
     }
+}
+
+#[test]
+fn a_connection_for_each_request_has_nobody_elses_answers() {
+    let fake = FakeMemcached::start();
+    fake.set(Mood::TwoAnswers);
+    let backend = Backend { in_flight: 4, sockets: Sockets::PerRequest, ..fake.backend(15_000) };
+    let mut settings = with_bystander(backend);
+    settings.services[0].mqueues = 16;
+    let server = start(settings);
+    let clients: Vec<UdpSocket> = (0..16).map(|_| udp_client(address(&server, 0))).collect();
+    for round in 0..20 {
+        for (n, client) in clients.iter().enumerate() {
+            client.send(&get(&format!("key-{round}-{n}"))).unwrap();
+        }
+        for (n, client) in clients.iter().enumerate() {
+            let mut reply = [0; 4096];
+            let len = client.recv(&mut reply).expect("an answer in time");
+            let expected = value_of(&format!("key-{round}-{n}"));
+            assert_eq!((reply[0], &reply[1..len]), (status::OK, &expected[..]));
+        }
+    }
+    assert_eq!(fake.accepted.load(Ordering::Relaxed), 16 * 20);
+    let most = fake.most_open.load(Ordering::Relaxed);
+    assert!(most <= 4, "{most} connections for 4 requests in flight");
+    finish(server);
+}
+
+#[test]
+fn a_connection_for_a_request_ends_with_its_time_out() {
+    let fake = FakeMemcached::start();
+    let backend = Backend { in_flight: 1, sockets: Sockets::PerRequest, ..fake.backend(200) };
+    let server = start(with_bystander(backend));
+    let client = udp_client(address(&server, 0));
+    for round in 1..=3 {
+        fake.set(Mood::Silent);
+        assert_eq!(through(&client, &get("lost")), (status::TIMEOUT, Vec::new()));
+        // Its only connection is free at once.
+        fake.set(Mood::Honest);
+        assert_eq!(through(&client, &get("key")), (status::OK, value_of("key")));
+        assert_eq!(fake.accepted.load(Ordering::Relaxed), 2 * round);
+    }
+    finish(server);
 }
 
 #[test]
@@ -568,4 +621,93 @@ fn a_refused_datagram_port_is_told_at_once_and_found_again() {
     });
     assert_eq!(until_answered(&client, b"now?"), b"now?");
     finish(server);
+}
+
+/// A UDP backend that says again what it answered last, to whom it answered it, before it answers. What it
+/// answers to a request is up to `answer`.
+fn repeats_itself(answer: fn(&[u8]) -> Vec<Vec<u8>>) -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let there = socket.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut request = [0; 4096];
+        let mut last = (Vec::new(), there);
+        while let Ok((len, peer)) = socket.recv_from(&mut request) {
+            // An error is a closed socket's: nobody waits for it.
+            last.0.iter().for_each(|datagram: &Vec<u8>| drop(socket.send_to(datagram, last.1)));
+            last = (answer(&request[..len]), peer);
+            last.0.iter().for_each(|datagram| drop(socket.send_to(datagram, peer)));
+        }
+    });
+    there
+}
+
+/// A relay with one block, so that what is repeated comes to the socket on which the next answer is awaited.
+fn one_block(backend: Backend) -> Server {
+    let mut settings = with_bystander(backend);
+    settings.services[0].mqueues = 1;
+    start(settings)
+}
+
+/// Sends `count` requests, of several clients by turns; all are answered rightly.
+fn all_are_right(server: &Server, count: usize, request: impl Fn(usize) -> (Vec<u8>, Vec<u8>)) {
+    let clients: Vec<UdpSocket> = (0..8).map(|_| udp_client(address(server, 0))).collect();
+    for n in 0..count {
+        let (question, answer) = request(n);
+        let got = through(&clients[n % clients.len()], &question);
+        assert_eq!(got, (status::OK, answer), "request {n}");
+    }
+}
+
+#[test]
+fn a_repeated_datagram_is_told_by_its_id() {
+    let backend = datagram_backend(repeats_itself(|request| vec![request.to_vec()]), 15_000);
+    let matching = Some("id:4:8".parse().unwrap());
+    let server = one_block(Backend { matching, ..backend });
+    all_are_right(&server, 200, |n| {
+        let message = [b"echo", &n.to_be_bytes()[..], b"rest"].concat();
+        (message.clone(), message)
+    });
+    // provokes: backend_mismatch
+    assert_eq!(dropped(&server, 0, DropReason::BackendMismatch), 199);
+    let client = udp_client(address(&server, 0));
+    assert_eq!(through(&client, b"no id"), (status::PROTOCOL, Vec::new()));
+    finish(server);
+}
+
+#[test]
+fn a_repeated_datagram_finds_the_socket_of_its_request_closed() {
+    let backend = datagram_backend(repeats_itself(|request| vec![request.to_vec()]), 15_000);
+    let server = one_block(Backend { sockets: Sockets::PerRequest, ..backend });
+    all_are_right(&server, 200, |n| {
+        let message = format!("request {n}").into_bytes();
+        (message.clone(), message)
+    });
+    finish(server);
+}
+
+/// `get KEY` behind a frame header: the value in three datagrams, in a wrong order, one of them twice.
+fn memcached_over_udp(request: &[u8]) -> Vec<Vec<u8>> {
+    let (header, command) = request.split_at(8);
+    assert_eq!(header[2..], [0, 0, 0, 1, 0, 0], "one datagram");
+    let command = std::str::from_utf8(command).unwrap();
+    let key = command.strip_prefix("get ").and_then(|line| line.strip_suffix("\r\n")).unwrap();
+    let answer = value_of(key);
+    let datagrams = answer.chunks(answer.len().div_ceil(3)).enumerate();
+    let datagrams =
+        datagrams.map(|(n, chunk)| [&header[..2], &[0, n as u8, 0, 3, 0, 0], chunk].concat());
+    let datagrams: Vec<Vec<u8>> = datagrams.collect();
+    [2, 0, 2, 1].map(|n: usize| datagrams[n].clone()).into()
+}
+
+#[test]
+fn memcached_over_udp_is_matched_by_its_frame_header() {
+    let there = repeats_itself(memcached_over_udp);
+    for sockets in [Sockets::Persistent, Sockets::PerRequest] {
+        let backend = Backend::new("fake", Transport::Udp, there, Framing::Memcached);
+        let server = one_block(Backend { timeout_ms: 15_000, sockets, ..backend });
+        all_are_right(&server, 200, |n| (get(&format!("key{n}")), value_of(&format!("key{n}"))));
+        let client = udp_client(address(&server, 0));
+        assert_eq!(through(&client, b"no command"), (status::PROTOCOL, Vec::new()));
+        finish(server);
+    }
 }

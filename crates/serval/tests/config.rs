@@ -140,6 +140,7 @@ connections = 1
 timeout_ms = 100
 in_flight = 256
 max_message_bytes = 2048
+sockets = "persistent"
 "#;
 
 #[test]

@@ -155,7 +155,11 @@ fn sockperf_throughput_wants_no_answers() {
 // --- memcached behind the faces kernel ---
 
 fn faces(memcached: &Memcached, timeout_ms: u64) -> Server {
-    let backend = Backend::new("db", Transport::Tcp, memcached.address(), Framing::Memcached);
+    faces_over(Transport::Tcp, memcached, timeout_ms)
+}
+
+fn faces_over(transport: Transport, memcached: &Memcached, timeout_ms: u64) -> Server {
+    let backend = Backend::new("db", transport, memcached.address(), Framing::Memcached);
     let service = Service {
         framing: Framing::Fixed(1036),
         max_message_bytes: 2048,
@@ -208,6 +212,21 @@ fn faces_finds_what_memcached_knows() {
     client.send(&[0; 1035]).unwrap();
     eventually("counted", || dropped(&server, 0, DropReason::BadLength) == 1);
     assert_accounts(&server);
+    assert!(server.shutdown().is_clean());
+}
+
+/// The kernel is the same: the engine writes and reads the frame headers of memcached over UDP.
+#[test]
+fn faces_finds_what_memcached_knows_over_udp() {
+    let memcached = Memcached::start();
+    memcached.fill();
+    let server = faces_over(Transport::Udp, &memcached, 5000);
+    let client = udp_client(address(&server, 0));
+    for n in 0..LABELS {
+        assert_eq!(verdict(&ask(&client, &request(n, n))), (MATCH, 0.0));
+        assert_eq!(verdict(&ask(&client, &request(NOBODY + n, n))).0, UNKNOWN);
+    }
+    bystander_is_well(&server);
     assert!(server.shutdown().is_clean());
 }
 

@@ -670,7 +670,9 @@ impl Model {
                 (0, want as u32)
             }
         };
-        let question = Body { ask: Ask::Answer, want, filler, ..*body };
+        // Its number, and by that its key, is no other question's.
+        let key = lock(&self.net).number_question();
+        let question = Body { ask: Ask::Answer, want, filler, key, ..*body };
         let payload = request_payload(role.framing, &question, Flavor::Plain);
         let client = &mut self.blocks[number].clients[0];
         let tag = client.next_tag;

@@ -176,7 +176,17 @@ impl Backend {
             let guest = &mut self.guests[number];
             match net.peer_read(guest.conn, 4096) {
                 PeerRead::Bytes(bytes) if self.transport == Transport::Udp => {
-                    self.answer(net, number, &bytes);
+                    if self.framing != Framing::Memcached {
+                        self.answer(net, number, &bytes, None);
+                        continue;
+                    }
+                    // Behind the frame header of one datagram that is the whole message.
+                    match bytes.split_first_chunk() {
+                        Some(([high, low, 0, 0, 0, 1, 0, 0], question)) => {
+                            self.answer(net, number, question, Some([*high, *low]));
+                        }
+                        _ => net.ledger.violate(|| format!("no frame header: {bytes:02x?}")),
+                    }
                 }
                 PeerRead::Bytes(bytes) => {
                     guest.input.extend(bytes);
@@ -203,7 +213,7 @@ impl Backend {
                 Ok(Parsed::Message { consumed, start, end, .. }) => {
                     let question = guest.input[start..end].to_vec();
                     guest.input.drain(..consumed);
-                    self.answer(net, number, &question);
+                    self.answer(net, number, &question, None);
                 }
                 Ok(Parsed::Incomplete { .. }) => return,
                 other => {
@@ -214,7 +224,14 @@ impl Backend {
         }
     }
 
-    fn answer(&mut self, net: &mut Network, number: usize, question: &[u8]) {
+    /// Answers a question; `frame` is the id in its frame header, if it has one.
+    fn answer(
+        &mut self,
+        net: &mut Network,
+        number: usize,
+        question: &[u8],
+        frame: Option<[u8; 2]>,
+    ) {
         let Some((body, _)) = decode_request(self.framing, question) else {
             if !self.tolerates_garbage {
                 net.ledger.violate(|| format!("a backend was asked garbage: {question:02x?}"));
@@ -247,9 +264,18 @@ impl Backend {
         }
         let in_line = guest.answers.back().map_or(0, |(due_ns, _)| *due_ns);
         let due_ns = if udp { due_ns } else { due_ns.max(in_line) };
+        let pieces = if frame.is_some() { self.rng.between(1, 3) as usize } else { 1 };
+        let reversed = self.rng.chance(if pieces > 1 { 200 } else { 0 });
         let mut say = |payload: &[u8]| {
-            let bytes = if udp { payload.to_vec() } else { respond(self.framing, payload) };
-            guest.answers.push_back((due_ns, bytes));
+            let mut messages = match frame {
+                None if udp => vec![payload.to_vec()],
+                None => vec![respond(self.framing, payload)],
+                Some(id) => frames(id, payload, pieces),
+            };
+            if reversed {
+                messages.reverse();
+            }
+            guest.answers.extend(messages.into_iter().map(|bytes| (due_ns, bytes)));
         };
         if net.struck.strikes(&mut self.rng, Fault::BackendUnasked, habits.unasked) {
             say(&payload);
@@ -300,6 +326,16 @@ impl Backend {
             }
         }
     }
+}
+
+/// A response in so many datagrams, each behind a frame header.
+fn frames(id: [u8; 2], payload: &[u8], pieces: usize) -> Vec<Vec<u8>> {
+    let each = payload.len().div_ceil(pieces).max(1);
+    let total = payload.len().div_ceil(each) as u16;
+    let header =
+        |sequence: u16| [&id[..], &sequence.to_be_bytes(), &total.to_be_bytes(), &[0, 0]].concat();
+    let chunks = payload.chunks(each).zip(0..);
+    chunks.map(|(chunk, sequence)| [&header(sequence), chunk].concat()).collect()
 }
 
 /// A response on the wire of a stream.

@@ -3,6 +3,7 @@
 use engine::metrics::ServiceSnapshot;
 use engine::topology::{Dispatch, Replies};
 use wire::DropReason;
+use wire::framing::Framing;
 use wire::nic::Transport;
 
 use crate::client::Taste;
@@ -59,6 +60,11 @@ impl Plan {
         let mut reloads = self.reloads.iter().filter(|reload| reload.service == service);
         let wicked = !self.sound[service];
         let backends = !spec.backends.is_empty();
+        // Datagrams that are late for a request meet the next one, which tells them apart.
+        let late_datagrams = spec.backends.iter().any(|backend| {
+            let matched = backend.matching.is_some() || backend.framing == Framing::Memcached;
+            matched && backend.transport == Transport::Udp
+        });
         let corrupt = faults.corrupt > 0 && datagrams;
         let drops = taste(|t| t.drops) || taste(|t| t.junk) || corrupt || hostile || wicked;
         let none = spec.replies == Replies::None;
@@ -111,9 +117,9 @@ impl Plan {
             (R::UnwantedReply, wicked && none),
             (R::BackendLate, backends),
             (R::BackendProtocol, wicked && backends),
-            (R::BackendUnasked, wicked && backends),
+            (R::BackendUnasked, wicked && backends || late_datagrams),
             (R::BackendTooLong, wicked && backends),
-            (R::BackendMismatch, wicked && backends),
+            (R::BackendMismatch, wicked && backends || late_datagrams),
         ];
         table.into_iter().filter(|(_, possible)| *possible).map(|(reason, _)| reason).collect()
     }

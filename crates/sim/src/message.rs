@@ -16,6 +16,7 @@
 
 use wire::admission::KeyRange;
 use wire::framing::{Framing, SOCKPERF_HEADER_BYTES};
+use wire::matching::MatchId;
 
 use crate::rng::{Rng, mix};
 
@@ -271,6 +272,18 @@ pub fn answer_payload(framing: Framing, question: &[u8], body: &Body) -> Vec<u8>
         }
         framing => reply_payload(framing, &body.reply(), Flavor::Plain),
     }
+}
+
+/// Where a question and its answer carry the number of the question; not with memcached.
+pub fn match_id(framing: Framing) -> Option<MatchId> {
+    let place = match framing {
+        Framing::Memcached => return None,
+        // The key of the body, behind the header or in digits.
+        Framing::Sockperf => "id:26:8",
+        Framing::Line => "id:32:8",
+        _ => "id:12:8",
+    };
+    Some(place.parse().expect("a place"))
 }
 
 /// Whether a backend's answer is the right one to a question.

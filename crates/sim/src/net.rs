@@ -164,6 +164,8 @@ pub struct Network {
     pub(crate) workers: Vec<WorkerSide>,
     pub(crate) conns: Vec<Conn>,
     backends: Vec<BackendSite>,
+    /// Questions to backends that have a number.
+    questions: u32,
     flight: BTreeMap<(u64, u64), Flying>,
     launched: u64,
     pub(crate) muted: bool,
@@ -222,6 +224,7 @@ impl Network {
             ports,
             conns: Vec::new(),
             backends: backends.into_iter().map(site).collect(),
+            questions: 0,
             flight: BTreeMap::new(),
             launched: 0,
             muted: false,
@@ -576,6 +579,12 @@ impl Network {
     }
 
     // The backends' side.
+
+    /// A number for a question, given once.
+    pub fn number_question(&mut self) -> u32 {
+        self.questions += 1;
+        self.questions
+    }
 
     /// A connection that reached a backend since the last call.
     pub fn take_arrived(&mut self, backend: usize) -> Option<ConnId> {

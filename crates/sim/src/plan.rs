@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use engine::topology::{
     Accelerator, AcceleratorKind, Backend as BackendSpec, CpuPlacement, Dispatch, EngineSettings,
-    Limits, Listen, Polling, Replies, Rings, Service, Topology,
+    Limits, Listen, Polling, Replies, Rings, Service, Sockets, Topology,
 };
 use wire::DropReason;
 use wire::framing::Framing;
@@ -16,7 +16,7 @@ use crate::change::Keeps;
 use crate::client::{DatagramClient, Taste};
 use crate::lives::Rebirth;
 use crate::memory_client::{MemoryManner, ShmClient};
-use crate::message::{key_range, reply_filler_max};
+use crate::message::{key_range, match_id, reply_filler_max};
 use crate::net::Faults;
 use crate::rng::Rng;
 use crate::stream_client::{Fates, Manner, StreamClient};
@@ -107,6 +107,14 @@ impl Plan {
             let these = backend_habits(&mut rng, is_wicked);
             let swap = if is_wicked { sizes.pick(&[0, 0, 20, 300]) } else { 0 };
             habits.push(BackendHabits { swap, ..these });
+            for backend in &mut service.backends {
+                if sizes.chance(400) {
+                    backend.matching = match_id(backend.framing);
+                }
+                if sizes.chance(200) {
+                    (backend.sockets, backend.connections) = (Sockets::PerRequest, 1);
+                }
+            }
             behaviours.push(behaviour(&mut rng, is_wicked, &service));
             services.push(service);
         }
@@ -121,7 +129,7 @@ impl Plan {
             services,
         };
         let setup = Setup {
-            honest_backends: habits.iter().map(BackendHabits::is_honest).collect(),
+            honest_backends: habits.iter().zip(&topology.services).map(is_honest).collect(),
             behaviours,
             // Sequences of granule rings wrap at 2^32.
             ring_start: rng.pick(&[0, 0, (1 << 32) - 40, (1 << 31) - 3, 1 << 62]),
@@ -539,6 +547,12 @@ fn backend_habits(rng: &mut Rng, wicked: bool) -> BackendHabits {
         late_ns: rng.pick(&[2 * MS, 150 * MS, 1500 * MS]),
         ..sound
     }
+}
+
+/// Whether what a service's backends answer is right, or what is wrong finds a closed socket.
+fn is_honest((habits, service): (&BackendHabits, &Service)) -> bool {
+    let alone = service.backends.iter().all(|backend| backend.sockets == Sockets::PerRequest);
+    BackendHabits { unasked: if alone { 0 } else { habits.unasked }, ..*habits }.is_honest()
 }
 
 fn behaviour(rng: &mut Rng, wicked: bool, service: &Service) -> Behaviour {

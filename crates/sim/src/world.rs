@@ -603,7 +603,7 @@ fn role(setup: &Setup, service: usize, accelerator: usize) -> Role {
 
 /// Whether the engine compares a backend's answers with what was asked.
 fn is_matched(spec: &engine::topology::Backend) -> bool {
-    spec.framing == Framing::Memcached && spec.transport == Transport::Tcp
+    spec.framing == Framing::Memcached || spec.matching.is_some()
 }
 
 /// Addresses of model clients: distinct ports, some of them over IPv6.

@@ -9,7 +9,7 @@ use engine::topology::{Dispatch, Replies};
 use scene::{MS, Scene, Script, request, script};
 use sim::accelerator::Behaviour;
 use sim::backend::BackendHabits;
-use sim::message::{Ask, Body};
+use sim::message::{Ask, Body, match_id};
 use sim::net::{Faults, PeerRead, lock};
 use wire::DropReason;
 use wire::framing::Framing;
@@ -412,16 +412,21 @@ fn an_answer_that_nobody_asked_for_ends_the_connection() {
     assert_eq!(scene.replied(), 1);
 }
 
-/// Several questions on one connection of a memcached that answers twice, or answers what was asked before.
+/// Several questions on one connection of a backend that answers twice, or answers what was asked before.
 #[test]
 fn an_answer_to_another_key_ends_the_connection() {
-    for habits in [
-        BackendHabits { unasked: 1000, ..BackendHabits::SOUND },
-        BackendHabits { swap: 1000, ..BackendHabits::SOUND },
+    let twice = BackendHabits { unasked: 1000, ..BackendHabits::SOUND };
+    let swap = BackendHabits { swap: 1000, ..BackendHabits::SOUND };
+    for (framing, habits) in [
+        (Framing::Memcached, twice),
+        (Framing::Memcached, swap),
+        (Framing::LengthU16, twice),
+        (Framing::LengthU16, swap),
     ] {
         let mut script = script(Framing::LengthU16);
         script.service().mqueues = 4;
-        script.backend(Transport::Tcp).framing = Framing::Memcached;
+        let backend = script.backend(Transport::Tcp);
+        (backend.framing, backend.matching) = (framing, match_id(framing));
         script.setup.honest_backends = vec![false];
         script.habits = BackendHabits { delay_ns: (MS, MS), ..habits };
         let mut scene = script.play();
@@ -438,6 +443,32 @@ fn an_answer_to_another_key_ends_the_connection() {
         let counted = scene.world.metrics.service(0);
         assert_eq!((counted.replied, counted.backend_failures), (8, 1), "{habits:?}");
     }
+}
+
+/// Several questions of one block are in flight on one socket, and some of their answers come after the next questions.
+#[test]
+fn datagrams_find_their_questions_by_the_id() {
+    let mut script = script(Framing::LengthU16);
+    let backend = script.backend(Transport::Udp);
+    (backend.matching, backend.timeout_ms) = (match_id(backend.framing), 20);
+    script.setup.honest_backends = vec![false];
+    script.behaviour().overlap = 100;
+    let late =
+        BackendHabits { late: 1000, late_ns: 25 * MS, unasked: 1000, ..BackendHabits::SOUND };
+    script.habits = late;
+    let mut scene = script.play();
+    scene.ask_times(4, question(0));
+    scene.wait_ms(22);
+    assert_eq!(scene.world.metrics.service(0).backend_timeouts, 4, "all were in flight together");
+    scene.backend.as_mut().unwrap().habits = BackendHabits { late_ns: 10 * MS, ..late };
+    scene.ask_times(4, question(1));
+    scene.wait_ms(15);
+    let counted = scene.world.metrics.service(0);
+    assert_eq!((counted.replied, counted.backend_answered, counted.backend_timeouts), (8, 8, 4));
+    // Eight late ones while four were waited for, and the second of each of those four.
+    let useless = scene.dropped(DropReason::BackendMismatch);
+    assert_eq!(useless + scene.dropped(DropReason::BackendUnasked), 12);
+    assert!(useless >= 8, "{useless}");
 }
 
 #[test]

@@ -51,6 +51,7 @@ mod memcached;
 mod raw;
 mod sockperf;
 
+pub use memcached::{Assembly, Piece, UDP_HEADER_BYTES, UdpHeader};
 pub use sockperf::SOCKPERF_HEADER_BYTES;
 
 use crate::drop_reason::DropReason;

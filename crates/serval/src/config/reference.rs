@@ -202,12 +202,20 @@ pub(super) const TABLES: &[Table] = &[
                 "What metrics and messages call it. Kernels know backends by their order.";
             connect: Other("string: `tcp://HOST:PORT`, `udp://HOST:PORT`"), "required",
                 "Where it is. A name is looked up once, at start.";
-            framing: Other("as of a service"), "", "Where an answer ends on a TCP connection.";
+            framing: Other("as of a service"), "",
+                "Where an answer ends on a TCP connection. `memcached` also over UDP: the engine writes and reads its frame header.";
             connections: Integer("connections of each worker"), "", "TCP connections. More, where one core of the backend is not enough.";
             timeout_ms: Integer("ms"), "", "An answer that takes longer is given up: the kernel is told `TIMEOUT`.";
             in_flight: Integer("requests"), "",
-                "Requests in flight on each TCP connection; more wait. (UDP: one for each mqueue.)";
+                "Requests in flight on each TCP connection, with `match` over UDP in each mqueue; more wait. (UDP without `match`: one \
+                 in each mqueue.) With `sockets = \"per-request\"`: sockets of each worker, at most 1024.";
             max_message_bytes: Integer("bytes"), "", "Longest request to it and longest answer (`backend_too_long`).";
+            match: Other("string: `id:OFFSET:LENGTH` in bytes, LENGTH 1 to 8"), "none",
+                "Where requests and answers carry the same id. An answer with another id than its request goes to no request \
+                 (`backend_mismatch`). Not with framing `memcached`, whose answers are matched by key.";
+            sockets: Word, "",
+                "`per-request`: each request has a connection or UDP socket of its own, which closes with its answer or its time-out. \
+                 Slower, but no late or duplicate answer can reach another request.";
         },
     },
 ];

@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use engine::topology::{Backend, Dispatch, Listen, Replies, Rings, Service};
+use engine::topology::{Backend, Dispatch, Listen, Replies, Rings, Service, Sockets};
 use mqueue::abi::{BLOCKS_MAX, DEPTH_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAMS_MAX};
 use wire::admission::KeyRange;
 use wire::framing::Framing;
+use wire::matching::MatchId;
 use wire::nic::Transport;
 
 use super::address;
@@ -456,7 +457,31 @@ fn read_backend(
     backend.in_flight = at.integer(report, "in_flight", 1..=65_536, usual) as u32;
     let (most, usual) = (u64::from(MESSAGE_BYTES_MAX), u64::from(backend.max_message_bytes));
     backend.max_message_bytes = at.integer(report, "max_message_bytes", 1..=most, usual) as u32;
+    backend.matching = read_match(report, at);
+    let sockets = [("persistent", Sockets::Persistent), ("per-request", Sockets::PerRequest)];
+    backend.sockets = at.choice(report, "sockets", &sockets, "persistent");
+    if backend.sockets == Sockets::PerRequest && at.entry("connections").is_some() {
+        let what = "`connections` has no meaning with sockets = \"per-request\"";
+        let right = "remove it; `in_flight` limits the sockets";
+        report.problem(Problem::new(at.place("connections"), what, right));
+    }
     (backend, section.finish(report))
+}
+
+fn read_match(report: &mut Report<'_>, section: &mut Section<'_>) -> Option<MatchId> {
+    let (text, span) = section.text(report, "match", "\"id:OFFSET:LENGTH\"")?;
+    match text.parse() {
+        Ok(id) => {
+            section.record(report, "match", text);
+            Some(id)
+        }
+        Err(error) => {
+            let message = error.to_string();
+            let (what, right) = message.split_once(": ").unwrap_or((&message, "another"));
+            report.problem(Problem::new(span, what, right));
+            None
+        }
+    }
 }
 
 fn read_connect(

@@ -29,7 +29,16 @@ impl Memcached {
 
     pub(crate) fn start_on(port: u16) -> Option<Self> {
         let mut command = Command::new("memcached");
-        command.args(["-l", "127.0.0.1", "-p", &port.to_string(), "-U", "0", "-u", "nobody"]);
+        command.args([
+            "-l",
+            "127.0.0.1",
+            "-p",
+            &port.to_string(),
+            "-U",
+            &port.to_string(),
+            "-u",
+            "nobody",
+        ]);
         command.args(["-m", "16", "-t", "1"]).stderr(Stdio::null());
         let mut memcached = Self { port, process: Peer::start(&mut command, GET_MEMCACHED) };
         let deadline = Instant::now() + PATIENCE;

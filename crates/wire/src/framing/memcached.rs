@@ -60,9 +60,12 @@
 //! wrong, and one unexpected answer would shift all later ones. A kernel that does not care for an
 //! answer ignores it.
 
+mod datagram;
 mod matching;
 mod request;
 mod response;
+
+pub use datagram::{Assembly, Piece, UDP_HEADER_BYTES, UdpHeader};
 
 use super::{ErrorReply, FramingConfigError, FramingError, Grammar, ParseState, Sizes};
 #[cfg(doc)]

@@ -1,0 +1,306 @@
+//! Backends over UDP: a socket for each client mqueue.
+//!
+//! Datagrams have no order to match by. Where requests carry an id (`match`), several are in flight and an
+//! answer belongs to the one with its id. A memcached backend's requests get theirs from the engine, in the
+//! frame header that the protocol has over UDP; one is in flight, whose answer is put together from its
+//! datagrams. Else one is in flight, and a time-out closes the socket: a late answer finds nobody, but the
+//! second copy of an answer may come while the next request waits, and nothing tells it from an answer.
+//! With a socket for each request it meets a port that is closed, or another one.
+//!
+//! What no request in flight is answered by is dropped and counted: `backend_unasked` if none is, else
+//! `backend_mismatch`.
+
+use std::collections::VecDeque;
+
+use mqueue::abi::status;
+use wire::DropReason;
+use wire::framing::{Assembly, Framing, ParseState, Parsed, Piece, UDP_HEADER_BYTES, UdpHeader};
+use wire::nic::{Close, Nic, Read, Transport, UDP_PAYLOAD_MAX, Written};
+
+use super::{BackendPool, ClientMqueue, Sending, refusal};
+use crate::lane::Lane;
+
+/// Datagrams that answer nothing, read from one socket at a time. Where late answers are recognised, all that
+/// timed out together may come together.
+const USELESS_MAX: usize = 32;
+const LATE_MAX: usize = 1024;
+
+/// The socket of a client mqueue, and what was asked through it.
+#[derive(Debug, Default)]
+pub(super) struct DatagramSocket {
+    open: bool,
+    /// In the order in which they were sent.
+    asked: VecDeque<Asked>,
+    /// The id of memcached's next request.
+    next_id: u16,
+    /// What the answer is compared with.
+    mark: Vec<u8>,
+    assembly: Assembly,
+}
+
+/// A request in flight.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    tag: u64,
+    deadline_ns: u64,
+    id: u64,
+}
+
+/// What a datagram was.
+enum Answer {
+    /// The answer, from this offset on, to the request in this place of those asked.
+    Whole(usize, usize),
+    /// The last part of the answer to the first of them, which is in the assembly.
+    Assembled,
+    /// A part of it.
+    Part,
+    /// A part of more than can be told.
+    TooLong,
+    /// Nothing that is waited for.
+    Useless(DropReason),
+}
+
+impl BackendPool {
+    /// Requests go out with the frame header of memcached.
+    fn is_framed(&self) -> bool {
+        self.framing == Framing::Memcached
+    }
+
+    /// Whether a late answer is recognised, so that a socket outlives a time-out.
+    fn knows_late_answers(&self) -> bool {
+        self.is_framed() || self.matching.is_some()
+    }
+
+    /// Whether the socket takes no more requests for now.
+    pub(super) fn is_full_for(&self, socket: &DatagramSocket) -> bool {
+        let many = self.matching.is_some() && !self.per_request && !self.is_framed();
+        let asked_max = if many { self.in_flight_max } else { 1 };
+        let no_socket = self.per_request && !socket.open && self.sockets >= self.in_flight_max;
+        self.transport == Transport::Udp && (socket.asked.len() >= asked_max || no_socket)
+    }
+
+    /// Sends a request, which has this tag and id, or says why not.
+    pub(super) fn send_datagram<N: Nic>(
+        &mut self,
+        nic: &mut N,
+        entry: &mut ClientMqueue,
+        (tag, mut id): (u64, u64),
+        payload: &[u8],
+        now_ns: u64,
+    ) -> Sending {
+        if self.is_full_for(&entry.datagram) {
+            return Sending::Busy;
+        }
+        let socket = &mut entry.datagram;
+        let mut datagram = payload;
+        if self.is_framed() {
+            id = socket.next_id.into();
+            self.datagram.clear();
+            self.datagram.extend_from_slice(&UdpHeader::request(socket.next_id).bytes());
+            if let Err(error) = self.framing.encode_request(payload, &mut self.datagram) {
+                return refusal(error);
+            }
+            datagram = &self.datagram;
+        }
+        if datagram.len() > UDP_PAYLOAD_MAX {
+            return Sending::Failed(status::TOO_LONG);
+        }
+        if !socket.open {
+            if nic.connect(self.address, Transport::Udp, entry.key).is_err() {
+                return Sending::Failed(status::REFUSED);
+            }
+            socket.open = true;
+            self.sockets += 1;
+        }
+        match nic.write(entry.key, datagram) {
+            Written::Bytes(_) => {
+                socket.asked.push_back(Asked { tag, deadline_ns: now_ns + self.timeout_ns, id });
+                if self.is_framed() {
+                    socket.next_id = socket.next_id.wrapping_add(1);
+                    socket.assembly.clear();
+                    socket.mark.clear();
+                    socket.mark.extend_from_slice(self.framing.mark(payload));
+                }
+                Sending::Sent
+            }
+            Written::Full => Sending::Busy,
+            Written::Broken if socket.asked.is_empty() => {
+                self.close_datagrams(nic, entry);
+                Sending::Failed(status::REFUSED)
+            }
+            // Others wait on the socket: its failure is reported, and tells them too.
+            Written::Broken => Sending::Failed(status::REFUSED),
+        }
+    }
+
+    /// Closes the socket of a client mqueue; nobody is told.
+    pub(super) fn close_datagrams<N: Nic>(&mut self, nic: &mut N, entry: &mut ClientMqueue) {
+        entry.datagram.asked.clear();
+        if std::mem::replace(&mut entry.datagram.open, false) {
+            nic.close(entry.key, Close::Reset);
+            self.sockets -= 1;
+        }
+    }
+
+    /// Understands a datagram.
+    fn understand(&self, socket: &mut DatagramSocket, datagram: &[u8]) -> Answer {
+        let waited_for = !socket.asked.is_empty();
+        let useless = Answer::Useless(match waited_for {
+            true => DropReason::BackendMismatch,
+            false => DropReason::BackendUnasked,
+        });
+        let blind = mutants::on("ignore_key") && waited_for;
+        if !self.is_framed() {
+            let id = self.matching.map_or(Some(0), |id| id.of(datagram));
+            let place = socket.asked.iter().position(|asked| Some(asked.id) == id || blind);
+            return place.map_or(useless, |place| Answer::Whole(place, 0));
+        }
+        let Some((header, part)) = UdpHeader::split(datagram) else { return useless };
+        let id = socket.asked.front().map(|asked| asked.id);
+        if id != Some(header.id.into()) && !blind {
+            return useless;
+        }
+        if header.total == 1 {
+            return Answer::Whole(0, UDP_HEADER_BYTES);
+        }
+        match socket.assembly.take(header, part, self.max_message_bytes) {
+            Piece::Last => Answer::Assembled,
+            Piece::Taken => Answer::Part,
+            Piece::Useless => useless,
+            Piece::TooLong => Answer::TooLong,
+        }
+    }
+
+    /// What a whole response of memcached over UDP is worth.
+    fn judge(&self, mark: &[u8], response: &[u8]) -> Result<(), DropReason> {
+        let max = self.max_message_bytes;
+        if !self.is_framed() || response.len() > max {
+            // What is too long is told when it is put into the ring.
+            return Ok(());
+        }
+        match self.framing.parse_response(&mut ParseState::default(), response, max) {
+            Ok(Parsed::Message { consumed, .. }) if consumed == response.len() => {
+                let fits = mutants::on("ignore_key") || self.framing.fits(mark, response);
+                if fits { Ok(()) } else { Err(DropReason::BackendMismatch) }
+            }
+            _ => Err(DropReason::BackendProtocol),
+        }
+    }
+}
+
+impl Lane {
+    /// A client mqueue's own datagram socket can be read, or failed.
+    pub(crate) fn read_datagram_backend<N: Nic>(
+        &mut self,
+        nic: &mut N,
+        client: u32,
+        scratch: &mut [u8],
+    ) {
+        let mut useless = 0;
+        loop {
+            let entry = &mut self.clients[client as usize];
+            let pool = &self.backends[entry.backend as usize];
+            let late = if pool.knows_late_answers() { pool.in_flight_max.min(LATE_MAX) } else { 0 };
+            if !entry.datagram.open {
+                return;
+            }
+            if useless > USELESS_MAX + late {
+                // It says more than it was asked, without end: what else it says finds nobody.
+                return self.fail_datagram_backend(nic, client);
+            }
+            match nic.read(entry.key, scratch) {
+                Read::Bytes(count) => {
+                    let dropped = self.take_datagram(nic, client, scratch, count);
+                    if let Some(reason) = dropped {
+                        self.counters.drop_one(reason);
+                        useless += 1;
+                    }
+                }
+                Read::Empty => return,
+                Read::Closed | Read::Broken => return self.fail_datagram_backend(nic, client),
+            }
+        }
+    }
+
+    /// Takes a datagram of `count` bytes that was read into `scratch`. Returns why it is of no use.
+    fn take_datagram<N: Nic>(
+        &mut self,
+        nic: &mut N,
+        client: u32,
+        scratch: &mut [u8],
+        count: usize,
+    ) -> Option<DropReason> {
+        let entry = &mut self.clients[client as usize];
+        let pool = &mut self.backends[entry.backend as usize];
+        let mut assembly = Assembly::default();
+        let (place, payload) = match pool.understand(&mut entry.datagram, &scratch[..count]) {
+            Answer::Useless(reason) => return Some(reason),
+            Answer::Part => return None,
+            Answer::Whole(place, from) => (place, Some(&scratch[from..count])),
+            Answer::Assembled => {
+                std::mem::swap(&mut assembly, &mut entry.datagram.assembly);
+                (0, Some(assembly.whole(scratch)))
+            }
+            Answer::TooLong => (0, None),
+        };
+        let judged = match payload {
+            None => Err(DropReason::BackendTooLong),
+            Some(payload) => pool.judge(&entry.datagram.mark, payload),
+        };
+        if judged == Err(DropReason::BackendMismatch) {
+            return judged.err();
+        }
+        let asked = entry.datagram.asked.remove(place).expect("understood");
+        if pool.per_request {
+            pool.close_datagrams(nic, entry);
+        }
+        let (status, payload) = match judged {
+            Ok(()) => (status::OK, payload.unwrap_or_default()),
+            Err(DropReason::BackendTooLong) => (status::TOO_LONG, &[][..]),
+            Err(_) => (status::PROTOCOL, &[][..]),
+        };
+        if let Err(reason) = judged {
+            self.counters.drop_one(reason);
+        }
+        self.answer(client, asked.tag, status, payload);
+        self.clients[client as usize].datagram.assembly = assembly;
+        self.clients[client as usize].datagram.assembly.clear();
+        None
+    }
+
+    /// A client mqueue's own datagram socket failed (the backend's host says: refused).
+    pub(crate) fn fail_datagram_backend<N: Nic>(&mut self, nic: &mut N, client: u32) {
+        let entry = &mut self.clients[client as usize];
+        if !entry.datagram.open {
+            return;
+        }
+        let asked = std::mem::take(&mut entry.datagram.asked);
+        self.backends[entry.backend as usize].close_datagrams(nic, entry);
+        self.counters.backend_failures.one();
+        for asked in &asked {
+            self.answer(client, asked.tag, status::REFUSED, &[]);
+        }
+        // Its memory is used again.
+        self.clients[client as usize].datagram.asked = asked;
+        self.clients[client as usize].datagram.asked.clear();
+    }
+
+    /// Gives up what takes too long.
+    pub(super) fn expire_datagrams<N: Nic>(&mut self, nic: &mut N, now_ns: u64) {
+        for client in 0..self.clients.len() {
+            // Deadlines grow along the line.
+            loop {
+                let entry = &mut self.clients[client];
+                let due = |asked: &&Asked| asked.deadline_ns <= now_ns;
+                let Some(asked) = entry.datagram.asked.front().filter(due).copied() else { break };
+                entry.datagram.asked.pop_front();
+                let pool = &mut self.backends[entry.backend as usize];
+                if pool.per_request || !pool.knows_late_answers() {
+                    pool.close_datagrams(nic, entry);
+                }
+                self.counters.backend_timeouts.one();
+                self.answer(client as u32, asked.tag, status::TIMEOUT, &[]);
+            }
+        }
+    }
+}

@@ -1,0 +1,479 @@
+//! Backends over TCP: connections and the order of answers on them.
+//!
+//! The mqueues of one worker share `connections` connections. Answers are matched to requests in
+//! order. An answer that does not fit its request, or that no request waits for, ends the connection: all
+//! in flight on it are answered with `PROTOCOL`, because one answer too many would shift every later one.
+//! A request that times out is answered with `TIMEOUT` at once but keeps its place: when its
+//! late answer comes it is consumed and counted, so the stream never desynchronises. A connection that
+//! has owed answers for long and gave none in time is closed and opened anew: a backend that left one
+//! request unanswered would otherwise be one answer behind for ever. Whoever has answered on a connection
+//! that ended is asked on a new one at once; with exponential back-off while the backend refuses, or
+//! accepts and ends without an answer.
+//!
+//! *A connection for each request*: there are `in_flight` of them, each with one place, opened for a
+//! request and closed after its answer, at its time-out, or when the backend closes. They are reset, so
+//! that no port stays occupied (TIME_WAIT).
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use mqueue::abi::status;
+use wire::DropReason;
+use wire::framing::{Framing, ParseState, Parsed};
+use wire::nic::{Close, Nic, Read, StreamKey, Transport, Written};
+
+use super::{BackendPool, NO_KEY, Sending, refusal};
+use crate::connection::forget_written;
+use crate::lane::Lane;
+
+const BACK_OFF_NS_MIN: u64 = 10_000_000;
+const BACK_OFF_NS_MAX: u64 = 1_000_000_000;
+/// A connection attempt, or a given-up place at the head of a stream, lasts at least this long.
+const PATIENCE_NS_MIN: u64 = 1_000_000_000;
+
+/// One TCP connection to a backend.
+pub(crate) struct BackendConnection {
+    pub(crate) key: StreamKey,
+    state: ConnectionState,
+    back_off_ns: u64,
+    /// A request was answered on it since it was opened.
+    served: bool,
+    output: Vec<u8>,
+    written: usize,
+    input: Vec<u8>,
+    parser: ParseState,
+    places: VecDeque<Place>,
+    /// What the answers to the places are compared with, in their order, from `marks_taken`.
+    marks: Vec<u8>,
+    marks_taken: usize,
+    /// When the first place was given up since an answer came in time or nothing was owed; 0: none.
+    behind_since_ns: u64,
+    dirty: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ConnectionState {
+    Down { retry_ns: u64 },
+    Connecting { deadline_ns: u64 },
+    Up,
+}
+
+/// A request in flight: its place in the order of answers.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    client: u32,
+    tag: u64,
+    deadline_ns: u64,
+    given_up: bool,
+    id: u64,
+    mark_bytes: u32,
+}
+
+impl BackendPool {
+    /// Whether every connection is full. (With one that is down and the others full only [`Self::choose`] can tell.)
+    pub(super) fn is_full(&self) -> bool {
+        let full = |c: &BackendConnection| c.places.len() >= self.places_max();
+        !self.connections.is_empty() && self.connections.iter().all(full)
+    }
+
+    /// Requests in flight on one connection.
+    fn places_max(&self) -> usize {
+        if self.per_request { 1 } else { self.in_flight_max }
+    }
+
+    fn patience_ns(&self) -> u64 {
+        (10 * self.timeout_ns).max(PATIENCE_NS_MIN)
+    }
+
+    /// The connection for the next request: the least busy one that is up or on its way; `Err(true)`
+    /// when all are full, `Err(false)` when all are down.
+    fn choose<N: Nic>(&mut self, nic: &mut N, now_ns: u64) -> Result<usize, bool> {
+        if self.per_request {
+            let ready = |c: &BackendConnection| match c.state {
+                ConnectionState::Down { retry_ns } => retry_ns <= now_ns,
+                _ => false,
+            };
+            let all_down = self.connections.iter().all(BackendConnection::is_down);
+            return self.connections.iter().position(ready).ok_or(!all_down);
+        }
+        let patience_ns = self.patience_ns();
+        for connection in &mut self.connections {
+            let ConnectionState::Down { retry_ns } = connection.state else { continue };
+            if retry_ns > now_ns {
+                continue;
+            }
+            match nic.connect(self.address, Transport::Tcp, connection.key) {
+                Ok(()) => {
+                    let deadline_ns = now_ns + patience_ns;
+                    connection.state = ConnectionState::Connecting { deadline_ns };
+                }
+                Err(_) => connection.back_off(now_ns),
+            }
+        }
+        if self.connections.iter().all(BackendConnection::is_down) {
+            return Err(false);
+        }
+        let open = self.connections.iter().enumerate().filter(|(_, c)| !c.is_down());
+        let free = open.filter(|(_, c)| c.places.len() < self.in_flight_max);
+        free.min_by_key(|(_, c)| c.places.len()).map(|(i, _)| i).ok_or(true)
+    }
+
+    /// Sends a request, which has this tag and id, or says why not.
+    pub(super) fn send_on_stream<N: Nic>(
+        &mut self,
+        nic: &mut N,
+        client: u32,
+        (tag, id): (u64, u64),
+        payload: &[u8],
+        now_ns: u64,
+    ) -> Sending {
+        let number = match self.choose(nic, now_ns) {
+            Ok(number) => number,
+            Err(true) => return Sending::Busy,
+            Err(false) => return Sending::Failed(status::REFUSED),
+        };
+        let patience_ns = self.patience_ns();
+        let connection = &mut self.connections[number];
+        if let Err(error) = self.framing.encode_request(payload, &mut connection.output) {
+            return refusal(error);
+        }
+        if connection.is_down() {
+            if nic.connect(self.address, Transport::Tcp, connection.key).is_err() {
+                connection.reset_buffers();
+                connection.back_off(now_ns);
+                return Sending::Failed(status::REFUSED);
+            }
+            connection.state = ConnectionState::Connecting { deadline_ns: now_ns + patience_ns };
+        }
+        let deadline_ns = now_ns + self.timeout_ns;
+        let place = Place { client, tag, deadline_ns, given_up: false, id, mark_bytes: 0 };
+        connection.push_place(place, self.framing.mark(payload));
+        if !std::mem::replace(&mut connection.dirty, true) {
+            self.dirty.push(number as u16);
+        }
+        Sending::Sent
+    }
+
+    /// A connection for one request has done what it was opened for.
+    fn end_request<N: Nic>(&mut self, nic: &mut N, number: usize, now_ns: u64) {
+        let connection = &mut self.connections[number];
+        nic.close(connection.key, Close::Reset);
+        connection.reset_buffers();
+        connection.state = ConnectionState::Down { retry_ns: now_ns };
+    }
+}
+
+impl BackendConnection {
+    /// A connection that is down, with room for so many requests in flight.
+    pub(super) fn new(places: usize) -> Self {
+        Self {
+            key: NO_KEY,
+            state: ConnectionState::Down { retry_ns: 0 },
+            back_off_ns: BACK_OFF_NS_MIN,
+            served: false,
+            output: Vec::new(),
+            written: 0,
+            input: Vec::new(),
+            parser: ParseState::default(),
+            places: VecDeque::with_capacity(places),
+            marks: Vec::new(),
+            marks_taken: 0,
+            behind_since_ns: 0,
+            dirty: false,
+        }
+    }
+
+    /// The answers to what these client mqueues asked find nobody.
+    pub(super) fn abandon(&mut self, clients: &Range<u32>) {
+        for place in &mut self.places {
+            place.given_up |= clients.contains(&place.client);
+        }
+    }
+
+    fn is_down(&self) -> bool {
+        matches!(self.state, ConnectionState::Down { .. })
+    }
+
+    fn back_off(&mut self, now_ns: u64) {
+        self.state = ConnectionState::Down { retry_ns: now_ns + self.back_off_ns };
+        self.back_off_ns = (2 * self.back_off_ns).min(BACK_OFF_NS_MAX);
+    }
+
+    fn reset_buffers(&mut self) {
+        self.output.clear();
+        self.written = 0;
+        self.input.clear();
+        self.parser = ParseState::default();
+        self.behind_since_ns = 0;
+        self.served = false;
+    }
+
+    fn push_place(&mut self, place: Place, mark: &[u8]) {
+        self.marks.extend_from_slice(mark);
+        self.places.push_back(Place { mark_bytes: mark.len() as u32, ..place });
+    }
+
+    fn pop_place(&mut self) -> Option<Place> {
+        let place = self.places.pop_front()?;
+        self.marks_taken += place.mark_bytes as usize;
+        if self.places.is_empty() {
+            self.marks.clear();
+            self.marks_taken = 0;
+        } else {
+            forget_written(&mut self.marks, &mut self.marks_taken);
+        }
+        Some(place)
+    }
+
+    /// Whether an answer with this id can be the one that the first place waits for.
+    fn fits(&self, framing: Framing, id: Option<u64>, answer: &[u8]) -> bool {
+        let Some(place) = self.places.front() else { return false };
+        let mark = &self.marks[self.marks_taken..][..place.mark_bytes as usize];
+        mutants::on("ignore_key") || id == Some(place.id) && framing.fits(mark, answer)
+    }
+}
+
+impl Lane {
+    /// A backend connection can be read.
+    pub(crate) fn read_backend<N: Nic>(
+        &mut self,
+        nic: &mut N,
+        pool: usize,
+        number: usize,
+        now_ns: u64,
+        scratch: &mut [u8],
+    ) {
+        loop {
+            let connection = &mut self.backends[pool].connections[number];
+            match nic.read(connection.key, scratch) {
+                Read::Bytes(count) => {
+                    // What ends in this read is parsed where it was read.
+                    let mut input = std::mem::take(&mut connection.input);
+                    let (read, fresh) = (&scratch[..count], input.is_empty());
+                    if !fresh {
+                        input.extend_from_slice(read);
+                    }
+                    let whole = if fresh { read } else { &input };
+                    let taken = self.take_backend_answers(pool, number, whole);
+                    let served = self.backends[pool].connections[number].served;
+                    if let Ok(taken) = taken
+                        && self.backends[pool].per_request
+                        && served
+                    {
+                        if taken < whole.len() {
+                            self.counters.drop_one(DropReason::BackendUnasked);
+                        }
+                        return self.backends[pool].end_request(nic, number, now_ns);
+                    }
+                    match taken {
+                        Ok(taken) if fresh => input.extend_from_slice(&read[taken..]),
+                        Ok(taken) => drop(input.drain(..taken)),
+                        Err((status, reason)) => {
+                            self.counters.drop_one(reason);
+                            return self.fail_backend(nic, pool, number, status, now_ns);
+                        }
+                    }
+                    self.backends[pool].connections[number].input = input;
+                    if count < scratch.len() {
+                        return;
+                    }
+                }
+                Read::Empty => return,
+                Read::Closed | Read::Broken => {
+                    return self.fail_backend(nic, pool, number, status::CLOSED, now_ns);
+                }
+            }
+        }
+    }
+
+    /// Parses what has been read and answers the blocks; the bytes that this took. `Err`: the connection
+    /// cannot go on.
+    fn take_backend_answers(
+        &mut self,
+        pool: usize,
+        number: usize,
+        input: &[u8],
+    ) -> Result<usize, (u8, DropReason)> {
+        let mut taken = 0;
+        loop {
+            let entry = &mut self.backends[pool];
+            let (framing, max, matching) = (entry.framing, entry.max_message_bytes, entry.matching);
+            let connection = &mut entry.connections[number];
+            let rest = &input[taken..];
+            if rest.is_empty() || entry.per_request && connection.served {
+                return Ok(taken);
+            }
+            let (consumed, payload) =
+                match framing.parse_response(&mut connection.parser, rest, max) {
+                    Ok(Parsed::Incomplete { .. }) => return Ok(taken),
+                    Ok(Parsed::Message { consumed, start, end, .. }) => {
+                        (consumed, &rest[start..end])
+                    }
+                    Ok(_) => return Err((status::PROTOCOL, DropReason::BackendProtocol)),
+                    Err(error) => {
+                        let reason = error.backend_drop_reason();
+                        let too_long = reason == DropReason::BackendTooLong;
+                        let status = if too_long { status::TOO_LONG } else { status::PROTOCOL };
+                        return Err((status, reason));
+                    }
+                };
+            taken += consumed;
+            let id = matching.map_or(Some(0), |id| id.of(payload));
+            let fits = connection.fits(framing, id, payload);
+            if !connection.places.is_empty() && !fits {
+                return Err((status::PROTOCOL, DropReason::BackendMismatch));
+            }
+            let Some(place) = connection.pop_place() else {
+                return Err((status::PROTOCOL, DropReason::BackendUnasked));
+            };
+            if connection.places.is_empty() || !place.given_up {
+                connection.behind_since_ns = 0;
+            }
+            if place.given_up && !mutants::on("answer_backend_twice") {
+                self.counters.drop_one(DropReason::BackendLate);
+            } else {
+                self.answer(place.client, place.tag, status::OK, payload);
+            }
+            let connection = &mut self.backends[pool].connections[number];
+            (connection.served, connection.back_off_ns) = (true, BACK_OFF_NS_MIN);
+        }
+    }
+
+    /// A backend connection ended: everybody who waits on it is told. The first request in line gets
+    /// `first`, those behind it `CLOSED`; all of them `PROTOCOL` if that is `first`, and `REFUSED` if the
+    /// connection never was up.
+    pub(crate) fn fail_backend<N: Nic>(
+        &mut self,
+        nic: &mut N,
+        pool: usize,
+        number: usize,
+        first: u8,
+        now_ns: u64,
+    ) {
+        let connection = &mut self.backends[pool].connections[number];
+        if let ConnectionState::Down { .. } = connection.state {
+            return;
+        }
+        let was_up = connection.state == ConnectionState::Up;
+        // Whoever serves may end a connection that idles, or that nobody can read on: the next request opens another.
+        let serves = was_up && (connection.served || first == status::TOO_LONG);
+        nic.close(connection.key, Close::Reset);
+        connection.reset_buffers();
+        match serves {
+            true => connection.state = ConnectionState::Down { retry_ns: now_ns },
+            false => connection.back_off(now_ns),
+        }
+        self.counters.backend_failures.one();
+        let (mut status, others) = match (was_up, first) {
+            (false, _) => (status::REFUSED, status::REFUSED),
+            (true, status::PROTOCOL) => (status::PROTOCOL, status::PROTOCOL),
+            (true, first) => (first, status::CLOSED),
+        };
+        while let Some(place) = self.backends[pool].connections[number].pop_place() {
+            if !place.given_up {
+                self.answer(place.client, place.tag, status, &[]);
+            }
+            status = others;
+        }
+    }
+
+    /// A backend connection can be written: an attempt succeeded, or there is room again.
+    pub(crate) fn backend_writable(&mut self, pool: usize, number: usize) {
+        let entry = &mut self.backends[pool];
+        let connection = &mut entry.connections[number];
+        if matches!(connection.state, ConnectionState::Connecting { .. }) {
+            connection.state = ConnectionState::Up;
+        }
+        if !connection.dirty && connection.written < connection.output.len() {
+            connection.dirty = true;
+            entry.dirty.push(number as u16);
+        }
+    }
+
+    /// Writes what requests left in the output of each connection: one write each.
+    pub(crate) fn flush_backends<N: Nic>(&mut self, nic: &mut N, now_ns: u64) {
+        for pool in 0..self.backends.len() {
+            while let Some(number) = self.backends[pool].dirty.pop() {
+                let connection = &mut self.backends[pool].connections[number as usize];
+                connection.dirty = false;
+                if connection.state != ConnectionState::Up {
+                    // Written when the attempt succeeds; dropped with its requests when it fails.
+                    continue;
+                }
+                match nic.write(connection.key, &connection.output[connection.written..]) {
+                    Written::Bytes(count) => {
+                        connection.written += count;
+                        if connection.written == connection.output.len() {
+                            connection.output.clear();
+                            connection.written = 0;
+                        } else {
+                            forget_written(&mut connection.output, &mut connection.written);
+                        }
+                    }
+                    Written::Full => {}
+                    Written::Broken => {
+                        self.fail_backend(nic, pool, number.into(), status::CLOSED, now_ns);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives up what takes too long.
+    pub(super) fn expire_streams<N: Nic>(&mut self, nic: &mut N, now_ns: u64) {
+        for pool in 0..self.backends.len() {
+            let patience_ns = self.backends[pool].patience_ns();
+            for number in 0..self.backends[pool].connections.len() {
+                let connection = &self.backends[pool].connections[number];
+                if self.backends[pool].per_request {
+                    self.expire_request(nic, pool, number, now_ns);
+                    continue;
+                }
+                let overdue = match connection.state {
+                    ConnectionState::Down { .. } => continue,
+                    ConnectionState::Connecting { deadline_ns } => deadline_ns <= now_ns,
+                    ConnectionState::Up => {
+                        let since_ns = connection.behind_since_ns;
+                        since_ns != 0 && since_ns + patience_ns <= now_ns
+                    }
+                };
+                if overdue {
+                    self.fail_backend(nic, pool, number, status::CLOSED, now_ns);
+                    continue;
+                }
+                // Deadlines grow along the line, so the first one in time ends the search.
+                for index in 0..self.backends[pool].connections[number].places.len() {
+                    let connection = &mut self.backends[pool].connections[number];
+                    let place = &mut connection.places[index];
+                    if place.deadline_ns > now_ns {
+                        break;
+                    }
+                    if connection.behind_since_ns == 0 {
+                        connection.behind_since_ns = now_ns.max(1);
+                    }
+                    if mutants::on("forget_late_answer") {
+                        let place = connection.places.remove(index).expect("seen");
+                        self.answer(place.client, place.tag, status::TIMEOUT, &[]);
+                        break;
+                    }
+                    if !std::mem::replace(&mut place.given_up, true) {
+                        let (client, tag) = (place.client, place.tag);
+                        self.counters.backend_timeouts.one();
+                        self.answer(client, tag, status::TIMEOUT, &[]);
+                    }
+                }
+            }
+        }
+    }
+    /// The same for a connection of one request: its time-out ends both.
+    fn expire_request<N: Nic>(&mut self, nic: &mut N, pool: usize, number: usize, now_ns: u64) {
+        let connection = &mut self.backends[pool].connections[number];
+        let due = connection.places.front().is_some_and(|place| place.deadline_ns <= now_ns);
+        let Some(place) = due.then(|| connection.pop_place()).flatten() else { return };
+        self.backends[pool].end_request(nic, number, now_ns);
+        if !place.given_up {
+            self.counters.backend_timeouts.one();
+            self.answer(place.client, place.tag, status::TIMEOUT, &[]);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! memcached over UDP (memcached, doc/protocol.txt, "UDP protocol"): every datagram begins with a header of
+//! eight bytes. A request is one datagram, a response one or several, all with the id of their request.
+
+/// Length of the header.
+pub const UDP_HEADER_BYTES: usize = 8;
+
+/// Most datagrams of one response that are put together: 1.4 MB of those that memcached sends.
+const PIECES_MAX: u16 = 1024;
+
+/// The header of a datagram: id, sequence, total and two bytes that are zero, in network byte order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpHeader {
+    /// What the client gave its request, and the server repeats.
+    pub id: u16,
+    /// Number of this datagram in its message, from 0.
+    pub sequence: u16,
+    /// Datagrams of the message.
+    pub total: u16,
+}
+
+impl UdpHeader {
+    /// Of a request.
+    pub const fn request(id: u16) -> Self {
+        Self { id, sequence: 0, total: 1 }
+    }
+
+    /// As it stands before the payload.
+    pub const fn bytes(self) -> [u8; UDP_HEADER_BYTES] {
+        let ([a, b], [c, d]) = (self.id.to_be_bytes(), self.sequence.to_be_bytes());
+        let [e, f] = self.total.to_be_bytes();
+        [a, b, c, d, e, f, 0, 0]
+    }
+
+    /// The header of a datagram and what follows it; `None` if it has none, or an impossible one.
+    pub fn split(datagram: &[u8]) -> Option<(Self, &[u8])> {
+        let ([a, b, c, d, e, f, _, _], payload) = datagram.split_first_chunk()?;
+        let header = Self {
+            id: u16::from_be_bytes([*a, *b]),
+            sequence: u16::from_be_bytes([*c, *d]),
+            total: u16::from_be_bytes([*e, *f]),
+        };
+        (header.sequence < header.total).then_some((header, payload))
+    }
+}
+
+/// What a datagram was to the response that is being put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// The last one that was missing.
+    Last,
+    /// Others are missing.
+    Taken,
+    /// It has come before, or contradicts those that have.
+    Useless,
+    /// The response is longer than may be.
+    TooLong,
+}
+
+/// The datagrams of one response, in whatever order they come.
+#[derive(Debug, Default)]
+pub struct Assembly {
+    bytes: Vec<u8>,
+    /// Sequence, start and end of each in `bytes`, as they came.
+    pieces: Vec<(u16, u32, u32)>,
+    total: u16,
+}
+
+impl Assembly {
+    /// Forgets what has come.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.pieces.clear();
+        self.total = 0;
+    }
+
+    /// Takes one more datagram of a response of at most `max` bytes.
+    pub fn take(&mut self, header: UdpHeader, payload: &[u8], max: usize) -> Piece {
+        let start = self.bytes.len();
+        if header.total > PIECES_MAX || payload.len() > max.saturating_sub(start) {
+            return Piece::TooLong;
+        }
+        if self.pieces.is_empty() {
+            self.total = header.total;
+        }
+        let came = self.pieces.iter().any(|piece| piece.0 == header.sequence);
+        if came || header.total != self.total {
+            return Piece::Useless;
+        }
+        self.bytes.extend_from_slice(payload);
+        self.pieces.push((header.sequence, start as u32, self.bytes.len() as u32));
+        if self.pieces.len() == usize::from(self.total) { Piece::Last } else { Piece::Taken }
+    }
+
+    /// The whole response, once its last piece was taken; put in order in `scratch`, which has room for
+    /// it, if its pieces came out of order.
+    pub fn whole<'a>(&'a mut self, scratch: &'a mut [u8]) -> &'a [u8] {
+        if self.pieces.is_sorted() {
+            return &self.bytes;
+        }
+        self.pieces.sort_unstable();
+        let mut at = 0;
+        for (_, start, end) in &self.pieces {
+            let piece = &self.bytes[*start as usize..*end as usize];
+            scratch[at..at + piece.len()].copy_from_slice(piece);
+            at += piece.len();
+        }
+        &scratch[..at]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_is_read_as_it_is_written() {
+        let header = UdpHeader { id: 0x0102, sequence: 3, total: 0x0405 };
+        let datagram = [&header.bytes()[..], b"END\r\n"].concat();
+        assert_eq!(datagram[..8], [1, 2, 0, 3, 4, 5, 0, 0]);
+        assert_eq!(UdpHeader::split(&datagram), Some((header, &b"END\r\n"[..])));
+        assert_eq!(UdpHeader::split(&datagram[..7]), None);
+        assert_eq!(UdpHeader::split(&UdpHeader { total: 3, ..header }.bytes()), None);
+        assert_eq!(
+            UdpHeader::split(&UdpHeader::request(7).bytes()),
+            Some((UdpHeader::request(7), &b""[..]))
+        );
+    }
+
+    #[test]
+    fn pieces_make_the_response_in_any_order() {
+        let parts = [&b"VALUE a 0 4\r\n"[..], b"abcd", b"\r\nEND\r\n"];
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            let mut assembly = Assembly::default();
+            for (n, part) in order.into_iter().enumerate() {
+                let header = UdpHeader { id: 1, sequence: part as u16, total: 3 };
+                let last = if n == 2 { Piece::Last } else { Piece::Taken };
+                assert_eq!(assembly.take(header, parts[part], 24), last);
+                if n < 2 {
+                    assert_eq!(assembly.take(header, parts[part], 24), Piece::Useless, "twice");
+                    let other = UdpHeader { total: 4, sequence: 3, ..header };
+                    assert_eq!(assembly.take(other, b"", 24), Piece::Useless);
+                }
+            }
+            assert_eq!(assembly.whole(&mut [0; 64]), parts.concat());
+        }
+    }
+
+    #[test]
+    fn a_response_has_bounds() {
+        let mut assembly = Assembly::default();
+        let header = UdpHeader { id: 1, sequence: 0, total: 2 };
+        assert_eq!(assembly.take(header, &[0; 25], 24), Piece::TooLong);
+        assert_eq!(assembly.take(header, &[0; 20], 24), Piece::Taken);
+        assert_eq!(assembly.take(UdpHeader { sequence: 1, ..header }, &[0; 5], 24), Piece::TooLong);
+        let many = UdpHeader { total: 1025, ..header };
+        assert_eq!(Assembly::default().take(many, b"", 24), Piece::TooLong);
+    }
+}
