@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use driver::REGISTER;
 pub use gpu::{CudaAccelerator, Ended, FoundGpu, Gpu, Options, Service, survey};
 use kernels::WARP_BACKENDS_MAX;
-pub use kernels::{built_in, built_in_for};
+pub use kernels::{built_in, built_in_for, check_image};
 
 /// The driver's number for a GPU that another process has.
 const UNAVAILABLE: i32 = 46;

@@ -6,14 +6,20 @@
 //! built-in kernels are such a library linked into this program.
 //!
 //! Kernels of the `cpu` accelerator are trusted code: loading a library runs it. What is checked here
-//! protects from mistakes, not from malice.
+//! protects from mistakes, not from malice. [`KernelLibrary::open`] maps the file at a path, which must not change
+//! from then on. [`KernelLibrary::load`] maps a descriptor, which may be of a sealed copy: a server uses that one,
+//! after it has loaded the copy once in a process that may crash.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use mqueue::abi::{ABI_VERSION, BlockArgs, KernelEntry};
+
+use crate::cuda::cause;
+use crate::elf;
 
 /// What a block runs.
 pub(crate) type Entry = unsafe extern "C" fn(*const BlockArgs);
@@ -23,6 +29,10 @@ type ListFn = unsafe extern "C" fn() -> *const KernelEntry;
 
 /// Most kernels of one library; a longer list is taken for a damaged one.
 const KERNELS_MAX: usize = 1024;
+/// Most libraries with the name that a descriptor would have which a load looks past.
+const NAMES_MAX: usize = 64;
+/// The dynamic loader tells whether a library is loaded, and loads none.
+const RTLD_NOLOAD: c_int = libc::RTLD_NOLOAD;
 
 unsafe extern "C" {
     fn serval_kernel_abi_version() -> u32;
@@ -61,14 +71,30 @@ pub enum KernelError {
         /// The file.
         path: PathBuf,
     },
-    /// The file is not a shared library of this machine, or needs symbols that are not there.
-    #[error("kernel library {path} cannot be loaded: {error}")]
+    /// The file is not a whole shared library of this machine.
+    #[error(
+        "kernel library {path} cannot be loaded: it {why}; build it with `serval kernel build`"
+    )]
+    Damaged {
+        /// The library.
+        path: PathBuf,
+        /// What is wrong with it, in words that follow "it".
+        why: String,
+    },
+    /// The dynamic loader refuses it, for example because it needs symbols that are not there.
+    #[error("kernel library {path} cannot be loaded: {why}")]
     Load {
         /// The library.
         path: PathBuf,
         /// What the dynamic loader said.
-        error: libloading::Error,
+        why: String,
     },
+    /// It was loaded in a process of its own first, and that process found why it cannot be used, or ended.
+    #[error("{0}")]
+    Trial(String),
+    /// Nobody waits for that process any more.
+    #[error("it was given up while its kernel was loaded in a process of its own")]
+    Abandoned,
     /// The file is a shared library, but not of kernels.
     #[error(
         "{path} is no kernel library (it lacks `{symbol}`): build it with `serval kernel build`"
@@ -150,11 +176,8 @@ impl Kernel {
 
     /// A kernel of a library: `PATH` when it has one kernel, else `PATH:NAME`.
     pub fn open(path_and_name: &str) -> Result<Arc<Self>, KernelError> {
-        let (path, name) = match path_and_name.rsplit_once(':') {
-            Some((path, name)) if !name.contains('/') => (path, Some(name)),
-            _ => (path_and_name, None),
-        };
-        Arc::new(KernelLibrary::open(Path::new(path))?).kernel(name)
+        let (path, name) = split(path_and_name);
+        Arc::new(KernelLibrary::open(path)?).kernel(name)
     }
 
     /// Its name.
@@ -167,6 +190,27 @@ impl Kernel {
     }
 }
 
+/// Opens a library by `name`. Errors call it `path`.
+fn open_now(name: &Path, shown: &Path, path: &Path) -> Result<Library, KernelError> {
+    // Bound now: a symbol that is nowhere must not end the process in the middle of a message.
+    // SAFETY: loading runs the library's constructors: cpu kernels are trusted code, as the module's text says.
+    let opened = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
+    opened.map_err(|error| {
+        let shown = format!("{}: ", shown.display());
+        let why = cause(&error);
+        let why = why.strip_prefix(shown.as_str()).unwrap_or(&why).to_owned();
+        KernelError::Load { path: path.to_owned(), why }
+    })
+}
+
+/// `PATH` or `PATH:NAME`: a file, and the name of one of its kernels.
+pub fn split(path_and_name: &str) -> (&Path, Option<&str>) {
+    match path_and_name.rsplit_once(':') {
+        Some((path, name)) if !name.contains('/') => (Path::new(path), Some(name)),
+        _ => (Path::new(path_and_name), None),
+    }
+}
+
 /// A loaded kernel library.
 pub struct KernelLibrary {
     path: PathBuf,
@@ -175,23 +219,50 @@ pub struct KernelLibrary {
 }
 
 impl KernelLibrary {
-    /// Loads a library and reads its list of kernels. The library's static constructors run.
+    /// Loads the library at a path and reads its list of kernels. The library's static constructors run.
     pub fn open(path: &Path) -> Result<Self, KernelError> {
+        let no_file = |error| KernelError::NoFile { path: path.to_owned(), error };
         // An absolute path: the dynamic loader must not search elsewhere.
-        let absolute = path
-            .canonicalize()
-            .map_err(|error| KernelError::NoFile { path: path.to_owned(), error })?;
+        let absolute = path.canonicalize().map_err(no_file)?;
+        Self::check(&std::fs::read(&absolute).map_err(no_file)?, path)?;
+        let library = open_now(&absolute, path, path)?;
+        Self::of(library, path)
+    }
+
+    /// Whether the content of the file at `path` is a whole shared library of this machine, by its headers.
+    pub fn check(bytes: &[u8], path: &Path) -> Result<(), KernelError> {
         let path = path.to_owned();
         if path.extension().is_some_and(|ending| ending == "fatbin" || ending == "cubin") {
             return Err(KernelError::ForGpus { path });
         }
-        // Bound now: a symbol that is nowhere must not end the process in the middle of a message.
-        // SAFETY: loading runs the library's constructors: cpu kernels are trusted code, as the
-        // module's text says.
-        let library = match unsafe { Library::open(Some(&absolute), RTLD_NOW | RTLD_LOCAL) } {
-            Ok(library) => library,
-            Err(error) => return Err(KernelError::Load { path, error }),
-        };
+        elf::check_library(bytes).map_err(|why| KernelError::Damaged { path, why })
+    }
+
+    /// Loads the library that `file` is open on and reads its list of kernels; `path` is what it is called. The
+    /// library's static constructors run. Two files are two libraries, also if they are called alike.
+    pub fn load(file: OwnedFd, path: &Path) -> Result<Self, KernelError> {
+        // The dynamic loader knows libraries by the names they were opened by, and then by device and inode. One that
+        // cannot be unloaded keeps its name, while the descriptor's number is given to the next file.
+        let mut held = Vec::new();
+        let mut file = file;
+        for _ in 0..NAMES_MAX {
+            let name = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+            let flags = RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD;
+            // SAFETY: with this flag nothing is loaded and no constructor runs.
+            if unsafe { Library::open(Some(&name), flags) }.is_err() {
+                return Self::of(open_now(&name, &name, path)?, path);
+            }
+            let again = file.try_clone();
+            held.push(file);
+            file = again.map_err(|error| KernelError::NoFile { path: path.to_owned(), error })?;
+        }
+        let why = format!("{NAMES_MAX} libraries that cannot be unloaded are in its way");
+        Err(KernelError::Load { path: path.to_owned(), why })
+    }
+
+    /// A library that is loaded.
+    fn of(library: Library, path: &Path) -> Result<Self, KernelError> {
+        let path = path.to_owned();
         let symbol = "serval_kernel_abi_version";
         // SAFETY: a symbol of this name is the function of entry.h; its type never changes, so that
         // libraries of any version can be asked.
@@ -222,25 +293,30 @@ impl KernelLibrary {
 
     /// The kernel of this name; without one, its only kernel.
     pub fn kernel(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<Kernel>, KernelError> {
-        let path = || self.path.clone();
-        let found = match name {
-            Some(name) => self.kernels.iter().find(|(known, _)| known == name),
-            None if self.kernels.len() == 1 => self.kernels.first(),
-            None => None,
-        };
-        if let Some((name, entry)) = found {
-            let library = Some(Arc::clone(self));
-            return Ok(Arc::new(Kernel { name: name.clone(), entry: *entry, _library: library }));
-        }
-        if self.kernels.is_empty() {
-            return Err(KernelError::Empty { path: path() });
-        }
-        let what = match name {
-            Some(name) => format!("has no kernel `{name}`"),
-            None => format!("has {} kernels", self.kernels.len()),
-        };
-        Err(KernelError::NoKernel { path: path(), what, known: self.names().join(", ") })
+        let (name, entry) = &self.kernels[choose(&self.path, &self.names(), name)?];
+        let library = Some(Arc::clone(self));
+        Ok(Arc::new(Kernel { name: name.clone(), entry: *entry, _library: library }))
     }
+}
+
+/// Which of the kernels `known` of the library at `path` is meant by `name`; without one, the only kernel.
+pub fn choose(path: &Path, known: &[&str], name: Option<&str>) -> Result<usize, KernelError> {
+    let found = match name {
+        Some(name) => known.iter().position(|known| *known == name),
+        None => (known.len() == 1).then_some(0),
+    };
+    if let Some(found) = found {
+        return Ok(found);
+    }
+    let path = path.to_owned();
+    if known.is_empty() {
+        return Err(KernelError::Empty { path });
+    }
+    let what = match name {
+        Some(name) => format!("has no kernel `{name}`"),
+        None => format!("has {} kernels", known.len()),
+    };
+    Err(KernelError::NoKernel { path, what, known: known.join(", ") })
 }
 
 fn builtin_list() -> Vec<(String, Entry)> {
@@ -300,6 +376,6 @@ mod tests {
         let text = tempfile::Builder::new().suffix(".so").tempfile().unwrap();
         std::fs::write(text.path(), "not an ELF file").unwrap();
         let wrong = Kernel::open(text.path().to_str().unwrap()).unwrap_err();
-        assert!(matches!(wrong, KernelError::Load { .. }), "{wrong}");
+        assert!(matches!(wrong, KernelError::Damaged { .. }), "{wrong}");
     }
 }

@@ -12,6 +12,7 @@
 pub mod compile;
 pub mod cpu;
 pub mod cuda;
+mod elf;
 pub mod kernel;
 pub mod params;
 pub mod process;

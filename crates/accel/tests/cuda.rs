@@ -54,7 +54,7 @@ fn service(engine: &Engine, image: &str, kernel: &str, params: &[(&str, f64)]) -
     let params = common::params(params);
     let region = engine.memory.clone();
     let (name, kernel) = (format!("the {kernel}"), format!("{image}:{kernel}"));
-    Service { name, region, kernel, params, threads: None }
+    Service { name, region, kernel, file: None, params, threads: None }
 }
 
 fn start(behaviour: &str, engine: &Engine, kernel: &str) -> Result<CudaAccelerator, AccelError> {

@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use accel::compile::{BuildError, BuildOptions, HEADERS, build_kernel};
+use accel::kernel::KernelLibrary;
 use accel::{Kernel, KernelError};
 use common::kernel_source;
 
@@ -97,4 +99,43 @@ fn libraries_that_do_not_fit_are_refused_with_the_fix() {
     let half = compile_unchecked("no_list.cpp", folder.path());
     let error = open(&half, "").unwrap_err();
     assert!(matches!(error, KernelError::NoSymbol { symbol: "serval_kernel_list", .. }), "{error}");
+}
+
+/// Compiles a kernel library whose kernel is called `name`.
+fn build(folder: &Path, name: &str) -> Vec<u8> {
+    let source = folder.join("source.cpp");
+    let text = format!(
+        "#include <serval/kernel.h>\nSERVAL_KERNEL({name}) (serval::Block& b, serval::Mqueue& q) {{ while (q.recv(b)) {{}} }}\n"
+    );
+    std::fs::write(&source, text).unwrap();
+    let output = folder.join("output.so");
+    build_kernel(&source, &output, &BuildOptions::default()).unwrap();
+    std::fs::read(&output).unwrap()
+}
+
+#[test]
+fn two_files_are_two_libraries_whatever_they_are_called() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = Path::new("kernel.so");
+    let load = |bytes: &[u8]| {
+        let mut file = tempfile::tempfile_in(folder.path()).unwrap();
+        std::io::Write::write_all(&mut file, bytes).unwrap();
+        // A number that no other test of this program has, so that all of them are loaded by the same name.
+        // SAFETY: no pointers; the descriptor is fresh and nobody else's.
+        let file = unsafe {
+            let raw = libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 900);
+            assert_eq!(raw, 900, "{}", std::io::Error::last_os_error());
+            OwnedFd::from_raw_fd(raw)
+        };
+        KernelLibrary::load(file, path).unwrap()
+    };
+    let builds = [build(folder.path(), "first"), build(folder.path(), "second")];
+    let first = load(&builds[0]);
+    let second = load(&builds[1]);
+    assert_eq!((first.names(), second.names()), (vec!["first"], vec!["second"]));
+    drop(first);
+    assert_eq!(load(&builds[0]).names(), ["first"]);
+    assert_eq!(second.names(), ["second"]);
+    let cut = KernelLibrary::check(&builds[0][..builds[0].len() / 2], path).unwrap_err();
+    assert!(cut.to_string().contains("kernel.so cannot be loaded: it is truncated"), "{cut}");
 }

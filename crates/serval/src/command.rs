@@ -25,6 +25,7 @@ use sys::signal::{Signal, Signals};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::config::{Config, ConfigError, Overrides};
+use crate::kernel_file::set_trial_program;
 use crate::screen::{Screen, colours_wanted, print};
 
 const EXAMPLES: &str = "\
@@ -221,6 +222,8 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let screen = Screen::new(arguments.json);
     start_log(arguments.log, arguments.verb.is_watched());
+    // Through the link even a program that was replaced meanwhile starts as itself.
+    set_trial_program("/proc/self/exe".into());
     let result = match &arguments.verb {
         Verb::Serve(options) => serve::run(&screen, options),
         Verb::Attach(options) => attach::run(options),

@@ -11,6 +11,7 @@
 //! * [`config`]: the TOML file, the environment and flags, with every mistake shown in its place;
 //! * [`server`]: starts an engine from a topology, drains and stops it;
 //! * [`runtime`]: being an accelerator in a process of one's own, which attaches to an engine;
+//! * [`kernel_file`]: kernel files, copied and checked before they run;
 //! * [`exporter`]: `/metrics`, `/healthz`, `/readyz`;
 //! * [`top`]: what a running server does, from two looks at its metrics;
 //! * [`client`]: a client that measures and checks; [`mod@bench`]: measurements with it, and whether to
@@ -68,6 +69,7 @@ pub mod config;
 pub mod demo;
 pub mod doctor;
 pub mod exporter;
+pub mod kernel_file;
 pub mod litmus;
 pub mod plot;
 pub mod runtime;

@@ -23,16 +23,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use accel::Kernel;
 use accel::process::{HostBlocks, HostOptions};
+use accel::{AccelError, Kernel};
 pub use gpu::GpuDevice;
 use mqueue::abi::{ABI_VERSION, reason, state, stop};
 use mqueue::{MappedMemory, Region, Words};
-use sys::SharedMemory;
 use sys::local::{Bell, LocalSocket, wait_readable};
+use sys::{PrivateFile, SharedMemory};
 use wire::attach::{
     Bye, DESCRIPTORS, FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Offer, Ready,
 };
+
+use crate::kernel_file::{self, FILE_BYTES_MAX, KernelFile, Target};
 
 /// How long the engine may take to answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
@@ -113,6 +115,9 @@ pub struct Job {
     pub accelerator: String,
     /// The kernel as the configuration names it: a built-in name, or a path.
     pub kernel: String,
+    /// What was in the file when the engine checked it, if the kernel is a path and the engine started this process.
+    /// The file itself may have changed since then.
+    pub file: Option<Arc<PrivateFile>>,
     /// What the kernel is given.
     pub params: Vec<(String, f64)>,
     /// The life.
@@ -166,7 +171,7 @@ impl Device for HostDevice {
             text: error.to_string(),
         };
         let [job] = jobs else { return Err(refused(&"host cores run one service in a process")) };
-        let kernel = Kernel::find(&job.kernel).map_err(|e| refused(&e))?;
+        let kernel = kernel(job).map_err(|e| refused(&e))?;
         let bell = job.bell.clone();
         let options = HostOptions {
             threads: self.threads.clamp(1, job.blocks as usize),
@@ -199,6 +204,16 @@ impl Device for HostDevice {
             return Ok(());
         }
         Err(Failure { reason: reason::HUNG, text: format!("blocks {hung:?} did not end") })
+    }
+}
+
+/// The kernel of a job on host cores. What the engine passes it has loaded in a process of its own already.
+fn kernel(job: &Job) -> Result<Arc<Kernel>, AccelError> {
+    match (kernel_file::named(&job.kernel), &job.file) {
+        (Some((path, name)), Some(copy)) => {
+            Ok(KernelFile::received(path, Target::Host, copy.clone())?.load(name)?)
+        }
+        _ => kernel_file::find(&job.kernel),
     }
 }
 
@@ -379,9 +394,12 @@ fn receive_answer(
 /// Maps the region of an offer and holds it against what was said about it.
 fn open(offer: Offer, descriptors: Vec<OwnedFd>) -> Result<(Job, Duration), RuntimeError> {
     let wrong = |error: &dyn std::fmt::Display| RuntimeError::Offer(error.to_string());
-    let [region, bell]: [OwnedFd; DESCRIPTORS] = descriptors
-        .try_into()
-        .map_err(|_| wrong(&format!("it came without the {DESCRIPTORS} descriptors")))?;
+    let mut descriptors = descriptors.into_iter();
+    let (Some(region), Some(bell)) = (descriptors.next(), descriptors.next()) else {
+        return Err(wrong(&format!("it came without the {DESCRIPTORS} descriptors")));
+    };
+    let file = descriptors.next().map(|file| PrivateFile::received(file, FILE_BYTES_MAX));
+    let file = file.transpose().map_err(|error| wrong(&format!("its kernel file: {error}")))?;
     let most = usize::try_from(offer.region_bytes).map_err(|e| wrong(&e))?;
     let memory = Arc::new(SharedMemory::open(region, most, false).map_err(|e| wrong(&e))?);
     let joined = Region::join(MappedMemory::new(memory.clone())).map_err(|e| wrong(&e))?;
@@ -397,6 +415,7 @@ fn open(offer: Offer, descriptors: Vec<OwnedFd>) -> Result<(Job, Duration), Runt
         service: offer.service,
         accelerator: offer.accelerator,
         kernel: offer.kernel,
+        file: file.map(Arc::new),
         params: offer.params,
         generation: offer.generation,
     };

@@ -7,10 +7,12 @@
 //! stops.
 
 mod change;
+mod files;
 mod heart;
 mod lobby;
 mod memory_ports;
 mod plan;
+mod region;
 mod runtimes;
 #[cfg(test)]
 mod tests;
@@ -29,19 +31,23 @@ use engine::metrics::{AcceleratorLives, Metrics};
 use engine::topology::{AcceleratorKind, CpuPlacement, Listen, Service, Topology, TopologyError};
 use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerLinks, WorkerParts, worker_links};
 use mqueue::abi::stop;
-use mqueue::{MappedMemory, Region, Words};
+use mqueue::{MappedMemory, Words};
 use sys::socket_nic::AcceptedSocket;
 use sys::tap::TapFile;
-use sys::{OpenPort, PortSpec, RegionOptions, SharedMemory, SocketNic, SocketOptions};
+use sys::{OpenPort, PortSpec, SharedMemory, SocketNic, SocketOptions};
 use wire::DropReason;
 use wire::nic::{Nic, NicError};
+
+use crate::kernel_file::{self, KernelFile};
 
 pub use change::{ChangeError, ChangeReport, ServiceChange};
 pub use plan::{Fate, Refusal};
 
 use change::{Burnt, Inbox, Patience, Place};
+use files::{KernelFiles, kernel_files};
 use heart::{Beat, Heart};
 use memory_ports::{Doorman, MemoryPort, NewPorts};
+use region::{MadeRegion, make_region};
 use runtimes::{AttachDoors, Post, Runtimes, SILENT, SeatStart, Unready};
 
 /// Why a server did not start. The message is one sentence for the operator.
@@ -234,39 +240,6 @@ impl Attached {
     }
 }
 
-/// A region that was created and formatted.
-struct MadeRegion {
-    memory: Arc<SharedMemory>,
-    words: Words<MappedMemory>,
-    /// Per worker: the ends of its blocks' mqueues.
-    ends: Vec<Vec<BlockEnds>>,
-}
-
-/// Creates and formats the region of one (service, accelerator, generation); `place` is the accelerator's in
-/// the service's list.
-fn make_region(
-    service: &Service,
-    (place, accelerator): (usize, &str),
-    generation: u64,
-    workers: usize,
-) -> Result<MadeRegion, sys::MemoryError> {
-    let plan = service.region_plan(place, generation);
-    let bytes = plan.bytes().expect("the topology was checked") as usize;
-    let name = format!("serval:{}:{accelerator}:{generation}", service.name);
-    let memory = Arc::new(SharedMemory::create(&name, bytes, &RegionOptions::default())?);
-    let mapped = MappedMemory::new(memory.clone());
-    let mut region = Region::format(mapped, &plan).expect("memory of the planned size");
-    let per_block = plan.mqueues.len() as u32;
-    let mut ends: Vec<Vec<BlockEnds>> = (0..workers).map(|_| Vec::new()).collect();
-    for block in 0..plan.block_count {
-        let server = region.engine_ends(block * per_block);
-        let clients = (1..per_block).map(|i| region.engine_ends(block * per_block + i));
-        let entry = BlockEnds { block, server, clients: clients.collect() };
-        ends[block as usize % workers].push(entry);
-    }
-    Ok(MadeRegion { memory, words: region.words(), ends })
-}
-
 impl Server {
     /// Starts everything; see the module's text.
     pub fn start(topology: Topology) -> Result<Self, ServerError> {
@@ -337,8 +310,10 @@ impl Server {
         // From here on dropping `server` stops what has been started.
         let (mut regions, mut seats) = (Vec::new(), Vec::new());
         for (slot, service) in (0..).zip(&topology.services) {
-            let attached = server.attach(slot, &topology, service, &[])?;
-            server.places[usize::from(slot)].lives = attached.lives();
+            let files = kernel_files(&topology, service, cancelled)?;
+            let attached = server.attach(slot, &topology, service, &files, &[])?;
+            let place = &mut server.places[usize::from(slot)];
+            (place.lives, place.files) = (attached.lives(), files);
             regions.push(attached.of_workers);
             seats.extend(attached.seats);
         }
@@ -355,12 +330,13 @@ impl Server {
     }
 
     /// Makes the regions of a service in `slot`, one for each of its accelerators, and starts their threads, if
-    /// any. `told` is of the lives of its former version.
+    /// any. `files` are its kernel files; `told` is of the lives of its former version.
     fn attach(
         &mut self,
         slot: u16,
         topology: &Topology,
         service: &Service,
+        files: &KernelFiles,
         told: &[Arc<AcceleratorLives>],
     ) -> Result<Attached, ServerError> {
         let workers = topology.engine.workers;
@@ -370,16 +346,23 @@ impl Server {
             let accelerator = &topology.accelerators[*index];
             let name = &accelerator.name;
             let shares = match &accelerator.kind {
-                AcceleratorKind::Cpu { placement } => {
-                    self.attach_cpu(slot, service, (place, name), placement)?
-                }
+                AcceleratorKind::Cpu { placement } => self.attach_cpu(
+                    slot,
+                    service,
+                    (place, name),
+                    files[place].as_deref(),
+                    placement,
+                )?,
                 AcceleratorKind::Process { .. } => {
                     let known = told.iter().find(|lives| lives.accelerator == *name).cloned();
                     let told =
                         known.unwrap_or_else(|| AcceleratorLives::new(&service.name, name).into());
                     let accelerator = accelerator.clone();
-                    let post =
-                        Post { slot, place, service: service.clone(), accelerator, workers, told };
+                    let file = files[place].clone();
+                    let post = {
+                        let service = service.clone();
+                        Post { slot, place, service, accelerator, workers, file, told }
+                    };
                     let made = SeatStart::make(post, &self.heart);
                     let (seat, shares) = made.map_err(|source| ServerError::Memory {
                         service: service.name.clone(),
@@ -403,12 +386,17 @@ impl Server {
         slot: u16,
         service: &Service,
         (place, accelerator): (usize, &str),
+        file: Option<&KernelFile>,
         placement: &CpuPlacement,
     ) -> Result<Vec<Attachment>, ServerError> {
         let accelerator_error =
             |source| ServerError::Accelerator { service: service.name.clone(), source };
-        let kernel =
-            Kernel::find(service.kernel_on(place)).map_err(|e| accelerator_error(e.into()))?;
+        let kernel = service.kernel_on(place);
+        let kernel = match file {
+            Some(file) => file.load(kernel_file::named(kernel).and_then(|(_, name)| name)),
+            None => Kernel::builtin(kernel),
+        };
+        let kernel = kernel.map_err(|e| accelerator_error(e.into()))?;
         let workers = self.topology.engine.workers;
         let made = make_region(service, (place, accelerator), 1, workers);
         let MadeRegion { memory, words, ends } =

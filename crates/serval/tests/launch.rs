@@ -96,10 +96,7 @@ fn a_kernel_that_cannot_run_is_an_error_of_the_start() {
         Command::new(env!("CARGO_BIN_EXE_serval")).arg("serve").arg(&file).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(
-        text.contains("its runtime did not start") && text.contains("cannot be loaded"),
-        "{text}"
-    );
+    assert!(text.contains("\"only\"") && text.contains("cannot be loaded"), "{text}");
 }
 
 /// An engine that is not ready yet ends by this signal and says so.
@@ -136,13 +133,13 @@ fn a_signal_ends_a_start_whose_runtime_takes_long() {
         command.arg("serve").arg(&file).stderr(Stdio::piped());
         let mut engine = Peer::start(&mut command, "cargo builds it");
         let mut runtimes = Vec::new();
-        eventually("a runtime starts", || {
+        eventually("a process loads it", || {
             runtimes = children(engine.0.id());
             !runtimes.is_empty()
         });
         ends_unready(&mut engine, name);
         for runtime in runtimes {
-            assert!(!Path::new(&format!("/proc/{runtime}")).exists(), "its runtime is left behind");
+            assert!(!Path::new(&format!("/proc/{runtime}")).exists(), "the process is left behind");
         }
     }
     for made in [source, file] {

@@ -122,13 +122,13 @@ fn a_runtime_that_does_not_start_changes_nothing() {
     let _alone = alone();
     let mut server = start(with(launched("apart"), vec![apart("b")]));
     let askers = Askers::start(address(&server, 2), address(&server, 3));
-    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("reload-no-kernel.so");
-    fs::write(&library, "no library").unwrap();
+    // This program tries no libraries, so it is the runtime that finds out.
+    let library = build_kernel("device/tests/misbehave.cpp");
     askers.go_on();
     let resources = (sys::process::open_descriptors(), change::threads());
     let good = server.topology().clone();
     let mut wanted = good.clone();
-    wanted.services[1].kernel = library.to_str().unwrap().into();
+    wanted.services[1].kernel = format!("{library}:no_such_kernel");
     wanted.services.push(apart("c"));
     let error = server.change(wanted, &never).unwrap_err().to_string();
     assert!(error.contains("service \"b\": its runtime did not start"), "{error}");

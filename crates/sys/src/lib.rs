@@ -1,6 +1,7 @@
 //! Operating system bindings of Serval: with `mqueue` and `accel` the only place with unsafe code.
 //!
 //! * [`memory`]: shared regions (sealed memfd) and private guarded memory.
+//! * [`private_file`]: sealed copies of files that others may rewrite.
 //! * [`socket_nic`]: one worker's network over kernel sockets, in batches.
 //! * [`local`]: Unix sockets that pass descriptors, and bells between processes.
 //! * [`tap`]: what crosses that network, recorded as a pcap file.
@@ -23,6 +24,7 @@ pub mod allocation;
 pub mod futex;
 pub mod local;
 pub mod memory;
+pub mod private_file;
 pub mod probe;
 pub mod process;
 pub mod signal;
@@ -33,4 +35,5 @@ pub mod time;
 mod os;
 
 pub use memory::{MemoryError, PrivateMemory, RegionOptions, SharedMemory, SharedView};
+pub use private_file::{CopyError, PrivateFile};
 pub use socket_nic::{OpenError, OpenPort, PortSpec, SocketNic, SocketOptions, Waker};

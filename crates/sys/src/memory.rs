@@ -502,7 +502,7 @@ fn mmap(
     NonNull::new(start.cast()).ok_or(MemoryError::Length { len_bytes })
 }
 
-fn memfd(name: &str, flags: c_uint) -> Result<OwnedFd, MemoryError> {
+pub(crate) fn memfd(name: &str, flags: c_uint) -> Result<OwnedFd, MemoryError> {
     let bad_name = || MemoryError::Name { name: name.to_owned() };
     if name.len() > NAME_BYTES_MAX {
         return Err(bad_name());

@@ -96,6 +96,44 @@ pub fn tie(command: &mut Command, cores: &[usize]) {
     unsafe { command.pre_exec(tie) };
 }
 
+/// The command's process may use `cpu_seconds` of processor time, after which it is killed, and leaves no core dump.
+pub fn confine(command: &mut Command, cpu_seconds: u32) {
+    let confine = move || {
+        let most = libc::rlim_t::from(cpu_seconds);
+        // At the soft limit SIGXCPU, at the hard one SIGKILL.
+        let time = libc::rlimit { rlim_cur: most, rlim_max: most + 1 };
+        // SAFETY: `time` outlives the call.
+        check(unsafe { libc::setrlimit(libc::RLIMIT_CPU, &raw const time) })?;
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `none` outlives the call.
+        check(unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) }).map(drop)
+    };
+    // SAFETY: between fork and exec it makes two system calls and allocates nothing.
+    unsafe { command.pre_exec(confine) };
+}
+
+/// What a signal is called, such as `SIGSEGV`.
+pub fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGILL => "SIGILL",
+        libc::SIGINT => "SIGINT",
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGSYS => "SIGSYS",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGTRAP => "SIGTRAP",
+        libc::SIGXCPU => "SIGXCPU",
+        libc::SIGXFSZ => "SIGXFSZ",
+        other => return format!("signal {other}"),
+    };
+    name.to_owned()
+}
+
 /// Asks a process to end in order (SIGTERM).
 pub fn terminate(process: u32) -> io::Result<()> {
     let process = process_id(process)?;

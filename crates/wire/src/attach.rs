@@ -26,7 +26,8 @@
 //!
 //! The connection's end is the runtime's end, for both sides. An offer comes with two descriptors: the
 //! region (a sealed memfd) and the bell that wakes the runtime (an end of a stream socket on which every
-//! ring is a byte). A runtime that sleeps says so in `AcceleratorWords::parked`; the engine never sleeps
+//! ring is a byte). A runtime that the engine started gets a third one if its kernel is in a file: a sealed copy of that
+//! file, which is what it runs. A runtime that sleeps says so in `AcceleratorWords::parked`; the engine never sleeps
 //! while a request is with it, so it needs no bell.
 //!
 //! A *generation* is one life of a (service, accelerator): every offer has a region of its own, and nothing that is
@@ -43,7 +44,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"SERVALAT");
 pub const VERSION: u32 = 1;
 /// Most bytes of a message of either side.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
-/// Descriptors that come with an offer: region, bell.
+/// Descriptors that come with every offer: region, bell. Behind them may be a copy of the kernel file.
 pub const DESCRIPTORS: usize = 2;
 /// Most services of one runtime.
 pub const TOGETHER_MAX: u32 = 64;

@@ -104,8 +104,14 @@ impl Start<'_> {
         let words = formatted.words();
         let params = self.params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         let kernel = self.kernel.to_owned();
-        let service =
-            Service { name: kernel.clone(), region, kernel, params, threads: self.threads };
+        let service = Service {
+            name: kernel.clone(),
+            region,
+            kernel,
+            file: None,
+            params,
+            threads: self.threads,
+        };
         let hung_after = Duration::from_secs(2);
         let options = Options { hung_after, ..Options::default() };
         let accelerator = Gpu::open(0, None)?.start(&[service], options)?;

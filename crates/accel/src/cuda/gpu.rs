@@ -121,10 +121,21 @@ pub struct Service {
     pub region: MappedMemory,
     /// A built-in kernel's name, or `FILE[:NAME]` of a fatbin or cubin.
     pub kernel: String,
+    /// The content of `FILE`, if it has been read already.
+    pub file: Option<Vec<u8>>,
     /// What its blocks are given.
     pub params: Vec<(String, f64)>,
     /// Threads of each block, a multiple of 32; none for the kernel's own choice. A kernel of warps always has 32.
     pub threads: Option<u32>,
+}
+
+impl Service {
+    fn image(&self) -> Result<Image, CudaError> {
+        match &self.file {
+            Some(file) => Image::read(&self.kernel, file.clone()),
+            None => Image::find(&self.kernel),
+        }
+    }
 }
 
 /// A block that ended or hangs.
@@ -282,7 +293,7 @@ impl Prepared {
     /// `beside` others of its process or not.
     fn new(gpu: &Gpu, service: &Service, beside: bool) -> Result<Self, AccelError> {
         let driver = gpu.driver;
-        let image = Image::find(&service.kernel)?;
+        let image = service.image()?;
         let encoded = params::encode(&service.params)?;
         let region = Region::join(service.region.clone())?;
         let memory = &service.region;

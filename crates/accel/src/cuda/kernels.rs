@@ -11,6 +11,8 @@ use std::path::Path;
 
 use super::CudaError;
 use crate::Kernel;
+use crate::elf::{is_cubin, is_elf, number};
+use crate::kernel::split;
 
 /// Names and fatbins, none in a build without nvcc.
 const BUILT_IN: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/cuda_kernels.rs"));
@@ -84,22 +86,19 @@ impl Image {
     }
 
     fn open(path_and_name: &str) -> Result<Self, CudaError> {
-        let (path, name) = match path_and_name.rsplit_once(':') {
-            Some((path, name)) if !name.contains('/') => (Path::new(path), name.to_owned()),
-            _ => {
-                let path = Path::new(path_and_name);
-                let stem = path.file_stem().unwrap_or_default();
-                (path, stem.to_string_lossy().into_owned())
-            }
-        };
-        let path = path.to_owned();
-        let bytes = match std::fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) => return Err(CudaError::NoFile { path, error }),
-        };
-        if !is_image(&bytes) {
-            return Err(CudaError::NoImage { path });
+        let path = split(path_and_name).0.to_owned();
+        match std::fs::read(&path) {
+            Ok(bytes) => Self::read(path_and_name, bytes),
+            Err(error) => Err(CudaError::NoFile { path, error }),
         }
+    }
+
+    /// A kernel of a file with this content, `PATH` or `PATH:NAME`.
+    pub(super) fn read(path_and_name: &str, bytes: Vec<u8>) -> Result<Self, CudaError> {
+        let (path, name) = split(path_and_name);
+        let stem = || path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = name.map_or_else(stem, str::to_owned);
+        check_image(&bytes, path)?;
         Ok(Self { bytes: Cow::Owned(bytes), name, called: path.display().to_string() })
     }
 
@@ -128,69 +127,25 @@ impl Image {
     }
 }
 
+/// Whether the content of the file at `path` is a whole fatbin or cubin, by its headers.
+pub fn check_image(bytes: &[u8], path: &Path) -> Result<(), CudaError> {
+    let path = path.to_owned();
+    if is_image(bytes) { Ok(()) } else { Err(CudaError::NoImage { path }) }
+}
+
 /// Whether these bytes are a whole fatbin or cubin, by their headers. The driver reads as far as those say.
 fn is_image(bytes: &[u8]) -> bool {
     const FATBIN: u64 = 0xba55_ed50;
-    const ELF: u64 = u32::from_le_bytes(*b"\x7fELF") as u64;
     match number(bytes, 0, 4) {
         // Magic, version and header size in 2 bytes each, then the size of what follows.
         Some(FATBIN) => match (number(bytes, 6, 2), number(bytes, 8, 8)) {
-            (Some(header), Some(body)) => lies_inside(bytes, header, body),
+            (Some(header), Some(body)) => {
+                header.checked_add(body).is_some_and(|end| end <= bytes.len() as u64)
+            }
             _ => false,
         },
-        Some(ELF) => is_cubin(bytes).unwrap_or(false),
-        _ => false,
+        _ => is_elf(bytes) && is_cubin(bytes),
     }
-}
-
-/// Whether the tables of sections and segments, and what each of them has in the file, end inside it. The
-/// offsets are those of elf(5).
-fn is_cubin(bytes: &[u8]) -> Option<bool> {
-    const BITS_64_LITTLE_ENDIAN: u64 = 0x0102;
-    const SECTION_BYTES: u64 = 64;
-    const SEGMENT_BYTES: u64 = 56;
-    /// A section that has a size and nothing in the file.
-    const NOBITS: u64 = 8;
-    // A table's place in the file, one entry's size, and how many there are.
-    let (sections, section_bytes, section_count) =
-        (number(bytes, 0x28, 8)?, number(bytes, 0x3a, 2)?, number(bytes, 0x3c, 2)?);
-    let (segments, segment_bytes, segment_count) =
-        (number(bytes, 0x20, 8)?, number(bytes, 0x36, 2)?, number(bytes, 0x38, 2)?);
-    // Without a section there is no kernel, and a count that does not fit its field is written as 0.
-    if number(bytes, 4, 2)? != BITS_64_LITTLE_ENDIAN
-        || section_count == 0
-        || section_bytes != SECTION_BYTES
-        || (segment_count > 0 && segment_bytes != SEGMENT_BYTES)
-        || !lies_inside(bytes, sections, section_count * SECTION_BYTES)
-        || !lies_inside(bytes, segments, segment_count * SEGMENT_BYTES)
-    {
-        return Some(false);
-    }
-    for at in (0..section_count).map(|n| sections + n * SECTION_BYTES) {
-        let (start, len) = (number(bytes, at + 0x18, 8)?, number(bytes, at + 0x20, 8)?);
-        if number(bytes, at + 4, 4)? != NOBITS && !lies_inside(bytes, start, len) {
-            return Some(false);
-        }
-    }
-    for at in (0..segment_count).map(|n| segments + n * SEGMENT_BYTES) {
-        let (start, len) = (number(bytes, at + 8, 8)?, number(bytes, at + 0x20, 8)?);
-        if !lies_inside(bytes, start, len) {
-            return Some(false);
-        }
-    }
-    Some(true)
-}
-
-fn lies_inside(bytes: &[u8], start: u64, len: u64) -> bool {
-    start.checked_add(len).is_some_and(|end| end <= bytes.len() as u64)
-}
-
-/// The little-endian number of `len` bytes, 8 at most.
-fn number(bytes: &[u8], at: u64, len: usize) -> Option<u64> {
-    let field = bytes.get(usize::try_from(at).ok()?..)?.get(..len)?;
-    let mut number = [0; 8];
-    number[..len].copy_from_slice(field);
-    Some(u64::from_le_bytes(number))
 }
 
 #[cfg(test)]

@@ -275,6 +275,7 @@ impl Owner {
             services.push(json!({
                 "name": name, "fate": fate, "unanswered": unanswered,
                 "left_behind": service.left_behind, "not_started": service.not_started,
+                "rebuilt": service.rebuilt,
             }));
         }
         let result = if report.is_empty() { "unchanged" } else { "changed" };
@@ -528,7 +529,16 @@ mod tests {
             let with = |left_behind: bool, not_started: Option<&str>| {
                 let not_started = not_started.map(str::to_owned);
                 let name = "a".into();
-                troubles(&ServiceChange { name, fate, unanswered: 0, left_behind, not_started })
+                let rebuilt = None;
+                let unanswered = 0;
+                troubles(&ServiceChange {
+                    name,
+                    fate,
+                    unanswered,
+                    left_behind,
+                    not_started,
+                    rebuilt,
+                })
             };
             assert_eq!(with(false, None), [""; 0]);
             assert_eq!(with(true, None), ["its former version hangs"]);

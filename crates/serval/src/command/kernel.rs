@@ -4,12 +4,12 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use accel::compile::{BuildError, BuildOptions, Target, build_kernel};
-use accel::kernel::KernelLibrary;
 use clap::{Args, Subcommand};
 use serde_json::{Value as Json, json};
 
 use super::Failure;
 use crate::config::BUILTINS;
+use crate::kernel_file::{self, KernelFile, Limits};
 use crate::screen::{Screen, Table, Tone};
 
 const BUILD_HELP: &str = "\
@@ -68,9 +68,17 @@ pub(super) enum Verb {
     /// List the built-in kernels, or those of a library
     #[command(after_help = LIST_HELP)]
     List {
-        /// A compiled kernel library; loading it runs its code
+        /// A compiled kernel library; it is loaded in a process of its own, which runs its constructors
         #[arg(value_name = "LIBRARY")]
         library: Option<PathBuf>,
+    },
+
+    /// The process of a trial: loads the library that is its standard input
+    #[command(hide = true, after_help = "Examples:\n  serval kernel try ./mine.so")]
+    Try {
+        /// What the library is called
+        #[arg(value_name = "LIBRARY")]
+        library: PathBuf,
     },
 }
 
@@ -110,6 +118,10 @@ pub(super) fn run(screen: &Screen, verb: &Verb) -> Result<(), Failure> {
     match verb {
         Verb::Build(build) => run_build(screen, build),
         Verb::List { library: Some(library) } => list_library(screen, library),
+        Verb::Try { library } => {
+            kernel_file::answer(library);
+            Ok(())
+        }
         Verb::List { library: None } => {
             list_builtins(screen);
             Ok(())
@@ -188,8 +200,9 @@ fn sentence(error: &BuildError) -> String {
 }
 
 fn list_library(screen: &Screen, path: &Path) -> Result<(), Failure> {
-    let library = KernelLibrary::open(path).map_err(Failure::run)?;
-    let names = library.names();
+    let file = KernelFile::open(path, kernel_file::Target::Host).map_err(Failure::run)?;
+    let names =
+        file.tried(&Limits::default(), &mut || false).map_err(Failure::run)?.unwrap_or_default();
     screen.show(|| names.iter().map(|name| format!("{name}\n")).collect(), || json!(names));
     Ok(())
 }

@@ -117,10 +117,13 @@ fn unanswered(outcome: &Json) -> bool {
     !services.iter().all(finished)
 }
 
-/// What is not as it should be with a service.
+/// What the table does not tell of a service.
 fn remarks(service: &Json) -> Vec<String> {
     let name = service["name"].as_str().unwrap_or_default();
     let mut remarks = Vec::new();
+    if let Some(file) = service["rebuilt"].as_str() {
+        remarks.push(format!("kernel {file} changed: service {name} restarted with it"));
+    }
     if service["left_behind"] == true {
         remarks.push(format!("service {name}: something of its former version did not end"));
     }

@@ -8,6 +8,7 @@ use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
 
 use super::{Device, Failure, Job};
+use crate::kernel_file::{self, KernelFile, Target};
 
 /// Runs CUDA kernels on an NVIDIA GPU; loads the GPU's driver into this process with the first life.
 pub struct GpuDevice {
@@ -47,10 +48,14 @@ impl Device for GpuDevice {
             name: job.service.clone(),
             region: MappedMemory::new(job.memory.clone()),
             kernel: job.kernel.clone(),
+            file: None,
             params: job.params.clone(),
             threads: self.threads,
         };
-        let to_start: Vec<Service> = jobs.iter().map(service).collect();
+        let mut to_start: Vec<Service> = jobs.iter().map(service).collect();
+        for (job, service) in jobs.iter().zip(&mut to_start) {
+            service.file = file(job).map_err(refused)?;
+        }
         let services: Vec<String> = jobs.iter().map(|job| job.service.clone()).collect();
         let gpu = Gpu::open(self.index, None).map_err(|e| refused(e.into()))?;
         let found = gpu.found();
@@ -123,6 +128,16 @@ impl Life {
             Err(error) => Err(fault(&error)),
         }
     }
+}
+
+/// What is in a job's kernel file, if it has one.
+fn file(job: &Job) -> Result<Option<Vec<u8>>, AccelError> {
+    let Some((path, _)) = kernel_file::named(&job.kernel) else { return Ok(None) };
+    let file = match &job.file {
+        Some(copy) => KernelFile::received(path, Target::Gpu, copy.clone())?,
+        None => KernelFile::open(path, Target::Gpu)?,
+    };
+    Ok(Some(file.copy().bytes().to_vec()))
 }
 
 /// What the driver reports while kernels run: a kernel did what none may, or the GPU failed.

@@ -32,6 +32,7 @@ use sys::{OpenPort, PortSpec, SocketOptions};
 use wire::DropReason;
 use wire::nic::{Nic, PortIndex};
 
+use super::files::KernelFiles;
 use super::memory_ports::{Going, Held, NewPorts};
 use super::plan::{Fate, Plan, Refusal};
 use super::runtimes::{AttachDoors, Awaited, SeatStart, Unready};
@@ -108,6 +109,8 @@ pub struct ServiceChange {
     pub left_behind: bool,
     /// Why a runtime that could only start after the change does not serve. It is tried again.
     pub not_started: Option<String>,
+    /// The kernel file whose content is another one than that with which it ran.
+    pub rebuilt: Option<PathBuf>,
 }
 
 impl ChangeReport {
@@ -125,6 +128,8 @@ pub(super) struct Place {
     pub(super) metrics: Arc<ServiceMetrics>,
     /// Of its accelerators whose blocks run elsewhere.
     pub(super) lives: Vec<Arc<AcceleratorLives>>,
+    /// Held, so that a file that is opened again can be compared.
+    pub(super) files: KernelFiles,
 }
 
 /// Where the services of the start are; `addresses` are those of [`Topology::ports`], in order.
@@ -141,6 +146,7 @@ pub(super) fn places(
         ports: ports.by_ref().take(service.listen.len()).collect(),
         metrics: metrics.clone(),
         lives: Vec::new(),
+        files: Vec::new(),
     };
     services.map(place).collect()
 }
@@ -266,10 +272,16 @@ impl Server {
     ) -> Result<ChangeReport, ChangeError> {
         wanted.check().map_err(ServerError::from)?;
         self.take_back(give_up);
-        let plan = Plan::new(&self.topology, &wanted).map_err(ChangeError::Refused)?;
+        let files = self.open_files(&wanted, &mut || give_up())?;
+        let rebuilt = self.rebuilt(&wanted, &files);
+        let names: Vec<&str> = rebuilt.iter().map(|(name, _)| name.as_str()).collect();
+        let plan = Plan::new(&self.topology, &wanted, &names).map_err(ChangeError::Refused)?;
         let fates: Vec<Fate> = plan.services.iter().map(|(_, fate)| *fate).collect();
         if plan.is_empty() {
-            return Ok(report(plan, &[]));
+            return Ok(report(plan, &[], &[]));
+        }
+        for (service, file) in &rebuilt {
+            tracing::info!("kernel {} changed: service {service} restarts with it", file.display());
         }
         let new = fates.iter().filter(|f| matches!(f, Fate::Added | Fate::Changed { .. })).count();
         let (running, most) = (self.places.len() + self.burnt.len(), self.fabric.services_max());
@@ -279,11 +291,11 @@ impl Server {
         let doors = AttachDoors::open(&wanted, Some(&self.topology)).map_err(ServerError::from)?;
         let ports = NewPorts::open(&wanted, Some(&self.topology)).map_err(ServerError::from)?;
         let mut prepared = Vec::new();
-        for (index, fate) in fates.iter().enumerate().take(wanted.services.len()) {
-            if *fate == Fate::Unchanged {
+        for (index, files) in files.into_iter().enumerate() {
+            if fates[index] == Fate::Unchanged {
                 continue;
             }
-            match self.prepare(&wanted, index, &prepared) {
+            match self.prepare(&wanted, index, files, &prepared) {
                 Ok(next) => prepared.push(next),
                 Err(error) => {
                     self.undo(&prepared);
@@ -322,7 +334,7 @@ impl Server {
                 None => outcomes.push(Outcome { not_started: Some(why), ..Outcome::of(name) }),
             }
         }
-        Ok(report(plan, &outcomes))
+        Ok(report(plan, &outcomes, &rebuilt))
     }
 
     /// Lets go of the versions that leave, one after the other. Runtimes that waited for one come when nobody
@@ -354,6 +366,7 @@ impl Server {
         &mut self,
         wanted: &Topology,
         index: usize,
+        files: KernelFiles,
         others: &[Prepared],
     ) -> Result<Prepared, ServerError> {
         let service = &wanted.services[index];
@@ -368,7 +381,7 @@ impl Server {
         };
         let (ports, opened) = self.open_ports(service, before, workers, others)?;
         let told = before.map_or(Vec::new(), |before| self.places[before].lives.clone());
-        let attached = match self.attach(slot, wanted, service, &told) {
+        let attached = match self.attach(slot, wanted, service, &files, &told) {
             Ok(attached) => attached,
             Err(error) => {
                 self.forget(slot);
@@ -396,7 +409,7 @@ impl Server {
         }
         let old = before.map_or(&[][..], |before| &self.places[before].ports);
         let kept = ports.iter().map(|p| p.0).filter(|p| old.iter().any(|(o, _)| o == p)).collect();
-        let place = Place { slot, ports, metrics, lives };
+        let place = Place { slot, ports, metrics, lives, files };
         Ok(Prepared { index, place, seats, kept, beside, after })
     }
 
@@ -655,11 +668,13 @@ impl Outcome {
     }
 }
 
-fn report(plan: Plan, outcomes: &[Outcome]) -> ChangeReport {
+fn report(plan: Plan, outcomes: &[Outcome], rebuilt: &[(String, PathBuf)]) -> ChangeReport {
     let service = |(name, fate): (String, Fate)| {
         let outcome = outcomes.iter().find(|outcome| outcome.name == name);
+        let rebuilt = rebuilt.iter().find(|(of, _)| *of == name);
         ServiceChange {
             fate,
+            rebuilt: rebuilt.map(|(_, file)| file.clone()),
             unanswered: outcome.map_or(0, |o| o.unanswered),
             left_behind: outcome.is_some_and(|o| o.left_behind),
             not_started: outcome.and_then(|o| o.not_started.clone()),

@@ -1,7 +1,7 @@
 //! What it takes to get from the topology that runs to another one, or why it cannot be done.
 //!
-//! Services are known by their names. One that is the same in both, down to the accelerators it runs on,
-//! is not touched. One that differs is replaced: its successor takes over the ports that both listen on,
+//! Services are known by their names. One that is the same in both, down to the accelerators it runs on and the content
+//! of its kernel files, is not touched. One that differs is replaced: its successor takes over the ports that both listen on,
 //! and the connections if both delimit, order and answer messages alike. A plan is made before
 //! anything is done, and refused as a whole.
 
@@ -52,14 +52,20 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// The way from `running` to `wanted`; both pass [`Topology::check`].
-    pub(super) fn new(running: &Topology, wanted: &Topology) -> Result<Self, Vec<Refusal>> {
+    /// The way from `running` to `wanted`; both pass [`Topology::check`]. Services whose kernel file has another content
+    /// are `rebuilt` and change, though their configuration may be the same.
+    pub(super) fn new(
+        running: &Topology,
+        wanted: &Topology,
+        rebuilt: &[&str],
+    ) -> Result<Self, Vec<Refusal>> {
         let mut refusals = Vec::new();
         let settings = settings(running, wanted, &mut refusals);
         let mut services = Vec::new();
         for service in &wanted.services {
             let before = named(running, &service.name);
-            services.push((service.name.clone(), fate(running, before, wanted, service)));
+            let rebuilt = rebuilt.contains(&service.name.as_str());
+            services.push((service.name.clone(), fate(running, before, wanted, service, rebuilt)));
         }
         let gone = running.services.iter().filter(|s| named(wanted, &s.name).is_none());
         services.extend(gone.map(|service| (service.name.clone(), Fate::Removed)));
@@ -94,11 +100,14 @@ fn fate(
     before: Option<&Service>,
     wanted: &Topology,
     service: &Service,
+    rebuilt: bool,
 ) -> Fate {
     let Some(before) = before else { return Fate::Added };
     // Accelerators are compared by what they are; their numbers may differ.
     let renumbered = Service { accelerators: service.accelerators.clone(), ..before.clone() };
-    if renumbered == *service && accelerators(running, before).eq(accelerators(wanted, service)) {
+    let same =
+        renumbered == *service && accelerators(running, before).eq(accelerators(wanted, service));
+    if same && !rebuilt {
         return Fate::Unchanged;
     }
     let alike = |s: &Service| (s.framing, s.ordered, s.replies);
@@ -220,7 +229,7 @@ mod tests {
     }
 
     fn refused(wanted: &Topology) -> String {
-        let refusals = Plan::new(&two(), wanted).unwrap_err();
+        let refusals = Plan::new(&two(), wanted, &[]).unwrap_err();
         refusals.iter().map(|r| format!("{r}\n")).collect()
     }
 
@@ -231,13 +240,21 @@ mod tests {
         wanted.services.push(Service::new("c", vec![listen(9002)], "echo"));
         wanted.services.remove(0);
         wanted.limits.idle_ms = 1000;
-        let plan = Plan::new(&two(), &wanted).unwrap();
+        let plan = Plan::new(&two(), &wanted, &[]).unwrap();
         let fates: Vec<_> =
             plan.services.iter().map(|(name, fate)| (name.as_str(), *fate)).collect();
         let changed = Fate::Changed { keeps_connections: true, keeps_memory_clients: true };
         assert_eq!(fates, [("b", changed), ("c", Fate::Added), ("a", Fate::Removed)]);
         assert_eq!(plan.settings, ["limits.idle_s"]);
         assert!(!plan.is_empty());
+    }
+
+    #[test]
+    fn a_service_whose_kernel_file_was_rebuilt_changes_and_keeps_its_clients() {
+        let plan = Plan::new(&two(), &two(), &["b"]).unwrap();
+        let changed = Fate::Changed { keeps_connections: true, keeps_memory_clients: true };
+        assert_eq!(plan.services, [("a".into(), Fate::Unchanged), ("b".into(), changed)]);
+        assert!(!plan.is_empty() && plan.settings.is_empty());
     }
 
     #[test]
@@ -250,7 +267,7 @@ mod tests {
         for change in changes {
             let mut wanted = two();
             change(&mut wanted.services[0]);
-            let plan = Plan::new(&two(), &wanted).unwrap();
+            let plan = Plan::new(&two(), &wanted, &[]).unwrap();
             let fate = plan.services[0].1;
             assert!(matches!(fate, Fate::Changed { keeps_connections: false, .. }), "{fate:?}");
         }
@@ -261,13 +278,13 @@ mod tests {
         let mut wanted = two();
         let placement = CpuPlacement::Threads { threads: 1, cores: Vec::new() };
         wanted.accelerators[0].kind = AcceleratorKind::Cpu { placement };
-        let plan = Plan::new(&two(), &wanted).unwrap();
+        let plan = Plan::new(&two(), &wanted, &[]).unwrap();
         assert!(plan.services.iter().all(|(_, fate)| matches!(fate, Fate::Changed { .. })));
         let mut wanted = two();
         let other = Accelerator { name: "other".into(), ..wanted.accelerators[0].clone() };
         wanted.accelerators.insert(0, other);
         wanted.services.iter_mut().for_each(|service| service.accelerators = vec![1]);
-        let plan = Plan::new(&two(), &wanted).unwrap();
+        let plan = Plan::new(&two(), &wanted, &[]).unwrap();
         assert!(plan.services.iter().all(|(_, fate)| *fate == Fate::Unchanged));
         assert_eq!(plan.settings, ["accelerator"], "another one is there");
     }
@@ -296,7 +313,7 @@ mod tests {
             let mut wanted = two();
             change(&mut wanted.services[0]);
             let Fate::Changed { keeps_memory_clients, .. } =
-                Plan::new(&two(), &wanted).unwrap().services[0].1
+                Plan::new(&two(), &wanted, &[]).unwrap().services[0].1
             else {
                 panic!("it changes")
             };
@@ -314,7 +331,7 @@ mod tests {
         running.services[0].memory_ports.push("/run/x".into());
         let mut wanted = two();
         wanted.services[1].memory_ports.push("/run/x".into());
-        let refusals = Plan::new(&running, &wanted).unwrap_err();
+        let refusals = Plan::new(&running, &wanted, &[]).unwrap_err();
         assert!(refusals[0].to_string().contains("shm:///run/x"), "{refusals:?}");
     }
 
@@ -333,7 +350,7 @@ mod tests {
         ];
         for (from, to) in moves {
             let said = |wanted: &Topology| {
-                let refusals = Plan::new(&running(from), wanted).unwrap_err();
+                let refusals = Plan::new(&running(from), wanted, &[]).unwrap_err();
                 assert_eq!(refusals.len(), 1, "{refusals:?}");
                 refusals[0].to_string()
             };
@@ -354,17 +371,17 @@ mod tests {
         for free in [at("127.0.0.1:9002"), at("[::1]:9000"), at("[::]:9000"), tcp] {
             let mut wanted = running("0.0.0.0:9000");
             wanted.services[0].listen = vec![free];
-            assert!(Plan::new(&running("0.0.0.0:9000"), &wanted).is_ok(), "{free:?}");
+            assert!(Plan::new(&running("0.0.0.0:9000"), &wanted, &[]).is_ok(), "{free:?}");
         }
         // Two addresses of the host, and a port that the host chooses.
         let mut wanted = running("127.0.0.2:9000");
-        assert!(Plan::new(&running("127.0.0.1:9000"), &wanted).is_ok());
+        assert!(Plan::new(&running("127.0.0.1:9000"), &wanted, &[]).is_ok());
         wanted.services[0].listen = vec![at("127.0.0.1:0")];
-        assert!(Plan::new(&running("0.0.0.0:0"), &wanted).is_ok());
+        assert!(Plan::new(&running("0.0.0.0:0"), &wanted, &[]).is_ok());
         // What stays is not opened.
         let mut wanted = running("0.0.0.0:9000");
         wanted.services[0].slots = 8;
-        assert!(Plan::new(&running("0.0.0.0:9000"), &wanted).is_ok());
+        assert!(Plan::new(&running("0.0.0.0:9000"), &wanted, &[]).is_ok());
     }
 
     fn any_service() -> impl Strategy<Value = Service> {
@@ -390,7 +407,7 @@ mod tests {
         /// Doing what a plan says gives the topology that was wanted, and nothing else.
         #[test]
         fn a_plan_leads_where_it_should(running in any_topology(), wanted in any_topology()) {
-            let plan = Plan::new(&running, &wanted).unwrap();
+            let plan = Plan::new(&running, &wanted, &[]).unwrap();
             let mut reached: Vec<Service> = Vec::new();
             for (name, fate) in &plan.services {
                 let (old, new) = (named(&running, name), named(&wanted, name));
@@ -409,7 +426,7 @@ mod tests {
             }
             prop_assert_eq!(&reached, &wanted.services);
             prop_assert_eq!(plan.is_empty(), running.services == wanted.services);
-            let back = Plan::new(&wanted, &running).unwrap();
+            let back = Plan::new(&wanted, &running, &[]).unwrap();
             prop_assert_eq!(back.is_empty(), plan.is_empty());
         }
     }

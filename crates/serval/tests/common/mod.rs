@@ -7,6 +7,7 @@ pub(crate) mod faces;
 pub(crate) mod fake_gpu;
 pub(crate) mod lives;
 pub(crate) mod offers;
+pub(crate) mod running;
 pub(crate) mod talk;
 
 use std::io::{BufRead, BufReader, Read, Write};

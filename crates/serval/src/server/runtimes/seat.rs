@@ -1,7 +1,7 @@
 //! Seats: the places of runtimes, their lives' regions, and the processes that the engine starts for them.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -22,6 +22,7 @@ use wire::DropReason;
 use wire::attach::FromEngine;
 
 use super::{GOODBYE_PATIENCE, LEAVING_PAUSE};
+use crate::kernel_file::KernelFile;
 use crate::runtime::Pulse;
 use crate::server::heart::{Beat, Heart};
 use crate::server::{MadeRegion, make_region};
@@ -60,6 +61,8 @@ pub(in crate::server) struct Post {
     pub(in crate::server) service: Service,
     pub(in crate::server) accelerator: Accelerator,
     pub(in crate::server) workers: usize,
+    /// Its kernel file, if it has one and that is on this machine.
+    pub(in crate::server) file: Option<Arc<KernelFile>>,
     pub(in crate::server) told: Arc<AcceleratorLives>,
 }
 
@@ -78,6 +81,13 @@ impl Post {
 
     pub(super) fn kernel(&self) -> &str {
         self.service.kernel_on(self.place)
+    }
+
+    /// The copy that goes with an offer: a runtime that the engine starts runs what the engine has checked, also if the
+    /// file was rebuilt or damaged between two lives.
+    pub(super) fn copy(&self) -> Option<BorrowedFd<'_>> {
+        let launched = matches!(self.launch().0, Launch::Engine { .. });
+        self.file.as_ref().filter(|_| launched).map(|file| file.copy().as_fd())
     }
 
     /// Whether its runtime can only come when that of the service's version that runs is gone: both are

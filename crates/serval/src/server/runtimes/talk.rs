@@ -163,7 +163,8 @@ impl Desk {
             generation = life.generation,
             "a runtime attaches"
         );
-        let descriptors = [life.memory.fd(), life.bell.as_fd()];
+        let mut descriptors = vec![life.memory.fd(), life.bell.as_fd()];
+        descriptors.extend(seat.post.copy());
         socket.send(&FromEngine::Offer(offer).encode(), &descriptors)
     }
 

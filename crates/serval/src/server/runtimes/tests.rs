@@ -56,6 +56,7 @@ fn seat(desk: &mut Desk, topology: &Topology, slot: u16) {
         service: topology.services[0].clone(),
         accelerator: topology.accelerators[0].clone(),
         workers: 1,
+        file: None,
         told: Arc::new(AcceleratorLives::new("s", "own")),
     };
     let (start, _) = SeatStart::make(post, &desk.heart).unwrap();
