@@ -1,11 +1,8 @@
-// Its process ends a while after it began to load this.
+// Its process ends a while after its block began, before the first receive.
+#include <serval/kernel.h>
 #include <unistd.h>
 
-namespace {
-struct Late {
-    Late() {
-        sleep(4);
-        _exit(3);
-    }
-} late;
-}  // namespace
+SERVAL_KERNEL(ends_late)(serval::Block&, serval::Mqueue&) {
+    sleep(4);
+    _exit(3);
+}
