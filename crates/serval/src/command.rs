@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::json;
@@ -26,6 +27,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::config::{Config, ConfigError, Overrides};
 use crate::kernel_file::set_trial_program;
+use crate::log;
 use crate::screen::{Screen, colours_wanted, print};
 
 const EXAMPLES: &str = "\
@@ -46,6 +48,9 @@ Exit codes:
   3  requests were left unanswered when the service ended, or a kernel hung
 
 Everything takes --json. Colours appear on terminals only; NO_COLOR turns them off.";
+
+/// How long a server waits at its end until its last lines are written.
+const LOG_PATIENCE: Duration = Duration::from_millis(500);
 
 /// A software SmartNIC for accelerators: kernels on a GPU or on host cores become network services.
 #[derive(Debug, Parser)]
@@ -133,6 +138,14 @@ impl Verb {
             _ => false,
         }
     }
+
+    /// How long its last lines may take to be written: a server has to end in time, whoever reads them.
+    fn log_patience(&self) -> Duration {
+        match self {
+            Self::Serve(_) | Self::Attach(_) => LOG_PATIENCE,
+            _ => Duration::from_secs(60),
+        }
+    }
 }
 
 /// A configuration file and what overrides it.
@@ -205,7 +218,7 @@ impl Failure {
                 (format!("error: {message}"), json!({ "error": message }))
             }
             Self::Unproven(message) | Self::Refused(message) => {
-                eprintln!("{message}");
+                log::say(message);
                 return;
             }
             Self::Unfinished => return,
@@ -213,7 +226,7 @@ impl Failure {
         if screen.json {
             print(&format!("{value}\n"));
         }
-        eprintln!("{text}");
+        log::say(&text);
     }
 }
 
@@ -221,6 +234,7 @@ impl Failure {
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let screen = Screen::new(arguments.json);
+    sys::signal::ignore_file_size_signal();
     start_log(arguments.log, arguments.verb.is_watched());
     // Through the link even a program that was replaced meanwhile starts as itself.
     set_trial_program("/proc/self/exe".into());
@@ -244,13 +258,15 @@ pub fn main() -> ExitCode {
             Ok(())
         }
     };
-    match result {
+    let code = match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.report(&screen);
             ExitCode::from(failure.code())
         }
-    }
+    };
+    log::flush(arguments.verb.log_patience());
+    code
 }
 
 /// The first signal ends what a verb does in order, so that what it started is stopped too.
@@ -279,8 +295,11 @@ fn start_log(level: Option<LogLevel>, serves: bool) {
         None => LevelFilter::WARN,
     };
     let colour = std::io::stderr().is_terminal() && colours_wanted();
+    log::start();
     tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(log::writer)
+        // It would report a failed write to standard error by itself, and wait there.
+        .log_internal_errors(false)
         .with_max_level(filter)
         .with_ansi(colour)
         .with_target(false)

@@ -71,6 +71,7 @@ pub mod doctor;
 pub mod exporter;
 pub mod kernel_file;
 pub mod litmus;
+mod log;
 pub mod plot;
 pub mod runtime;
 pub mod screen;

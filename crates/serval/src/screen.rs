@@ -51,11 +51,12 @@ impl Screen {
 
     /// Writes text, or JSON in its place. A reader that has left is no error.
     pub fn show(&self, text: impl FnOnce() -> String, json: impl FnOnce() -> Json) {
-        if self.json {
-            print(&format!("{}\n", json()));
-        } else {
-            print(&text());
-        }
+        print(&self.render(text, json));
+    }
+
+    /// What [`Screen::show`] writes.
+    pub fn render(&self, text: impl FnOnce() -> String, json: impl FnOnce() -> Json) -> String {
+        if self.json { format!("{}\n", json()) } else { text() }
     }
 }
 

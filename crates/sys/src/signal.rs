@@ -66,6 +66,13 @@ impl AsFd for Signals {
     }
 }
 
+/// From now on a write beyond the limit of a file's size (`ulimit -f`) fails with EFBIG and does not end the process by
+/// SIGXFSZ. (SIGPIPE is ignored by the Rust runtime.)
+pub fn ignore_file_size_signal() {
+    // SAFETY: no pointers; SIG_IGN is a valid disposition for this signal, so the call cannot fail.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 fn from_number(number: i32) -> Option<Signal> {
     match number {
         SIGTERM => Some(Signal::Terminate),

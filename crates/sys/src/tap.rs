@@ -193,7 +193,15 @@ impl Writer {
     }
 
     fn give_up(&self, report: &mut TapReport, error: &io::Error, packets: u64) {
-        report.error.get_or_insert_with(|| error.to_string());
+        let text = match error.kind() {
+            io::ErrorKind::FileTooLarge => {
+                "it has reached the limit of a file's size (`ulimit -f`, LimitFSIZE= of a unit)"
+                    .into()
+            }
+            io::ErrorKind::StorageFull => "the disk is full".into(),
+            _ => error.to_string(),
+        };
+        report.error.get_or_insert(text);
         self.shared.closed.store(true, Ordering::Relaxed);
         self.shared.dropped.fetch_add(packets, Ordering::Relaxed);
     }

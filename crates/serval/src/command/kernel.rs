@@ -10,6 +10,7 @@ use serde_json::{Value as Json, json};
 use super::Failure;
 use crate::config::BUILTINS;
 use crate::kernel_file::{self, KernelFile, Limits};
+use crate::log;
 use crate::screen::{Screen, Table, Tone};
 
 const BUILD_HELP: &str = "\
@@ -159,7 +160,7 @@ fn run_build(screen: &Screen, build: &Build) -> Result<(), Failure> {
         error => Failure::Run(sentence(&error)),
     })?;
     if !built.warnings.is_empty() {
-        eprintln!("{}", built.warnings.trim_end());
+        log::say(built.warnings.trim_end());
     }
     let shown = output.display().to_string();
     let path = if shown.contains('/') { shown } else { format!("./{shown}") };

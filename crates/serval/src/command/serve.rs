@@ -15,10 +15,11 @@ use wire::DropReason;
 use wire::nic::Transport;
 
 use super::control::Control;
-use super::{Failure, File};
+use super::{Failure, File, LOG_PATIENCE};
 use crate::config::{Config, Origin, Setting, memory_url, url};
 use crate::exporter::{Exporter, Health};
-use crate::screen::{Screen, print};
+use crate::log::{self, Lines};
+use crate::screen::Screen;
 use crate::server::{Server, ShutdownReport};
 
 pub(super) const HELP: &str = "\
@@ -90,6 +91,8 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let mut signals = Signals::install().map_err(Failure::run)?;
     fit_connections(&mut config, None)?;
     let tap = options.open_tap()?;
+    // As for the log: a pipe that nobody reads must not keep this thread from its signals.
+    let output = Lines::start("serval-output", std::io::stdout()).map_err(Failure::run)?;
     let topology = config.topology.clone();
     let mut reload = false;
     let mut ended = || loop {
@@ -114,7 +117,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let metrics = exporter.as_ref().map(|e| format!("http://{}/metrics", e.address()));
     let listens = listens(&config, &server);
     let control = Control::start(server, config, options.file.clone(), health.clone())?;
-    announce(screen, &listens, metrics.as_deref());
+    output.push(announcement(screen, &listens, metrics.as_deref()).as_bytes());
     if reload {
         control.reload();
     }
@@ -129,7 +132,9 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     tracing::info!(drain_ms, "draining; a second signal ends at once");
     end_on_second_signal(signals);
     let server = control.end();
-    finish(screen, server, tap)
+    let result = finish(screen, server, tap, &output);
+    output.flush(LOG_PATIENCE);
+    result
 }
 
 /// Refuses cores that are not there: a worker without its core would serve, and be slow for no visible reason.
@@ -240,8 +245,12 @@ fn listens(config: &Config, server: &Server) -> Vec<(String, Vec<String>)> {
 }
 
 /// The line that scripts wait for.
-fn announce(screen: &Screen, listens: &[(String, Vec<String>)], metrics: Option<&str>) {
-    screen.show(
+fn announcement(
+    screen: &Screen,
+    listens: &[(String, Vec<String>)],
+    metrics: Option<&str>,
+) -> String {
+    screen.render(
         || {
             let service = |(name, at): &(String, Vec<String>)| format!("{name} {}", at.join(" "));
             let mut parts: Vec<String> = listens.iter().map(service).collect();
@@ -253,7 +262,7 @@ fn announce(screen: &Screen, listens: &[(String, Vec<String>)], metrics: Option<
             let entries: Vec<_> = listens.iter().map(entry).collect();
             json!({ "event": "ready", "services": entries, "metrics": metrics })
         },
-    );
+    )
 }
 
 /// From now on a signal means that waiting is over.
@@ -263,6 +272,7 @@ fn end_on_second_signal(mut signals: Signals) {
             match signals.wait(None) {
                 Ok(Some(Signal::Terminate | Signal::Interrupt)) => {
                     tracing::warn!("ended before everything was answered");
+                    log::flush(LOG_PATIENCE);
                     process::exit(3);
                 }
                 Ok(_) => {}
@@ -272,14 +282,19 @@ fn end_on_second_signal(mut signals: Signals) {
     });
 }
 
-fn finish(screen: &Screen, server: Server, tap: Option<TapFile>) -> Result<(), Failure> {
+fn finish(
+    screen: &Screen,
+    server: Server,
+    tap: Option<TapFile>,
+    output: &Lines,
+) -> Result<(), Failure> {
     let metrics = server.metrics();
     let report = server.shutdown();
     let tapped = tap.map(TapFile::finish);
     if let Some(TapReport { packets, dropped, bytes, error }) = &tapped {
         tracing::info!(packets, dropped, bytes, "the tap");
         if let Some(error) = error {
-            tracing::error!("the tap's file could not be written: {error}");
+            tracing::error!("the tap's file is not complete: {error}");
         } else if *dropped > 0 {
             tracing::warn!(
                 dropped,
@@ -300,7 +315,8 @@ fn finish(screen: &Screen, server: Server, tap: Option<TapFile>) -> Result<(), F
         );
     }
     if screen.json {
-        print(&format!("{}\n", last_words(&metrics, &report, tapped.as_ref())));
+        let words = last_words(&metrics, &report, tapped.as_ref());
+        output.push(format!("{words}\n").as_bytes());
     }
     if report.hung {
         tracing::error!("a kernel did not come back when it was told to stop");
@@ -341,6 +357,7 @@ fn last_words(metrics: &Metrics, report: &ShutdownReport, tapped: Option<&TapRep
         "messages": messages,
         "busy_ns": metrics.workers().map(|w| w.busy_ns.value()).sum::<u64>(),
         "cpu_ns": sys::time::process_cpu_ns(),
+        "log_lines_dropped": log::dropped(),
         "clean": report.is_clean(), "unanswered": report.unanswered, "hung": report.hung,
         "services": services,
         "workers": metrics.workers().map(worker).collect::<Vec<_>>(),

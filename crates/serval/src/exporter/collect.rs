@@ -123,6 +123,10 @@ impl Collector for Engine {
         let name = "serval_config_generation";
         let generation = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(self.health.generation() as i64).encode(generation)?;
+        let help = "Log lines that standard error did not take";
+        let name = "serval_log_lines_dropped";
+        let dropped = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        ConstCounter::new(crate::log::dropped()).encode(dropped)?;
         let help = "The version that runs";
         let mut build =
             encoder.encode_descriptor("serval_build_info", help, None, MetricType::Gauge)?;
