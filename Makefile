@@ -21,13 +21,13 @@ help:
 	@echo "make test        what guards the behaviour: lints, house rules, tests (under 8 minutes on 2 cores, the first time under 20)"
 	@echo "make test-gpu    the cuda accelerator on this machine's GPU (5 minutes)"
 	@echo "make bench-gpu   measures it there, beside what it is compared with (10 minutes)"
-	@echo "make bench       measures every row of docs/benchmarks.md and writes it anew (half an hour; leave the machine alone)"
+	@echo "make bench       measures every row of docs/benchmarks.md and rewrites it (half an hour on an idle machine)"
 	@echo "make bench-quick a look at each of them (2 minutes; proves nothing)"
 	@echo "make microbench  what single operations cost: rings, framings, the dispatcher, the turn"
 	@echo "make soak        a mixed load for MINUTES=60: every reply checked, nothing may grow"
 	@echo "make fuzz-quick  every fuzz target for 30 seconds, and each against a bug planted for it"
-	@echo "make fuzz        every fuzz target for MINUTES=60, recorded in docs/proof/fuzz.json"
-	@echo "make seeds       the simulator over SEEDS=1000000 seeds; it, make soak, make litmus, make miri and make fuzz leave a record in docs/proof"
+	@echo "make fuzz        every fuzz target for MINUTES=60"
+	@echo "make seeds       the simulator over SEEDS=1000000 seeds"
 	@echo "make miri        every test of mqueue and wire under Miri (most of an hour)"
 	@echo "make ci          make test and everything else: mutants, Miri, sanitizers, aarch64, nvcc, fuzzing, documents"
 
@@ -141,29 +141,29 @@ ci: setup setup-test setup-ci
 
 # The long forms of the tests of limits, then the soak. Its summary is one line of JSON.
 soak: setup
-	@$(CARGO) xtask record limits -- env SERVAL_LONG=1 $(CARGO) test --release --quiet --package serval --test crowd --test limits
-	@$(CARGO) xtask record soak -- env SERVAL_SOAK_MINUTES=$(MINUTES) $(CARGO) test --release --quiet --package serval --test soak -- --nocapture
+	@SERVAL_LONG=1 $(CARGO) test --release --quiet --package serval --test crowd --test limits
+	@SERVAL_SOAK_MINUTES=$(MINUTES) $(CARGO) test --release --quiet --package serval --test soak -- --nocapture
 
-# That many runs of the simulator, each of another seed; on record in docs/proof.
+# That many runs of the simulator, each with another seed.
 SEEDS ?= 1000000
 seeds: setup
 	@$(CARGO) build --profile fast --quiet --package serval-sim
-	@$(CARGO) xtask record seeds -- $(BUILT)/fast/serval-sim --seeds $(SEEDS) --coverage
+	@$(BUILT)/fast/serval-sim --seeds $(SEEDS) --coverage
 
-# What the memory model forbids is looked for in millions of rounds between two processes; on record in docs/proof.
+# What the memory model forbids is looked for in millions of rounds between two processes.
 ROUNDS ?= 10000000
 litmus: build
-	@$(CARGO) xtask record litmus -- $(SERVAL) doctor --litmus --rounds $(ROUNDS)
+	@$(SERVAL) doctor --litmus --rounds $(ROUNDS)
 
-# The rings and the codecs in an interpreter that sees undefined behaviour, with all of their tests; on record in docs/proof.
+# The rings and the codecs in an interpreter that sees undefined behaviour, with all of their tests.
 miri: setup setup-miri
 	@rustup run nightly cargo miri --version >/dev/null 2>&1 || { echo "this needs Miri: rustup toolchain install nightly --component miri,rust-src"; exit 1; }
-	@$(CARGO) xtask record miri -- $(CARGO) xtask miri
+	@$(CARGO) xtask miri
 
 # Each target gets this long; as many run at a time as there are cores.
 MINUTES ?= 60
 fuzz: setup
-	@$(CARGO) xtask fuzz $$(($(MINUTES) * 60)) --record
+	@$(CARGO) xtask fuzz $$(($(MINUTES) * 60))
 
 fuzz-quick: setup
 	@$(CARGO) xtask fuzz 30

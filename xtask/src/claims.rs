@@ -33,23 +33,18 @@ impl<'a> TestName<'a> {
 }
 
 /// The parts of a line between backquotes.
-pub(crate) fn quoted(line: &str) -> impl Iterator<Item = &str> {
+fn quoted(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
 
 /// The fuzz targets that a line names behind the words "fuzz target(s)".
-pub(crate) fn fuzz_targets(line: &str) -> impl Iterator<Item = &str> {
+fn fuzz_targets(line: &str) -> impl Iterator<Item = &str> {
     let is_target = |name: &&str| name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
     line.split("fuzz target").skip(1).flat_map(move |rest| quoted(rest).take_while(is_target))
 }
 
 /// The tests and fuzz targets of a line that do not exist, and how many it names.
-pub(crate) fn check_line(
-    document: &File,
-    line: usize,
-    text: &str,
-    findings: &mut Findings,
-) -> usize {
+fn check_line(document: &File, line: usize, text: &str, findings: &mut Findings) -> usize {
     let mut named = 0;
     for name in quoted(text).filter_map(TestName::parse) {
         named += 1;
@@ -75,6 +70,17 @@ pub(crate) fn check(document: &File, findings: &mut Findings) {
     if named == 0 {
         findings.push(format!("{}: names no test", document.path));
     }
+}
+
+/// The same of the document at this path.
+pub(crate) fn check_document(path: &str) -> Findings {
+    let text = match std::fs::read_to_string(files::root().join(path)) {
+        Ok(text) => text,
+        Err(error) => return vec![format!("{path}: {error}")],
+    };
+    let mut findings = Findings::new();
+    check(&File { path: path.to_owned(), text }, &mut findings);
+    findings
 }
 
 #[cfg(test)]

@@ -5,14 +5,12 @@
 //! need another, and the code under test checks its own bounds. What a run learns stays in `.cache/fuzz`
 //! for the next one; what it finds is kept in `fuzz/artifacts` and fails the run.
 //!
-//! A run may be recorded in `docs/proof/fuzz.json`; runs add up, so an hour may come in pieces.
 //! `--build FOLDER` leaves the programs and this one in a folder, from which `--binaries FOLDER` runs them on a
 //! machine without a compiler.
 //!
 //! Whether a target finds anything is shown by [`planted`]: the same programs from sources with a bug.
 
 mod planted;
-mod record;
 
 use std::fs;
 use std::io::Read as _;
@@ -49,8 +47,6 @@ struct Options {
     jobs: usize,
     /// Where the programs are; otherwise they are built.
     binaries: Option<PathBuf>,
-    /// Where the run is written down.
-    record: Option<PathBuf>,
 }
 
 /// What a target did.
@@ -71,9 +67,6 @@ pub(crate) fn command(arguments: &[&str]) -> Result<Vec<String>, Findings> {
     }
     let options = options(arguments).map_err(|finding| vec![finding])?;
     let runs = run_with(&options)?;
-    if let Some(path) = &options.record {
-        record::add(path, &options, &runs).map_err(|finding| vec![finding])?;
-    }
     let line = |Run { target, seconds, inputs, edges }: &Run| {
         format!("{target:18} {seconds:5} s {inputs:10} inputs, {edges:5} edges of code reached")
     };
@@ -82,7 +75,7 @@ pub(crate) fn command(arguments: &[&str]) -> Result<Vec<String>, Findings> {
 
 fn options(arguments: &[&str]) -> Result<Options, String> {
     let mut options = Options::default();
-    let mut rest = arguments.iter().peekable();
+    let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         match *argument {
             "--jobs" => {
@@ -92,10 +85,6 @@ fn options(arguments: &[&str]) -> Result<Options, String> {
             "--binaries" => {
                 let folder = rest.next().ok_or("--binaries needs a folder")?;
                 options.binaries = Some(PathBuf::from(folder));
-            }
-            "--record" => {
-                let given = rest.next_if(|path| path.ends_with(".json"));
-                options.record = Some(given.map_or(root().join(record::PATH), PathBuf::from));
             }
             seconds => {
                 let wrong = |_| format!("{seconds:?} is no number of seconds and no option");
@@ -180,7 +169,7 @@ fn build(sources: &Path, target_dir: &str) -> Result<PathBuf, Findings> {
     }
 }
 
-/// Leaves the programs in a folder, small, with this one and the commit that they are of.
+/// Leaves the programs in a folder, stripped, with this one.
 fn keep(folder: &Path) -> Result<Vec<String>, Findings> {
     let binaries = build(root(), "target/fuzz")?;
     let targets = targets()?;
@@ -190,9 +179,7 @@ fn keep(folder: &Path) -> Result<Vec<String>, Findings> {
     fs::copy(own, folder.join("xtask")).map_err(|e| failed("xtask", &e))?;
     // Best effort: what is not stripped is only larger.
     let _ = Command::new("strip").args(&targets).arg("xtask").current_dir(folder).status();
-    let commit = crate::record::commit().map_err(|finding| vec![finding])?;
-    fs::write(folder.join(record::COMMIT), &commit).map_err(|e| failed("the commit", &e))?;
-    Ok(vec![format!("{}: {} targets of {commit}", folder.display(), targets.len())])
+    Ok(vec![format!("{}: {} targets", folder.display(), targets.len())])
 }
 
 /// Copies the targets' programs.

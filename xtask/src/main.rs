@@ -7,13 +7,10 @@ mod ci;
 mod claims;
 mod drop_reasons;
 mod edges;
-mod figures;
 mod files;
 mod fuzz;
 mod mutants;
 mod programs;
-mod proof;
-mod record;
 mod side_by_side;
 mod tidy;
 mod wasm;
@@ -24,18 +21,15 @@ const USAGE: &str = "\
 usage: cargo xtask CHORE
 
   gen-abi       writes the C header and the table of the region's layout
-  benchmarks    writes docs/benchmarks.md from the results; with --check says whether it is up to date, and
-                whether the figures that other documents take from results are theirs
+  benchmarks    writes docs/benchmarks.md from the records; with --check says whether it is up to date, and
+                whether the figures in README.md and docs/gpu.md are those of their records
   configuration writes the tables of docs/configuration.md; with --check says whether they are up to date
   edges         every ordering edge has both halves, where ORDERING.md says
   tidy          file sizes, where unsafety lives, names, left-overs
   drop-reasons  every drop reason is provoked by a test
   mutants [NAME...]
                 every seeded mutant, or these, must be caught by a test
-  proof         what docs/proof.md promises is checked by what exists; counts what is not proven
-  record NAME -- COMMAND...
-                runs a command and keeps what came of it in docs/proof/NAME.json
-  fuzz SECONDS [--jobs N] [--record [PATH.json]] [--binaries FOLDER]
+  fuzz SECONDS [--jobs N] [--binaries FOLDER]
                 runs every fuzz target for that long
   fuzz --planted         plants a bug for each fuzz target, which must find it
   fuzz --build FOLDER    leaves the fuzz targets and this program where --binaries finds them
@@ -60,8 +54,6 @@ fn main() -> ExitCode {
         ["drop-reasons"] => report("drop-reasons", &drop_reasons::check(true)),
         ["fuzz", arguments @ ..] => report_lines("fuzz", fuzz::command(arguments)),
         ["mutants", names @ ..] => report_lines("mutants", mutants::run(names)),
-        ["proof"] => report_lines("proof", proof::check()),
-        ["record", name, "--", words @ ..] => report("record", &record::run(name, words)),
         ["miri"] => report("miri", &ci::every_test_under_miri()),
         ["ci", steps @ ..] => ci::run(steps),
         _ => {
