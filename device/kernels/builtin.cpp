@@ -6,3 +6,11 @@
 #include "scale.cpp"
 #include "sockperf.cpp"
 #include "spin.cpp"
+
+#if !SERVAL_CUDA
+// For a runtime in this program: the sink of all its blocks, whatever library their kernels are in. Null: errno says why not.
+extern "C" void* serval_sink(uint64_t* bytes) {
+    *bytes = serval::detail::SINK_BYTES;
+    return serval::detail::provide_host_sink();
+}
+#endif

@@ -36,6 +36,17 @@ SERVAL_KERNEL(t_empty_reply) (serval::Block& block, serval::Mqueue& q) {
     }
 }
 
+// Fills the reply in without a look at it.
+SERVAL_KERNEL(t_fill) (serval::Block& block, serval::Mqueue& q) {
+    while (auto msg = q.recv(block)) {
+        auto reply = q.reply(block, msg, static_cast<uint32_t>(block.param("len", 8)));
+        if (reply) notes.attempts++;
+        for (uint64_t i = 0; i < reply.len(); i += 4096) reply.as<uint8_t>()[i] = 's';
+        if (reply.len()) reply.as<uint8_t>()[reply.len() - 1] = 's';
+        q.send(block, reply);
+    }
+}
+
 SERVAL_KERNEL(t_drop) (serval::Block& block, serval::Mqueue& q) {
     while (auto msg = q.recv(block)) q.drop(block, msg, msg.len() ? serval::REJECTED : serval::BAD_LENGTH);
 }
@@ -482,6 +493,49 @@ TEST(replies_that_are_too_long_are_drops) {
     CHECK_EQ(b.words()->reason, SERVAL_REASON_STOPPED);
 }
 
+TEST(writing_to_a_reply_that_is_too_long_is_harmless) {
+    for (double len : {257.0, 1e6, 4294967295.0}) {
+        Bench b;
+        CHECK(b.push(1, "a"));
+        b.runner.param("len", len);
+        CHECK(b.runner.run("t_fill"));
+        CHECK_EQ(notes.attempts, 0);
+        CHECK(b.pop());
+        CHECK_EQ(b.tx.message.kind, SERVAL_KIND_DROP);
+        CHECK_EQ(b.tx.message.status, SERVAL_STATUS_TOO_LONG);
+        CHECK_EQ(b.data.size(), 0);
+        CHECK_EQ(b.words()->reason, SERVAL_REASON_STOPPED);
+        // Nothing of it is in a reply.
+        Bench c;
+        CHECK(c.push(2, "b"));
+        c.runner.param("len", 256);
+        CHECK(c.runner.run("t_empty_reply"));
+        CHECK(c.pop());
+        CHECK(c.text() == std::string(256, '\0'));
+    }
+}
+
+TEST(a_sink_that_the_runtime_gives_is_used_if_it_is_long_enough) {
+    alignas(16) static uint8_t small[4096];
+    for (uint64_t bytes : {uint64_t{0}, uint64_t{sizeof small}, serval::detail::SINK_BYTES}) {
+        Bench b;
+        CHECK(b.push(1, "a"));
+        b.runner.param("len", 1e6);
+        b.runner.args.sink = reinterpret_cast<uint64_t>(small);
+        b.runner.args.sink_bytes = bytes;
+        if (bytes == serval::detail::SINK_BYTES) b.runner.args.sink = reinterpret_cast<uint64_t>(serval::detail::map_sink());
+        CHECK(b.runner.run("t_fill"));
+        CHECK(b.pop());
+        CHECK_EQ(b.tx.message.status, SERVAL_STATUS_TOO_LONG);
+        CHECK_EQ(small[0], 0);
+        if (bytes == serval::detail::SINK_BYTES) {
+            void* const sink = reinterpret_cast<void*>(b.runner.args.sink);
+            CHECK_EQ(*static_cast<uint8_t*>(sink), 's');
+            munmap(sink, bytes);
+        }
+    }
+}
+
 TEST(drops_carry_token_and_reason) {
     Bench b;
     CHECK(b.push(11, ""));
@@ -761,7 +815,7 @@ TEST(the_library_lists_its_kernels) {
     CHECK_EQ(serval_kernel_abi_version(), SERVAL_ABI_VERSION);
     unsigned count = 0;
     for (const serval_kernel_entry* e = serval_kernel_list(); e; e = reinterpret_cast<const serval_kernel_entry*>(e->next)) count++;
-    CHECK_EQ(count, 14);
+    CHECK_EQ(count, 15);
 }
 
 int main(int argc, char** argv) { return check::run_all(argc, argv); }

@@ -23,6 +23,8 @@
     } while (0)
 
 constexpr int THREADS = 32;
+// Memory for replies that are too long to send: a kernel that asks for more than this ends. Twice what a message may have.
+constexpr size_t SINK_BYTES = size_t{2} * SERVAL_MESSAGE_BYTES_MAX;
 // A block hangs that has messages and has done nothing for this long, or that does not end within it.
 constexpr uint32_t HUNG_MS = 10000;
 
@@ -56,12 +58,13 @@ int main(int argc, char** argv) {
         return 1;
     }
     // The region as the GPU sees it, private memory for each block, and the arguments, all of which the kernel reads there.
-    void *region = nullptr, *staging = nullptr;
+    void *region = nullptr, *staging = nullptr, *sink = nullptr;
     serval_block_args* args = nullptr;
     serval_param* params = nullptr;
     CHECK(cudaHostRegister(runtime.region(), runtime.region_bytes(), cudaHostRegisterPortable | cudaHostRegisterMapped));
     CHECK(cudaHostGetDevicePointer(&region, runtime.region(), 0));
     CHECK(cudaMalloc(&staging, blocks * runtime.staging_bytes()));
+    CHECK(cudaMalloc(&sink, SINK_BYTES));
     CHECK(cudaMallocManaged(&args, blocks * sizeof *args));
     CHECK(cudaMallocManaged(&params, SERVAL_PARAMS_MAX * sizeof *params));
     memcpy(params, runtime.params(), runtime.param_count() * sizeof *params);
@@ -70,6 +73,8 @@ int main(int argc, char** argv) {
         args[n].region = reinterpret_cast<uint64_t>(region);
         args[n].params = runtime.param_count() ? reinterpret_cast<uint64_t>(params) : 0;
         args[n].staging = reinterpret_cast<uint64_t>(staging) + n * runtime.staging_bytes();
+        args[n].sink = reinterpret_cast<uint64_t>(sink);
+        args[n].sink_bytes = SINK_BYTES;
     }
     cudaStream_t stream;
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

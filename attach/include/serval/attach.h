@@ -88,8 +88,9 @@ class Runtime {
     // Private memory that each block needs for messages, in bytes; aligned to 64, given by the caller.
     uint64_t staging_bytes() const { return staging_bytes_; }
 
-    // What block `n` is started with, with addresses of this process. The caller adds staging and, on the host, wait; where the
-    // blocks see other addresses it replaces those of region and params.
+    // What block `n` is started with, with addresses of this process. The caller adds staging; on the host wait; on a GPU a sink, memory
+    // where kernels write replies that are too long to send (a longer one ends its block). Where the blocks see other addresses it replaces
+    // those of region and params.
     serval_block_args block_args(uint32_t n) const;
 
     // Whether a block has not got to its first receive yet. Every block has, or has ended, when this is false.

@@ -15,7 +15,7 @@ use accel::compile::{BuildOptions, build_kernel};
 use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service, survey};
 use accel::{AccelError, CudaError};
 use common::{Engine, Shape, kernel_source, payload};
-use mqueue::abi::{protocol, reason, state, stop};
+use mqueue::abi::{MESSAGE_BYTES_MAX, kind, protocol, reason, state, status, stop};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -128,6 +128,39 @@ fn long_messages_and_backends_get_staging_of_their_size() {
     }
     engine.words.set_stop(stop::NOW);
     join(accelerator, 2);
+}
+
+/// A request to the kernel `as_asked`.
+fn ask_for(len: u32) -> Vec<u8> {
+    [len.to_le_bytes(), [9; 4]].concat()
+}
+
+#[test]
+fn a_reply_that_is_too_long_is_a_drop_however_long_it_is() {
+    let mut engine = Engine::new(&Shape::default());
+    let accelerator = start("sink", &engine, "as_asked").unwrap();
+    for (n, len) in (0..).zip([257, 1 << 20, 1 << 28, u32::MAX]) {
+        engine.push(0, n, &ask_for(len)).unwrap();
+        let got = pop(&mut engine, 0);
+        assert_eq!((got.token, got.kind, got.status), (n, kind::DROP, status::TOO_LONG), "{len}");
+        engine.push(0, n, &ask_for(4)).unwrap();
+        assert_eq!(pop(&mut engine, 0).payload, [9; 4]);
+    }
+    engine.words.set_stop(stop::DRAIN);
+    join(accelerator, 1);
+}
+
+/// Where the driver maps no memory the sink is a buffer, here for all that tests may ask for.
+#[test]
+fn a_driver_that_maps_no_memory_has_a_sink_of_twice_the_longest_message() {
+    let mut engine = Engine::new(&Shape::default());
+    let accelerator = start("unmapped", &engine, "as_asked").unwrap();
+    for len in [257, 2 * MESSAGE_BYTES_MAX - 16] {
+        engine.push(0, 1, &ask_for(len)).unwrap();
+        assert_eq!(pop(&mut engine, 0).status, status::TOO_LONG);
+    }
+    engine.words.set_stop(stop::DRAIN);
+    join(accelerator, 1);
 }
 
 /// `scale` is a kernel of warps: three of them share a block of the grid here, and the last block has a warp too many.
@@ -422,7 +455,7 @@ fn the_driver_ends_a_process_that_breaks_a_rule() {
     }
     assert_eq!(ended_by_the_driver("nothing").0, Some(0));
     let rules = [
-        ("running", "cuMemHostRegister would wait for a kernel that is running"),
+        ("running", "cuMemCreate would wait for a kernel that is running"),
         ("carveout", "cuLaunchKernel came beside a kernel before both were told"),
         ("copy", "cuLaunchKernel came while what was copied was still on its way"),
     ];

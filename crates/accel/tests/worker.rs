@@ -352,6 +352,58 @@ fn a_write_past_the_staging_memory_ends_the_block_alone() {
     assert_eq!(drive(&mut blocks, 0, &[1, 2]), [2]);
 }
 
+/// A kernel that fills in whatever length a client asks for, and does not look whether that is too long.
+#[test]
+fn a_reply_that_is_too_long_is_a_drop_however_long_it_is() {
+    let mut engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
+    let mut blocks = start_built(&engine, FAULTY, "as_asked", &Options::default());
+    let asks = |len: u32, mark: u32| [len.to_le_bytes(), mark.to_le_bytes()].concat();
+    let lengths = [257, 513, 4 << 10, 1 << 20, 1 << 28, u32::MAX - 20_000, u32::MAX - 3, u32::MAX];
+    for (n, len) in (0..).zip(lengths) {
+        engine.push(0, n, &asks(len, 0x5ec2_e7)).unwrap();
+        assert_eq!(drive(&mut blocks, n, &[0]), [0]);
+        let got = engine.pop(0).unwrap();
+        assert_eq!((got.token, got.kind, got.status), (n, kind::DROP, status::TOO_LONG), "{len}");
+        assert!(got.payload.is_empty());
+        // What was written there shows in no reply, of this block or another.
+        for mqueue in [0, 1] {
+            engine.push(mqueue, 1000 + n, &asks(256, 7)).unwrap();
+            drive(&mut blocks, n, &[mqueue]);
+            let got = engine.pop(mqueue).unwrap();
+            let mut expected = vec![0; 256];
+            (expected[0], expected[252]) = (7, 7);
+            assert_eq!((got.kind, got.payload), (kind::MESSAGE, expected));
+        }
+    }
+    assert_eq!((ended(&mut blocks), blocks.running()), (vec![], 2));
+    assert_eq!(engine.words.block(0).dropped, lengths.len() as u64);
+}
+
+/// Kernels may write to the whole of 4 GiB, behind which there is little memory.
+#[test]
+fn replies_that_are_too_long_take_little_memory() {
+    let mut engine = Engine::new(&Shape::default());
+    let mut blocks = start_built(&engine, FAULTY, "as_asked", &Options::default());
+    engine.push(0, 1, &[u32::MAX.to_le_bytes(), [1; 4]].concat()).unwrap();
+    drive(&mut blocks, 0, &[0]);
+    assert_eq!(engine.pop(0).unwrap().status, status::TOO_LONG);
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut sizes = (0, 0);
+    let mut inside = false;
+    for line in maps.lines() {
+        let mut words = line.split_whitespace();
+        match (words.next().unwrap_or(""), words.next().and_then(|kib| kib.parse::<u64>().ok())) {
+            ("Size:", Some(kib)) if inside => sizes.0 += kib << 10,
+            // Each page once, however often it is mapped.
+            ("Pss:", Some(kib)) if inside => sizes.1 += kib << 10,
+            (first, _) if !first.ends_with(':') => inside = line.contains("serval-sink"),
+            _ => {}
+        }
+    }
+    assert!(sizes.0 > 1 << 32, "{sizes:?}");
+    assert!(sizes.1 <= 32 << 20, "{sizes:?}");
+}
+
 #[test]
 fn blocks_that_ignore_the_stop_are_left_behind() {
     let engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });

@@ -52,7 +52,7 @@
 /// First eight bytes of a region: "SERVALRG", little endian.
 pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"SERVALRG");
 /// Version of this layout. A runtime or kernel library of another version is refused.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 /// Distance that keeps words of different writers apart (two x86 lines: adjacent-line prefetch).
 pub const LINE_BYTES: u64 = 128;
 /// Largest inline payload of a slot in bytes: what an Ethernet frame carries fits.
@@ -369,7 +369,7 @@ shared_structs! {
     }
 
     /// What a block is started with.
-    struct BlockArgs as "serval_block_args", size 88 {
+    struct BlockArgs as "serval_block_args", size 104 {
         /// ABI_VERSION of whoever starts the block.
         abi_version: u32,
         /// This block, in [0, block_count).
@@ -396,6 +396,11 @@ shared_structs! {
         now: u64,
         /// Messages a block may handle before it must call wait with BUDGET; 0 for no limit.
         budget: u64,
+        /// Address of memory for replies that are too long to send; what a kernel writes there is never sent. 0 on the host: the
+        /// kernel library makes its own.
+        sink: u64,
+        /// Bytes of that memory. On the host more than a length can say. On CUDA a reply that does not fit ends its block.
+        sink_bytes: u64,
     }
 
     /// One kernel of a kernel library (host).

@@ -132,6 +132,7 @@ impl Config {
         let (metrics, control) = (options.metrics, options.control);
         warnings.extend(exposed(&topology, metrics));
         warnings.extend(topology.services.iter().flat_map(cramped));
+        warnings.extend(topology.services.iter().filter_map(service::short_reply));
         Ok(Self { topology, metrics, control, settings, warnings })
     }
 }
@@ -509,6 +510,39 @@ mod tests {
         let right = format!("service.a.arena_bytes={right}");
         let raised = ["limits.region_mib=1024", longer, "service.a.slots=256", &right];
         assert!(parse(&text, &[], &raised).unwrap().warnings.is_empty(), "{right}");
+    }
+
+    #[test]
+    fn replies_are_as_long_as_requests_and_shorter_ones_are_mentioned() {
+        let set = |sets: &[&str]| {
+            let config = parse(SMALL, &[], sets).unwrap();
+            (config.topology.services[0].max_reply_bytes, config.warnings)
+        };
+        let long = "service.a.max_message_bytes=8192";
+        assert_eq!(set(&[]), (1024, vec![]));
+        assert_eq!(set(&[long, "service.a.slots=8"]).0, 8192);
+        assert_eq!(set(&["service.a.max_message_bytes=100"]), (100, vec![]));
+        let short = "service.a.max_reply_bytes=512";
+        let (bytes, warnings) = set(&[short]);
+        assert!(bytes == 512 && warnings.len() == 1, "{warnings:?}");
+        assert!(warnings[0].contains("the kernel \"echo\" answers a request with as many bytes"));
+        assert!(warnings[0].ends_with("write max_reply_bytes = 1024"), "{warnings:?}");
+        assert_eq!(set(&[short, "service.a.replies=none"]).1, Vec::<String>::new());
+        let digits = ["service.a.kernel=lenet", "service.a.max_reply_bytes=44"];
+        assert_eq!(set(&digits).1, Vec::<String>::new(), "it says how long its replies are");
+        // No datagram is longer.
+        let datagrams = set(&["service.a.max_message_bytes=100000", "service.a.slots=1"]);
+        assert_eq!(datagrams.0, 65_507);
+        assert!(datagrams.1[0].contains("write max_message_bytes = 65507"), "{datagrams:?}");
+        let streams = "service.a.listen=tcp://127.0.0.1:9000";
+        let streams = set(&["service.a.max_message_bytes=100000", "service.a.slots=1", streams]);
+        assert_eq!(streams, (100_000, vec![]));
+        // What a kernel of somebody's own answers is not known.
+        let own = SMALL.replace("echo", "src/lib.rs");
+        let base = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let sets = Overrides { sets: vec![short.to_owned()], ..Overrides::default() };
+        let config = Config::parse("a.toml", &own, base, &sets).unwrap();
+        assert!(config.warnings[0].contains("if it does, write max_reply_bytes = 1024"));
     }
 
     #[test]

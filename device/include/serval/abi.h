@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #define SERVAL_REGION_MAGIC 5139253968287974739ull
-#define SERVAL_ABI_VERSION 3u
+#define SERVAL_ABI_VERSION 4u
 #define SERVAL_LINE_BYTES 128u
 #define SERVAL_INLINE_BYTES_MAX 1536u
 #define SERVAL_DEPTH_MAX 16384u
@@ -156,6 +156,8 @@ struct serval_block_args {
   uint64_t wait_self; /* 64: Host only: first argument of wait. */
   uint64_t now; /* 72: Host only: address of a function u64(void* wait_self) that tells monotonic nanoseconds; 0 to use the clock. */
   uint64_t budget; /* 80: Messages a block may handle before it must call wait with BUDGET; 0 for no limit. */
+  uint64_t sink; /* 88: Address of memory for replies that are too long to send; what a kernel writes there is never sent. 0 on the host: the kernel library makes its own. */
+  uint64_t sink_bytes; /* 96: Bytes of that memory. On the host more than a length can say. On CUDA a reply that does not fit ends its block. */
 };
 
 /* One kernel of a kernel library (host). */
@@ -231,7 +233,7 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, flags) == 30);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_param) == 32);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_param, name) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_param, value) == 24);
-SERVAL_ASSERT_LAYOUT(sizeof(struct serval_block_args) == 88);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_block_args) == 104);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, abi_version) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, block) == 4);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, param_count) == 8);
@@ -245,6 +247,8 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, wait) == 56);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, wait_self) == 64);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, now) == 72);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, budget) == 80);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, sink) == 88);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, sink_bytes) == 96);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_kernel_entry) == 32);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_kernel_entry, name) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_kernel_entry, entry) == 8);

@@ -97,13 +97,15 @@ template <void (*KERNEL)(Block&, Mqueue&), unsigned>
 __attribute__((noinline)) void run_block(const serval_block_args* given) {
     Place place;
     if (!find_place(place, *given)) return;
+    serval_block_args args = *given;
     Block block;
     Mqueue mqueue;
     Backend* backends = nullptr;
     if (place.mqueues_per_block > 1)
         backends = static_cast<Backend*>(__builtin_alloca(sizeof(Backend) * (place.mqueues_per_block - 1)));
-    block.open(*given, place);
-    if (!suits(place, *given) || !mqueue.open(block, *given, place, backends)) return block.refuse();
+    const bool has_sink = provide_sink(args);
+    block.open(args, place);
+    if (!has_sink || !suits(place, args) || !mqueue.open(block, args, place, backends)) return block.refuse();
     block.ready();
     KERNEL(block, mqueue);
     mqueue.close(block);

@@ -9,9 +9,10 @@
 //         while (auto msg = q.recv(block)) {                 // false when the service stops
 //             if (msg.len() % 4) { q.drop(block, msg, serval::BAD_LENGTH); continue; }
 //             auto reply = q.reply(block, msg, msg.len());
-//             for (unsigned i = block.rank(); i < msg.len() / 4; i += block.size())
-//                 reply.as<float>()[i] = 3.0f * msg.as<const float>()[i];
-//             q.send(block, reply);
+//             if (reply)                                     // false: longer than max_reply_bytes
+//                 for (unsigned i = block.rank(); i < msg.len() / 4; i += block.size())
+//                     reply.as<float>()[i] = 3.0f * msg.as<const float>()[i];
+//             q.send(block, reply);                          // a reply that is too long is dropped and counted
 //         }
 //     }
 //
@@ -37,6 +38,7 @@
 
 #include "pulse.h"
 #include "join.h"
+#include "sink.h"
 
 // Largest CUDA block that kernels are compiled for, in threads.
 #ifndef SERVAL_BLOCK_THREADS_MAX
@@ -106,13 +108,14 @@ class Message {
     uint8_t status_ = OK;
 };
 
-// A reply under construction: zeroed staging of exactly len() bytes. False in a condition when the length was more than
-// the mqueue carries: there is nothing to write to then, and sending it drops the request as TOO_LONG.
+// A reply under construction: zeroed staging of exactly len() bytes. False in a condition when the length is more than the mqueue
+// carries: as() then points to a *sink* of len() bytes. Writing to a sink is harmless, what it holds is undefined and is never sent,
+// and sending the reply drops the request as TOO_LONG. Check the reply where filling it in takes time: a length may come from a client.
 class Reply {
   public:
-    SERVAL_INLINE explicit operator bool() const { return data_ != nullptr; }
+    SERVAL_INLINE explicit operator bool() const { return fits_; }
     SERVAL_INLINE uint32_t len() const { return len_; }
-    // The staging memory, 16-byte aligned.
+    // Memory of len() bytes, 16-byte aligned.
     template <class T>
     SERVAL_INLINE T* as() const {
         return reinterpret_cast<T*>(data_);
@@ -124,6 +127,7 @@ class Reply {
     uint64_t token_ = 0;
     uint32_t len_ = 0;
     bool live_ = false;  // not sent yet
+    bool fits_ = false;  // the mqueue carries it; if not, `data_` is the sink
 };
 
 // The threads that serve one mqueue.
@@ -298,7 +302,8 @@ class Mqueue {
     // True once the service stops: a receive returned nothing, and so will all others.
     SERVAL_INLINE bool ended(const Block& block) const { return block.ended(); }
 
-    // Zeroed staging for a reply of `len` bytes to `msg`. There is one staging buffer: send it before the next reply.
+    // Zeroed staging for a reply of `len` bytes to `msg`, or a sink if the mqueue carries fewer. There is one staging buffer: send it
+    // before the next reply.
     SERVAL_INLINE Reply reply(Block& block, const Message& msg, uint32_t len);
     // Sends the reply to the client that asked. Waits for room. False, and nothing was sent, when the service stops at once.
     // Sending a reply twice, or writing beyond it, breaks the kernel's contract: the block ends.
@@ -320,6 +325,10 @@ class Mqueue {
     inline SERVAL_DEVICE void close(Block& block);
     SERVAL_INLINE Message take(Block& block, uint64_t deadline_ns);
     SERVAL_CALL bool send_drop(Block& block, uint64_t token, Status reason);
+#if SERVAL_CUDA
+    template <class B>
+    SERVAL_RARE void exit(B& block);
+#endif
 
     detail::Channel channel_;
 #if SERVAL_CUDA

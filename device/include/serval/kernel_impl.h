@@ -693,15 +693,37 @@ SERVAL_INLINE Message Mqueue::recv_until(Block& block, uint64_t deadline_ns) {
     return take(block, deadline_ns == detail::NOT_WAITING ? 1 : deadline_ns);
 }
 
-SERVAL_INLINE Reply Mqueue::reply(Block&, const Message& msg, uint32_t len) {
+#if SERVAL_CUDA
+// By all threads: ends the block when the kernel cannot go on.
+template <class B>
+SERVAL_RARE void Mqueue::exit(B& block) {
+    detail::block_sync();
+    if (detail::in_crew()) block.end(SERVAL_REASON_CONTRACT);
+    detail::block_sync();
+    if (detail::leader()) {
+        close(block);
+        block.finish();
+    }
+    asm volatile("exit;");
+}
+#endif
+
+SERVAL_INLINE Reply Mqueue::reply([[maybe_unused]] Block& block, const Message& msg, uint32_t len) {
     Reply r;
     r.token_ = msg.token_;
     r.len_ = len;
     r.live_ = true;
     uint8_t* const out = channel_.out_;
     const uint32_t out_bytes = channel_.out_bytes_;
-    if (SERVAL_UNLIKELY(len > channel_.tx_.ring.len_max)) return r;
+    if (SERVAL_UNLIKELY(len > channel_.tx_.ring.len_max)) {
+#if SERVAL_CUDA
+        if (!detail::fits_sink(block.args_, len)) exit(block);
+#endif
+        r.data_ = reinterpret_cast<uint8_t*>(block.args_.sink);
+        return r;
+    }
     r.data_ = out;
+    r.fits_ = true;
     const uint32_t room = detail::round8(len);
     detail::block_sync();
 #if SERVAL_CUDA
@@ -720,11 +742,11 @@ SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
     const uint32_t room = detail::round8(reply.len_);
 #if SERVAL_CUDA
     // What the short way reads is on its way while the guard is looked at.
-    const bool is_short = reply.data_ && channel_.is_short(h);
+    const bool is_short = reply.fits_ && channel_.is_short(h);
     detail::Producer::Draft draft = {};
     if (is_short && detail::in_crew()) draft = channel_.tx_.draft(h, reply.data_);
 #endif
-    const bool intact = !reply.data_ || room + 8 > channel_.out_bytes_ ||
+    const bool intact = !reply.fits_ || room + 8 > channel_.out_bytes_ ||
                         detail::private_load<uint64_t>(reply.data_ + room) == detail::GUARD;
     if (SERVAL_UNLIKELY(!reply.live_ || !intact)) {
         if (detail::in_crew()) block.end(SERVAL_REASON_CONTRACT);
@@ -732,7 +754,7 @@ SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
         return false;
     }
     reply.live_ = false;
-    if (SERVAL_UNLIKELY(!reply.data_)) return send_drop(block, reply.token_, TOO_LONG);
+    if (SERVAL_UNLIKELY(!reply.fits_)) return send_drop(block, reply.token_, TOO_LONG);
 #if SERVAL_CUDA
     const bool sent = is_short ? channel_.tell_block(detail::in_crew() && channel_.send_short(block, h, draft))
                                : channel_.transmit(block, h, reply.data_);

@@ -12,7 +12,7 @@ use mqueue::abi::{
 use mqueue::{MappedMemory, Region, Words};
 
 use super::stack::{BlockStack, Stacks};
-use super::staging::Staging;
+use super::staging::{Staging, sink};
 use super::timers::Timers;
 use super::{Clock, Options};
 use crate::kernel::Entry;
@@ -190,7 +190,7 @@ impl Scheduler {
         let os = |error| AccelError::Os { what: "map the blocks' stacks", error };
         let stacks = Stacks::new(blocks.len(), options.stack_bytes).map_err(os)?;
         let clock = Box::new(options.clock.clone());
-        let mut args = block_args(blocks, &region, &params, &staging, stride, options);
+        let mut args = block_args(blocks, &region, &params, &staging, stride, options)?;
         let words = region.words();
         let mut block_of = vec![FOREIGN; (region.block_count() * per_block) as usize];
         for (i, &block) in blocks.iter().enumerate() {
@@ -495,7 +495,8 @@ fn block_args(
     staging: &Staging,
     staging_stride: u32,
     options: &Options,
-) -> Box<[BlockArgs]> {
+) -> Result<Box<[BlockArgs]>, AccelError> {
+    let (sink, sink_bytes) = sink()?;
     let args = |(i, &block): (usize, &u32)| BlockArgs {
         abi_version: ABI_VERSION,
         block,
@@ -513,8 +514,10 @@ fn block_args(
             Clock::Custom(_) => now_function as *const () as u64,
         },
         budget: options.budget,
+        sink,
+        sink_bytes,
     };
-    blocks.iter().enumerate().map(args).collect()
+    Ok(blocks.iter().enumerate().map(args).collect())
 }
 
 /// Builds the blocks and completes their arguments, which they refer to.

@@ -5,7 +5,10 @@
 //! next block's memory.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::ptr;
+use std::ffi::c_void;
+use std::{io, ptr};
+
+use crate::AccelError;
 
 const LINE: usize = 64;
 type Canary = [u64; LINE / 8];
@@ -13,6 +16,24 @@ const PATTERN: u64 = 0x5e57_a1c0_de0f_f1ce;
 const CANARY: Canary = [PATTERN; LINE / 8];
 /// Up to here all pages are made resident at the start.
 const PREFAULT_MAX: usize = 64 << 20;
+
+unsafe extern "C" {
+    /// Of `device/kernels/builtin.cpp`: this process's sink, made at the first call; null with an errno.
+    fn serval_sink(bytes: *mut u64) -> *mut c_void;
+}
+
+/// Where kernels of this process write replies that are too long to send: address and bytes of a range that is longer than any length,
+/// behind which there are a few MiB of memory. It stays until the process ends.
+pub(super) fn sink() -> Result<(u64, u64), AccelError> {
+    let mut bytes = 0;
+    // SAFETY: writes one number.
+    let sink = unsafe { serval_sink(&mut bytes) };
+    if sink.is_null() {
+        let what = "reserve 4 GiB of addresses for replies that are too long to send (`ulimit -v` must allow it)";
+        return Err(AccelError::Os { what, error: io::Error::last_os_error() });
+    }
+    Ok((sink.expose_provenance() as u64, bytes))
+}
 
 pub(super) struct Staging {
     base: *mut u8,

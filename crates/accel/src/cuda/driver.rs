@@ -7,7 +7,7 @@
 //!
 //! Functions here take what the driver takes and check what it returns; who owns what is `gpu.rs`.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_ushort, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
@@ -28,6 +28,7 @@ pub(super) enum DeviceAttribute {
     Multiprocessors = 16,
     KernelTimeLimit = 17,
     CanMapHostMemory = 19,
+    VirtualMemory = 102,
     ComputeMode = 20,
     ComputeMajor = 75,
     ComputeMinor = 76,
@@ -53,6 +54,8 @@ pub(super) type Context = usize;
 pub(super) type Module = usize;
 pub(super) type Function = usize;
 pub(super) type Stream = usize;
+/// Memory of a GPU without an address.
+pub(super) type Allocation = u64;
 /// An address in the GPU's address space.
 pub(super) type DeviceAddress = u64;
 
@@ -80,6 +83,14 @@ table! {
     host_address = "cuMemHostGetDevicePointer_v2" (*mut DeviceAddress, *mut c_void, c_uint);
     allocate = "cuMemAlloc_v2" (*mut DeviceAddress, usize);
     free = "cuMemFree_v2" (DeviceAddress);
+    granularity = "cuMemGetAllocationGranularity" (*mut usize, *const AllocationProperties, c_int);
+    create = "cuMemCreate" (*mut Allocation, usize, *const AllocationProperties, c_ulonglong);
+    release = "cuMemRelease" (Allocation);
+    reserve_addresses = "cuMemAddressReserve" (*mut DeviceAddress, usize, usize, DeviceAddress, c_ulonglong);
+    free_addresses = "cuMemAddressFree" (DeviceAddress, usize);
+    map = "cuMemMap" (DeviceAddress, usize, usize, Allocation, c_ulonglong);
+    unmap = "cuMemUnmap" (DeviceAddress, usize);
+    set_access = "cuMemSetAccess" (DeviceAddress, usize, *const AccessDescription, usize);
     copy_in = "cuMemcpyHtoDAsync_v2" (DeviceAddress, *const c_void, usize, Stream);
     stream_create = "cuStreamCreate" (*mut Stream, c_uint);
     stream_destroy = "cuStreamDestroy_v2" (Stream);
@@ -89,6 +100,34 @@ table! {
                                *mut *mut c_void, *mut *mut c_void);
     error_name = "cuGetErrorName" (c_int, *mut *const c_char);
     error_text = "cuGetErrorString" (c_int, *mut *const c_char);
+}
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Location {
+    kind: c_int,
+    id: c_int,
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+struct AllocationProperties {
+    kind: c_int,
+    handle_types: c_int,
+    location: Location,
+    win32_metadata: *mut c_void,
+    compression: u8,
+    rdma: u8,
+    usage: c_ushort,
+    reserved: [u8; 4],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+struct AccessDescription {
+    location: Location,
+    flags: c_int,
 }
 
 /// The loaded driver.
@@ -103,6 +142,24 @@ fn once<T: Copy, E>(made: &OnceLock<T>, make: impl FnOnce() -> Result<T, E>) -> 
     match made.get() {
         Some(made) => Ok(*made),
         None => make().map(|new| *made.get_or_init(|| new)),
+    }
+}
+
+impl AllocationProperties {
+    /// Plain memory of the GPU.
+    fn on(device: c_int) -> Self {
+        const PINNED: c_int = 1;
+        const DEVICE: c_int = 1;
+        Self {
+            kind: PINNED,
+            handle_types: 0,
+            location: Location { kind: DEVICE, id: device },
+            win32_metadata: ptr::null_mut(),
+            compression: 0,
+            rdma: 0,
+            usage: 0,
+            reserved: [0; 4],
+        }
     }
 }
 
@@ -373,6 +430,70 @@ impl Driver {
     pub(super) fn free(&self, address: DeviceAddress) {
         // SAFETY: the driver knows what it has allocated and refuses anything else.
         unsafe { (self.table.free)(address) };
+    }
+
+    /// A range of `bytes` addresses, all of which lead to the same `piece` bytes of memory; both are multiples of the driver's
+    /// granularity, see [`Self::granularity`].
+    pub(super) fn map_again_and_again(
+        &self,
+        device: c_int,
+        piece: usize,
+        bytes: usize,
+    ) -> Result<DeviceAddress, CudaError> {
+        const READ_AND_WRITE: c_int = 3;
+        let (mut memory, mut base) = (0, 0);
+        let properties = AllocationProperties::on(device);
+        // SAFETY: reads the properties, writes one handle.
+        let code = unsafe { (self.table.create)(&mut memory, piece, &properties, 0) };
+        self.check("allocate GPU memory", code)?;
+        // SAFETY: writes one address.
+        let code = unsafe { (self.table.reserve_addresses)(&mut base, bytes, 0, 0, 0) };
+        let mut done = self.check("reserve addresses of the GPU", code);
+        let mut mapped = 0;
+        while done.is_ok() && mapped < bytes {
+            // SAFETY: inside the range that was reserved, and nothing is mapped there.
+            let code = unsafe { (self.table.map)(base + mapped as u64, piece, 0, memory, 0) };
+            done = self.check("map GPU memory", code);
+            mapped += if done.is_ok() { piece } else { 0 };
+        }
+        if done.is_ok() {
+            let access = AccessDescription { location: properties.location, flags: READ_AND_WRITE };
+            // SAFETY: reads one description; the range is mapped.
+            let code = unsafe { (self.table.set_access)(base, bytes, &access, 1) };
+            done = self.check("allow access to GPU memory", code);
+        }
+        // The mappings keep the memory.
+        // SAFETY: a handle that `create` gave.
+        unsafe { (self.table.release)(memory) };
+        if done.is_err() && base != 0 {
+            // SAFETY: what was mapped of the range that was reserved, which nobody uses.
+            unsafe {
+                if mapped > 0 {
+                    (self.table.unmap)(base, mapped);
+                }
+                (self.table.free_addresses)(base, bytes);
+            }
+        }
+        done.map(|()| base)
+    }
+
+    /// Of what the sizes are multiples that [`Self::map_again_and_again`] takes.
+    pub(super) fn granularity(&self, device: c_int) -> Result<usize, CudaError> {
+        const MINIMUM: c_int = 0;
+        let (mut bytes, properties) = (0, AllocationProperties::on(device));
+        // SAFETY: reads the properties, writes one size.
+        let code = unsafe { (self.table.granularity)(&mut bytes, &properties, MINIMUM) };
+        self.check("ask for the granularity of GPU memory", code)?;
+        Ok(bytes.max(1))
+    }
+
+    /// Gives back what [`Self::map_again_and_again`] made.
+    pub(super) fn unmap(&self, base: DeviceAddress, bytes: usize) {
+        // SAFETY: the driver knows what was mapped and refuses anything else.
+        unsafe {
+            (self.table.unmap)(base, bytes);
+            (self.table.free_addresses)(base, bytes);
+        }
     }
 
     /// Copies `values` to `to`, which has room for them; they are there when it returns. Nothing may run on the GPU.

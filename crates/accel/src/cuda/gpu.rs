@@ -24,6 +24,9 @@ const CAPABILITY_MIN: u32 = 70;
 const SHARED_STAGING_MAX: u64 = 16 << 10;
 /// Shared memory of a block that a launch may have without asking for more.
 const SHARED_BYTES_MAX: u64 = 48 << 10;
+/// Memory behind the addresses of a sink, where the driver maps memory; and memory of a sink where it does not: twice the longest message.
+const SINK_PIECE_BYTES: usize = 32 << 20;
+const SINK_MEMORY_BYTES: usize = 2 * mqueue::abi::MESSAGE_BYTES_MAX as usize;
 /// The compute mode in which nobody may use the GPU, and the one in which one process may.
 const MODE_PROHIBITED: u32 = 2;
 const MODE_EXCLUSIVE: u32 = 3;
@@ -195,8 +198,9 @@ impl Gpu {
         options: Options,
     ) -> Result<CudaAccelerator, AccelError> {
         self.driver.bind(self.context)?;
+        let sink = Sink::new(&self)?;
         let prepared: Result<Vec<_>, _> =
-            services.iter().map(|s| Prepared::new(&self, s, services.len() > 1)).collect();
+            services.iter().map(|s| Prepared::new(&self, s, services.len() > 1, &sink)).collect();
         let mut prepared = prepared?;
         check_residency(&self.found, &prepared)?;
         // The driver makes room for the local memory of the first that needs more than all before;
@@ -204,7 +208,8 @@ impl Gpu {
         let mut order: Vec<usize> = (0..prepared.len()).collect();
         order.sort_by_key(|&at| std::cmp::Reverse(prepared[at].local_bytes));
         let now = Instant::now();
-        let mut accelerator = CudaAccelerator { launches: Vec::new(), gpu: Some(self), options };
+        let mut accelerator =
+            CudaAccelerator { launches: Vec::new(), sink: Some(sink), gpu: Some(self), options };
         let mut failed = None;
         for at in order {
             failed = prepared[at].launch().err();
@@ -218,6 +223,41 @@ impl Gpu {
         }
         accelerator.await_first_receives()?;
         Ok(accelerator)
+    }
+}
+
+/// Where the kernels write replies that are too long to send.
+struct Sink {
+    driver: &'static Driver,
+    base: DeviceAddress,
+    bytes: u64,
+    /// One piece of memory is mapped at all of it; if not, it is as much memory.
+    is_mapped: bool,
+}
+
+impl Sink {
+    /// Longer than any length, or of [`SINK_MEMORY_BYTES`] where the driver maps no memory: there a reply that is longer ends its block.
+    fn new(gpu: &Gpu) -> Result<Self, CudaError> {
+        let driver = gpu.driver;
+        if driver.device_attribute(gpu.device, DeviceAttribute::VirtualMemory)? != 0 {
+            let piece = SINK_PIECE_BYTES.next_multiple_of(driver.granularity(gpu.device)?);
+            let bytes = ((1usize << 32) + 1).next_multiple_of(piece);
+            let base = driver.map_again_and_again(gpu.device, piece, bytes)?;
+            return Ok(Self { driver, base, bytes: bytes as u64, is_mapped: true });
+        }
+        let base = driver.allocate(SINK_MEMORY_BYTES)?;
+        Ok(Self { driver, base, bytes: SINK_MEMORY_BYTES as u64, is_mapped: false })
+    }
+}
+
+impl Drop for Sink {
+    /// Only when no kernel runs: the driver would wait.
+    fn drop(&mut self) {
+        if self.is_mapped {
+            self.driver.unmap(self.base, self.bytes as usize);
+        } else {
+            self.driver.free(self.base);
+        }
     }
 }
 
@@ -291,7 +331,7 @@ struct Prepared {
 
 impl Prepared {
     /// `beside` others of its process or not.
-    fn new(gpu: &Gpu, service: &Service, beside: bool) -> Result<Self, AccelError> {
+    fn new(gpu: &Gpu, service: &Service, beside: bool, sink: &Sink) -> Result<Self, AccelError> {
         let driver = gpu.driver;
         let image = service.image()?;
         let encoded = params::encode(&service.params)?;
@@ -366,6 +406,8 @@ impl Prepared {
             wait_self: 0,
             now: 0,
             budget: 0,
+            sink: sink.base,
+            sink_bytes: sink.bytes,
         };
         let arguments = give_arguments(&mut held, common, grid)?;
         Ok(Self {
@@ -557,6 +599,8 @@ impl RingWords {
 /// to the end of the process.
 pub struct CudaAccelerator {
     launches: Vec<Launch>,
+    /// Until it is given back, before the GPU.
+    sink: Option<Sink>,
     /// Until it is given back.
     gpu: Option<Gpu>,
     options: Options,
@@ -669,6 +713,7 @@ impl Drop for CudaAccelerator {
         for launch in self.launches.drain(..) {
             std::mem::forget(launch.held);
         }
+        std::mem::forget(self.sink.take());
         std::mem::forget(self.gpu.take());
     }
 }

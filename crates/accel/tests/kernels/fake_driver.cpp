@@ -15,6 +15,7 @@
 //   prohibited, exclusive   the GPU is in that compute mode
 //   display    the GPU drives one
 //   aged       of compute capability 7.0
+//   unmapped   the driver maps no memory: a sink is as long as its memory
 //
 // It holds the caller to the rules, and ends a process that breaks one with a sentence. Nothing is asked for that would wait for
 // a running kernel. A kernel is told to have the most shared memory (cuda/occupancy.rs) before anything is asked about its blocks
@@ -25,9 +26,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "../../../../device/kernels/builtin.cpp"
+#include "as_asked.h"
 
 // Asks its backend twice as much as it may, looks at no answer, and computes for `params.microseconds`.
 SERVAL_KERNEL(asks_and_computes) (serval::Block& block, serval::Mqueue& q) {
@@ -149,6 +152,7 @@ EXPORT cuDeviceGetAttribute(int* value, int attribute, int device) {
         case 16: *value = asked_for("small") ? 2 : 8; break;
         case 17: *value = device == 1 || asked_for("display"); break;
         case 19: *value = 1; break;
+        case 102: *value = !asked_for("unmapped"); break;
         case 20: *value = asked_for("prohibited") ? 2 : asked_for("exclusive") ? 3 : 0; break;
         case 75: *value = asked_for("aged") ? 7 : 9; break;
         default: *value = 0;
@@ -215,6 +219,32 @@ EXPORT cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     return *address = reinterpret_cast<uint64_t>(memory), SUCCESS;
 }
 EXPORT cuMemFree_v2(uint64_t address) { return rule("cuMemFree"), free(reinterpret_cast<void*>(address)), allocations--, SUCCESS; }
+// Memory that is mapped, at as many addresses as the caller likes.
+EXPORT cuMemGetAllocationGranularity(size_t* bytes, const void*, int) { return *bytes = size_t{2} << 20, SUCCESS; }
+EXPORT cuMemCreate(uint64_t* handle, size_t bytes, const void*, unsigned long long) {
+    rule("cuMemCreate");
+    const int file = asked_for("full") ? -1 : memfd_create("fake GPU", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, static_cast<off_t>(bytes))) return OUT_OF_MEMORY;
+    return allocations++, *handle = static_cast<uint64_t>(file), SUCCESS;
+}
+EXPORT cuMemRelease(uint64_t handle) { return rule("cuMemRelease"), close(static_cast<int>(handle)), allocations--, SUCCESS; }
+EXPORT cuMemAddressReserve(uint64_t* address, size_t bytes, size_t, uint64_t, unsigned long long) {
+    void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) return OUT_OF_MEMORY;
+    return allocations++, *address = reinterpret_cast<uint64_t>(at), SUCCESS;
+}
+EXPORT cuMemAddressFree(uint64_t address, size_t bytes) {
+    return rule("cuMemAddressFree"), munmap(reinterpret_cast<void*>(address), bytes), allocations--, SUCCESS;
+}
+EXPORT cuMemMap(uint64_t address, size_t bytes, size_t, uint64_t handle, unsigned long long) {
+    rule("cuMemMap");
+    void* at = mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, static_cast<int>(handle), 0);
+    return at == MAP_FAILED ? OUT_OF_MEMORY : SUCCESS;
+}
+EXPORT cuMemUnmap(uint64_t, size_t) { return rule("cuMemUnmap"), SUCCESS; }
+EXPORT cuMemSetAccess(uint64_t address, size_t bytes, const void*, size_t) {
+    return mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE) ? INVALID : SUCCESS;
+}
 EXPORT cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Stream* stream) {
     rule("cuMemcpyHtoDAsync");
     stream->copies = new Copy{to, from, bytes, stream->copies};

@@ -1,6 +1,8 @@
 // Kernels with the mistakes that the host runtime must survive.
 #include <serval/kernel.h>
 
+#include "as_asked.h"
+
 // Writes behind its last staging buffer when it is asked to ('!'), else echoes the first byte.
 SERVAL_KERNEL(overrun) (serval::Block& block, serval::Mqueue& q) {
     while (auto msg = q.recv(block)) {

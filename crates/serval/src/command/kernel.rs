@@ -20,8 +20,9 @@ A kernel is a C++ function that answers messages:
   SERVAL_KERNEL(twice) (serval::Block& block, serval::Mqueue& q) {
       while (auto msg = q.recv(block)) {
           auto reply = q.reply(block, msg, 2 * msg.len());
-          for (unsigned i = block.rank(); i < 2 * msg.len(); i += block.size())
-              reply.as<char>()[i] = msg.as<const char>()[i % msg.len()];
+          if (reply)  // false: longer than max_reply_bytes
+              for (unsigned i = block.rank(); i < 2 * msg.len(); i += block.size())
+                  reply.as<char>()[i] = msg.as<const char>()[i % msg.len()];
           q.send(block, reply);
       }
   }

@@ -172,8 +172,9 @@ pub(super) const TABLES: &[Table] = &[
             max_message_bytes: Integer("bytes"), "",
                 "Longest request; longer ones are dropped as `too_long`. Messages of up to 1536 bytes lie in the slots themselves: write no \
                  more than you need.";
-            max_reply_bytes: Integer("bytes"), "",
-                "Longest reply; the kernel cannot send more (`reply_too_long`). With a `udp://` port at most 65 507.";
+            max_reply_bytes: Integer("bytes"), "`max_message_bytes`",
+                "Longest reply; longer ones are dropped as `reply_too_long`. With a `udp://` port at most 65 507. Write fewer where the \
+                 kernel's replies are always shorter than its requests: it saves memory.";
             replies: Word, "", "`none`: the kernel never answers, requests are consumed.";
             ordered: Boolean, "",
                 "Replies on a TCP connection keep the order of its requests. `false`: each leaves when it is there; the client must tell \

@@ -7,11 +7,11 @@ use mqueue::abi::{BLOCKS_MAX, DEPTH_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PA
 use wire::admission::KeyRange;
 use wire::framing::Framing;
 use wire::matching::MatchId;
-use wire::nic::Transport;
+use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 
 use super::address;
 use super::diagnostic::Problem;
-use super::kernel::{self, Builtin, Kernel};
+use super::kernel::{self, BUILTINS, Builtin, Kernel};
 use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong_type};
 use super::sections::{self, accelerator_indices, named_section, tables};
 use super::tree::{Entry, Node, Table, Value};
@@ -297,7 +297,56 @@ fn read_sizes(report: &mut Report<'_>, section: &mut Section<'_>, service: &mut 
     service.slots = section.integer(report, "slots", 1..=DEPTH_MAX.into(), 64) as u32;
     service.arena_bytes = section.integer(report, "arena_bytes", 0..=1 << 40, 0);
     service.max_message_bytes = section.integer(report, "max_message_bytes", 1..=most, 1024) as u32;
-    service.max_reply_bytes = section.integer(report, "max_reply_bytes", 1..=most, 1024) as u32;
+    // A reply is often as long as its request.
+    let udp = service.listen.iter().any(|listen| listen.transport == Transport::Udp);
+    let carried = if udp { UDP_PAYLOAD_MAX as u32 } else { u32::MAX };
+    let usual = service.max_message_bytes.min(carried).into();
+    service.max_reply_bytes = section.integer(report, "max_reply_bytes", 1..=most, usual) as u32;
+}
+
+/// A word about replies that are as long as their requests where the longest cannot be sent.
+pub(super) fn short_reply(service: &Service) -> Option<String> {
+    let (request, reply) = (service.max_message_bytes, service.max_reply_bytes);
+    if reply >= request || service.replies == Replies::None {
+        return None;
+    }
+    let kernels = [&service.kernel].into_iter().chain(service.shares.iter().map(|s| &s.kernel));
+    let mut unknown = false;
+    for name in kernels {
+        match BUILTINS.iter().find(|builtin| builtin.name == name) {
+            Some(builtin) if builtin.reply_bytes.is_none() => {
+                return Some(format!(
+                    "service {:?}: the kernel {name:?} answers a request with as many bytes, and replies of more than max_reply_bytes = \
+                     {reply} are dropped as reply_too_long; write {}",
+                    service.name,
+                    remedy(service)
+                ));
+            }
+            Some(_) => {}
+            None => unknown = true,
+        }
+    }
+    unknown.then(|| {
+        format!(
+            "service {:?}: requests have up to {request} bytes and replies up to {reply}: where the kernel answers with as many bytes as \
+             it was sent, longer replies are dropped as reply_too_long; if it does, write {}",
+            service.name,
+            remedy(service)
+        )
+    })
+}
+
+/// Sizes with which every request can be answered with as many bytes.
+fn remedy(service: &Service) -> String {
+    let udp = service.listen.iter().any(|listen| listen.transport == Transport::Udp);
+    match service.max_message_bytes {
+        long if udp && long as usize > UDP_PAYLOAD_MAX => {
+            format!(
+                "max_message_bytes = {UDP_PAYLOAD_MAX}, which is what a datagram carries, or listen at tcp:// only"
+            )
+        }
+        long => format!("max_reply_bytes = {long}"),
+    }
 }
 
 fn read_dispatch(
