@@ -360,7 +360,7 @@ fn a_reply_that_is_too_long_is_a_drop_however_long_it_is() {
     let asks = |len: u32, mark: u32| [len.to_le_bytes(), mark.to_le_bytes()].concat();
     let lengths = [257, 513, 4 << 10, 1 << 20, 1 << 28, u32::MAX - 20_000, u32::MAX - 3, u32::MAX];
     for (n, len) in (0..).zip(lengths) {
-        engine.push(0, n, &asks(len, 0x5ec2_e7)).unwrap();
+        engine.push(0, n, &asks(len, 0x005e_c2e7)).unwrap();
         assert_eq!(drive(&mut blocks, n, &[0]), [0]);
         let got = engine.pop(0).unwrap();
         assert_eq!((got.token, got.kind, got.status), (n, kind::DROP, status::TOO_LONG), "{len}");
