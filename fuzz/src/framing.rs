@@ -31,7 +31,7 @@ fn run(side: Side, input: &[u8]) {
         Framing::Sockperf,
         Framing::Fixed(5),
         Framing::Raw,
-        Framing::Memcached,
+        Framing::LineCrLf,
     ][usize::from(selector & 7)];
     let max = [4096, 64, 14, 1][usize::from(selector >> 3 & 3)];
     let sizes: &[usize] =

@@ -57,6 +57,8 @@ pub(crate) struct Connection {
     /// Hash of the flow (client address and port).
     pub(crate) flow: u64,
     pub(crate) parser: ParseState,
+    /// Its last line ended in CR LF (framing `line`).
+    pub(crate) crlf: bool,
     /// Bytes read that no message has taken.
     pub(crate) input: Vec<u8>,
     pub(crate) reading: Reading,
@@ -105,6 +107,7 @@ impl Connection {
             service: 0,
             flow: 0,
             parser: ParseState::default(),
+            crlf: false,
             input: Vec::new(),
             reading: Reading::Ended,
             readable: false,

@@ -308,6 +308,7 @@ impl<N: Nic> Worker<N> {
         else {
             return self.lanes[lane].counters.drop_one(DropReason::ClientGone);
         };
+        let framing = framing.as_client_writes(connection.crlf);
         if expects == Expects::ReplyOrNothing && payload.is_empty() {
             // The kernel chose silence: nothing goes on the wire, the place in the order is done.
             self.lanes[lane].counters.consumed.one();

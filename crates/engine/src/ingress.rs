@@ -564,6 +564,7 @@ impl<N: Nic> Worker<N> {
             match lane.framing.parse_request(&mut connection.parser, rest, lane.max_message_bytes) {
                 Ok(Parsed::Incomplete { .. }) => return taken,
                 Ok(Parsed::Message { consumed, start, end, expects }) => {
+                    connection.crlf = consumed - end == b"\r\n".len();
                     if !self.take_message(key, &rest[start..end], expects) {
                         // Held: parsed again when its turn comes.
                         if let Some(connection) = self.connections.at(key) {

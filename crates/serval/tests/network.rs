@@ -145,6 +145,34 @@ fn every_framing_carries_pipelined_messages_in_order() {
     }
 }
 
+/// `line` answers every client as it writes; `line-crlf` answers all of them with CR LF.
+#[test]
+fn a_line_is_answered_with_the_line_end_of_its_client() {
+    for framing in [Framing::Line, Framing::LineCrLf] {
+        let service = Service { framing, ..echo("echo", vec![tcp()]) };
+        let mut settings = topology(vec![service]);
+        settings.engine.workers = 2;
+        let server = start(settings);
+        let mut ends =
+            ["\n", "\r\n", "\n", "\r\n"].map(|end| (tcp_client(address(&server, 0)), end));
+        for n in 0..20 {
+            for (client, end) in &mut ends {
+                let request: String = (0..n).map(|i| format!("{n} and {i}{end}")).collect();
+                let expected = match framing {
+                    Framing::Line => request.clone(),
+                    _ => (0..n).map(|i| format!("{n} and {i}\r\n")).collect(),
+                };
+                client.write_all(request.as_bytes()).unwrap();
+                let mut reply = vec![0; expected.len()];
+                client.read_exact(&mut reply).unwrap();
+                assert_eq!(String::from_utf8_lossy(&reply), expected, "{framing}");
+            }
+        }
+        assert_accounts(&server);
+        assert!(server.shutdown().is_clean());
+    }
+}
+
 #[test]
 fn replies_keep_request_order_although_kernels_answer_in_another() {
     // Four `delay` blocks answer at their own pace; short and long waits alternate by mqueue.

@@ -531,7 +531,7 @@ impl Model {
         let mut reply = crate::message::reply_payload(framing, &body.reply(), flavor);
         if body.ask == Ask::Unframable {
             match framing {
-                Framing::Line => reply[0] = b'\n',
+                Framing::Line | Framing::LineCrLf => reply[0] = b'\n',
                 // A length that is not its own; words that are no response.
                 Framing::Sockperf => reply[13] ^= 1,
                 Framing::Memcached => reply[0] = b'v',

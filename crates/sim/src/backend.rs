@@ -341,7 +341,7 @@ fn frames(id: [u8; 2], payload: &[u8], pieces: usize) -> Vec<Vec<u8>> {
 /// A response on the wire of a stream.
 fn respond(framing: Framing, payload: &[u8]) -> Vec<u8> {
     match framing {
-        Framing::Line => [payload, b"\r\n"].concat(),
+        Framing::Line | Framing::LineCrLf => [payload, b"\r\n"].concat(),
         // The length prefixes are the same in both directions; so is having none.
         _ => request_wire(framing, payload),
     }

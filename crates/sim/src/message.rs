@@ -179,7 +179,7 @@ pub fn key_range(framing: Framing) -> KeyRange {
 fn key_place(framing: Framing) -> (usize, usize) {
     match framing {
         Framing::Sockperf => (30, 4),
-        Framing::Line => (32, 8),
+        Framing::Line | Framing::LineCrLf => (32, 8),
         Framing::Memcached => (36, 8),
         _ => (16, 4),
     }
@@ -196,7 +196,7 @@ pub fn request_filler_max(framing: Framing, max: usize) -> Option<usize> {
     match framing {
         Framing::Fixed(size) => (size as usize).checked_sub(BODY_BYTES_MIN),
         Framing::Sockperf => max.checked_sub(SOCKPERF_HEADER_BYTES + BODY_BYTES_MIN),
-        Framing::Line => (max / 2).checked_sub(BODY_BYTES_MIN),
+        Framing::Line | Framing::LineCrLf => (max / 2).checked_sub(BODY_BYTES_MIN),
         Framing::Memcached => max.checked_sub(MEMCACHED_REQUEST_BYTES),
         _ => max.checked_sub(BODY_BYTES_MIN),
     }
@@ -206,7 +206,7 @@ pub fn request_filler_max(framing: Framing, max: usize) -> Option<usize> {
 pub fn reply_filler_max(framing: Framing, max: usize) -> Option<usize> {
     match framing {
         Framing::Sockperf => max.checked_sub(SOCKPERF_HEADER_BYTES + BODY_BYTES_MIN),
-        Framing::Line => (max / 2).checked_sub(BODY_BYTES_MIN),
+        Framing::Line | Framing::LineCrLf => (max / 2).checked_sub(BODY_BYTES_MIN),
         Framing::Memcached => max.checked_sub(MEMCACHED_REPLY_BYTES),
         _ => max.checked_sub(BODY_BYTES_MIN),
     }
@@ -222,7 +222,7 @@ pub fn request_payload(framing: Framing, body: &Body, flavor: Flavor) -> Vec<u8>
     let bytes = body.request_bytes();
     match framing {
         Framing::Sockperf => sockperf(&bytes, if flavor == Flavor::Silent { 1 } else { 3 }),
-        Framing::Line => hex(&bytes),
+        Framing::Line | Framing::LineCrLf => hex(&bytes),
         Framing::Memcached => {
             let (key, value) = bytes.split_at(BODY_BYTES_MIN);
             let key = String::from_utf8(hex(key)).expect("digits");
@@ -244,7 +244,7 @@ pub fn reply_payload(framing: Framing, reply: &Body, flavor: Flavor) -> Vec<u8> 
     let bytes = reply.reply_bytes();
     match framing {
         Framing::Sockperf => sockperf(&bytes, 2),
-        Framing::Line => hex(&bytes),
+        Framing::Line | Framing::LineCrLf => hex(&bytes),
         Framing::Memcached => {
             let (key, value) = bytes.split_at(BODY_BYTES_MIN);
             let key = String::from_utf8(hex(key)).expect("digits");
@@ -280,7 +280,7 @@ pub fn match_id(framing: Framing) -> Option<MatchId> {
         Framing::Memcached => return None,
         // The key of the body, behind the header or in digits.
         Framing::Sockperf => "id:26:8",
-        Framing::Line => "id:32:8",
+        Framing::Line | Framing::LineCrLf => "id:32:8",
         _ => "id:12:8",
     };
     Some(place.parse().expect("a place"))
@@ -307,7 +307,9 @@ pub fn decode_request(framing: Framing, payload: &[u8]) -> Option<(Body, Flavor)
             let flavor = if payload[9] & 2 == 0 { Flavor::Silent } else { Flavor::Plain };
             Some((body, flavor))
         }
-        Framing::Line => Some((Body::of_request(&unhex(payload)?)?, Flavor::Plain)),
+        Framing::Line | Framing::LineCrLf => {
+            Some((Body::of_request(&unhex(payload)?)?, Flavor::Plain))
+        }
         Framing::Memcached => {
             let lf = payload.iter().position(|b| *b == b'\n')?;
             let line = std::str::from_utf8(&payload[..lf]).ok()?.trim_end();
@@ -329,7 +331,7 @@ pub fn decode_request(framing: Framing, payload: &[u8]) -> Option<(Body, Flavor)
 pub fn decode_reply(framing: Framing, payload: &[u8]) -> Option<Body> {
     match framing {
         Framing::Sockperf => Body::of_reply(payload.get(SOCKPERF_HEADER_BYTES..)?),
-        Framing::Line => Body::of_reply(&unhex(payload)?),
+        Framing::Line | Framing::LineCrLf => Body::of_reply(&unhex(payload)?),
         Framing::Memcached => {
             let lf = payload.iter().position(|b| *b == b'\n')?;
             let line = std::str::from_utf8(&payload[..lf]).ok()?.trim_end();
@@ -352,11 +354,17 @@ pub fn request_wire(framing: Framing, payload: &[u8]) -> Vec<u8> {
     match framing {
         Framing::LengthU16 => [&(len as u16).to_be_bytes(), payload].concat(),
         Framing::LengthU32 => [&(len as u32).to_be_bytes()[..], payload].concat(),
-        // Both line ends are right.
-        Framing::Line if len % 3 == 0 => [payload, b"\n"].concat(),
-        Framing::Line => [payload, b"\r\n"].concat(),
+        // Both line ends are right; each client has its own.
+        Framing::Line | Framing::LineCrLf if ends_in_lf(payload) => [payload, b"\n"].concat(),
+        Framing::Line | Framing::LineCrLf => [payload, b"\r\n"].concat(),
         _ => payload.to_vec(),
     }
+}
+
+/// Whether the client of this request or reply, in hexadecimal digits, ends its lines in LF alone.
+fn ends_in_lf(payload: &[u8]) -> bool {
+    const CLIENT_AT: usize = 2 * 8 + 1;
+    payload.get(CLIENT_AT).is_some_and(|digit| digit % 2 == 1)
 }
 
 /// What a stream of replies says next.
@@ -442,13 +450,16 @@ fn first_reply<'a>(
             let len = header[10..14].try_into().expect("four bytes");
             reply(0, u32::from_be_bytes(len) as usize, 0)
         }
-        Framing::Line => loop {
+        Framing::Line | Framing::LineCrLf => {
             let line = line_end(bytes, searched)?;
-            if bytes[..line].ends_with(b"\r\n") {
-                return reply(0, line - 2, 2);
+            let lf = framing == Framing::Line && ends_in_lf(&bytes[..line - 1]);
+            match lf || !bytes[..line].ends_with(b"\r\n") {
+                // The CR of a wrong line end, or a missing one, makes it no reply.
+                true if lf => reply(0, line - 1, 1),
+                true => reply(0, 0, line),
+                false => reply(0, line - 2, 2),
             }
-            *searched = line;
-        },
+        }
         Framing::Memcached => {
             let line_len = line_end(bytes, searched)?;
             let unclear = bytes.len() + 1;
@@ -524,13 +535,14 @@ mod tests {
     use super::*;
     use wire::framing::{ParseState, Parsed};
 
-    const FRAMINGS: [Framing; 7] = [
+    const FRAMINGS: [Framing; 8] = [
         Framing::Raw,
         Framing::Fixed(64),
         Framing::LengthU16,
         Framing::LengthU32,
         Framing::Sockperf,
         Framing::Line,
+        Framing::LineCrLf,
         Framing::Memcached,
     ];
 
@@ -568,8 +580,9 @@ mod tests {
                 let reply = body.reply();
                 let payload = reply_payload(framing, &reply, flavor);
                 assert_eq!(decode_reply(framing, &payload), Some(reply));
+                let crlf = wire.ends_with(b"\r\n");
                 let mut wire = Vec::new();
-                framing.encode_reply(&payload, &mut wire).unwrap();
+                framing.as_client_writes(crlf).encode_reply(&payload, &mut wire).unwrap();
                 let mut stream = ReplyStream::default();
                 // Twice, byte by byte: nothing is told before its end, nor forgotten after it.
                 for byte in [&wire[..], &wire[..]].concat() {

@@ -438,6 +438,7 @@ fn framing(rng: &mut Rng) -> Framing {
         Framing::LengthU32,
         Framing::Sockperf,
         Framing::Line,
+        Framing::LineCrLf,
         Framing::Memcached,
         Framing::Memcached,
     ])
@@ -515,6 +516,7 @@ fn backend(rng: &mut Rng, index: usize) -> BackendSpec {
         Framing::Fixed(64),
         Framing::Sockperf,
         Framing::Line,
+        Framing::LineCrLf,
         Framing::Memcached,
     ]);
     let address = SocketAddr::from(([203, 0, 113, 1 + index as u8], 11_211));

@@ -505,7 +505,9 @@ impl StreamClient {
             Framing::LengthU32 => life.output.extend([0xff; 9]),
             // A length shorter than the header.
             Framing::Sockperf => life.output.extend([1; 10].iter().chain(&[0, 0, 0, 3])),
-            Framing::Line => life.output.resize(self.taste.max_message_bytes + 9, b'x'),
+            Framing::Line | Framing::LineCrLf => {
+                life.output.resize(self.taste.max_message_bytes + 9, b'x')
+            }
             Framing::Memcached => {
                 let worst = [&b"set a 0 0 x\r\n"[..], b"\x80\x01", b"set a 0 0 1\r\nabc\r\n"];
                 life.output.extend(self.rng.pick(&worst));

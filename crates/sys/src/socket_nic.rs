@@ -442,7 +442,7 @@ impl SocketNic {
         transport: Transport,
         key: StreamKey,
     ) -> io::Result<()> {
-        let socket = streams::connect(to, transport, &self.options)?;
+        let socket = self.streams.start(to, transport, &self.options)?;
         self.add_stream(socket, transport, key, true)
     }
 

@@ -11,6 +11,7 @@
 //! | `length:u32`  | 4 bytes of length, then that many bytes                | without the length      |
 //! | `sockperf`    | a 14-byte header whose length counts header and data   | header and data         |
 //! | `line`        | bytes up to LF; a CR before it is dropped              | without the terminator  |
+//! | `line-crlf`   | the same; what is written ends in CR LF                | without the terminator  |
 //! | `memcached`   | one text or meta command, or one response              | all of it               |
 //!
 //! Every framing has two grammars. The *request* grammar is what a client of a service sends and a
@@ -58,8 +59,8 @@ use crate::drop_reason::DropReason;
 use std::fmt;
 use std::str::FromStr;
 
-/// A framing as configured: `raw`, `fixed:N`, `length:u16`, `length:u32`, `sockperf`, `line` or
-/// `memcached`. See the module's text.
+/// A framing as configured: `raw`, `fixed:N`, `length:u16`, `length:u32`, `sockperf`, `line`,
+/// `line-crlf` or `memcached`. See the module's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Framing {
     /// A message is what one read returned, at most the maximum; the rest is the next message.
@@ -72,8 +73,10 @@ pub enum Framing {
     LengthU32,
     /// The header of the sockperf benchmark: u64 sequence, u16 flags, u32 length of the whole message.
     Sockperf,
-    /// Text lines: LF or CR LF ends a request, CR LF a reply.
+    /// Text lines: LF or CR LF ends a request, and the reply ends as the client's lines do.
     Line,
+    /// Text lines: LF or CR LF ends a request, CR LF a reply.
+    LineCrLf,
     /// The memcached text protocol, classic and meta commands (memcached, doc/protocol.txt).
     Memcached,
 }
@@ -241,7 +244,7 @@ pub enum FramingConfigError {
 /// A framing name that is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "unknown framing `{0}`: write raw, fixed:N (N bytes, from 1), length:u16, length:u32, sockperf, line or memcached"
+    "unknown framing `{0}`: write raw, fixed:N (N bytes, from 1), length:u16, length:u32, sockperf, line, line-crlf or memcached"
 )]
 pub struct FramingParseError(String);
 
@@ -329,7 +332,11 @@ macro_rules! dispatch {
                 $body
             }
             Framing::Line => {
-                let $grammar = line::Line;
+                let $grammar = line::Line::<false>;
+                $body
+            }
+            Framing::LineCrLf => {
+                let $grammar = line::Line::<true>;
                 $body
             }
             Framing::Memcached => {
@@ -414,6 +421,15 @@ impl Framing {
         dispatch!(self, grammar => grammar.encode_reply(reply, out))
     }
 
+    /// The framing of replies to a client whose last request line ended in CR LF, or did not.
+    #[inline]
+    pub const fn as_client_writes(self, crlf: bool) -> Self {
+        match (self, crlf) {
+            (Self::Line, true) => Self::LineCrLf,
+            (framing, _) => framing,
+        }
+    }
+
     /// The bytes that report an error to a client, complete as they go on the wire; `None` where the
     /// protocol has no way to say it, and only closing the connection is left.
     pub fn error_reply(self, what: ErrorReply) -> Option<&'static [u8]> {
@@ -466,6 +482,7 @@ impl FromStr for Framing {
             "length:u32" => Self::LengthU32,
             "sockperf" => Self::Sockperf,
             "line" => Self::Line,
+            "line-crlf" => Self::LineCrLf,
             "memcached" => Self::Memcached,
             _ => text
                 .strip_prefix("fixed:")
@@ -489,6 +506,7 @@ impl fmt::Display for Framing {
             Self::LengthU32 => f.write_str("length:u32"),
             Self::Sockperf => f.write_str("sockperf"),
             Self::Line => f.write_str("line"),
+            Self::LineCrLf => f.write_str("line-crlf"),
             Self::Memcached => f.write_str("memcached"),
         }
     }
@@ -579,13 +597,14 @@ fn offset(at: usize) -> u32 {
 mod tests {
     use super::*;
 
-    const ALL: [Framing; 7] = [
+    const ALL: [Framing; 8] = [
         Framing::Raw,
         Framing::Fixed(784),
         Framing::LengthU16,
         Framing::LengthU32,
         Framing::Sockperf,
         Framing::Line,
+        Framing::LineCrLf,
         Framing::Memcached,
     ];
 

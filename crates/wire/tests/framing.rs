@@ -8,13 +8,14 @@ use proptest::sample::select;
 use support::{End, Event, Side, check_split, converse};
 use wire::framing::{Expects, Framing, FramingError, ParseState, Parsed};
 
-const FRAMINGS: [Framing; 7] = [
+const FRAMINGS: [Framing; 8] = [
     Framing::Raw,
     Framing::Fixed(5),
     Framing::LengthU16,
     Framing::LengthU32,
     Framing::Sockperf,
     Framing::Line,
+    Framing::LineCrLf,
     Framing::Memcached,
 ];
 
@@ -119,7 +120,9 @@ fn payload(framing: Framing) -> BoxedStrategy<Vec<u8>> {
     match framing {
         Framing::Fixed(size) => vec(any::<u8>(), size as usize).boxed(),
         Framing::Raw => vec(any::<u8>(), 1..64).boxed(),
-        Framing::Line => vec(any::<u8>().prop_filter("LF", |byte| *byte != b'\n'), 0..64).boxed(),
+        Framing::Line | Framing::LineCrLf => {
+            vec(any::<u8>().prop_filter("LF", |byte| *byte != b'\n'), 0..64).boxed()
+        }
         Framing::Sockperf => (any::<u64>(), vec(any::<u8>(), 0..64))
             .prop_map(|(sequence, data)| {
                 let len = 14 + data.len() as u32;
@@ -341,7 +344,7 @@ fn eight_mebibytes_pass_in_both_directions() {
 /// The announced buffer is needed: one byte less could not hold the longest message.
 #[test]
 fn the_announced_buffer_is_exact() {
-    for framing in [Framing::LengthU16, Framing::LengthU32, Framing::Line] {
+    for framing in [Framing::LengthU16, Framing::LengthU32, Framing::LineCrLf] {
         let mut wire = Vec::new();
         framing.encode_request(&[b'x'; 100], &mut wire).unwrap();
         assert_eq!(wire.len(), framing.request_bytes_max(100), "{framing}");

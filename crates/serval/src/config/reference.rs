@@ -151,7 +151,7 @@ pub(super) const TABLES: &[Table] = &[
             listen: Other("string or list: `udp://IP:PORT`, `tcp://IP:PORT`, `shm:///PATH`"), "required",
                 "Where clients come. `0.0.0.0` is every IPv4 address of the machine, `[::]` every IPv6 address; port 0 lets the host \
                  kernel choose.";
-            framing: Other("string: `raw`, `fixed:N`, `length:u16`, `length:u32`, `sockperf`, `line`, `memcached`"), "",
+            framing: Other("string: `raw`, `fixed:N`, `length:u16`, `length:u32`, `sockperf`, `line`, `line-crlf`, `memcached`"), "",
                 "Where a message ends on a TCP connection. A datagram is a message by itself.";
             accelerator: Other("string, or list of strings"), "`acc0` where the file defines none, else required",
                 "The accelerators that run the kernel, by name. With several, requests go where there is credit.";

@@ -201,7 +201,7 @@ pub(super) fn buffers(socket: BorrowedFd<'_>) -> (usize, usize) {
     (read(libc::SO_RCVBUF), read(libc::SO_SNDBUF))
 }
 
-fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
+pub(super) fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     let mut raw = RawAddress::empty();
     let mut len = RAW_ADDRESS_LEN;
     // SAFETY: `raw` has room for `len` bytes and both outlive the call.

@@ -10,7 +10,7 @@ use wire::nic::{Close, Event, NicError, Read, StreamKey, Transport, Written};
 
 use super::SocketOptions;
 use super::address::RawAddress;
-use super::listen::{set_buffers, socket};
+use super::listen::{local_address, set_buffers, socket};
 use crate::os::{check, check_size, int_option, interrupted, set_option};
 
 /// Keys are indices into a table, so they are bounded.
@@ -48,15 +48,53 @@ impl Stream {
     }
 }
 
+/// So many UDP sockets get ports of their own, one after the other: a datagram for one that has been closed must not
+/// reach the next.
+const RECENT_PORTS: usize = 1024;
+/// Sockets that are held, because the host kernel gave them a recent port, until one has another.
+const PASSED_MAX: usize = 8;
+
 #[derive(Default)]
 pub(super) struct Streams {
     table: Vec<Option<Stream>>,
     pub(super) open: usize,
+    /// Ports of the last UDP sockets, in a circle.
+    recent_ports: Vec<u16>,
+    oldest_port: usize,
     /// Streams that may be owed a `Readable` event.
     owed: Vec<StreamKey>,
 }
 
 impl Streams {
+    /// Starts connecting; the socket is not in any epoll set yet. One for datagrams has a port that no recent one had.
+    pub(super) fn start(
+        &mut self,
+        to: SocketAddr,
+        transport: Transport,
+        options: &SocketOptions,
+    ) -> io::Result<OwnedFd> {
+        let mut socket = connect(to, transport, options)?;
+        if transport == Transport::Tcp {
+            return Ok(socket);
+        }
+        let mut passed: [Option<OwnedFd>; PASSED_MAX] = Default::default();
+        let mut port = local_address(socket.as_fd())?.port();
+        for held in &mut passed {
+            if !self.recent_ports.contains(&port) {
+                break;
+            }
+            *held = Some(std::mem::replace(&mut socket, connect(to, transport, options)?));
+            port = local_address(socket.as_fd())?.port();
+        }
+        if self.recent_ports.len() < RECENT_PORTS {
+            self.recent_ports.push(port);
+        } else {
+            self.recent_ports[self.oldest_port] = port;
+            self.oldest_port = (self.oldest_port + 1) % RECENT_PORTS;
+        }
+        Ok(socket)
+    }
+
     pub(super) fn stream_mut(&mut self, key: StreamKey) -> Option<&mut Stream> {
         self.table.get_mut(key as usize)?.as_mut()
     }
@@ -209,12 +247,7 @@ pub(super) fn reset_on_close(socket: BorrowedFd<'_>) {
     let _ = set_option(socket, libc::SOL_SOCKET, libc::SO_LINGER, linger);
 }
 
-/// Starts connecting; the socket is not in any epoll set yet.
-pub(super) fn connect(
-    to: SocketAddr,
-    transport: Transport,
-    options: &SocketOptions,
-) -> io::Result<OwnedFd> {
+fn connect(to: SocketAddr, transport: Transport, options: &SocketOptions) -> io::Result<OwnedFd> {
     let socket = socket(to, transport)?;
     match transport {
         Transport::Tcp => {
@@ -230,5 +263,27 @@ pub(super) fn connect(
             Ok(socket)
         }
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    /// The host kernel alone would give one of them the port of an earlier one, as a rule.
+    #[test]
+    fn recent_ports_are_not_given_again() {
+        let there = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (mut streams, options) = (Streams::default(), SocketOptions::default());
+        let mut ports = Vec::new();
+        for _ in 0..3 * RECENT_PORTS {
+            let socket = streams.start(there, Transport::Udp, &options).unwrap();
+            let port = local_address(socket.as_fd()).unwrap().port();
+            let recent = &ports[ports.len().saturating_sub(RECENT_PORTS)..];
+            assert!(!recent.contains(&port), "{port} again");
+            ports.push(port);
+        }
     }
 }

@@ -1,6 +1,10 @@
-//! `line`: text lines. A request ends in LF; a CR right before the LF is dropped; the terminator is
-//! not part of the message. Everything the engine writes ends in CR LF. An empty line is an empty
-//! message.
+//! `line` and `line-crlf`: text lines. A line ends in LF; a CR right before the LF is dropped; the
+//! terminator is not part of the message. An empty line is an empty message.
+//!
+//! With `line` a reply ends as the last request line that the client sent before it, which
+//! [`super::Framing::as_client_writes`] knows, and a request to a backend ends in LF. With `line-crlf` all
+//! that the engine writes ends in CR LF. So does a message whose last byte is a CR, which else would be
+//! taken for a part of the terminator.
 //!
 //! The maximum counts the message without its terminator. A CR at the place where a message of the
 //! maximal length may end is given the benefit of the doubt until the next byte.
@@ -9,7 +13,8 @@ use super::{Expects, FramingConfigError, FramingError, Grammar, ParseState, Pars
 
 const TERMINATOR: &[u8] = b"\r\n";
 
-pub(super) struct Line;
+/// With LF, or with `CRLF` always CR LF behind what is written.
+pub(super) struct Line<const CRLF: bool>;
 
 #[inline]
 fn parse(
@@ -36,16 +41,17 @@ fn parse(
 }
 
 #[inline]
-fn encode(payload: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
+fn encode(payload: &[u8], crlf: bool, out: &mut Vec<u8>) -> Result<(), FramingError> {
     if memchr::memchr(b'\n', payload).is_some() {
         return Err(FramingError::Unframable);
     }
     out.extend_from_slice(payload);
-    out.extend_from_slice(TERMINATOR);
+    let crlf = crlf || payload.ends_with(b"\r");
+    out.extend_from_slice(if crlf { TERMINATOR } else { b"\n" });
     Ok(())
 }
 
-impl Grammar for Line {
+impl<const CRLF: bool> Grammar for Line<CRLF> {
     fn check(&self, _sizes: &Sizes) -> Result<(), FramingConfigError> {
         Ok(())
     }
@@ -66,12 +72,12 @@ impl Grammar for Line {
 
     #[inline]
     fn encode_reply(&self, reply: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
-        encode(reply, out)
+        encode(reply, CRLF, out)
     }
 
     #[inline]
     fn encode_request(&self, request: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
-        encode(request, out)
+        encode(request, CRLF, out)
     }
 
     #[inline]
@@ -145,11 +151,25 @@ mod tests {
     }
 
     #[test]
-    fn replies_end_in_cr_lf_and_hold_no_lf() {
-        let mut out = Vec::new();
-        Framing::Line.encode_reply(b"abc\r", &mut out).unwrap();
-        assert_eq!(Framing::Line.encode_reply(b"a\nb", &mut out), Err(FramingError::Unframable));
-        Framing::Line.encode_request(b"", &mut out).unwrap();
-        assert_eq!(out, b"abc\r\r\n\r\n");
+    fn what_is_written_ends_as_the_framing_says_and_holds_no_lf() {
+        for (framing, written) in [
+            (Framing::Line, &b"abc\nabc\r\r\n\n"[..]),
+            (Framing::LineCrLf, b"abc\r\nabc\r\r\n\r\n"),
+        ] {
+            let mut out = Vec::new();
+            framing.encode_reply(b"abc", &mut out).unwrap();
+            framing.encode_reply(b"abc\r", &mut out).unwrap();
+            assert_eq!(framing.encode_reply(b"a\nb", &mut out), Err(FramingError::Unframable));
+            framing.encode_request(b"", &mut out).unwrap();
+            assert_eq!(out, written, "{framing}");
+        }
+    }
+
+    #[test]
+    fn replies_end_as_the_clients_lines_do() {
+        assert_eq!(Framing::Line.as_client_writes(false), Framing::Line);
+        assert_eq!(Framing::Line.as_client_writes(true), Framing::LineCrLf);
+        assert_eq!(Framing::LineCrLf.as_client_writes(false), Framing::LineCrLf);
+        assert_eq!(Framing::Raw.as_client_writes(true), Framing::Raw);
     }
 }

@@ -75,16 +75,16 @@ impl Assembly {
 
     /// Takes one more datagram of a response of at most `max` bytes.
     pub fn take(&mut self, header: UdpHeader, payload: &[u8], max: usize) -> Piece {
-        let start = self.bytes.len();
-        if header.total > PIECES_MAX || payload.len() > max.saturating_sub(start) {
-            return Piece::TooLong;
-        }
         if self.pieces.is_empty() {
             self.total = header.total;
         }
         let came = self.pieces.iter().any(|piece| piece.0 == header.sequence);
         if came || header.total != self.total {
             return Piece::Useless;
+        }
+        let start = self.bytes.len();
+        if header.total > PIECES_MAX || payload.len() > max.saturating_sub(start) {
+            return Piece::TooLong;
         }
         self.bytes.extend_from_slice(payload);
         self.pieces.push((header.sequence, start as u32, self.bytes.len() as u32));
