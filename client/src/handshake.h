@@ -49,5 +49,7 @@
     X(33, "backend_unasked") \
     X(34, "backend_too_long") \
     X(35, "backend_mismatch") \
+    X(36, "looped_source") \
+    X(37, "privileged_source") \
 
 #endif

@@ -125,6 +125,11 @@ const MUTANTS: &[Mutant] = &[
         &["crates/sim/tests/drops.rs::a_large_reply_to_an_unverified_source_is_kept_back", SEEDS],
     ),
     mutant(
+        "answer_own_ports",
+        "a datagram whose source is a port of the server is answered",
+        &["crates/sim/tests/drops.rs::datagrams_from_ports_of_the_server_get_no_answer"],
+    ),
+    mutant(
         "serve_after_drain",
         "what comes in during a drain is served",
         &["crates/sim/tests/promises.rs::nothing_is_taken_once_a_drain_began"],

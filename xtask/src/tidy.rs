@@ -27,8 +27,8 @@ const ON_THE_WAY: &[&str] = &[
 const LOCKS: &[(&str, usize, &str)] = &[
     (
         "crates/engine/src/handover.rs",
-        4,
-        "mail: a connection that was accepted, or news of the control side",
+        6,
+        "mail: a connection that was accepted, or news of the control side; the machine's addresses, between two turns",
     ),
     ("crates/engine/src/metrics.rs", 2, "which services there are; what became of lives"),
     ("crates/accel/src/cpu/threads.rs", 3, "blocks that ended"),

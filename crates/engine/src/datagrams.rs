@@ -77,6 +77,7 @@ impl<N: Nic> Worker<N> {
         let mut batch = std::mem::replace(&mut self.rx, wire::nic::RxBatch::new(0, 0));
         let more = self.nic.recv(port, &mut batch);
         let service = self.ports[port as usize].service as usize;
+        let lowest_source = self.ports[port as usize].lowest_source;
         self.ports[port as usize].ready = more;
         let lane = &mut self.lanes[service];
         lane.counters.drop_many(DropReason::SocketOverflow, batch.overflowed.into());
@@ -94,6 +95,10 @@ impl<N: Nic> Worker<N> {
                 Some(arrival) if arrival.is_from(datagram) => arrival,
                 other => {
                     let (peer, local) = (datagram.peer, datagram.local);
+                    if let Some(reason) = self.sources.refuse(peer, local, lowest_source) {
+                        self.lanes[service].counters.drop_one(reason);
+                        continue;
+                    }
                     let origin = Origin::Datagram { port, peer, local };
                     other.insert(Arrival {
                         origin,

@@ -284,6 +284,8 @@ pub struct Fabric<S> {
     services: usize,
     /// Workers that have nothing left to answer (draining).
     settled: AtomicUsize,
+    /// Of this machine.
+    addresses: Mutex<Arc<[IpAddr]>>,
 }
 
 struct Seat<S> {
@@ -325,7 +327,13 @@ impl<S> Fabric<S> {
             control_mail: Mutex::default(),
         };
         let seats = wakers.into_iter().map(seat).collect();
-        Arc::new(Self { seats, credit, services, settled: AtomicUsize::new(0) })
+        Arc::new(Self {
+            seats,
+            credit,
+            services,
+            settled: AtomicUsize::new(0),
+            addresses: Mutex::default(),
+        })
     }
 
     /// Number of workers.
@@ -453,6 +461,17 @@ impl<S> Fabric<S> {
         let seat = &self.seats[worker as usize];
         seat.mail_waiting.store(false, Ordering::Relaxed);
         std::mem::take(&mut *seat.mail.lock().expect("nothing panics with the lock held"))
+    }
+
+    /// Tells the addresses of this machine. Workers learn of them when they are made and at each
+    /// [`Switch`](crate::Switch).
+    pub fn set_local_addresses(&self, addresses: Vec<IpAddr>) {
+        *self.addresses.lock().expect("nothing panics with the lock held") = addresses.into();
+    }
+
+    /// What was last told with [`Self::set_local_addresses`].
+    pub(crate) fn local_addresses(&self) -> Arc<[IpAddr]> {
+        self.addresses.lock().expect("nothing panics with the lock held").clone()
     }
 
     /// A draining worker has (`true`) or no longer has nothing left to answer.

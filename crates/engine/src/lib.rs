@@ -15,6 +15,7 @@ mod lives;
 mod memory_port;
 pub mod metrics;
 mod seating;
+mod sources;
 pub mod stages;
 pub mod topology;
 mod worker;

@@ -29,6 +29,7 @@ use crate::handover::{ENVELOPE_BYTES, Fabric, Link, ServiceLinks, links};
 use crate::lane::{Attachment, Lane};
 use crate::memory_port::MemoryClients;
 use crate::metrics::{Metrics, ServiceMetrics};
+use crate::sources::{Sources, lowest_source};
 use crate::topology::{Limits, Listen, Polling, Replies, Service, Topology};
 use crate::worker::{NOTICES, StreamOwner, Worker};
 
@@ -44,9 +45,12 @@ pub(crate) struct Port {
     pub(crate) service: u16,
     pub(crate) transport: Transport,
     pub(crate) number: u16,
+    pub(crate) address: SocketAddr,
     on_loopback: bool,
     /// Largest reply / request ratio; 0 unlimited.
     pub(crate) reply_ratio: u32,
+    /// Datagrams from lower source ports are dropped.
+    pub(crate) lowest_source: u16,
     pub(crate) ready: bool,
     /// Not read: its service is not switched on yet, is held, or leaves.
     pub(crate) held: bool,
@@ -69,8 +73,10 @@ impl Port {
             service,
             transport,
             number: address.port(),
+            address,
             on_loopback,
             reply_ratio: reply_ratio(limits, on_loopback),
+            lowest_source: lowest_source(limits, on_loopback),
             ready: false,
             held: false,
             tx: TxBatch::new(if udp { TX_ITEMS } else { 0 }, if udp { TX_BYTES } else { 0 }),
@@ -296,6 +302,7 @@ impl<N: Nic> Worker<N> {
             index: index as u16,
             now_ns: 0,
             ports: Vec::new(),
+            sources: Sources::default(),
             lanes: Vec::new(),
             connections: Connections::default(),
             pool: Pool::new(),
@@ -341,6 +348,7 @@ impl<N: Nic> Worker<N> {
             Port::new(service as u16, listen.transport, address, limits)
         };
         worker.ports = topology.ports().zip(addresses).map(port).collect();
+        worker.learn_own_ports();
         worker
     }
 
@@ -361,6 +369,7 @@ impl<N: Nic> Worker<N> {
         for (index, entry) in taken {
             put(&mut self.ports, index.into(), entry, Port::vacant);
         }
+        self.learn_own_ports();
         if self.scratch.len() < scratch.len() {
             self.envelope = Vec::with_capacity(scratch.len());
             self.scratch = scratch;
@@ -410,6 +419,7 @@ impl<N: Nic> Worker<N> {
     pub fn switch(&mut self, switch: &Switch) {
         // Who was let in before is among those who stay or go.
         self.collect_connections();
+        self.learn_own_ports();
         self.learn_credit();
         let limits = &switch.limits;
         self.polling = switch.polling;
@@ -422,6 +432,7 @@ impl<N: Nic> Worker<N> {
         }
         for port in &mut self.ports {
             port.reply_ratio = reply_ratio(limits, port.on_loopback);
+            port.lowest_source = lowest_source(limits, port.on_loopback);
             port.held = self.lanes.get(usize::from(port.service)).is_none_or(Lane::is_held);
         }
         for index in &switch.stop {
@@ -555,6 +566,7 @@ impl<N: Nic> Worker<N> {
                 ports.push(std::mem::replace(&mut self.ports[index], Port::vacant()));
             }
         }
+        self.learn_own_ports();
         // Blocks never change threads, so they end here.
         lane.drives.clear();
         let links = self.links.iter_mut().map(|links| links.get_mut(number).and_then(Option::take));

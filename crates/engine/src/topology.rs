@@ -84,6 +84,8 @@ pub struct Limits {
     pub region_mib: u64,
     /// Largest reply / request ratio to a UDP source; 0 unlimited. `None`: 3 off loopback, else 0.
     pub udp_reply_ratio: Option<u32>,
+    /// Whether datagrams from source ports below 1024 are served. `None`: on loopback only.
+    pub udp_privileged_sources: Option<bool>,
     /// Early replies of ordered connections kept per worker, in bytes.
     pub early_reply_bytes: usize,
 }
@@ -97,6 +99,7 @@ impl Default for Limits {
             slow_client_ms: 5_000,
             region_mib: 2_048,
             udp_reply_ratio: None,
+            udp_privileged_sources: None,
             early_reply_bytes: 64 << 20,
         }
     }

@@ -31,6 +31,7 @@ use crate::lane::{LOOKS, Lane, Touched};
 use crate::memory_port::MemoryClients;
 use crate::metrics::WorkerCounters;
 use crate::seating::Port;
+use crate::sources::Sources;
 use crate::topology::{Polling, Replies};
 
 /// How long an adaptive worker looks for work before it sleeps: about what two wake-ups cost, so that
@@ -69,6 +70,7 @@ pub struct Worker<N: Nic> {
     pub(crate) nic: N,
     pub(crate) now_ns: u64,
     pub(crate) ports: Vec<Port>,
+    pub(crate) sources: Sources,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) connections: Connections,
     pub(crate) pool: Pool,

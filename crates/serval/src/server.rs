@@ -240,6 +240,18 @@ impl Attached {
     }
 }
 
+/// Workers drop datagrams whose source is a port of this server; see `engine/src/sources.rs`.
+fn tell_local_addresses<S>(fabric: &Fabric<S>) {
+    match sys::addresses::local_addresses() {
+        Ok(addresses) => fabric.set_local_addresses(addresses),
+        Err(error) => tracing::warn!(
+            %error,
+            "cannot list this machine's addresses: datagrams whose source is a port of this server are dropped only \
+             where that port listens on one address, or the source is the address they were sent to"
+        ),
+    }
+}
+
 impl Server {
     /// Starts everything; see the module's text.
     pub fn start(topology: Topology) -> Result<Self, ServerError> {
@@ -288,6 +300,7 @@ impl Server {
             .cloned()
             .map(|waker| Box::new(move || waker.wake()) as Box<dyn Fn() + Send + Sync>);
         let fabric = Fabric::new(wakers.collect(), topology.services.len() + SERVICES_SPARE);
+        tell_local_addresses(&fabric);
         let names = topology.services.iter().map(|s| s.name.clone());
         let metrics = Metrics::new(worker_count, names);
         let mut server = Self {

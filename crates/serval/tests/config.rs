@@ -108,6 +108,7 @@ idle_s = 60
 slow_client_ms = 5000
 region_mib = 2048
 udp_reply_ratio = 0
+udp_privileged_sources = true
 [[accelerator]]
 name = "acc0"
 kind = "cpu"
@@ -156,6 +157,7 @@ fn the_documented_file_is_accepted_and_its_values_are_the_defaults() {
         "kernel",
         "connect",
         "udp_reply_ratio",
+        "udp_privileged_sources",
     ];
     let lines = FULL.lines().filter(|line| {
         line.starts_with('[') || needed.iter().any(|key| line.starts_with(&format!("{key} =")))

@@ -82,6 +82,8 @@ impl Plan {
         let table = [
             (R::SocketOverflow, faults.socket_datagrams < 10_000),
             (R::Truncated, faults.truncate > 0),
+            (R::PrivilegedSource, self.datagram_clients.iter().any(|c| c.peer.port() < 1024)),
+            (R::LoopedSource, self.datagram_clients.iter().any(|c| c.forges > 0)),
             (R::BadFraming, rough || bogus || hostile),
             (R::ConnectionLimit, streams && (faults.exhausted > 0 || limits.connections < 200)),
             (R::IdleTimeout, streams && now_ns >= limits.idle_ms * MS),

@@ -107,6 +107,8 @@ pub struct DatagramClient {
     pub sequence: u32,
     /// Datagrams that came back.
     pub received: u64,
+    /// Times per mille of the requests: the same request comes from a port of the server as well.
+    pub forges: u32,
 }
 
 impl DatagramClient {
@@ -151,6 +153,10 @@ impl DatagramClient {
         let route = net.route(self.peer, self.port, self.local);
         net.ledger.ask(self.service, body, Some(route));
         let payload = request_payload(self.taste.framing, &body, flavor);
+        if self.forges > 0 && net.struck.strikes(&mut self.rng, Fault::OwnSource, self.forges) {
+            let source = net.own_source(&mut self.rng);
+            net.send_datagram(source, self.port, self.local, &payload);
+        }
         net.send_datagram(self.peer, self.port, self.local, &payload);
     }
 }

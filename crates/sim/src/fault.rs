@@ -37,6 +37,8 @@ faults! {
     Corrupt = "corrupt";
     /// A datagram arrives cut.
     Truncate = "truncate";
+    /// A datagram's source is forged: it is a UDP port of the server.
+    OwnSource = "own-source";
     /// A datagram finds the receive buffer full.
     SocketFull = "socket-full";
     /// The host kernel refuses to send a datagram.

@@ -23,6 +23,9 @@ impl Plan {
                 _ => {}
             }
         }
+        if fault == Fault::OwnSource {
+            self.datagram_clients.iter_mut().for_each(|client| client.forges = 0);
+        }
         for client in &mut self.stream_clients {
             heal_manner(&mut client.manner, fault);
         }

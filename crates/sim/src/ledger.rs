@@ -79,6 +79,8 @@ struct OfService {
     /// Datagrams handed to the engine whole.
     datagrams_in: u64,
     truncated: u64,
+    own_sources: u64,
+    privileged: u64,
     overflowed: u64,
     datagrams_out: u64,
     /// Whole replies that streams took.
@@ -103,6 +105,19 @@ pub struct Ledger {
     violation: Option<String>,
 }
 
+/// What a datagram is to the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Intake {
+    /// A request.
+    Request,
+    /// Nothing: it was cut.
+    Truncated,
+    /// Nothing: its source is a port of the server.
+    OwnSource,
+    /// Nothing: its source port is below 1024.
+    Privileged,
+}
+
 impl Ledger {
     /// An empty ledger for these services.
     pub fn new(rules: Vec<ServiceRules>) -> Self {
@@ -110,6 +125,8 @@ impl Ledger {
             rules,
             datagrams_in: 0,
             truncated: 0,
+            own_sources: 0,
+            privileged: 0,
             overflowed: 0,
             datagrams_out: 0,
             stream_replies: 0,
@@ -170,11 +187,13 @@ impl Ledger {
     }
 
     /// A datagram was handed to the engine.
-    pub fn datagram_in(&mut self, service: usize, route: Route, payload: &[u8], truncated: bool) {
+    pub fn datagram_in(&mut self, service: usize, route: Route, payload: &[u8], intake: Intake) {
         let of_service = self.crosses(service);
-        if truncated {
-            of_service.truncated += 1;
-            return;
+        match intake {
+            Intake::Request => {}
+            Intake::Truncated => return of_service.truncated += 1,
+            Intake::Privileged => return of_service.privileged += 1,
+            Intake::OwnSource => return of_service.own_sources += 1,
         }
         of_service.datagrams_in += 1;
         let framing = of_service.rules.framing;
@@ -325,6 +344,12 @@ impl Ledger {
         };
         equal("overflows", counted.dropped(DropReason::SocketOverflow), of_service.overflowed);
         equal("truncations", counted.dropped(DropReason::Truncated), of_service.truncated);
+        equal("own sources", counted.dropped(DropReason::LoopedSource), of_service.own_sources);
+        equal(
+            "sources of low ports",
+            counted.dropped(DropReason::PrivilegedSource),
+            of_service.privileged,
+        );
         let rules = &of_service.rules;
         if rules.memory {
             // What shared-memory clients ask and get is in their rings.

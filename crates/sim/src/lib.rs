@@ -28,6 +28,7 @@
 //! | `reorder` | `net.rs`, delays that differ | content |
 //! | `corrupt` | `net.rs`, towards the engine | content: kernels see exactly the bytes that came |
 //! | `truncate` | `net.rs` | crossed: every cut datagram is counted |
+//! | `own-source` | `client.rs` | crossed: every such datagram is counted, nothing leaves for it |
 //! | `socket-full` | `net.rs`, a short receive buffer | crossed: every overflow is counted |
 //! | `refuse-send` | `nic.rs` | sum, cause: `send_failed` |
 //! | `full-send` | `nic.rs` | sum, credit |

@@ -6,7 +6,7 @@
 //! peers' side is here.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wire::nic::{Close, PortIndex, StreamKey, Transport};
@@ -75,6 +75,13 @@ impl Default for Faults {
     }
 }
 
+/// The addresses of the server's machine, besides loopback.
+pub(crate) const LOCAL: [IpAddr; 3] = [
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)),
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)),
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3)),
+];
+
 /// A listening address.
 #[derive(Clone, Copy, Debug)]
 pub struct PortSite {
@@ -86,6 +93,19 @@ pub struct PortSite {
     pub service: usize,
     /// Largest reply / request bytes over UDP; 0: any.
     pub reply_ratio: usize,
+    /// Whether datagrams from ports below 1024 are served.
+    pub privileged: bool,
+}
+
+/// Whether this is an address of a UDP port of the server.
+pub(crate) fn is_own(ports: &[PortSite], source: SocketAddr) -> bool {
+    let ip = source.ip();
+    let here = ip.is_loopback() || LOCAL.contains(&ip);
+    let mut udp = ports.iter().filter(|port| port.transport == Transport::Udp);
+    udp.any(|port| {
+        let listens = port.address.ip() == ip || port.address.ip().is_unspecified() && here;
+        port.address.port() == source.port() && listens
+    })
 }
 
 /// What a peer finds when it reads.
@@ -433,6 +453,16 @@ impl Network {
             let due_ns = self.now_ns + self.delay_ns();
             self.launch(due_ns, Flying::ToPort { route, worker, payload, truncated });
         }
+    }
+
+    /// An address that a UDP port of the server has.
+    pub fn own_source(&self, rng: &mut Rng) -> SocketAddr {
+        let udp = self.ports.iter().filter(|port| port.transport == Transport::Udp);
+        let mut source = rng.pick(&udp.map(|port| port.address).collect::<Vec<_>>());
+        if source.ip().is_unspecified() {
+            source.set_ip(rng.pick(&[[127, 0, 0, 1].into(), LOCAL[0], LOCAL[1], LOCAL[2]]));
+        }
+        source
     }
 
     /// The route of a datagram that `peer` sends to `port` at `local`.

@@ -14,8 +14,8 @@ use wire::nic::{
 
 use crate::conn::{ConnId, Phase, Segment, Site};
 use crate::fault::Fault;
-use crate::ledger::Route;
-use crate::net::{Network, PortSite, SharedNetwork, lock};
+use crate::ledger::{Intake, Route};
+use crate::net::{Network, PortSite, SharedNetwork, is_own, lock};
 
 /// Most datagrams of one receive.
 const BATCH_MAX: u64 = 64;
@@ -134,7 +134,7 @@ impl Network {
 
     fn receive(&mut self, worker: usize, index: PortIndex, batch: &mut RxBatch) -> bool {
         let most = self.rng.between(1, BATCH_MAX) as usize;
-        let service = self.ports[index as usize].service;
+        let PortSite { service, privileged, .. } = self.ports[index as usize];
         let port = &mut self.workers[worker].ports[index as usize];
         if port.stopped {
             return false;
@@ -157,7 +157,13 @@ impl Network {
                 truncated,
             });
             offset += payload.len();
-            self.ledger.datagram_in(service, route, &payload, truncated);
+            let intake = match () {
+                () if truncated => Intake::Truncated,
+                () if route.peer.port() < 1024 && !privileged => Intake::Privileged,
+                () if is_own(&self.ports, route.peer) => Intake::OwnSource,
+                () => Intake::Request,
+            };
+            self.ledger.datagram_in(service, route, &payload, intake);
         }
         !port.datagrams.is_empty()
     }

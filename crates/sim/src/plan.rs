@@ -128,6 +128,9 @@ impl Plan {
             accelerators,
             services,
         };
+        let mut topology = topology;
+        let mut own = Rng::new(seed ^ 0x5043);
+        topology.limits.udp_privileged_sources = own.pick(&[None, Some(true), Some(false)]);
         let setup = Setup {
             honest_backends: habits.iter().zip(&topology.services).map(is_honest).collect(),
             behaviours,
@@ -324,11 +327,18 @@ impl Plan {
             ip if ip.is_unspecified() => IpAddr::from([10, 0, 0, rng.between(1, 3) as u8]),
             ip => ip,
         };
+        // Numbers of its own, so that the other runs stay what they were.
+        let mut own = Rng::new(self.setup.seed ^ u64::from(id));
+        let mut peer = client_address(id);
+        if own.chance(100) {
+            // Each client has an id of its own, and there are few.
+            peer.set_port(1 + (id % 1000) as u16);
+        }
         self.datagram_clients.push(DatagramClient {
             id,
             service: self.service_of(port),
             port,
-            peer: client_address(id),
+            peer,
             local,
             taste,
             left: rng.between(20, 200) as u32,
@@ -338,6 +348,7 @@ impl Plan {
             rng,
             sequence: 0,
             received: 0,
+            forges: own.pick(&[0, 0, 50]),
         });
     }
 

@@ -186,6 +186,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             rng: self.rng.fork(),
             sequence: 0,
             received: 0,
+            forges: 0,
         });
     }
 

@@ -27,7 +27,7 @@ use crate::accelerator::{
 };
 use crate::change::Change;
 use crate::ledger::{Ledger, ServiceRules};
-use crate::net::{Network, PortSite, SharedNetwork, lock};
+use crate::net::{LOCAL, Network, PortSite, SharedNetwork, lock};
 use crate::nic::{SimNic, SimSocket};
 use crate::rng::Rng;
 
@@ -89,6 +89,11 @@ impl Setup {
             // The default: 3 off loopback, none on it.
             reply_ratio: limit.unwrap_or(if listen.address.ip().is_loopback() { 0 } else { 3 })
                 as usize,
+            privileged: self
+                .topology
+                .limits
+                .udp_privileged_sources
+                .unwrap_or(listen.address.ip().is_loopback()),
         };
         let ports = self.topology.ports().map(port).collect();
         let ledger = Ledger::new(self.rules());
@@ -246,6 +251,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
         }
         let wakers = (0..workers).map(|_| Box::new(|| {}) as Box<dyn Fn() + Send + Sync>);
         let fabric = Fabric::new(wakers.collect(), services + SPARE_SLOTS);
+        fabric.set_local_addresses(LOCAL.to_vec());
         let metrics = Metrics::new(workers, topology.services.iter().map(|s| s.name.clone()));
         let addresses: Vec<SocketAddr> = topology.ports().map(|(_, l)| l.address).collect();
         let links = worker_links(workers, &topology);

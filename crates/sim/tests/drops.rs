@@ -6,7 +6,7 @@
 mod scene;
 
 use engine::topology::{Dispatch, Replies};
-use scene::{MS, Scene, Script, request, script};
+use scene::{MS, Scene, Script, UDP, request, script};
 use sim::accelerator::Behaviour;
 use sim::backend::BackendHabits;
 use sim::message::{Ask, Body, match_id};
@@ -549,6 +549,51 @@ fn the_host_kernels_losses_are_counted() {
     scene.run(5);
     // provokes: truncated
     assert_eq!((scene.dropped(DropReason::Truncated), scene.replied()), (1, 3));
+}
+
+#[test]
+fn datagrams_from_ports_of_the_server_get_no_answer() {
+    for (ip, own, others) in [
+        ([127, 0, 0, 1], ["127.0.0.1:9000", "127.0.0.1:9001"], ["127.0.0.2:9000", "10.0.0.1:9000"]),
+        ([0, 0, 0, 0], ["127.0.0.1:9000", "10.0.0.2:9001"], ["10.0.0.4:9000", "10.0.0.2:9002"]),
+    ] {
+        let mut script = script(Framing::Raw);
+        script.another_service(Transport::Udp);
+        for service in &mut script.setup.topology.services {
+            service.listen.iter_mut().for_each(|listen| listen.address.set_ip(ip.into()));
+        }
+        let mut scene = script.play();
+        for peer in own.iter().chain(&others) {
+            let local = [127, 0, 0, 1].into();
+            lock(&scene.world.net).send_datagram(peer.parse().unwrap(), UDP, local, b"forged");
+        }
+        scene.run(5);
+        // provokes: looped_source
+        assert_eq!(scene.dropped(DropReason::LoopedSource), 2, "{ip:?}");
+        let counted = scene.world.metrics.service(0);
+        assert_eq!(counted.received, 2, "{ip:?}: those of others are requests");
+    }
+}
+
+#[test]
+fn source_ports_below_1024_are_served_on_loopback_or_where_the_limits_say_so() {
+    for (ip, asked, served) in [
+        ([127, 0, 0, 1], None, 1),
+        ([192, 0, 2, 1], None, 0),
+        ([192, 0, 2, 1], Some(true), 1),
+        ([127, 0, 0, 1], Some(false), 0),
+    ] {
+        let mut script = script(Framing::Raw);
+        script.limits().udp_privileged_sources = asked;
+        script.service().listen.iter_mut().for_each(|listen| listen.address.set_ip(ip.into()));
+        let mut scene = script.play();
+        let peer = "198.51.100.1:53".parse().unwrap();
+        lock(&scene.world.net).send_datagram(peer, UDP, ip.into(), b"question");
+        scene.run(5);
+        // provokes: privileged_source
+        assert_eq!(scene.dropped(DropReason::PrivilegedSource), 1 - served, "{ip:?} {asked:?}");
+        assert_eq!(scene.world.metrics.service(0).received, served, "{ip:?} {asked:?}");
+    }
 }
 
 #[test]

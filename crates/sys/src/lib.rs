@@ -7,6 +7,7 @@
 //! * [`tap`]: what crosses that network, recorded as a pcap file.
 //! * [`probe`]: what this host can do, for `serval doctor`.
 //! * `allocation` (feature `allocation-trap`): for tests, who allocates where nobody should.
+//! * [`addresses`]: those of this machine.
 //! * [`affinity`], [`time`], [`futex`], [`process`], [`signal`]: threads, clock, parking, limits,
 //!   signals.
 //!
@@ -18,6 +19,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("serval-sys needs Linux: memfd seals, epoll, recvmmsg and futexes");
 
+pub mod addresses;
 pub mod affinity;
 #[cfg(feature = "allocation-trap")]
 pub mod allocation;

@@ -131,6 +131,12 @@ drop_reasons! {
     BackendTooLong = "backend_too_long", Backend;
     /// A backend's answer does not fit the request that waits for it: another key, id or kind of answer.
     BackendMismatch = "backend_mismatch", Backend;
+
+    // Shared-memory clients know reasons by number, so new ones stand at the end.
+    /// The source of the datagram is a UDP port of this server: an answer would be a request to itself.
+    LoopedSource = "looped_source", Intake;
+    /// The datagram's source port is below 1024, and `limits.udp_privileged_sources` does not allow that.
+    PrivilegedSource = "privileged_source", Intake;
 }
 
 impl DropReason {

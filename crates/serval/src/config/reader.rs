@@ -124,13 +124,7 @@ impl<'t> Section<'t> {
         key: &'static str,
         default: bool,
     ) -> bool {
-        let given = self.entry(key).and_then(|entry| match entry.node.value {
-            Value::Boolean(yes) => Some(yes),
-            _ => {
-                wrong_type(report, key, &entry.node, "true or false");
-                None
-            }
-        });
+        let given = self.entry(key).and_then(|entry| boolean_of(report, key, &entry.node));
         let value = given.unwrap_or(default);
         self.record(report, key, value);
         value
@@ -207,6 +201,17 @@ pub(super) fn text_of(
         (Value::String(text), None) => Some((text.clone(), node.span)),
         _ => {
             wrong_type(report, key, node, &format!("a string: {example}"));
+            None
+        }
+    }
+}
+
+/// `true` or `false`.
+pub(super) fn boolean_of(report: &mut Report<'_>, key: &str, node: &Node) -> Option<bool> {
+    match node.value {
+        Value::Boolean(yes) => Some(yes),
+        _ => {
+            wrong_type(report, key, node, "true or false");
             None
         }
     }

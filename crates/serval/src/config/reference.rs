@@ -114,6 +114,10 @@ pub(super) const TABLES: &[Table] = &[
             udp_reply_ratio: Integer("times the request's length"), "3 for ports off loopback, else 0",
                 "Longest reply to a UDP source, whose address may be forged, so that a server cannot be used to flood others; \
                  longer ones are dropped as `reply_ratio`. 0: any length. Raise it only where the network is trusted.";
+            udp_privileged_sources: Boolean, "`true` for ports on loopback, else `false`",
+                "Whether datagrams from source ports below 1024 are served. Services of other machines listen there (`echo`, `chargen`, \
+                 DNS, NTP), and with a forged source two servers that answer anything would answer each other. `false`: such \
+                 datagrams are dropped as `privileged_source`. `true` where clients use such ports, as old DNS resolvers do.";
         },
     },
     Table {

@@ -16,7 +16,9 @@ use sys::local::PATH_BYTES_MAX;
 
 use super::address;
 use super::diagnostic::{Problem, Span};
-use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong_type};
+use super::reader::{
+    Places, Report, Section, boolean_of, integer_of, nearest, text_of, wrong_type,
+};
 use super::reference::{self, TABLES};
 use super::tree::{Entry, Table, Value};
 
@@ -231,6 +233,11 @@ fn read_limits(report: &mut Report<'_>, table: Option<&Table>, whole: Span) -> L
     let shown =
         ratio.map_or("auto (3 off loopback, else unlimited)".into(), serde_json::Value::from);
     section.record(report, "udp_reply_ratio", shown);
+    let privileged = section
+        .entry("udp_privileged_sources")
+        .and_then(|entry| boolean_of(report, "udp_privileged_sources", &entry.node));
+    let shown = privileged.map_or("auto (on loopback only)".into(), serde_json::Value::from);
+    section.record(report, "udp_privileged_sources", shown);
     section.finish(report);
     Limits {
         connections: connections as u32,
@@ -239,6 +246,7 @@ fn read_limits(report: &mut Report<'_>, table: Option<&Table>, whole: Span) -> L
         slow_client_ms,
         region_mib,
         udp_reply_ratio: ratio.map(|ratio| ratio as u32),
+        udp_privileged_sources: privileged,
         ..default
     }
 }

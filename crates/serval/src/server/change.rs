@@ -36,7 +36,7 @@ use super::files::KernelFiles;
 use super::memory_ports::{Going, Held, NewPorts};
 use super::plan::{Fate, Plan, Refusal};
 use super::runtimes::{AttachDoors, Awaited, SeatStart, Unready};
-use super::{Server, ServerError};
+use super::{Server, ServerError, tell_local_addresses};
 pub(super) use leave::Burnt;
 
 /// How long a change waits for workers.
@@ -552,6 +552,7 @@ impl Server {
         let old = std::mem::take(&mut self.places);
         let before = self.topology.clone();
         let mut leavers = Vec::new();
+        tell_local_addresses(&self.fabric);
         let mut switch = Switch {
             leave: Vec::new(),
             lead: Vec::new(),

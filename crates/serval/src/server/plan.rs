@@ -138,6 +138,7 @@ fn settings(
     let why = "tables of connections are laid out at the start";
     refuse(from.connections == to.connections, "limits.connections", why);
     let Limits { pipelined, idle_ms, slow_client_ms, region_mib, udp_reply_ratio, .. } = from;
+    let privileged = from.udp_privileged_sources == to.udp_privileged_sources;
     let live = [
         ("engine.polling", old.polling == new.polling),
         ("engine.drain_ms", old.drain_ms == new.drain_ms),
@@ -146,6 +147,7 @@ fn settings(
         ("limits.slow_client_ms", *slow_client_ms == to.slow_client_ms),
         ("limits.region_mib", *region_mib == to.region_mib),
         ("limits.udp_reply_ratio", *udp_reply_ratio == to.udp_reply_ratio),
+        ("limits.udp_privileged_sources", privileged),
     ];
     let among = |all: &[Accelerator], a: &Accelerator| all.contains(a);
     let same = running.accelerators.len() == wanted.accelerators.len()

@@ -1,0 +1,149 @@
+//! Sources of datagrams that get no answer.
+//!
+//! The source of a datagram can be forged. If it is a UDP port of this server, the answer is a request to that port, and two
+//! services could answer each other for ever. So such datagrams are dropped as `looped_source`. A source is one of this
+//! server's ports if a UDP port of it has that number and listens on that address: the address itself, or any address
+//! of this machine. What those are is told by the control side; loopback addresses and the address that the
+//! datagram was sent to are known in any case.
+//!
+//! Programs that answer anything also listen on ports below 1024 of other machines. Where a port does not serve these, such
+//! datagrams are dropped as `privileged_source`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use wire::DropReason;
+use wire::nic::{Nic, Transport};
+
+use crate::topology::Limits;
+use crate::worker::Worker;
+
+/// The first port number that needs no privilege.
+const UNPRIVILEGED: u16 = 1024;
+
+/// The lowest source port that a port serves.
+pub(crate) fn lowest_source(limits: &Limits, on_loopback: bool) -> u16 {
+    let all = limits.udp_privileged_sources.unwrap_or(on_loopback);
+    if all { 0 } else { UNPRIVILEGED }
+}
+
+/// What a worker knows of its server's UDP ports.
+#[derive(Default)]
+pub(crate) struct Sources {
+    /// Bit `n` says that the number of one of them is `n` modulo 64: all that most datagrams need.
+    marks: u64,
+    own: Vec<SocketAddr>,
+    /// The addresses of this machine.
+    here: Arc<[IpAddr]>,
+}
+
+impl Sources {
+    pub(crate) fn new(own: Vec<SocketAddr>, here: Arc<[IpAddr]>) -> Self {
+        let marks = own.iter().fold(0, |marks, own| marks | 1 << (own.port() % 64));
+        Self { marks, own, here }
+    }
+
+    /// Why a datagram from `peer`, sent to `local` (`None`: to its port's only address), is dropped.
+    #[inline]
+    pub(crate) fn refuse(
+        &self,
+        peer: SocketAddr,
+        local: Option<IpAddr>,
+        lowest: u16,
+    ) -> Option<DropReason> {
+        if peer.port() < lowest {
+            return Some(DropReason::PrivilegedSource);
+        }
+        let marked = self.marks >> (peer.port() % 64) & 1 != 0;
+        (marked && self.is_own(peer, local) && !mutants::on("answer_own_ports"))
+            .then_some(DropReason::LoopedSource)
+    }
+
+    #[cold]
+    fn is_own(&self, peer: SocketAddr, local: Option<IpAddr>) -> bool {
+        let ip = peer.ip();
+        let is_here = || ip.is_loopback() || local == Some(ip) || self.here.contains(&ip);
+        self.own.iter().any(|own| {
+            let same_family = own.is_ipv4() == peer.is_ipv4();
+            let listens = own.ip() == ip || own.ip().is_unspecified() && same_family && is_here();
+            own.port() == peer.port() && listens
+        })
+    }
+}
+
+impl<N: Nic> Worker<N> {
+    /// The list of ports, or what is known of this machine, has changed.
+    pub(crate) fn learn_own_ports(&mut self) {
+        let udp = self.ports.iter().filter(|port| port.transport == Transport::Udp);
+        self.sources =
+            Sources::new(udp.map(|port| port.address).collect(), self.fabric.local_addresses());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_ports_are_told_from_others() {
+        let own = ["10.1.0.1:7000", "0.0.0.0:7064", "[::]:53", "[fd00::1]:7000"];
+        let here = ["10.1.0.1", "10.2.0.1", "fd00::2"].map(|ip| ip.parse().unwrap());
+        let own = own.map(|own| own.parse().unwrap()).to_vec();
+        let sources = Sources::new(own, here.into());
+        let loops = |peer: &str, local: Option<&str>| {
+            let local = local.map(|ip| ip.parse().unwrap());
+            let refused = sources.refuse(peer.parse().unwrap(), local, 0);
+            assert!(refused.is_none_or(|reason| reason == DropReason::LoopedSource), "{refused:?}");
+            refused.is_some()
+        };
+        for peer in [
+            "10.1.0.1:7000",
+            "10.1.0.1:7064",
+            "10.2.0.1:7064",
+            "127.0.0.1:7064",
+            "127.9.9.9:7064",
+            "[::1]:53",
+            "[fd00::2]:53",
+            "[fd00::1]:7000",
+        ] {
+            assert!(loops(peer, None), "{peer}");
+        }
+        for peer in [
+            // A port that listens on another address only, of another family, or of another number.
+            "10.2.0.1:7000",
+            "127.0.0.1:7000",
+            "127.0.0.1:53",
+            "[fd00::2]:7064",
+            "10.1.0.1:7128",
+            "10.1.0.1:7001",
+            // Another machine's.
+            "10.3.0.1:7064",
+            "10.3.0.1:7000",
+            "[fd00::3]:53",
+        ] {
+            assert!(!loops(peer, None), "{peer}");
+        }
+        // An address that this machine got lately.
+        assert!(loops("10.4.0.1:7064", Some("10.4.0.1")));
+        assert!(!loops("10.4.0.2:7064", Some("10.4.0.1")));
+    }
+
+    #[test]
+    fn privileged_ports_are_served_where_the_limits_say_so() {
+        let peer = |port| SocketAddr::from(([10, 3, 0, 1], port));
+        let sources = Sources::default();
+        let mut limits = Limits::default();
+        for (asked, on_loopback, served) in [
+            (None, true, true),
+            (None, false, false),
+            (Some(true), false, true),
+            (Some(false), true, false),
+        ] {
+            limits.udp_privileged_sources = asked;
+            let lowest = lowest_source(&limits, on_loopback);
+            let refused = (!served).then_some(DropReason::PrivilegedSource);
+            assert_eq!(sources.refuse(peer(1023), None, lowest), refused);
+            assert_eq!(sources.refuse(peer(1024), None, lowest), None);
+        }
+    }
+}
