@@ -64,9 +64,13 @@ pub(crate) fn check_library(bytes: &[u8]) -> Result<(), String> {
     if dynamic { Ok(()) } else { say("is an ELF file, but not a shared library") }
 }
 
-/// Whether these bytes are a whole cubin. Without a section there is no kernel.
+/// Whether these bytes are a whole cubin. Without a section there is no kernel; code for this machine's processor is a
+/// library.
 pub(crate) fn is_cubin(bytes: &[u8]) -> bool {
     let Some((segments, sections)) = tables(bytes) else { return false };
+    if number(bytes, 0x12, 2) == Some(MACHINE) {
+        return false;
+    }
     let in_file = |at| number(bytes, at + 4, 4) != Some(NOBITS);
     number(bytes, 4, 2) == Some(BITS_64_LITTLE_ENDIAN)
         && sections.count > 0

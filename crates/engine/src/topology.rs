@@ -425,14 +425,42 @@ pub struct TopologyError {
     pub message: String,
 }
 
+/// What is wrong with a value that must be in [`min`, `max`].
+fn outside(value: u64, min: u64, max: u64) -> Option<String> {
+    let inside = (min..=max).contains(&value);
+    (!inside).then(|| format!("is {value}, must be in [{min}, {max}]"))
+}
+
+fn service_error(
+    index: usize,
+    service: &Service,
+    field: &'static str,
+    message: String,
+) -> TopologyError {
+    let place = format!("service {:?}", service.name);
+    TopologyError { place, path: ("service", index, None), field, message }
+}
+
 impl Topology {
     /// Refuses what cannot work. The first problem found is returned.
     pub fn check(&self) -> Result<(), TopologyError> {
-        self.check_engine()?;
+        self.problems().into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Everything that cannot work, but for what only follows from another problem of the same service.
+    pub fn problems(&self) -> Vec<TopologyError> {
+        let mut problems: Vec<TopologyError> = self.check_engine().err().into_iter().collect();
         for (index, service) in self.services.iter().enumerate() {
-            self.check_service(index, service)?;
+            let before = problems.len();
+            if let Err(error) = self.check_service(index, service, &mut problems) {
+                problems.push(error);
+            }
+            if problems.len() == before {
+                problems.extend(self.check_regions(index, service).err());
+            }
         }
-        self.check_ports()
+        self.check_ports(&mut problems);
+        problems
     }
 
     fn check_engine(&self) -> Result<(), TopologyError> {
@@ -454,23 +482,14 @@ impl Topology {
         Ok(())
     }
 
-    fn check_service(&self, index: usize, service: &Service) -> Result<(), TopologyError> {
-        let wrong = |field: &'static str, message: String| TopologyError {
-            place: format!("service {:?}", service.name),
-            path: ("service", index, None),
-            field,
-            message,
-        };
-        let within = |field, value: u64, min: u64, max: u64| {
-            if (min..=max).contains(&value) {
-                Ok(())
-            } else {
-                Err(wrong(field, format!("is {value}, must be in [{min}, {max}]")))
-            }
-        };
-        if service.listen.is_empty() && service.memory_ports.is_empty() {
-            return Err(wrong("listen", "names no address; give at least one".into()));
-        }
+    /// The error is one without which the others cannot be looked for.
+    fn check_service(
+        &self,
+        index: usize,
+        service: &Service,
+        problems: &mut Vec<TopologyError>,
+    ) -> Result<(), TopologyError> {
+        let wrong = |field, message| service_error(index, service, field, message);
         if service.accelerators.is_empty() {
             return Err(wrong("accelerator", "names none; give at least one".into()));
         }
@@ -480,56 +499,66 @@ impl Topology {
         if !service.shares.is_empty() && service.shares.len() != service.accelerators.len() {
             return Err(wrong("accelerator", "needs a share for each accelerator".into()));
         }
-        for place in 0..service.accelerators.len() {
-            within("mqueues", service.mqueues_on(place).into(), 1, BLOCKS_MAX.into())?;
+        let mut found = |field, message: Option<String>| {
+            problems.extend(message.map(|message| wrong(field, message)));
+        };
+        if service.listen.is_empty() && service.memory_ports.is_empty() {
+            found("listen", Some("names no address; give at least one".into()));
         }
-        within("slots", service.slots.into(), 1, DEPTH_MAX.into())?;
-        if !service.slots.is_power_of_two() {
-            let next = service.slots.next_power_of_two();
-            return Err(wrong(
-                "slots",
-                format!("is {}, must be a power of two: {next}", service.slots),
-            ));
-        }
-        let udp = service.listen.iter().any(|l| l.transport == Transport::Udp);
+        let places = 0..service.accelerators.len();
+        let mqueues = places.map(|place| u64::from(service.mqueues_on(place)));
+        found("mqueues", mqueues.into_iter().find_map(|n| outside(n, 1, BLOCKS_MAX.into())));
+        found(
+            "slots",
+            outside(service.slots.into(), 1, DEPTH_MAX.into()).or_else(|| {
+                let next = service.slots.checked_next_power_of_two().unwrap_or(DEPTH_MAX);
+                let message = format!("is {}, must be a power of two: {next}", service.slots);
+                (!service.slots.is_power_of_two()).then_some(message)
+            }),
+        );
         let most = u64::from(MESSAGE_BYTES_MAX);
-        within("max_message_bytes", service.max_message_bytes.into(), 1, most)?;
-        within("max_reply_bytes", service.max_reply_bytes.into(), 1, most)?;
-        if udp && service.max_reply_bytes as usize > UDP_PAYLOAD_MAX {
-            let message = format!(
-                "is {}, but a UDP datagram carries at most {UDP_PAYLOAD_MAX} bytes",
-                service.max_reply_bytes
-            );
-            return Err(wrong("max_reply_bytes", message));
-        }
-        service
-            .framing
-            .check(service.max_message_bytes as usize, service.max_reply_bytes as usize)
-            .map_err(|e| wrong("framing", e.to_string()))?;
-        within("request_timeout_ms", service.request_timeout_ms, 1, 3_600_000)?;
-        within("backend", service.backends.len() as u64, 0, BACKENDS_MAX.into())?;
+        let (request, reply) = (service.max_message_bytes, service.max_reply_bytes);
+        let udp = service.listen.iter().any(|l| l.transport == Transport::Udp);
+        found("max_message_bytes", outside(request.into(), 1, most));
+        found(
+            "max_reply_bytes",
+            outside(reply.into(), 1, most).or_else(|| {
+                let message = format!(
+                    "is {reply}, but a UDP datagram carries at most {UDP_PAYLOAD_MAX} bytes"
+                );
+                (udp && reply as usize > UDP_PAYLOAD_MAX).then_some(message)
+            }),
+        );
+        let framed = service.framing.check(request as usize, reply as usize);
+        found("framing", framed.err().map(|error| error.to_string()));
+        found("request_timeout_ms", outside(service.request_timeout_ms, 1, 3_600_000));
+        found("backend", outside(service.backends.len() as u64, 0, BACKENDS_MAX.into()));
         for (sub, backend) in service.backends.iter().enumerate() {
-            let wrong = |field: &'static str, message: String| TopologyError {
-                place: format!("service {:?}, backend {:?}", service.name, backend.name),
-                path: ("backend", index, Some(sub)),
-                field,
-                message,
+            let mut found = |field, message: Option<String>| {
+                problems.extend(message.map(|message| TopologyError {
+                    place: format!("service {:?}, backend {:?}", service.name, backend.name),
+                    path: ("backend", index, Some(sub)),
+                    field,
+                    message,
+                }));
             };
-            let within = |field, value: u64, min: u64, max: u64| {
-                if (min..=max).contains(&value) {
-                    Ok(())
-                } else {
-                    Err(wrong(field, format!("is {value}, must be in [{min}, {max}]")))
-                }
-            };
-            within("connections", backend.connections.into(), 1, 64)?;
-            within("timeout_ms", backend.timeout_ms, 1, 3_600_000)?;
-            within("in_flight", backend.in_flight.into(), 1, 65_536)?;
-            within("max_message_bytes", backend.max_message_bytes.into(), 1, most)?;
+            found("connections", outside(backend.connections.into(), 1, 64));
+            found("timeout_ms", outside(backend.timeout_ms, 1, 3_600_000));
+            found("in_flight", outside(backend.in_flight.into(), 1, 65_536));
+            found("max_message_bytes", outside(backend.max_message_bytes.into(), 1, most));
             let max = backend.max_message_bytes as usize;
-            backend.framing.check_backend(max, max).map_err(|e| wrong("framing", e.to_string()))?;
-            backend.check_matching().map_err(|(field, message)| wrong(field, message))?;
+            let framed = backend.framing.check_backend(max, max);
+            found("framing", framed.err().map(|error| error.to_string()));
+            if let Err((field, message)) = backend.check_matching() {
+                found(field, Some(message));
+            }
         }
+        Ok(())
+    }
+
+    /// Whether the regions of a service can be laid out and are not larger than allowed.
+    fn check_regions(&self, index: usize, service: &Service) -> Result<(), TopologyError> {
+        let wrong = |field, message| service_error(index, service, field, message);
         for place in 0..service.accelerators.len() {
             let plan = service.region_plan(place, 1);
             let bytes = plan.bytes().map_err(|e| wrong("slots", e.to_string()))?;
@@ -542,7 +571,7 @@ impl Topology {
     }
 
     /// No two listens may claim the same address (port 0 never collides).
-    fn check_ports(&self) -> Result<(), TopologyError> {
+    fn check_ports(&self, problems: &mut Vec<TopologyError>) {
         let mut seen: Vec<(&str, Listen)> = Vec::new();
         let mut paths: Vec<(&str, &Path)> = Vec::new();
         for (index, service) in self.services.iter().enumerate() {
@@ -554,7 +583,7 @@ impl Topology {
             };
             for path in &service.memory_ports {
                 if let Some((by, _)) = paths.iter().find(|(_, other)| other == path) {
-                    return Err(taken_by(path.display().to_string(), by));
+                    problems.push(taken_by(path.display().to_string(), by));
                 }
                 paths.push((&service.name, path));
             }
@@ -564,12 +593,11 @@ impl Topology {
                     if other != listen {
                         error.message += &format!(", which listens on {}", other.address);
                     }
-                    return Err(error);
+                    problems.push(error);
                 }
                 seen.push((&service.name, *listen));
             }
         }
-        Ok(())
     }
 
     /// Every listening address with the index of its service, in port order.

@@ -176,6 +176,13 @@ impl File {
         let overrides = Overrides::from_environment(self.overrides.sets.clone());
         Config::load(&self.path, &overrides).map_err(Failure::Config)
     }
+
+    /// The same; what is wrong with kernel files is among the problems.
+    fn inspect(&self) -> Result<Config, Failure> {
+        let overrides = Overrides::from_environment(self.overrides.sets.clone());
+        let overrides = Overrides { inspect: true, ..overrides };
+        Config::load(&self.path, &overrides).map_err(Failure::Config)
+    }
 }
 
 /// How a verb ended when it did not end well.

@@ -25,12 +25,12 @@ mod service;
 mod show;
 mod tree;
 
-use std::fs::File;
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use engine::topology::{AcceleratorKind, CpuPlacement, Launch, Service, Topology};
+use sys::private_file::open_regular;
 use wire::framing::Framing;
 
 use diagnostic::{Problem, Source};
@@ -56,6 +56,9 @@ pub struct Overrides {
     pub environment: Vec<(String, String)>,
     /// `KEY=VALUE` of every `--set`.
     pub sets: Vec<String>,
+    /// Also open the kernel files, and load libraries in a process of their own ([`crate::kernel_file`]), so that what is
+    /// wrong with them is shown in its place with all other problems.
+    pub inspect: bool,
 }
 
 impl Overrides {
@@ -66,7 +69,7 @@ impl Overrides {
         };
         let mut environment: Vec<_> = std::env::vars_os().filter_map(text).collect();
         environment.sort();
-        Self { environment, sets }
+        Self { environment, sets, inspect: false }
     }
 }
 
@@ -117,15 +120,13 @@ impl Config {
                 problems.push(problem);
             }
         }
-        let mut report = Report { sources: &sources, problems, settings: Vec::new() };
+        let inspect = overrides.inspect;
+        let mut report = Report { sources: &sources, problems, settings: Vec::new(), inspect };
         let (topology, options, places) = sections::read(&mut report, &root, base);
         let Report { mut problems, settings, .. } = report;
-        // What reading replaced by a default would only lead to second errors.
-        if problems.is_empty()
-            && let Err(error) = topology.check()
-        {
-            problems.push(sections::place_topology_error(&places, &error));
-        }
+        let found = topology.problems();
+        let found = found.iter().filter(|error| places.is_original(error));
+        problems.extend(found.map(|error| sections::place_topology_error(&places, error)));
         if !problems.is_empty() {
             return Err(ConfigError::new(sources, problems));
         }
@@ -281,7 +282,7 @@ fn cramped(service: &Service) -> Vec<String> {
 fn read_file(path: &Path) -> Result<String, String> {
     let shown = path.display();
     let cannot = |error: std::io::Error| format!("cannot read {shown}: {error}");
-    let file = File::open(path).map_err(cannot)?;
+    let (file, _) = open_regular(path).map_err(|error| format!("cannot read {shown}: {error}"))?;
     let mut bytes = Vec::new();
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(cannot)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
@@ -315,6 +316,7 @@ mod tests {
         let overrides = Overrides {
             environment: environment.iter().map(pair).collect(),
             sets: sets.iter().map(|s| (*s).to_owned()).collect(),
+            inspect: false,
         };
         Config::parse("a.toml", text, Path::new(""), &overrides)
     }

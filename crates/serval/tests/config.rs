@@ -180,12 +180,23 @@ fn a_file_that_cannot_be_read_is_named() {
         "{error}"
     );
     let folder_error = Config::load(&folder(), &overrides).unwrap_err();
-    assert!(folder_error.to_string().contains("cannot read"), "{folder_error}");
+    assert!(folder_error.to_string().contains("it is a folder, not a file"), "{folder_error}");
     let endless = Config::load(Path::new("/dev/zero"), &overrides).unwrap_err();
-    assert!(endless.to_string().contains("longer than 1 MiB"), "{endless}");
+    assert!(endless.to_string().contains("it is a device, not a file"), "{endless}");
+    let path = std::env::temp_dir().join(format!("serval-config-{}.fifo", std::process::id()));
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    // Nobody writes into it, and it is not waited for.
+    let fifo = Config::load(&path, &overrides).unwrap_err();
+    fs::remove_file(&path).unwrap();
+    assert!(fifo.to_string().contains("it is a FIFO, not a file"), "{fifo}");
     let path = std::env::temp_dir().join(format!("serval-config-{}.toml", std::process::id()));
     fs::write(&path, b"schema = 1\nname = \"\xff\"\n").unwrap();
     let binary = Config::load(&path, &overrides).unwrap_err();
     fs::remove_file(&path).unwrap();
     assert!(binary.to_string().contains("is not UTF-8 text: line 2"), "{binary}");
+    let path = std::env::temp_dir().join(format!("serval-config-{}.long", std::process::id()));
+    fs::write(&path, vec![b'#'; (1 << 20) + 1]).unwrap();
+    let long = Config::load(&path, &overrides).unwrap_err();
+    fs::remove_file(&path).unwrap();
+    assert!(long.to_string().contains("longer than 1 MiB"), "{long}");
 }

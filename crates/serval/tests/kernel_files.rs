@@ -175,3 +175,54 @@ fn a_constructor_that_does_not_end_is_given_up_after_a_limit() {
     let waits = error("sleep.so", body, Limits { cpu_seconds: 60, time: Duration::from_secs(1) });
     assert!(waits.contains("sleep.so takes more than 1 s while it is loaded"), "{waits}");
 }
+
+#[test]
+fn check_config_opens_kernel_files_and_names_every_problem() {
+    let folder = folder("check");
+    let crash = with_constructor(&folder, "crash.so", CRASH);
+    fs::write(folder.join("crash.so"), crash).unwrap();
+    fs::write(folder.join("cut.so"), &versions(&folder)[0][..500]).unwrap();
+    fs::write(folder.join("good.so"), &versions(&folder)[0]).unwrap();
+    fs::write(folder.join("gpu.fatbin"), "x").unwrap();
+    let service = |name: &str, kernel: &str, more: &str| table(name, free_port(), kernel, more);
+    let gpu = "accelerator = \"gpu0\"";
+    let cpu = "accelerator = \"acc0\"";
+    let text = [
+        "schema = 1\n[engine]\ncontrol = \"/nonexistent/folder/control\"\n".to_owned(),
+        "[[accelerator]]\nname = \"gpu0\"\nkind = \"cuda\"\n".to_owned(),
+        "[[accelerator]]\nname = \"acc0\"\n".to_owned(),
+        service("crash", "./crash.so", cpu),
+        service("cut", "./cut.so", cpu),
+        service("other", "./good.so:other", cpu),
+        service("wrong", "./gpu.fatbin", cpu),
+        service("image", "./good.so", gpu),
+        service("good", "./good.so", cpu),
+    ];
+    let file = folder.join("check.toml");
+    let check = |text: &str| {
+        fs::write(&file, text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+        let output = command.arg("check-config").arg(&file).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(said).unwrap())
+    };
+    let (code, said) = check(&text.concat());
+    assert_eq!(code, Some(2), "{said}");
+    for part in [
+        "crash.so crashes while it is loaded",
+        "SIGSEGV",
+        "cut.so cannot be loaded",
+        "it is truncated",
+        "has no kernel `other`",
+        "one of versions",
+        "gpu.fatbin holds kernels for NVIDIA GPUs",
+        "good.so is no fatbin or cubin",
+    ] {
+        assert!(said.contains(part), "{part:?} is missing: {said}");
+    }
+    assert_eq!(said.matches("error: ").count(), 5, "{said}");
+    // What only this machine lacks is a warning.
+    let (code, said) = check(&[&text[..3], &text[8..]].concat().concat());
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("would refuse here: engine.control"), "{said}");
+}

@@ -202,14 +202,21 @@ fn a_listener_without_a_descriptor_does_not_spin() {
 #[test]
 fn connections_that_cannot_be_had_are_refused_and_the_default_gives_way() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let serve = |name: &str, config: String| {
+    let serve_with = |limit: u32, name: &str, config: String| {
         let file = folder.join(format!("{name}.toml"));
         std::fs::write(&file, format!("schema = 1\n{config}")).unwrap();
         let mut command = Command::new("sh");
-        command.args(["-c", "ulimit -n 400; exec \"$0\" serve \"$1\""]);
+        command.args(["-c", &format!("ulimit -n {limit}; exec \"$0\" serve \"$1\"")]);
         command.arg(env!("CARGO_BIN_EXE_serval")).arg(&file);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
+    let serve = |name: &str, config: String| serve_with(400, name, config);
+    // What has no room at all is not told to ask for nothing.
+    let refused =
+        serve_with(60, "no-room", config("connections = 5000")).wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{text}");
+    assert!(text.contains("60 descriptors") && !text.contains("or less"), "{text}");
     let refused = serve("too-many-asked", config("connections = 5000")).wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{text}");

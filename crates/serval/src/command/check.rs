@@ -1,17 +1,20 @@
 //! `serval check-config FILE`.
 
 use std::fmt::Write as _;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
 
 use serde_json::{Value as Json, json};
 
 use super::{Failure, File, serve};
-use crate::config::{Config, ConfigError, Origin, Setting, bytes_for_people};
+use crate::config::{Config, ConfigError, Origin, Setting, bytes_for_people, url};
 use crate::screen::{Screen, Table, Tone};
 
 pub(super) const HELP: &str = "\
 Prints the effective configuration: defaults < file < environment < --set, and who gave each
-value; then what the rings of every service cost. Exit code 2 when the file cannot be used; every
-problem is shown with its line.
+value; then what the rings of every service cost. Kernel files are opened, and libraries loaded in
+a process of their own. Exit code 2 when the file cannot be used; every problem is shown with its
+line. What only this machine lacks, such as a folder or an address, is a warning.
 
 A file to start from:
   schema = 1
@@ -32,13 +35,35 @@ Examples:
   SERVAL_ENGINE_WORKERS=2 serval check-config service.toml --json";
 
 pub(super) fn run(screen: &Screen, file: &File) -> Result<(), Failure> {
-    let mut config = file.load()?;
+    let mut config = file.inspect()?;
     // Whoever checks a file elsewhere than where it serves has other cores.
     if let Err(Failure::Usage(why)) = serve::use_cores(&mut config) {
         config.warnings.push(format!("`serval serve` would refuse here: {why}"));
     }
+    let missing = serve::missing_folders(&config).into_iter();
+    let refusals = missing.chain(addresses(&config));
+    let refusals = refusals.map(|why| format!("`serval serve` would refuse here: {why}"));
+    let refusals: Vec<String> = refusals.collect();
+    config.warnings.extend(refusals);
     screen.show(|| text(screen, &config), || config.json());
     Ok(())
+}
+
+/// Addresses that this machine does not have or this user may not listen on. One that is in use may be so by the server
+/// whose file this is. Nothing listens here: a datagram socket is bound and closed.
+fn addresses(config: &Config) -> Vec<String> {
+    let ports = config.topology.ports().map(|(_, l)| (url(l.transport, l.address), l.address));
+    let metrics = config.metrics.map(|address| (format!("http://{address}"), address));
+    let refused = |(shown, address): (String, SocketAddr)| match UdpSocket::bind(address) {
+        Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
+            Some(format!("{shown} is no address of this machine"))
+        }
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => Some(format!(
+            "{shown}: ports below 1024 need a privilege; `setcap cap_net_bind_service+ep` gives it to the program"
+        )),
+        _ => None,
+    };
+    ports.chain(metrics).filter_map(refused).collect()
 }
 
 fn text(screen: &Screen, config: &Config) -> String {

@@ -83,7 +83,10 @@ impl Options {
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let mut config = options.file.load()?;
     use_cores(&mut config)?;
-    for_sockets(&config)?;
+    let missing = missing_folders(&config);
+    if !missing.is_empty() {
+        return Err(Failure::Run(missing.join("\n")));
+    }
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
@@ -143,17 +146,17 @@ pub(super) fn use_cores(config: &mut Config) -> Result<(), Failure> {
     config.use_cores(&allowed, sys::affinity::is_usable).map_err(Failure::Usage)
 }
 
-/// Refuses sockets in folders that are not there, with the key that names them.
-fn for_sockets(config: &Config) -> Result<(), Failure> {
-    for (key, path) in config.sockets() {
+/// Sockets in folders that are not there, with the key that names them.
+pub(super) fn missing_folders(config: &Config) -> Vec<String> {
+    let missing = |(key, path): (String, &Path)| {
         let folder = path.parent().unwrap_or(Path::new("/"));
-        if matches!(folder.try_exists(), Ok(false)) {
-            return Err(Failure::Run(format!(
+        matches!(folder.try_exists(), Ok(false)).then(|| {
+            format!(
                 "{key}: cannot listen at {path:?}: there is no folder {folder:?}; make it, or choose another path"
-            )));
-        }
-    }
-    Ok(())
+            )
+        })
+    };
+    config.sockets().filter_map(missing).collect()
 }
 
 /// Raises the limit of open descriptors and holds `limits.connections` to it: a number that was asked
@@ -183,10 +186,14 @@ pub(super) fn fit_connections(
         return Ok(());
     }
     if asked || room == 0 {
+        let or = match room {
+            0 => String::new(),
+            room => format!(", or set limits.connections to {room} or less"),
+        };
         return Err(Failure::Usage(format!(
             "limits.connections = {wanted} cannot be had: this process may have {limit} descriptors \
              open and needs {own} itself and {each} for a connection; raise the limit \
-             (`ulimit -Hn`, LimitNOFILE= of a unit) to {} or set limits.connections to {room} or less",
+             (`ulimit -Hn`, LimitNOFILE= of a unit) to {}{or}",
             own + each * u64::from(wanted)
         )));
     }

@@ -38,7 +38,22 @@ pub(super) fn listen(url: &str) -> Result<(Transport, SocketAddr), Wrong> {
             ),
         };
     };
+    one_machine(host, ip, "listen on an address of this machine, such as 127.0.0.1")?;
     Ok((transport, SocketAddr::new(ip, port)))
+}
+
+/// Refuses addresses that stand for many machines: a service answers from the address it is asked at, and nobody can
+/// send from these.
+fn one_machine(host: &str, ip: IpAddr, right: &str) -> Result<(), Wrong> {
+    let broadcast = match ip {
+        IpAddr::V4(ip) => ip.is_broadcast() || ip == Ipv4Addr::new(127, 255, 255, 255),
+        IpAddr::V6(_) => false,
+    };
+    match ip.to_canonical().is_multicast() {
+        true => wrong(format!("`{host}` is a multicast address"), right),
+        false if broadcast => wrong(format!("`{host}` is a broadcast address"), right),
+        false => Ok(()),
+    }
 }
 
 /// The path of a shared-memory port (`shm:///run/digits`); `None` if the text is of another scheme.
@@ -70,6 +85,7 @@ pub(super) fn connect(url: &str) -> Result<(Transport, SocketAddr), Wrong> {
         if ip.is_unspecified() {
             return wrong(format!("`{host}` is no destination"), "write the backend's address");
         }
+        one_machine(host, ip, "write the backend's own address")?;
         return Ok((transport, SocketAddr::new(ip, port)));
     }
     let printable =
@@ -90,7 +106,10 @@ pub(super) fn connect(url: &str) -> Result<(Transport, SocketAddr), Wrong> {
 pub(super) fn plain(text: &str) -> Result<SocketAddr, Wrong> {
     let (host, port) = host_and_port(text, "127.0.0.1:9464")?;
     match literal(host) {
-        Some(ip) => Ok(SocketAddr::new(ip, port)),
+        Some(ip) => {
+            one_machine(host, ip, "such as \"127.0.0.1:9464\"")?;
+            Ok(SocketAddr::new(ip, port))
+        }
         None => wrong(format!("`{host}` is not an IP address"), "such as \"127.0.0.1:9464\""),
     }
 }

@@ -3,7 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
+use engine::topology::{AcceleratorKind, Launch};
+
 use super::reader::nearest;
+use crate::kernel_file::{KernelFile, Target};
 
 /// A kernel that is part of Serval.
 #[derive(Clone, Copy, Debug)]
@@ -134,4 +137,33 @@ pub(super) fn find(name: &str, base: &Path, any_name: bool) -> Result<Kernel, (S
             "compile one with: serval kernel build FILE.cpp".to_owned(),
         )),
     }
+}
+
+/// Opens a kernel file that exists, as the accelerators of these kinds would; `name` is that of the kernel in it. The
+/// error is what is wrong and what would be right.
+pub(super) fn inspect(
+    path: &Path,
+    name: Option<&str>,
+    kinds: &[&AcceleratorKind],
+) -> Result<(), (String, String)> {
+    let target = |kind: &&AcceleratorKind| match kind {
+        // What the path means there is up to the runtime.
+        AcceleratorKind::Process { launch: Launch::External { .. }, .. } => None,
+        AcceleratorKind::Process { gpu: Some(_), .. } => Some(Target::Gpu),
+        _ => Some(Target::Host),
+    };
+    let mut targets: Vec<Target> = kinds.iter().filter_map(target).collect();
+    targets.dedup();
+    for target in targets {
+        let opened = KernelFile::open(path, target);
+        let checked = opened.and_then(|file| Ok(file.check(name, &mut || false)?));
+        checked.map_err(|error| {
+            let text = error.to_string();
+            match text.split_once(": ") {
+                Some((what, right)) => (what.to_owned(), right.to_owned()),
+                None => (text, "name another kernel file".to_owned()),
+            }
+        })?;
+    }
+    Ok(())
 }

@@ -27,6 +27,8 @@ pub(super) struct Report<'s> {
     pub(super) sources: &'s [Source],
     pub(super) problems: Vec<Problem>,
     pub(super) settings: Vec<Setting>,
+    /// Open what `serve` would open.
+    pub(super) inspect: bool,
 }
 
 impl Report<'_> {
@@ -155,7 +157,8 @@ impl<'t> Section<'t> {
             let found = choices.iter().find(|(word, _)| *word == text);
             if found.is_none() {
                 let what = format!("`{key}` cannot be \"{text}\"");
-                report.problem(match nearest(&text, words.iter().copied()) {
+                let near = meant(&text, &words).or_else(|| nearest(&text, words.iter().copied()));
+                report.problem(match near {
                     Some(near) => Problem::new(span, what, format!("did you mean \"{near}\"?"))
                         .help(format!("it is one of {listed}")),
                     None => Problem::new(span, what, format!("must be one of {listed}")),
@@ -249,6 +252,21 @@ pub(super) fn integer_of(
 pub(super) fn wrong_type(report: &mut Report<'_>, key: &str, node: &Node, wanted: &str) {
     let what = format!("`{key}` is {}", node.value.kind());
     report.problem(Problem::new(node.span, what, format!("must be {wanted}")));
+}
+
+/// The word of `words` for which people often write another one, which may look like a third.
+fn meant(given: &str, words: &[&'static str]) -> Option<&'static str> {
+    const OTHER_NAMES: [(&str, &str); 5] = [
+        ("gpu", "cuda"),
+        ("nvidia", "cuda"),
+        ("host", "cpu"),
+        ("thread", "threads"),
+        ("external", "process"),
+    ];
+    let given = given.to_ascii_lowercase();
+    let (_, word) =
+        OTHER_NAMES.iter().find(|(other, word)| *other == given && words.contains(word))?;
+    Some(word)
 }
 
 /// The word a person most likely meant: at most one mistake, in long words one in three letters.

@@ -257,7 +257,8 @@ connect = "tcp://127.0.0.1:11211"
 const NO_WORD: &str = "none-of-these";
 
 fn read(text: &str, set: Option<String>) -> Result<Config, ConfigError> {
-    let overrides = Overrides { environment: Vec::new(), sets: set.into_iter().collect() };
+    let overrides =
+        Overrides { environment: Vec::new(), sets: set.into_iter().collect(), inspect: false };
     Config::parse("sample.toml", text, Path::new(""), &overrides)
 }
 

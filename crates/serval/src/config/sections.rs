@@ -47,6 +47,24 @@ pub(super) struct EngineOptions {
 pub(super) struct AllPlaces {
     pub(super) engine: Option<Places>,
     pub(super) services: Vec<(Places, Vec<Places>)>,
+    /// Tables in which something is wrong: `engine`, `limits` or `accelerator`, whose values services depend on.
+    pub(super) faulty: bool,
+    /// The same of each service.
+    pub(super) faulty_services: Vec<bool>,
+}
+
+impl AllPlaces {
+    /// Whether a topology's problem is one of its own: what reading replaced by a default would only lead to second
+    /// errors.
+    pub(super) fn is_original(&self, error: &TopologyError) -> bool {
+        let (table, index, _) = error.path;
+        match table {
+            "engine" => !self.faulty,
+            // These do not depend on other tables.
+            _ if error.field == "listen" => !self.faulty_services[index],
+            _ => !self.faulty && !self.faulty_services[index],
+        }
+    }
 }
 
 /// Reads the whole document.
@@ -59,12 +77,14 @@ pub(super) fn read(
     let mut top = Section::new("the file", "", Some(root), whole);
     read_schema(report, &mut top);
     let mut places = AllPlaces::default();
+    let before = report.problems.len();
     let engine = sub_table(report, top.entry("engine"), "[engine]");
     let (engine, options) = read_engine(report, engine, whole, &mut places);
     let limits = sub_table(report, top.entry("limits"), "[limits]");
     let limits = read_limits(report, limits, whole);
     let accelerator_tables = tables(report, top.entry("accelerator"), "[[accelerator]]");
     let accelerators = read_accelerators(report, &accelerator_tables);
+    places.faulty = report.problems.len() > before;
     let service_tables = tables(report, top.entry("service"), "[[service]]");
     let asked = root.entry("service").is_some();
     top.finish(report);
@@ -79,24 +99,21 @@ pub(super) fn read(
     let context = super::service::Context {
         base,
         accelerators: &names,
-        external: accelerators.iter().map(is_external).collect(),
+        kinds: accelerators.iter().map(|accelerator| accelerator.kind.clone()).collect(),
         implicit: accelerator_tables.is_empty(),
     };
     let mut taken = Vec::new();
     let mut services = Vec::new();
     for (index, table) in service_tables.into_iter().enumerate() {
+        let before = report.problems.len();
         let (mut service, of_service) =
             super::service::read(report, table, index, &context, &mut taken);
         choose_rings(&mut service, &accelerators);
         services.push(service);
         places.services.push(of_service);
+        places.faulty_services.push(report.problems.len() > before);
     }
     (Topology { engine, limits, accelerators, services }, options, places)
-}
-
-/// Whether its kernels run in a program of somebody's own.
-fn is_external(accelerator: &Accelerator) -> bool {
-    matches!(accelerator.kind, AcceleratorKind::Process { launch: Launch::External { .. }, .. })
 }
 
 /// Rings for GPUs: one trip over the bus finds and fetches a message; with doorbells it takes two.

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use engine::topology::{Backend, Dispatch, Listen, Replies, Rings, Service, Sockets};
+use engine::topology::{
+    AcceleratorKind, Backend, Dispatch, Launch, Listen, Replies, Rings, Service, Sockets,
+};
 use mqueue::abi::{BLOCKS_MAX, DEPTH_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAMS_MAX};
 use wire::admission::KeyRange;
 use wire::framing::Framing;
@@ -22,8 +24,8 @@ pub(super) struct Context<'a> {
     pub(super) base: &'a Path,
     /// Names of the accelerators.
     pub(super) accelerators: &'a [String],
-    /// Which of them run programs of somebody's own: what those have for kernels is theirs to name.
-    pub(super) external: Vec<bool>,
+    /// Their kinds. What programs of somebody's own have for kernels is theirs to name.
+    pub(super) kinds: Vec<AcceleratorKind>,
     /// The file defines none: there is one anyway.
     pub(super) implicit: bool,
 }
@@ -52,8 +54,8 @@ pub(super) fn read(
         Some(Value::Array(items)) => items.len(),
         _ => 1,
     };
-    let external: Vec<bool> = service.accelerators.iter().map(|at| context.external[*at]).collect();
-    let (kernels, kernel) = read_kernels(report, at, context.base, &external, count);
+    let kinds: Vec<_> = service.accelerators.iter().map(|at| &context.kinds[*at]).collect();
+    let (kernels, kernel) = read_kernels(report, at, context.base, &kinds, count);
     service.params = read_params(report, at, kernel);
     let mqueues = read_mqueues(report, at, count);
     read_sizes(report, at, &mut service);
@@ -156,12 +158,12 @@ fn of_accelerators<'t>(
 }
 
 /// The kernel of each accelerator, or one for all of them; and the built-in one among them, if there is one.
-/// `external` tells of each accelerator whether it runs a program of somebody's own.
+/// `kinds` are those of the accelerators.
 fn read_kernels(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
     base: &Path,
-    external: &[bool],
+    kinds: &[&AcceleratorKind],
     count: usize,
 ) -> (Vec<String>, Option<&'static Builtin>) {
     let (mut kernels, mut names, mut known) = (Vec::new(), Vec::new(), None);
@@ -172,17 +174,28 @@ fn read_kernels(
             for (place, node) in nodes.iter().enumerate() {
                 let text = text_of(report, "kernel", node, "\"echo\", or a path");
                 let Some((name, span)) = text else { continue };
-                let any_name = match nodes.len() {
-                    1 => external.iter().all(|external| *external),
-                    _ => external.get(place) == Some(&true),
+                // One for all of them, or one for each.
+                let kinds = match nodes.len() {
+                    1 => kinds,
+                    _ => kinds.get(place..=place).unwrap_or_default(),
                 };
+                let any_name = !kinds.is_empty() && kinds.iter().all(|kind| is_external(kind));
                 match kernel::find(&name, base, any_name) {
                     Ok(Kernel::Builtin(builtin)) => {
                         known = known.or(Some(builtin));
                         kernels.push(name.clone());
                     }
                     Ok(Kernel::Foreign) => kernels.push(name.clone()),
-                    Ok(Kernel::Library(path, kernel)) => kernels.push(library(&path, kernel)),
+                    Ok(Kernel::Library(path, kernel)) => {
+                        let whole = match report.inspect {
+                            true => kernel::inspect(&path, kernel.as_deref(), kinds),
+                            false => Ok(()),
+                        };
+                        if let Err((what, right)) = whole {
+                            report.problem(Problem::new(span, what, right));
+                        }
+                        kernels.push(library(&path, kernel));
+                    }
                     Err((what, right)) => report.problem(Problem::new(span, what, right)),
                 }
                 names.push(name);
@@ -198,6 +211,11 @@ fn read_kernels(
         kernels.push(String::new());
     }
     (kernels, known)
+}
+
+/// Whether its kernels run in a program of somebody's own.
+fn is_external(kind: &AcceleratorKind) -> bool {
+    matches!(kind, AcceleratorKind::Process { launch: Launch::External { .. }, .. })
 }
 
 /// A kernel of a library as a topology names it.
