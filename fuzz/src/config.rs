@@ -13,7 +13,7 @@ const FILE: &str = "fuzz.toml";
 
 /// The topology of a text that is right.
 pub(crate) fn topology(text: &str) -> engine::topology::Topology {
-    let overrides = Overrides { environment: Vec::new(), sets: Vec::new(), inspect: false };
+    let overrides = Overrides { environment: Vec::new(), sets: Vec::new(), inspect: None };
     let config = Config::parse(FILE, text, "nowhere".as_ref(), &overrides);
     config.unwrap_or_else(|error| panic!("{}", error.render(false))).topology
 }
@@ -27,7 +27,7 @@ pub fn text(input: &[u8]) {
     // A file that is not UTF-8 is refused before it is parsed.
     let Ok(text) = std::str::from_utf8(text) else { return };
     let sets = String::from_utf8_lossy(sets).lines().map(str::to_owned).collect();
-    let overrides = Overrides { environment: Vec::new(), sets, inspect: false };
+    let overrides = Overrides { environment: Vec::new(), sets, inspect: None };
     match Config::parse(FILE, text, "nowhere".as_ref(), &overrides) {
         Ok(config) => {
             config.topology.check().expect("a configuration that was accepted");

@@ -26,7 +26,7 @@ use sys::signal::{Signal, Signals};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::config::{Config, ConfigError, Overrides};
-use crate::kernel_file::set_trial_program;
+use crate::kernel_file::{self, set_trial_program};
 use crate::log;
 use crate::screen::{Screen, colours_wanted, print};
 
@@ -180,7 +180,7 @@ impl File {
     /// The same; what is wrong with kernel files is among the problems.
     fn inspect(&self) -> Result<Config, Failure> {
         let overrides = Overrides::from_environment(self.overrides.sets.clone());
-        let overrides = Overrides { inspect: true, ..overrides };
+        let overrides = Overrides { inspect: Some(kernel_file::inspect), ..overrides };
         Config::load(&self.path, &overrides).map_err(Failure::Config)
     }
 }

@@ -56,10 +56,13 @@ pub struct Overrides {
     pub environment: Vec<(String, String)>,
     /// `KEY=VALUE` of every `--set`.
     pub sets: Vec<String>,
-    /// Also open the kernel files, and load libraries in a process of their own ([`crate::kernel_file`]), so that what is
-    /// wrong with them is shown in its place with all other problems.
-    pub inspect: bool,
+    /// Also opens the kernel files, so that what is wrong with them is shown in its place with all other problems.
+    pub inspect: Option<Inspect>,
 }
+
+/// Opens the kernel file at a path, for a GPU or for host cores, and looks for the kernel of this name or for the only
+/// one. The error is one sentence, and after a colon what would be right.
+pub type Inspect = fn(path: &Path, name: Option<&str>, on_gpu: bool) -> Result<(), String>;
 
 impl Overrides {
     /// This process's environment, and flags. Variables that are not UTF-8 are left out.
@@ -69,7 +72,7 @@ impl Overrides {
         };
         let mut environment: Vec<_> = std::env::vars_os().filter_map(text).collect();
         environment.sort();
-        Self { environment, sets, inspect: false }
+        Self { environment, sets, inspect: None }
     }
 }
 
@@ -316,7 +319,7 @@ mod tests {
         let overrides = Overrides {
             environment: environment.iter().map(pair).collect(),
             sets: sets.iter().map(|s| (*s).to_owned()).collect(),
-            inspect: false,
+            inspect: None,
         };
         Config::parse("a.toml", text, Path::new(""), &overrides)
     }

@@ -167,3 +167,11 @@ pub fn find(kernel: &str) -> Result<Arc<Kernel>, AccelError> {
         None => Ok(Kernel::builtin(kernel)?),
     }
 }
+
+/// Opens, checks and tries a kernel file, for [`crate::config::Overrides::inspect`].
+pub fn inspect(path: &Path, name: Option<&str>, on_gpu: bool) -> Result<(), String> {
+    let target = if on_gpu { Target::Gpu } else { Target::Host };
+    let checked =
+        KernelFile::open(path, target).and_then(|file| Ok(file.check(name, &mut || false)?));
+    checked.map_err(|error| error.to_string())
+}

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use engine::topology::{AcceleratorKind, Launch};
 
+use super::Inspect;
 use super::reader::nearest;
-use crate::kernel_file::{KernelFile, Target};
 
 /// A kernel that is part of Serval.
 #[derive(Clone, Copy, Debug)]
@@ -139,31 +139,25 @@ pub(super) fn find(name: &str, base: &Path, any_name: bool) -> Result<Kernel, (S
     }
 }
 
-/// Opens a kernel file that exists, as the accelerators of these kinds would; `name` is that of the kernel in it. The
-/// error is what is wrong and what would be right.
+/// Opens a kernel file that exists with `open`, as the accelerators of these kinds would; `name` is that of the kernel in
+/// it. The error is what is wrong and what would be right.
 pub(super) fn inspect(
+    open: Inspect,
     path: &Path,
     name: Option<&str>,
     kinds: &[&AcceleratorKind],
 ) -> Result<(), (String, String)> {
-    let target = |kind: &&AcceleratorKind| match kind {
+    let on_gpu = |kind: &&AcceleratorKind| match kind {
         // What the path means there is up to the runtime.
         AcceleratorKind::Process { launch: Launch::External { .. }, .. } => None,
-        AcceleratorKind::Process { gpu: Some(_), .. } => Some(Target::Gpu),
-        _ => Some(Target::Host),
+        AcceleratorKind::Process { gpu, .. } => Some(gpu.is_some()),
+        AcceleratorKind::Cpu { .. } => Some(false),
     };
-    let mut targets: Vec<Target> = kinds.iter().filter_map(target).collect();
-    targets.dedup();
-    for target in targets {
-        let opened = KernelFile::open(path, target);
-        let checked = opened.and_then(|file| Ok(file.check(name, &mut || false)?));
-        checked.map_err(|error| {
-            let text = error.to_string();
-            match text.split_once(": ") {
-                Some((what, right)) => (what.to_owned(), right.to_owned()),
-                None => (text, "name another kernel file".to_owned()),
-            }
-        })?;
-    }
-    Ok(())
+    let mut on_gpus: Vec<bool> = kinds.iter().filter_map(on_gpu).collect();
+    on_gpus.dedup();
+    let refused = on_gpus.into_iter().find_map(|on_gpu| open(path, name, on_gpu).err());
+    refused.map_or(Ok(()), |text| match text.split_once(": ") {
+        Some((what, right)) => Err((what.to_owned(), right.to_owned())),
+        None => Err((text, "name another kernel file".to_owned())),
+    })
 }

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 
 use serde_json::Value as Json;
 
+use super::Inspect;
 use super::diagnostic::{Origin, Problem, Source, Span};
 use super::tree::{Entry, Node, Table, Value};
 
@@ -27,8 +28,8 @@ pub(super) struct Report<'s> {
     pub(super) sources: &'s [Source],
     pub(super) problems: Vec<Problem>,
     pub(super) settings: Vec<Setting>,
-    /// Open what `serve` would open.
-    pub(super) inspect: bool,
+    /// Opens kernel files, if they are to be opened.
+    pub(super) inspect: Option<Inspect>,
 }
 
 impl Report<'_> {

@@ -258,7 +258,7 @@ const NO_WORD: &str = "none-of-these";
 
 fn read(text: &str, set: Option<String>) -> Result<Config, ConfigError> {
     let overrides =
-        Overrides { environment: Vec::new(), sets: set.into_iter().collect(), inspect: false };
+        Overrides { environment: Vec::new(), sets: set.into_iter().collect(), inspect: None };
     Config::parse("sample.toml", text, Path::new(""), &overrides)
 }
 

@@ -187,11 +187,10 @@ fn read_kernels(
                     }
                     Ok(Kernel::Foreign) => kernels.push(name.clone()),
                     Ok(Kernel::Library(path, kernel)) => {
-                        let whole = match report.inspect {
-                            true => kernel::inspect(&path, kernel.as_deref(), kinds),
-                            false => Ok(()),
-                        };
-                        if let Err((what, right)) = whole {
+                        let checked = report
+                            .inspect
+                            .map(|open| kernel::inspect(open, &path, kernel.as_deref(), kinds));
+                        if let Some(Err((what, right))) = checked {
                             report.problem(Problem::new(span, what, right));
                         }
                         kernels.push(library(&path, kernel));
