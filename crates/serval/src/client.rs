@@ -17,6 +17,8 @@
 //! * [`shm()`]: a shared-memory port of an engine on this machine, without a network; [`mod@shm`] is the
 //!   client itself, for programs.
 //!
+//! [`mod@ask`] sends one message and waits for its reply, without a load.
+//!
 //! [`workload`] has what can be asked. [`crate::bench`] makes measurements of it that say when they
 //! are not to be believed.
 //!
@@ -31,6 +33,7 @@
 //! ```
 
 mod arrivals;
+pub mod ask;
 mod burst;
 pub mod shm;
 mod tally;

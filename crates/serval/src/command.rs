@@ -1,5 +1,6 @@
 //! The `serval` command: arguments, exit codes, and one module for each verb.
 
+mod ask;
 mod attach;
 mod bench;
 mod bytes;
@@ -35,6 +36,7 @@ Examples:
   serval demo                          see it work: a digit reader over UDP and TCP
   serval check-config service.toml     what a file means, and what it costs
   serval serve service.toml            serve until SIGTERM or Ctrl-C
+  serval ask udp://127.0.0.1:9000 hi   send one message, print the reply
   serval bench udp://127.0.0.1:9000    how fast a server is, with every reply checked
   serval doctor service.toml           what this machine can do, and how a service would run
   serval top                           what a running server does, live
@@ -91,6 +93,10 @@ enum Verb {
     /// See Serval work on this machine, in less than a minute
     #[command(after_help = demo::HELP)]
     Demo(demo::Options),
+
+    /// Send one message to a server and print the reply
+    #[command(after_help = ask::HELP)]
+    Ask(Box<ask::Options>),
 
     /// Measure a server: how many requests a second, and how long they take
     #[command(after_help = bench::HELP)]
@@ -250,6 +256,7 @@ pub fn main() -> ExitCode {
         Verb::Attach(options) => attach::run(options),
         Verb::Demo(options) => demo::run(&screen, options),
         Verb::Compare(options) => compare::run(&screen, options),
+        Verb::Ask(options) => ask::run(&screen, options),
         Verb::Bench(options) => bench::run(&screen, options),
         Verb::CheckConfig(file) => check::run(&screen, file),
         Verb::Reload(options) => reload::run(&screen, options),

@@ -145,9 +145,9 @@ pub(super) struct Options {
 
 /// Bytes given as hexadecimal digits.
 #[derive(Clone, Debug)]
-struct Hex(Vec<u8>);
+pub(super) struct Hex(pub(super) Vec<u8>);
 
-fn hex(text: &str) -> Result<Hex, String> {
+pub(super) fn hex(text: &str) -> Result<Hex, String> {
     bytes::from_hex(text).map(Hex)
 }
 

@@ -37,9 +37,56 @@ pub(super) fn all_of(source: impl Read) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
+/// The bytes as text, if that shows all of them.
+pub(super) fn printable(bytes: &[u8]) -> Option<&str> {
+    let shows = |c: char| !c.is_control() || matches!(c, '\n' | '\r' | '\t');
+    std::str::from_utf8(bytes).ok().filter(|text| text.chars().all(shows))
+}
+
+/// Two digits for each byte.
+pub(super) fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// For people: text with a line end, or a hex dump of 16 bytes a line.
+pub(super) fn shown(bytes: &[u8]) -> String {
+    match printable(bytes) {
+        Some("") => "(an empty reply)\n".to_owned(),
+        Some(text) if text.ends_with('\n') => text.to_owned(),
+        Some(text) => format!("{text}\n"),
+        None => {
+            bytes.chunks(16).enumerate().map(|(row, bytes)| dump_line(16 * row, bytes)).collect()
+        }
+    }
+}
+
+fn dump_line(offset: usize, bytes: &[u8]) -> String {
+    let hex: Vec<_> = bytes
+        .chunks(8)
+        .map(|half| half.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" "))
+        .collect();
+    let visible = |byte: &u8| if (0x20..0x7f).contains(byte) { char::from(*byte) } else { '.' };
+    let text: String = bytes.iter().map(visible).collect();
+    format!("{offset:08x}  {:<48}  |{text}|\n", hex.join("  "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_is_shown_as_it_is_and_everything_else_as_a_dump() {
+        assert_eq!(shown("hällo".as_bytes()), "hällo\n");
+        assert_eq!(shown(b"a\r\n"), "a\r\n");
+        assert_eq!(shown(b""), "(an empty reply)\n");
+        assert_eq!(
+            shown(b"\0abcdefghijklmnop"),
+            "00000000  00 61 62 63 64 65 66 67  68 69 6a 6b 6c 6d 6e 6f  |.abcdefghijklmno|\n\
+             00000010  70                                                |p|\n"
+        );
+        // Nothing that comes from a server reaches the terminal as a command to it.
+        assert!(shown(b"\x1b[2J").starts_with("00000000  1b"));
+    }
 
     #[test]
     fn hexadecimal_digits_come_in_pairs() {
