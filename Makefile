@@ -53,6 +53,12 @@ PAGES = README.md LICENSE CHANGELOG.md docs/configuration.md docs/operations.md 
 UNIT = docs/serval.service
 INTO = $(DESTDIR)$(PREFIX)
 DOC = $(INTO)/share/doc/serval
+# The pages of the command and of everything below it; tests compare.
+MANUAL = serval.1 $(patsubst %,serval%.1,-serve -attach -demo -ask -bench -compare -check-config -reload -doctor -top -kernel -kernel-build -kernel-list \
+	-drop-reasons -man -completions -version)
+BASH_COMPLETION = $(INTO)/share/bash-completion/completions/serval
+ZSH_COMPLETION = $(INTO)/share/zsh/site-functions/_serval
+FISH_COMPLETION = $(INTO)/share/fish/vendor_completions.d/serval.fish
 PLACE = PREFIX=$(PREFIX) DESTDIR=$(abspath $(DESTDIR))
 
 # SERVAL=FILE installs that command. Under sudo it is what `make build` left: root's PATH may have no cargo, or another one, and its files would be
@@ -65,13 +71,18 @@ install: absolute-prefix $(if $(BUILT_BEFORE),,build)
 	@$(MAKE) --no-print-directory --silent -C client install $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C attach install $(PLACE)
 	@for page in $(PAGES); do install -m 644 $$page $(DOC)/$$page || exit 1; done
+	@umask 022; $(INTO)/bin/serval man $(INTO)/share/man/man1 >/dev/null
+	@umask 022; mkdir -p $(dir $(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)) && \
+		$(INTO)/bin/serval completions bash >$(BASH_COMPLETION) && $(INTO)/bin/serval completions zsh >$(ZSH_COMPLETION) && \
+		$(INTO)/bin/serval completions fish >$(FISH_COMPLETION)
 	@sed 's|/usr/local/bin/|$(PREFIX)/bin/|' $(UNIT) >$(DOC)/$(UNIT)
 	@chmod 644 $(DOC)/$(UNIT)
 	@echo "installed: $(INTO)/bin/serval, which is $(SERVAL) of $$(date -r "$(SERVAL)" '+%F %T'), libraries and headers beside it, pages in $(DOC)"
 
 # Files by name, and of folders only those of Serval, if nobody else has put anything there.
 uninstall: absolute-prefix
-	@rm -f $(INTO)/bin/serval $(PAGES:%=$(DOC)/%) $(DOC)/$(UNIT)
+	@rm -f $(INTO)/bin/serval $(PAGES:%=$(DOC)/%) $(DOC)/$(UNIT) $(MANUAL:%=$(INTO)/share/man/man1/%) \
+		$(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
 	@$(MAKE) --no-print-directory --silent -C client uninstall $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C attach uninstall $(PLACE)
 	@rmdir $(DOC)/docs $(DOC) 2>/dev/null || true

@@ -10,6 +10,7 @@ mod control;
 mod demo;
 mod doctor;
 mod kernel;
+mod pages;
 mod reload;
 mod serve;
 mod tables;
@@ -129,6 +130,14 @@ enum Verb {
     /// Explain every reason for which a message can be lost
     #[command(name = "drop-reasons", after_help = tables::DROP_REASONS_HELP)]
     DropReasons,
+
+    /// Write the manual's pages
+    #[command(after_help = pages::MAN_HELP)]
+    Man(pages::ManOptions),
+
+    /// Print a completion script for a shell
+    #[command(after_help = pages::COMPLETIONS_HELP)]
+    Completions(pages::CompletionsOptions),
 
     /// Show the version
     #[command(after_help = tables::VERSION_HELP)]
@@ -265,6 +274,11 @@ pub fn main() -> ExitCode {
         Verb::Kernel(verb) => kernel::run(&screen, verb),
         Verb::DropReasons => {
             tables::drop_reasons(&screen);
+            Ok(())
+        }
+        Verb::Man(options) => pages::man(&screen, options),
+        Verb::Completions(options) => {
+            pages::completions(options);
             Ok(())
         }
         Verb::Version => {

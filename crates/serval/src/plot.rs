@@ -8,12 +8,20 @@ use std::path::Path;
 /// Says in the file that it may be overwritten by the next plot.
 const MARK: &str = "<!-- made by serval -->";
 const WIDTH: f64 = 760.0;
-const HEIGHT: f64 = 440.0;
-/// Room around the axes: left, right, top, bottom.
+/// Height of the area between the axes; titles, legends and captions make the page higher.
+const AREA: f64 = 272.0;
+/// Room left and right of the axes.
 const LEFT: f64 = 84.0;
-const RIGHT: f64 = 24.0;
-const TOP: f64 = 72.0;
-const BOTTOM: f64 = 96.0;
+const RIGHT: f64 = 36.0;
+/// What may be between the left axis and the page's right edge.
+const TEXT_WIDTH: f64 = WIDTH - LEFT - 12.0;
+/// Sizes of text, and the distance of its lines.
+const TITLE_SIZE: f64 = 16.0;
+const TEXT_SIZE: f64 = 13.0;
+const CAPTION_SIZE: f64 = 11.0;
+const TITLE_LINE: f64 = 20.0;
+const LEGEND_LINE: f64 = 20.0;
+const CAPTION_LINE: f64 = 15.0;
 /// Ticks an axis has, about.
 const TICKS: f64 = 6.0;
 
@@ -37,20 +45,29 @@ pub enum Scale {
     Percentile,
 }
 
+/// What the numbers of an axis are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Replies a second; shares, which have their own scale.
+    Plain,
+    /// Microseconds.
+    Microseconds,
+}
+
 /// The axis of a distribution of latencies.
 pub fn shares() -> Axis {
     let label = "share of the requests answered within this time".to_owned();
-    Axis { label, scale: Scale::Percentile }
+    Axis { label, scale: Scale::Percentile, unit: Unit::Plain }
 }
 
 /// The axis of latencies in microseconds.
 pub fn latencies() -> Axis {
-    Axis { label: "latency, us".to_owned(), scale: Scale::Log }
+    Axis { label: "latency".to_owned(), scale: Scale::Log, unit: Unit::Microseconds }
 }
 
 /// The axis of rates.
 pub fn rates() -> Axis {
-    Axis { label: "replies a second".to_owned(), scale: Scale::Linear }
+    Axis { label: "replies a second".to_owned(), scale: Scale::Linear, unit: Unit::Plain }
 }
 
 /// One axis.
@@ -60,6 +77,26 @@ pub struct Axis {
     pub label: String,
     /// How values are placed.
     pub scale: Scale,
+    /// What the values are.
+    pub unit: Unit,
+}
+
+impl Axis {
+    /// What a tick says.
+    fn name(&self, value: f64) -> String {
+        match self.unit {
+            _ if self.scale == Scale::Percentile => {
+                format!("{} %", trim(format!("{:.3}", 100.0 * value)))
+            }
+            Unit::Plain => si(value),
+            Unit::Microseconds => match value {
+                v if v >= 0.9995e6 => format!("{} s", trim(format!("{:.3}", v / 1e6))),
+                v if v >= 0.9995e3 => format!("{} ms", trim(format!("{:.3}", v / 1e3))),
+                v if v >= 0.9995 => format!("{} us", trim(format!("{v:.3}"))),
+                v => format!("{} ns", trim(format!("{:.3}", v * 1e3))),
+            },
+        }
+    }
 }
 
 /// A line.
@@ -116,14 +153,14 @@ impl Scale {
         place.is_finite().then_some(place)
     }
 
-    /// Ticks for places in `range`: their places and labels.
-    fn ticks(self, range: (f64, f64)) -> Vec<(f64, String)> {
+    /// Ticks for places in `range`: their places and values.
+    fn ticks(self, range: (f64, f64)) -> Vec<(f64, f64)> {
         let (low, high) = range;
         match self {
             Self::Linear => {
                 let step = nice((high - low) / TICKS);
                 let count = ((high - low) / step + 1e-9) as usize;
-                (0..=count).map(|i| low + i as f64 * step).map(|v| (v, si(v))).collect()
+                (0..=count).map(|i| low + i as f64 * step).map(|v| (v, v)).collect()
             }
             Self::Log => {
                 // A few decades have ticks between them, many have not.
@@ -131,13 +168,12 @@ impl Scale {
                 let decades = low.floor() as i32..=high.ceil() as i32;
                 let values = decades.flat_map(|d| steps.iter().map(move |s| s * 10f64.powi(d)));
                 let inside = values.filter(|v| (low - 1e-9..=high + 1e-9).contains(&v.log10()));
-                inside.map(|v| (v.log10(), si(v))).collect()
+                inside.map(|v| (v.log10(), v)).collect()
             }
             Self::Percentile => {
                 let marks = [0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999];
                 let placed = marks.into_iter().map(|q| (-(1.0f64 - q).log10(), q));
-                let label = |q: f64| format!("{} %", trim(format!("{:.3}", 100.0 * q)));
-                placed.filter(|(p, _)| *p <= high + 1e-9).map(|(p, q)| (p, label(q))).collect()
+                placed.filter(|(p, _)| *p <= high + 1e-9).collect()
             }
         }
     }
@@ -179,13 +215,91 @@ fn si(value: f64) -> String {
     trim(format!("{scaled:.3}")) + prefix
 }
 
-/// Without zeros at the end.
+/// Without zeros behind the point.
 fn trim(number: String) -> String {
     number.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
+/// How wide a text is at most: fonts differ, this is for a wide one (DejaVu Sans).
+fn text_width(text: &str, size: f64) -> f64 {
+    let em = |c: char| match c {
+        'i' | 'j' | 'l' | 't' | 'f' | 'r' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' | ' ' | '(' | ')' => 0.42,
+        'm' | 'w' | 'M' | 'W' | '%' | '@' => 1.0,
+        c if c.is_ascii_uppercase() => 0.77,
+        c if c.is_ascii() => 0.65,
+        _ => 1.0,
+    };
+    size * text.chars().map(em).sum::<f64>()
+}
+
+/// The text in lines that are no wider than this; words that are wider are cut.
+fn wrap(text: &str, size: f64, width: f64) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("there is one");
+        let gap = if line.is_empty() { "" } else { " " };
+        if text_width(&format!("{line}{gap}{word}"), size) <= width {
+            *line += gap;
+            *line += word;
+            continue;
+        }
+        if !line.is_empty() {
+            lines.push(String::new());
+        }
+        for c in word.chars() {
+            let line = lines.last_mut().expect("there is one");
+            if !line.is_empty() && text_width(&format!("{line}{c}"), size) > width {
+                lines.push(String::new());
+            }
+            lines.last_mut().expect("there is one").push(c);
+        }
+    }
+    lines
+}
+
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+/// Where things are on the page, from top to bottom.
+struct Layout {
+    title: Vec<String>,
+    /// Where each line of the chart stands in the legend.
+    legend: Vec<(f64, f64)>,
+    top: f64,
+    bottom: f64,
+    /// Lines below the axes, warnings first, and whether they are one.
+    notes: Vec<(String, bool)>,
+    height: f64,
+}
+
+/// Length of the line in front of a name in the legend, with its distance.
+const LEGEND_MARK: f64 = 34.0;
+
+impl Layout {
+    fn new(chart: &Chart) -> Self {
+        // Bold text is wider.
+        let title = wrap(&chart.title, 1.1 * TITLE_SIZE, TEXT_WIDTH);
+        let (mut x, mut y) = (LEFT, 50.0 + TITLE_LINE * (title.len() - 1) as f64);
+        let mut legend = Vec::new();
+        for line in &chart.lines {
+            let width = LEGEND_MARK + text_width(&line.name, TEXT_SIZE);
+            if x > LEFT && x + width > LEFT + TEXT_WIDTH {
+                (x, y) = (LEFT, y + LEGEND_LINE);
+            }
+            legend.push((x, y));
+            x += width + 24.0;
+        }
+        let top = y + 22.0;
+        let bottom = top + AREA;
+        let warning = chart.warning.iter();
+        let warning = warning.flat_map(|text| wrap(text, 1.1 * CAPTION_SIZE, TEXT_WIDTH));
+        let caption = wrap(&chart.caption, CAPTION_SIZE, TEXT_WIDTH);
+        let mut notes: Vec<_> = warning.map(|line| (line, true)).collect();
+        notes.extend(caption.into_iter().map(|line| (line, false)));
+        let height = bottom + 69.0 + CAPTION_LINE * notes.len() as f64 + 12.0;
+        Self { title, legend, top, bottom, notes, height }
+    }
 }
 
 impl Chart {
@@ -195,26 +309,27 @@ impl Chart {
             let points = || self.lines.iter().flat_map(|line| line.points.iter());
             (self.x.scale.range(points().map(|p| p.0)), self.y.scale.range(points().map(|p| p.1)))
         };
+        let layout = Layout::new(self);
         let stretch = |place: f64, range: (f64, f64)| (place - range.0) / (range.1 - range.0);
         let x_of = |place: f64| LEFT + stretch(place, x_range) * (WIDTH - LEFT - RIGHT);
-        let y_of = |place: f64| HEIGHT - BOTTOM - stretch(place, y_range) * (HEIGHT - TOP - BOTTOM);
-        let mut out = self.head();
-        self.axes(&mut out, &x_of, &y_of, x_range, y_range);
+        let y_of = |place: f64| layout.bottom - stretch(place, y_range) * AREA;
+        let mut out = self.head(&layout);
+        self.axes(&mut out, &layout, &x_of, &y_of, x_range, y_range);
         for (index, line) in self.lines.iter().enumerate() {
             let place = |(x, y): &(f64, f64)| {
                 Some((x_of(self.x.scale.place(*x)?), y_of(self.y.scale.place(*y)?)))
             };
             let points: Vec<(f64, f64)> = line.points.iter().filter_map(place).collect();
-            draw(&mut out, index, &line.name, &points);
+            draw(&mut out, index, &line.name, layout.legend[index], &points);
         }
         out.push_str("</svg>\n");
         out
     }
 
-    fn head(&self) -> String {
-        let mut style = String::from(
-            "svg{font-family:system-ui,sans-serif;font-size:13px}.ground{fill:#fff}text{fill:#222}\
-             .dim{fill:#555}.warning{fill:#b00020;font-weight:600}.grid{stroke:#ddd}.axis{stroke:#555}",
+    fn head(&self, layout: &Layout) -> String {
+        let mut style = format!(
+            "svg{{font-family:system-ui,sans-serif;font-size:{TEXT_SIZE}px}}.ground{{fill:#fff}}text{{fill:#222}}\
+             .dim{{fill:#555}}.warning{{fill:#b00020;font-weight:600}}.grid{{stroke:#ddd}}.axis{{stroke:#555}}",
         );
         let mut dark = String::from(
             ".ground{fill:#16181d}text{fill:#eee}.dim{fill:#aaa}.warning{fill:#ff8a80}.grid{stroke:#333}.axis{stroke:#999}",
@@ -224,44 +339,56 @@ impl Chart {
             let _ = write!(style, ".m{index}{{fill:{light}}}");
             let _ = write!(dark, ".l{index}{{stroke:{night}}}.m{index}{{fill:{night}}}");
         }
-        let title = escape(&self.title);
-        format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">\n\
-             {MARK}\n<title>{title}</title>\n\
+        let height = layout.height;
+        let mut head = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n\
+             {MARK}\n<title>{}</title>\n\
              <style>{style}@media(prefers-color-scheme:dark){{{dark}}}</style>\n\
-             <rect class=\"ground\" width=\"{WIDTH}\" height=\"{HEIGHT}\"/>\n\
-             <text x=\"{LEFT}\" y=\"26\" font-size=\"16\" font-weight=\"600\">{title}</text>\n\
-             {}<text x=\"{LEFT}\" y=\"{}\" class=\"dim\" font-size=\"11\">{}</text>\n",
-            self.warning.as_ref().map_or(String::new(), |warning| format!(
-                "<text x=\"{LEFT}\" y=\"{}\" class=\"warning\" font-size=\"11\">{}</text>\n",
-                HEIGHT - 28.0,
-                escape(warning)
-            )),
-            HEIGHT - 12.0,
-            escape(&self.caption)
-        )
+             <rect class=\"ground\" width=\"{WIDTH}\" height=\"{height}\"/>\n",
+            escape(&self.title)
+        );
+        for (at, line) in layout.title.iter().enumerate() {
+            let _ = writeln!(
+                head,
+                "<text x=\"{LEFT}\" y=\"{}\" font-size=\"{TITLE_SIZE}\" font-weight=\"600\">{}</text>",
+                26.0 + TITLE_LINE * at as f64,
+                escape(line)
+            );
+        }
+        for (at, (line, is_warning)) in layout.notes.iter().enumerate() {
+            let class = if *is_warning { "warning" } else { "dim" };
+            let y = layout.bottom + 69.0 + CAPTION_LINE * (at + 1) as f64;
+            let _ = writeln!(
+                head,
+                "<text x=\"{LEFT}\" y=\"{y}\" class=\"{class}\" font-size=\"{CAPTION_SIZE}\">{}</text>",
+                escape(line)
+            );
+        }
+        head
     }
 
     fn axes(
         &self,
         out: &mut String,
+        layout: &Layout,
         x_of: &dyn Fn(f64) -> f64,
         y_of: &dyn Fn(f64) -> f64,
         x_range: (f64, f64),
         y_range: (f64, f64),
     ) {
-        let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
-        for (place, label) in self.x.scale.ticks(x_range) {
-            let x = x_of(place);
+        let Layout { top, bottom, .. } = *layout;
+        let right = WIDTH - RIGHT;
+        for (place, value) in self.x.scale.ticks(x_range) {
+            let (x, label) = (x_of(place), self.x.name(value));
             let _ = writeln!(
                 out,
-                "<path class=\"grid\" d=\"M{x:.1} {TOP}V{bottom}\"/>\
+                "<path class=\"grid\" d=\"M{x:.1} {top}V{bottom}\"/>\
                  <text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>",
                 bottom + 20.0
             );
         }
-        for (place, label) in self.y.scale.ticks(y_range) {
-            let y = y_of(place);
+        for (place, value) in self.y.scale.ticks(y_range) {
+            let (y, label) = (y_of(place), self.y.name(value));
             let _ = writeln!(
                 out,
                 "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>\
@@ -270,10 +397,10 @@ impl Chart {
                 y + 4.0
             );
         }
-        let (x_middle, y_middle) = ((LEFT + right) / 2.0, (TOP + bottom) / 2.0);
+        let (x_middle, y_middle) = ((LEFT + right) / 2.0, (top + bottom) / 2.0);
         let _ = write!(
             out,
-            "<path class=\"axis\" fill=\"none\" d=\"M{LEFT} {TOP}V{bottom}H{right}\"/>\n\
+            "<path class=\"axis\" fill=\"none\" d=\"M{LEFT} {top}V{bottom}H{right}\"/>\n\
              <text x=\"{x_middle}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n\
              <text transform=\"translate(22 {y_middle}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
             bottom + 44.0,
@@ -284,7 +411,13 @@ impl Chart {
 }
 
 /// A line, its markers, and its place in the legend above the axes.
-fn draw(out: &mut String, index: usize, name: &str, points: &[(f64, f64)]) {
+fn draw(
+    out: &mut String,
+    index: usize,
+    name: &str,
+    (x, y): (f64, f64),
+    points: &[(f64, f64)],
+) {
     let style = index % LINES.len();
     let mut path = String::new();
     for (at, (x, y)) in points.iter().enumerate() {
@@ -294,10 +427,9 @@ fn draw(out: &mut String, index: usize, name: &str, points: &[(f64, f64)]) {
     for (x, y) in points {
         marker(out, style, *x, *y);
     }
-    let (x, y) = (LEFT + 164.0 * index as f64, 50.0);
     let _ = write!(out, "<path class=\"l{style}\" stroke-width=\"2\" d=\"M{x} {y}h26\"/>");
     marker(out, style, x + 13.0, y);
-    let _ = writeln!(out, "<text x=\"{}\" y=\"{}\">{}</text>", x + 34.0, y + 4.0, escape(name));
+    let _ = writeln!(out, "<text x=\"{}\" y=\"{}\">{}</text>", x + LEGEND_MARK, y + 4.0, escape(name));
 }
 
 fn marker(out: &mut String, style: usize, x: f64, y: f64) {
@@ -327,11 +459,89 @@ mod tests {
         }
     }
 
+    /// Height of the page.
+    fn height(svg: &str) -> f64 {
+        let size = svg.split("viewBox=\"0 0 760 ").nth(1).unwrap();
+        size.split('"').next().unwrap().parse().unwrap()
+    }
+
+    /// Where each text begins and ends, and its line.
+    fn extents(svg: &str) -> Vec<(f64, f64, f64, String)> {
+        let texts = svg.split("<text ").skip(1).map(|text| text.split("</text>").next().unwrap());
+        texts
+            .map(|text| {
+                let (attributes, text) = text.split_once('>').unwrap();
+                let of = |name: &str| {
+                    let value = attributes.split(&format!("{name}=\"")).nth(1)?;
+                    value.split('"').next().map(str::to_owned)
+                };
+                let text = text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
+                let size = of("font-size").map_or(TEXT_SIZE, |size| size.parse().unwrap());
+                let width = text_width(&text, size);
+                if attributes.starts_with("transform") {
+                    // The label of the left axis runs upwards from the middle of that.
+                    let middle = attributes.split([' ', ')']).nth(1).unwrap().parse::<f64>().unwrap();
+                    return (middle - width / 2.0, middle + width / 2.0, 22.0, text);
+                }
+                let (x, y) = (of("x").unwrap().parse::<f64>().unwrap(), of("y").unwrap());
+                let from = match of("text-anchor").as_deref() {
+                    Some("middle") => x - width / 2.0,
+                    Some("end") => x - width,
+                    _ => x,
+                };
+                (from, from + width, y.parse().unwrap(), text)
+            })
+            .collect()
+    }
+
+    fn all_text_is_on_the_page(chart: &Chart) {
+        let svg = chart.svg();
+        let bottom = height(&svg);
+        for (from, to, y, text) in extents(&svg) {
+            assert!(from >= 0.0 && to <= WIDTH, "{text} from {from} to {to}");
+            assert!(y >= TEXT_SIZE && y + 4.0 <= bottom, "{text} at {y} of {bottom}");
+        }
+    }
+
     /// Numbers in the attributes that place things.
     fn numbers(svg: &str) -> Vec<f64> {
         let body = svg.split("</style>").nth(1).unwrap();
         let words = body.split(|c: char| !(c.is_ascii_digit() || c == '.' || c == '-'));
         words.filter_map(|word| word.parse().ok()).collect()
+    }
+
+    #[test]
+    fn long_texts_are_wrapped_and_nothing_is_clipped() {
+        let points = vec![(0.5, 2.0), (0.99999, 3e8)];
+        let long = |words: usize| "The requests in flight were 4096, 1024. ".repeat(words);
+        for scale in [Scale::Percentile, Scale::Linear, Scale::Log] {
+            let mut chart = chart(scale, points.clone());
+            all_text_is_on_the_page(&chart);
+            chart.title = format!("{} {}", long(4), "x".repeat(200));
+            chart.caption = long(12);
+            chart.warning = Some(format!("NOT TRUSTED, {}", long(6)));
+            let names = ["1.50 M/s arriving at this server", "p99.9", "WWWWWWWWWWWWWWWWWWWW"];
+            let line = |name: &str| Line { name: name.to_owned(), points: points.clone() };
+            chart.lines = names.map(line).into();
+            all_text_is_on_the_page(&chart);
+            let svg = chart.svg();
+            // Every word is there.
+            let shown: String = extents(&svg).into_iter().map(|(.., text)| text).collect();
+            let count = |text: &str| text.matches("4096,").count();
+            assert_eq!(count(&shown), 4 + 12 + 6, "{shown}");
+            for at in [svg.find("NOT TRUSTED").unwrap(), svg.find("p99.9").unwrap()] {
+                assert!(at > svg.find("<rect").unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn latencies_have_the_unit_that_suits_them() {
+        let name = |us| latencies().name(us);
+        let names = [0.005, 0.5, 1.0, 50.0, 1000.0, 2e5, 1e6, 2e7].map(name);
+        assert_eq!(names, ["5 ns", "500 ns", "1 us", "50 us", "1 ms", "200 ms", "1 s", "20 s"]);
+        assert_eq!(rates().name(1500.0), "1.5k");
+        assert_eq!(shares().name(0.999), "99.9 %");
     }
 
     proptest! {
@@ -345,7 +555,7 @@ mod tests {
                     let mut place = place.split(|c: char| c != '.' && !c.is_ascii_digit());
                     let mut next = || place.next().unwrap().parse::<f64>().unwrap();
                     let (x, y) = (next(), next());
-                    prop_assert!((0.0..=WIDTH).contains(&x) && (0.0..=HEIGHT).contains(&y));
+                    prop_assert!((0.0..=WIDTH).contains(&x) && (0.0..=height(&svg)).contains(&y));
                 }
             }
         }
@@ -356,6 +566,11 @@ mod tests {
                 let ticks = scale.ticks(scale.range([low, high].into_iter()));
                 prop_assert!((1..=17).contains(&ticks.len()), "{ticks:?}");
                 prop_assert!(ticks.windows(2).all(|t| t[0].0 < t[1].0 && t[0].1 != t[1].1), "{ticks:?}");
+                for axis in [rates(), latencies()] {
+                    let axis = Axis { scale, ..axis };
+                    let names: Vec<_> = ticks.iter().map(|tick| axis.name(tick.1)).collect();
+                    prop_assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
+                }
             }
         }
     }

@@ -219,6 +219,31 @@ fn the_first_kernel_serves(folder: &Path, prefix: &Path) {
     shell.done("kill $served; wait $served");
 }
 
+/// Every page by `man`, where that is; every script by its shell.
+fn the_manual_can_be_shown_and_completions_be_read(share: &Path) {
+    for page in files(&share.join("man/man1")) {
+        let page = share.join("man/man1").join(page);
+        let mut man = Command::new("man");
+        man.args(["--warnings", "-l"]).arg(&page).env("MANWIDTH", "100").env("LC_ALL", "C.UTF-8");
+        let Ok(shown) = man.output() else { break };
+        let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+        assert!(shown.status.success() && shown.stderr.is_empty(), "{page:?}: {shown:?}");
+        assert!(text.contains("SYNOPSIS") && text.contains("Examples:"), "{page:?}: {text}");
+    }
+    for (shell, script) in [
+        ("bash", "bash-completion/completions/serval"),
+        ("zsh", "zsh/site-functions/_serval"),
+        ("fish", "fish/vendor_completions.d/serval.fish"),
+    ] {
+        let script = share.join(script);
+        let text = fs::read_to_string(&script).unwrap();
+        assert!(text.contains("check-config") && text.contains("stolen-max"), "{shell}: {text}");
+        if let Ok(read) = Command::new(shell).arg("-n").arg(&script).output() {
+            assert!(read.status.success() && read.stderr.is_empty(), "{shell}: {read:?}");
+        }
+    }
+}
+
 /// What somebody else has put into Serval's own folder.
 const FOREIGN: &str = "include/serval/mine.h";
 
@@ -243,9 +268,12 @@ fn what_is_installed_works_away_from_the_checkout_and_goes_away_again() {
         "share/doc/serval/LICENSE",
         "share/doc/serval/README.md",
         "share/doc/serval/docs/configuration.md",
+        "share/man/man1/serval.1",
+        "share/man/man1/serval-kernel-build.1",
     ] {
         assert!(installed.contains(file), "{file} is not among {installed:?}");
     }
+    the_manual_can_be_shown_and_completions_be_read(&home.join("share"));
     // What says where it lies says the PREFIX, whatever DESTDIR was.
     for (below, prefix) in [(&home, home.to_str().unwrap()), (&stage, "/opt/serval")] {
         let text = |file: &str| fs::read_to_string(below.join(file)).unwrap();

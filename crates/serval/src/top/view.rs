@@ -1,7 +1,7 @@
 //! The sample as tables: on paper ([`Grid::table`]) and on a terminal ([`draw`]).
 
 use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout};
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Row, Table as Widget};
@@ -9,12 +9,20 @@ use ratatui::widgets::{Row, Table as Widget};
 use super::{Sample, Sort};
 use crate::screen::Table;
 
-/// A table before it is drawn. Column names that start with `>` are right-aligned.
+/// A table before it is drawn. Column names that start with `>` are right-aligned; the others may be cut where the
+/// terminal is narrow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grid {
     columns: Vec<&'static str>,
     rows: Vec<Vec<String>>,
+    /// The columns that a narrow terminal does not show, the least important first.
+    spare: &'static [usize],
 }
+
+/// Between two columns.
+const GAP: usize = 2;
+/// A column of text is cut to this, if need be.
+const CUT: usize = 10;
 
 impl Grid {
     /// What services do, how long their requests take, what workers do.
@@ -31,32 +39,80 @@ impl Grid {
         table
     }
 
-    fn height(&self) -> u16 {
+    fn height(&self) -> usize {
         // Names, rows, an empty line.
-        self.rows.len() as u16 + 2
+        self.rows.len() + 2
     }
 
-    fn widget(&self) -> Widget<'_> {
+    /// The columns that `room` has place for, and their widths.
+    fn fit(&self, room: usize) -> Vec<(usize, usize)> {
         let width = |column: usize| {
             let name = self.columns[column].trim_start_matches('>');
             let cells = self.rows.iter().map(|row| row[column].chars().count());
-            cells.chain([name.chars().count()]).max().unwrap_or(0) as u16
+            cells.chain([name.chars().count()]).max().unwrap_or(0)
         };
+        let is_text = |column: usize| !self.columns[column].starts_with('>');
+        let mut shown: Vec<_> = (0..self.columns.len()).map(|at| (at, width(at))).collect();
+        let total = |shown: &[(usize, usize)], of: &dyn Fn(&(usize, usize)) -> usize| {
+            shown.iter().map(of).sum::<usize>() + GAP * shown.len().saturating_sub(1)
+        };
+        let least = |&(at, width): &(usize, usize)| if is_text(at) { width.min(CUT) } else { width };
+        for spare in self.spare {
+            if total(&shown, &least) <= room {
+                break;
+            }
+            shown.retain(|(at, _)| at != spare);
+        }
+        // Text gives way from the right to the left: names come first.
+        let mut excess = total(&shown, &|column| column.1).saturating_sub(room);
+        for (at, width) in shown.iter_mut().rev().filter(|(at, _)| is_text(*at)) {
+            let given = excess.min(*width - least(&(*at, *width)));
+            *width -= given;
+            excess -= given;
+        }
+        shown
+    }
+
+    /// As much of the table as there is room for.
+    fn widget(&self, room: Rect) -> Widget<'static> {
+        let shown = self.fit(usize::from(room.width));
         let align = |column: usize, text: String| {
             let line = Line::from(text);
             if self.columns[column].starts_with('>') { line.right_aligned() } else { line }
         };
-        let widths: Vec<_> =
-            (0..self.columns.len()).map(|column| Constraint::Length(width(column))).collect();
-        let names = self.columns.iter().enumerate();
-        let names = names.map(|(at, name)| align(at, name.trim_start_matches('>').to_owned()));
-        let rows = self
-            .rows
-            .iter()
-            .map(|row| Row::new(row.iter().enumerate().map(|(at, cell)| align(at, cell.clone()))));
+        let names = shown.iter().map(|&(at, width)| {
+            align(at, cut(self.columns[at].trim_start_matches('>'), width))
+        });
         let header = Row::new(names).style(Style::new().add_modifier(Modifier::BOLD));
-        Widget::new(rows, widths).header(header).column_spacing(2)
+        // The last line stays empty.
+        let lines = usize::from(room.height).saturating_sub(2);
+        let whole = self.rows.len() <= lines;
+        let count = if whole { self.rows.len() } else { lines.saturating_sub(1) };
+        let rows = self.rows[..count].iter().map(|row| {
+            Row::new(shown.iter().map(|&(at, width)| align(at, cut(&row[at], width))))
+        });
+        let more = (!whole && lines > 0).then(|| Row::new([format!("+{} more", self.rows.len() - count)]));
+        let widths = shown.iter().map(|&(_, width)| Constraint::Length(width as u16));
+        Widget::new(rows.chain(more), widths).header(header).column_spacing(GAP as u16)
     }
+}
+
+/// The text, or its beginning where it is longer than this.
+fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+}
+
+/// Lines for each table: what it has, or less where they are too few for all.
+fn share(mut wanted: Vec<usize>, room: usize) -> Vec<usize> {
+    while wanted.iter().sum::<usize>() > room {
+        let largest = wanted.iter_mut().max().filter(|lines| **lines > 0);
+        let Some(largest) = largest else { break };
+        *largest -= 1;
+    }
+    wanted
 }
 
 fn services(sample: &Sample) -> Grid {
@@ -74,8 +130,7 @@ fn services(sample: &Sample) -> Grid {
             number(s.replied),
             number(s.dropped()),
             number(s.outstanding),
-            format!("{:.1}", s.depth.0),
-            number(s.depth.1),
+            format!("{:.1}/{}", s.depth.0, number(s.depth.1)),
             drops.join(", "),
         ]
     });
@@ -84,12 +139,11 @@ fn services(sample: &Sample) -> Grid {
         ">in/s",
         ">replied/s",
         ">dropped/s",
-        ">under way",
-        ">depth mean",
-        ">depth max",
+        ">in flight",
+        ">depth mean/max",
         "drops/s",
     ];
-    Grid { columns, rows: rows.collect() }
+    Grid { columns, rows: rows.collect(), spare: &[5, 6, 4, 1] }
 }
 
 fn stages(sample: &Sample) -> Grid {
@@ -99,14 +153,14 @@ fn stages(sample: &Sample) -> Grid {
     let rows = sample.services.iter().map(|s| {
         let of = |name: &str| s.stages.iter().find(|stage| stage.stage == name);
         let cell = |name| match of(name).and_then(|stage| Some((stage.p50?, stage.p99?))) {
-            Some((p50, p99)) => format!("{} / {}", time(p50), time(p99)),
+            Some((p50, p99)) => times(p50, p99),
             None => "-".to_owned(),
         };
         let followed = of("total").map_or(0, |stage| stage.count);
         let cells = [s.name.clone()].into_iter().chain(names.map(cell));
         cells.chain([followed.to_string()]).collect()
     });
-    Grid { columns, rows: rows.collect() }
+    Grid { columns, rows: rows.collect(), spare: &[6, 1, 4, 2, 3] }
 }
 
 fn workers(sample: &Sample) -> Grid {
@@ -122,7 +176,7 @@ fn workers(sample: &Sample) -> Grid {
             number(w.connections),
         ]
     });
-    Grid { columns, rows: rows.collect() }
+    Grid { columns, rows: rows.collect(), spare: &[4, 5, 3, 2] }
 }
 
 /// Three digits and a prefix: 950, 12.3k, 4.56M.
@@ -142,36 +196,51 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Seconds in the unit that suits them.
-fn time(seconds: f64) -> String {
-    match seconds {
-        s if s >= 1.0 => format!("{s:.2} s"),
-        s if s >= 1e-3 => format!("{:.2} ms", s * 1e3),
-        s if s >= 1e-6 => format!("{:.1} us", s * 1e6),
-        s => format!("{:.0} ns", s * 1e9),
+/// Seconds in the unit that suits them: three digits, and the unit.
+fn time(seconds: f64) -> (String, &'static str) {
+    let (value, unit) = match seconds {
+        s if s >= 0.9995 => (s, "s"),
+        s if s >= 0.9995e-3 => (s * 1e3, "ms"),
+        s if s >= 0.9995e-6 => (s * 1e6, "us"),
+        s => return (format!("{:.0}", s * 1e9), "ns"),
+    };
+    let decimals = if value >= 99.95 { 0 } else if value >= 9.995 { 1 } else { 2 };
+    (format!("{value:.decimals$}"), unit)
+}
+
+/// Two times, with one unit where it is the same.
+fn times(first: f64, second: f64) -> String {
+    match (time(first), time(second)) {
+        ((a, one), (b, unit)) if one == unit => format!("{a}/{b} {unit}"),
+        ((a, one), (b, unit)) => format!("{a} {one}/{b} {unit}"),
     }
 }
 
 /// The whole screen: what this is and the news, the tables, the keys.
 pub fn draw(frame: &mut Frame<'_>, url: &str, sample: &Sample, sort: Sort, news: &str) {
     let grids = Grid::of(sample);
+    let wanted = grids.iter().map(Grid::height).collect();
+    let room = usize::from(frame.area().height).saturating_sub(4);
     let mut heights = vec![Constraint::Length(3)];
-    heights.extend(grids.iter().map(|grid| Constraint::Length(grid.height())));
+    let shares = share(wanted, room).into_iter();
+    heights.extend(shares.map(|lines| Constraint::Length(lines as u16)));
     heights.extend([Constraint::Fill(1), Constraint::Length(1)]);
     let areas = Layout::vertical(heights).split(frame.area());
-    let state = if sample.ready { "ready" } else { "not ready" };
-    let title = format!("serval top  {url}  {state}  every {:.1} s", sample.seconds);
+    let width = usize::from(frame.area().width);
+    let state = if sample.ready { "ready" } else { "NOT READY" };
     let left = match sample.left_behind.is_empty() {
         true => String::new(),
         false => format!("  left behind: {}", sample.left_behind.join(", ")),
     };
-    let title = title + &left;
-    frame.render_widget(Text::from(vec![Line::from(title), Line::from(news)]), areas[0]);
+    // What matters most comes first: a narrow terminal cuts the end.
+    let title = format!("serval top  {state}{left}  every {:.1} s  {url}", sample.seconds);
+    let head = [title.as_str(), news].map(|line| Line::from(cut(line, width)));
+    frame.render_widget(Text::from(head.to_vec()), areas[0]);
     for (grid, area) in grids.iter().zip(&areas[1..]) {
-        frame.render_widget(grid.widget(), *area);
+        frame.render_widget(grid.widget(*area), *area);
     }
     let keys = format!("q quit  p pause  s sort by: {}", sort.name());
-    frame.render_widget(Line::from(keys), areas[areas.len() - 1]);
+    frame.render_widget(Line::from(cut(&keys, width)), areas[areas.len() - 1]);
 }
 
 #[cfg(test)]
@@ -190,8 +259,9 @@ mod tests {
         let numbers =
             [0.0, 0.26, 42.0, 999.4, 1000.0, 12_345.0, 123_456.0, 4.56e6, 2e9].map(number);
         assert_eq!(numbers, ["0", "0.3", "42", "999", "1.00k", "12.3k", "123k", "4.56M", "2.00G"]);
-        let times = [25e-9, 1.5e-6, 2.25e-3, 10.0].map(time);
-        assert_eq!(times, ["25 ns", "1.5 us", "2.25 ms", "10.00 s"]);
+        let pairs = [(25e-9, 90e-9), (1.5e-6, 999.6e-6), (2.25e-3, 0.1), (10.0, 123.0)];
+        let pairs = pairs.map(|(first, second)| times(first, second));
+        assert_eq!(pairs, ["25/90 ns", "1.50 us/1.00 ms", "2.25/100 ms", "10.0/123 s"]);
     }
 
     #[test]
@@ -204,7 +274,7 @@ mod tests {
         terminal.draw(|frame| draw(frame, url, &sample, Sort::Replied, "paused")).unwrap();
         let drawn = terminal.backend().to_string();
         for part in
-            ["digits (held)", "no_credit 10", "2.00 ms / 2.00 ms", "50 %", "1.00k", "depth max"]
+            ["digits (held)", "no_credit 10", "2.00/2.00 ms", "50 %", "1.00k", "depth mean/max"]
         {
             assert!(paper.contains(part), "{part} is not in\n{paper}");
             assert!(drawn.contains(part), "{part} is not in\n{drawn}");
@@ -216,8 +286,81 @@ mod tests {
                 && drawn.contains("sort by: replied"),
             "{drawn}"
         );
-        // A terminal that is too small cuts; it does not panic.
-        let mut small = Terminal::new(TestBackend::new(7, 3)).unwrap();
-        small.draw(|frame| draw(frame, url, &sample, Sort::Replied, "")).unwrap();
+    }
+
+    /// The lines of a terminal of this size.
+    fn drawn(sample: &Sample, width: u16, height: u16) -> Vec<String> {
+        let url = "http://a-host-with-a-rather-long-name.example.org:9464/metrics";
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, url, sample, Sort::Replied, "paused")).unwrap();
+        let buffer = terminal.backend().buffer().clone();
+        let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
+        (0..height).map(|y| line(y).trim_end().to_owned()).collect()
+    }
+
+    /// Many services with long names, large numbers and several reasons for drops.
+    fn crowded() -> Sample {
+        let mut sample = Sample::between(&page(10), &page(14), Duration::from_secs(4));
+        let service = sample.services[0].clone();
+        sample.services = (0..9)
+            .map(|number| super::super::ServiceSample {
+                name: format!("recommendations-of-the-day-{number}"),
+                received: 1_234_567.0,
+                replied: 1_234_000.0,
+                drops: ["no_credit", "request_timeout", "accelerator_lost"]
+                    .map(|reason| (reason.to_owned(), 123.4))
+                    .into(),
+                depth: (12.5, 64.0),
+                ..service.clone()
+            })
+            .collect();
+        sample
+    }
+
+    #[test]
+    fn eighty_columns_show_what_matters_of_many_services_with_long_names() {
+        let lines = drawn(&crowded(), 80, 24);
+        let text = lines.join("\n");
+        assert!(lines[0].starts_with("serval top  ready  left behind: gone"), "{text}");
+        for part in ["in/s", "replied/s", "dropped/s", "in flight", "1.23M", "370", "no_credi"] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        // Each table has its head and rows of its own, and says what it does not show.
+        for part in ["service", "p50 / p99", "worker", "50 %", "more"] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        for stage in ["accelerator", "total"] {
+            assert!(text.contains(stage), "{stage} is not in\n{text}");
+        }
+        let names = lines.iter().filter(|line| line.starts_with("recommend"));
+        assert!(names.count() >= 6, "{text}");
+        assert!(lines[23].starts_with("q quit  p pause  s sort by: replied"), "{text}");
+        // Numbers are never cut, so no column lost its right edge.
+        let columns = lines.iter().find(|line| line.contains("replied/s")).unwrap();
+        assert!(columns.ends_with("drops/s"), "{text}");
+    }
+
+    #[test]
+    fn one_service_of_a_usual_name_fits_eighty_columns_whole() {
+        let mut sample = Sample::between(&page(10), &page(14), Duration::from_secs(4));
+        sample.services[0].name = "digits-reader".into();
+        let text = drawn(&sample, 80, 24).join("\n");
+        for part in ["digits-reader (held)", "depth mean/max", "1.5/3", "no_credit 10", "queue"] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        assert!(!text.contains('…') || !text.contains("digits-reader (…"), "{text}");
+    }
+
+    #[test]
+    fn a_terminal_of_any_size_shows_something_and_does_not_panic() {
+        let sample = crowded();
+        for (width, height) in [(7, 3), (1, 1), (20, 10), (40, 12), (60, 24), (250, 60)] {
+            let lines = drawn(&sample, width, height);
+            assert!(!lines.concat().is_empty(), "{width} x {height}");
+        }
+        let narrow = drawn(&sample, 40, 24).join("\n");
+        for part in ["recommend", "replied/s", "1.23M"] {
+            assert!(narrow.contains(part), "{part} is not in\n{narrow}");
+        }
     }
 }
