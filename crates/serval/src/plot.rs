@@ -223,7 +223,8 @@ fn trim(number: String) -> String {
 /// How wide a text is at most: fonts differ, this is for a wide one (DejaVu Sans).
 fn text_width(text: &str, size: f64) -> f64 {
     let em = |c: char| match c {
-        'i' | 'j' | 'l' | 't' | 'f' | 'r' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' | ' ' | '(' | ')' => 0.42,
+        'i' | 'j' | 'l' | 't' | 'f' | 'r' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' | ' '
+        | '(' | ')' => 0.42,
         'm' | 'w' | 'M' | 'W' | '%' | '@' => 1.0,
         c if c.is_ascii_uppercase() => 0.77,
         c if c.is_ascii() => 0.65,
@@ -411,13 +412,7 @@ impl Chart {
 }
 
 /// A line, its markers, and its place in the legend above the axes.
-fn draw(
-    out: &mut String,
-    index: usize,
-    name: &str,
-    (x, y): (f64, f64),
-    points: &[(f64, f64)],
-) {
+fn draw(out: &mut String, index: usize, name: &str, (x, y): (f64, f64), points: &[(f64, f64)]) {
     let style = index % LINES.len();
     let mut path = String::new();
     for (at, (x, y)) in points.iter().enumerate() {
@@ -429,7 +424,8 @@ fn draw(
     }
     let _ = write!(out, "<path class=\"l{style}\" stroke-width=\"2\" d=\"M{x} {y}h26\"/>");
     marker(out, style, x + 13.0, y);
-    let _ = writeln!(out, "<text x=\"{}\" y=\"{}\">{}</text>", x + LEGEND_MARK, y + 4.0, escape(name));
+    let _ =
+        writeln!(out, "<text x=\"{}\" y=\"{}\">{}</text>", x + LEGEND_MARK, y + 4.0, escape(name));
 }
 
 fn marker(out: &mut String, style: usize, x: f64, y: f64) {
@@ -480,7 +476,8 @@ mod tests {
                 let width = text_width(&text, size);
                 if attributes.starts_with("transform") {
                     // The label of the left axis runs upwards from the middle of that.
-                    let middle = attributes.split([' ', ')']).nth(1).unwrap().parse::<f64>().unwrap();
+                    let middle =
+                        attributes.split([' ', ')']).nth(1).unwrap().parse::<f64>().unwrap();
                     return (middle - width / 2.0, middle + width / 2.0, 22.0, text);
                 }
                 let (x, y) = (of("x").unwrap().parse::<f64>().unwrap(), of("y").unwrap());
