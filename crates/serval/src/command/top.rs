@@ -14,8 +14,9 @@ use crate::screen::Screen;
 use crate::top::{Endpoint, Grid, Page, Sample, Sort, draw};
 
 pub(super) const HELP: &str = "\
-Rates, drops, the depth of queues, how long requests stay in each stage, what workers do: from the
-server's /metrics (engine.metrics), looked at twice. Keys: q quits, p pauses, s changes the order.
+Rates, drops, the depth of queues (mean/largest mqueue), how long requests stay in each stage, what
+workers do: from the server's /metrics (engine.metrics), looked at twice. A narrow terminal shows
+fewer columns. Keys: q quits, p pauses, s changes the order.
 
 Examples:
   serval top
