@@ -487,7 +487,6 @@ fn arm() -> Outcome {
         ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc"),
         ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", ARM_RUNNER),
         ("RUSTFLAGS", "-D warnings"),
-        ("CARGO_TARGET_DIR", "target/arm"),
     ];
     let crates = "-p serval-mqueue -p serval-wire -p serval-engine -p serval-sys";
     command(&format!("cargo build {crates} --target {target}"), &environment)?;
@@ -518,7 +517,7 @@ fn asan() -> Outcome {
     if !works("cargo +nightly --version") {
         return Ok(Done::NotRun("no nightly here; `make setup-test` installs it".to_owned()));
     }
-    let environment = [("RUSTFLAGS", "-Zsanitizer=address"), ("CARGO_TARGET_DIR", "target/asan")];
+    let environment = [("RUSTFLAGS", "-Zsanitizer=address")];
     // The target is named, so that build scripts and macros are built without the sanitizer.
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     command(&format!("cargo +nightly test -p serval-mqueue --target {target}"), &environment)

@@ -10,7 +10,7 @@ use engine::metrics::{AcceleratorLives, Metrics, ServiceMetrics};
 use serval::exporter::{CONNECTIONS_MAX, Exporter, Health, REQUEST_BYTES_MAX};
 use serval::top::Page;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn start() -> (Exporter, Metrics, Arc<Health>) {
     let metrics = Metrics::new(1, ["digits".to_owned()]);

@@ -9,7 +9,7 @@ use sys::{PortSpec, SocketNic, SocketOptions};
 use wire::nic::{Event, Nic, NicError, Transport};
 
 const CLIENTS: usize = 20;
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn set_descriptor_limit(limit: u64) {
     // SAFETY: the structure outlives both calls.

@@ -28,7 +28,7 @@ use wire::framing::Framing;
 use wire::nic::Transport;
 
 /// Longest that anything in a test may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn udp() -> Listen {
     Listen { transport: Transport::Udp, address: ([127, 0, 0, 1], 0).into() }

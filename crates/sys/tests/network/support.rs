@@ -7,7 +7,7 @@ use sys::{OpenError, PortSpec, SocketNic, SocketOptions};
 use wire::nic::{Event, Nic, RxBatch, StreamKey, Transport, TxBatch};
 
 /// Far longer than anything here takes; reaching it is a failure, not a measurement.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn udp(address: &str) -> PortSpec {
     PortSpec { transport: Transport::Udp, address: address.parse().unwrap() }
