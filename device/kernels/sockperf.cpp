@@ -2,8 +2,8 @@
 //
 // A message starts with 14 bytes in network byte order: sequence number u64, flags u16, length of the whole message u32. Flag
 // bits: 1 sent by a client, 2 asks for an answer (pong), 4 warm-up. As in sockperf's own server, a client message that asks for an
-// answer and is no warm-up comes back with the client bit cleared; all others get none: they are dropped as REJECTED. A
-// length that is not the message's is BAD_LENGTH.
+// answer and is no warm-up comes back with the client bit cleared; other messages of clients get none and count as consumed.
+// What no client sends is dropped as REJECTED, a length that is not the message's as BAD_LENGTH.
 #include <serval/kernel.h>
 
 namespace serval_sockperf {
@@ -22,7 +22,7 @@ SERVAL_KERNEL(sockperf) (serval::Block& block, serval::Mqueue& q) {
             continue;
         }
         if ((head[9] & (CLIENT | PONG | WARM_UP)) != (CLIENT | PONG)) {
-            q.drop(block, msg, serval::REJECTED);
+            q.drop(block, msg, head[9] & CLIENT ? serval::OK : serval::REJECTED);
             continue;
         }
         auto reply = q.reply(block, msg, len);

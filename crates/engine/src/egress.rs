@@ -152,8 +152,11 @@ impl<N: Nic> Worker<N> {
             entry.counters.drop_one(DropReason::BadMessage);
             return Forwarded::Done;
         }
+        let dropped = header.kind == abi::kind::DROP;
         if entry.replies == Replies::None {
-            let dropped = header.kind == abi::kind::DROP;
+            if dropped && header.status == status::OK {
+                return Forwarded::Done;
+            }
             let reason = if dropped { DropReason::ConsumedDrop } else { DropReason::UnwantedReply };
             entry.counters.drop_one(reason);
             return Forwarded::Done;
@@ -162,7 +165,13 @@ impl<N: Nic> Worker<N> {
             entry.counters.drop_one(DropReason::StaleToken);
             return Forwarded::Done;
         };
-        if header.kind == abi::kind::DROP {
+        if dropped
+            && header.status == status::OK
+            && !matches!(request.origin, Origin::Memory { .. })
+        {
+            return self.consume(lane, token, &request);
+        }
+        if dropped {
             let reason = match header.status {
                 status::BAD_LENGTH => DropReason::BadLength,
                 status::TOO_LONG => DropReason::ReplyTooLong,
@@ -216,6 +225,19 @@ impl<N: Nic> Worker<N> {
             }
         }
         Forwarded::Blocked
+    }
+
+    /// The kernel has done what was asked, and nothing is to be answered. (A shared-memory client is told that its request
+    /// was dropped: each of its requests has an outcome.)
+    fn consume(&mut self, lane: usize, token: Token, request: &Request) -> Forwarded {
+        if request.expects != Expects::Nothing && matches!(request.origin, Origin::Stream { .. }) {
+            // The place in the order of replies is done, on whatever worker it is.
+            let request = Request { expects: Expects::ReplyOrNothing, ..*request };
+            return self.reply(lane, token, &request, &[]);
+        }
+        self.end_silently(lane, token, request);
+        self.lanes[lane].counters.consumed.one();
+        Forwarded::Done
     }
 
     fn end(&mut self, lane: usize, token: Token, request: &Request) {

@@ -93,7 +93,7 @@ pub mod flags {
 
 /// Values of [`SlotHeader::status`].
 pub mod status {
-    /// All is well.
+    /// All is well. TX with kind DROP: nothing is to be answered, and the request counts as consumed.
     pub const OK: u8 = 0;
     /// RX of a client mqueue: no answer within `timeout_ms`.
     pub const TIMEOUT: u8 = 1;

@@ -58,7 +58,7 @@ namespace serval {
 
 // What became of a request to a backend, and why a kernel drops a message.
 enum Status : uint8_t {
-    OK = SERVAL_STATUS_OK,
+    OK = SERVAL_STATUS_OK,                  // drop: nothing is wrong, and nothing is to be answered
     TIMEOUT = SERVAL_STATUS_TIMEOUT,        // backend: no answer in time
     REFUSED = SERVAL_STATUS_REFUSED,        // backend: could not be reached
     CLOSED = SERVAL_STATUS_CLOSED,          // backend: the connection ended before the answer
@@ -308,7 +308,8 @@ class Mqueue {
     // Sends the reply to the client that asked. Waits for room. False, and nothing was sent, when the service stops at once.
     // Sending a reply twice, or writing beyond it, breaks the kernel's contract: the block ends.
     SERVAL_INLINE bool send(Block& block, Reply& reply);
-    // Ends a request without a reply. Reasons: BAD_LENGTH, REJECTED.
+    // Ends a request without a reply. Reasons: BAD_LENGTH, REJECTED; OK where the protocol wants no reply: the request counts as
+    // consumed and not as dropped.
     SERVAL_INLINE bool drop(Block& block, const Message& msg, Status reason);
 
     // Client mqueues of this block.
