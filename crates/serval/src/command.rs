@@ -286,15 +286,19 @@ pub fn main() -> ExitCode {
             Ok(())
         }
     };
-    let code = match result {
-        Ok(()) => ExitCode::SUCCESS,
+    let code = match &result {
+        Ok(()) => 0,
         Err(failure) => {
             failure.report(&screen);
-            ExitCode::from(failure.code())
+            failure.code()
         }
     };
     log::flush(arguments.verb.log_patience());
-    code
+    if matches!(result, Err(Failure::Unfinished)) {
+        // A thread may still be inside a kernel, so no code of its library may run at the end.
+        sys::process::exit_now(code.into());
+    }
+    ExitCode::from(code)
 }
 
 /// The first signal ends what a verb does in order, so that what it started is stopped too.

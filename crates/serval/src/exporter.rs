@@ -4,7 +4,7 @@
 //! |------------|-------------------------------------------------------------------------------|
 //! | `/metrics` | every counter, OpenMetrics text                                               |
 //! | `/healthz` | 200 while the process lives                                                   |
-//! | `/readyz`  | 200 when every port is open and every block runs; 503 before, and in draining |
+//! | `/readyz`  | 200 when every port is open and every block runs; 503 before, in draining, and while a worker is stalled |
 //!
 //! One thread serves everything and touches no worker: it only reads their counters. Whoever can
 //! reach the port is not trusted: at most [`CONNECTIONS_MAX`] connections, [`REQUEST_BYTES_MAX`] bytes
@@ -17,10 +17,11 @@ mod collect;
 mod http;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
+use crate::server::{Stall, Stalls};
 use engine::metrics::Metrics;
 use sys::socket_nic::OpenError;
 use sys::time::monotonic_ns;
@@ -48,6 +49,7 @@ pub struct Health {
     draining: AtomicBool,
     /// By [`RELOAD_RESULTS`].
     reloads: [AtomicU64; RELOAD_RESULTS.len()],
+    stalls: OnceLock<Arc<Stalls>>,
 }
 
 /// What reading the configuration again can come to.
@@ -81,9 +83,33 @@ impl Health {
         1 + self.reloads()[0]
     }
 
+    /// From now on a server with stalled workers is not ready.
+    pub fn watch(&self, stalls: Arc<Stalls>) {
+        // There is one server; the first stays.
+        let _ = self.stalls.set(stalls);
+    }
+
+    /// Workers that serve nothing.
+    pub fn stalls(&self) -> Vec<Stall> {
+        self.stalls.get().map_or(Vec::new(), |stalls| stalls.list())
+    }
+
     /// Whether clients should come.
     pub fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Relaxed) && !self.draining.load(Ordering::Relaxed)
+        self.why_not_ready().is_none()
+    }
+
+    /// Why clients should not come, if they should not.
+    pub fn why_not_ready(&self) -> Option<String> {
+        if !self.ready.load(Ordering::Relaxed) {
+            return Some("starting".to_owned());
+        }
+        if self.draining.load(Ordering::Relaxed) {
+            return Some("draining".to_owned());
+        }
+        let stalls = self.stalls();
+        let reasons: Vec<_> = stalls.iter().map(Stall::reason).collect();
+        (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 }
 
@@ -172,8 +198,10 @@ impl Pages {
                 }
             }
             "/healthz" => (200, http::TEXT, "ok\n".to_owned()),
-            "/readyz" if self.health.is_ready() => (200, http::TEXT, "ready\n".to_owned()),
-            "/readyz" => (503, http::TEXT, "not ready\n".to_owned()),
+            "/readyz" => match self.health.why_not_ready() {
+                None => (200, http::TEXT, "ready\n".to_owned()),
+                Some(why) => (503, http::TEXT, format!("not ready: {why}\n")),
+            },
             _ => (404, http::TEXT, "there are /metrics, /healthz and /readyz\n".to_owned()),
         };
         http::response(status, kind, &body, request.head_only)

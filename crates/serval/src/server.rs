@@ -14,8 +14,10 @@ mod memory_ports;
 mod plan;
 mod region;
 mod runtimes;
+mod stopping;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,18 +32,19 @@ use engine::accelerator::{Blocks, StartError};
 use engine::metrics::{AcceleratorLives, Metrics};
 use engine::topology::{AcceleratorKind, CpuPlacement, Listen, Service, Topology, TopologyError};
 use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerLinks, WorkerParts, worker_links};
-use mqueue::abi::stop;
 use mqueue::{MappedMemory, Words};
 use sys::socket_nic::AcceptedSocket;
 use sys::tap::TapFile;
 use sys::{OpenPort, PortSpec, SharedMemory, SocketNic, SocketOptions};
-use wire::DropReason;
 use wire::nic::{Nic, NicError};
 
 use crate::kernel_file::{self, KernelFile};
 
 pub use change::{ChangeError, ChangeReport, ServiceChange};
 pub use plan::{Fate, Refusal};
+use stopping::BLOCKS_PATIENCE;
+pub use stopping::ShutdownReport;
+pub use watch::{Stall, Stalls};
 
 use change::{Burnt, Inbox, Patience, Place};
 use files::{KernelFiles, kernel_files};
@@ -49,6 +52,7 @@ use heart::{Beat, Heart};
 use memory_ports::{Doorman, MemoryPort, NewPorts};
 use region::{MadeRegion, make_region};
 use runtimes::{AttachDoors, Post, Runtimes, SILENT, SeatStart, Unready};
+use watch::Watch;
 
 /// Why a server did not start. The message is one sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -157,29 +161,11 @@ fn why_not_seated(error: &StartError) -> String {
     }
 }
 
-/// What [`Server::shutdown`] found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShutdownReport {
-    /// Requests that were accepted and not answered within `drain_ms`.
-    pub unanswered: u64,
-    /// A block did not come back, or ended badly and could not be stopped.
-    pub hung: bool,
-}
-
-impl ShutdownReport {
-    /// Whether everything that was accepted was answered and everything stopped.
-    pub fn is_clean(&self) -> bool {
-        self.unanswered == 0 && !self.hung
-    }
-}
-
 const RUN: u32 = 0;
 const DRAIN: u32 = 1;
 const STOP: u32 = 2;
 /// How long a worker that stops waits for the others' last turns.
 const STOPPED_TOGETHER: Duration = Duration::from_secs(1);
-/// How long accelerator threads may take to end: none needs it but on a machine that gives it no core, or whose block hangs.
-const BLOCKS_PATIENCE: Duration = Duration::from_secs(5);
 /// How often somebody who may give up is asked while workers start.
 const READY_PAUSE: Duration = Duration::from_millis(20);
 /// How long workers of a start that failed may take to end before they are left behind; longer than they wait for each other.
@@ -206,6 +192,7 @@ pub struct Server {
     accelerators: Vec<(u16, CpuAccelerator)>,
     regions: Vec<OpenRegion>,
     heart: Arc<Heart>,
+    watch: Watch,
     /// Runtimes in processes of their own; they end after the workers.
     runtimes: Option<Runtimes>,
     /// By worker.
@@ -303,6 +290,8 @@ impl Server {
         tell_local_addresses(&fabric);
         let names = topology.services.iter().map(|s| s.name.clone());
         let metrics = Metrics::new(worker_count, names);
+        let watch =
+            Watch::start(worker_count, metrics.clone()).map_err(ServerError::no_thread("watch"))?;
         let mut server = Self {
             places: change::places(&topology, &addresses, &metrics),
             burnt: Vec::new(),
@@ -315,6 +304,7 @@ impl Server {
             accelerators: Vec::new(),
             regions: Vec::new(),
             heart: Arc::new(Heart::start().map_err(ServerError::no_thread("heartbeat"))?),
+            watch,
             runtimes: None,
             wakers: nic_wakers,
             doorman: None,
@@ -424,11 +414,15 @@ impl Server {
         let mut blocks: Vec<Box<dyn Blocks>> = Vec::new();
         match placement {
             CpuPlacement::Worker => {
-                for own in &by_worker {
+                let names = (kernel.name(), service.name.as_str(), accelerator);
+                let shown = self.watch.name(slot, names);
+                for (own, resuming) in by_worker.iter().zip(shown) {
                     let (memory, kernel) = (memory.clone(), kernel.clone());
                     let prepared =
                         WorkerBlocks::prepare(memory, kernel, &service.params, own, &options);
-                    blocks.push(Box::new(prepared.map_err(accelerator_error)?));
+                    let mut prepared = prepared.map_err(accelerator_error)?;
+                    prepared.show(resuming);
+                    blocks.push(Box::new(prepared));
                 }
             }
             CpuPlacement::Threads { threads, cores } => {
@@ -495,6 +489,7 @@ impl Server {
                 fabric: self.fabric.clone(),
                 phase: self.phase.clone(),
                 turning: Turning(turning.clone()),
+                watch: self.watch.shared(),
             };
             let ready = ready.clone();
             let thread = std::thread::Builder::new()
@@ -509,6 +504,7 @@ impl Server {
     /// Tells workers to stop, of which some may be inside a kernel and would be waited for without end: those end by
     /// themselves, or with the process.
     fn leave_workers(&mut self) {
+        self.watch.expect_the_end();
         self.phase.store(STOP, Ordering::Relaxed);
         self.fabric.wake_all();
         let deadline = Instant::now() + LEFT_PATIENCE;
@@ -597,6 +593,11 @@ impl Server {
         self.metrics.clone()
     }
 
+    /// Workers that serve nothing, because a kernel on their core does not return.
+    pub fn stalls(&self) -> Arc<Stalls> {
+        self.watch.stalls()
+    }
+
     /// Requests that each block of a service has received, from the blocks' status lines: accelerators
     /// in order, blocks in order; those that run in processes of their own are left out.
     pub fn received_by_block(&self, service: usize) -> Vec<u64> {
@@ -608,65 +609,6 @@ impl Server {
     /// Blocks of a service that have received anything.
     pub fn busy_blocks(&self, service: usize) -> usize {
         self.received_by_block(service).iter().filter(|n| **n > 0).count()
-    }
-
-    /// Accepts nothing new, answers what was accepted (for at most `drain_ms`), stops everything.
-    pub fn shutdown(mut self) -> ShutdownReport {
-        let patience = Duration::from_millis(self.topology.engine.drain_ms);
-        let deadline = Instant::now() + patience;
-        let before = self.unanswered();
-        if let Some(doorman) = &self.doorman {
-            doorman.stop_listening();
-        }
-        if let Some(runtimes) = &self.runtimes {
-            runtimes.drain();
-        }
-        self.phase.store(DRAIN, Ordering::Relaxed);
-        while !self.fabric.all_settled() && Instant::now() < deadline {
-            self.fabric.wake_all();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let hung = self.stop();
-        ShutdownReport { unanswered: self.unanswered() - before, hung }
-    }
-
-    /// Requests of services on the workers that were given up by a drain.
-    fn unanswered(&self) -> u64 {
-        let burnt = self.burnt.iter().map(|burnt| &burnt.metrics);
-        let mut all: Vec<_> = self.places.iter().map(|p| &p.metrics).chain(burnt).collect();
-        // A version that is leaving may share its counters with its successor.
-        all.sort_by_key(|metrics| Arc::as_ptr(metrics));
-        all.dedup_by_key(|metrics| Arc::as_ptr(metrics));
-        all.iter().map(|metrics| metrics.snapshot().dropped(DropReason::DrainTimeout)).sum()
-    }
-
-    /// Stops the workers, then the accelerator threads. Returns whether something hangs.
-    fn stop(&mut self) -> bool {
-        self.phase.store(STOP, Ordering::Relaxed);
-        self.fabric.wake_all();
-        let mut hung = false;
-        for worker in self.workers.drain(..) {
-            hung |= worker.join().unwrap_or(true);
-        }
-        // Asks the runtimes to end, then makes them.
-        self.runtimes = None;
-        for (_, accelerator) in self.accelerators.drain(..) {
-            accelerator.stop(stop::NOW);
-            let left = accelerator.join(BLOCKS_PATIENCE);
-            if !left.is_empty() {
-                tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
-                hung = true;
-            }
-        }
-        hung
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        if !self.workers.is_empty() || !self.accelerators.is_empty() || self.runtimes.is_some() {
-            self.stop();
-        }
     }
 }
 
@@ -708,6 +650,7 @@ struct WorkerStart<N> {
     fabric: Arc<Fabric<AcceptedSocket>>,
     phase: Arc<AtomicU32>,
     turning: Turning,
+    watch: Arc<watch::Shared>,
 }
 
 /// A worker that may still hand something to another: one reference for each.
@@ -741,7 +684,9 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> WorkerStart<N> {
             fabric,
             phase,
             turning,
+            watch,
         } = self;
+        watch.enter(index);
         if let Some(core) = topology.engine.cores.get(index)
             && let Err(error) = sys::affinity::pin_current_thread(*core)
         {

@@ -116,6 +116,8 @@ pub struct Sample {
     pub services: Vec<ServiceSample>,
     /// Services of which a version that left did not end.
     pub left_behind: Vec<String>,
+    /// Services with a kernel on a worker's core that does not return: their workers serve nothing.
+    pub stalled: Vec<String>,
     /// The workers.
     pub workers: Vec<WorkerSample>,
 }
@@ -137,6 +139,7 @@ impl Sample {
                 .labels("serval_service_left_behind", "service")
                 .map(str::to_owned)
                 .collect(),
+            stalled: after.labels("serval_worker_stalled", "service").map(str::to_owned).collect(),
             workers: after
                 .labels("serval_worker_connections", "worker")
                 .map(|worker| change.worker(worker))
@@ -176,6 +179,7 @@ impl Sample {
         };
         json!({
             "seconds": self.seconds, "ready": self.ready, "left_behind": self.left_behind,
+            "stalled": self.stalled,
             "services": self.services.iter().map(service).collect::<Vec<_>>(),
             "workers": self.workers.iter().map(worker).collect::<Vec<_>>(),
         })

@@ -429,6 +429,30 @@ fn what_is_left_unanswered_is_told_by_exit_code_3() {
 }
 
 #[test]
+fn a_request_whose_time_ends_while_the_server_drains_is_told_by_exit_code_3() {
+    let folder = Folder::new("timed-out");
+    let slow = ECHO.replace(
+        "kernel = \"echo\"",
+        "kernel = \"delay\"\nparams = { microseconds = 60e6 }\nrequest_timeout_ms = 3000",
+    );
+    let file = folder.file("a.toml", &slow);
+    let serving = Serving::start(&[&file, "--set", "engine.drain_ms=60000"]);
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.send_to(b"hello", serving.address("udp://")).unwrap();
+    let metrics = serving.address("http://");
+    let deadline = Instant::now() + PATIENCE;
+    while !get(&metrics, "/metrics")
+        .contains("serval_requests_received_total{service=\"echo\"} 1\n")
+    {
+        assert!(Instant::now() < deadline, "the request does not arrive");
+    }
+    serving.signal("-TERM");
+    let (code, _, err) = serving.end();
+    assert_eq!(code, Some(3), "{err}");
+    assert!(err.contains("echo; dropped during the run: request_timeout 1"), "{err}");
+}
+
+#[test]
 fn a_second_signal_ends_the_draining() {
     let folder = Folder::new("second");
     let slow = "kernel = \"delay\"\nparams = { microseconds = 60e6 }\nrequest_timeout_ms = 120000";

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use engine::metrics::{AcceleratorLives, Metrics, ServiceMetrics};
 use serval::exporter::{CONNECTIONS_MAX, Exporter, Health, REQUEST_BYTES_MAX};
+use serval::server::Stall;
 use serval::top::Page;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -114,8 +115,16 @@ fn the_dashboard_shows_only_what_is_exported() {
 /// The table of docs/operations.md, from what is exported: name, labels, meaning.
 #[test]
 fn the_page_of_all_metrics_is_what_is_exported() {
-    let (exporter, metrics, _) = start();
+    let (exporter, metrics, health) = start();
     let_everything_happen(&metrics);
+    let stall = Stall {
+        worker: 0,
+        kernel: "lenet".into(),
+        service: "digits".into(),
+        accelerator: "acc0".into(),
+        block: 0,
+    };
+    health.watch(Arc::new(vec![stall].into()));
     let answer = get(exporter.address(), "/metrics");
     let mut table = String::from("| metric | labels | meaning |\n|---|---|---|\n");
     for line in answer.lines().filter_map(|line| line.strip_prefix("# HELP ")) {

@@ -24,6 +24,32 @@ pub fn thread_cpu_ns() -> u64 {
     read(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
+/// The clock of one thread's processor time, which other threads of the process can read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadClock(libc::clockid_t);
+
+impl ThreadClock {
+    /// Of the calling thread.
+    pub fn of_this_thread() -> std::io::Result<Self> {
+        let mut clock = 0;
+        // SAFETY: `clock` outlives the call; the calling thread exists.
+        match unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) } {
+            0 => Ok(Self(clock)),
+            error => Err(std::io::Error::from_raw_os_error(error)),
+        }
+    }
+
+    /// For how long the thread has computed, in user mode and in the host kernel; `None` once it has ended.
+    pub fn read(self) -> Option<std::time::Duration> {
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `now` outlives the call, which fails where there is no such thread.
+        match unsafe { libc::clock_gettime(self.0, &raw mut now) } {
+            0 => Some(std::time::Duration::new(now.tv_sec as u64, now.tv_nsec as u32)),
+            _ => None,
+        }
+    }
+}
+
 #[inline]
 fn read(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -52,6 +78,23 @@ mod tests {
         let before = process_cpu_ns();
         while process_cpu_ns() == before {}
         assert!(process_cpu_ns() > before);
+    }
+
+    #[test]
+    fn another_thread_reads_the_time_of_a_thread_until_it_has_ended() {
+        let (send, receive) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            send.send(ThreadClock::of_this_thread().unwrap()).unwrap();
+            while ended.try_recv().is_err() {}
+        });
+        let clock = receive.recv().unwrap();
+        let start = clock.read().unwrap();
+        while clock.read().unwrap() == start {}
+        end.send(()).unwrap();
+        thread.join().unwrap();
+        // Its number stays taken until the host kernel has let go of it.
+        while clock.read().is_some() {}
     }
 
     #[test]

@@ -231,8 +231,13 @@ impl Scheduler {
 
     /// Runs each block until it waits for the first time, on the thread that will run it.
     pub(super) fn begin(&mut self) -> Result<(), AccelError> {
+        self.begin_observed(|_| ())
+    }
+
+    /// The same; is told each block before it runs.
+    pub(super) fn begin_observed(&mut self, resuming: impl Fn(u32)) -> Result<(), AccelError> {
         self.body.running = self.body.blocks.len();
-        self.body.start()
+        self.body.start(resuming)
     }
 
     /// Resumes once every block that is due: its mqueue is one of `rang`, its deadline has passed,
@@ -300,10 +305,11 @@ impl Drop for Scheduler {
 
 impl Body {
     /// The first resume of every block, and whether it got to its first wait.
-    fn start(&mut self) -> Result<(), AccelError> {
+    fn start(&mut self, resuming: impl Fn(u32)) -> Result<(), AccelError> {
         let mut touched = Vec::new();
         for i in 0..self.blocks.len() {
             let block = self.blocks[i].number;
+            resuming(block);
             self.resume(i, &mut touched);
             let over = self.blocks[i].why.get() == OVER;
             // Who was told to stop before its first wait has nothing to wait for.

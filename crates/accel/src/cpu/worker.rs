@@ -14,6 +14,39 @@ use super::Options;
 use super::scheduler::{Observer, Scheduler};
 use crate::{AccelError, Kernel};
 
+/// What [`Resuming`] shows while no block is resumed.
+pub const NOT_RESUMING: u64 = 0;
+
+/// Where a worker shows which block it resumes, for a thread that watches it: one word for all blocks of a worker.
+#[derive(Clone)]
+pub struct Resuming {
+    word: Arc<AtomicU64>,
+    tag: u32,
+}
+
+impl Resuming {
+    /// Blocks show themselves in `word` with `tag`, which is not 0.
+    pub fn new(word: Arc<AtomicU64>, tag: u32) -> Self {
+        assert_ne!(tag, 0, "it means that no block is resumed");
+        Self { word, tag }
+    }
+
+    /// Tag and block of what a word shows; tag 0 if no block is resumed.
+    pub fn parts(shown: u64) -> (u32, u32) {
+        ((shown >> 32) as u32, shown as u32)
+    }
+
+    #[inline]
+    fn set(&self, block: u32) {
+        self.word.store(u64::from(self.tag) << 32 | u64::from(block), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn clear(&self) {
+        self.word.store(NOT_RESUMING, Ordering::Relaxed);
+    }
+}
+
 /// The thread of blocks that have not started.
 const NO_THREAD: usize = 0;
 
@@ -21,6 +54,7 @@ const NO_THREAD: usize = 0;
 pub struct WorkerBlocks {
     scheduler: ManuallyDrop<Scheduler>,
     thread: usize,
+    resuming: Resuming,
 }
 
 /// A name for the calling thread, cheaper than its id.
@@ -44,7 +78,14 @@ impl WorkerBlocks {
         options: &Options,
     ) -> Result<Self, AccelError> {
         let scheduler = Scheduler::prepare(region, kernel, params, blocks, options)?;
-        Ok(Self { scheduler: ManuallyDrop::new(scheduler), thread: NO_THREAD })
+        // Nobody watches it.
+        let resuming = Resuming::new(Arc::default(), 1);
+        Ok(Self { scheduler: ManuallyDrop::new(scheduler), thread: NO_THREAD, resuming })
+    }
+
+    /// From now on shows each block that is resumed.
+    pub fn show(&mut self, resuming: Resuming) {
+        self.resuming = resuming;
     }
 
     /// As [`Self::prepare`], and starts them: each has run up to its first wait when this returns.
@@ -62,7 +103,9 @@ impl WorkerBlocks {
 
     fn begin(&mut self) -> Result<(), AccelError> {
         self.thread = this_thread();
-        self.scheduler.begin()
+        let begun = self.scheduler.begin_observed(|block| self.resuming.set(block));
+        self.resuming.clear();
+        begun
     }
 
     /// As [`Blocks::drive`] for an owner that looks at the TX rings otherwise: counts every resume in `progress`, so
@@ -98,6 +141,24 @@ impl Observer for Counted<'_> {
     fn touched(&mut self, _mqueue: u32) {}
 }
 
+/// Shows each resume and collects the mqueues.
+struct Shown<'a> {
+    resuming: &'a Resuming,
+    touched: &'a mut Vec<u32>,
+}
+
+impl Observer for Shown<'_> {
+    #[inline]
+    fn resuming(&mut self, block: u32) {
+        self.resuming.set(block);
+    }
+
+    #[inline]
+    fn touched(&mut self, mqueue: u32) {
+        self.touched.push(mqueue);
+    }
+}
+
 impl Blocks for WorkerBlocks {
     fn start(&mut self) -> Result<(), StartError> {
         Ok(self.begin()?)
@@ -106,7 +167,9 @@ impl Blocks for WorkerBlocks {
     #[inline]
     fn drive(&mut self, now_ns: u64, rang: &[u32], touched: &mut Vec<u32>) {
         assert_eq!(self.thread, this_thread(), "blocks never change threads");
-        self.scheduler.run(now_ns, rang, touched);
+        let mut shown = Shown { resuming: &self.resuming, touched };
+        self.scheduler.run(now_ns, rang, &mut shown);
+        self.resuming.clear();
     }
 
     #[inline]

@@ -43,6 +43,8 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 enum Task {
     Reload,
     End,
+    /// As `End`, without a word.
+    Abandon,
 }
 
 /// What a reload came to, for all who asked for it.
@@ -91,21 +93,26 @@ struct Shown {
     services: Vec<Json>,
 }
 
+/// What the owner of the server does with it at the end.
+type Finish = Box<dyn FnOnce(Server) -> Result<(), Failure> + Send>;
+
 /// Both threads.
 pub(super) struct Control {
     tasks: Arc<Tasks>,
     ending: Arc<AtomicBool>,
-    owner: JoinHandle<Server>,
+    owner: JoinHandle<Result<(), Failure>>,
     reception: Option<(Arc<Bell>, JoinHandle<()>)>,
 }
 
 impl Control {
-    /// Takes the server over. `file` is read again for every reload.
+    /// Takes the server over. `file` is read again for every reload; `finish` stops the server at the end, on the thread
+    /// that owns it.
     pub(super) fn start(
         server: Server,
         config: Config,
         file: File,
         health: Arc<Health>,
+        finish: Finish,
     ) -> Result<Self, Failure> {
         let (tasks, inbox) = Tasks::new();
         let ending = Arc::new(AtomicBool::new(false));
@@ -122,13 +129,17 @@ impl Control {
         };
         owner.show();
         let builder = std::thread::Builder::new().name("serval-control".into());
-        let owner = builder.spawn(move || owner.run(&inbox)).map_err(Failure::run)?;
+        let owner = builder
+            .spawn(move || owner.run(&inbox).map_or(Ok(()), finish))
+            .map_err(Failure::run)?;
         let mut control = Self { tasks, ending, owner, reception: None };
         if let Some(path) = path {
             match control.open(&path, metrics, health, shown) {
                 Ok(reception) => control.reception = Some(reception),
                 Err(failure) => {
-                    drop(control.end());
+                    let _ = control.tasks.sender.send(Task::Abandon);
+                    // There is nothing to tell beside this failure.
+                    let _ = control.end();
                     return Err(failure);
                 }
             }
@@ -166,16 +177,29 @@ impl Control {
         self.tasks.reload();
     }
 
-    /// Gives the server back; a reload that is under way waits for nothing any more.
-    pub(super) fn end(self) -> Server {
+    /// The owner finishes with the server; a reload that is in progress waits for nothing any more.
+    pub(super) fn begin_end(&self) {
         self.ending.store(true, Ordering::Relaxed);
         self.tasks.end();
-        if let Some((bell, thread)) = self.reception {
+        if let Some((bell, _)) = &self.reception {
             bell.ring();
+        }
+    }
+
+    /// Whether [`Self::end`] returns at once.
+    pub(super) fn has_ended(&self) -> bool {
+        let reception = self.reception.as_ref();
+        self.owner.is_finished() && reception.is_none_or(|(_, thread)| thread.is_finished())
+    }
+
+    /// Waits for both threads, after [`Self::begin_end`]; what finishing came to.
+    pub(super) fn end(self) -> Result<(), Failure> {
+        if let Some((_, thread)) = self.reception {
             // It does not panic; if it did, there is nothing left to do for it.
             let _ = thread.join();
         }
-        self.owner.join().expect("the owner of the server does not panic")
+        let panicked = |_| Err(Failure::Run("the thread that stops the server panicked".into()));
+        self.owner.join().unwrap_or_else(panicked)
     }
 }
 
@@ -191,15 +215,21 @@ struct Owner {
 }
 
 impl Owner {
-    fn run(mut self, inbox: &Receiver<Task>) -> Server {
-        while let Ok(Task::Reload) = inbox.recv() {
-            let outcome = self.tasks.begin();
-            if self.ending.load(Ordering::Relaxed) {
-                continue;
+    /// Returns the server unless it is abandoned.
+    fn run(mut self, inbox: &Receiver<Task>) -> Option<Server> {
+        loop {
+            match inbox.recv() {
+                Ok(Task::Reload) => {
+                    let outcome = self.tasks.begin();
+                    if self.ending.load(Ordering::Relaxed) {
+                        continue;
+                    }
+                    outcome.set(self.reload()).expect("nobody else tells it");
+                }
+                Ok(Task::End) => return Some(self.server),
+                Ok(Task::Abandon) | Err(_) => return None,
             }
-            outcome.set(self.reload()).expect("nobody else tells it");
         }
-        self.server
     }
 
     /// Reads the file again and goes over to what it says, or says why not.

@@ -1,12 +1,11 @@
 //! `serval serve FILE`.
 
 use std::path::{Path, PathBuf};
-use std::process;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
-use engine::metrics::{Metrics, WorkerCounters};
+use engine::metrics::{Metrics, ServiceSnapshot, WorkerCounters};
 use engine::topology::{Backend, Service, Topology};
 use serde_json::{Value as Json, json};
 use sys::signal::{Signal, Signals};
@@ -46,6 +45,11 @@ unanswered or a kernel hung.";
 const OTHER_DESCRIPTORS: u64 = 128;
 /// Descriptors of a shared-memory client: its socket, its region and a bell for either side.
 const MEMORY_CLIENT_DESCRIPTORS: u64 = 4;
+
+/// How long after `drain_ms` the process ends whatever hangs; with the last lines of the log less than five seconds.
+const END_PATIENCE: Duration = Duration::from_millis(4800).saturating_sub(LOG_PATIENCE);
+/// How often to look whether the server has ended.
+const END_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
@@ -96,6 +100,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let tap = options.open_tap()?;
     // As for the log: a pipe that nobody reads must not keep this thread from its signals.
     let output = Lines::start("serval-output", std::io::stdout()).map_err(Failure::run)?;
+    let output = Arc::new(output);
     let topology = config.topology.clone();
     let mut reload = false;
     let mut ended = || loop {
@@ -115,11 +120,14 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         }
         None => None,
     };
+    health.watch(server.stalls());
     health.set_ready();
     let drain_ms = config.topology.engine.drain_ms;
     let metrics = exporter.as_ref().map(|e| format!("http://{}/metrics", e.address()));
     let listens = listens(&config, &server);
-    let control = Control::start(server, config, options.file.clone(), health.clone())?;
+    let of_finish = (*screen, output.clone());
+    let finish = Box::new(move |server| finish(&of_finish.0, server, tap, &of_finish.1));
+    let control = Control::start(server, config, options.file.clone(), health.clone(), finish)?;
     output.push(announcement(screen, &listens, metrics.as_deref()).as_bytes());
     if reload {
         control.reload();
@@ -133,9 +141,10 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     }
     health.set_draining();
     tracing::info!(drain_ms, "draining; a second signal ends at once");
-    end_on_second_signal(signals);
-    let server = control.end();
-    let result = finish(screen, server, tap, &output);
+    let limit = Duration::from_millis(drain_ms) + END_PATIENCE;
+    control.begin_end();
+    await_the_end(&control, &mut signals, limit);
+    let result = control.end();
     output.flush(LOG_PATIENCE);
     result
 }
@@ -272,21 +281,30 @@ fn announcement(
     )
 }
 
-/// From now on a signal means that waiting is over.
-fn end_on_second_signal(mut signals: Signals) {
-    std::thread::spawn(move || {
-        loop {
-            match signals.wait(None) {
-                Ok(Some(Signal::Terminate | Signal::Interrupt)) => {
-                    tracing::warn!("ended before everything was answered");
-                    log::flush(LOG_PATIENCE);
-                    process::exit(3);
-                }
-                Ok(_) => {}
-                Err(_) => return,
+/// Waits until the server has ended, and ends the process where that takes too long or a second signal comes. This thread
+/// does nothing else, so whatever hangs, the process ends in time.
+fn await_the_end(control: &Control, signals: &mut Signals, limit: Duration) {
+    let deadline = Instant::now() + limit;
+    while !control.has_ended() {
+        match signals.wait(Some(END_PAUSE)) {
+            Ok(Some(Signal::Terminate | Signal::Interrupt)) => {
+                tracing::warn!("ended before everything was answered");
+                end_now();
             }
+            Ok(_) => {}
+            Err(_) => std::thread::sleep(END_PAUSE),
         }
-    });
+        if Instant::now() >= deadline {
+            tracing::error!("the engine did not stop in time: the process ends without it");
+            end_now();
+        }
+    }
+}
+
+/// Ends the process while its threads run.
+fn end_now() -> ! {
+    log::flush(LOG_PATIENCE);
+    sys::process::exit_now(3)
 }
 
 fn finish(
@@ -312,12 +330,13 @@ fn finish(
     for service in metrics.services().iter() {
         let s = service.snapshot();
         let dropped = s.dropped_requests();
+        let reasons = drop_reasons(&s);
         tracing::info!(
             received = s.received,
             replied = s.replied,
             consumed = s.consumed,
             dropped,
-            "{}",
+            "{}{reasons}",
             service.name()
         );
     }
@@ -331,10 +350,22 @@ fn finish(
     if report.unanswered > 0 {
         tracing::error!(
             unanswered = report.unanswered,
-            "requests were not answered within engine.drain_ms"
+            "requests were not answered within engine.drain_ms or request_timeout_ms"
         );
     }
     if report.is_clean() { Ok(()) } else { Err(Failure::Unfinished) }
+}
+
+/// `; dropped during the run: no_credit 12, request_timeout 3`, or nothing. Drops that ended no request are among them.
+fn drop_reasons(snapshot: &ServiceSnapshot) -> String {
+    let reasons = DropReason::ALL.iter().map(|reason| (reason.name(), snapshot.dropped(*reason)));
+    let lost = reasons.filter(|(_, count)| *count > 0);
+    let lost: Vec<_> = lost.map(|(name, count)| format!("{name} {count}")).collect();
+    if lost.is_empty() {
+        String::new()
+    } else {
+        format!("; dropped during the run: {}", lost.join(", "))
+    }
 }
 
 /// What a whole life came to, for programs that measure: `messages` is replies sent, `busy_ns` the time

@@ -113,6 +113,18 @@ impl Collector for Engine {
             None,
             MetricType::Gauge,
         )?)?;
+        let help = "1 while a worker computes in this kernel without an end and serves nothing";
+        let name = "serval_worker_stalled";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for stall in self.health.stalls() {
+            let worker = stall.worker.to_string();
+            let labels = [
+                ("worker", worker.as_str()),
+                ("service", &stall.service),
+                ("kernel", &stall.kernel),
+            ];
+            ConstGauge::new(1i64).encode(family.encode_family(&labels)?)?;
+        }
         let help = "Times the configuration was read again, by what it came to";
         let mut reloads =
             encoder.encode_descriptor("serval_reloads", help, None, MetricType::Counter)?;

@@ -247,8 +247,12 @@ pub fn draw(frame: &mut Frame<'_>, url: &str, sample: &Sample, sort: Sort, news:
         true => String::new(),
         false => format!("  left behind: {}", sample.left_behind.join(", ")),
     };
+    let stalled = match sample.stalled.is_empty() {
+        true => String::new(),
+        false => format!("  kernel does not return: {}", sample.stalled.join(", ")),
+    };
     // What matters most comes first: a narrow terminal cuts the end.
-    let title = format!("serval top  {state}{left}  every {:.1} s  {url}", sample.seconds);
+    let title = format!("serval top  {state}{stalled}{left}  every {:.1} s  {url}", sample.seconds);
     let head = [title.as_str(), news].map(|line| Line::from(cut(line, width)));
     frame.render_widget(Text::from(head.to_vec()), areas[0]);
     for (grid, area) in grids.iter().zip(&areas[1..]) {

@@ -186,6 +186,7 @@ impl Server {
                 ended = false;
             }
         }
+        self.watch.forget(slot);
         self.regions.retain(|region| region.slot != slot);
         ended
     }

@@ -1,0 +1,123 @@
+//! How a server stops: it drains, then it stops what runs, and waits for nothing without a limit.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use engine::metrics::ServiceMetrics;
+use mqueue::abi::stop;
+use wire::DropReason;
+
+use super::{DRAIN, STOP, Server};
+
+/// How long workers may take to stop after a drain. None needs it but one whose kernel does not return.
+const WORKERS_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a stop takes in all after a drain, at most.
+const STOP_PATIENCE: Duration = Duration::from_millis(4000);
+/// How long accelerator threads may take to end: none needs it but on a machine that gives it no core, or whose block hangs.
+pub(super) const BLOCKS_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What [`Server::shutdown`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShutdownReport {
+    /// Requests that were accepted and not answered within `drain_ms`, or given up by `request_timeout_ms` during the drain.
+    pub unanswered: u64,
+    /// A block did not come back, or ended badly and could not be stopped.
+    pub hung: bool,
+}
+
+impl ShutdownReport {
+    /// Whether everything that was accepted was answered and everything stopped.
+    pub fn is_clean(&self) -> bool {
+        self.unanswered == 0 && !self.hung
+    }
+}
+
+impl Server {
+    /// Accepts nothing new, answers what was accepted (for at most `drain_ms`), stops everything. Returns within `drain_ms` and
+    /// five seconds; a worker whose kernel does not return is left behind.
+    pub fn shutdown(mut self) -> ShutdownReport {
+        let patience = Duration::from_millis(self.topology.engine.drain_ms);
+        let deadline = Instant::now() + patience;
+        let before = self.unanswered();
+        if let Some(doorman) = &self.doorman {
+            doorman.stop_listening();
+        }
+        if let Some(runtimes) = &self.runtimes {
+            runtimes.drain();
+        }
+        self.phase.store(DRAIN, Ordering::Relaxed);
+        while !self.fabric.all_settled() && Instant::now() < deadline {
+            self.fabric.wake_all();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let hung = self.stop(deadline);
+        ShutdownReport { unanswered: self.unanswered() - before, hung }
+    }
+
+    /// Requests of services on the workers that were given up: by a drain, or because their time was over.
+    fn unanswered(&self) -> u64 {
+        let burnt = self.burnt.iter().map(|burnt| &burnt.metrics);
+        let mut all: Vec<_> = self.places.iter().map(|p| &p.metrics).chain(burnt).collect();
+        // A version that is leaving may share its counters with its successor.
+        all.sort_by_key(|metrics| Arc::as_ptr(metrics));
+        all.dedup_by_key(|metrics| Arc::as_ptr(metrics));
+        let given_up = [DropReason::DrainTimeout, DropReason::RequestTimeout];
+        let of = |metrics: &&Arc<ServiceMetrics>| {
+            let snapshot = metrics.snapshot();
+            given_up.map(|reason| snapshot.dropped(reason)).iter().sum::<u64>()
+        };
+        all.iter().map(of).sum()
+    }
+
+    /// Stops the workers, then the accelerator threads, within a few seconds after `drained`. Returns whether something hangs.
+    pub(super) fn stop(&mut self, drained: Instant) -> bool {
+        self.watch.expect_the_end();
+        self.phase.store(STOP, Ordering::Relaxed);
+        self.fabric.wake_all();
+        let mut hung = self.join_workers(drained + WORKERS_PATIENCE);
+        // Asks the runtimes to end, then makes them.
+        self.runtimes = None;
+        for (_, accelerator) in &self.accelerators {
+            accelerator.stop(stop::NOW);
+        }
+        let deadline = drained + STOP_PATIENCE;
+        for (_, accelerator) in self.accelerators.drain(..) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = accelerator.join(left.clamp(Duration::from_millis(100), BLOCKS_PATIENCE));
+            if !left.is_empty() {
+                tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
+                hung = true;
+            }
+        }
+        hung
+    }
+
+    /// Waits for the workers to end, in vain for those whose kernels do not return. Returns whether something hangs.
+    fn join_workers(&mut self, deadline: Instant) -> bool {
+        let mut hung = false;
+        for (index, worker) in self.workers.drain(..).enumerate() {
+            while !worker.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            if worker.is_finished() {
+                hung |= worker.join().unwrap_or(true);
+                continue;
+            }
+            let stall = self.watch.stalls().list().into_iter().find(|s| s.worker == index);
+            let why =
+                stall.map_or("a kernel or the host kernel holds it up".into(), |s| s.reason());
+            tracing::error!("worker {index} does not stop, its thread is left behind: {why}");
+            hung = true;
+        }
+        hung
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.workers.is_empty() || !self.accelerators.is_empty() || self.runtimes.is_some() {
+            self.stop(Instant::now());
+        }
+    }
+}

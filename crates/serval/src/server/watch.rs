@@ -1,0 +1,278 @@
+//! Notices workers that serve nothing although they compute: a kernel on a worker's core (`placement = "worker"`) that does
+//! not return stops every service of that worker.
+//!
+//! A thread compares two things ten times a second: the processor time of each worker's thread, and what the worker
+//! publishes as it goes on, its count of turns and the block that it resumes. A worker that computed for [`STALLED_AFTER`]
+//! without a change of either is stalled. Wall-clock time counts for nothing, so a worker without a core is not blamed.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use accel::cpu::{NOT_RESUMING, Resuming};
+use engine::metrics::Metrics;
+use sys::time::ThreadClock;
+
+/// Processor time that a worker spends in one resume of a block, or in one turn without any, before it is stalled.
+const STALLED_AFTER: Duration = Duration::from_millis(700);
+/// How often to look.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A worker that serves nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stall {
+    /// Its index.
+    pub worker: usize,
+    /// The kernel that does not return; empty where the worker has ended.
+    pub kernel: String,
+    /// The kernel's service.
+    pub service: String,
+    /// The service's accelerator.
+    pub accelerator: String,
+    /// The block.
+    pub block: u32,
+}
+
+impl Stall {
+    /// What is wrong, in one sentence without a full stop.
+    pub fn reason(&self) -> String {
+        let Self { worker, kernel, service, accelerator, block } = self;
+        if kernel.is_empty() {
+            return format!("worker {worker} has ended: it panicked");
+        }
+        if service.is_empty() {
+            return format!("worker {worker} computes and makes no turn: {kernel}");
+        }
+        format!(
+            "kernel {kernel:?} of service {service:?} on accelerator {accelerator:?} does not return (block {block}): \
+             worker {worker} serves nothing meanwhile"
+        )
+    }
+}
+
+/// The workers that are stalled at the moment; see [`super::Server::stalls`].
+#[derive(Debug, Default)]
+pub struct Stalls(Mutex<Vec<Stall>>);
+
+impl From<Vec<Stall>> for Stalls {
+    fn from(stalls: Vec<Stall>) -> Self {
+        Self(Mutex::new(stalls))
+    }
+}
+
+impl Stalls {
+    /// All of them.
+    pub fn list(&self) -> Vec<Stall> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Stall>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Blocks of one service on one accelerator, as [`Resuming`] names them.
+struct Named {
+    tag: u32,
+    slot: u16,
+    kernel: String,
+    service: String,
+    accelerator: String,
+}
+
+#[derive(Default)]
+struct State {
+    /// By worker; those whose threads run.
+    clocks: Vec<Option<ThreadClock>>,
+    named: Vec<Named>,
+    tags: u32,
+    stop: bool,
+}
+
+/// What the thread shares with the server and its workers.
+pub(super) struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// By worker.
+    resuming: Vec<Arc<AtomicU64>>,
+    metrics: Metrics,
+    /// The workers end, and their threads with them.
+    ending: AtomicBool,
+    stalls: Arc<Stalls>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The calling thread is this worker.
+    pub(super) fn enter(&self, worker: usize) {
+        // Without a clock nobody is blamed.
+        self.lock().clocks[worker] = ThreadClock::of_this_thread().ok();
+    }
+}
+
+/// The thread that watches; ends when dropped.
+pub(super) struct Watch {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    pub(super) fn start(workers: usize, metrics: Metrics) -> std::io::Result<Self> {
+        let state = State { clocks: vec![None; workers], ..State::default() };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            resuming: (0..workers).map(|_| Arc::new(AtomicU64::new(NOT_RESUMING))).collect(),
+            metrics,
+            ending: AtomicBool::new(false),
+            stalls: Arc::default(),
+        });
+        let of_thread = shared.clone();
+        let builder = std::thread::Builder::new().name("serval-watch".into());
+        let thread = builder.spawn(move || watch(&of_thread))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        self.shared.clone()
+    }
+
+    pub(super) fn stalls(&self) -> Arc<Stalls> {
+        self.shared.stalls.clone()
+    }
+
+    /// Where blocks of this service on the workers' cores tell that they are resumed, by worker.
+    pub(super) fn name(
+        &self,
+        slot: u16,
+        (kernel, service, accelerator): (&str, &str, &str),
+    ) -> Vec<Resuming> {
+        let mut state = self.shared.lock();
+        state.tags += 1;
+        let tag = state.tags;
+        let (kernel, service) = (kernel.to_owned(), service.to_owned());
+        state.named.push(Named { tag, slot, kernel, service, accelerator: accelerator.to_owned() });
+        let of_worker = |word: &Arc<AtomicU64>| Resuming::new(word.clone(), tag);
+        self.shared.resuming.iter().map(of_worker).collect()
+    }
+
+    /// No worker has blocks of this slot any more.
+    pub(super) fn forget(&self, slot: u16) {
+        self.shared.lock().named.retain(|named| named.slot != slot);
+    }
+
+    /// From now on threads of workers may end.
+    pub(super) fn expect_the_end(&self) {
+        self.shared.ending.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // It does not panic; if it did, there is nothing left to do for it.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What was seen of a worker when it last went on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    turns: u64,
+    resuming: u64,
+    cpu: Duration,
+}
+
+impl Seen {
+    /// Takes the next look; whether the worker has computed for long and not gone on.
+    fn look(&mut self, now: Self) -> bool {
+        if (now.turns, now.resuming) != (self.turns, self.resuming) {
+            *self = now;
+        }
+        now.cpu.saturating_sub(self.cpu) >= STALLED_AFTER
+    }
+}
+
+fn watch(shared: &Shared) {
+    let counters: Vec<_> = shared.metrics.workers().collect();
+    let mut seen = vec![Seen::default(); shared.resuming.len()];
+    let mut state = shared.lock();
+    while !state.stop {
+        let mut found = Vec::new();
+        for (worker, seen) in seen.iter_mut().enumerate() {
+            let Some(clock) = state.clocks[worker] else { continue };
+            let Some(cpu) = clock.read() else {
+                if !shared.ending.load(Ordering::Relaxed) {
+                    found.push(stall(&state, worker, None));
+                }
+                continue;
+            };
+            // The word first: a turn that ends in between is a change.
+            let resuming = shared.resuming[worker].load(Ordering::Relaxed);
+            let now = Seen { turns: counters[worker].turns.value(), resuming, cpu };
+            if seen.look(now) {
+                found.push(stall(&state, worker, Some(resuming)));
+            }
+        }
+        report(&mut shared.stalls.lock(), found);
+        let waited = shared.changed.wait_timeout(state, LOOK);
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+fn stall(state: &State, worker: usize, resuming: Option<u64>) -> Stall {
+    let named = resuming.map(Resuming::parts);
+    let (tag, block) = named.unwrap_or_default();
+    let of = state.named.iter().find(|named| named.tag == tag);
+    let text = |get: fn(&Named) -> &String| of.map_or(String::new(), |named| get(named).clone());
+    Stall {
+        worker,
+        kernel: match (of, resuming) {
+            (Some(named), _) => named.kernel.clone(),
+            (None, Some(_)) => "not in a kernel".to_owned(),
+            (None, None) => String::new(),
+        },
+        service: text(|named| &named.service),
+        accelerator: text(|named| &named.accelerator),
+        block,
+    }
+}
+
+/// Logs what has changed, each once.
+fn report(known: &mut Vec<Stall>, found: Vec<Stall>) {
+    for stall in found.iter().filter(|stall| !known.contains(stall)) {
+        tracing::error!("{}", stall.reason());
+    }
+    for stall in known.iter().filter(|stall| !found.contains(stall)) {
+        tracing::warn!("worker {} goes on", stall.worker);
+    }
+    *known = found;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(turns: u64, resuming: u64, cpu_ms: u64) -> Seen {
+        Seen { turns, resuming, cpu: Duration::from_millis(cpu_ms) }
+    }
+
+    #[test]
+    fn only_processor_time_without_progress_counts() {
+        let mut seen = Seen::default();
+        assert!(!seen.look(at(1, 5, 5_000)), "it makes turns");
+        assert!(!seen.look(at(1, 5, 5_000)), "it sleeps, or has no core");
+        assert!(!seen.look(at(1, 5, 5_699)));
+        assert!(seen.look(at(1, 5, 5_700)));
+        assert!(!seen.look(at(1, 6, 5_701)), "it has resumed the next block");
+        assert!(!seen.look(at(2, 6, 6_400)), "it makes turns again");
+        assert!(seen.look(at(2, 6, 7_100)));
+    }
+}
