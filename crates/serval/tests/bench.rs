@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use engine::topology::{Backend, Service};
-use serval::bench::{self, BenchError, Class, Mode, Plan, Report, Target, Void, Work};
+use serval::bench::{self, BenchError, Bottleneck, Class, Mode, Plan, Report, Target, Void, Work};
 use serval::client::workload::{Custom, Expect};
 use serval::server::Server;
 use wire::DropReason;
@@ -61,12 +61,13 @@ fn plan(target: &Target, work: Work, window: usize) -> Plan {
 }
 
 fn sound(report: &Report) {
-    // A client that had no core for long sends late, leaves part of its window unused and gets few replies.
+    // A client that had no core for long, or no time left, sends late, leaves part of its window unused and gets few
+    // replies.
     let busy = |share: f64| report.stolen > share;
     let excused = match report.void() {
         None | Some(Void::Few(_)) => true,
         Some(Void::Unsent(share, _)) => busy(0.02_f64.min(share / 2.0)),
-        Some(Void::Little(_)) => busy(0.02),
+        Some(Void::Little(_)) => busy(0.02) || report.bottleneck() == Bottleneck::Client,
         _ => false,
     };
     assert!(excused, "{report:?}");
@@ -573,7 +574,8 @@ fn a_rate_that_cannot_be_sent_is_not_called_measured() {
     });
     let report = fake.report(|plan| {
         plan.mode = Mode::Open { rate: 1e6 };
-        plan.timeout = Some(PATIENCE);
+        // What the host kernel had no room for is lost, and waited for as long as this.
+        plan.timeout = Some(Duration::from_secs(2));
         plan.duration = Duration::from_millis(300);
     });
     let told = matches!(report.void(), Some(Void::Unsent(..) | Void::Few(_)));

@@ -186,7 +186,7 @@ impl Void {
         match self {
             // With some room for the next run.
             Self::Stolen(share) => {
-                Some(format!("--stolen-max {}", (percent(*share) / 5 * 5 + 5).min(100)))
+                Some(format!("--stolen-max {}", ((percent(*share) + 3) / 5 * 5 + 5).min(100)))
             }
             _ => None,
         }
@@ -579,7 +579,7 @@ mod tests {
         let wrong = report(&plan, &bad);
         assert_eq!(wrong, [Void::Duplicated(1), Void::Wrong(1, "")]);
         assert!(wrong.iter().all(|reason| reason.accepted_by().is_none()));
-        for (share, option) in [(0.051, "10"), (0.14, "15"), (0.15, "20"), (0.99, "100")] {
+        for (share, option) in [(0.051, "10"), (0.12, "20"), (0.15, "20"), (0.99, "100")] {
             let option = format!("--stolen-max {option}");
             assert_eq!(Void::Stolen(share).accepted_by(), Some(option), "{share}");
         }

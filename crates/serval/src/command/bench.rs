@@ -436,7 +436,9 @@ fn chart(plan: &Plan, reports: &[Report]) -> Chart {
     };
     let mode = if plan.window().is_some() { "closed loop" } else { "open loop (Poisson)" };
     let points = measured.iter().map(|r| asked(r.mode)).collect::<Vec<_>>().join(", ");
-    let untrusted = |r: &&&Report| Some(format!("{}: {}", asked(r.mode), reason(r.void()?)));
+    // What to do about it is said where the command runs.
+    let short = |void: &Void| void.to_string().split(": ").next().map(str::to_owned);
+    let untrusted = |r: &&&Report| Some(format!("{}: {}", asked(r.mode), short(r.void()?)?));
     let untrusted: Vec<_> = measured.iter().filter_map(|r| untrusted(&r)).collect();
     let checked = match &plan.work {
         Work::Custom(custom) if !custom.compares() => "Replies were counted, not compared.",
