@@ -68,7 +68,7 @@ fn counters_are_served_as_they_are_now() {
 }
 
 /// What is exported only once it has happened.
-fn let_everything_happen(metrics: &Metrics) {
+fn let_everything_happen(metrics: &Metrics, health: &Health) {
     let lives = AcceleratorLives::new("digits", "gpu0");
     lives.end(1, "lost");
     let service = ServiceMetrics::new("digits".to_owned(), 1);
@@ -77,6 +77,14 @@ fn let_everything_happen(metrics: &Metrics) {
         [Arc::new(lives)].into(),
         ["digits".to_owned()].into(),
     );
+    let stall = Stall {
+        worker: 0,
+        kernel: "lenet".into(),
+        service: "digits".into(),
+        accelerator: "acc0".into(),
+        block: 0,
+    };
+    health.watch(Arc::new(vec![stall].into()));
 }
 
 #[test]
@@ -84,8 +92,8 @@ fn the_dashboard_shows_only_what_is_exported() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/grafana.json");
     let board: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
-    let (exporter, metrics, _) = start();
-    let_everything_happen(&metrics);
+    let (exporter, metrics, health) = start();
+    let_everything_happen(&metrics, &health);
     let answer = get(exporter.address(), "/metrics");
     let page = Page::parse(answer.split_once("\r\n\r\n").unwrap().1);
     let exported: BTreeSet<&str> = page.names().collect();
@@ -107,6 +115,7 @@ fn the_dashboard_shows_only_what_is_exported() {
         "serval_accelerator_restarts_total",
         "serval_service_held",
         "serval_log_lines_dropped_total",
+        "serval_worker_stalled",
     ] {
         assert!(shown.contains(name), "no panel shows {name}");
     }
@@ -116,15 +125,7 @@ fn the_dashboard_shows_only_what_is_exported() {
 #[test]
 fn the_page_of_all_metrics_is_what_is_exported() {
     let (exporter, metrics, health) = start();
-    let_everything_happen(&metrics);
-    let stall = Stall {
-        worker: 0,
-        kernel: "lenet".into(),
-        service: "digits".into(),
-        accelerator: "acc0".into(),
-        block: 0,
-    };
-    health.watch(Arc::new(vec![stall].into()));
+    let_everything_happen(&metrics, &health);
     let answer = get(exporter.address(), "/metrics");
     let mut table = String::from("| metric | labels | meaning |\n|---|---|---|\n");
     for line in answer.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
