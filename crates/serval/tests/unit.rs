@@ -37,8 +37,8 @@ fn the_unit_is_hardened_and_leaves_what_serval_needs() {
         ("ProtectSystem", &["strict"]),
         ("SystemCallArchitectures", &["native"]),
         ("SystemCallFilter", &["@system-service", "~@privileged"]),
-        // Ports, and the sockets of control, attach and shm:// ports.
-        ("RestrictAddressFamilies", &["AF_INET AF_INET6 AF_UNIX"]),
+        // Ports; the sockets of control, attach and shm:// ports; the addresses of this machine.
+        ("RestrictAddressFamilies", &["AF_INET AF_INET6 AF_UNIX AF_NETLINK"]),
         ("RuntimeDirectory", &["serval"]),
         ("User", &["serval"]),
     ] {
