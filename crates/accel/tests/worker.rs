@@ -396,7 +396,7 @@ fn replies_that_are_too_long_take_little_memory() {
             ("Size:", Some(kib)) if inside => sizes.0 += kib << 10,
             // Each page once, however often it is mapped.
             ("Pss:", Some(kib)) if inside => sizes.1 += kib << 10,
-            (first, _) if !first.ends_with(':') => inside = line.contains("serval-sink"),
+            (first, _) if !first.ends_with(':') => inside = line.contains("/dev/zero"),
             _ => {}
         }
     }

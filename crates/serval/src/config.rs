@@ -550,6 +550,50 @@ mod tests {
         assert!(config.warnings[0].contains("if it does, write max_reply_bytes = 1024"));
     }
 
+    /// A mistake in a kernel of somebody's own ends nothing else.
+    #[test]
+    fn a_kernel_file_without_an_accelerator_runs_in_a_process_of_its_own() {
+        let base = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let accelerators = |text: &str, sets: &[&str]| {
+            let sets = sets.iter().map(|set| (*set).to_owned()).collect();
+            let overrides = Overrides { sets, ..Overrides::default() };
+            Config::parse("a.toml", text, base, &overrides).map(|config| {
+                let shown =
+                    config.settings.iter().find(|s| s.key == "accelerator").unwrap().clone();
+                let topology = config.topology;
+                let of = |at: &usize| topology.accelerators[*at].clone();
+                let used: Vec<_> = topology.services[0].accelerators.iter().map(of).collect();
+                assert_eq!(used.len(), 1);
+                (
+                    used[0].name.clone(),
+                    matches!(used[0].kind, AcceleratorKind::Process { .. }),
+                    topology.accelerators.len(),
+                    shown.value,
+                )
+            })
+        };
+        let own = SMALL.replace("echo", "src/lib.rs");
+        let host = |name: &str| format!("{own}[[accelerator]]\nname = \"{name}\"\n");
+        assert_eq!(accelerators(&own, &[]).unwrap(), ("process".into(), true, 2, "process".into()));
+        // What is shown is accepted, and so is the engine's own core.
+        let named = accelerators(&own, &["service.a.accelerator=process"]).unwrap();
+        assert_eq!((named.0, named.1), ("process".into(), true));
+        let named = accelerators(&own, &["service.a.accelerator=acc0"]).unwrap();
+        assert_eq!((named.0, named.1, named.2), ("acc0".into(), false, 1));
+        assert_eq!(accelerators(SMALL, &[]).unwrap(), ("acc0".into(), false, 1, "acc0".into()));
+        // Beside accelerators of the file, whatever they are called.
+        assert_eq!(accelerators(&host("host"), &[]).unwrap().0, "process");
+        let other = accelerators(&host("process"), &[]).unwrap();
+        assert_eq!((other.0, other.1), ("process0".into(), true));
+        let other = accelerators(&host("process"), &["service.a.accelerator=process"]).unwrap();
+        assert_eq!((other.0, other.1), ("process".into(), false), "the declared one");
+        let refused = accelerators(&host("host").replace("src/lib.rs", "echo"), &[]).unwrap_err();
+        assert!(
+            refused.to_string().contains("accelerator"),
+            "a built-in kernel has to say: {refused}"
+        );
+    }
+
     #[test]
     fn listening_beyond_the_machine_is_mentioned_and_the_ratio_left_to_the_engine() {
         let text = SMALL.replace("127.0.0.1", "0.0.0.0");

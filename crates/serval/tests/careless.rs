@@ -39,3 +39,26 @@ fn a_datagram_that_makes_a_reply_too_long_costs_only_its_own_reply() {
     }
     assert_eq!(served.drain(), 0);
 }
+
+/// A kernel file that names no accelerator has a process of its own.
+#[test]
+fn a_crash_in_a_kernel_file_ends_no_other_service() {
+    let library = build_kernel("crates/serval/tests/kernels/careless.cpp");
+    let config = format!(
+        "[[service]]\nname = \"other\"\nlisten = \"udp://127.0.0.1:0\"\nkernel = \"echo\"\n\
+         [[service]]\nname = \"crashes\"\nlisten = \"udp://127.0.0.1:0\"\nkernel = \"{library}:crashes\"\n"
+    );
+    let served = Served::start("careless_crash", "", &config);
+    let [other, crashes] = [0, 1].map(|at| served.services[at][0]);
+    assert_eq!(ask(&udp_client(crashes), b"hello"), b"hello");
+    let runtime = children(served.process.0.id());
+    assert_eq!(runtime.len(), 1, "one process, for the kernel file");
+    udp_client(crashes).send(b"!").unwrap();
+    eventually("it is lost with its process", || {
+        served.dropped("crashes", DropReason::AcceleratorLost) == 1
+    });
+    assert_eq!(ask(&udp_client(other), b"there"), b"there");
+    eventually("the log says why", || served.log().contains("ended by signal 11 (SIGSEGV)"));
+    answers_again(crashes, 1);
+    assert_eq!(served.drain(), 0);
+}

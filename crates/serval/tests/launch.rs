@@ -157,7 +157,7 @@ fn a_signal_ends_a_start_whose_kernel_never_receives() {
     let library = build_kernel(source.to_str().unwrap());
     let file = path("deaf.toml");
     let service = format!(
-        "schema = 1\n[[service]]\nname = \"deaf\"\nlisten = \"udp://127.0.0.1:0\"\nkernel = \"{}\"\n",
+        "schema = 1\n[[service]]\nname = \"deaf\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"acc0\"\nkernel = \"{}\"\n",
         library
     );
     fs::write(&file, service).unwrap();
@@ -192,7 +192,7 @@ fn a_start_that_fails_on_one_worker_does_not_wait_for_a_kernel_on_another() {
     let file = path("half.toml");
     let service = format!(
         "schema = 1\n[engine]\nworkers = 2\n[[service]]\nname = \"half\"\nlisten = \"udp://127.0.0.1:0\"\n\
-         mqueues = 2\nkernel = \"{library}\"\n"
+         mqueues = 2\naccelerator = \"acc0\"\nkernel = \"{library}\"\n"
     );
     fs::write(&file, service).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));

@@ -32,23 +32,35 @@ SERVAL_INLINE bool fits_sink(const serval_block_args& args, uint32_t len) {
 constexpr uint64_t SINK_PIECE_BYTES = uint64_t{16} << 20;
 constexpr uint64_t SINK_BYTES = (uint64_t{1} << 32) + SINK_PIECE_BYTES;
 
-// Maps a sink; null when the host kernel refuses, errno says why.
-inline void* map_sink() {
-    const int file = memfd_create("serval-sink", MFD_CLOEXEC);
-    if (file < 0) return nullptr;
-    void* at = MAP_FAILED;
-    if (ftruncate(file, SINK_PIECE_BYTES) == 0)
-        at = mmap(nullptr, SINK_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    bool done = at != MAP_FAILED;
-    for (uint64_t offset = 0; done && offset < SINK_BYTES; offset += SINK_PIECE_BYTES)
-        done = mmap(static_cast<uint8_t*>(at) + offset, SINK_PIECE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
-                    file, 0) != MAP_FAILED;
+// Maps the piece at all of a sink's addresses: the memory at `piece` once more, which mremap(2) does with an old size of 0, or the file.
+inline bool fill_sink(void* at, void* piece, int file) {
+    for (uint64_t offset = 0; offset < SINK_BYTES; offset += SINK_PIECE_BYTES) {
+        void* const to = static_cast<uint8_t*>(at) + offset;
+        void* const made = file < 0 ? mremap(piece, 0, SINK_PIECE_BYTES, MREMAP_MAYMOVE | MREMAP_FIXED, to)
+                                    : mmap(to, SINK_PIECE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file, 0);
+        if (made == MAP_FAILED) return false;
+    }
     // A core file has no use for it.
-    if (done) madvise(at, SINK_BYTES, MADV_DONTDUMP);
-    const int why = errno;
-    if (!done && at != MAP_FAILED) munmap(at, SINK_BYTES);
-    close(file);
-    errno = why;
+    madvise(at, SINK_BYTES, MADV_DONTDUMP);
+    return true;
+}
+
+// Maps a sink; null when the host kernel refuses, errno says why. The memory has no file, whose size may be limited (RLIMIT_FSIZE), except
+// where an emulator of processors (qemu-user) does not map memory twice.
+inline void* map_sink() {
+    void* at = mmap(nullptr, SINK_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) return nullptr;
+    void* const piece = mmap(nullptr, SINK_PIECE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    bool done = piece != MAP_FAILED && fill_sink(at, piece, -1);
+    if (piece != MAP_FAILED) munmap(piece, SINK_PIECE_BYTES);
+    if (!done) {
+        const int file = memfd_create("serval-sink", MFD_CLOEXEC);
+        done = file >= 0 && ftruncate(file, SINK_PIECE_BYTES) == 0 && fill_sink(at, nullptr, file);
+        const int why = errno;
+        if (file >= 0) close(file);
+        if (!done) munmap(at, SINK_BYTES);
+        errno = why;
+    }
     return done ? at : nullptr;
 }
 

@@ -30,7 +30,7 @@ A kernel is a C++ function that answers messages:
 Examples:
   serval kernel build twice.cpp                     makes twice.so
   serval kernel build twice.cpp -o /opt/k/twice.so --native
-  then, in the configuration: kernel = \"./twice.so\"
+  then, in the configuration: kernel = \"./twice.so\"; it runs in a process of its own
 
   serval kernel build twice.cu                      makes twice.fatbin, for GPUs
   serval kernel build twice.cpp --gpu sm_90         for one generation of GPUs, from the same source

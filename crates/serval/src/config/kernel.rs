@@ -101,6 +101,12 @@ pub(super) enum Kernel {
     Foreign,
 }
 
+/// Whether a kernel is a file: not one that is built in, nor the name of one.
+pub(super) fn is_file(name: &str) -> bool {
+    let is_builtin = BUILTINS.iter().any(|builtin| builtin.name == name);
+    !is_builtin && ["/", ".so", ".fatbin", ".cubin"].iter().any(|mark| name.contains(mark))
+}
+
 /// Finds a kernel. A path is relative to `base`, the configuration file's folder. The error is what
 /// is wrong and what would be right. `any_name` is for programs that bring kernels of their own.
 pub(super) fn find(name: &str, base: &Path, any_name: bool) -> Result<Kernel, (String, String)> {
@@ -111,7 +117,7 @@ pub(super) fn find(name: &str, base: &Path, any_name: bool) -> Result<Kernel, (S
     if any_name && !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.chars().all(letter) {
         return Ok(Kernel::Foreign);
     }
-    if !["/", ".so", ".fatbin", ".cubin"].iter().any(|mark| name.contains(mark)) {
+    if !is_file(name) {
         let names: Vec<&str> = BUILTINS.iter().map(|builtin| builtin.name).collect();
         let right = match nearest(name, names.iter().copied()) {
             Some(near) => format!("did you mean \"{near}\"?"),

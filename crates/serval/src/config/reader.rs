@@ -83,7 +83,9 @@ impl<'t> Section<'t> {
 
     /// The key's entry; from now on the key is known.
     pub(super) fn entry(&mut self, key: &'static str) -> Option<&'t Entry> {
-        self.known.push(key);
+        if !self.known.contains(&key) {
+            self.known.push(key);
+        }
         let entry = self.table?.entry(key)?;
         self.places.values.insert(key, entry.node.span);
         Some(entry)

@@ -70,7 +70,7 @@ pub(super) const TABLES: &[Table] = &[
                 "The version of the file's format. Stands before the first table.";
             engine: Other("table"), "every key's default", "`[engine]`, below.";
             limits: Other("table"), "every key's default", "`[limits]`, below.";
-            accelerator: Other("list of tables"), "one of kind `cpu`, called `acc0`",
+            accelerator: Other("list of tables"), "`acc0` of kind `cpu`; for kernel files `process` of kind `process`",
                 "`[[accelerator]]`, below: where kernels run.";
             service: Other("list of tables"), "required", "`[[service]]`, below: what is served.";
         },
@@ -157,8 +157,9 @@ pub(super) const TABLES: &[Table] = &[
                  kernel choose.";
             framing: Other("string: `raw`, `fixed:N`, `length:u16`, `length:u32`, `sockperf`, `line`, `line-crlf`, `memcached`"), "",
                 "Where a message ends on a TCP connection. A datagram is a message by itself.";
-            accelerator: Other("string, or list of strings"), "`acc0` where the file defines none, else required",
-                "The accelerators that run the kernel, by name. With several, requests go where there is credit.";
+            accelerator: Other("string, or list of strings"), "`process` for a kernel file: a process of its own; for a built-in kernel `acc0` where the file defines none, else required",
+                "The accelerators that run the kernel, by name. With several, requests go where there is credit. `acc0` runs a kernel file on \
+                 the engine's own core where the file defines no accelerator.";
             kernel: Other("string, or list with one for each accelerator"), "required",
                 "A built-in kernel (below), or the path of a compiled one, relative to the file's folder: `mine.so`, `mine.fatbin`, \
                  `mine.so:NAME` where a library has several. \

@@ -95,6 +95,8 @@ pub(super) fn read(
             "add one with name, listen, accelerator and kernel",
         ));
     }
+    let mut accelerators = accelerators;
+    accelerators.push(implicit_process(&accelerators));
     let names: Vec<String> = accelerators.iter().map(|a| a.name.clone()).collect();
     let context = super::service::Context {
         base,
@@ -113,7 +115,21 @@ pub(super) fn read(
         places.services.push(of_service);
         places.faulty_services.push(report.problems.len() > before);
     }
+    let last = accelerators.len() - 1;
+    if !services.iter().any(|service| service.accelerators.contains(&last)) {
+        accelerators.pop();
+    }
     (Topology { engine, limits, accelerators, services }, options, places)
+}
+
+/// Where kernel files run that name no accelerator: in a process of their own, so that a mistake in one ends no other service.
+fn implicit_process(declared: &[Accelerator]) -> Accelerator {
+    let is_free = |name: &String| declared.iter().all(|accelerator| accelerator.name != *name);
+    let names = std::iter::once("process".to_owned()).chain((0..).map(|n| format!("process{n}")));
+    let name = names.into_iter().find(is_free).expect("there are more names than accelerators");
+    let launch = Launch::Engine { program: None, threads: 1, cores: Vec::new() };
+    let kind = AcceleratorKind::Process { launch, heartbeat_ms: HEARTBEAT_MS, gpu: None };
+    Accelerator { name, kind }
 }
 
 /// Rings for GPUs: one trip over the bus finds and fetches a message; with doorbells it takes two.
@@ -512,6 +528,14 @@ pub(super) fn accelerator_indices(
 ) -> Vec<usize> {
     let names = context.accelerators;
     let Some(entry) = section.entry("accelerator") else {
+        let kernel = section.entry("kernel").map(|entry| &entry.node.value);
+        if let Some(Value::String(kernel)) = kernel
+            && super::kernel::is_file(kernel)
+        {
+            let process = names.len() - 1;
+            section.record(report, "accelerator", names[process].clone());
+            return vec![process];
+        }
         if !context.implicit {
             section.missing(report, "accelerator", &format!("\"{}\"", names[0]));
         }
@@ -535,11 +559,12 @@ pub(super) fn accelerator_indices(
             Some(index) => indices.push(index),
             None => {
                 let what = format!("no accelerator is called \"{name}\"");
-                let right = match nearest(&name, names.iter().map(String::as_str)) {
+                let declared = &names[..names.len() - 1];
+                let right = match nearest(&name, declared.iter().map(String::as_str)) {
                     Some(near) => format!("did you mean \"{near}\"?"),
                     None => format!(
                         "add [[accelerator]] name = \"{name}\", or use {}",
-                        names.join(", ")
+                        declared.join(", ")
                     ),
                 };
                 report.problem(Problem::new(span, what, right));

@@ -22,11 +22,11 @@ use super::tree::{Entry, Node, Table, Value};
 pub(super) struct Context<'a> {
     /// Folder that kernel paths are relative to.
     pub(super) base: &'a Path,
-    /// Names of the accelerators.
+    /// Names of the accelerators. The last one is in no file: for kernel files that name none.
     pub(super) accelerators: &'a [String],
     /// Their kinds. What programs of somebody's own have for kernels is theirs to name.
     pub(super) kinds: Vec<AcceleratorKind>,
-    /// The file defines none: there is one anyway.
+    /// The file defines none: there is one anyway, for built-in kernels.
     pub(super) implicit: bool,
 }
 

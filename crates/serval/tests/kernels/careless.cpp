@@ -1,6 +1,17 @@
 // Kernels as people write them first: they look at no reply before they write to it.
 #include <serval/kernel.h>
 
+// Reads through a null pointer when it is asked to ('!'), else the reply is the request.
+SERVAL_KERNEL(crashes) (serval::Block& block, serval::Mqueue& q) {
+    while (auto msg = q.recv(block)) {
+        const uint8_t* volatile nowhere = nullptr;
+        auto reply = q.reply(block, msg, msg.len());
+        for (unsigned i = 0; reply && i < msg.len(); i++) reply.as<uint8_t>()[i] = msg.as<const uint8_t>()[i];
+        if (msg.len() && *msg.as<const uint8_t>() == '!') *reply.as<uint8_t>() = *nowhere;
+        q.send(block, reply);
+    }
+}
+
 // The reply is twice the request.
 SERVAL_KERNEL(twice) (serval::Block& block, serval::Mqueue& q) {
     while (auto msg = q.recv(block)) {

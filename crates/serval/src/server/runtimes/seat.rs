@@ -18,6 +18,7 @@ use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
 use sys::SharedMemory;
 use sys::local::{Bell, BellPull, LocalSocket};
+use sys::process::signal_name;
 use wire::DropReason;
 use wire::attach::FromEngine;
 
@@ -495,7 +496,9 @@ pub(super) fn word_of(reason: u64) -> &'static str {
 pub(super) fn status_text(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("its process ended with code {code}"),
-        (None, Some(signal)) => format!("its process was killed by signal {signal}"),
+        (None, Some(signal)) => {
+            format!("its process was ended by signal {signal} ({})", signal_name(signal))
+        }
         (None, None) => "its process ended".into(),
     }
 }

@@ -208,7 +208,7 @@ fn alone(desk: &Desk) -> [bool; 2] {
 }
 
 fn lost() -> Ending {
-    Ending::lost("lost", "its process was killed by signal 9")
+    Ending::lost("lost", "its process was ended by signal 9 (SIGKILL)")
 }
 
 #[test]
