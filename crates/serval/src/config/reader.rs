@@ -91,6 +91,11 @@ impl<'t> Section<'t> {
         Some(entry)
     }
 
+    /// The value of a key that is read later.
+    pub(super) fn peek(&self, key: &str) -> Option<&'t Value> {
+        self.table?.entry(key).map(|entry| &entry.node.value)
+    }
+
     /// Records the effective value of a key.
     pub(super) fn record(&self, report: &mut Report<'_>, key: &str, value: impl Into<Json>) {
         let given = self.places.values.get(key);

@@ -528,7 +528,7 @@ pub(super) fn accelerator_indices(
 ) -> Vec<usize> {
     let names = context.accelerators;
     let Some(entry) = section.entry("accelerator") else {
-        let kernel = section.entry("kernel").map(|entry| &entry.node.value);
+        let kernel = section.peek("kernel");
         if let Some(Value::String(kernel)) = kernel
             && super::kernel::is_file(kernel)
         {

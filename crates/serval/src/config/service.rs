@@ -317,6 +317,10 @@ fn read_sizes(report: &mut Report<'_>, section: &mut Section<'_>, service: &mut 
     // A reply is often as long as its request.
     let udp = service.listen.iter().any(|listen| listen.transport == Transport::Udp);
     let carried = if udp { UDP_PAYLOAD_MAX as u32 } else { u32::MAX };
+    // Whoever asks for granule rings has one in one direction at least.
+    let rings = section.peek("rings");
+    let granules = matches!(rings, Some(Value::String(rings)) if rings.starts_with("granule"));
+    let carried = if granules { carried.min(INLINE_BYTES_MAX) } else { carried };
     let usual = service.max_message_bytes.min(carried).into();
     service.max_reply_bytes = section.integer(report, "max_reply_bytes", 1..=most, usual) as u32;
 }
