@@ -71,6 +71,8 @@ struct serval_shm {
     uint32_t under_way;
     // Calls in a row that found nothing to do.
     uint32_t idle_calls;
+    // After the end: the first request that the engine did not take and that the caller does not know of.
+    uint64_t untaken;
     bool unshown;
     bool corrupt;
     // Once the connection has ended: why, in a sentence.
@@ -333,6 +335,35 @@ const char* const DROP_REASONS[] = {
 };
 constexpr unsigned DROP_REASON_COUNT = sizeof DROP_REASONS / sizeof *DROP_REASONS;
 
+// A reason's number; the engine has all of them.
+uint8_t reason_number(const char* name) {
+    unsigned number = 0;
+    while (number < DROP_REASON_COUNT && strcmp(DROP_REASONS[number], name) != 0) number++;
+    return static_cast<uint8_t>(number);
+}
+
+// After the end: whether there are requests that the engine has not taken, and never will.
+bool has_untaken(serval_shm* client) {
+    if (!client->terms.answers || client->under_way == 0) return false;
+    const Producer& requests = client->requests;
+    // The engine has stored it for the last time. What it covers is not read here.
+    const uint64_t tail = serval::detail::load_relaxed(requests.ring.tail);
+    if (requests.next - tail > requests.ring.depth()) return false;
+    if (client->untaken < tail) client->untaken = tail;
+    return client->untaken != requests.next;
+}
+
+// The next of them.
+void take_untaken(serval_shm* client, serval_reply* reply) {
+    const auto* header = reinterpret_cast<const uint64_t*>(client->requests.ring.slot(client->untaken));
+    reply->tag = serval::detail::load_relaxed(header + 1);
+    reply->len = 0;
+    reply->lost = 1;
+    reply->reason = reason_number("draining");
+    client->untaken++;
+    client->under_way--;
+}
+
 }  // namespace
 
 int serval_shm_connect(const char* path, const serval_shm_options* options, serval_shm** client) {
@@ -367,6 +398,7 @@ uint32_t serval_shm_under_way(const serval_shm* client) { return client->under_w
 int serval_shm_send(serval_shm* client, uint64_t tag, const void* request, size_t len) {
     if (SERVAL_UNLIKELY(len > client->terms.request_bytes_max)) return SERVAL_ERROR_TOO_LONG;
     if (SERVAL_UNLIKELY(client->corrupt)) return SERVAL_ERROR_CORRUPT;
+    if (SERVAL_UNLIKELY(client->end[0])) return end_of(client);
     if (client->under_way == client->terms.depth) return is_closed_now_and_then(client) ? end_of(client) : int(SERVAL_FULL);
     client->requests.begin({0, tag, 0, static_cast<uint32_t>(len), SERVAL_KIND_MESSAGE, 0, 0});
     switch (client->requests.reserve()) {
@@ -399,10 +431,15 @@ int serval_shm_recv(serval_shm* client, void* buffer, size_t capacity, serval_re
     Look found = look(client);
     if (found == Look::NONE) {
         give_back(client->replies);
-        if (SERVAL_LIKELY(!is_closed_now_and_then(client))) return SERVAL_EMPTY;
+        if (SERVAL_LIKELY(!client->end[0] && !is_closed_now_and_then(client))) return SERVAL_EMPTY;
         // Outcomes that were written before the end are received before the end is told.
         found = look(client);
-        if (found == Look::NONE) return end_of(client);
+        if (found == Look::NONE) {
+            const int ended = end_of(client);
+            if (!has_untaken(client)) return ended;
+            take_untaken(client, reply);
+            return SERVAL_OK;
+        }
     }
     if (SERVAL_UNLIKELY(found == Look::CORRUPT)) return SERVAL_ERROR_CORRUPT;
     Consumer& replies = client->replies;
@@ -440,7 +477,10 @@ int serval_shm_wait(serval_shm* client, uint64_t deadline_ns) {
         // What was written before the end is received before the end is told.
         if (found == Look::NONE) found = look(client);
         if (found != Look::NONE) break;
-        if (ended) return end_of(client);
+        if (ended) {
+            const int result = end_of(client);
+            return has_untaken(client) ? int(SERVAL_OK) : result;
+        }
         if (!in_time) return SERVAL_EMPTY;
     }
     return found == Look::FOUND ? SERVAL_OK : SERVAL_ERROR_CORRUPT;

@@ -181,6 +181,34 @@ static void until_closed(const char* path, int sleeps) {
     serval_shm_close(client);
 }
 
+/* Sends 100 requests, and five more that the engine does not see, and says "sent". Counts what becomes of them when the port goes. */
+static void port_goes(const char* path) {
+    serval_shm* client = connect_to(path, 128);
+    uint8_t seen[105] = {0};
+    unsigned answered = 0, refused = 0;
+    for (uint64_t tag = 0; tag < 105; tag++) {
+        CHECK_RESULT(serval_shm_send(client, tag, "ping", 4), SERVAL_OK);
+        if (tag == 99) serval_shm_flush(client);
+    }
+    printf("sent\n");
+    fflush(stdout);
+    int result = SERVAL_OK;
+    while (result <= SERVAL_FULL) {
+        uint8_t buffer[8];
+        serval_reply reply;
+        result = serval_shm_recv(client, buffer, sizeof buffer, &reply);
+        if (result != SERVAL_OK) continue;
+        CHECK(reply.tag < 105 && !seen[reply.tag]++);
+        if (reply.lost) CHECK(strcmp(serval_drop_reason(reply.reason), "draining") == 0);
+        (*(reply.lost ? &refused : &answered))++;
+    }
+    CHECK_RESULT(result, SERVAL_ERROR_CLOSED);
+    CHECK_RESULT(serval_shm_send(client, 0, "ping", 4), SERVAL_ERROR_CLOSED);
+    CHECK(serval_shm_under_way(client) == 0);
+    printf("%u answered, %u refused\n", answered, refused);
+    serval_shm_close(client);
+}
+
 int main(int count, char** arguments) {
     /* Whatever goes wrong, this program ends. */
     alarm(600);
@@ -197,6 +225,8 @@ int main(int count, char** arguments) {
         load(path, number_argument(arguments, 3), number_argument(arguments, 4), (uint32_t)number_argument(arguments, 5));
     else if (strcmp(test, "limits") == 0)
         limits(path);
+    else if (strcmp(test, "port-goes") == 0)
+        port_goes(path);
     else if (strcmp(test, "until-closed") == 0 && count == 4)
         until_closed(path, strcmp(arguments[3], "sleep") == 0);
     else

@@ -130,6 +130,13 @@ const MUTANTS: &[Mutant] = &[
         &["crates/sim/tests/drops.rs::datagrams_from_ports_of_the_server_get_no_answer"],
     ),
     mutant(
+        "leave_requests_in_ring",
+        "requests in the ring of a shared-memory client whose port goes get no outcome",
+        &[
+            "crates/serval/tests/reload_shm.rs::requests_in_the_ring_of_a_port_that_goes_have_outcomes",
+        ],
+    ),
+    mutant(
         "serve_after_drain",
         "what comes in during a drain is served",
         &["crates/sim/tests/promises.rs::nothing_is_taken_once_a_drain_began"],

@@ -198,7 +198,9 @@ SERVAL_API void serval_shm_flush(serval_shm* client);
 
 /* The next outcome, if there is one; a reply's bytes are copied to the front of `buffer`, which has room for `capacity`. No waiting.
  * SERVAL_EMPTY: there is none. Errors: BUFFER (reply->len says how long it is; call again with more room), CLOSED (told by some call
- * of many after the engine's end, once everything it wrote has been received), CORRUPT. */
+ * of many after the engine's end, once everything it wrote has been received), CORRUPT.
+ * Before CLOSED, each request that the engine has not taken comes back as lost with the reason `draining`; the engine has not
+ * counted it. If serval_shm_under_way() is not 0 then, the engine has ended without an outcome for as many. */
 SERVAL_API int serval_shm_recv(serval_shm* client, void* buffer, size_t capacity, serval_reply* reply);
 
 /* Flushes, then waits until there is an outcome to receive: for some microseconds by looking, then asleep until the engine rings.

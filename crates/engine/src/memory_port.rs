@@ -11,6 +11,10 @@
 //! for whose reply there would be no slot: the worker takes a request only while
 //! `replies under way + replies unread < depth`. A client that does not read is not read.
 //!
+//! *A port that goes.* What waits in the rings of its clients ends as `draining`, with an outcome as far as there is room for one. What stays
+//! in a ring when its client is closed was not received: the client's library sees that by the ring's tail, and reports it as
+//! lost.
+//!
 //! *Everything a client writes is hostile.* Impossible ring words or headers close that client, count
 //! as `bad_framing`, and concern nobody else. Requests of a closed client that are still under way end
 //! as `client_gone` when their replies come.
@@ -129,7 +133,7 @@ impl MemoryClients {
         self.open.len()
     }
 
-    fn insert(&mut self, client: MemoryClient, answers: bool) {
+    fn insert(&mut self, client: MemoryClient, answers: bool) -> u32 {
         let free = self.entries.iter().position(|entry| entry.seated.is_none());
         let index = free.unwrap_or_else(|| {
             self.entries.push(Entry::default());
@@ -147,6 +151,7 @@ impl MemoryClients {
         self.open.push(index as u32);
         // Each may be listed: listing allocates nothing.
         self.dirty.reserve(self.open.len().saturating_sub(self.dirty.len()));
+        index as u32
     }
 
     /// Frees an entry; whoever still names it by its generation finds nobody.
@@ -304,20 +309,20 @@ impl<N: Nic> Worker<N> {
 
     pub(crate) fn adopt_memory_client(&mut self, client: MemoryClient) {
         let lane = &self.lanes[client.service as usize];
-        if self.draining || lane.leaving.is_some() {
-            // Dropping its peer ends the connection.
-            return self.fabric.unseat_connection(self.index);
-        }
+        let goes = self.draining || lane.leaving.is_some();
         lane.counters.connections_accepted.one();
         let answers = lane.replies == Replies::One;
-        self.memory.insert(client, answers);
+        let index = self.memory.insert(client, answers);
+        if goes {
+            self.see_off_memory_client(index);
+        }
         self.busy();
     }
 
     /// Takes requests from every client that has some, each round beginning with another client.
     #[inline]
     pub(crate) fn read_memory_clients(&mut self, round: usize) {
-        if self.memory.is_empty() || self.draining {
+        if self.memory.is_empty() {
             return;
         }
         let mut broken = false;
@@ -354,7 +359,10 @@ impl<N: Nic> Worker<N> {
             return (0, Stop::Enough);
         }
         let service = seated.client.service as usize;
-        if self.lanes[service].leaving.is_some() || self.lanes[service].is_held() {
+        if self.draining || self.lanes[service].leaving.is_some() {
+            return self.refuse_requests(service, index, seated);
+        }
+        if self.lanes[service].is_held() {
             return (0, Stop::Enough);
         }
         let Ok(room) = seated.room() else { return (0, Stop::Broken) };
@@ -427,6 +435,30 @@ impl<N: Nic> Worker<N> {
         (taken, stop)
     }
 
+    /// The service, or the client's port, goes, so what waits in the client's ring ends as `draining`, as far as there is room for the
+    /// outcomes. The rest stays in the ring: the client knows that nobody took it.
+    #[cold]
+    fn refuse_requests(&mut self, service: usize, index: u32, seated: &mut Seated) -> (u32, Stop) {
+        let Ok(room) = seated.room() else { return (0, Stop::Broken) };
+        seated.no_room = room == 0;
+        let mut taken = 0;
+        while taken < room.min(BUDGET) && !seated.broken && !mutants::on("leave_requests_in_ring") {
+            let header = match seated.client.requests.peek() {
+                Ok(Some(header)) if header.kind == kind::MESSAGE => header,
+                Ok(None) => break,
+                Ok(Some(_)) | Err(_) => return (taken, Stop::Broken),
+            };
+            seated.client.requests.advance();
+            taken += 1;
+            seated.outstanding += u32::from(seated.answers);
+            let counters = &self.lanes[service].counters;
+            counters.received.one();
+            counters.received_bytes.add(header.len.into());
+            self.refuse(service, index, seated, header.tag, DropReason::Draining);
+        }
+        (taken, Stop::Enough)
+    }
+
     /// A request that no mqueue will ever take.
     #[cold]
     fn refuse(&mut self, lane: usize, index: u32, seated: &mut Seated, tag: u64, why: DropReason) {
@@ -496,12 +528,31 @@ impl<N: Nic> Worker<N> {
         self.lanes[seated.client.service as usize].counters.connections_closed.one();
     }
 
+    /// Closes a client whose port goes: nothing in its ring is left without an outcome for which there is room.
+    fn see_off_memory_client(&mut self, index: u32) {
+        let most = self.memory.at(index).map_or(0, |s| s.client.depth);
+        let mut refused = 0;
+        while refused < most && self.memory.at(index).is_some_and(|s| !s.broken) {
+            let entry = &mut self.memory.entries[index as usize];
+            let Some(mut seated) = entry.seated.take() else { break };
+            let service = seated.client.service as usize;
+            let (taken, stop) = self.refuse_requests(service, index, &mut seated);
+            seated.client.requests.release();
+            self.memory.entries[index as usize].seated = Some(seated);
+            if taken == 0 || matches!(stop, Stop::Broken) {
+                break;
+            }
+            refused += taken;
+        }
+        self.close_memory_client(index);
+    }
+
     /// Closes the clients of a service that leaves once every request of theirs has its outcome.
     pub(crate) fn close_leaving_memory_clients(&mut self, service: u16) {
         for index in 0..self.memory.entries.len() as u32 {
             let done = |s: &&mut Seated| s.client.service == service && s.outstanding == 0;
             if self.memory.at(index).as_ref().is_some_and(done) {
-                self.close_memory_client(index);
+                self.see_off_memory_client(index);
             }
         }
     }
@@ -509,7 +560,7 @@ impl<N: Nic> Worker<N> {
     /// The end: every client finds its outcomes in its ring and the connection closed.
     pub(crate) fn close_memory_clients(&mut self) {
         for index in 0..self.memory.entries.len() as u32 {
-            self.close_memory_client(index);
+            self.see_off_memory_client(index);
         }
     }
 }

@@ -206,6 +206,41 @@ fn who_must_go_is_told_the_engines_reason() {
     }
 }
 
+#[test]
+fn requests_in_the_ring_of_a_port_that_goes_have_outcomes() {
+    for variant in [PLAIN, SANITIZED] {
+        let path = port(&format!("goes{variant}"));
+        let slow = Service {
+            kernel: "delay".into(),
+            params: vec![("microseconds".into(), 100_000.0)],
+            mqueues: 1,
+            slots: 1,
+            ..shm_echo(&path)
+        };
+        let mut server = start(topology(vec![Service::new("stays", vec![udp()], "echo"), slow]));
+        let metrics = server.metrics().services()[1].clone();
+        let mut client = program("shm_test", variant);
+        client.args(["port-goes", path.to_str().unwrap()]).stdout(Stdio::piped());
+        let mut client = Peer::start(&mut client, "the test builds it");
+        let (mut said, line) = first_line(&mut client);
+        assert_eq!(line, "sent\n");
+        eventually("one is taken", || metrics.snapshot().received > 0);
+        let mut services = server.topology().services.clone();
+        services.pop();
+        change(&mut server, services);
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        let counted = metrics.snapshot();
+        let refused = counted.dropped(DropReason::Draining);
+        assert_eq!(counted.received, 100, "{counted:?}");
+        assert_eq!(counted.replied + refused, 100, "{counted:?}");
+        // Nor were those that it never saw.
+        assert_eq!(line, format!("{} answered, {} refused\n", counted.replied, refused + 5));
+        assert!(client.0.wait().unwrap().success());
+        assert!(server.shutdown().is_clean());
+    }
+}
+
 /// The first line that a process prints, and where the others will come from.
 fn first_line(process: &mut Peer) -> (impl BufRead + use<>, String) {
     let mut output = BufReader::new(process.0.stdout.take().unwrap());
@@ -460,7 +495,7 @@ fn outcomes_are_checked_before_they_are_believed() {
     );
 
     let said = outcome("no-words", |_, _, socket| socket.shut_down());
-    assert!(said.starts_with("25: "), "{said}");
+    assert_eq!(said, "0: tag 7, 0 bytes, lost 1: draining\n", "nobody took it");
 
     let said = outcome("far-head", |_, memory, _| {
         store_head(memory, u64::from(DEPTH) + 1);

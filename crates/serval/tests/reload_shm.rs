@@ -11,7 +11,9 @@ use common::lives::Stop;
 use common::talk::{Talk, connect};
 use common::*;
 use engine::topology::{Service, Topology};
+use serval::client::shm::{Client, Options, ShmError};
 use serval::server::{Fate, Server};
+use wire::DropReason;
 
 /// A path that no other test uses.
 fn port(name: &str) -> PathBuf {
@@ -24,11 +26,12 @@ fn shared(name: &str, paths: &[&Path]) -> Service {
     service
 }
 
-/// What was received was answered, and nothing else was sent.
+/// What was received was answered, or refused as its port went, and nothing else was sent.
 fn assert_all_answered(server: &Server, service: usize, answered: u64) {
     assert_accounts(server);
     let counted = server.metrics().service(service);
-    assert_eq!((counted.received, counted.replied), (answered, answered), "{counted:?}");
+    let refused = counted.dropped(DropReason::Draining);
+    assert_eq!((counted.received - refused, counted.replied), (answered, answered), "{counted:?}");
 }
 
 fn clients_stay(workers: usize) {
@@ -152,6 +155,63 @@ fn ports_in_shared_memory_come_and_go_with_their_clients() {
     let answered = askers.finish();
     assert_all_answered(&server, 0, answered);
     assert!(server.shutdown().is_clean());
+}
+
+/// Every request that was shown to the engine has one outcome, and the engine's counters agree.
+#[test]
+fn requests_in_the_ring_of_a_port_that_goes_have_outcomes() {
+    let _alone = alone();
+    let (goes, stays) = (port("goes"), port("remains"));
+    for service_goes in [false, true] {
+        let mut slow = shared("b", &[&goes, &stays]);
+        slow.kernel = "delay".into();
+        slow.params = vec![("microseconds".into(), 100_000.0)];
+        (slow.mqueues, slow.slots) = (1, 1);
+        let mut server = start(topology(vec![service("a", vec![udp()], "echo"), slow]));
+        let metrics = server.metrics().services()[1].clone();
+        let mut client =
+            Client::connect(&goes, &Options { depth: 128, timeout: PATIENCE }).unwrap();
+        for tag in 0..100 {
+            client.try_send(tag, &[tag as u8; 32]).unwrap();
+        }
+        client.publish();
+        eventually("one is taken", || metrics.snapshot().received > 0);
+        let mut services = server.topology().services.clone();
+        match service_goes {
+            true => _ = services.pop(),
+            false => services[1].memory_ports = vec![stays.clone()],
+        }
+        change(&mut server, services);
+        // Nobody takes these any more.
+        for tag in 100..110 {
+            client.try_send(tag, &[tag as u8; 32]).unwrap();
+        }
+        let mut outcomes = vec![None; 110];
+        let mut reply = vec![0; client.reply_bytes_max()];
+        loop {
+            match client.receive(&mut reply, PATIENCE) {
+                Ok(Some(outcome)) => {
+                    let answered = outcome.lost.is_none();
+                    let before = outcomes[outcome.tag as usize].replace(answered);
+                    assert_eq!(before, None, "a second outcome of {}", outcome.tag);
+                    assert!(answered || outcome.lost == Some(DropReason::Draining), "{outcome:?}");
+                }
+                Ok(None) => panic!("no outcome of {} requests", client.under_way()),
+                Err(ShmError::Ended(why)) => break assert!(why.contains("\"b\""), "{why}"),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert_eq!(client.under_way(), 0);
+        assert!(matches!(client.try_send(0, b"late"), Err(ShmError::Closed)));
+        let answered = outcomes.iter().filter(|outcome| **outcome == Some(true)).count() as u64;
+        assert!(outcomes.iter().all(Option::is_some), "{outcomes:?}");
+        let counted = metrics.snapshot();
+        assert_eq!((counted.received, counted.replied), (100, answered), "{counted:?}");
+        // provokes: draining
+        assert_eq!(counted.dropped(DropReason::Draining), 100 - answered, "{counted:?}");
+        assert!(answered < 100, "none waited");
+        assert!(server.shutdown().is_clean());
+    }
 }
 
 #[test]

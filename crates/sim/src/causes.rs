@@ -6,6 +6,7 @@ use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::Transport;
 
+use crate::change::Keeps;
 use crate::client::Taste;
 use crate::lives::Rebirth;
 use crate::memory_client::MemoryManner;
@@ -102,7 +103,14 @@ impl Plan {
             (R::StaleToken, wicked || backends || reloaded || crowded),
             (R::DrainTimeout, reloaded),
             // Connections that do not move over are read no further.
-            (R::Draining, reloads.any(|reload| !reload.keeps.connections)),
+            // Nor are rings of clients whose port goes.
+            (
+                R::Draining,
+                reloads.any(|reload| {
+                    let Keeps { connections, memory_clients, memory_ports } = reload.keeps;
+                    !(connections && memory_clients && memory_ports)
+                }),
+            ),
             (R::BadLength, drops),
             (R::KernelDrop, drops),
             (R::ConsumedDrop, drops && none),

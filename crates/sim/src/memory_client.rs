@@ -73,6 +73,8 @@ struct Life {
     open: BTreeMap<u64, Open>,
     /// It has written what it must not.
     hostile: bool,
+    /// Slots of each ring.
+    depth: u32,
 }
 
 /// The engine's way to a client.
@@ -185,11 +187,11 @@ impl ShmClient {
         let Some(mut life) = self.life.take() else {
             return self.connect(net, door, next_id);
         };
-        if self.hushed || !self.manner.deaf {
-            self.read(net, &mut life);
-        }
         if life.closed.load(Ordering::Relaxed) {
             return self.part(net, &mut life);
+        }
+        if self.hushed || !self.manner.deaf {
+            self.read(net, &mut life);
         }
         self.ask(net, &mut life);
         if self.hushed || self.misbehave(net, &mut life, door.0) {
@@ -249,6 +251,7 @@ impl ShmClient {
             sequence: 0,
             open: BTreeMap::new(),
             hostile: false,
+            depth: plan.mqueues[0].depth,
         });
     }
 
@@ -339,13 +342,22 @@ impl ShmClient {
         if life.hostile {
             return;
         }
+        let before = life.open.len();
         self.read(net, life);
+        let read = before - life.open.len();
         let (ending, cut_off) = (net.ending || net.sent_away.contains(&life.id), net.cut_off);
         let (id, owed) = (life.id, life.open.len());
         net.ledger.must(ending, || format!("memory client {id} was closed for nothing"));
         // What was not taken has no outcome.
         let taken = life.requests.credit().map_or(0, |_| life.requests.released());
         let lost = life.open.values().filter(|open| open.number < taken).count();
+        // What was not taken found no room for its outcome.
+        let full = read == life.depth as usize;
+        net.ledger.must(owed == lost || full || cut_off || !self.replies, || {
+            format!(
+                "memory client {id} ends with {owed} requests open, {read} were read at the end"
+            )
+        });
         net.ledger.must(lost == 0 || cut_off || !self.replies, || {
             format!("memory client {id} ends with {owed} requests open, {lost} of them taken")
         });

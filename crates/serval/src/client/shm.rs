@@ -144,6 +144,11 @@ pub struct Client {
     terms: Terms,
     /// Requests without an outcome (services that answer).
     under_way: u32,
+    /// Tags of the requests in the ring, by slot.
+    tags: Box<[u64]>,
+    ended: bool,
+    /// After the end: the first request that the engine did not take and that the caller does not know of.
+    untaken: u64,
     /// Outcomes read whose slots the engine does not have back.
     unreleased: u32,
     unpublished: bool,
@@ -198,6 +203,9 @@ impl Client {
             own_bell: Bell::received(own_bell),
             terms,
             under_way: 0,
+            tags: vec![0; terms.depth as usize].into_boxed_slice(),
+            ended: false,
+            untaken: 0,
             unreleased: 0,
             unpublished: false,
         })
@@ -231,13 +239,18 @@ impl Client {
     /// Writes a request into the ring; [`Self::publish`] must follow.
     #[inline]
     pub fn try_send(&mut self, tag: u64, request: &[u8]) -> Result<(), ShmError> {
+        if self.ended {
+            return Err(ShmError::Closed);
+        }
         if self.under_way == self.terms.depth {
             return Err(ShmError::Full);
         }
         let head = Head { token: 0, tag, kind: kind::MESSAGE, status: 0 };
+        let slot = self.requests.committed() % self.tags.len() as u64;
         self.requests.prefetch(AHEAD, request.len() as u64);
         match self.requests.push(head, request) {
             Ok(()) => {
+                self.tags[slot as usize] = tag;
                 self.unpublished = true;
                 self.under_way += u32::from(self.terms.answers);
                 Ok(())
@@ -331,7 +344,8 @@ impl Client {
         }
     }
 
-    /// The next outcome, waiting for it; `None` when none came in time.
+    /// The next outcome, waiting for it; `None` when none came in time. When the engine has ended the connection, requests that it did
+    /// not take come back as lost for [`DropReason::Draining`] before the end is told; the engine has not counted them.
     pub fn receive(
         &mut self,
         into: &mut [u8],
@@ -371,11 +385,26 @@ impl Client {
             // Outcomes that were written before the end are received before the end is told.
             match self.try_receive(into)? {
                 Some(reply) => return Ok(Some(reply)),
-                None if ended => return Err(self.end()),
+                None if ended => return self.after_the_end(),
                 None if left.is_zero() => return Ok(None),
                 None => {}
             }
         }
+    }
+
+    /// The requests that the engine has not taken and never will, one by one; then the end.
+    fn after_the_end(&mut self) -> Result<Option<Reply>, ShmError> {
+        self.ended = true;
+        if self.terms.answers && self.under_way > 0 && self.requests.credit().is_ok() {
+            let next = self.untaken.max(self.requests.released());
+            if next < self.requests.committed() {
+                self.untaken = next + 1;
+                self.under_way -= 1;
+                let tag = self.tags[(next % self.tags.len() as u64) as usize];
+                return Ok(Some(Reply { tag, len: 0, lost: Some(DropReason::Draining) }));
+            }
+        }
+        Err(self.end())
     }
 
     /// The end of the connection, which has come: why, if the engine said so. It says it once.

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serval::client::shm::{Client, Options, ShmError};
 
+use wire::DropReason;
+
 use super::{PATIENCE, eventually};
 
 pub(crate) fn connect(path: &Path) -> Client {
@@ -23,18 +25,19 @@ impl Talk {
     pub(crate) fn run(&self, path: &Path, stop: &AtomicBool) -> Option<String> {
         let mut client = connect(path);
         let mut reply = vec![0; client.reply_bytes_max()];
-        let mut tag = 0_u64;
+        let (mut tag, mut ends) = (0_u64, false);
         loop {
             let stopped = stop.load(Ordering::Relaxed);
             if stopped && client.under_way() == 0 {
                 return None;
             }
-            while !stopped && client.under_way() < 16 {
-                // What is not taken any more stays in the ring.
+            while !stopped && !ends && client.under_way() < 16 {
                 client.try_send(tag, &tag.to_le_bytes()).expect("there is room");
                 tag += 1;
             }
             match client.receive(&mut reply, PATIENCE) {
+                // Its port goes: what waited in the ring is not taken any more.
+                Ok(Some(answer)) if answer.lost == Some(DropReason::Draining) => ends = true,
                 Ok(Some(answer)) => {
                     assert_eq!(answer.lost, None, "request {}", answer.tag);
                     assert_eq!(reply[..answer.len], answer.tag.to_le_bytes());
