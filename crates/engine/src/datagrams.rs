@@ -6,7 +6,6 @@ use wire::nic::{Datagram, Nic, Transport};
 use wire::session::Origin;
 
 use crate::ingress::{Arrival, Refusal};
-use crate::metrics::ServiceCounters;
 use crate::worker::Worker;
 
 impl Arrival {
@@ -15,41 +14,6 @@ impl Arrival {
     fn is_from(&self, datagram: &Datagram) -> bool {
         matches!(&self.origin, Origin::Datagram { peer, local, .. }
             if *peer == datagram.peer && *local == datagram.local)
-    }
-}
-
-/// What was received from one source and is not counted yet, and how many of it were dropped at once, for the same reason.
-#[derive(Default)]
-struct Intake {
-    received: u64,
-    received_bytes: u64,
-    dropped: Option<(DropReason, u64)>,
-}
-
-impl Intake {
-    fn lose(&mut self, reason: DropReason, counters: &ServiceCounters) {
-        match &mut self.dropped {
-            Some((last, count)) if *last == reason => *count += 1,
-            _ => {
-                self.count(counters);
-                self.dropped = Some((reason, 1));
-            }
-        }
-    }
-
-    /// Counts all of it: what was received first, so that nobody sees more drops than requests.
-    fn count(&mut self, counters: &ServiceCounters) {
-        let Self { received, received_bytes, dropped } = std::mem::take(self);
-        let drop = || dropped.map(|(reason, count)| counters.drop_many(reason, count));
-        if mutants::on("count_received_last") {
-            drop();
-            std::thread::yield_now();
-        }
-        counters.received.add(received);
-        counters.received_bytes.add(received_bytes);
-        if !mutants::on("count_received_last") {
-            drop();
-        }
     }
 }
 
@@ -83,7 +47,7 @@ impl<N: Nic> Worker<N> {
         lane.counters.drop_many(DropReason::SocketOverflow, batch.overflowed.into());
         lane.dispatcher.burst(batch.items.len());
         self.work |= !batch.items.is_empty();
-        let mut intake = Intake::default();
+        let (mut received, mut received_bytes) = (0, 0);
         // Datagrams of one client often come in a row: what it is about them stays.
         let mut arrival: Option<Arrival> = None;
         for datagram in &batch.items {
@@ -111,16 +75,23 @@ impl<N: Nic> Worker<N> {
                 }
             };
             let mut payload = batch.payload(datagram);
-            intake.received += 1;
-            intake.received_bytes += payload.len() as u64;
+            received += 1;
+            received_bytes += payload.len() as u64;
             if let Err(Refusal::Drop(reason) | Refusal::Hold(reason)) =
                 self.submit(service, arrival, &mut payload)
                 && !mutants::on("shed_silently")
             {
-                intake.lose(reason, &self.lanes[service].counters);
+                // Nobody may see more drops than requests.
+                let counters = &self.lanes[service].counters;
+                if !mutants::on("count_received_last") {
+                    counters.received.add(std::mem::take(&mut received));
+                }
+                counters.drop_one(reason);
             }
         }
-        intake.count(&self.lanes[service].counters);
+        let counters = &self.lanes[service].counters;
+        counters.received.add(received);
+        counters.received_bytes.add(received_bytes);
         self.rx = batch;
     }
 }

@@ -302,7 +302,7 @@ impl<N: Nic> Worker<N> {
             index: index as u16,
             now_ns: 0,
             ports: Vec::new(),
-            sources: Sources::default(),
+            sources: Sources::new(Vec::new(), [].into()),
             lanes: Vec::new(),
             connections: Connections::default(),
             pool: Pool::new(),

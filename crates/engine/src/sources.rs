@@ -27,19 +27,25 @@ pub(crate) fn lowest_source(limits: &Limits, on_loopback: bool) -> u16 {
     if all { 0 } else { UNPRIVILEGED }
 }
 
+/// Bits that tell port numbers apart.
+const MARKS: usize = 4096;
+
 /// What a worker knows of its server's UDP ports.
-#[derive(Default)]
 pub(crate) struct Sources {
-    /// Bit `n` says that the number of one of them is `n` modulo 64: all that most datagrams need.
-    marks: u64,
-    own: Vec<SocketAddr>,
+    /// Bit `n` says that the number of one of them is `n` modulo [`MARKS`]: all that most datagrams need.
+    marks: [u64; MARKS / 64],
+    own: Vec<(u16, IpAddr)>,
     /// The addresses of this machine.
     here: Arc<[IpAddr]>,
 }
 
 impl Sources {
     pub(crate) fn new(own: Vec<SocketAddr>, here: Arc<[IpAddr]>) -> Self {
-        let marks = own.iter().fold(0, |marks, own| marks | 1 << (own.port() % 64));
+        let mut marks = [0; MARKS / 64];
+        for own in &own {
+            marks[usize::from(own.port()) % MARKS / 64] |= 1 << (own.port() % 64);
+        }
+        let own = own.into_iter().map(|own| (own.port(), own.ip())).collect();
         Self { marks, own, here }
     }
 
@@ -51,23 +57,25 @@ impl Sources {
         local: Option<IpAddr>,
         lowest: u16,
     ) -> Option<DropReason> {
-        if peer.port() < lowest {
+        let number = peer.port();
+        if number < lowest {
             return Some(DropReason::PrivilegedSource);
         }
-        let marked = self.marks >> (peer.port() % 64) & 1 != 0;
+        let marked = self.marks[usize::from(number) % MARKS / 64] >> (number % 64) & 1 != 0;
         (marked && self.is_own(peer, local) && !mutants::on("answer_own_ports"))
             .then_some(DropReason::LoopedSource)
     }
 
     #[cold]
     fn is_own(&self, peer: SocketAddr, local: Option<IpAddr>) -> bool {
-        let ip = peer.ip();
+        let port = peer.port();
+        self.own.iter().any(|(number, ip)| *number == port && self.listens(*ip, peer.ip(), local))
+    }
+
+    /// Whether a port at `own` listens at `ip`.
+    fn listens(&self, own: IpAddr, ip: IpAddr, local: Option<IpAddr>) -> bool {
         let is_here = || ip.is_loopback() || local == Some(ip) || self.here.contains(&ip);
-        self.own.iter().any(|own| {
-            let same_family = own.is_ipv4() == peer.is_ipv4();
-            let listens = own.ip() == ip || own.ip().is_unspecified() && same_family && is_here();
-            own.port() == peer.port() && listens
-        })
+        own == ip || own.is_unspecified() && own.is_ipv4() == ip.is_ipv4() && is_here()
     }
 }
 
@@ -114,7 +122,7 @@ mod tests {
             "127.0.0.1:7000",
             "127.0.0.1:53",
             "[fd00::2]:7064",
-            "10.1.0.1:7128",
+            "10.1.0.1:11160",
             "10.1.0.1:7001",
             // Another machine's.
             "10.3.0.1:7064",
@@ -131,7 +139,7 @@ mod tests {
     #[test]
     fn privileged_ports_are_served_where_the_limits_say_so() {
         let peer = |port| SocketAddr::from(([10, 3, 0, 1], port));
-        let sources = Sources::default();
+        let sources = Sources::new(Vec::new(), [].into());
         let mut limits = Limits::default();
         for (asked, on_loopback, served) in [
             (None, true, true),
