@@ -5,7 +5,7 @@
 mod support;
 
 use support::{Side, check_split, converse};
-use wire::framing::Framing;
+use wire::framing::{Assembly, Framing, Piece, UdpHeader};
 
 /// Longest stream that is cut at every place; longer ones are cut at the places the input chooses.
 const EVERY_CUT_BYTES: usize = 48;
@@ -46,6 +46,32 @@ fn run(side: Side, input: &[u8]) {
     check_encoding(framing, side, stream);
     if side == Side::Response {
         check_match(framing, stream);
+        check_datagrams(stream, max.min(64));
+    }
+}
+
+/// Datagrams of 12 bytes each, as pieces of a response of memcached over UDP.
+fn check_datagrams(stream: &[u8], max: usize) {
+    let mut assembly = Assembly::default();
+    let mut taken = 0;
+    for datagram in stream.chunks(12) {
+        let Some((header, payload)) = UdpHeader::split(datagram) else { continue };
+        assert_eq!(header.bytes()[..6], datagram[..6]);
+        match assembly.take(header, payload, max) {
+            Piece::Taken => taken += payload.len(),
+            Piece::Last => {
+                taken += payload.len();
+                assert!(taken <= max);
+                assert_eq!(assembly.whole(&mut [0; 64]).len(), taken);
+                assembly.clear();
+                taken = 0;
+            }
+            Piece::Useless => {}
+            Piece::TooLong => {
+                assembly.clear();
+                taken = 0;
+            }
+        }
     }
 }
 
