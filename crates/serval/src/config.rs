@@ -76,6 +76,18 @@ impl Overrides {
     }
 }
 
+/// Where the control socket is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ControlSocket {
+    /// Where `serval top` and `serval reload` look for it.
+    #[default]
+    Auto,
+    /// There is none.
+    Off,
+    /// At this path.
+    At(PathBuf),
+}
+
 /// A configuration that can be served.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -83,8 +95,8 @@ pub struct Config {
     pub topology: Topology,
     /// Where `/metrics` is served, if anywhere.
     pub metrics: Option<SocketAddr>,
-    /// Path of the control socket, if any.
-    pub control: Option<PathBuf>,
+    /// Where the control socket is.
+    pub control: ControlSocket,
     /// The effective value of every key and who gave it, in the order of the file's documentation.
     pub settings: Vec<Setting>,
     /// What is allowed and yet deserves a word.
@@ -182,7 +194,11 @@ impl Config {
 
     /// The files of all sockets that the engine listens at, and the key of each.
     pub fn sockets(&self) -> impl Iterator<Item = (String, &Path)> {
-        let control = self.control.iter().map(|path| ("engine.control".to_owned(), path.as_path()));
+        let control = match &self.control {
+            ControlSocket::At(path) => Some(("engine.control".to_owned(), path.as_path())),
+            ControlSocket::Auto | ControlSocket::Off => None,
+        };
+        let control = control.into_iter();
         let attach = self.topology.accelerators.iter().filter_map(|accelerator| {
             let AcceleratorKind::Process { launch: Launch::External { attach }, .. } =
                 &accelerator.kind
@@ -429,7 +445,10 @@ mod tests {
     #[test]
     fn what_is_shown_as_none_is_accepted_as_none() {
         let config = parse(SMALL, &[], &["engine.metrics=none", "engine.control=none"]).unwrap();
-        assert_eq!((config.metrics, config.control), (None, None));
+        assert_eq!((config.metrics, config.control), (None, ControlSocket::Off));
+        let config = parse(SMALL, &[], &["engine.control=auto"]).unwrap();
+        assert_eq!(config.control, ControlSocket::Auto);
+        assert_eq!(parse(SMALL, &[], &[]).unwrap().control, ControlSocket::Auto);
     }
 
     #[test]

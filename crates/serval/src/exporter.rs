@@ -148,7 +148,7 @@ impl Exporter {
         let mut endpoint = Endpoint {
             nic,
             connections: (0..CONNECTIONS_MAX).map(|_| None).collect(),
-            pages: Pages { metrics: collect::registry(metrics, health.clone()), health },
+            pages: Pages::new(metrics, health),
             stop: stop.clone(),
         };
         let thread = std::thread::Builder::new()
@@ -176,12 +176,23 @@ impl Drop for Exporter {
 }
 
 /// What is behind the paths.
-struct Pages {
+pub(crate) struct Pages {
     metrics: prometheus_client::registry::Registry,
     health: Arc<Health>,
 }
 
 impl Pages {
+    pub(crate) fn new(metrics: Metrics, health: Arc<Health>) -> Self {
+        Self { metrics: collect::registry(metrics, health.clone()), health }
+    }
+
+    /// Every counter, OpenMetrics text.
+    pub(crate) fn metrics(&self) -> Option<String> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.metrics).ok()?;
+        Some(text)
+    }
+
     fn answer(&self, request: &Result<http::Request, http::Refusal>) -> Vec<u8> {
         let request = match request {
             Ok(request) => request,
@@ -190,13 +201,10 @@ impl Pages {
             }
         };
         let (status, kind, body) = match request.path.as_str() {
-            "/metrics" => {
-                let mut text = String::new();
-                match prometheus_client::encoding::text::encode(&mut text, &self.metrics) {
-                    Ok(()) => (200, http::OPEN_METRICS, text),
-                    Err(_) => (500, http::TEXT, "the counters cannot be written\n".to_owned()),
-                }
-            }
+            "/metrics" => match self.metrics() {
+                Some(text) => (200, http::OPEN_METRICS, text),
+                None => (500, http::TEXT, "the counters cannot be written\n".to_owned()),
+            },
             "/healthz" => (200, http::TEXT, "ok\n".to_owned()),
             "/readyz" => match self.health.why_not_ready() {
                 None => (200, http::TEXT, "ready\n".to_owned()),

@@ -247,6 +247,7 @@ pub fn attach(
     cancel: &AtomicBool,
 ) -> Result<End, RuntimeError> {
     let mut retry = RETRY_MIN;
+    let mut failures = Failures::default();
     loop {
         let lived = connect(path).and_then(|socket| serve(&socket, wish, device, cancel));
         let cancelled = cancel.load(Ordering::Relaxed);
@@ -259,6 +260,7 @@ pub fn attach(
         match lived {
             Ok(End::Failed(failure)) => tracing::error!("{failure}; attaching again"),
             Ok(end) => {
+                failures = Failures::default();
                 tracing::info!(?end, "a life ended; attaching again");
                 retry = RETRY_MIN;
             }
@@ -268,7 +270,7 @@ pub fn attach(
                 | RuntimeError::Offer(_)
                 | RuntimeError::Stranger { .. }),
             ) => return Err(error),
-            Err(error) => tracing::warn!("{error}; trying again"),
+            Err(error) => failures.tell(path, wish, &error.to_string()),
         }
         let until = Instant::now() + retry;
         while Instant::now() < until && !cancel.load(Ordering::Relaxed) {
@@ -278,6 +280,34 @@ pub fn attach(
             return Ok(End::Stopped);
         }
         retry = (2 * retry).min(RETRY_MAX);
+    }
+}
+
+/// Tries that failed since the last life. The first one is told, then those whose number is a power of two, and any with
+/// another reason.
+#[derive(Default)]
+struct Failures {
+    count: u64,
+    told: String,
+}
+
+impl Failures {
+    /// Whether this failure is to be told.
+    fn count(&mut self, error: &str) -> bool {
+        if self.told != error {
+            *self = Self { count: 0, told: error.to_owned() };
+        }
+        self.count += 1;
+        self.count.is_power_of_two()
+    }
+
+    fn tell(&mut self, path: &Path, wish: &Wish, error: &str) {
+        if !self.count(error) {
+            return;
+        }
+        let (service, kernel) = (wish.service.as_str(), wish.kernel.as_str());
+        let tries = self.count;
+        tracing::warn!(?path, service, kernel, tries, "{error}; trying again");
     }
 }
 
@@ -549,5 +579,21 @@ impl Pulse {
             self.silent = Duration::ZERO;
         }
         self.silent >= self.limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_that_repeats_is_told_ever_more_rarely_and_another_one_at_once() {
+        let mut failures = Failures::default();
+        let told = |failures: &mut Failures, error, tries| {
+            (1..=tries).filter(|_| failures.count(error)).count()
+        };
+        assert_eq!(told(&mut failures, "no engine", 1000), 10);
+        assert_eq!(told(&mut failures, "refused", 1), 1);
+        assert_eq!(told(&mut failures, "no engine", 3), 2);
     }
 }

@@ -362,7 +362,8 @@ fn top_says_what_is_missing() {
     assert_eq!((done.status.code(), told.lines().count()), (Some(1), 1), "{told}");
     assert!(told.contains(&address) && told.contains("engine.metrics"), "{told}");
     let folder = Folder::new("topless");
-    let file = folder.file("a.toml", &ECHO.replace("metrics = \"127.0.0.1:0\"\n", ""));
+    let file =
+        folder.file("a.toml", &ECHO.replace("metrics = \"127.0.0.1:0\"", "control = \"off\""));
     for wrong in [&["top", &file, "--once"][..], &["top", "nothing"], &["top", &address]] {
         assert_eq!(run(wrong).status.code(), Some(2), "{wrong:?}");
     }

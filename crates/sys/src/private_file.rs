@@ -120,11 +120,22 @@ impl PrivateFile {
         if state(&before) != state(&after) || len != after.len() {
             return Err(CopyError::Changing);
         }
-        let copy = OwnedFd::from(copy);
+        Self::seal(copy)
+    }
+
+    /// A sealed file with this content, which another process can be passed.
+    pub fn of(name: &str, bytes: &[u8]) -> Result<Self, CopyError> {
+        let mut file = File::from(memfd(&format!("serval:{name}"), 0).map_err(no_memory)?);
+        file.write_all(bytes).map_err(CopyError::Memory)?;
+        Self::seal(file)
+    }
+
+    fn seal(file: File) -> Result<Self, CopyError> {
+        let file = OwnedFd::from(file);
         // SAFETY: no pointers.
-        check(unsafe { libc::fcntl(copy.as_raw_fd(), libc::F_ADD_SEALS, SEALS) })
+        check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) })
             .map_err(CopyError::Memory)?;
-        Self::received(copy, len_bytes_max)
+        Self::received(file, u64::MAX)
     }
 
     /// A copy that another process made, of at most `len_bytes_max`.

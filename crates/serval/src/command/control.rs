@@ -2,18 +2,20 @@
 //! for the control socket.
 //!
 //! `engine.control = "PATH"` is a Unix socket of type seqpacket with mode 0600: a message is a request,
-//! and one message comes back. Requests ([`protocol`]) are JSON objects on one line of at most [`REQUEST_BYTES_MAX`]
-//! bytes: `{"command": "status"}` and `{"command": "reload"}`. Whoever is not of the engine's user or
-//! root is told so and closed; at most [`CONNECTIONS_MAX`] connections are open, each for
-//! [`PATIENCE`] without a request.
+//! and one message comes back. Without the key it is where [`place`] says. Requests ([`protocol`]) are JSON objects on
+//! one line of at most [`REQUEST_BYTES_MAX`] bytes: `{"command": "status"}`, `"reload"` and `"metrics"`. Whoever is not of
+//! the engine's user or root is told so and closed; at most [`CONNECTIONS_MAX`] connections are open, each for
+//! [`SILENCE`] without a first request and [`PATIENCE`] without another one. One more makes the oldest go that has not
+//! asked for anything, or else the one that has been idle for longest: who says nothing keeps nobody out.
 //!
 //! While one reload is under way another one may wait, and no more: it reads the file when its turn comes,
 //! so whatever was written before it was asked for is in it, and all who asked meanwhile get its outcome.
 
+pub(super) mod place;
 pub(super) mod protocol;
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -22,17 +24,20 @@ use std::time::{Duration, Instant};
 
 use engine::metrics::Metrics;
 use serde_json::{Value as Json, json};
+use sys::PrivateFile;
 use sys::local::{Bell, LocalListener, LocalSocket, wait_readable};
 
 use self::protocol::{REQUEST_BYTES_MAX, Request};
 use super::{Failure, File, check, serve};
-use crate::config::{Config, memory_url, url};
-use crate::exporter::Health;
+use crate::config::{Config, ControlSocket, memory_url, url};
+use crate::exporter::{Health, Pages};
 use crate::server::{ChangeError, Fate, Server, ServiceChange};
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 16;
-/// How long a connection may say nothing.
+/// How long a connection may say nothing before its first request, …
+const SILENCE: Duration = Duration::from_secs(2);
+/// … and after it.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often to look whether a reload that somebody waits for is done.
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
@@ -117,7 +122,8 @@ impl Control {
         let (tasks, inbox) = Tasks::new();
         let ending = Arc::new(AtomicBool::new(false));
         let shown = Arc::new(Mutex::new(Shown::default()));
-        let (metrics, path) = (server.metrics(), config.control.clone());
+        let (metrics, place) = (server.metrics(), config.control.clone());
+        let source = file.path.canonicalize().unwrap_or_else(|_| file.path.clone());
         let owner = Owner {
             server,
             config,
@@ -133,16 +139,26 @@ impl Control {
             .spawn(move || owner.run(&inbox).map_or(Ok(()), finish))
             .map_err(Failure::run)?;
         let mut control = Self { tasks, ending, owner, reception: None };
-        if let Some(path) = path {
-            match control.open(&path, metrics, health, shown) {
-                Ok(reception) => control.reception = Some(reception),
-                Err(failure) => {
-                    let _ = control.tasks.sender.send(Task::Abandon);
-                    // There is nothing to tell beside this failure.
-                    let _ = control.end();
-                    return Err(failure);
-                }
+        let explicit = matches!(place, ControlSocket::At(_));
+        let path = match place {
+            ControlSocket::Off => return Ok(control),
+            ControlSocket::At(path) => Ok(path),
+            ControlSocket::Auto => place::own_path(),
+        };
+        let status = Status { metrics: metrics.clone(), health: health.clone(), shown, source };
+        let pages = Pages::new(metrics, health);
+        match path.and_then(|path| control.open(&path, status, pages)) {
+            Ok(reception) => control.reception = Some(reception),
+            Err(why) if explicit => {
+                let _ = control.tasks.sender.send(Task::Abandon);
+                // There is nothing to tell beside this failure.
+                let _ = control.end();
+                return Err(Failure::Run(why));
             }
+            Err(why) => tracing::warn!(
+                "there is no control socket, so `serval top` and `serval reload` do not find this server: {why}; \
+                 set engine.control to a path, or to \"off\""
+            ),
         }
         Ok(control)
     }
@@ -150,25 +166,18 @@ impl Control {
     fn open(
         &self,
         path: &Path,
-        metrics: Metrics,
-        health: Arc<Health>,
-        shown: Arc<Mutex<Shown>>,
-    ) -> Result<(Arc<Bell>, JoinHandle<()>), Failure> {
-        let listener = LocalListener::bind(path).map_err(Failure::run)?;
-        let bell = Arc::new(Bell::new().map_err(Failure::run)?);
+        status: Status,
+        pages: Pages,
+    ) -> Result<(Arc<Bell>, JoinHandle<()>), String> {
+        let listener = LocalListener::bind(path).map_err(|error| error.to_string())?;
+        let bell = Arc::new(Bell::new().map_err(|error| error.to_string())?);
         let (ending, tasks) = (self.ending.clone(), self.tasks.clone());
-        let mut desk = Reception {
-            listener,
-            bell: bell.clone(),
-            ending,
-            tasks,
-            metrics,
-            health,
-            shown,
-            guests: Vec::new(),
-        };
+        let guests = Vec::new();
+        let mut desk =
+            Reception { listener, bell: bell.clone(), ending, tasks, status, pages, guests };
         let builder = std::thread::Builder::new().name("serval-reception".into());
-        let thread = builder.spawn(move || desk.run()).map_err(Failure::run)?;
+        let thread = builder.spawn(move || desk.run());
+        let thread = thread.map_err(|error| format!("a thread cannot be started: {error}"))?;
         Ok((bell, thread))
     }
 
@@ -382,10 +391,21 @@ fn refusal(failure: &Failure) -> Json {
     }
 }
 
+/// What is known of the server.
+struct Status {
+    metrics: Metrics,
+    health: Arc<Health>,
+    shown: Arc<Mutex<Shown>>,
+    /// The configuration file.
+    source: PathBuf,
+}
+
 /// A connection to the control socket.
 struct Guest {
     socket: LocalSocket,
     until: Instant,
+    /// It has asked for something.
+    has_asked: bool,
     /// It waits for the outcome of a reload.
     awaits: Option<Outcome>,
 }
@@ -396,9 +416,8 @@ struct Reception {
     bell: Arc<Bell>,
     ending: Arc<AtomicBool>,
     tasks: Arc<Tasks>,
-    metrics: Metrics,
-    health: Arc<Health>,
-    shown: Arc<Mutex<Shown>>,
+    status: Status,
+    pages: Pages,
     guests: Vec<Guest>,
 }
 
@@ -449,9 +468,9 @@ impl Reception {
                 "the engine obeys processes of user {own} and root, not of user {}",
                 peer.user
             )),
-            Ok(_) if self.guests.len() >= CONNECTIONS_MAX => {
-                Some(format!("{CONNECTIONS_MAX} control connections are open: try again later"))
-            }
+            Ok(_) if !self.has_room() => Some(format!(
+                "{CONNECTIONS_MAX} control connections wait for a reload: try again later"
+            )),
             Ok(_) => None,
             Err(error) => Some(error.to_string()),
         };
@@ -459,7 +478,22 @@ impl Reception {
             let _ = socket.send(json!({ "error": why }).to_string().as_bytes(), &[]);
             return;
         }
-        self.guests.push(Guest { socket, until: Instant::now() + PATIENCE, awaits: None });
+        let until = Instant::now() + SILENCE;
+        self.guests.push(Guest { socket, until, has_asked: false, awaits: None });
+    }
+
+    /// Whether there is a place for one more, if need be that of somebody who waits for nothing.
+    fn has_room(&mut self) -> bool {
+        if self.guests.len() < CONNECTIONS_MAX {
+            return true;
+        }
+        let idle = self.guests.iter().enumerate().filter(|(_, guest)| guest.awaits.is_none());
+        let Some((oldest, _)) = idle.min_by_key(|(_, guest)| (guest.has_asked, guest.until)) else {
+            return false;
+        };
+        let gone = self.guests.swap_remove(oldest);
+        answer(&gone.socket, &json!({ "error": "closed without a request: others wait" }));
+        true
     }
 
     /// Whether the connection stays.
@@ -484,6 +518,7 @@ impl Reception {
             return answer(&guest.socket, &json!({ "error": "one request at a time" }));
         }
         guest.until = Instant::now() + PATIENCE;
+        guest.has_asked = true;
         match Request::parse(&bytes[..len]) {
             Err(why) => answer(&guest.socket, &json!({ "error": why })),
             Ok(Request::Reload) => {
@@ -491,13 +526,26 @@ impl Reception {
                 true
             }
             Ok(Request::Status) => {
-                let status = self.status();
+                let status = self.status.show();
                 answer(&self.guests[index].socket, &status)
+            }
+            Ok(Request::Metrics) => {
+                let page = self.pages.metrics().unwrap_or_default();
+                let socket = &self.guests[index].socket;
+                match PrivateFile::of("metrics", page.as_bytes()) {
+                    Ok(file) => {
+                        let line = format!("{}\n", json!({ "metrics": page.len() }));
+                        socket.send(line.as_bytes(), &[file.as_fd()]).is_ok()
+                    }
+                    Err(error) => answer(socket, &json!({ "error": error.to_string() })),
+                }
             }
         }
     }
+}
 
-    fn status(&self) -> Json {
+impl Status {
+    fn show(&self) -> Json {
         let counted = self.metrics.services();
         let mut services =
             self.shown.lock().unwrap_or_else(PoisonError::into_inner).services.clone();
@@ -511,6 +559,7 @@ impl Reception {
         }
         json!({
             "version": env!("CARGO_PKG_VERSION"), "process": std::process::id(),
+            "file": self.source.to_string_lossy(),
             "ready": self.health.is_ready(), "generation": self.health.generation(),
             "services": services,
         })

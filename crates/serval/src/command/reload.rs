@@ -5,20 +5,23 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::Value as Json;
-use sys::local::{LocalSocket, wait_readable};
+use sys::local::wait_readable;
 
+use super::control::place;
 use super::control::protocol::{ANSWER_BYTES_MAX, Request, read_answer};
 use super::{Failure, File};
-use crate::config::{Config, Overrides};
+use crate::config::{Config, ControlSocket, Overrides};
 use crate::screen::{Screen, Table, print};
 
 pub(super) const HELP: &str = "\
 Services are added, removed and changed without losing a message of the others, but for those of the
 same tenant on the same GPU: they begin anew together. A file with a mistake, or with a key that
-cannot change while the engine runs, changes nothing and says why. The server needs
-engine.control = \"PATH\"; without it --pid sends SIGHUP, and the server's log tells the outcome.
+cannot change while the engine runs, changes nothing and says why. Without an argument the one
+server that this user runs is asked through its control socket; with several, name one. With --pid
+a server gets SIGHUP, and its log tells the outcome.
 
 Examples:
+  serval reload
   serval reload /run/serval.sock
   serval reload --config service.toml
   serval reload --pid 4711
@@ -29,15 +32,17 @@ not end, or a service has no runtime that serves yet.";
 
 /// How long a reload may take: a drain is at most ten minutes.
 const PATIENCE: Duration = Duration::from_secs(660);
+/// Time between two looks whether the server still answers.
+const LOOK: Duration = Duration::from_secs(5);
 
 #[derive(Args, Debug)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
 pub(super) struct Options {
-    /// Path of the server's control socket
+    /// Path of the server's control socket [default: that of the one server this user runs]
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
 
-    /// The configuration the server was started with; it names the control socket
+    /// The configuration the server was started with; it names the control socket, or tells which server it is
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -57,9 +62,9 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let path = match (&options.path, &options.config) {
         (Some(path), _) => path.clone(),
         (None, Some(file)) => control_path(file)?,
-        (None, None) => unreachable!("clap wants one of them"),
+        (None, None) => place::find_one(None)?,
     };
-    let outcome = ask(&path, Request::Reload)?;
+    let outcome = ask(&path)?;
     if screen.json {
         print(&format!("{outcome}\n"));
     } else {
@@ -79,32 +84,36 @@ fn control_path(file: &Path) -> Result<PathBuf, Failure> {
     let file = File::at(file);
     let config = Config::load(&file.path, &Overrides::from_environment(Vec::new()));
     let config = config.map_err(Failure::Config)?;
-    config.control.ok_or_else(|| {
-        let name = file.path.display();
-        Failure::Usage(format!("{name} has no engine.control: add it and restart, or use --pid"))
-    })
+    match config.control {
+        ControlSocket::At(path) => Ok(path),
+        ControlSocket::Auto => place::find_one(Some(&file.path)),
+        ControlSocket::Off => {
+            let name = file.path.display();
+            Err(Failure::Usage(format!("{name} turns engine.control off: use --pid")))
+        }
+    }
 }
 
-/// One request and its answer.
-fn ask(path: &Path, request: Request) -> Result<Json, Failure> {
+/// Asks for a reload and waits for its outcome. It may take long, so whether the server is there is asked before and
+/// meanwhile.
+fn ask(path: &Path) -> Result<Json, Failure> {
     let shown = path.display();
     let failed = |error| Failure::Run(format!("no server answers at {shown}: {error}"));
-    let socket = LocalSocket::connect(path).map_err(failed)?;
-    socket.send(request.line().as_bytes(), &[]).map_err(failed)?;
+    place::ask(path, Request::Status)?;
     let deadline = Instant::now() + PATIENCE;
+    let socket = place::connect(path, Instant::now() + LOOK).map_err(failed)?;
+    socket.send(Request::Reload.line().as_bytes(), &[]).map_err(failed)?;
     let mut bytes = vec![0; ANSWER_BYTES_MAX];
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(Failure::Run(format!("the server at {shown} does not answer")));
-        }
-        wait_readable(&[std::os::fd::AsFd::as_fd(&socket)], Some(left));
+    while Instant::now() < deadline {
+        let heard = wait_readable(&[std::os::fd::AsFd::as_fd(&socket)], Some(LOOK));
         match socket.receive(&mut bytes).map_err(failed)? {
+            None if !heard[0] => drop(place::ask(path, Request::Status)?),
             None => {}
             Some(0) => return Err(Failure::Run(format!("the server at {shown} ended"))),
             Some(len) => return read_answer(&bytes[..len]).map_err(Failure::Run),
         }
     }
+    Err(Failure::Run(format!("the reload of the server at {shown} does not end")))
 }
 
 fn unanswered(outcome: &Json) -> bool {

@@ -1,7 +1,8 @@
-//! `serval top [URL|FILE]`.
+//! `serval top [PATH|URL|FILE]`.
 
 use std::io::{IsTerminal as _, stdin, stdout};
-use std::path::Path;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -9,14 +10,17 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use sys::signal::{Signal, Signals};
 
+use super::control::place;
 use super::{Failure, File, Sets};
+use crate::config::ControlSocket;
 use crate::screen::Screen;
 use crate::top::{Endpoint, Grid, Page, Sample, Sort, draw};
 
 pub(super) const HELP: &str = "\
 Rates, drops, the depth of queues (mean/largest mqueue), how long requests stay in each stage, what
-workers do: from the server's /metrics (engine.metrics), looked at twice. A narrow terminal shows
-fewer columns. Keys: q quits, p pauses, s changes the order.
+workers do: from the server's metrics, looked at twice. Without an argument the one server that this
+user runs is asked through its control socket; with several, name one. A narrow terminal shows fewer
+columns. Keys: q quits, p pauses, s changes the order.
 
 Examples:
   serval top
@@ -24,18 +28,18 @@ Examples:
   serval top service.toml --once
   serval top 127.0.0.1:9464 --json
 
-Exit codes: 0 seen, 1 nobody answers there, 2 no terminal, or no endpoint in the file.";
+Exit codes: 0 seen, 1 nobody answers there, 2 no terminal, several servers, or neither a control
+socket nor metrics in the file.";
 
-/// Where metrics are when nobody says.
-const DEFAULT: &str = "http://127.0.0.1:9464/metrics";
 /// Time between two looks at the keyboard and at signals.
 const LOOK: Duration = Duration::from_millis(50);
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// The server's metrics (http://HOST:PORT/metrics or HOST:PORT), or its configuration file
-    #[arg(value_name = "URL|FILE", default_value = DEFAULT)]
-    target: String,
+    /// The server's control socket, its metrics (http://HOST:PORT/metrics or HOST:PORT), or its configuration file
+    /// [default: the one server this user runs]
+    #[arg(value_name = "PATH|URL|FILE")]
+    target: Option<String>,
 
     /// Seconds between two looks, from 0.1 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
@@ -55,7 +59,7 @@ fn interval(text: &str) -> Result<f64, String> {
 }
 
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
-    let endpoint = endpoint(options)?;
+    let source = source(options)?;
     let interval = Duration::from_secs_f64(options.interval);
     let once = options.once || screen.json;
     let on_terminal = stdin().is_terminal() && stdout().is_terminal();
@@ -63,10 +67,10 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         let message = "serval top needs a terminal; --once and --json do without";
         return Err(Failure::Usage(message.to_owned()));
     }
-    let first = Look::at(&endpoint)?;
+    let first = Look::at(&source)?;
     if once {
         std::thread::sleep(interval);
-        let sample = Look::at(&endpoint)?.since(&first);
+        let sample = Look::at(&source)?.since(&first);
         let tables = || Grid::of(&sample).map(|grid| grid.table().render(screen)).join("\n");
         screen.show(tables, || sample.to_json());
         return Ok(());
@@ -74,7 +78,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     // Signals become values before the terminal changes: whatever ends this restores it.
     let signals = Signals::install().map_err(Failure::run)?;
     let (asked, sort) = (first.at, Sort::default());
-    let mut view = View { endpoint, interval, signals, before: first, asked, sort };
+    let mut view = View { source, interval, signals, before: first, asked, sort };
     // Restores the terminal on a panic, too.
     let mut terminal = ratatui::try_init().map_err(Failure::run)?;
     let ended = view.watch(&mut terminal);
@@ -82,22 +86,53 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     ended
 }
 
-/// An address as it stands, or the one in a configuration file.
-fn endpoint(options: &Options) -> Result<Endpoint, Failure> {
-    let path = Path::new(&options.target);
-    if options.target.starts_with("http://") || !path.is_file() {
-        return Endpoint::parse(&options.target).map_err(|error| Failure::Usage(error.to_string()));
+/// Where pages come from.
+enum Source {
+    /// `engine.metrics`.
+    Http(Endpoint),
+    /// A control socket.
+    Control(PathBuf),
+}
+
+impl Source {
+    fn name(&self) -> String {
+        match self {
+            Self::Http(endpoint) => endpoint.url(),
+            Self::Control(path) => path.display().to_string(),
+        }
+    }
+
+    fn fetch(&self) -> Result<Page, Failure> {
+        match self {
+            Self::Http(endpoint) => endpoint.fetch().map_err(Failure::run),
+            Self::Control(path) => Ok(Page::parse(&place::metrics(path)?)),
+        }
+    }
+}
+
+/// A socket or an address as it stands, or the one in a configuration file; without any the one server there is.
+fn source(options: &Options) -> Result<Source, Failure> {
+    let Some(target) = &options.target else { return place::find_one(None).map(Source::Control) };
+    let path = Path::new(target);
+    if std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+        return Ok(Source::Control(path.to_owned()));
+    }
+    if target.starts_with("http://") || !path.is_file() {
+        let endpoint = Endpoint::parse(target);
+        return endpoint.map(Source::Http).map_err(|error| Failure::Usage(error.to_string()));
     }
     let overrides = Sets { sets: options.overrides.sets.clone() };
     let config = File { path: path.to_owned(), overrides }.load()?;
-    let metrics = config.metrics.filter(|address| address.port() != 0);
-    let metrics = metrics.ok_or_else(|| {
-        let target = &options.target;
-        Failure::Usage(format!(
-            "{target} sets no engine.metrics with a port: add one, or say a URL"
-        ))
-    })?;
-    Endpoint::parse(&metrics.to_string()).map_err(Failure::run)
+    match (config.metrics.filter(|address| address.port() != 0), config.control) {
+        (Some(address), _) => {
+            Endpoint::parse(&address.to_string()).map(Source::Http).map_err(Failure::run)
+        }
+        (None, ControlSocket::At(path)) => Ok(Source::Control(path)),
+        (None, ControlSocket::Auto) => place::find_one(Some(path)).map(Source::Control),
+        (None, ControlSocket::Off) => Err(Failure::Usage(format!(
+            "{target} turns engine.control off and sets no engine.metrics with a port: set one of them, or say a URL"
+        ))),
+    }
 }
 
 /// A page and when it was seen.
@@ -107,8 +142,8 @@ struct Look {
 }
 
 impl Look {
-    fn at(endpoint: &Endpoint) -> Result<Self, Failure> {
-        let page = endpoint.fetch().map_err(Failure::run)?;
+    fn at(source: &Source) -> Result<Self, Failure> {
+        let page = source.fetch()?;
         Ok(Self { page, at: Instant::now() })
     }
 
@@ -126,7 +161,7 @@ enum Wish {
 }
 
 struct View {
-    endpoint: Endpoint,
+    source: Source,
     interval: Duration,
     signals: Signals,
     before: Look,
@@ -137,7 +172,7 @@ struct View {
 
 impl View {
     fn watch(&mut self, terminal: &mut DefaultTerminal) -> Result<(), Failure> {
-        let url = self.endpoint.url();
+        let url = self.source.name();
         let (mut paused, mut news) = (false, String::new());
         // Before there are two looks, everything stands still.
         let mut sample = self.before.since(&self.before);
@@ -152,7 +187,7 @@ impl View {
                 Some(Wish::Sort) => self.sort = self.sort.next(),
                 Some(Wish::Redraw) => {}
                 // A server that is away may come back: what was seen last stays on the screen.
-                None => match Look::at(&self.endpoint) {
+                None => match Look::at(&self.source) {
                     Ok(look) => {
                         sample = look.since(&self.before);
                         (self.asked, self.before) = (look.at, look);

@@ -92,8 +92,10 @@ pub(super) const TABLES: &[Table] = &[
                  accepted. The rest is dropped as `drain_timeout`.";
             metrics: Other("string: `IP:PORT`, or `none`"), "none",
                 "Serves `/metrics`, `/healthz` and `/readyz` there. Keep it on loopback: nothing is encrypted or authenticated.";
-            control: Other("string: absolute path, or `none`"), "none",
-                "A Unix socket for `serval reload`. The engine's user and root may use it.";
+            control: Other("string: absolute path, `auto` or `off`"), "auto",
+                "A Unix socket for `serval top` and `serval reload`. The engine's user and root may use it. `auto` is `PID.sock` in \
+                 `$XDG_RUNTIME_DIR/serval`, or in `/run/serval` where that variable is not set; both commands find it there. If it \
+                 cannot be made, the server logs a warning and runs without one.";
         },
     },
     Table {

@@ -14,6 +14,7 @@ use engine::topology::{
 use mqueue::abi::BACKENDS_MAX;
 use sys::local::PATH_BYTES_MAX;
 
+use super::ControlSocket;
 use super::address;
 use super::diagnostic::{Problem, Span};
 use super::reader::{
@@ -39,7 +40,7 @@ pub(super) fn keys_of(section: &str) -> Vec<&'static str> {
 #[derive(Clone, Debug, Default)]
 pub(super) struct EngineOptions {
     pub(super) metrics: Option<SocketAddr>,
-    pub(super) control: Option<PathBuf>,
+    pub(super) control: ControlSocket,
 }
 
 /// Places of everything a [`TopologyError`] can name.
@@ -198,19 +199,36 @@ fn read_engine(
         found.map_err(|e| report.problem(Problem::new(span, e.what, e.right))).ok()
     });
     section.record(report, "metrics", metrics.map(|m| m.to_string()).unwrap_or_default());
-    let control = section.text(report, "control", "\"/run/serval.sock\"").filter(given);
-    if let Some((path, span)) = &control
-        && (!Path::new(path).is_absolute() || path.len() > PATH_BYTES_MAX)
-    {
-        let what = format!("\"{path}\" cannot be the path of a socket");
-        let right = format!("an absolute path of at most {PATH_BYTES_MAX} bytes");
-        report.problem(Problem::new(*span, what, right));
-    }
-    let control = control.map(|(text, _)| text);
-    section.record(report, "control", control.clone().unwrap_or_default());
+    let control = read_control(report, &mut section);
     places.engine = Some(section.finish(report));
     let settings = EngineSettings { workers: workers as usize, cores, polling, drain_ms };
-    (settings, EngineOptions { metrics, control: control.map(PathBuf::from) })
+    (settings, EngineOptions { metrics, control })
+}
+
+/// `control = "auto" | "off" | "/path"`.
+fn read_control(report: &mut Report<'_>, section: &mut Section<'_>) -> ControlSocket {
+    let given = section.text(report, "control", "\"auto\", \"off\" or \"/run/serval.sock\"");
+    let control = match given {
+        None => ControlSocket::Auto,
+        Some((text, _)) if text.is_empty() || text == "auto" => ControlSocket::Auto,
+        Some((text, _)) if text == "off" || text == "none" => ControlSocket::Off,
+        Some((path, span)) => {
+            if !Path::new(&path).is_absolute() || path.len() > PATH_BYTES_MAX {
+                let what = format!("\"{path}\" cannot be the path of a socket");
+                let right =
+                    format!("\"off\", or an absolute path of at most {PATH_BYTES_MAX} bytes");
+                report.problem(Problem::new(span, what, right));
+            }
+            ControlSocket::At(path.into())
+        }
+    };
+    let shown = match &control {
+        ControlSocket::Auto => "auto".into(),
+        ControlSocket::Off => "off".into(),
+        ControlSocket::At(path) => path.to_string_lossy(),
+    };
+    section.record(report, "control", shown.into_owned());
+    control
 }
 
 /// `cores = "auto" | [0, 1]`. Empty: not pinned.

@@ -15,6 +15,8 @@ pub(crate) enum Request {
     Status,
     /// Read the configuration again.
     Reload,
+    /// The page of metrics. The answer tells its length; the page is in a sealed file that comes along.
+    Metrics,
 }
 
 impl Request {
@@ -28,7 +30,8 @@ impl Request {
         match value.get("command").and_then(Json::as_str) {
             Some("status") => Ok(Self::Status),
             Some("reload") => Ok(Self::Reload),
-            Some(_) => Err("no such command: there are status and reload".to_owned()),
+            Some("metrics") => Ok(Self::Metrics),
+            Some(_) => Err("no such command: there are status, reload and metrics".to_owned()),
             None => Err(format!("there is no command: {example}")),
         }
     }
@@ -38,6 +41,7 @@ impl Request {
         let command = match self {
             Self::Status => "status",
             Self::Reload => "reload",
+            Self::Metrics => "metrics",
         };
         format!("{}\n", json!({ "command": command }))
     }
@@ -82,7 +86,7 @@ mod tests {
 
     #[test]
     fn requests_survive_and_others_are_told_what_is_right() {
-        for request in [Request::Status, Request::Reload] {
+        for request in [Request::Status, Request::Reload, Request::Metrics] {
             assert_eq!(Request::parse(request.line().as_bytes()), Ok(request));
         }
         for (bytes, why) in [
