@@ -68,6 +68,8 @@ impl Clock {
 /// How blocks are run.
 #[derive(Clone)]
 pub struct Options {
+    /// What the service is called in messages.
+    pub service: String,
     /// Stack of each block in bytes, in [16 KiB, 64 MiB]; only what is used becomes resident.
     pub stack_bytes: usize,
     /// Messages a block may handle before the next block has its turn; 0 for no limit.
@@ -85,6 +87,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            service: String::new(),
             stack_bytes: 64 << 10,
             budget: 64,
             clock: Clock::default(),

@@ -11,6 +11,7 @@
 
 pub mod compile;
 pub mod cpu;
+mod crash;
 pub mod cuda;
 mod elf;
 pub mod kernel;
@@ -20,6 +21,7 @@ mod table;
 
 pub use cuda::CudaError;
 pub use kernel::{Kernel, KernelError};
+pub use mqueue::abi::reason::name as reason_name;
 pub use params::ParamError;
 
 /// Why an accelerator could not be started.
@@ -104,21 +106,4 @@ pub enum AccelError {
         /// What the host kernel said.
         error: std::io::Error,
     },
-}
-
-/// The name of one of [`mqueue::abi::reason`], for messages to people.
-pub fn reason_name(reason: u64) -> &'static str {
-    use mqueue::abi::reason::*;
-    match reason {
-        NONE => "none",
-        STOPPED => "stopped",
-        ENGINE_LOST => "engine lost",
-        RING_CORRUPT => "ring corrupt",
-        RETURNED => "returned",
-        CONTRACT => "contract broken",
-        HUNG => "hung",
-        REFUSED => "refused",
-        DEVICE_FAILED => "device failed",
-        _ => "unknown",
-    }
 }

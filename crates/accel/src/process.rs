@@ -111,6 +111,8 @@ impl Blocks for RemoteBlocks {
 
 /// How a runtime runs `cpu` blocks.
 pub struct HostOptions {
+    /// What the service is called in messages.
+    pub service: String,
     /// Threads, in [1, blocks].
     pub threads: usize,
     /// Cores to pin them to; empty: not pinned.
@@ -183,6 +185,7 @@ impl HostBlocks {
                 words: words.clone(),
                 per_block: region.mqueues_per_block(),
                 kernel: kernel.clone(),
+                service: options.service.clone(),
                 params: params.to_vec(),
                 blocks: blocks.clone(),
                 core: (!options.cores.is_empty())
@@ -341,6 +344,7 @@ struct Runner {
     words: Words<MappedMemory>,
     per_block: u32,
     kernel: Arc<Kernel>,
+    service: String,
     params: Vec<(String, f64)>,
     blocks: Vec<u32>,
     core: Option<usize>,
@@ -350,7 +354,7 @@ struct Runner {
 
 impl Runner {
     fn run(self, report: &mpsc::Sender<Result<(), AccelError>>) {
-        let options = Options::default();
+        let options = Options { service: self.service.clone(), ..Options::default() };
         let pinned = self.core.map_or(Ok(()), pin);
         let started = pinned.and_then(|()| {
             let (memory, kernel) = (self.memory.clone(), self.kernel.clone());

@@ -150,7 +150,7 @@ impl<N: Nic> Worker<N> {
         let overdue = |hold: &Hold| hold.until_ns.is_some_and(|until_ns| until_ns <= now_ns);
         if self.lanes[slot].holds.iter().any(overdue) {
             tracing::warn!(
-                service = slot,
+                service = &*self.lanes[slot].name,
                 "the next runtime did not come in time; requests are no longer held"
             );
             self.end_holds_if(slot, overdue);

@@ -148,6 +148,10 @@ pub(crate) struct Drive {
 
 /// See the module's text.
 pub(crate) struct Lane {
+    /// The service, for messages.
+    pub(crate) name: Box<str>,
+    /// The kernel of each attachment, for messages.
+    pub(crate) kernels: Box<[Box<str>]>,
     pub(crate) framing: Framing,
     pub(crate) replies: Replies,
     pub(crate) ordered: bool,
@@ -244,7 +248,10 @@ impl Lane {
         };
         let capacity = mqueues.len() as u32 * service.slots;
         let backends = service.backends.iter().map(BackendPool::new).collect();
+        let kernels = (0..service.accelerators.len()).map(|place| service.kernel_on(place).into());
         Self {
+            name: service.name.as_str().into(),
+            kernels: kernels.collect(),
             framing: service.framing,
             replies: service.replies,
             ordered: service.ordered,

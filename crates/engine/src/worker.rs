@@ -439,9 +439,10 @@ impl<N: Nic> Worker<N> {
                 let orderly = self.draining && reason == mqueue::abi::reason::STOPPED;
                 if let (Some(mqueue), false) = (found, orderly) {
                     tracing::error!(
-                        service = lane,
+                        service = &*self.lanes[lane].name,
+                        kernel = self.lanes[lane].kernels.get(drive).map(|name| &**name),
                         block,
-                        reason,
+                        reason = mqueue::abi::reason::name(reason),
                         "a block ended; its mqueue is dead"
                     );
                     died |= self.lanes[lane].kill(mqueue as u32);
@@ -453,7 +454,7 @@ impl<N: Nic> Worker<N> {
             let entry = &self.lanes[lane].mqueues[mqueue];
             if self.lanes[lane].loads[mqueue].alive && entry.tx_corrupt {
                 tracing::error!(
-                    service = lane,
+                    service = &*self.lanes[lane].name,
                     block = entry.block,
                     "an accelerator wrote impossible ring words; the mqueue is dead"
                 );

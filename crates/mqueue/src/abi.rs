@@ -151,6 +151,22 @@ pub mod reason {
     pub const REFUSED: u64 = 7;
     /// The accelerator or its driver failed, whatever ran on it.
     pub const DEVICE_FAILED: u64 = 8;
+
+    /// What a reason is called in messages to people.
+    pub fn name(reason: u64) -> &'static str {
+        match reason {
+            NONE => "none",
+            STOPPED => "stopped",
+            ENGINE_LOST => "engine lost",
+            RING_CORRUPT => "ring corrupt",
+            RETURNED => "returned",
+            CONTRACT => "contract broken",
+            HUNG => "hung",
+            REFUSED => "refused",
+            DEVICE_FAILED => "device failed",
+            _ => "unknown",
+        }
+    }
 }
 
 /// Values of [`RingEntry::kind`].

@@ -174,6 +174,7 @@ impl Device for HostDevice {
         let kernel = kernel(job).map_err(|e| refused(&e))?;
         let bell = job.bell.clone();
         let options = HostOptions {
+            service: job.service.clone(),
             threads: self.threads.clamp(1, job.blocks as usize),
             cores: self.cores.clone(),
             doze: Box::new(move |limit| {

@@ -410,7 +410,7 @@ impl Server {
         let memory = MappedMemory::new(memory);
         let own = |ends: &Vec<BlockEnds>| ends.iter().map(|e| e.block).collect();
         let by_worker: Vec<Vec<u32>> = ends.iter().map(own).collect();
-        let options = CpuOptions::default();
+        let options = CpuOptions { service: service.name.clone(), ..CpuOptions::default() };
         let mut blocks: Vec<Box<dyn Blocks>> = Vec::new();
         match placement {
             CpuPlacement::Worker => {

@@ -2,6 +2,10 @@
 
 mod common;
 
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, Stdio};
+
 use common::*;
 use wire::DropReason;
 
@@ -61,4 +65,59 @@ fn a_crash_in_a_kernel_file_ends_no_other_service() {
     eventually("the log says why", || served.log().contains("ended by signal 11 (SIGSEGV)"));
     answers_again(crashes, 1);
     assert_eq!(served.drain(), 0);
+}
+
+/// On the worker's core: the process ends with the signal's own status, and says first where it was.
+#[test]
+fn a_crash_in_a_kernel_names_service_block_kernel_and_signal() {
+    let cases = [
+        ("address", b"a", 11, "crash in block", "SIGSEGV"),
+        ("instruction", b"i", 4, "crash in block", "SIGILL"),
+        ("stack", b"s", 11, "stack overflow in block", "64 KiB of stack"),
+    ];
+    for (name, request, signal, what, word) in cases {
+        let config = HOST.to_owned() + &service("crashing", "crashes_variously", "");
+        let mut served = Served::start(&format!("careless_{name}"), "", &config);
+        let client = udp_client(served.services[0][0]);
+        assert_eq!(ask(&client, b"hello"), b"hello");
+        client.send(request).unwrap();
+        let mut ended = None;
+        eventually("it ends", || {
+            ended = served.process.0.try_wait().unwrap();
+            ended.is_some()
+        });
+        assert_eq!(ended.unwrap().signal(), Some(signal), "{name}: {}", served.log());
+        let log = served.log();
+        let line = log.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{log}"));
+        for part in ["service \"crashing\"", "crashes_variously", word] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+    }
+}
+
+/// A log that nobody reads does not keep a process that crashed.
+#[test]
+fn a_crash_beside_a_full_pipe_ends_the_process() {
+    let config = HOST.to_owned() + &service("crashing", "crashes_variously", "");
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("careless_full.toml");
+    std::fs::write(&file, format!("schema = 1\n[engine]\nmetrics = \"\"\n{config}")).unwrap();
+    // Fills the pipe that is the server's standard error, which its other end holds and does not read.
+    let script = "dd if=/dev/zero bs=4096 count=1000 oflag=nonblock >&2 2>/dev/null; exec \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_serval"), "serve", "--json"]).arg(&file);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = Peer::start(&mut command, "cargo builds it");
+    let mut line = String::new();
+    BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let ready: serde_json::Value = serde_json::from_str(&line).expect("it becomes ready");
+    let url = ready["services"][0]["listen"][0].as_str().unwrap();
+    let client = udp_client(url.split_once("://").unwrap().1.parse().unwrap());
+    assert_eq!(ask(&client, b"hello"), b"hello");
+    client.send(b"a").unwrap();
+    let mut ended = None;
+    eventually("it ends", || {
+        ended = process.0.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert_eq!(ended.unwrap().signal(), Some(11));
 }

@@ -15,6 +15,7 @@ use super::stack::{BlockStack, Stacks};
 use super::staging::{Staging, sink};
 use super::timers::Timers;
 use super::{Clock, Options};
+use crate::crash::{self, NO_BLOCK, OnScene, Scene};
 use crate::kernel::Entry;
 use crate::{AccelError, Kernel, params, reason_name};
 
@@ -114,6 +115,8 @@ struct Body {
     /// Blocks that ended since the owner asked, and why.
     ended: Vec<(u32, u64)>,
     staging: Staging,
+    /// Which block runs, for the report of a crash.
+    scene: Scene,
     // Not touched after the start, but referred to by the blocks.
     _args: Box<[BlockArgs]>,
     _stacks: Stacks,
@@ -202,6 +205,14 @@ impl Scheduler {
             .flat_map(|&block| (1..per_block).map(move |i| block * per_block + i))
             .map(|mqueue| words.tx_head(mqueue))
             .collect();
+        let scene = Scene {
+            service: options.service.clone(),
+            kernel: kernel.name().to_owned(),
+            running: Cell::new(NO_BLOCK),
+            blocks: blocks.into(),
+            guards: stacks.guards(),
+            stack_bytes: options.stack_bytes,
+        };
         let places = place_blocks(&mut args, per_block, &words, &kernel, &stacks, &clock);
         Ok(Self {
             body: ManuallyDrop::new(Body {
@@ -219,6 +230,7 @@ impl Scheduler {
                 ended: Vec::with_capacity(blocks.len()),
                 blocks: places,
                 staging,
+                scene,
                 _args: args,
                 _stacks: stacks,
                 _params: params,
@@ -236,6 +248,7 @@ impl Scheduler {
 
     /// The same; is told each block before it runs.
     pub(super) fn begin_observed(&mut self, resuming: impl Fn(u32)) -> Result<(), AccelError> {
+        crash::watch_this_thread();
         self.body.running = self.body.blocks.len();
         self.body.start(resuming)
     }
@@ -306,6 +319,7 @@ impl Drop for Scheduler {
 impl Body {
     /// The first resume of every block, and whether it got to its first wait.
     fn start(&mut self, resuming: impl Fn(u32)) -> Result<(), AccelError> {
+        let _scene = OnScene::enter(&raw const self.scene);
         let mut touched = Vec::new();
         for i in 0..self.blocks.len() {
             let block = self.blocks[i].number;
@@ -330,6 +344,7 @@ impl Body {
 
     #[inline]
     fn run(&mut self, now_ns: u64, rang: &[u32], observer: &mut impl Observer) {
+        let _scene = OnScene::enter(&raw const self.scene);
         std::mem::swap(&mut self.ready, &mut self.next);
         let stop = self.words.stop();
         if stop != self.stop && !mutants::on("ignore_stop") {
@@ -406,7 +421,9 @@ impl Body {
         block.queued.set(false);
         // SAFETY: the only reference: a block's own code knows only the Cells.
         let coroutine = unsafe { &mut *block.coroutine.get() };
+        self.scene.running.set(i as u32);
         let result = coroutine.resume(());
+        self.scene.running.set(NO_BLOCK);
         let head = self.words.tx_head(block.mqueue);
         if block.tx_head.replace(head) != head {
             observer.touched(block.mqueue);
@@ -479,6 +496,7 @@ impl Body {
 
     /// Asks every block to end at once.
     fn shut_down(&mut self) {
+        let _scene = OnScene::enter(&raw const self.scene);
         self.words.set_stop(stop::NOW);
         let mut ignored = Vec::new();
         for i in 0..self.blocks.len() {

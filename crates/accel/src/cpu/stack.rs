@@ -63,6 +63,13 @@ impl Stacks {
         Ok(stacks)
     }
 
+    /// Where the guard page of the first stack is, from one to the next, and bytes of each.
+    pub(super) fn guards(&self) -> (usize, usize, usize) {
+        // SAFETY: asks for a number.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+        (self.base.addr(), self.stride, page)
+    }
+
     /// Stack `i`, for one coroutine at a time.
     ///
     /// # Safety

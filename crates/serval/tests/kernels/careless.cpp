@@ -1,6 +1,8 @@
 // Kernels as people write them first: they look at no reply before they write to it.
 #include <serval/kernel.h>
 
+#include <signal.h>
+
 // Reads through a null pointer when it is asked to ('!'), else the reply is the request.
 SERVAL_KERNEL(crashes) (serval::Block& block, serval::Mqueue& q) {
     while (auto msg = q.recv(block)) {
@@ -8,6 +10,28 @@ SERVAL_KERNEL(crashes) (serval::Block& block, serval::Mqueue& q) {
         auto reply = q.reply(block, msg, msg.len());
         for (unsigned i = 0; reply && i < msg.len(); i++) reply.as<uint8_t>()[i] = msg.as<const uint8_t>()[i];
         if (msg.len() && *msg.as<const uint8_t>() == '!') *reply.as<uint8_t>() = *nowhere;
+        q.send(block, reply);
+    }
+}
+
+static __attribute__((noinline)) unsigned deeper(volatile unsigned* above, unsigned depth) {
+    volatile unsigned here[64];
+    here[depth % 64] = *above + depth;
+    return depth ? deeper(here, depth - 1) + here[depth % 64] : 0;
+}
+
+// Crashes in the way that it is asked for, else the reply is the request.
+SERVAL_KERNEL(crashes_variously) (serval::Block& block, serval::Mqueue& q) {
+    while (auto msg = q.recv(block)) {
+        const char how = msg.len() ? *msg.as<const char>() : 0;
+        volatile unsigned zero = 0;
+        unsigned made = 0;
+        if (how == 'a') made = *reinterpret_cast<volatile unsigned*>(uintptr_t{zero} + 64);
+        if (how == 'i') __builtin_trap();
+        if (how == 's') made = deeper(&zero, 1u << 20);
+        if (how == 'f') raise(SIGFPE);
+        auto reply = q.reply(block, msg, msg.len());
+        for (unsigned i = 0; reply && i < msg.len(); i++) reply.as<uint8_t>()[i] = msg.as<const uint8_t>()[i] + (made & zero);
         q.send(block, reply);
     }
 }
