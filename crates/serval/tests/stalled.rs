@@ -93,9 +93,9 @@ fn a_kernel_that_does_not_return_is_named_and_readiness_fails_until_it_does() {
     eventually("it is ready again", || held.readiness().0);
     answers_again(held.served.services[0][0], 1);
     assert!(!common::page(held.served.metrics).contains(stalled));
+    eventually("the log says so", || held.served.log().contains("worker 0 goes on"));
     let log = held.served.log();
     assert_eq!(log.matches(sentence).count(), 1, "{log}");
-    assert!(log.contains("worker 0 goes on"), "{log}");
 }
 
 #[test]
@@ -131,4 +131,77 @@ fn a_server_ends_in_time_although_a_reload_waits_for_a_kernel_that_does_not_retu
         code.is_some()
     });
     assert_eq!(code.unwrap().code(), Some(3));
+}
+
+/// A program that may start no further thread: `prlimit` binds nobody but a user without privilege, which root lends it here.
+#[test]
+fn a_server_that_gets_no_thread_drains_and_ends_as_ever() {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::process::CommandExt as _;
+    let folder = std::env::temp_dir().join(format!("serval-no-thread-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (program, config) = (folder.join("serval"), folder.join("a.toml"));
+    std::fs::copy(env!("CARGO_BIN_EXE_serval"), &program).unwrap();
+    let service = |name: &str, accelerator: &str, rest: &str| {
+        format!(
+            "[[service]]\nname = \"{name}\"\nlisten = [\"udp://127.0.0.1:0\"]\naccelerator = \"{accelerator}\"\n{rest}\n"
+        )
+    };
+    let text = "schema = 1\n[engine]\nmetrics = \"127.0.0.1:0\"\ncontrol = \"\"\n\
+                [[accelerator]]\nname = \"core\"\nkind = \"cpu\"\n\
+                [[accelerator]]\nname = \"threads\"\nkind = \"cpu\"\nplacement = \"threads\"\n"
+        .to_owned()
+        + &service(
+            "slow",
+            "core",
+            "kernel = \"delay\"\nparams = { microseconds = 3e5 }\nrequest_timeout_ms = 60000",
+        );
+    std::fs::write(&config, &text).unwrap();
+    let mut command = Command::new(&program);
+    command.args(["serve", "--json"]).arg(&config).current_dir(&folder);
+    command
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::fs::File::create(folder.join("log")).unwrap());
+    let mut limit = Command::new("prlimit");
+    if sys::process::user() == 0 {
+        command.uid(65_534).gid(65_534);
+        limit.uid(65_534).gid(65_534);
+    }
+    let mut process = Peer::start(&mut command, "cargo builds it");
+    let mut output = std::io::BufReader::new(process.0.stdout.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+    let log = || std::fs::read_to_string(folder.join("log")).unwrap();
+    let ready: Json = serde_json::from_str(&line).unwrap_or_default();
+    assert_eq!(ready["event"], "ready", "{line}\n{}", log());
+    let address = |url: &Json| -> std::net::SocketAddr {
+        let authority = url.as_str().unwrap().split_once("://").unwrap().1;
+        authority.split('/').next().unwrap().parse().unwrap()
+    };
+    let (slow, metrics) = (address(&ready["services"][0]["listen"][0]), address(&ready["metrics"]));
+    let limited = limit
+        .args(["--nproc=1:1", "--pid", &process.0.id().to_string()])
+        .status()
+        .expect("prlimit of util-linux");
+    assert!(limited.success());
+    // A reload that needs a thread is refused, and what runs goes on.
+    std::fs::write(&config, text + &service("more", "threads", "kernel = \"echo\"")).unwrap();
+    process.signal("HUP");
+    eventually("the reload fails", || {
+        page(metrics).contains("serval_reloads_total{result=\"failed\"} 1\n")
+    });
+    let told = log();
+    assert!(told.contains("start an accelerator thread"), "{told}");
+    // What was accepted before the end is answered during the drain.
+    let client = udp_client(slow);
+    client.send(b"in flight").unwrap();
+    let received = "serval_requests_received_total{service=\"slow\"} 1\n";
+    eventually("it is accepted", || page(metrics).contains(received));
+    process.signal("TERM");
+    let mut reply = [0; 64];
+    let len = client.recv(&mut reply).expect("a reply in the drain");
+    assert_eq!(&reply[..len], b"in flight");
+    assert_eq!(process.0.wait().unwrap().code(), Some(0), "{}", log());
+    std::fs::remove_dir_all(&folder).unwrap();
 }
