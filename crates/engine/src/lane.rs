@@ -152,6 +152,8 @@ pub(crate) struct Lane {
     pub(crate) name: Box<str>,
     /// The kernel of each attachment, for messages.
     pub(crate) kernels: Box<[Box<str>]>,
+    /// Blocks that hang on accelerator threads.
+    pub(crate) hung_blocks: u64,
     pub(crate) framing: Framing,
     pub(crate) replies: Replies,
     pub(crate) ordered: bool,
@@ -252,6 +254,7 @@ impl Lane {
         Self {
             name: service.name.as_str().into(),
             kernels: kernels.collect(),
+            hung_blocks: 0,
             framing: service.framing,
             replies: service.replies,
             ordered: service.ordered,

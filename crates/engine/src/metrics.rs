@@ -196,6 +196,8 @@ pub struct WorkerCounters {
     pub connections: Counter,
     /// Requests under way on this worker: tokens, unsent replies, RX rings of reply-less services (gauge).
     pub outstanding: Counter,
+    /// Blocks of this worker that hang on accelerator threads (gauge).
+    pub hung_blocks: Counter,
 }
 
 impl WorkerCounters {

@@ -551,6 +551,7 @@ impl<N: Nic> Worker<N> {
         self.fabric.tell_credit(self.index, slot, 0);
         let mut lane =
             std::mem::replace(&mut self.lanes[number], Lane::vacant(self.fabric.workers()));
+        self.count_hung_blocks();
         let backends = lane.backends.iter().flat_map(|b| &b.connections).map(|c| c.key);
         let keys: Vec<StreamKey> = lane.clients.iter().map(|c| c.key).chain(backends).collect();
         for key in keys {

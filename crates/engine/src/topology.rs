@@ -141,6 +141,13 @@ pub const HEARTBEAT_MS_MAX: u64 = 600_000;
 /// Default `heartbeat_ms`.
 pub const HEARTBEAT_MS: u64 = 2_000;
 
+/// Shortest `hang_ms`.
+pub const HANG_MS_MIN: u64 = 100;
+/// Longest `hang_ms`.
+pub const HANG_MS_MAX: u64 = 3_600_000;
+/// Default `hang_ms`, where no service waits longer for a reply.
+pub const HANG_MS: u64 = 10_000;
+
 /// Who starts a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Launch {
@@ -212,6 +219,9 @@ pub struct Service {
     pub dispatch: Dispatch,
     /// Requests without a reply for this long are dropped, in milliseconds.
     pub request_timeout_ms: u64,
+    /// By accelerator: a block outside the workers that works on one message for longer hangs, in milliseconds; at least
+    /// `request_timeout_ms`. Empty: [`HANG_MS`], or `request_timeout_ms` where that is more.
+    pub hang_ms: Vec<u64>,
     /// New requests are shed while the oldest waits longer than this, in microseconds; 0 never.
     pub queue_us_max: u64,
     /// Tenant that owns the service.
@@ -243,6 +253,7 @@ impl Service {
             ordered: true,
             dispatch: Dispatch::RoundRobin,
             request_timeout_ms: 1000,
+            hang_ms: Vec::new(),
             queue_us_max: 0,
             tenant: "default".to_owned(),
             backends: Vec::new(),
@@ -482,6 +493,18 @@ impl Topology {
         Ok(())
     }
 
+    /// A request that may take longer than a block may.
+    fn too_late(&self, service: &Service) -> Option<String> {
+        let timeout = service.request_timeout_ms;
+        let hangs = service.accelerators.iter().zip(&service.hang_ms);
+        let (accelerator, hang_ms) = hangs.into_iter().find(|(_, hang)| **hang < timeout)?;
+        let name = &self.accelerators[*accelerator].name;
+        Some(format!(
+            "is {timeout}, but accelerator {name:?} has hang_ms = {hang_ms}: a kernel that may still answer would be taken for \
+             hung; set hang_ms to {timeout} or more, or request_timeout_ms to {hang_ms} or less"
+        ))
+    }
+
     /// The error is one without which the others cannot be looked for.
     fn check_service(
         &self,
@@ -531,7 +554,8 @@ impl Topology {
         );
         let framed = service.framing.check(request as usize, reply as usize);
         found("framing", framed.err().map(|error| error.to_string()));
-        found("request_timeout_ms", outside(service.request_timeout_ms, 1, 3_600_000));
+        let timeout = outside(service.request_timeout_ms, 1, 3_600_000);
+        found("request_timeout_ms", timeout.or_else(|| self.too_late(service)));
         found("backend", outside(service.backends.len() as u64, 0, BACKENDS_MAX.into()));
         for (sub, backend) in service.backends.iter().enumerate() {
             let mut found = |field, message: Option<String>| {
@@ -625,6 +649,12 @@ impl Service {
     /// What the accelerator at this place of its list runs.
     pub fn kernel_on(&self, place: usize) -> &str {
         self.shares.get(place).map_or(&self.kernel, |share| &share.kernel)
+    }
+
+    /// See [`Service::hang_ms`].
+    pub fn hang_ms_on(&self, place: usize) -> u64 {
+        let given = self.hang_ms.get(place).copied();
+        given.unwrap_or(HANG_MS.max(self.request_timeout_ms))
     }
 
     /// The same service with a share for each of its accelerators.

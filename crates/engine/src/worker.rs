@@ -435,16 +435,23 @@ impl<N: Nic> Worker<N> {
                     .mqueues
                     .iter()
                     .position(|m| usize::from(m.attachment) == drive && m.block == block);
-                self.hung |= reason == mqueue::abi::reason::HUNG;
+                if reason == mqueue::abi::reason::HUNG {
+                    self.hung = true;
+                    self.lanes[lane].hung_blocks += 1;
+                    self.count_hung_blocks();
+                }
                 let orderly = self.draining && reason == mqueue::abi::reason::STOPPED;
                 if let (Some(mqueue), false) = (found, orderly) {
-                    tracing::error!(
-                        service = &*self.lanes[lane].name,
-                        kernel = self.lanes[lane].kernels.get(drive).map(|name| &**name),
-                        block,
-                        reason = mqueue::abi::reason::name(reason),
-                        "a block ended; its mqueue is dead"
-                    );
+                    // One that was stopped: another worker has let go of the service already.
+                    if reason != mqueue::abi::reason::STOPPED {
+                        tracing::error!(
+                            service = &*self.lanes[lane].name,
+                            kernel = self.lanes[lane].kernels.get(drive).map(|name| &**name),
+                            block,
+                            reason = mqueue::abi::reason::name(reason),
+                            "a block ended; its mqueue is dead"
+                        );
+                    }
                     died |= self.lanes[lane].kill(mqueue as u32);
                 }
             }
@@ -466,6 +473,11 @@ impl<N: Nic> Worker<N> {
         if died {
             self.end_requests_of_the_dead(lane, DropReason::MqueueDead);
         }
+    }
+
+    /// After a block began to hang, or a service with such blocks has gone.
+    pub(crate) fn count_hung_blocks(&self) {
+        self.counters.hung_blocks.set(self.lanes.iter().map(|lane| lane.hung_blocks).sum());
     }
 
     /// After [`Lane::kill`]: what is under way on mqueues that are not alive ends for `reason`. That is

@@ -40,7 +40,7 @@ use crate::kernel_file::{self, FILE_BYTES_MAX, KernelFile, Target};
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// The engine is lost when its beat stands still for this long, as the kernels see it too.
 const ENGINE_LOST: Duration = Duration::from_secs(5);
-/// A block that does not come back from its turn for this long hangs.
+/// A block that does not come back from its turn for this long hangs, unless a device is told otherwise.
 const HUNG_AFTER: Duration = Duration::from_secs(10);
 /// Longest time between two looks at everything.
 const LOOK: Duration = Duration::from_millis(250);
@@ -150,13 +150,19 @@ pub trait Device {
 pub struct HostDevice {
     threads: usize,
     cores: Vec<usize>,
+    hung_after: Duration,
     blocks: Option<HostBlocks>,
 }
 
 impl HostDevice {
     /// At most `threads` threads, each on one of `cores` if there are any.
     pub fn new(threads: usize, cores: Vec<usize>) -> Self {
-        Self { threads, cores, blocks: None }
+        Self { threads, cores, hung_after: HUNG_AFTER, blocks: None }
+    }
+
+    /// A block that works on one message for longer hangs: the life ends.
+    pub fn hung_after(self, hung_after: Duration) -> Self {
+        Self { hung_after, ..self }
     }
 }
 
@@ -181,7 +187,7 @@ impl Device for HostDevice {
                 wait_readable(&[bell.as_fd()], Some(limit));
                 bell.silence();
             }),
-            hung_after: HUNG_AFTER,
+            hung_after: self.hung_after,
         };
         let memory = MappedMemory::new(job.memory.clone());
         let started = HostBlocks::start(&memory, &kernel, &job.params, options);

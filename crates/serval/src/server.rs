@@ -410,7 +410,9 @@ impl Server {
         let memory = MappedMemory::new(memory);
         let own = |ends: &Vec<BlockEnds>| ends.iter().map(|e| e.block).collect();
         let by_worker: Vec<Vec<u32>> = ends.iter().map(own).collect();
-        let options = CpuOptions { service: service.name.clone(), ..CpuOptions::default() };
+        let hung_after = Duration::from_millis(service.hang_ms_on(place));
+        let name = service.name.clone();
+        let options = CpuOptions { service: name, hung_after, ..CpuOptions::default() };
         let mut blocks: Vec<Box<dyn Blocks>> = Vec::new();
         match placement {
             CpuPlacement::Worker => {

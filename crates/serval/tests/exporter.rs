@@ -82,7 +82,7 @@ fn let_everything_happen(metrics: &Metrics, health: &Health) {
         kernel: "lenet".into(),
         service: "digits".into(),
         accelerator: "acc0".into(),
-        block: 0,
+        ..Stall::default()
     };
     health.watch(Arc::new(vec![stall].into()));
 }

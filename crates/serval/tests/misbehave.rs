@@ -49,6 +49,7 @@ fn misbehaving(mode: Mode, rings: Rings) -> Service {
         // A wrong tail is noticed when the engine looks for slots: soon, if there are few.
         slots: if mode == Mode::RandomTail { 4 } else { 64 },
         request_timeout_ms: 150,
+        hang_ms: vec![2000],
         framing: Framing::Fixed(MESSAGE_BYTES as u32),
         rings,
         ..Service::new("victim", vec![udp(), tcp()], &format!("{library}:misbehave"))

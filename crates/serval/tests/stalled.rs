@@ -191,8 +191,7 @@ fn a_server_that_gets_no_thread_drains_and_ends_as_ever() {
     eventually("the reload fails", || {
         page(metrics).contains("serval_reloads_total{result=\"failed\"} 1\n")
     });
-    let told = log();
-    assert!(told.contains("start an accelerator thread"), "{told}");
+    eventually("the log says why", || log().contains("start an accelerator thread"));
     // What was accepted before the end is answered during the drain.
     let client = udp_client(slow);
     client.send(b"in flight").unwrap();
@@ -204,4 +203,41 @@ fn a_server_that_gets_no_thread_drains_and_ends_as_ever() {
     assert_eq!(&reply[..len], b"in flight");
     assert_eq!(process.0.wait().unwrap().code(), Some(0), "{}", log());
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// At 8605ced a kernel on accelerator threads was dead after two seconds, whatever its requests were given.
+#[test]
+fn a_kernel_on_threads_may_take_as_long_as_its_requests_and_hangs_after_hang_ms() {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hang-on-threads.hold");
+    let _ = std::fs::remove_file(&file);
+    let library = build_kernel("crates/serval/tests/kernels/hold.cpp");
+    let config = |name: &str, hang: &str, timeout: u64| {
+        format!(
+            "[[accelerator]]\nname = \"{name}\"\nkind = \"cpu\"\nplacement = \"threads\"\n{hang}\n[[service]]\nname = \"{name}\"\n\
+             listen = [\"udp://127.0.0.1:0\"]\naccelerator = \"{name}\"\nkernel = \"{library}:hold\"\nmqueues = 1\nrequest_timeout_ms = {timeout}\n"
+        )
+    };
+    let text = config("patient", "", 60_000) + &config("strict", "hang_ms = 500", 300);
+    let environment = [("SERVAL_TEST_HOLD", file.as_path())];
+    let mut served = Served::start_with("hang-on-threads", "", &text, &environment);
+    let patient = udp_client(served.services[0][0]);
+    assert_eq!(ask(&patient, b"x"), b"x");
+    std::fs::write(&file, "").unwrap();
+    patient.send(b"held").unwrap();
+    udp_client(served.services[1][0]).send(b"held").unwrap();
+    let dead =
+        "a block ended and its mqueue is dead: its kernel did not return for longer than hang_ms";
+    eventually("the strict one hangs", || served.log().contains(dead));
+    let log = served.log();
+    let line = log.lines().find(|line| line.contains(dead)).unwrap();
+    assert!(line.contains("service=\"strict\"") && line.contains("kernel="), "{line}");
+    eventually("readiness fails", || page(served.metrics).contains("serval_ready 0\n"));
+    // Longer than any limit was before.
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    std::fs::remove_file(&file).unwrap();
+    let mut reply = [0; 64];
+    let len = patient.recv(&mut reply).expect("its reply");
+    assert_eq!(&reply[..len], b"held");
+    assert_eq!(served.log().matches(dead).count(), 1, "{}", served.log());
+    served.process.stop();
 }

@@ -7,8 +7,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use clap::Args;
+use engine::topology::{HANG_MS, HANG_MS_MAX, HANG_MS_MIN};
 use sys::local::LocalSocket;
 use sys::signal::Signals;
 
@@ -49,6 +51,11 @@ pub(super) struct Options {
     /// what suits the kernel]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
+
+    /// A block that works on one message for longer hangs, and the life ends
+    #[arg(long, value_name = "MS", default_value_t = HANG_MS,
+          value_parser = clap::value_parser!(u64).range(HANG_MS_MIN..=HANG_MS_MAX))]
+    hang_ms: u64,
 
     /// Cores to pin the threads to
     #[arg(long, value_name = "CORE,...", value_delimiter = ',', conflicts_with = "gpu")]
@@ -96,11 +103,12 @@ fn is_closed_to_us(path: &Path) -> bool {
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
+    let hung_after = Duration::from_millis(options.hang_ms);
     let mut device: Box<dyn Device> = match options.gpu {
-        Some(gpu) => Box::new(GpuDevice::new(gpu, options.threads)),
+        Some(gpu) => Box::new(GpuDevice::new(gpu, options.threads).hung_after(hung_after)),
         None => {
             let threads = options.threads.unwrap_or(1) as usize;
-            Box::new(HostDevice::new(threads, options.cores.clone()))
+            Box::new(HostDevice::new(threads, options.cores.clone()).hung_after(hung_after))
         }
     };
     let wish = Wish { service: options.service.clone(), kernel: options.kernel.clone() };

@@ -145,6 +145,10 @@ pub(super) const TABLES: &[Table] = &[
             heartbeat_ms ("`process`, `cuda`" in "accelerator.process"): Integer("ms"), "",
                 "A runtime that stands still for longer is given up and replaced; what was with it ends as `accelerator_stalled`. Raise \
                  it on machines that pause (a suspended virtual machine, a debugger).";
+            hang_ms ("`placement = \"threads\"`, or a process that the engine starts" in "accelerator.process"): Integer("ms"), "",
+                "A block that works on one message for longer hangs: its process ends and starts again; with `placement = \"threads\"` \
+                 its mqueues are dead and `/readyz` fails until the service changes. Unless set, it is raised to the longest \
+                 `request_timeout_ms` of the service; a value below that is refused.";
             gpu ("`cuda` that the engine starts" in "accelerator.gpu"): Integer("number"), "",
                 "The GPU, as `CUDA_VISIBLE_DEVICES` numbers them. `serval doctor --gpus` lists them.";
         },

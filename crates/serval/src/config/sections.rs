@@ -7,9 +7,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use engine::topology::{
-    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, HEARTBEAT_MS, HEARTBEAT_MS_MAX,
-    HEARTBEAT_MS_MIN, Launch, Limits, Polling, Rings, Service, Topology, TopologyError,
-    WORKERS_MAX,
+    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, HANG_MS, HANG_MS_MAX, HANG_MS_MIN,
+    HEARTBEAT_MS, HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN, Launch, Limits, Polling, Rings, Service,
+    Topology, TopologyError, WORKERS_MAX,
 };
 use mqueue::abi::BACKENDS_MAX;
 use sys::local::PATH_BYTES_MAX;
@@ -85,6 +85,7 @@ pub(super) fn read(
     let limits = read_limits(report, limits, whole);
     let accelerator_tables = tables(report, top.entry("accelerator"), "[[accelerator]]");
     let accelerators = read_accelerators(report, &accelerator_tables);
+    let (accelerators, hang_ms): (Vec<_>, Vec<_>) = accelerators.into_iter().unzip();
     places.faulty = report.problems.len() > before;
     let service_tables = tables(report, top.entry("service"), "[[service]]");
     let asked = root.entry("service").is_some();
@@ -112,6 +113,11 @@ pub(super) fn read(
         let (mut service, of_service) =
             super::service::read(report, table, index, &context, &mut taken);
         choose_rings(&mut service, &accelerators);
+        let given = |at: &usize| hang_ms.get(*at).copied().flatten();
+        if service.accelerators.iter().any(|at| given(at).is_some()) {
+            let of = |at: &usize| given(at).unwrap_or(HANG_MS.max(service.request_timeout_ms));
+            service.hang_ms = service.accelerators.iter().map(of).collect();
+        }
         services.push(service);
         places.services.push(of_service);
         places.faulty_services.push(report.problems.len() > before);
@@ -306,20 +312,50 @@ fn read_limits(report: &mut Report<'_>, table: Option<&Table>, whole: Span) -> L
 const GPUS_MAX: u64 = 63;
 
 /// The accelerators; without any in the file there is one on host cores.
-fn read_accelerators(report: &mut Report<'_>, tables: &[&Table]) -> Vec<Accelerator> {
+/// With each its `hang_ms`, if it is given.
+fn read_accelerators(
+    report: &mut Report<'_>,
+    tables: &[&Table],
+) -> Vec<(Accelerator, Option<u64>)> {
     if tables.is_empty() {
         let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker };
-        return vec![Accelerator { name: "acc0".to_owned(), kind }];
+        return vec![(Accelerator { name: "acc0".to_owned(), kind }, None)];
     }
     let mut taken = Vec::new();
     let read = |(index, table): (usize, &&Table)| {
         let (mut section, name) =
             named_section(report, table, "accelerator", "accelerator", index, &mut taken);
         let kind = read_kind(report, &mut section);
+        let hang_ms = read_hang_ms(report, &mut section, &kind);
         section.finish(report);
-        Accelerator { name, kind }
+        (Accelerator { name, kind }, hang_ms)
     };
     tables.iter().enumerate().map(read).collect()
+}
+
+/// How long a block may work on one message, where somebody watches it.
+fn read_hang_ms(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    kind: &AcceleratorKind,
+) -> Option<u64> {
+    match kind {
+        AcceleratorKind::Cpu { placement: CpuPlacement::Worker } => {
+            let instead = "write placement = \"threads\" or kind = \"process\"";
+            without(report, section, &["hang_ms"], "placement = \"worker\"", instead);
+            None
+        }
+        AcceleratorKind::Process { launch: Launch::External { .. }, .. } => {
+            let instead = "give it to the runtime: serval attach PATH --hang-ms N";
+            without(report, section, &["hang_ms"], "launch = \"external\"", instead);
+            None
+        }
+        _ => {
+            let given = section.entry("hang_ms").is_some();
+            let hang_ms = section.integer(report, "hang_ms", HANG_MS_MIN..=HANG_MS_MAX, HANG_MS);
+            given.then_some(hang_ms)
+        }
+    }
 }
 
 fn read_kind(report: &mut Report<'_>, section: &mut Section<'_>) -> AcceleratorKind {

@@ -116,7 +116,7 @@ impl Collector for Engine {
         let help = "1 while a worker computes in this kernel without an end and serves nothing";
         let name = "serval_worker_stalled";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for stall in self.health.stalls() {
+        for stall in self.health.stalls().iter().filter(|stall| stall.hung_blocks == 0) {
             let worker = stall.worker.to_string();
             let labels = [
                 ("worker", worker.as_str()),

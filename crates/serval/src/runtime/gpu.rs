@@ -7,13 +7,14 @@ use accel::{AccelError, CudaError, reason_name};
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
 
-use super::{Device, Failure, Job};
+use super::{Device, Failure, HUNG_AFTER, Job};
 use crate::kernel_file::{self, KernelFile, Target};
 
 /// Runs CUDA kernels on an NVIDIA GPU; loads the GPU's driver into this process with the first life.
 pub struct GpuDevice {
     index: u32,
     threads: Option<u32>,
+    hung_after: Duration,
     life: Option<Life>,
 }
 
@@ -32,7 +33,12 @@ impl GpuDevice {
     /// The GPU of this number, from 0, with `threads` threads a block (a multiple of 32), or as many as the
     /// kernel is best with.
     pub fn new(index: u32, threads: Option<u32>) -> Self {
-        Self { index, threads, life: None }
+        Self { index, threads, hung_after: HUNG_AFTER, life: None }
+    }
+
+    /// A block that has requests and does nothing for longer hangs: the life ends.
+    pub fn hung_after(self, hung_after: Duration) -> Self {
+        Self { hung_after, ..self }
     }
 }
 
@@ -69,7 +75,8 @@ impl Device for GpuDevice {
                  this runtime"
             );
         }
-        let accelerator = gpu.start(&to_start, Options::default()).map_err(refused)?;
+        let options = Options { hung_after: self.hung_after, ..Options::default() };
+        let accelerator = gpu.start(&to_start, options).map_err(refused)?;
         let words = jobs.iter().map(|job| job.words.clone()).collect();
         self.life = Some(Life { accelerator, words, services, ended: Vec::new(), fault: None });
         Ok(())

@@ -553,12 +553,14 @@ impl Desk {
             }
             self.seats[at].life.is_some()
         });
+        let all = others.iter().chain([&id]);
+        let hang_ms = all.map(|at| self.seats[at].hang_ms()).max().expect("one at least");
         for at in others.into_iter().chain([id]) {
             let seat = self.seat(at);
             (seat.process, seat.next_try) = (process, None);
             seat.state = State::Expected { until };
         }
-        match self.seat(id).launch() {
+        match self.seat(id).launch(hang_ms) {
             Ok(socket) => self.lobby.expect(Door::Seat(id, process), socket, until),
             Err(error) => {
                 let text = format!("its process cannot be started: {error}");

@@ -19,8 +19,8 @@ const STALLED_AFTER: Duration = Duration::from_millis(700);
 /// How often to look.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A worker that serves nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A worker that serves nothing, or blocks of it that hang elsewhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stall {
     /// Its index.
     pub worker: usize,
@@ -32,12 +32,19 @@ pub struct Stall {
     pub accelerator: String,
     /// The block.
     pub block: u32,
+    /// Blocks on accelerator threads that hang; the worker itself goes on if there are any.
+    pub hung_blocks: u64,
 }
 
 impl Stall {
     /// What is wrong, in one sentence without a full stop.
     pub fn reason(&self) -> String {
-        let Self { worker, kernel, service, accelerator, block } = self;
+        let Self { worker, kernel, service, accelerator, block, hung_blocks } = self;
+        if *hung_blocks > 0 {
+            return format!(
+                "{hung_blocks} blocks of worker {worker} hang on accelerator threads: their kernel did not return within hang_ms"
+            );
+        }
         if kernel.is_empty() {
             return format!("worker {worker} has ended: it panicked");
         }
@@ -214,6 +221,10 @@ fn watch(shared: &Shared) {
                 }
                 continue;
             };
+            let hung_blocks = counters[worker].hung_blocks.value();
+            if hung_blocks > 0 {
+                found.push(Stall { worker, hung_blocks, ..Stall::default() });
+            }
             // The word first: a turn that ends in between is a change.
             let resuming = shared.resuming[worker].load(Ordering::Relaxed);
             let now = Seen { turns: counters[worker].turns.value(), resuming, cpu };
@@ -234,6 +245,7 @@ fn stall(state: &State, worker: usize, resuming: Option<u64>) -> Stall {
     let text = |get: fn(&Named) -> &String| of.map_or(String::new(), |named| get(named).clone());
     Stall {
         worker,
+        hung_blocks: 0,
         kernel: match (of, resuming) {
             (Some(named), _) => named.kernel.clone(),
             (None, Some(_)) => "not in a kernel".to_owned(),

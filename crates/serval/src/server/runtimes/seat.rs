@@ -312,8 +312,13 @@ impl Seat {
         self.is_launched() && self.gpu().is_some() && post(self) == post(other)
     }
 
-    /// Starts a process for it; returns the way to it.
-    pub(super) fn launch(&mut self) -> std::io::Result<LocalSocket> {
+    /// How long its blocks may work on one message.
+    pub(super) fn hang_ms(&self) -> u64 {
+        self.post.service.hang_ms_on(self.post.place)
+    }
+
+    /// Starts a process for it, in which a block hangs after `hang_ms`; returns the way to it.
+    pub(super) fn launch(&mut self, hang_ms: u64) -> std::io::Result<LocalSocket> {
         let (Launch::Engine { program, threads, cores }, _, gpu) = self.post.launch() else {
             unreachable!("only these are started by the engine")
         };
@@ -321,7 +326,7 @@ impl Seat {
         // Through the link even a program that was replaced meanwhile starts as itself.
         let own = Path::new("/proc/self/exe");
         let mut command = Command::new(program.as_deref().unwrap_or(own));
-        command.args(["attach", "--inherited"]);
+        command.args(["attach", "--inherited", "--hang-ms", &hang_ms.to_string()]);
         if *threads > 0 {
             command.args(["--threads", &threads.to_string()]);
         }
