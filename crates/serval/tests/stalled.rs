@@ -240,3 +240,26 @@ fn a_kernel_on_threads_may_take_as_long_as_its_requests_and_hangs_after_hang_ms(
     assert_eq!(served.log().matches(dead).count(), 1, "{}", served.log());
     served.process.stop();
 }
+
+/// At 8605ced the worker that let go of a service later logged `ERROR a block ended` for each of its blocks.
+#[test]
+fn a_service_that_is_removed_from_two_workers_leaves_no_error_in_the_log() {
+    let service = |name: &str| {
+        format!(
+            "[[service]]\nname = \"{name}\"\nlisten = [\"udp://127.0.0.1:0\"]\naccelerator = \"acc0\"\nkernel = \"echo\"\n"
+        )
+    };
+    let config =
+        "[[accelerator]]\nname = \"acc0\"\nkind = \"cpu\"\n".to_owned() + &service("stays");
+    let more: String = (0..8).map(|n| service(&format!("goes{n}"))).collect();
+    let served = Served::start_with("removed", "workers = 2", &(config + &more), &[]);
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("removed.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.strip_suffix(&more).unwrap()).unwrap();
+    served.process.signal("HUP");
+    let changed = "serval_reloads_total{result=\"changed\"} 1\n";
+    eventually("the services are gone", || page(served.metrics).contains(changed));
+    eventually("the log is written", || served.log().contains("was read again"));
+    answers_again(served.services[0][0], 1);
+    assert!(!served.log().contains("ERROR"), "{}", served.log());
+}
