@@ -21,7 +21,7 @@ use engine::accelerator::Blocks;
 use engine::metrics::Metrics;
 use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, Polling, Rings,
-    Service, Topology,
+    STACK_KIB, Service, Topology,
 };
 use engine::{Attachment, BlockEnds, Fabric, MemoryPeer, Worker, WorkerParts, worker_links};
 use mqueue::memory::Mapping;
@@ -209,7 +209,7 @@ fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
         limits: Limits::default(),
         accelerators: vec![Accelerator {
             name: "cpu".into(),
-            kind: AcceleratorKind::Cpu { placement },
+            kind: AcceleratorKind::Cpu { placement, stack_kib: STACK_KIB },
         }],
         services: vec![service],
     };

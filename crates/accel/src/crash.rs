@@ -151,7 +151,7 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c
         if overflow {
             line.text("; the block has ");
             line.number(scene.stack_bytes as u64 >> 10, 10);
-            line.text(" KiB of stack");
+            line.text(" KiB of stack: raise stack_kib of its accelerator");
         }
         line.text("\n");
         line.write();
@@ -232,11 +232,19 @@ impl Line {
 
     /// To standard error, unless that would wait: a pipe that is full takes nothing.
     fn write(&self) {
-        let flags =
-            libc::O_WRONLY | libc::O_NONBLOCK | libc::O_APPEND | libc::O_CLOEXEC | libc::O_NOCTTY;
+        let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
         // SAFETY: only calls that a handler may make, with this line's bytes. Opened again, the file has flags of its own, which change
         // nothing for others that write to it; a socket cannot be opened, and is asked not to wait.
         unsafe {
+            // A regular file never waits. Written through the open file that the engine has too, the line moves the position of both:
+            // else the engine's next line would overwrite it.
+            let mut found: libc::stat = MaybeUninit::zeroed().assume_init();
+            if libc::fstat(libc::STDERR_FILENO, &mut found) == 0
+                && found.st_mode & libc::S_IFMT == libc::S_IFREG
+            {
+                libc::write(libc::STDERR_FILENO, self.bytes.as_ptr().cast(), self.len);
+                return;
+            }
             let file = libc::open(c"/proc/self/fd/2".as_ptr(), flags);
             if file >= 0 {
                 libc::write(file, self.bytes.as_ptr().cast(), self.len);

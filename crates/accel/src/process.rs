@@ -117,6 +117,8 @@ pub struct HostOptions {
     pub threads: usize,
     /// Cores to pin them to; empty: not pinned.
     pub cores: Vec<usize>,
+    /// Stack of each block in bytes, as in [`crate::cpu::Options::stack_bytes`].
+    pub stack_bytes: usize,
     /// Waits until the engine rings the runtime's bell, for at most the time given, and silences it.
     pub doze: Box<dyn Fn(Duration) + Send + Sync>,
     /// A block that did not come back for this long hangs, and all blocks of its thread with it; must be longer
@@ -186,6 +188,7 @@ impl HostBlocks {
                 per_block: region.mqueues_per_block(),
                 kernel: kernel.clone(),
                 service: options.service.clone(),
+                stack_bytes: options.stack_bytes,
                 params: params.to_vec(),
                 blocks: blocks.clone(),
                 core: (!options.cores.is_empty())
@@ -345,6 +348,7 @@ struct Runner {
     per_block: u32,
     kernel: Arc<Kernel>,
     service: String,
+    stack_bytes: usize,
     params: Vec<(String, f64)>,
     blocks: Vec<u32>,
     core: Option<usize>,
@@ -354,7 +358,11 @@ struct Runner {
 
 impl Runner {
     fn run(self, report: &mpsc::Sender<Result<(), AccelError>>) {
-        let options = Options { service: self.service.clone(), ..Options::default() };
+        let options = Options {
+            service: self.service.clone(),
+            stack_bytes: self.stack_bytes,
+            ..Options::default()
+        };
         let pinned = self.core.map_or(Ok(()), pin);
         let started = pinned.and_then(|()| {
             let (memory, kernel) = (self.memory.clone(), self.kernel.clone());

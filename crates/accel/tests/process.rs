@@ -53,7 +53,14 @@ fn host(
         move || bell.ring()
     });
     let doze = Box::new(move |limit| bell.doze(limit));
-    let options = HostOptions { service: "s".into(), threads, cores: Vec::new(), doze, hung_after };
+    let options = HostOptions {
+        service: "s".into(),
+        threads,
+        cores: Vec::new(),
+        stack_bytes: 64 << 10,
+        doze,
+        hung_after,
+    };
     let host = HostBlocks::start(&engine.memory, kernel, &params(given), options)?;
     let blocks = engine.all_blocks().into_iter();
     Ok((host, RemoteBlocks::new(engine.words.clone(), blocks, 1, link), rung))

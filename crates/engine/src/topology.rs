@@ -121,6 +121,8 @@ pub enum AcceleratorKind {
     Cpu {
         /// Where they run.
         placement: CpuPlacement,
+        /// Stack of each block in KiB, in [[`STACK_KIB_MIN`], [`STACK_KIB_MAX`]].
+        stack_kib: usize,
     },
     /// Kernels in a process of their own for each service, which maps its own region only.
     Process {
@@ -148,6 +150,13 @@ pub const HANG_MS_MAX: u64 = 3_600_000;
 /// Default `hang_ms`, where no service waits longer for a reply.
 pub const HANG_MS: u64 = 10_000;
 
+/// Smallest `stack_kib`.
+pub const STACK_KIB_MIN: u64 = 16;
+/// Largest `stack_kib`.
+pub const STACK_KIB_MAX: u64 = 65_536;
+/// Default `stack_kib`.
+pub const STACK_KIB: usize = 64;
+
 /// Who starts a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Launch {
@@ -159,6 +168,8 @@ pub enum Launch {
         threads: usize,
         /// Cores to pin them to; empty: not pinned.
         cores: Vec<usize>,
+        /// As in [`AcceleratorKind::Cpu`]; without a meaning on a GPU.
+        stack_kib: usize,
     },
     /// Somebody else; it attaches at this path.
     External {

@@ -8,7 +8,8 @@
 use std::time::Duration;
 
 use engine::topology::{
-    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Polling, Service, Topology,
+    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Polling, STACK_KIB,
+    Service, Topology,
 };
 use serval::client::shm::{Client, Options};
 use serval::server::Server;
@@ -30,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         service.slots = if mqueues == 1 { 1024 } else { 64 };
         service.max_message_bytes = BYTES as u32;
         service.max_reply_bytes = BYTES as u32;
-        let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker };
+        let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker, stack_kib: STACK_KIB };
         let server = Server::start(Topology {
             engine: EngineSettings {
                 cores: vec![0],

@@ -163,7 +163,7 @@ impl Config {
     ) -> Result<(), String> {
         let engine = &self.topology.engine;
         let of_accelerators = self.topology.accelerators.iter().filter_map(|accelerator| {
-            let (AcceleratorKind::Cpu { placement: CpuPlacement::Threads { cores, .. } }
+            let (AcceleratorKind::Cpu { placement: CpuPlacement::Threads { cores, .. }, .. }
             | AcceleratorKind::Process { launch: Launch::Engine { cores, .. }, .. }) =
                 &accelerator.kind
             else {

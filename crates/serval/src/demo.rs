@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, HEARTBEAT_MS, Launch, Limits,
-    Listen, Rings, Service, Topology,
+    Listen, Rings, STACK_KIB, Service, Topology,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value as Json;
@@ -89,7 +89,8 @@ pub struct DemoGpu {
 impl DemoGpu {
     /// The accelerator, and `service` as it runs there.
     fn place(&self, service: Service) -> (AcceleratorKind, Service) {
-        let launch = Launch::Engine { program: None, threads: 0, cores: Vec::new() };
+        let launch =
+            Launch::Engine { program: None, threads: 0, cores: Vec::new(), stack_kib: STACK_KIB };
         let gpu = Some(self.index);
         let kind = AcceleratorKind::Process { launch, heartbeat_ms: HEARTBEAT_MS, gpu };
         let kernel = match &self.kernels {
@@ -214,7 +215,8 @@ impl Stage<'_> {
     /// Starts a server with one service, whose kernel runs inside its workers, on free loopback ports: UDP,
     /// then TCP.
     fn serve(&self, service: Service) -> Result<Served, DemoError> {
-        self.serve_on(AcceleratorKind::Cpu { placement: CpuPlacement::Worker }, service)
+        let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker, stack_kib: STACK_KIB };
+        self.serve_on(kind, service)
     }
 
     /// The same with the kernel anywhere.

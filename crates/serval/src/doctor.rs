@@ -175,10 +175,10 @@ fn workers(topology: &Topology) -> String {
 
 fn placement(kind: &AcceleratorKind) -> String {
     match kind {
-        AcceleratorKind::Cpu { placement: CpuPlacement::Worker } => {
+        AcceleratorKind::Cpu { placement: CpuPlacement::Worker, .. } => {
             "cpu, inside the workers".into()
         }
-        AcceleratorKind::Cpu { placement: CpuPlacement::Threads { threads, cores } } => {
+        AcceleratorKind::Cpu { placement: CpuPlacement::Threads { threads, cores }, .. } => {
             let plural = if *threads == 1 { "" } else { "s" };
             let pinned =
                 if cores.is_empty() { String::new() } else { format!(" on cores {cores:?}") };

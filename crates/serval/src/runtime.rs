@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use accel::process::{HostBlocks, HostOptions};
 use accel::{AccelError, Kernel};
+use engine::topology::STACK_KIB;
 pub use gpu::GpuDevice;
 use mqueue::abi::{ABI_VERSION, reason, state, stop};
 use mqueue::{MappedMemory, Region, Words};
@@ -151,18 +152,24 @@ pub struct HostDevice {
     threads: usize,
     cores: Vec<usize>,
     hung_after: Duration,
+    stack_kib: usize,
     blocks: Option<HostBlocks>,
 }
 
 impl HostDevice {
     /// At most `threads` threads, each on one of `cores` if there are any.
     pub fn new(threads: usize, cores: Vec<usize>) -> Self {
-        Self { threads, cores, hung_after: HUNG_AFTER, blocks: None }
+        Self { threads, cores, hung_after: HUNG_AFTER, stack_kib: STACK_KIB, blocks: None }
     }
 
     /// A block that works on one message for longer hangs: the life ends.
     pub fn hung_after(self, hung_after: Duration) -> Self {
         Self { hung_after, ..self }
+    }
+
+    /// The stack of each block in KiB, instead of [`STACK_KIB`].
+    pub fn stack_kib(self, stack_kib: usize) -> Self {
+        Self { stack_kib, ..self }
     }
 }
 
@@ -183,6 +190,7 @@ impl Device for HostDevice {
             service: job.service.clone(),
             threads: self.threads.clamp(1, job.blocks as usize),
             cores: self.cores.clone(),
+            stack_bytes: self.stack_kib << 10,
             doze: Box::new(move |limit| {
                 wait_readable(&[bell.as_fd()], Some(limit));
                 bell.silence();

@@ -349,12 +349,12 @@ impl Server {
             let accelerator = &topology.accelerators[*index];
             let name = &accelerator.name;
             let shares = match &accelerator.kind {
-                AcceleratorKind::Cpu { placement } => self.attach_cpu(
+                AcceleratorKind::Cpu { placement, stack_kib } => self.attach_cpu(
                     slot,
                     service,
                     (place, name),
                     files[place].as_deref(),
-                    placement,
+                    (placement, *stack_kib),
                 )?,
                 AcceleratorKind::Process { .. } => {
                     let known = told.iter().find(|lives| lives.accelerator == *name).cloned();
@@ -390,7 +390,7 @@ impl Server {
         service: &Service,
         (place, accelerator): (usize, &str),
         file: Option<&KernelFile>,
-        placement: &CpuPlacement,
+        (placement, stack_kib): (&CpuPlacement, usize),
     ) -> Result<Vec<Attachment>, ServerError> {
         let accelerator_error =
             |source| ServerError::Accelerator { service: service.name.clone(), source };
@@ -410,9 +410,12 @@ impl Server {
         let memory = MappedMemory::new(memory);
         let own = |ends: &Vec<BlockEnds>| ends.iter().map(|e| e.block).collect();
         let by_worker: Vec<Vec<u32>> = ends.iter().map(own).collect();
-        let hung_after = Duration::from_millis(service.hang_ms_on(place));
-        let name = service.name.clone();
-        let options = CpuOptions { service: name, hung_after, ..CpuOptions::default() };
+        let options = CpuOptions {
+            service: service.name.clone(),
+            stack_bytes: stack_kib << 10,
+            hung_after: Duration::from_millis(service.hang_ms_on(place)),
+            ..CpuOptions::default()
+        };
         let mut blocks: Vec<Box<dyn Blocks>> = Vec::new();
         match placement {
             CpuPlacement::Worker => {

@@ -73,7 +73,7 @@ fn a_crash_in_a_kernel_names_service_block_kernel_and_signal() {
     let cases = [
         ("address", b"a", 11, "crash in block", "SIGSEGV"),
         ("instruction", b"i", 4, "crash in block", "SIGILL"),
-        ("stack", b"s", 11, "stack overflow in block", "64 KiB of stack"),
+        ("stack", b"s", 11, "stack overflow in block", "64 KiB of stack: raise stack_kib"),
     ];
     for (name, request, signal, what, word) in cases {
         let config = HOST.to_owned() + &service("crashing", "crashes_variously", "");
@@ -91,6 +91,44 @@ fn a_crash_in_a_kernel_names_service_block_kernel_and_signal() {
         let line = log.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{log}"));
         for part in ["service \"crashing\"", "crashes_variously", word] {
             assert!(line.contains(part), "{part}: {line}");
+        }
+    }
+}
+
+/// In the engine and in a process of its own: 64 KiB by default, and what `stack_kib` says.
+#[test]
+fn a_kernel_with_deep_calls_needs_a_larger_stack_kib() {
+    let accelerators = [("worker", "cpu"), ("process", "process")];
+    for (name, kind) in accelerators {
+        let host = format!("[[accelerator]]\nname = \"host\"\nkind = \"{kind}\"\n");
+        let deep = service("deep", "crashes_variously", "");
+
+        let config = format!("{host}stack_kib = 1024\n{deep}");
+        let served = Served::start(&format!("careless_deep_{name}"), "", &config);
+        let client = udp_client(served.services[0][0]);
+        assert_eq!(ask(&client, b"deep"), b"deep", "{name}");
+        assert_eq!(served.drain(), 0);
+
+        let config = host + &deep;
+        let served = Served::start(&format!("careless_shallow_{name}"), "", &config);
+        let client = udp_client(served.services[0][0]);
+        assert_eq!(ask(&client, b"hello"), b"hello");
+        client.send(b"deep").unwrap();
+        let found =
+            || served.log().lines().find(|l| l.contains("stack overflow")).map(str::to_owned);
+        eventually("the overflow is reported", || found().is_some());
+        if kind == "process" {
+            // What the engine logs next does not overwrite the line.
+            eventually("the end is logged", || served.log().contains("ended by signal 11"));
+        }
+        let line = found().expect("the line stays");
+        for part in [
+            "in block ",
+            "service \"deep\"",
+            "crashes_variously",
+            "64 KiB of stack: raise stack_kib of its accelerator",
+        ] {
+            assert!(line.contains(part), "{name}: {part}: {line}");
         }
     }
 }

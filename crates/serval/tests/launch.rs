@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use common::*;
-use engine::topology::{Accelerator, AcceleratorKind, Launch, Service};
+use engine::topology::{Accelerator, AcceleratorKind, Launch, STACK_KIB, Service};
 use serval::server::{Server, ServerError};
 use wire::DropReason;
 
@@ -39,7 +39,8 @@ fn a_crash_loop_is_seen_and_left_behind() {
     let topology = || {
         let mut topology = topology(vec![Service::new("crash-loop", vec![udp()], "echo")]);
         let program = Some(script.clone());
-        let launch = Launch::Engine { program, threads: 1, cores: Vec::new() };
+        let launch =
+            Launch::Engine { program, threads: 1, cores: Vec::new(), stack_kib: STACK_KIB };
         let kind = AcceleratorKind::Process { launch, heartbeat_ms: 10_000, gpu: None };
         topology.accelerators = vec![Accelerator { name: "apart".into(), kind }];
         topology

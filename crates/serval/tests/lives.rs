@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::lives::*;
 use common::*;
-use engine::topology::{Accelerator, AcceleratorKind, Launch, Replies, Service};
+use engine::topology::{Accelerator, AcceleratorKind, Launch, Replies, STACK_KIB, Service};
 use serval::runtime::{self, HostDevice, Wish};
 use serval::server::Server;
 use sys::local::LocalListener;
@@ -120,7 +120,12 @@ fn a_process_never_says_hello() {
     fs::write(&program, "#!/bin/sh\nexec sleep 300\n").unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
     let mut topology = topology(vec![Service::new("echo", vec![udp()], "echo")]);
-    let launch = Launch::Engine { program: Some(program.clone()), threads: 0, cores: Vec::new() };
+    let launch = Launch::Engine {
+        program: Some(program.clone()),
+        threads: 0,
+        cores: Vec::new(),
+        stack_kib: STACK_KIB,
+    };
     let kind = AcceleratorKind::Process { launch, heartbeat_ms: 1000, gpu: None };
     topology.accelerators = vec![Accelerator { name: "mute".into(), kind }];
     let error = Server::start(topology).err().expect("nobody serves").to_string();

@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::change::{Askers, change, change_under_load, message, never, service};
 use common::lives::Stop;
 use common::*;
-use engine::topology::{Accelerator, AcceleratorKind, Launch, Service, Topology};
+use engine::topology::{Accelerator, AcceleratorKind, Launch, STACK_KIB, Service, Topology};
 use serval::server::{Fate, Server};
 use wire::DropReason;
 
@@ -23,7 +23,7 @@ fn path(name: &str) -> PathBuf {
 
 fn launched(name: &str) -> Accelerator {
     let program = Some(env!("CARGO_BIN_EXE_serval").into());
-    let launch = Launch::Engine { program, threads: 1, cores: Vec::new() };
+    let launch = Launch::Engine { program, threads: 1, cores: Vec::new(), stack_kib: STACK_KIB };
     let kind = AcceleratorKind::Process { launch, heartbeat_ms: 20_000, gpu: None };
     Accelerator { name: name.into(), kind }
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use engine::topology::{
     Accelerator, AcceleratorKind, Backend as BackendSpec, CpuPlacement, Dispatch, EngineSettings,
-    Limits, Listen, Polling, Replies, Rings, Service, Sockets, Topology,
+    Limits, Listen, Polling, Replies, Rings, STACK_KIB, Service, Sockets, Topology,
 };
 use wire::DropReason;
 use wire::framing::Framing;
@@ -483,7 +483,10 @@ fn service(
         service.accelerators.push(accelerators.len());
         let placement = CpuPlacement::Worker;
         let name = format!("accelerator{}", accelerators.len());
-        accelerators.push(Accelerator { name, kind: AcceleratorKind::Cpu { placement } });
+        accelerators.push(Accelerator {
+            name,
+            kind: AcceleratorKind::Cpu { placement, stack_kib: STACK_KIB },
+        });
     }
     if rng.chance(350) {
         service.memory_ports.push(format!("/run/{index}").into());

@@ -10,7 +10,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::Args;
-use engine::topology::{HANG_MS, HANG_MS_MAX, HANG_MS_MIN};
+use engine::topology::{
+    HANG_MS, HANG_MS_MAX, HANG_MS_MIN, STACK_KIB, STACK_KIB_MAX, STACK_KIB_MIN,
+};
 use sys::local::LocalSocket;
 use sys::signal::Signals;
 
@@ -61,6 +63,11 @@ pub(super) struct Options {
     #[arg(long, value_name = "CORE,...", value_delimiter = ',', conflicts_with = "gpu")]
     cores: Vec<usize>,
 
+    /// Stack of each block in KiB
+    #[arg(long, value_name = "KIB", default_value_t = STACK_KIB as u64, conflicts_with = "gpu",
+          value_parser = clap::value_parser!(u64).range(STACK_KIB_MIN..=STACK_KIB_MAX))]
+    stack_kib: u64,
+
     /// Run CUDA kernels on the NVIDIA GPU of this number, from 0
     #[arg(long, value_name = "N")]
     gpu: Option<u32>,
@@ -108,7 +115,8 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         Some(gpu) => Box::new(GpuDevice::new(gpu, options.threads).hung_after(hung_after)),
         None => {
             let threads = options.threads.unwrap_or(1) as usize;
-            Box::new(HostDevice::new(threads, options.cores.clone()).hung_after(hung_after))
+            let device = HostDevice::new(threads, options.cores.clone()).hung_after(hung_after);
+            Box::new(device.stack_kib(options.stack_kib as usize))
         }
     };
     let wish = Wish { service: options.service.clone(), kernel: options.kernel.clone() };

@@ -140,6 +140,9 @@ pub(super) const TABLES: &[Table] = &[
             threads ("`cuda` that the engine starts" in "accelerator.gpu"): Integer("threads of a block, a multiple of 32"), "",
                 "Size of each CUDA block; 0: what suits the kernel. Kernels of warps have 32 whatever it says.";
             cores ("`placement = \"threads\"`, or `process` that the engine starts" in "accelerator.process"): Other("`\"auto\"`, or a list of core numbers"), "", "Pins the threads, one core each.";
+            stack_kib ("`cpu`, or `process` that the engine starts" in "accelerator.process"): Integer("KiB"), "",
+                "Stack of each block, rounded up to whole pages; only the pages that a kernel uses take memory. Raise it where a kernel needs \
+                 large local arrays or deep recursion. With `launch = \"external\"` give it to the runtime: `serval attach PATH --stack-kib N`.";
             attach ("`launch = \"external\"`" in "accelerator.external"): Other("string: absolute path"), "required",
                 "The Unix socket where runtimes attach. The engine's user and root may.";
             heartbeat_ms ("`process`, `cuda`" in "accelerator.process"): Integer("ms"), "",

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, HANG_MS, HANG_MS_MAX, HANG_MS_MIN,
-    HEARTBEAT_MS, HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN, Launch, Limits, Polling, Rings, Service,
-    Topology, TopologyError, WORKERS_MAX,
+    HEARTBEAT_MS, HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN, Launch, Limits, Polling, Rings, STACK_KIB,
+    STACK_KIB_MAX, STACK_KIB_MIN, Service, Topology, TopologyError, WORKERS_MAX,
 };
 use mqueue::abi::BACKENDS_MAX;
 use sys::local::PATH_BYTES_MAX;
@@ -134,7 +134,8 @@ fn implicit_process(declared: &[Accelerator]) -> Accelerator {
     let is_free = |name: &String| declared.iter().all(|accelerator| accelerator.name != *name);
     let names = std::iter::once("process".to_owned()).chain((0..).map(|n| format!("process{n}")));
     let name = names.into_iter().find(is_free).expect("there are more names than accelerators");
-    let launch = Launch::Engine { program: None, threads: 1, cores: Vec::new() };
+    let launch =
+        Launch::Engine { program: None, threads: 1, cores: Vec::new(), stack_kib: STACK_KIB };
     let kind = AcceleratorKind::Process { launch, heartbeat_ms: HEARTBEAT_MS, gpu: None };
     Accelerator { name, kind }
 }
@@ -318,7 +319,7 @@ fn read_accelerators(
     tables: &[&Table],
 ) -> Vec<(Accelerator, Option<u64>)> {
     if tables.is_empty() {
-        let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker };
+        let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker, stack_kib: STACK_KIB };
         return vec![(Accelerator { name: "acc0".to_owned(), kind }, None)];
     }
     let mut taken = Vec::new();
@@ -340,7 +341,7 @@ fn read_hang_ms(
     kind: &AcceleratorKind,
 ) -> Option<u64> {
     match kind {
-        AcceleratorKind::Cpu { placement: CpuPlacement::Worker } => {
+        AcceleratorKind::Cpu { placement: CpuPlacement::Worker, .. } => {
             let instead = "write placement = \"threads\" or kind = \"process\"";
             without(report, section, &["hang_ms"], "placement = \"worker\"", instead);
             None
@@ -383,7 +384,8 @@ fn read_kind(report: &mut Report<'_>, section: &mut Section<'_>) -> AcceleratorK
     let placement = read_placement(report, section);
     let keys = ["attach", "heartbeat_ms"];
     without(report, section, &keys, "kind = \"cpu\"", "write kind = \"process\"");
-    AcceleratorKind::Cpu { placement }
+    let stack_kib = read_stack_kib(report, section);
+    AcceleratorKind::Cpu { placement, stack_kib }
 }
 
 /// `kind = "process"` and `"cuda"`: who starts the process, and how long it may be silent; the GPU it uses.
@@ -409,6 +411,9 @@ fn read_process(
         .then(|| if launched { section.integer(report, "gpu", 0..=GPUS_MAX, 0) as u32 } else { 0 });
     let range = HEARTBEAT_MS_MIN..=HEARTBEAT_MS_MAX;
     let heartbeat_ms = section.integer(report, "heartbeat_ms", range, HEARTBEAT_MS);
+    if on_gpu {
+        without(report, section, &["stack_kib"], &with, "write kind = \"process\"");
+    }
     let launch = if launched {
         let (threads, cores) = if on_gpu {
             without(report, section, &["cores"], &with, "write kind = \"process\"");
@@ -416,15 +421,25 @@ fn read_process(
         } else {
             read_threads(report, section)
         };
+        let stack_kib = if on_gpu { STACK_KIB } else { read_stack_kib(report, section) };
         without(report, section, &["attach"], "launch = \"engine\"", "write launch = \"external\"");
-        Launch::Engine { program: None, threads, cores }
+        Launch::Engine { program: None, threads, cores, stack_kib }
     } else {
         let what = "launch = \"external\"";
         let instead = "give them to the runtime: serval attach PATH --threads N";
         without(report, section, &["threads", "cores"], what, instead);
+        if !on_gpu {
+            let instead = "give it to the runtime: serval attach PATH --stack-kib N";
+            without(report, section, &["stack_kib"], what, instead);
+        }
         Launch::External { attach: read_attach(report, section) }
     };
     AcceleratorKind::Process { launch, heartbeat_ms, gpu }
+}
+
+/// Stack of each block on host cores.
+fn read_stack_kib(report: &mut Report<'_>, section: &mut Section<'_>) -> usize {
+    section.integer(report, "stack_kib", STACK_KIB_MIN..=STACK_KIB_MAX, STACK_KIB as u64) as usize
 }
 
 /// Threads of a block on a GPU; 0 for what suits the kernel.

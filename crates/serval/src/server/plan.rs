@@ -207,14 +207,14 @@ mod tests {
     use wire::nic::Transport;
 
     use super::*;
-    use engine::topology::{AcceleratorKind, CpuPlacement, EngineSettings};
+    use engine::topology::{AcceleratorKind, CpuPlacement, EngineSettings, STACK_KIB};
 
     fn listen(port: u16) -> Listen {
         Listen { transport: Transport::Udp, address: ([127, 0, 0, 1], port).into() }
     }
 
     fn topology(services: Vec<Service>) -> Topology {
-        let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker };
+        let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker, stack_kib: STACK_KIB };
         Topology {
             engine: EngineSettings::default(),
             limits: Limits::default(),
@@ -279,7 +279,7 @@ mod tests {
     fn a_service_changes_with_its_accelerator_and_not_with_its_number() {
         let mut wanted = two();
         let placement = CpuPlacement::Threads { threads: 1, cores: Vec::new() };
-        wanted.accelerators[0].kind = AcceleratorKind::Cpu { placement };
+        wanted.accelerators[0].kind = AcceleratorKind::Cpu { placement, stack_kib: STACK_KIB };
         let plan = Plan::new(&two(), &wanted, &[]).unwrap();
         assert!(plan.services.iter().all(|(_, fate)| matches!(fate, Fate::Changed { .. })));
         let mut wanted = two();

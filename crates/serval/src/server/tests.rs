@@ -1,6 +1,6 @@
 //! A start that fails on one worker while another is well, and what is said of starts that fail.
 
-use engine::topology::{Accelerator, EngineSettings, Limits};
+use engine::topology::{Accelerator, EngineSettings, Limits, STACK_KIB};
 use wire::nic::Transport;
 
 use super::*;
@@ -26,7 +26,7 @@ impl Blocks for Start {
 #[test]
 fn a_worker_that_panics_while_it_starts_is_noticed_beside_one_that_runs() {
     let listen = Listen { transport: Transport::Udp, address: ([127, 0, 0, 1], 0).into() };
-    let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker };
+    let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker, stack_kib: STACK_KIB };
     let mut server = Server::start(Topology {
         engine: EngineSettings { workers: 2, ..EngineSettings::default() },
         limits: Limits::default(),

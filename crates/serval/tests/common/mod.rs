@@ -19,7 +19,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use engine::topology::{
-    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, Service, Topology,
+    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, STACK_KIB, Service,
+    Topology,
 };
 use serde_json::Value as Json;
 use serval::server::Server;
@@ -50,7 +51,7 @@ pub(crate) fn topology_on(placement: CpuPlacement, mut services: Vec<Service>) -
     for service in services.iter_mut().filter(|service| service.request_timeout_ms == usual) {
         service.request_timeout_ms = 60_000;
     }
-    let kind = AcceleratorKind::Cpu { placement };
+    let kind = AcceleratorKind::Cpu { placement, stack_kib: STACK_KIB };
     Topology {
         engine: EngineSettings::default(),
         limits: Limits::default(),

@@ -28,6 +28,7 @@ SERVAL_KERNEL(crashes_variously) (serval::Block& block, serval::Mqueue& q) {
         unsigned made = 0;
         if (how == 'a') made = *reinterpret_cast<volatile unsigned*>(uintptr_t{zero} + 64);
         if (how == 'i') __builtin_trap();
+        if (how == 'd') made = deeper(&zero, 600);  // 150 KiB and more
         if (how == 's') made = deeper(&zero, 1u << 20);
         if (how == 'f') raise(SIGFPE);
         auto reply = q.reply(block, msg, msg.len());

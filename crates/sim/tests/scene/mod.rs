@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use engine::topology::{
     Accelerator, AcceleratorKind, Backend as BackendSpec, CpuPlacement, EngineSettings, Limits,
-    Listen, Service, Topology,
+    Listen, STACK_KIB, Service, Topology,
 };
 use sim::ConnId;
 use sim::accelerator::Behaviour;
@@ -40,7 +40,7 @@ pub(crate) fn script(framing: Framing) -> Script {
     service.framing = framing;
     service.mqueues = 1;
     service.slots = 4;
-    let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker };
+    let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker, stack_kib: STACK_KIB };
     let topology = Topology {
         engine: EngineSettings::default(),
         limits: Limits::default(),

@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Instant;
 
-use engine::topology::{Accelerator, CpuPlacement, EngineSettings, Limits};
+use engine::topology::{Accelerator, CpuPlacement, EngineSettings, Limits, STACK_KIB};
 use wire::nic::Transport;
 
 use super::*;
@@ -33,7 +33,7 @@ fn held_up() -> (Server, UdpSocket) {
     let mut slow = service("slow", "spin");
     slow.params = vec![("microseconds".into(), 2_000_000.0)];
     slow.request_timeout_ms = 60_000;
-    let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker };
+    let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker, stack_kib: STACK_KIB };
     let topology = Topology {
         engine: EngineSettings { drain_ms: 10, ..EngineSettings::default() },
         limits: Limits::default(),

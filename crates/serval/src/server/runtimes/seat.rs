@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use accel::process::{RemoteBlocks, RemoteLink};
 use accel::reason_name;
 use engine::metrics::AcceleratorLives;
-use engine::topology::{Accelerator, AcceleratorKind, Launch, Service, Topology};
+use engine::topology::{Accelerator, AcceleratorKind, Launch, STACK_KIB, Service, Topology};
 use engine::{Attachment, Farewell};
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
@@ -319,7 +319,8 @@ impl Seat {
 
     /// Starts a process for it, in which a block hangs after `hang_ms`; returns the way to it.
     pub(super) fn launch(&mut self, hang_ms: u64) -> std::io::Result<LocalSocket> {
-        let (Launch::Engine { program, threads, cores }, _, gpu) = self.post.launch() else {
+        let (Launch::Engine { program, threads, cores, stack_kib }, _, gpu) = self.post.launch()
+        else {
             unreachable!("only these are started by the engine")
         };
         let (ours, theirs) = LocalSocket::pair()?;
@@ -336,6 +337,9 @@ impl Seat {
         if !cores.is_empty() {
             let cores: Vec<String> = cores.iter().map(usize::to_string).collect();
             command.args(["--cores", &cores.join(",")]);
+        }
+        if gpu.is_none() && *stack_kib != STACK_KIB {
+            command.args(["--stack-kib", &stack_kib.to_string()]);
         }
         command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null());
         self.child = Some(command.spawn()?);

@@ -1,7 +1,7 @@
 //! What the thread does with seats, without the thread.
 
 use super::*;
-use engine::topology::{Accelerator, EngineSettings, Limits};
+use engine::topology::{Accelerator, EngineSettings, Limits, STACK_KIB};
 use mqueue::abi::ABI_VERSION;
 use sys::local::LocalSocket;
 use wire::attach::Hello;
@@ -23,7 +23,12 @@ fn on_gpu(launch: Launch, gpu: Option<u32>) -> Topology {
 
 /// The engine starts this program, which says nothing.
 fn started(program: &str) -> Launch {
-    Launch::Engine { program: Some(program.into()), threads: 1, cores: Vec::new() }
+    Launch::Engine {
+        program: Some(program.into()),
+        threads: 1,
+        cores: Vec::new(),
+        stack_kib: STACK_KIB,
+    }
 }
 
 fn desk() -> Desk {
