@@ -35,7 +35,7 @@ use std::time::Duration;
 
 pub use threads::{CpuAccelerator, ThreadBlocks};
 pub(crate) use watch::Watch;
-pub use worker::{NOT_RESUMING, Resuming, WorkerBlocks};
+pub use worker::{NOT_RESUMING, Resuming, ResumingWord, WorkerBlocks};
 
 use crate::AccelError;
 

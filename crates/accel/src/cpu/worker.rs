@@ -17,16 +17,31 @@ use crate::{AccelError, Kernel};
 /// What [`Resuming`] shows while no block is resumed.
 pub const NOT_RESUMING: u64 = 0;
 
+/// The word in which a worker shows which block it resumes. It is alone on its cache lines: workers write theirs at
+/// every resume, and no worker may slow down another.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct ResumingWord(AtomicU64);
+
+impl ResumingWord {
+    /// What it shows: see [`Resuming::parts`], or [`NOT_RESUMING`].
+    pub fn load(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+const _: () = assert!(NOT_RESUMING == 0, "the default of a word");
+
 /// Where a worker shows which block it resumes, for a thread that watches it: one word for all blocks of a worker.
 #[derive(Clone)]
 pub struct Resuming {
-    word: Arc<AtomicU64>,
+    word: Arc<ResumingWord>,
     tag: u32,
 }
 
 impl Resuming {
     /// Blocks show themselves in `word` with `tag`, which is not 0.
-    pub fn new(word: Arc<AtomicU64>, tag: u32) -> Self {
+    pub fn new(word: Arc<ResumingWord>, tag: u32) -> Self {
         assert_ne!(tag, 0, "it means that no block is resumed");
         Self { word, tag }
     }
@@ -38,12 +53,12 @@ impl Resuming {
 
     #[inline]
     fn set(&self, block: u32) {
-        self.word.store(u64::from(self.tag) << 32 | u64::from(block), Ordering::Relaxed);
+        self.word.0.store(u64::from(self.tag) << 32 | u64::from(block), Ordering::Relaxed);
     }
 
     #[inline]
     fn clear(&self) {
-        self.word.store(NOT_RESUMING, Ordering::Relaxed);
+        self.word.0.store(NOT_RESUMING, Ordering::Relaxed);
     }
 }
 
@@ -145,12 +160,15 @@ impl Observer for Counted<'_> {
 struct Shown<'a> {
     resuming: &'a Resuming,
     touched: &'a mut Vec<u32>,
+    /// Whether a block was resumed.
+    any: bool,
 }
 
 impl Observer for Shown<'_> {
     #[inline]
     fn resuming(&mut self, block: u32) {
         self.resuming.set(block);
+        self.any = true;
     }
 
     #[inline]
@@ -167,9 +185,11 @@ impl Blocks for WorkerBlocks {
     #[inline]
     fn drive(&mut self, now_ns: u64, rang: &[u32], touched: &mut Vec<u32>) {
         assert_eq!(self.thread, this_thread(), "blocks never change threads");
-        let mut shown = Shown { resuming: &self.resuming, touched };
+        let mut shown = Shown { resuming: &self.resuming, touched, any: false };
         self.scheduler.run(now_ns, rang, &mut shown);
-        self.resuming.clear();
+        if shown.any {
+            self.resuming.clear();
+        }
     }
 
     #[inline]

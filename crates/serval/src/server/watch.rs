@@ -5,12 +5,13 @@
 //! publishes as it goes on, its count of turns and the block that it resumes. A worker that computed for [`STALLED_AFTER`]
 //! without a change of either is stalled. Wall-clock time counts for nothing, so a worker without a core is not blamed.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use accel::cpu::{NOT_RESUMING, Resuming};
+use accel::cpu::{Resuming, ResumingWord};
 use engine::metrics::Metrics;
 use sys::time::ThreadClock;
 
@@ -102,7 +103,7 @@ pub(super) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     /// By worker.
-    resuming: Vec<Arc<AtomicU64>>,
+    resuming: Vec<Arc<ResumingWord>>,
     metrics: Metrics,
     /// The workers end, and their threads with them.
     ending: AtomicBool,
@@ -133,7 +134,7 @@ impl Watch {
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             changed: Condvar::new(),
-            resuming: (0..workers).map(|_| Arc::new(AtomicU64::new(NOT_RESUMING))).collect(),
+            resuming: (0..workers).map(|_| Arc::default()).collect(),
             metrics,
             ending: AtomicBool::new(false),
             stalls: Arc::default(),
@@ -163,7 +164,7 @@ impl Watch {
         let tag = state.tags;
         let (kernel, service) = (kernel.to_owned(), service.to_owned());
         state.named.push(Named { tag, slot, kernel, service, accelerator: accelerator.to_owned() });
-        let of_worker = |word: &Arc<AtomicU64>| Resuming::new(word.clone(), tag);
+        let of_worker = |word: &Arc<ResumingWord>| Resuming::new(word.clone(), tag);
         self.shared.resuming.iter().map(of_worker).collect()
     }
 
@@ -226,7 +227,7 @@ fn watch(shared: &Shared) {
                 found.push(Stall { worker, hung_blocks, ..Stall::default() });
             }
             // The word first: a turn that ends in between is a change.
-            let resuming = shared.resuming[worker].load(Ordering::Relaxed);
+            let resuming = shared.resuming[worker].load();
             let now = Seen { turns: counters[worker].turns.value(), resuming, cpu };
             if seen.look(now) {
                 found.push(stall(&state, worker, Some(resuming)));
@@ -262,10 +263,16 @@ fn report(known: &mut Vec<Stall>, found: Vec<Stall>) {
     for stall in found.iter().filter(|stall| !known.contains(stall)) {
         tracing::error!("{}", stall.reason());
     }
-    for stall in known.iter().filter(|stall| !found.contains(stall)) {
-        tracing::warn!("worker {} goes on", stall.worker);
+    for worker in recovered(known, &found) {
+        tracing::warn!("worker {worker} goes on");
     }
     *known = found;
+}
+
+/// Workers of which nothing is wrong any more. One with another number of hung blocks is not among them.
+fn recovered(known: &[Stall], found: &[Stall]) -> BTreeSet<usize> {
+    let is_found = |worker: &usize| found.iter().any(|stall| stall.worker == *worker);
+    known.iter().map(|stall| stall.worker).filter(|worker| !is_found(worker)).collect()
 }
 
 #[cfg(test)]
@@ -274,6 +281,16 @@ mod tests {
 
     fn at(turns: u64, resuming: u64, cpu_ms: u64) -> Seen {
         Seen { turns, resuming, cpu: Duration::from_millis(cpu_ms) }
+    }
+
+    #[test]
+    fn a_second_hung_block_is_no_recovery() {
+        let hung = |worker, hung_blocks| Stall { worker, hung_blocks, ..Stall::default() };
+        let known = [hung(0, 1), hung(1, 1)];
+        assert!(recovered(&known, &[hung(0, 2), hung(1, 1)]).is_empty());
+        assert_eq!(recovered(&known, &[hung(0, 2)]), [1].into());
+        let also_stalled = [hung(0, 1), Stall { kernel: "spin".into(), ..Stall::default() }];
+        assert_eq!(recovered(&also_stalled, &[]), [0].into(), "reported once");
     }
 
     #[test]
