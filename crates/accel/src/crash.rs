@@ -23,6 +23,7 @@ const SIGNALS: [(c_int, &str); 4] = [
 ];
 /// Longest line; names are cut.
 const LINE_BYTES: usize = 512;
+const _: () = assert!(LINE_BYTES <= libc::PIPE_BUF);
 const NAME_BYTES_MAX: usize = 160;
 const ALTERNATE_STACK_BYTES: usize = 64 << 10;
 /// [`Scene::running`] between two blocks.
@@ -234,7 +235,9 @@ impl Line {
     fn write(&self) {
         let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
         // SAFETY: only calls that a handler may make, with this line's bytes. Opened again, the file has flags of its own, which change
-        // nothing for others that write to it; a socket cannot be opened, and is asked not to wait.
+        // nothing for others that write to it; a socket cannot be opened, and is asked not to wait. What can be neither opened nor
+        // sent to (a pipe after a change of user) is asked whether it takes a line; one of at most PIPE_BUF then
+        // waits only if another writer takes the room first.
         unsafe {
             // A regular file never waits. Written through the open file that the engine has too, the line moves the position of both:
             // else the engine's next line would overwrite it.
@@ -251,7 +254,17 @@ impl Line {
                 libc::close(file);
             } else {
                 let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-                libc::send(libc::STDERR_FILENO, self.bytes.as_ptr().cast(), self.len, flags);
+                let sent =
+                    libc::send(libc::STDERR_FILENO, self.bytes.as_ptr().cast(), self.len, flags);
+                let mut stderr =
+                    libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
+                if sent < 0
+                    && *libc::__errno_location() == libc::ENOTSOCK
+                    && libc::poll(&mut stderr, 1, 0) == 1
+                    && stderr.revents == libc::POLLOUT
+                {
+                    libc::write(libc::STDERR_FILENO, self.bytes.as_ptr().cast(), self.len);
+                }
             }
         }
     }

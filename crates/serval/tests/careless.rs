@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Stdio};
 
@@ -133,16 +133,17 @@ fn a_kernel_with_deep_calls_needs_a_larger_stack_kib() {
     }
 }
 
-/// A log that nobody reads does not keep a process that crashed.
-#[test]
-fn a_crash_beside_a_full_pipe_ends_the_process() {
+/// A server whose standard error is a pipe crashes: after the shell commands `before` its start, and after `meanwhile` while it
+/// serves. Returns what nobody has read from the pipe by its end.
+fn crash_beside_a_pipe(name: &str, before: &str, meanwhile: impl FnOnce(u32)) -> String {
     let config = HOST.to_owned() + &service("crashing", "crashes_variously", "");
-    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("careless_full.toml");
-    std::fs::write(&file, format!("schema = 1\n[engine]\nmetrics = \"\"\n{config}")).unwrap();
-    // Fills the pipe that is the server's standard error, which its other end holds and does not read.
-    let script = "dd if=/dev/zero bs=4096 count=1000 oflag=nonblock >&2 2>/dev/null; exec \"$@\"";
+    let file =
+        std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("careless_{name}.toml"));
+    let engine = "[engine]\nmetrics = \"\"\ncontrol = \"off\"";
+    std::fs::write(&file, format!("schema = 1\n{engine}\n{config}")).unwrap();
+    let script = format!("{before}; exec \"$@\"");
     let mut command = Command::new("sh");
-    command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_serval"), "serve", "--json"]).arg(&file);
+    command.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_serval"), "serve", "--json"]).arg(&file);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = Peer::start(&mut command, "cargo builds it");
     let mut line = String::new();
@@ -151,6 +152,7 @@ fn a_crash_beside_a_full_pipe_ends_the_process() {
     let url = ready["services"][0]["listen"][0].as_str().unwrap();
     let client = udp_client(url.split_once("://").unwrap().1.parse().unwrap());
     assert_eq!(ask(&client, b"hello"), b"hello");
+    meanwhile(process.0.id());
     client.send(b"a").unwrap();
     let mut ended = None;
     eventually("it ends", || {
@@ -158,4 +160,25 @@ fn a_crash_beside_a_full_pipe_ends_the_process() {
         ended.is_some()
     });
     assert_eq!(ended.unwrap().signal(), Some(11));
+    let mut left = Vec::new();
+    process.0.stderr.take().unwrap().read_to_end(&mut left).unwrap();
+    String::from_utf8_lossy(&left).into_owned()
+}
+
+/// A log that nobody reads does not keep a process that crashed.
+#[test]
+fn a_crash_beside_a_full_pipe_ends_the_process() {
+    let fill = "dd if=/dev/zero bs=4096 count=1000 oflag=nonblock >&2 2>/dev/null";
+    crash_beside_a_pipe("full", fill, |_| ());
+}
+
+/// A pipe that cannot be opened again, here because no descriptor is left, still takes the line.
+#[test]
+fn a_crash_is_named_in_a_pipe_that_cannot_be_opened_again() {
+    let said = crash_beside_a_pipe("unopened", ":", |process| {
+        let mut limit = Command::new("prlimit");
+        let done = limit.args(["--pid", &process.to_string(), "--nofile=3:"]).status();
+        assert!(done.expect("util-linux has it").success());
+    });
+    assert!(said.contains("serval: crash in block ") && said.contains("SIGSEGV"), "{said}");
 }
