@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use engine::metrics::{Metrics, ServiceSnapshot, WorkerCounters};
-use engine::topology::{Backend, Service, Topology};
+use engine::topology::{Backend, Service, Sockets, Topology};
 use serde_json::{Value as Json, json};
 use sys::signal::{Signal, Signals};
 use sys::tap::{SNAP_BYTES_MAX, TapFile, TapOptions, TapReport};
@@ -234,10 +234,13 @@ fn connection_descriptors(topology: &Topology) -> u64 {
 fn own_descriptors(topology: &Topology) -> u64 {
     let backends = |service: &Service| -> u64 {
         let blocks = service.mqueues_total();
-        let sockets = |backend: &Backend| match backend.transport {
-            // Each worker has its own pool; a datagram backend has a socket for each client mqueue.
-            Transport::Tcp => topology.engine.workers as u64 * u64::from(backend.connections),
-            Transport::Udp => blocks,
+        // Each worker has its own pool.
+        let of_workers = |sockets: u32| topology.engine.workers as u64 * u64::from(sockets);
+        let sockets = |backend: &Backend| match (backend.transport, backend.sockets) {
+            (Transport::Tcp, Sockets::Persistent) => of_workers(backend.connections),
+            (Transport::Tcp, Sockets::PerRequest) => of_workers(backend.in_flight),
+            // A client mqueue has one socket at a time, also where each request has its own.
+            (Transport::Udp, _) => blocks,
         };
         service.backends.iter().map(sockets).sum::<u64>() + service.accelerators.len() as u64
     };
@@ -401,4 +404,31 @@ fn last_words(metrics: &Metrics, report: &ShutdownReport, tapped: Option<&TapRep
         "workers": metrics.workers().map(worker).collect::<Vec<_>>(),
         "tap": tapped.map(|t| json!({ "packets": t.packets, "dropped": t.dropped, "error": t.error })),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Overrides;
+
+    #[test]
+    fn descriptors_of_backends_are_counted_as_their_sockets_are_opened() {
+        let own = |backend: &str| {
+            let text = format!(
+                "schema = 1\n[engine]\nworkers = 2\n[[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:9000\"\n\
+                 kernel = \"echo\"\nmqueues = 6\n{backend}"
+            );
+            let config = Config::parse("a.toml", &text, Path::new("."), &Overrides::default());
+            own_descriptors(&config.unwrap().topology)
+        };
+        let with = |scheme: &str, more: &str| {
+            let backend =
+                format!("connect = \"{scheme}://127.0.0.1:1\"\nin_flight = 100\n{more}\n");
+            own(&format!("[[service.backend]]\nname = \"db\"\n{backend}")) - own("")
+        };
+        assert_eq!(with("tcp", "connections = 3"), 2 * 3);
+        assert_eq!(with("tcp", "sockets = \"per-request\""), 2 * 100);
+        assert_eq!(with("udp", ""), 6);
+        assert_eq!(with("udp", "sockets = \"per-request\""), 6);
+    }
 }
