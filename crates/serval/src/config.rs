@@ -446,6 +446,8 @@ mod tests {
     fn what_is_shown_as_none_is_accepted_as_none() {
         let config = parse(SMALL, &[], &["engine.metrics=none", "engine.control=none"]).unwrap();
         assert_eq!((config.metrics, config.control), (None, ControlSocket::Off));
+        let config = parse(SMALL, &[], &["engine.metrics=", "engine.control="]).unwrap();
+        assert_eq!((config.metrics, config.control), (None, ControlSocket::Off));
         let config = parse(SMALL, &[], &["engine.control=auto"]).unwrap();
         assert_eq!(config.control, ControlSocket::Auto);
         assert_eq!(parse(SMALL, &[], &[]).unwrap().control, ControlSocket::Auto);
@@ -594,6 +596,15 @@ mod tests {
         let own = SMALL.replace("echo", "src/lib.rs");
         let host = |name: &str| format!("{own}[[accelerator]]\nname = \"{name}\"\n");
         assert_eq!(accelerators(&own, &[]).unwrap(), ("process".into(), true, 2, "process".into()));
+        let list = own.replace("\"src/lib.rs\"", "[\"src/lib.rs\"]");
+        assert_eq!(
+            accelerators(&list, &[]).unwrap(),
+            ("process".into(), true, 2, "process".into())
+        );
+        // Several kernels are for several accelerators, which have to be named.
+        let several = own.replace("\"src/lib.rs\"", "[\"src/lib.rs\", \"src/config.rs\"]");
+        let refused = accelerators(&several, &[]).unwrap_err().to_string();
+        assert!(refused.contains("`kernel` lists 2 for 1 accelerator"), "{refused}");
         // What is shown is accepted, and so is the engine's own core.
         let named = accelerators(&own, &["service.a.accelerator=process"]).unwrap();
         assert_eq!((named.0, named.1), ("process".into(), true));

@@ -74,6 +74,7 @@ impl Serving {
         let mut child = serval()
             .arg("serve")
             .args(arguments)
+            .env("SERVAL_ENGINE_CONTROL", "off")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

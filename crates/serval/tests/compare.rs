@@ -47,6 +47,7 @@ fn compare(arguments: &[&str]) -> Output {
         .arg("compare")
         .args(arguments)
         .env("NO_COLOR", "1")
+        .env("SERVAL_ENGINE_CONTROL", "off")
         .output()
         .unwrap()
 }

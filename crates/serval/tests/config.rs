@@ -100,7 +100,7 @@ cores = "auto"
 polling = "adaptive"
 drain_ms = 3000
 metrics = ""
-control = ""
+control = "auto"
 [limits]
 connections = 16384
 pipelined = 64

@@ -20,7 +20,7 @@ fn path(name: &str) -> PathBuf {
 /// One service whose runtimes the engine starts.
 fn config(kernel: &str, more: &str) -> String {
     format!(
-        "schema = 1\n[[accelerator]]\nname = \"apart\"\nkind = \"process\"\n{more}\n\
+        "schema = 1\n[engine]\ncontrol = \"off\"\n[[accelerator]]\nname = \"apart\"\nkind = \"process\"\n{more}\n\
          [[service]]\nname = \"only\"\nlisten = \"udp://127.0.0.1:0\"\n\
          accelerator = \"apart\"\nkernel = \"{kernel}\"\n"
     )

@@ -207,7 +207,7 @@ fn connections_that_cannot_be_had_are_refused_and_the_default_gives_way() {
         std::fs::write(&file, format!("schema = 1\n{config}")).unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", &format!("ulimit -n {limit}; exec \"$0\" serve \"$1\"")]);
-        command.arg(env!("CARGO_BIN_EXE_serval")).arg(&file);
+        command.arg(env!("CARGO_BIN_EXE_serval")).arg(&file).env("SERVAL_ENGINE_CONTROL", "off");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let serve = |name: &str, config: String| serve_with(400, name, config);

@@ -66,6 +66,7 @@ impl Shell {
     fn start(folder: &Path, path: &str) -> Self {
         let mut command = Command::new("bash");
         command.current_dir(folder).env_clear().env("PATH", path).env("HOME", folder);
+        command.env("SERVAL_ENGINE_CONTROL", "off");
         command.envs(std::env::var_os("CXX").map(|compiler| ("CXX", compiler)));
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
         let errors = folder.join("errors.log");

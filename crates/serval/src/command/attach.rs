@@ -54,7 +54,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
 
-    /// A block that works on one message for longer hangs, and the life ends
+    /// A block that works on one message for longer hangs, and the life ends. Set it to the service's
+    /// request_timeout_ms or more: the engine does not tell the runtime
     #[arg(long, value_name = "MS", default_value_t = HANG_MS,
           value_parser = clap::value_parser!(u64).range(HANG_MS_MIN..=HANG_MS_MAX))]
     hang_ms: u64,

@@ -92,7 +92,7 @@ pub(super) const TABLES: &[Table] = &[
                  accepted. The rest is dropped as `drain_timeout`.";
             metrics: Other("string: `IP:PORT`, or `none`"), "none",
                 "Serves `/metrics`, `/healthz` and `/readyz` there. Keep it on loopback: nothing is encrypted or authenticated.";
-            control: Other("string: absolute path, `auto` or `off`"), "auto",
+            control: Other("string: absolute path, `auto` or `off` (also `\"\"`)"), "auto",
                 "A Unix socket for `serval top` and `serval reload`. The engine's user and root may use it. `auto` is `PID.sock` in \
                  `$XDG_RUNTIME_DIR/serval`, or in `/run/serval` where that variable is not set; both commands find it there. If it \
                  cannot be made, the server logs a warning and runs without one.";
@@ -151,7 +151,8 @@ pub(super) const TABLES: &[Table] = &[
             hang_ms ("`placement = \"threads\"`, or a process that the engine starts" in "accelerator.process"): Integer("ms"), "",
                 "A block that works on one message for longer hangs: its process ends and starts again; with `placement = \"threads\"` \
                  its mqueues are dead and `/readyz` fails until the service changes. Unless set, it is raised to the longest \
-                 `request_timeout_ms` of the service; a value below that is refused.";
+                 `request_timeout_ms` of the service; a value below that is refused. The engine does not know the limit of a runtime that attaches \
+                 (`launch = \"external\"`): give it `serval attach --hang-ms N`, at least the longest `request_timeout_ms` of its services.";
             gpu ("`cuda` that the engine starts" in "accelerator.gpu"): Integer("number"), "",
                 "The GPU, as `CUDA_VISIBLE_DEVICES` numbers them. `serval doctor --gpus` lists them.";
         },

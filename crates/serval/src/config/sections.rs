@@ -212,13 +212,13 @@ fn read_engine(
     (settings, EngineOptions { metrics, control })
 }
 
-/// `control = "auto" | "off" | "/path"`.
+/// `control = "auto" | "off" | "/path"`; the empty string is `off`.
 fn read_control(report: &mut Report<'_>, section: &mut Section<'_>) -> ControlSocket {
     let given = section.text(report, "control", "\"auto\", \"off\" or \"/run/serval.sock\"");
     let control = match given {
         None => ControlSocket::Auto,
-        Some((text, _)) if text.is_empty() || text == "auto" => ControlSocket::Auto,
-        Some((text, _)) if text == "off" || text == "none" => ControlSocket::Off,
+        Some((text, _)) if text == "auto" => ControlSocket::Auto,
+        Some((text, _)) if matches!(text.as_str(), "" | "off" | "none") => ControlSocket::Off,
         Some((path, span)) => {
             if !Path::new(&path).is_absolute() || path.len() > PATH_BYTES_MAX {
                 let what = format!("\"{path}\" cannot be the path of a socket");
@@ -597,10 +597,17 @@ pub(super) fn accelerator_indices(
 ) -> Vec<usize> {
     let names = context.accelerators;
     let Some(entry) = section.entry("accelerator") else {
-        let kernel = section.peek("kernel");
-        if let Some(Value::String(kernel)) = kernel
-            && super::kernel::is_file(kernel)
-        {
+        let is_file =
+            |value: &Value| matches!(value, Value::String(name) if super::kernel::is_file(name));
+        let runs_files = match section.peek("kernel") {
+            // As for one accelerator: a longer list is refused, for it names none.
+            Some(Value::Array(items)) => {
+                !items.is_empty() && items.iter().all(|item| is_file(&item.value))
+            }
+            Some(kernel) => is_file(kernel),
+            None => false,
+        };
+        if runs_files {
             let process = names.len() - 1;
             section.record(report, "accelerator", names[process].clone());
             return vec![process];
