@@ -227,8 +227,8 @@ impl<N: Nic> Worker<N> {
         Forwarded::Blocked
     }
 
-    /// The kernel has done what was asked, and nothing is to be answered. (A shared-memory client is told that its request
-    /// was dropped: each of its requests has an outcome.)
+    /// The kernel has completed the request and sends no reply. (A shared-memory client gets an outcome that says that its
+    /// request was dropped: each of its requests has an outcome.)
     fn consume(&mut self, lane: usize, token: Token, request: &Request) -> Forwarded {
         if request.expects != Expects::Nothing && matches!(request.origin, Origin::Stream { .. }) {
             // The place in the order of replies is done, on whatever worker it is.

@@ -3,8 +3,8 @@
 //! The source of a datagram can be forged. If it is a UDP port of this server, the answer is a request to that port, and two
 //! services could answer each other for ever. So such datagrams are dropped as `looped_source`. A source is one of this
 //! server's ports if a UDP port of it has that number and listens on that address: the address itself, or any address
-//! of this machine. What those are is told by the control side; loopback addresses and the address that the
-//! datagram was sent to are known in any case.
+//! of this machine. The control side passes the list of those; loopback addresses and the destination address of the
+//! datagram always count as addresses of this machine.
 //!
 //! Programs that answer anything also listen on ports below 1024 of other machines. Where a port does not serve these, such
 //! datagrams are dropped as `privileged_source`.

@@ -3,7 +3,7 @@
 //! A counter is a word that its owner loads, adds to and stores. There is no read-modify-write and no line that two
 //! threads write. Readers on other threads see each counter grow, at different instants.
 //!
-//! That is not enough for accounts. Whoever reads *received* and then *ended*, while both grow, finds more ends than
+//! That is not enough for accounts. A reader that loads *received* and then *ended*, while both grow, finds more ends than
 //! beginnings. So ends have a type of their own: [`EndCounter`] stores with release order and loads with acquire order. A
 //! thread that counts an end has counted its beginning before, or has taken the message over from the thread that did. A
 //! reader that reads every end counter of all threads first, and the counters of beginnings afterwards, therefore

@@ -119,9 +119,9 @@ pub enum BenchError {
         /// What was asked.
         work: String,
     },
-    /// Somebody stores values, but not all that will be asked for in the time that it has.
+    /// Not all values that will be asked for were stored in time; no answer was wrong.
     #[error(
-        "{target} did not store the {keys} values of `{work}` in time: is it far away, or does it do something else?"
+        "{target} did not store the {keys} values of `{work}` in time: is it a memcached, and is it far away or busy?"
     )]
     Unstored {
         /// Who.
@@ -314,8 +314,8 @@ impl<'p> Prepared<'p> {
                 Err(ClientError::Refused(_)) => return Err(self.unreachable()),
                 Err(error) => return Err(error.into()),
                 Ok(stored) if stored.replied == load.requests => {}
-                // Who has stored right answers a memcached's words, however slow it is.
-                Ok(stored) if stored.replied > 0 && stored.wrong + stored.duplicated == 0 => {
+                // It answered too late or not at all, and nothing that a memcached would not say.
+                Ok(stored) if stored.wrong + stored.duplicated == 0 => {
                     return Err(self.unstored(keys));
                 }
                 Ok(_) => return Err(self.stranger()),

@@ -154,7 +154,7 @@ impl Verb {
         }
     }
 
-    /// How long its last lines may take to be written: a server has to end in time, whoever reads them.
+    /// How long its last log lines may take to be written: a server has to end in time, even if nothing reads its log.
     fn log_patience(&self) -> Duration {
         match self {
             Self::Serve(_) | Self::Attach(_) => LOG_PATIENCE,

@@ -28,6 +28,7 @@ mod tree;
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use engine::topology::{AcceleratorKind, CpuPlacement, Launch, Service, Topology};
 use sys::private_file::open_regular;
@@ -35,6 +36,8 @@ use wire::framing::Framing;
 
 use diagnostic::{Problem, Source};
 use reader::Report;
+
+use crate::kernel_file::KernelFile;
 
 pub(crate) use address::{memory_url, url};
 pub use diagnostic::{ConfigError, Origin, ProblemEntry};
@@ -61,8 +64,14 @@ pub struct Overrides {
 }
 
 /// Opens the kernel file at a path, for a GPU or for host cores, and looks for the kernel of this name or for the only
-/// one. The error is one sentence, and after a colon what would be right.
-pub type Inspect = fn(path: &Path, name: Option<&str>, on_gpu: bool) -> Result<(), String>;
+/// one. The error is one sentence, and after a colon what would be right. The opened file is added to the last argument,
+/// which exists until the whole configuration is read: services with the same file share one trial.
+pub type Inspect = fn(
+    path: &Path,
+    name: Option<&str>,
+    on_gpu: bool,
+    opened: &mut Vec<Arc<KernelFile>>,
+) -> Result<(), String>;
 
 impl Overrides {
     /// This process's environment, and flags. Variables that are not UTF-8 are left out.
@@ -136,7 +145,13 @@ impl Config {
             }
         }
         let inspect = overrides.inspect;
-        let mut report = Report { sources: &sources, problems, settings: Vec::new(), inspect };
+        let mut report = Report {
+            sources: &sources,
+            problems,
+            settings: Vec::new(),
+            inspect,
+            opened: Vec::new(),
+        };
         let (topology, options, places) = sections::read(&mut report, &root, base);
         let Report { mut problems, settings, .. } = report;
         let found = topology.problems();

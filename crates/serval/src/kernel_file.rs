@@ -169,9 +169,14 @@ pub fn find(kernel: &str) -> Result<Arc<Kernel>, AccelError> {
 }
 
 /// Opens, checks and tries a kernel file, for [`crate::config::Overrides::inspect`].
-pub fn inspect(path: &Path, name: Option<&str>, on_gpu: bool) -> Result<(), String> {
+pub fn inspect(
+    path: &Path,
+    name: Option<&str>,
+    on_gpu: bool,
+    opened: &mut Vec<Arc<KernelFile>>,
+) -> Result<(), String> {
     let target = if on_gpu { Target::Gpu } else { Target::Host };
-    let checked =
-        KernelFile::open(path, target).and_then(|file| Ok(file.check(name, &mut || false)?));
-    checked.map_err(|error| error.to_string())
+    let file = KernelFile::open(path, target).map_err(|error| error.to_string())?;
+    opened.push(file.clone());
+    file.check(name, &mut || false).map_err(|error| error.to_string())
 }

@@ -65,8 +65,6 @@ fn said(output: &Output) -> (i32, String) {
 #[test]
 fn top_and_reload_find_the_one_server_that_runs() {
     let runtime = Runtime::new("one");
-    let (code, none) = said(&runtime.run(&["reload"]));
-    assert!(code == 1 && none.contains("no server answers in"), "{none}");
     let (mut first, file) = runtime.serve("first", "");
     let [socket] = &runtime.sockets()[..] else { panic!("{:?}", runtime.sockets()) };
     let mode = std::fs::metadata(socket).unwrap();
@@ -90,6 +88,13 @@ fn top_and_reload_find_the_one_server_that_runs() {
         assert!(code == 0 && seen.contains("\"name\":\"first\""), "{seen}");
     }
     assert_eq!(said(&runtime.run(&["reload", "--config", file.to_str().unwrap()])).0, 0);
+    // Both folders are searched: the machine may have a server in the other one, but none with this file.
+    let other = runtime.0.join("other.toml");
+    std::fs::copy(&file, &other).unwrap();
+    let (code, none) = said(&runtime.run(&["reload", "--config", other.to_str().unwrap()]));
+    assert!(code == 1 && none.contains("no server answers in"), "{none}");
+    let folders = format!("{:?} or \"/run/serval\"", runtime.0.join("serval"));
+    assert!(none.contains(&folders), "{none}");
 
     // What a killed server leaves is not taken for one, and goes with the next start.
     first.signal("KILL");

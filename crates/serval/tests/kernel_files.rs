@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -174,6 +175,62 @@ fn a_constructor_that_does_not_end_is_given_up_after_a_limit() {
     let body = "unsigned sleep(unsigned) __asm__(\"sleep\"); sleep(100);";
     let waits = error("sleep.so", body, Limits { cpu_seconds: 60, time: Duration::from_secs(1) });
     assert!(waits.contains("sleep.so takes more than 1 s while it is loaded"), "{waits}");
+}
+
+/// Numbers of the processes that have this on their command line.
+fn with_argument(argument: &Path) -> Vec<String> {
+    let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let entry = entry.unwrap();
+        let line = fs::read(entry.path().join("cmdline")).ok()?;
+        let mut arguments = line.split(|byte| *byte == 0);
+        let has = arguments.any(|found| found == argument.as_os_str().as_bytes());
+        has.then(|| entry.file_name().into_string().unwrap())
+    });
+    processes.collect()
+}
+
+#[test]
+fn a_process_that_a_constructor_starts_ends_with_the_trial() {
+    set_trial_program(env!("CARGO_BIN_EXE_serval").into());
+    let folder = folder("forks");
+    let path = folder.join("forks.so");
+    let body = format!(
+        "int fork(void) __asm__(\"fork\"); unsigned sleep(unsigned) __asm__(\"sleep\"); \
+         if (fork() == 0) for (int i = 0; i < 300; i++) sleep(1); {CRASH}"
+    );
+    fs::write(&path, with_constructor(&folder, "forks.so", &body)).unwrap();
+    let file = KernelFile::open(&path, Target::Host).unwrap();
+    let error = file.tried(&Limits::default(), &mut || false).unwrap_err().to_string();
+    assert!(error.contains("crashes while it is loaded: SIGSEGV"), "{error}");
+    eventually("the constructor's process has ended", || with_argument(&path).is_empty());
+}
+
+#[test]
+fn check_config_tries_a_file_of_several_services_once() {
+    let folder = folder("once");
+    let trials = folder.join("trials");
+    let body = format!(
+        "int open(const char*, int, ...) __asm__(\"open\"); \
+         long write(int, const void*, unsigned long) __asm__(\"write\"); \
+         write(open(\"{}\", 02001), \"x\", 1);",
+        trials.display()
+    );
+    fs::write(&trials, "").unwrap();
+    let source = format!(
+        "#include <serval/kernel.h>\nSERVAL_KERNEL(once) (serval::Block& block, serval::Mqueue& q) {{\n\
+         while (auto msg = q.recv(block)) q.drop(block, msg, serval::OK);\n}}\n\
+         __attribute__((constructor)) static void begin() {{ {body} }}\n"
+    );
+    fs::write(folder.join("once.so"), compile(&folder, "once.so", &source)).unwrap();
+    let service = |name: &str| table(name, free_port(), "./once.so", "");
+    let file = folder.join("once.toml");
+    let text = ["a", "b", "c"].map(service).concat();
+    fs::write(&file, format!("schema = 1\n{text}")).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+    let output = command.arg("check-config").arg(&file).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(fs::read_to_string(&trials).unwrap(), "x", "{said}");
 }
 
 #[test]

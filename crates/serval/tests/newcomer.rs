@@ -226,7 +226,10 @@ fn the_manual_can_be_shown_and_completions_be_read(share: &Path) {
         let page = share.join("man/man1").join(page);
         let mut man = Command::new("man");
         man.args(["--warnings", "-l"]).arg(&page).env("MANWIDTH", "100").env("LC_ALL", "C.UTF-8");
-        let Ok(shown) = man.output() else { break };
+        let Ok(shown) = man.output() else {
+            println!("SKIPPED: no man here to show the manual pages");
+            break;
+        };
         let text = String::from_utf8_lossy(&shown.stdout).into_owned();
         assert!(shown.status.success() && shown.stderr.is_empty(), "{page:?}: {shown:?}");
         assert!(text.contains("SYNOPSIS") && text.contains("Examples:"), "{page:?}: {text}");
@@ -239,8 +242,11 @@ fn the_manual_can_be_shown_and_completions_be_read(share: &Path) {
         let script = share.join(script);
         let text = fs::read_to_string(&script).unwrap();
         assert!(text.contains("check-config") && text.contains("stolen-max"), "{shell}: {text}");
-        if let Ok(read) = Command::new(shell).arg("-n").arg(&script).output() {
-            assert!(read.status.success() && read.stderr.is_empty(), "{shell}: {read:?}");
+        match Command::new(shell).arg("-n").arg(&script).output() {
+            Ok(read) => {
+                assert!(read.status.success() && read.stderr.is_empty(), "{shell}: {read:?}");
+            }
+            Err(_) => println!("SKIPPED: no {shell} here to read its completions"),
         }
     }
 }
@@ -288,9 +294,12 @@ fn what_is_installed_works_away_from_the_checkout_and_goes_away_again() {
 
     // Where systemd is, it finds nothing to say of the unit.
     let unit = home.join("share/doc/serval/docs/serval.service");
-    if let Ok(read) = Command::new("systemd-analyze").arg("verify").arg(unit).output() {
-        let said = String::from_utf8_lossy(&read.stderr);
-        assert!(!said.contains("serval"), "{said}");
+    match Command::new("systemd-analyze").arg("verify").arg(unit).output() {
+        Ok(read) => {
+            let said = String::from_utf8_lossy(&read.stderr);
+            assert!(!said.contains("serval"), "{said}");
+        }
+        Err(_) => println!("SKIPPED: no systemd-analyze here to read the installed unit"),
     }
 
     let elsewhere = folder.join("elsewhere");

@@ -154,6 +154,17 @@ pub fn reload(process: u32) -> io::Result<()> {
     check(unsafe { libc::kill(process, libc::SIGHUP) }).map(|_| ())
 }
 
+/// Whether a child of this process has ended. It stays to be waited for, so its number is not used again yet.
+pub fn child_has_ended(process: u32) -> io::Result<bool> {
+    // SAFETY: integers and a union of them, for which zero is a value.
+    let mut found: libc::siginfo_t = unsafe { zeroed() };
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: `found` outlives the call.
+    check(unsafe { libc::waitid(libc::P_PID, process, &raw mut found, flags) })?;
+    // SAFETY: waitid filled in the fields of SIGCHLD, or left the number of the process at zero.
+    Ok(unsafe { found.si_pid() } != 0)
+}
+
 /// Ends every process of a group at once (SIGKILL); the group has the number of its first process.
 pub fn kill_group(group: u32) -> io::Result<()> {
     let group = process_id(group)?;
@@ -247,8 +258,13 @@ mod tests {
         terminate(child.id()).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
         let mut child = sleep();
+        assert!(!child_has_ended(child.id()).unwrap());
         kill_group(child.id()).unwrap();
-        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+        while !child_has_ended(child.id()).unwrap() {
+            std::thread::yield_now();
+        }
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL), "it was there to wait for");
+        assert!(child_has_ended(child.id()).is_err());
         for nobody in [0, 1, u32::MAX, 1 << 31] {
             for refused in [terminate(nobody), kill_group(nobody)] {
                 assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ESRCH));

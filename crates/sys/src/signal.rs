@@ -67,7 +67,8 @@ impl AsFd for Signals {
 }
 
 /// From now on a write beyond the limit of a file's size (`ulimit -f`) fails with EFBIG and does not end the process by
-/// SIGXFSZ. (SIGPIPE is ignored by the Rust runtime.)
+/// SIGXFSZ. (SIGPIPE is ignored by the Rust runtime.) The processes that this one starts inherit this, and it is wanted
+/// there: a kernel in a runtime or a trial, or a compiler, that writes too long a file gets the error and is not killed.
 pub fn ignore_file_size_signal() {
     // SAFETY: no pointers; SIG_IGN is a valid disposition for this signal, so the call cannot fail.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };

@@ -1,5 +1,5 @@
-//! `match = "id:OFFSET:LENGTH"`: bytes of a request that its answer repeats at the same place, by which an
-//! answer that came twice or too late is told from the one that is waited for.
+//! `match = "id:OFFSET:LENGTH"`: bytes of a request that its answer repeats at the same place. They distinguish the
+//! expected answer from duplicate and late ones.
 
 use std::fmt;
 use std::str::FromStr;

@@ -246,7 +246,7 @@ impl Scheduler {
         self.begin_observed(|_| ())
     }
 
-    /// The same; is told each block before it runs.
+    /// The same; calls `resuming` with the index of each block before the block runs.
     pub(super) fn begin_observed(&mut self, resuming: impl Fn(u32)) -> Result<(), AccelError> {
         crash::watch_this_thread();
         self.body.running = self.body.blocks.len();

@@ -133,7 +133,7 @@ impl BackendPool {
         }
     }
 
-    /// Closes the socket of a client mqueue; nobody is told.
+    /// Closes the socket of a client mqueue, without an answer to the requests in flight on it.
     pub(super) fn close_datagrams<N: Nic>(&mut self, nic: &mut N, entry: &mut ClientMqueue) {
         entry.datagram.asked.clear();
         if std::mem::replace(&mut entry.datagram.open, false) {
@@ -175,7 +175,7 @@ impl BackendPool {
     fn judge(&self, mark: &[u8], response: &[u8]) -> Result<(), DropReason> {
         let max = self.max_message_bytes;
         if !self.is_framed() || response.len() > max {
-            // What is too long is told when it is put into the ring.
+            // A response that is too long is reported when it is put into the ring.
             return Ok(());
         }
         match self.framing.parse_response(&mut ParseState::default(), response, max) {

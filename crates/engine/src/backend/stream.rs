@@ -5,10 +5,10 @@
 //! in flight on it are answered with `PROTOCOL`, because one answer too many would shift every later one.
 //! A request that times out is answered with `TIMEOUT` at once but keeps its place: when its
 //! late answer comes it is consumed and counted, so the stream never desynchronises. A connection that
-//! has owed answers for long and gave none in time is closed and opened anew: a backend that left one
-//! request unanswered would otherwise be one answer behind for ever. Whoever has answered on a connection
-//! that ended is asked on a new one at once; with exponential back-off while the backend refuses, or
-//! accepts and ends without an answer.
+//! has owed answers for long and gave none in time is closed and opened again: a backend that left one
+//! request unanswered would otherwise be one answer behind for ever. If the backend has answered on a connection
+//! that ended, the next one is opened at once. There is exponential back-off while the backend refuses
+//! connections, or accepts and ends them without an answer.
 //!
 //! *A connection for each request*: there are `in_flight` of them, each with one place, opened for a
 //! request and closed after its answer, at its time-out, or when the backend closes. They are reset, so

@@ -1,4 +1,4 @@
-//! BOOKS: whoever reads ends first finds their beginnings, whichever thread counted them.
+//! BOOKS: a reader that loads the counters of ends first finds their beginnings, whichever thread counted them.
 
 use std::sync::atomic::AtomicU64 as AtomicOfOwner;
 

@@ -153,9 +153,14 @@ pub enum Void {
     Closed(u64, u64),
     /// Little's law does not hold.
     #[error(
-        "rate x mean latency gives {0:.2} times the requests that were in flight (Little's law): the client does not count what it says it does"
+        "rate x mean latency gives {:.2} times the requests that had to be in flight (Little's law): {}", .0,
+        if *.1 {
+            "the client had no processor time left, so it sent late and its latencies are not those of the server; give it more cores (--core) or ask for less in flight"
+        } else {
+            "the client did not keep as many in flight as were asked for, or its latencies are wrong; run it again while the machine is quiet"
+        }
     )]
-    Little(f64),
+    Little(f64, bool),
     /// The client was not let work.
     #[error(
         "other processes used {} % of the client's core: keep the machine quiet, give the client a core of its own (--core), or ask for less in flight",
@@ -322,7 +327,7 @@ impl Report {
             let tcp = matches!(plan.target, Target::Tcp(_));
             reasons.push(match outcome.reconnects {
                 times @ 1.. if tcp => Void::Closed(times, outcome.lost),
-                _ => Void::Little(ratio),
+                _ => Void::Little(ratio, self.bottleneck() == Bottleneck::Client),
             });
         }
         reasons
@@ -459,7 +464,7 @@ mod tests {
             if (ratio - 1.0).abs() < 0.04 {
                 prop_assert_eq!(void, None);
             } else if (ratio - 1.0).abs() > 0.06 {
-                prop_assert!(matches!(void, Some(Void::Little(_))), "{:?}", void);
+                prop_assert!(matches!(void, Some(Void::Little(..))), "{:?}", void);
             }
         }
 
@@ -471,7 +476,7 @@ mod tests {
             let count = outcome.latency.len();
             outcome.latency.reset();
             outcome.latency.record_n((100_000.0 * factor) as u64 + 1, count).unwrap();
-            prop_assert!(matches!(judged(&plan, &outcome), Some(Void::Little(_))));
+            prop_assert!(matches!(judged(&plan, &outcome), Some(Void::Little(..))));
         }
     }
 
@@ -481,7 +486,7 @@ mod tests {
         let mut bad = outcome(1, 1000, 10_000);
         assert_eq!(judged(&plan, &bad), None);
         bad.in_flight_ns *= 2;
-        assert_eq!(judged(&plan, &bad), Some(Void::Little(2.0)));
+        assert_eq!(judged(&plan, &bad), Some(Void::Little(2.0, false)));
         bad.stolen = bad.elapsed / 2;
         assert_eq!(judged(&plan, &bad), Some(Void::Stolen(0.5)));
         bad.lost = 10;
@@ -500,7 +505,7 @@ mod tests {
         let tcp = Plan::new("tcp://127.0.0.1:9".parse().unwrap());
         assert_eq!(judged(&tcp, &bad), Some(Void::Closed(2, 5)));
         let udp = Plan::new("udp://127.0.0.1:9".parse().unwrap());
-        assert!(matches!(judged(&udp, &bad), Some(Void::Little(_))), "a socket is no connection");
+        assert!(matches!(judged(&udp, &bad), Some(Void::Little(..))), "a socket is no connection");
         bad.in_flight_ns *= 2;
         assert_eq!(judged(&tcp, &bad), None, "one that was opened again at once");
     }
@@ -517,7 +522,7 @@ mod tests {
         assert_eq!(judged(&plan, &outcome(48, 10_000, 100_000)), None);
         let half = judged(&plan, &outcome(32, 10_000, 100_000));
         assert!(
-            matches!(half, Some(Void::Little(share)) if (share - 0.5).abs() < 0.01),
+            matches!(half, Some(Void::Little(share, _)) if (share - 0.5).abs() < 0.01),
             "{half:?}"
         );
         // Latencies that are not those of what was in flight.
@@ -525,7 +530,7 @@ mod tests {
         other.latency.reset();
         other.latency.record_n(5_000, 100_000).unwrap();
         other.lost = 1;
-        assert!(matches!(judged(&plan, &other), Some(Void::Little(_))));
+        assert!(matches!(judged(&plan, &other), Some(Void::Little(..))));
         // A few lost requests explain what they held, and no more.
         let mut few = outcome(64, 10_000, 100_000);
         (few.lost, few.lost_ns) = (50, few.in_flight_ns / 10);
@@ -534,7 +539,7 @@ mod tests {
         few.elapsed += few.elapsed / 10;
         assert_eq!(judged(&plan, &few), None);
         few.lost_ns = 0;
-        assert!(matches!(judged(&plan, &few), Some(Void::Little(_))));
+        assert!(matches!(judged(&plan, &few), Some(Void::Little(..))));
         (few.lost, few.lost_ns) = (101, few.in_flight_ns / 11);
         assert_eq!(judged(&plan, &few), Some(Void::Lost(101)));
         plan.mode = Mode::Open { rate: 1000.0 };

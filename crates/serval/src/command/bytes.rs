@@ -1,8 +1,9 @@
 //! Messages on the command line: from files and hexadecimal digits, and how bytes are shown.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+
+use sys::private_file::open_regular;
 
 use crate::bench::MESSAGE_BYTES_MAX;
 
@@ -18,12 +19,9 @@ pub(super) fn from_hex(text: &str) -> Result<Vec<u8>, String> {
 
 /// The whole file, if it can be a message.
 pub(super) fn from_file(path: &Path) -> Result<Vec<u8>, String> {
-    let failed = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
-    let file = File::open(path).map_err(failed)?;
-    if !file.metadata().map_err(failed)?.is_file() {
-        return Err(format!("cannot read {}: it is not a regular file", path.display()));
-    }
-    all_of(file).map_err(|error| format!("cannot read {}: {error}", path.display()))
+    let failed = |error: String| format!("cannot read {}: {error}", path.display());
+    let (file, _) = open_regular(path).map_err(|error| failed(error.to_string()))?;
+    all_of(file).map_err(failed)
 }
 
 /// Everything until the end, if it can be a message.
@@ -103,7 +101,16 @@ mod tests {
         let long = std::io::repeat(0).take(MESSAGE_BYTES_MAX as u64 + 1);
         assert!(all_of(long).unwrap_err().contains("longer than a message"));
         assert_eq!(all_of(&b"ab"[..]).unwrap(), b"ab");
-        assert!(from_file(Path::new("/dev/zero")).unwrap_err().contains("not a regular file"));
+        assert!(
+            from_file(Path::new("/dev/zero")).unwrap_err().contains("it is a device, not a file")
+        );
+        let fifo = std::env::temp_dir().join(format!("serval-bytes-{}", std::process::id()));
+        let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
+        assert!(made.success());
+        // Nothing writes to it, so the open of it would wait.
+        let refused = from_file(&fifo).unwrap_err();
+        std::fs::remove_file(&fifo).unwrap();
+        assert!(refused.contains("it is a FIFO, not a file"), "{refused}");
         assert!(from_file(Path::new("/there/is/no/file")).unwrap_err().contains("/there/is"));
     }
 }

@@ -145,7 +145,7 @@ fn measure_peak(plan: &Plan, window: usize, cores: &Cores) -> Result<Peak, SideE
 
 /// Whether the machine (or the client on it) is to blame rather than the server.
 fn is_noise(void: &Void) -> bool {
-    matches!(void, Void::Stolen(_) | Void::Little(_) | Void::Unsent(_, true))
+    matches!(void, Void::Stolen(_) | Void::Little(..) | Void::Unsent(_, true))
 }
 
 /// Runs a load from the client's cores, whether the client spins there or shares it.

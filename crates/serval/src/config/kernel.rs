@@ -2,11 +2,13 @@
 //! so that a service that could only ever drop is refused before it starts.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use engine::topology::{AcceleratorKind, Launch};
 
 use super::Inspect;
 use super::reader::nearest;
+use crate::kernel_file::KernelFile;
 
 /// A kernel that is part of Serval.
 #[derive(Clone, Copy, Debug)]
@@ -146,12 +148,13 @@ pub(super) fn find(name: &str, base: &Path, any_name: bool) -> Result<Kernel, (S
 }
 
 /// Opens a kernel file that exists with `open`, as the accelerators of these kinds would; `name` is that of the kernel in
-/// it. The error is what is wrong and what would be right.
+/// it. The opened files are added to `opened`. The error is what is wrong and what would be right.
 pub(super) fn inspect(
     open: Inspect,
     path: &Path,
     name: Option<&str>,
     kinds: &[&AcceleratorKind],
+    opened: &mut Vec<Arc<KernelFile>>,
 ) -> Result<(), (String, String)> {
     let on_gpu = |kind: &&AcceleratorKind| match kind {
         // What the path means there is up to the runtime.
@@ -161,7 +164,7 @@ pub(super) fn inspect(
     };
     let mut on_gpus: Vec<bool> = kinds.iter().filter_map(on_gpu).collect();
     on_gpus.dedup();
-    let refused = on_gpus.into_iter().find_map(|on_gpu| open(path, name, on_gpu).err());
+    let refused = on_gpus.into_iter().find_map(|on_gpu| open(path, name, on_gpu, opened).err());
     refused.map_or(Ok(()), |text| match text.split_once(": ") {
         Some((what, right)) => Err((what.to_owned(), right.to_owned())),
         None => Err((text, "name another kernel file".to_owned())),

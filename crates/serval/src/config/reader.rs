@@ -3,12 +3,14 @@
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use serde_json::Value as Json;
 
 use super::Inspect;
 use super::diagnostic::{Origin, Problem, Source, Span};
 use super::tree::{Entry, Node, Table, Value};
+use crate::kernel_file::KernelFile;
 
 /// The effective value of one key.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +32,8 @@ pub(super) struct Report<'s> {
     pub(super) settings: Vec<Setting>,
     /// Opens kernel files, if they are to be opened.
     pub(super) inspect: Option<Inspect>,
+    /// The kernel files that it opened.
+    pub(super) opened: Vec<Arc<KernelFile>>,
 }
 
 impl Report<'_> {

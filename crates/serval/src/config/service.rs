@@ -187,9 +187,10 @@ fn read_kernels(
                     }
                     Ok(Kernel::Foreign) => kernels.push(name.clone()),
                     Ok(Kernel::Library(path, kernel)) => {
-                        let checked = report
-                            .inspect
-                            .map(|open| kernel::inspect(open, &path, kernel.as_deref(), kinds));
+                        let checked = report.inspect.map(|open| {
+                            let name = kernel.as_deref();
+                            kernel::inspect(open, &path, name, kinds, &mut report.opened)
+                        });
                         if let Some(Err((what, right))) = checked {
                             report.problem(Problem::new(span, what, right));
                         }
@@ -317,7 +318,7 @@ fn read_sizes(report: &mut Report<'_>, section: &mut Section<'_>, service: &mut 
     // A reply is often as long as its request.
     let udp = service.listen.iter().any(|listen| listen.transport == Transport::Udp);
     let carried = if udp { UDP_PAYLOAD_MAX as u32 } else { u32::MAX };
-    // Whoever asks for granule rings has one in one direction at least.
+    // With `rings = "granule…"` at least one direction has granule rings, whose messages lie in the slot.
     let rings = section.peek("rings");
     let granules = matches!(rings, Some(Value::String(rings)) if rings.starts_with("granule"));
     let carried = if granules { carried.min(INLINE_BYTES_MAX) } else { carried };

@@ -16,7 +16,7 @@ use accel::KernelError;
 use accel::kernel::KernelLibrary;
 use sys::PrivateFile;
 use sys::local::wait_readable;
-use sys::process::{confine, kill_group, signal_name, tie};
+use sys::process::{child_has_ended, confine, kill_group, signal_name, tie};
 
 /// How a line of the process begins.
 const MARK: &str = "serval-kernel: ";
@@ -73,21 +73,22 @@ pub(super) fn run(
     command.args(["kernel", "try", "--"]).arg(path);
     let input = copy.as_fd().try_clone_to_owned().map_err(cannot)?;
     command.stdin(Stdio::from(input)).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Whatever it starts is in its group and ends with it.
+    // Processes that it starts are in its group unless they leave it, and are killed with the group.
     command.process_group(0);
     tie(&mut command, &[]);
     confine(&mut command, limits.cpu_seconds);
     let mut child = command.spawn().map_err(cannot)?;
     let watched = watch(&mut child, limits.time, cancelled);
-    let group = child.id();
-    if !matches!(watched, Ok(Some(Seen { status: Some(_), .. }))) {
-        // It may have ended meanwhile, and its number is its own until it has been waited for.
-        let _ = kill_group(group);
-        let _ = child.wait();
-    }
+    // Also if it has ended: processes that it started may run on. Its number is its own until it has been waited for.
+    let _ = kill_group(child.id());
+    let status = child.wait();
     match watched.map_err(cannot)? {
-        Some(seen) => judge(path, limits, &seen).map(Some),
-        None => Err(KernelError::Abandoned),
+        Watched::Cancelled => Err(KernelError::Abandoned),
+        Watched::Seen(seen) => judge(path, limits, &seen).map(Some),
+        Watched::Ended(seen) => {
+            let status = Some(status.map_err(cannot)?);
+            judge(path, limits, &Seen { status, ..seen }).map(Some)
+        }
     }
 }
 
@@ -99,34 +100,42 @@ struct Seen {
     status: Option<ExitStatus>,
 }
 
-/// Reads both outputs until the process has said its last word, has ended, or the time is over; `None` if it was
-/// cancelled.
+/// How watching a process ended.
+enum Watched {
+    /// The process has ended and is still to be waited for.
+    Ended(Seen),
+    /// It has written its last word, or the time is over.
+    Seen(Seen),
+    Cancelled,
+}
+
+/// Reads both outputs until the process has said its last word, has ended, or the time is over, or `cancelled`.
 fn watch(
     child: &mut Child,
     time: Duration,
     cancelled: &mut dyn FnMut() -> bool,
-) -> io::Result<Option<Seen>> {
+) -> io::Result<Watched> {
     let deadline = Instant::now() + time;
     let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
     let mut seen = Seen { output: Vec::new(), errors: Vec::new(), status: None };
     loop {
         // What it wrote before it ended can be read afterwards.
-        let status = child.try_wait()?;
-        // Whoever writes without end does not keep this from looking at the clock.
+        let ended = child_has_ended(child.id())?;
+        // The number of reads is limited, so a process that writes without end cannot delay the check of the deadline.
         for _ in 0..READS_MAX {
             if !(read_some(&mut out, &mut seen.output)? | read_some(&mut err, &mut seen.errors)?) {
                 break;
             }
         }
-        if status.is_some() || last_word(&seen.output).is_some_and(|word| word.is_last()) {
-            seen.status = status;
-            return Ok(Some(seen));
+        if ended {
+            return Ok(Watched::Ended(seen));
         }
-        if Instant::now() >= deadline {
-            return Ok(Some(seen));
+        let done = last_word(&seen.output).is_some_and(|word| word.is_last());
+        if done || Instant::now() >= deadline {
+            return Ok(Watched::Seen(seen));
         }
         if cancelled() {
-            return Ok(None);
+            return Ok(Watched::Cancelled);
         }
         let files: Vec<BorrowedFd<'_>> =
             out.iter().map(|o| o.as_fd()).chain(err.iter().map(|e| e.as_fd())).collect();

@@ -2,10 +2,14 @@
 //!
 //! A server has `PID.sock` in `$XDG_RUNTIME_DIR/serval`, or in `/run/serval` where that variable is not set, so that
 //! several servers of one user run at once. What a killed server left is removed by the next one.
+//!
+//! `serval top` and `serval reload` look in the first of these folders, and if no server answers there in the other one: a
+//! service of systemd does not have the variable. They ask the servers of their own user, and as root those of all users:
+//! every server admits root.
 
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -92,32 +96,53 @@ impl Found {
     }
 }
 
-/// This user's servers that answer.
-fn running() -> Vec<Found> {
-    let own = |path: &PathBuf| {
-        fs::symlink_metadata(path).is_ok_and(|found| found.uid() == sys::process::user())
-    };
-    let paths = sockets(&folder()).into_iter().map(|(_, path)| path).filter(own);
+/// The folders in which servers may have their sockets, in the order of the search.
+fn folders() -> Vec<PathBuf> {
+    let mut folders = vec![folder(), PathBuf::from("/run/serval")];
+    folders.dedup();
+    folders
+}
+
+/// Whether `user` may take what is at `path` for the socket of a server. A user trusts its own sockets only, since others
+/// may be able to create one in the folder. Root trusts all of a folder that only its owner can write to.
+fn is_trusted(path: &Path, only_owner_writes: bool, user: u32) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| {
+        let is_root = user == 0 && only_owner_writes;
+        found.file_type().is_socket() && (found.uid() == user || is_root)
+    })
+}
+
+/// The servers in a folder that answer: this user's, or as root those of all users.
+fn running(folder: &Path) -> Vec<Found> {
+    let only_owner_writes = fs::metadata(folder).is_ok_and(|found| found.mode() & 0o022 == 0);
+    let user = sys::process::user();
+    let paths = sockets(folder).into_iter().map(|(_, path)| path);
     let found = |path: PathBuf| {
         let status = ask(&path, Request::Status).ok()?;
         Some(Found { path, status })
     };
-    paths.filter_map(found).collect()
+    paths.filter(|path| is_trusted(path, only_owner_writes, user)).filter_map(found).collect()
 }
 
-/// The one server of this user that answers, of those that were started with `file` if one is given.
+/// The one server that answers, of those that were started with `file` if one is given.
 pub(in crate::command) fn find_one(file: Option<&Path>) -> Result<PathBuf, Failure> {
-    let mut found = running();
-    if let Some(file) = file {
-        let file = file.canonicalize().unwrap_or_else(|_| file.to_owned());
-        found.retain(|server| server.status["file"].as_str().map(Path::new) == Some(&file));
-    }
+    let file = file.map(|file| file.canonicalize().unwrap_or_else(|_| file.to_owned()));
+    let started_with = |server: &Found| {
+        let of_server = server.status["file"].as_str().map(Path::new);
+        file.is_none() || of_server == file.as_deref()
+    };
+    let servers = |folder: &PathBuf| -> Vec<Found> {
+        running(folder).into_iter().filter(started_with).collect()
+    };
+    let folders = folders();
+    let found = folders.iter().map(servers).find(|found| !found.is_empty()).unwrap_or_default();
     match found.as_slice() {
         [one] => Ok(one.path.clone()),
         [] => {
-            let folder = folder();
+            let folders: Vec<String> = folders.iter().map(|path| format!("{path:?}")).collect();
             Err(Failure::Run(format!(
-                "no server answers in {folder:?}: start one with `serval serve FILE`, or name the control socket of one"
+                "no server answers in {}: start one with `serval serve FILE`, or name the control socket of one",
+                folders.join(" or ")
             )))
         }
         several => {
@@ -186,5 +211,32 @@ fn ask_for_file(
                 return Ok((answer, files.into_iter().next()));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_trusts_its_own_sockets_and_root_those_of_folders_that_only_their_owner_writes_to() {
+        let folder = std::env::temp_dir().join(format!("serval-trust-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (socket, file, link) =
+            (folder.join("1.sock"), folder.join("2.sock"), folder.join("3.sock"));
+        let _listener = sys::local::LocalListener::bind(&socket).unwrap();
+        fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&socket, &link).unwrap();
+        let user = sys::process::user();
+        let other = user + 1;
+        for only_owner_writes in [true, false] {
+            assert!(is_trusted(&socket, only_owner_writes, user));
+            assert!(!is_trusted(&socket, only_owner_writes, other));
+            assert_eq!(is_trusted(&socket, only_owner_writes, 0), only_owner_writes || user == 0);
+            assert!(!is_trusted(&file, only_owner_writes, user));
+            assert!(!is_trusted(&link, only_owner_writes, user));
+        }
+        fs::remove_dir_all(&folder).unwrap();
+        assert!(folders().contains(&PathBuf::from("/run/serval")));
     }
 }
