@@ -25,6 +25,7 @@ mod service;
 mod show;
 mod tree;
 
+use std::any::Any;
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -36,8 +37,6 @@ use wire::framing::Framing;
 
 use diagnostic::{Problem, Source};
 use reader::Report;
-
-use crate::kernel_file::KernelFile;
 
 pub(crate) use address::{memory_url, url};
 pub use diagnostic::{ConfigError, Origin, ProblemEntry};
@@ -70,7 +69,7 @@ pub type Inspect = fn(
     path: &Path,
     name: Option<&str>,
     on_gpu: bool,
-    opened: &mut Vec<Arc<KernelFile>>,
+    opened: &mut Vec<Arc<dyn Any>>,
 ) -> Result<(), String>;
 
 impl Overrides {

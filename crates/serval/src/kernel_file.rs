@@ -12,6 +12,7 @@
 
 mod trial;
 
+use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -173,7 +174,7 @@ pub fn inspect(
     path: &Path,
     name: Option<&str>,
     on_gpu: bool,
-    opened: &mut Vec<Arc<KernelFile>>,
+    opened: &mut Vec<Arc<dyn Any>>,
 ) -> Result<(), String> {
     let target = if on_gpu { Target::Gpu } else { Target::Host };
     let file = KernelFile::open(path, target).map_err(|error| error.to_string())?;

@@ -1,6 +1,7 @@
 //! The built-in kernels as a configuration sees them: names, parameters, and the messages they accept,
 //! so that a service that could only ever drop is refused before it starts.
 
+use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,7 +9,6 @@ use engine::topology::{AcceleratorKind, Launch};
 
 use super::Inspect;
 use super::reader::nearest;
-use crate::kernel_file::KernelFile;
 
 /// A kernel that is part of Serval.
 #[derive(Clone, Copy, Debug)]
@@ -154,7 +154,7 @@ pub(super) fn inspect(
     path: &Path,
     name: Option<&str>,
     kinds: &[&AcceleratorKind],
-    opened: &mut Vec<Arc<KernelFile>>,
+    opened: &mut Vec<Arc<dyn Any>>,
 ) -> Result<(), (String, String)> {
     let on_gpu = |kind: &&AcceleratorKind| match kind {
         // What the path means there is up to the runtime.

@@ -1,6 +1,7 @@
 //! Typed reading of tables: every accessor checks type and range, records the effective value, and
 //! leaves a [`Problem`] instead of stopping, so that one run shows everything that is wrong.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -10,7 +11,6 @@ use serde_json::Value as Json;
 use super::Inspect;
 use super::diagnostic::{Origin, Problem, Source, Span};
 use super::tree::{Entry, Node, Table, Value};
-use crate::kernel_file::KernelFile;
 
 /// The effective value of one key.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,7 +33,7 @@ pub(super) struct Report<'s> {
     /// Opens kernel files, if they are to be opened.
     pub(super) inspect: Option<Inspect>,
     /// The kernel files that it opened.
-    pub(super) opened: Vec<Arc<KernelFile>>,
+    pub(super) opened: Vec<Arc<dyn Any>>,
 }
 
 impl Report<'_> {
