@@ -162,12 +162,19 @@ mod tests {
 
     #[test]
     fn cpu_time_of_a_process_grows_with_its_work() {
-        let pid = std::process::id();
-        let before = cpu_seconds(pid).unwrap();
-        let start = sys::time::thread_cpu_ns();
-        while sys::time::thread_cpu_ns() - start < 50_000_000 {}
-        // A running thread's statistics are as of its last tick.
-        assert!(cpu_seconds(pid).unwrap() >= before + 0.02);
+        // Not of this process: threads of other tests end meanwhile, and their time is not in the sum any more.
+        let mut busy =
+            std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let before = cpu_seconds(busy.id()).unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let mut grown = false;
+        while !grown && std::time::Instant::now() < deadline {
+            grown = cpu_seconds(busy.id()).unwrap() >= before + 0.02;
+            std::thread::yield_now();
+        }
+        busy.kill().unwrap();
+        busy.wait().unwrap();
+        assert!(grown);
     }
 
     #[test]
