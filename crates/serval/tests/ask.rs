@@ -112,7 +112,8 @@ fn a_message_in_shared_memory_is_answered() {
 
 #[test]
 fn no_reply_is_told_in_one_sentence() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // An address of its own: another test may get the port of 127.0.0.1 meanwhile.
+    let free = TcpListener::bind("127.0.0.99:0").unwrap().local_addr().unwrap();
     let silent_udp = UdpSocket::bind("127.0.0.1:0").unwrap();
     let silent_tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let closing = TcpListener::bind("127.0.0.1:0").unwrap();

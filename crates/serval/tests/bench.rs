@@ -259,7 +259,8 @@ fn what_has_no_room_is_lost_where_it_arrives_and_nowhere_else() {
 
 #[test]
 fn nobody_there_is_said_in_one_sentence() {
-    let free = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // An address of its own: another test may get the port of 127.0.0.1 meanwhile.
+    let free = UdpSocket::bind("127.0.0.99:0").unwrap().local_addr().unwrap();
     for target in [Target::Udp(free), Target::Tcp(free)] {
         let error = bench::run(&plan(&target, Work::Echo { bytes: 64 }, 4)).unwrap_err();
         assert!(matches!(error, BenchError::Unreachable(_)), "{error}");

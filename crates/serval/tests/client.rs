@@ -131,7 +131,8 @@ fn a_port_where_nobody_listens_loses_everything_and_ends() {
     let outcome = client::udp(free, &load(4, 20), &mut Echo::new(32)).unwrap();
     assert_eq!((outcome.sent, outcome.replied), (20, 0), "{outcome:?}");
     assert_eq!(outcome.lost, 20);
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // An address of its own: another test may get the port of 127.0.0.1 meanwhile.
+    let free = TcpListener::bind("127.0.0.99:0").unwrap().local_addr().unwrap();
     let refused =
         client::tcp(free, &Stream::new(Framing::LengthU32), &load(4, 20), &mut Echo::new(32));
     assert!(matches!(refused, Err(ClientError::Refused(_))), "{refused:?}");

@@ -142,7 +142,8 @@ fn who_is_no_memcached_is_refused_and_who_lies_later_is_caught() {
     // Without an answer nothing says what it is.
     let error = FakeTcp::memcached(|_| Vec::new()).run().expect_err("it stores nothing");
     assert!(matches!(error, BenchError::Unstored { .. }), "{error}");
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // An address of its own: another test may get the port of 127.0.0.1 meanwhile.
+    let nobody = TcpListener::bind("127.0.0.99:0").unwrap().local_addr().unwrap();
     let nobody = bench::run(&plan(&Target::Tcp(nobody), memcached_work("memcached"), 4));
     assert!(matches!(nobody, Err(BenchError::Unreachable(_))), "{nobody:?}");
 }
