@@ -2,7 +2,7 @@
 //!
 //! A kernel file is copied when it is opened ([`PrivateFile`]); the copy is what is checked and what runs, so a rebuild
 //! or a truncation at the same path touches nothing that runs. Headers and sizes are checked first. A library for host
-//! cores is then loaded once in a process of its own, which may crash ([`trial`]), before it is loaded into this one.
+//! cores is then loaded once in a process of its own, which may crash (`trial`), before it is loaded into this one.
 //!
 //! The process of a trial is `serval` itself, started again. A program that uses this crate as a library names an
 //! executable of `serval` with [`set_trial_program`]; without one, libraries are loaded untried.

@@ -21,7 +21,7 @@ pub struct Machine {
     /// Frequency governor of the first core.
     pub governor: String,
     /// The commit that the programs were built from: what `SERVAL_COMMIT` says, for those that were carried here;
-    /// otherwise what the build of this one recorded ([`BUILT_FROM`]).
+    /// otherwise what the build of this one recorded (`BUILT_FROM`).
     pub commit: String,
     /// Whether the sources differed from it.
     pub dirty: bool,
