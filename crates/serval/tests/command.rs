@@ -406,15 +406,14 @@ fn a_tap_records_what_crosses_the_network() {
     assert_eq!(run(&["serve", &file, "--tap-snap", "128"]).status.code(), Some(2));
 }
 
-#[test]
-fn what_is_left_unanswered_is_told_by_exit_code_3() {
-    let folder = Folder::new("unfinished");
-    let slow = ECHO.replace(
-        "kernel = \"echo\"",
-        "kernel = \"delay\"\nparams = { microseconds = 60e6 }\nrequest_timeout_ms = 120000",
-    );
+/// How a server ends that gets SIGTERM while a request is with its kernel: its exit code and log.
+fn ends_with_a_request(name: &str, timeout_ms: u32, drain_ms: u32) -> (Option<i32>, String) {
+    let folder = Folder::new(name);
+    let kernel = "kernel = \"delay\"\nparams = { microseconds = 60e6 }";
+    let slow =
+        ECHO.replace("kernel = \"echo\"", &format!("{kernel}\nrequest_timeout_ms = {timeout_ms}"));
     let file = folder.file("a.toml", &slow);
-    let serving = Serving::start(&[&file, "--set", "engine.drain_ms=50"]);
+    let serving = Serving::start(&[&file, "--set", &format!("engine.drain_ms={drain_ms}")]);
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.send_to(b"hello", serving.address("udp://")).unwrap();
     let metrics = serving.address("http://");
@@ -426,30 +425,21 @@ fn what_is_left_unanswered_is_told_by_exit_code_3() {
     }
     serving.signal("-TERM");
     let (code, _, err) = serving.end();
+    (code, err)
+}
+
+#[test]
+fn what_is_left_unanswered_is_told_by_exit_code_3() {
+    let (code, err) = ends_with_a_request("unfinished", 120_000, 50);
     assert_eq!(code, Some(3), "{err}");
     assert!(err.contains("not answered within engine.drain_ms"), "{err}");
 }
 
 #[test]
 fn a_request_whose_time_ends_while_the_server_drains_is_told_by_exit_code_3() {
-    let folder = Folder::new("timed-out");
-    let slow = ECHO.replace(
-        "kernel = \"echo\"",
-        "kernel = \"delay\"\nparams = { microseconds = 60e6 }\nrequest_timeout_ms = 3000",
-    );
-    let file = folder.file("a.toml", &slow);
-    let serving = Serving::start(&[&file, "--set", "engine.drain_ms=60000"]);
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.send_to(b"hello", serving.address("udp://")).unwrap();
-    let metrics = serving.address("http://");
-    let deadline = Instant::now() + PATIENCE;
-    while !get(&metrics, "/metrics")
-        .contains("serval_requests_received_total{service=\"echo\"} 1\n")
-    {
-        assert!(Instant::now() < deadline, "the request does not arrive");
-    }
-    serving.signal("-TERM");
-    let (code, _, err) = serving.end();
+    // On a busy machine the request may time out before the drain begins; then the exit code is 0, and it is tried again.
+    let mut ended = (0..5).map(|_| ends_with_a_request("timed-out", 3000, 60_000));
+    let (code, err) = ended.find(|(code, _)| *code != Some(0)).expect("five tries");
     assert_eq!(code, Some(3), "{err}");
     assert!(err.contains("echo; dropped during the run: request_timeout 1"), "{err}");
 }
