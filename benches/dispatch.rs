@@ -11,7 +11,7 @@ use topology::Dispatch;
     unused_imports,
     reason = "its tests and the calls of other workers are not used here"
 )]
-#[path = "../crates/engine/src/dispatch.rs"]
+#[path = "../crates/engine/src/service/dispatch.rs"]
 mod dispatch;
 use dispatch::{Credit, Dispatcher, Owner, Route};
 

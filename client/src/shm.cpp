@@ -1,5 +1,5 @@
 // Shared-memory ports: the handshake and the rings. The protocol of the handshake is explained in crates/wire/src/handshake.rs,
-// the part that a client has in its region in crates/engine/src/memory_port.rs: the accelerator's. It reads outcomes from the
+// the part that a client has in its region in crates/engine/src/endpoint/shm.rs: the accelerator's. It reads outcomes from the
 // region's RX ring and writes requests to its TX ring, through the device library's ring code.
 //
 // Nothing here may need the C++ runtime: programs in C link this file.

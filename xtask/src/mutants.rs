@@ -160,7 +160,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "misplace_reply",
         "a reply that is early takes another one's place",
-        &["crates/engine/src/connection.rs::ordered_replies_leave_in_request_order"],
+        &["crates/engine/src/endpoint/tcp/connection.rs::ordered_replies_leave_in_request_order"],
     ),
     mutant(
         "resume_write_late",
@@ -226,7 +226,10 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "forget_client",
         "a reply goes to whoever has the place of a shared-memory client that left",
-        &["crates/engine/src/memory_port.rs::a_reply_for_a_client_that_left_reaches_nobody", SEEDS],
+        &[
+            "crates/engine/src/endpoint/shm.rs::a_reply_for_a_client_that_left_reaches_nobody",
+            SEEDS,
+        ],
     ),
     mutant(
         "leave_with_debts",
@@ -252,7 +255,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "miss_wakeup",
         "a worker that sleeps is not woken for what is handed to it",
-        &["crates/engine/src/handover.rs::a_sleeper_is_woken_and_nobody_else"],
+        &["crates/engine/src/endpoint/peer.rs::a_sleeper_is_woken_and_nobody_else"],
     ),
     // Sockets.
     mutant(

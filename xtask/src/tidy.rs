@@ -26,7 +26,7 @@ const ON_THE_WAY: &[&str] = &[
 /// The locks there, each with what it is taken for; none of it is a message.
 const LOCKS: &[(&str, usize, &str)] = &[
     (
-        "crates/engine/src/handover.rs",
+        "crates/engine/src/endpoint/peer.rs",
         6,
         "mail: a connection that was accepted, or news of the control side; the machine's addresses, between two turns",
     ),
@@ -328,7 +328,7 @@ mod tests {
             locks(&file(path), &mut findings);
             findings.len()
         };
-        assert_eq!(found("crates/engine/src/egress.rs"), 1);
+        assert_eq!(found("crates/engine/src/depart.rs"), 1);
         assert_eq!(found("crates/serval/src/server.rs"), 0);
     }
 

@@ -2,28 +2,22 @@
 #![forbid(unsafe_code)]
 
 pub mod accelerator;
-mod backend;
-mod connection;
-mod datagrams;
-mod dispatch;
-mod egress;
-mod handover;
-mod hold;
-mod ingress;
-mod lane;
-mod lives;
-mod memory_port;
+mod admit;
+mod control;
+mod depart;
+mod endpoint;
 pub mod metrics;
-mod seating;
-mod sources;
+mod service;
 pub mod stages;
 pub mod topology;
 mod worker;
 
-pub use handover::Fabric;
-pub use hold::HOLD_NS;
-pub use lane::{Attachment, BlockEnds};
-pub use lives::LifeNews;
-pub use memory_port::{MemoryClient, MemoryPeer};
-pub use seating::{Farewell, Leave, Remains, Seat, Switch, WorkerLinks, WorkerParts, worker_links};
+pub use control::generation::LifeNews;
+pub use control::install::{
+    Farewell, Leave, Remains, Seat, Switch, WorkerLinks, WorkerParts, worker_links,
+};
+pub use control::pause::HOLD_NS;
+pub use endpoint::peer::Fabric;
+pub use endpoint::shm::{MemoryClient, MemoryPeer};
+pub use service::share::{Attachment, BlockEnds};
 pub use worker::Worker;

@@ -25,8 +25,8 @@ use std::sync::Arc;
 use wire::nic::{Nic, Transport};
 use wire::session::{Origin, Token};
 
-use crate::lane::Lane;
 use crate::metrics::Counter;
+use crate::service::share::Lane;
 use crate::topology::Replies;
 use crate::worker::Worker;
 
@@ -255,7 +255,7 @@ impl Followed {
     }
 }
 
-/// In [`crate::lane::ServerMqueue::followed`]: nobody. No token has this index, nor the next: tables are smaller.
+/// In [`crate::service::share::ServerMqueue::followed`]: nobody. No token has this index, nor the next: tables are smaller.
 pub(crate) const NOBODY: Token = Token(u64::MAX - 1);
 /// The same for somebody of a service without replies, who has no token.
 const WITHOUT_TOKEN: Token = Token(u64::MAX);

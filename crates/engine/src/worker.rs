@@ -7,16 +7,16 @@
 //! | step | where |
 //! |---|---|
 //! | readiness, one call | [`Worker::wait`] → [`Nic::poll`] |
-//! | datagrams in | `datagrams.rs` |
-//! | streams in | `ingress.rs` |
-//! | shared-memory clients | `memory_port.rs` |
-//! | which mqueue | `dispatch.rs`, into the RX ring by `lane.rs` |
+//! | datagrams in | `endpoint/udp.rs` |
+//! | streams in | `admit.rs` |
+//! | shared-memory clients | `endpoint/shm.rs` |
+//! | which mqueue | `service/dispatch.rs`, into the RX ring by `service/share.rs` |
 //! | blocks | [`crate::accelerator::Blocks::drive`] |
-//! | TX rings out, replies, order | `egress.rs`, `connection.rs` |
-//! | backends | `backend.rs` |
-//! | other workers | `handover.rs` |
-//! | services that come, change and go | `seating.rs` |
-//! | services whose clients wait for a new life | `hold.rs` |
+//! | TX rings out, replies, order | `depart.rs`, `endpoint/tcp/connection.rs` |
+//! | backends | `endpoint/backend.rs` |
+//! | other workers | `endpoint/peer.rs` |
+//! | services that come, change and go | `control/install.rs` |
+//! | services whose clients wait for a new life | `control/pause.rs` |
 
 use std::sync::Arc;
 
@@ -25,13 +25,13 @@ use wire::admission::flow_hash;
 use wire::nic::{Close, Event, Nic, RxBatch, StreamKey};
 use wire::session::Origin;
 
-use crate::connection::{Connections, Pool, Reading};
-use crate::handover::{Fabric, Link};
-use crate::lane::{LOOKS, Lane, Touched};
-use crate::memory_port::MemoryClients;
+use crate::control::install::Port;
+use crate::endpoint::peer::{Fabric, Link};
+use crate::endpoint::shm::MemoryClients;
+use crate::endpoint::sources::Sources;
+use crate::endpoint::tcp::connection::{Connections, Pool, Reading};
 use crate::metrics::WorkerCounters;
-use crate::seating::Port;
-use crate::sources::Sources;
+use crate::service::share::{LOOKS, Lane, Touched};
 use crate::topology::{Polling, Replies};
 
 /// How long an adaptive worker looks for work before it sleeps: about what two wake-ups cost, so that
@@ -88,7 +88,7 @@ pub struct Worker<N: Nic> {
     pub(crate) to_read: Vec<StreamKey>,
     pub(crate) to_write: Vec<StreamKey>,
     /// News for other workers that found no room: (worker, envelope, reason).
-    pub(crate) notices: Vec<(u16, crate::handover::Envelope, DropReason)>,
+    pub(crate) notices: Vec<(u16, crate::endpoint::peer::Envelope, DropReason)>,
     pub(crate) rx: RxBatch,
     pub(crate) scratch: Vec<u8>,
     pub(crate) envelope: Vec<u8>,

@@ -227,7 +227,7 @@ impl Attached {
     }
 }
 
-/// Workers drop datagrams whose source is a port of this server; see `engine/src/sources.rs`.
+/// Workers drop datagrams whose source is a port of this server; see `engine/src/endpoint/sources.rs`.
 fn tell_local_addresses<S>(fabric: &Fabric<S>) {
     match sys::addresses::local_addresses() {
         Ok(addresses) => fabric.set_local_addresses(addresses),

@@ -1,6 +1,6 @@
 //! Services that come to a running world, change and leave it, as the control side of a server does it.
 //!
-//! A change goes in steps (`engine/src/seating.rs`): every worker takes its seat, then every worker
+//! A change goes in steps (`engine/src/control/install.rs`): every worker takes its seat, then every worker
 //! switches, then what leaves is released everywhere once all have settled. Within a step the workers
 //! follow one by one, whenever the test says so: [`World::follow`].
 

@@ -89,7 +89,7 @@ const PLANTS: &[Plant] = &[
     Plant {
         target: "worker",
         bug: "requests that are taken together count as one",
-        file: "crates/engine/src/memory_port.rs",
+        file: "crates/engine/src/endpoint/shm.rs",
         right: "counters.received.add(taken.into());",
         wrong: "counters.received.add(u64::from(taken > 0));",
     },

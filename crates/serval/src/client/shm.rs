@@ -1,7 +1,7 @@
 //! A client in shared memory: requests and replies cross in a ring, and no system call on the way.
 //!
 //! [`Client::connect`] meets the engine at the port's path and maps a region of its own, in which it
-//! has the accelerator's part (see `engine/src/memory_port.rs`). A request has a *tag*, any 64-bit
+//! has the accelerator's part (see `engine/src/endpoint/shm.rs`). A request has a *tag*, any 64-bit
 //! number, that comes back with its outcome; outcomes come in any order. At most [`Client::depth`]
 //! requests are under way at a time, so that every outcome finds a slot.
 //!

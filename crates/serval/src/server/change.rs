@@ -7,10 +7,10 @@
 //! are let go: their runtimes end.
 //!
 //! Two runtimes cannot be had beside each other where a GPU would have to take turns, or somebody else starts
-//! them. There the next one comes when the last one is gone. Meanwhile the service is held (`engine/src/hold.rs`) if the
+//! them. There the next one comes when the last one is gone. Meanwhile the service is held (`engine/src/control/pause.rs`) if the
 //! engine starts it, else requests are dropped as `reconfiguring`.
 //!
-//! Workers get their orders between two turns, through an [`Inbox`]; see `engine/src/seating.rs`. What a worker that a kernel
+//! Workers get their orders between two turns, through an [`Inbox`]; see `engine/src/control/install.rs`. What a worker that a kernel
 //! holds up may still have is given to nobody else, and shown as left behind until a change after it has come back.
 
 mod leave;

@@ -1,5 +1,5 @@
 //! The control side of shared-memory ports: one thread that listens, shakes hands and notices who is
-//! gone. Requests never pass here; see `engine/src/memory_port.rs`.
+//! gone. Requests never pass here; see `engine/src/endpoint/shm.rs`.
 //!
 //! A client is let in if it is a process of the same user (or of root), speaks the same versions, and
 //! there is room for its connection and its region. What it maps is a region of its own, so it can

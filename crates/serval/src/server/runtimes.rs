@@ -24,7 +24,7 @@
 //! costs nobody anything should the change be undone; when it is certain, all of them begin anew together, no more than
 //! [`TOGETHER_MAX`]. Should that be refused, or their process be lost twice before it serves, they go on alone until
 //! one of them comes, changes or leaves. Before a life ends for a change of others its service is *held*
-//! (`engine/src/hold.rs`): it ends when all that was accepted has been answered, or the drain time is over.
+//! (`engine/src/control/pause.rs`): it ends when all that was accepted has been answered, or the drain time is over.
 //!
 //! *Seats come and go with services* ([`Runtimes::seat`], [`Runtimes::change_doors`], [`Runtimes::leave`]). One whose service is about to leave
 //! serves on until everything is answered, and has no next life; then its runtime is asked to end.

@@ -190,7 +190,7 @@ pub(super) enum First {
     Told(String, Result<(), String>),
 }
 
-/// A life that is about to end as planned: its service takes nothing in, see `engine/src/hold.rs`.
+/// A life that is about to end as planned: its service takes nothing in, see `engine/src/control/pause.rs`.
 pub(super) struct Hold {
     /// Where the workers tell that all that was accepted has been answered.
     pub(super) farewell: Farewell,

@@ -33,7 +33,7 @@ use wire::nic::{Nic, StreamKey, Transport};
 
 use self::datagram::DatagramSocket;
 use self::stream::BackendConnection;
-use crate::lane::Lane;
+use crate::service::share::Lane;
 use crate::topology::{Backend, Sockets};
 
 /// Streams are named when their service is seated.

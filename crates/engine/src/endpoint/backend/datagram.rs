@@ -18,7 +18,7 @@ use wire::framing::{Assembly, Framing, ParseState, Parsed, Piece, UDP_HEADER_BYT
 use wire::nic::{Close, Nic, Read, Transport, UDP_PAYLOAD_MAX, Written};
 
 use super::{BackendPool, ClientMqueue, Sending, refusal};
-use crate::lane::Lane;
+use crate::service::share::Lane;
 
 /// Datagrams that answer nothing, read from one socket at a time. Where late answers are recognised, all that
 /// timed out together may come together.

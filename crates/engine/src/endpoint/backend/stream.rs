@@ -23,8 +23,8 @@ use wire::framing::{Framing, ParseState, Parsed};
 use wire::nic::{Close, Nic, Read, StreamKey, Transport, Written};
 
 use super::{BackendPool, NO_KEY, Sending, refusal};
-use crate::connection::forget_written;
-use crate::lane::Lane;
+use crate::endpoint::tcp::connection::forget_written;
+use crate::service::share::Lane;
 
 const BACK_OFF_NS_MIN: u64 = 10_000_000;
 const BACK_OFF_NS_MAX: u64 = 1_000_000_000;

@@ -5,7 +5,7 @@ use wire::framing::Expects;
 use wire::nic::{Datagram, Nic, Transport};
 use wire::session::Origin;
 
-use crate::ingress::{Arrival, Refusal};
+use crate::admit::{Arrival, Refusal};
 use crate::worker::Worker;
 
 impl Arrival {

@@ -26,8 +26,8 @@ use wire::framing::Expects;
 use wire::nic::PortIndex;
 use wire::session::Origin;
 
-use crate::lives::LifeNews;
-use crate::memory_port::MemoryClient;
+use crate::control::generation::LifeNews;
+use crate::endpoint::shm::MemoryClient;
 use crate::topology::Service;
 
 /// Slots of a hand-over ring.

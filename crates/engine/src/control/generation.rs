@@ -15,7 +15,7 @@
 //! region, however late, reaches nobody: nobody reads those rings, and in the new ones an old token is
 //! stale. What its blocks asked of backends keeps its place in line and is thrown away when it comes.
 //!
-//! *A life that ends as planned* need not take anything along: its service is held before, see `hold.rs`.
+//! *A life that ends as planned* need not take anything along: its service is held before, see `control/pause.rs`.
 //!
 //! *Memory.* A worker drops its hold on the old region when it takes the next one. Whoever made a region
 //! holds it for longer than that, so that nothing is unmapped inside a turn.
@@ -23,9 +23,9 @@
 use wire::DropReason;
 use wire::nic::Nic;
 
-use crate::handover::ControlMail;
-use crate::lane::Attachment;
-use crate::seating::Farewell;
+use crate::control::install::Farewell;
+use crate::endpoint::peer::ControlMail;
+use crate::service::share::Attachment;
 use crate::topology::Replies;
 use crate::worker::Worker;
 
@@ -57,7 +57,7 @@ pub enum LifeNews {
         /// This worker's share; [`crate::accelerator::Blocks::present`] is not asked.
         attachment: Attachment,
     },
-    /// A planned change is about to end this life: the service is held until the next one begins, see `hold.rs`.
+    /// A planned change is about to end this life: the service is held until the next one begins, see `control/pause.rs`.
     Held {
         /// The service.
         service: u16,
@@ -98,7 +98,7 @@ impl<N: Nic> Worker<N> {
         | LifeNews::Ended { service, accelerator, .. }) = &news;
         let lane = &self.lanes[usize::from(*service)];
         if usize::from(*accelerator) >= lane.drives.len() {
-            // The service has left; see `seating.rs`.
+            // The service has left; see `control/install.rs`.
             return;
         }
         match news {

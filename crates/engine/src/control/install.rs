@@ -24,12 +24,12 @@ use wire::DropReason;
 use wire::nic::{Close, Nic, PortIndex, StreamKey, Transport, TxBatch};
 
 use crate::accelerator::StartError;
-use crate::connection::{Connections, Pool};
-use crate::handover::{ENVELOPE_BYTES, Fabric, Link, ServiceLinks, links};
-use crate::lane::{Attachment, Lane};
-use crate::memory_port::MemoryClients;
+use crate::endpoint::peer::{ENVELOPE_BYTES, Fabric, Link, ServiceLinks, links};
+use crate::endpoint::shm::MemoryClients;
+use crate::endpoint::sources::{Sources, lowest_source};
+use crate::endpoint::tcp::connection::{Connections, Pool};
 use crate::metrics::{Metrics, ServiceMetrics};
-use crate::sources::{Sources, lowest_source};
+use crate::service::share::{Attachment, Lane};
 use crate::topology::{Limits, Listen, Polling, Replies, Service, Topology};
 use crate::worker::{NOTICES, StreamOwner, Worker};
 
@@ -173,7 +173,7 @@ impl<P> Seat<P> {
     }
 
     /// The service is held from the switch until this accelerator's first life begins: that of the former version ends
-    /// within `drain_ns`. See `hold.rs`.
+    /// within `drain_ns`. See `control/pause.rs`.
     pub fn hold(&mut self, accelerator: u16, drain_ns: u64) {
         self.awaited.push((accelerator, drain_ns));
     }

@@ -20,8 +20,8 @@
 
 use wire::nic::{Nic, PortIndex, StreamKey};
 
-use crate::lane::Lane;
-use crate::seating::{Farewell, Word};
+use crate::control::install::{Farewell, Word};
+use crate::service::share::Lane;
 use crate::worker::Worker;
 
 /// How long clients of a held service wait for the next life, from the end of the last one.

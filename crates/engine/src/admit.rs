@@ -7,10 +7,10 @@ use wire::framing::{ErrorReply, Expects, Parsed};
 use wire::nic::{Close, Nic, Read, StreamKey};
 use wire::session::Origin;
 
-use crate::connection::{Connection, Outcome, Reading};
-use crate::dispatch::Route;
-use crate::handover::{ANY, Accepted, ENVELOPE_BYTES, Envelope};
-use crate::lane::Lane;
+use crate::endpoint::peer::{ANY, Accepted, ENVELOPE_BYTES, Envelope};
+use crate::endpoint::tcp::connection::{Connection, Outcome, Reading};
+use crate::service::dispatch::Route;
+use crate::service::share::Lane;
 use crate::worker::Worker;
 
 /// Connections accepted from one listener in a turn.

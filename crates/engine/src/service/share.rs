@@ -10,13 +10,13 @@ use wire::nic::Nic;
 use wire::session::{Request, Sessions, Token};
 
 use crate::accelerator::Blocks;
-use crate::backend::{BackendPool, ClientMqueue};
-use crate::dispatch::{Credit, Dispatcher, Owner, Route};
-use crate::handover::ANY;
-use crate::hold::Hold;
-use crate::ingress::{Arrival, Message, Refusal};
+use crate::admit::{Arrival, Message, Refusal};
+use crate::control::install::Leaving;
+use crate::control::pause::Hold;
+use crate::endpoint::backend::{BackendPool, ClientMqueue};
+use crate::endpoint::peer::ANY;
 use crate::metrics::ServiceCounters;
-use crate::seating::Leaving;
+use crate::service::dispatch::{Credit, Dispatcher, Owner, Route};
 use crate::stages::{Follower, NOBODY, Observations};
 use crate::topology::{Replies, Service};
 

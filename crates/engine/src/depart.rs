@@ -8,9 +8,9 @@ use wire::framing::Expects;
 use wire::nic::{Close, Departure, Nic, PortIndex, StreamKey, Transport, UDP_PAYLOAD_MAX, Written};
 use wire::session::{Origin, Request, Token};
 
-use crate::connection::{Outcome, Reading};
-use crate::handover::{ANY, Envelope};
-use crate::seating::Port;
+use crate::control::install::Port;
+use crate::endpoint::peer::{ANY, Envelope};
+use crate::endpoint::tcp::connection::{Outcome, Reading};
 use crate::topology::Replies;
 use crate::worker::Worker;
 

@@ -32,7 +32,7 @@ use wire::framing::Expects;
 use wire::nic::Nic;
 use wire::session::Origin;
 
-use crate::ingress::{Arrival, RETRY_BYTES, RETRY_NS, Refusal, Shown};
+use crate::admit::{Arrival, RETRY_BYTES, RETRY_NS, Refusal, Shown};
 use crate::topology::Replies;
 use crate::worker::Worker;
 

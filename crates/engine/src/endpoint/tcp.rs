@@ -1,0 +1,3 @@
+//! TCP connections of clients.
+
+pub(crate) mod connection;
