@@ -7,9 +7,7 @@ use std::sync::Arc;
 use engine::accelerator::Blocks;
 use engine::metrics::Metrics;
 use engine::topology::Topology;
-use engine::{
-    Attachment, BlockEnds, Fabric, MemoryClient, MemoryPeer, Worker, WorkerParts, worker_links,
-};
+use engine::{Attachment, BlockEnds, Fabric, ShmClient, ShmPeer, Worker, WorkerParts, peer_links};
 use mqueue::memory::{Memory, Ordering};
 use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Producer, Region, RegionPlan, abi};
 use wire::nic::{
@@ -116,7 +114,7 @@ impl Scene {
             nic: Nowhere,
             addresses: Vec::new(),
             attachments: vec![vec![attachment]],
-            links: worker_links(1, &topology).remove(0),
+            links: peer_links(1, &topology).remove(0),
         };
         let worker = Worker::new(parts, &topology, &metrics, fabric.clone());
         let client = admit(&topology, &fabric, 1);
@@ -161,7 +159,7 @@ fn admit(topology: &Topology, fabric: &Fabric<()>, id: u64) -> Client {
     let words = near.words();
     let depth = plan.mqueues[0].depth;
     let peer = Box::new(Nobody);
-    fabric.admit(worker, MemoryClient { id, service: 0, depth, replies, requests, words, peer });
+    fabric.admit(worker, ShmClient { id, service: 0, depth, replies, requests, words, peer });
     Client { memory, ends: far.accelerator_ends(0) }
 }
 
@@ -183,7 +181,7 @@ impl Client {
 
 struct Nobody;
 
-impl MemoryPeer for Nobody {
+impl ShmPeer for Nobody {
     fn wake(&self) {}
 }
 
@@ -263,7 +261,7 @@ impl Nic for Nowhere {
 
     fn stop_port(&mut self, _port: PortIndex) {}
 
-    fn hold_port(&mut self, _port: PortIndex, _held: bool) {}
+    fn pause_port(&mut self, _port: PortIndex, _held: bool) {}
 
     fn close_port(&mut self, _port: PortIndex) {}
 }

@@ -102,7 +102,8 @@ fn locks(file: &File, findings: &mut Findings) {
 fn locks_of(line: &str) -> usize {
     let within_a_word = |at: usize| line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
     let taken = line.match_indices("lock(").filter(|(at, _)| !within_a_word(*at)).count();
-    let others = ["RwLock", "Condvar", "Barrier"].map(|kind| line.matches(kind).count());
+    let others = ["RwLock", "Condvar", "Barrier"]
+        .map(|kind| line.match_indices(kind).filter(|(at, _)| !within_a_word(*at)).count());
     taken + others.iter().sum::<usize>()
 }
 
@@ -319,6 +320,7 @@ mod tests {
             ("link.ended.lock().unwrap().push(lock(&a));", 2),
             ("fn lock<T>(mutex: &Mutex<T>)", 0),
             ("state: RwLock<u32>,", 1),
+            ("barrier: DrainBarrier,", 0),
         ] {
             assert_eq!(locks_of(line), count, "{line}");
         }

@@ -23,7 +23,7 @@ use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, Polling, Rings,
     STACK_KIB, Service, Topology,
 };
-use engine::{Attachment, BlockEnds, Fabric, MemoryPeer, Worker, WorkerParts, worker_links};
+use engine::{Attachment, BlockEnds, Fabric, ShmPeer, Worker, WorkerParts, peer_links};
 use mqueue::memory::Mapping;
 use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Producer, Region, Words, abi};
 use wire::nic::{
@@ -120,7 +120,7 @@ impl Nic for Echo {
         Ok(())
     }
     fn stop_port(&mut self, _: PortIndex) {}
-    fn hold_port(&mut self, _: PortIndex, _: bool) {}
+    fn pause_port(&mut self, _: PortIndex, _: bool) {}
     fn close_port(&mut self, _: PortIndex) {}
     fn stop_listening(&mut self) {}
 }
@@ -238,7 +238,7 @@ fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
         nic,
         addresses: vec![address],
         attachments: vec![vec![Attachment { blocks, ends }]],
-        links: worker_links(1, &topology).remove(0),
+        links: peer_links(1, &topology).remove(0),
     };
     let metrics = Metrics::new(1, ["echo".to_owned()]);
     let fabric = Fabric::new(vec![Box::new(|| ())], 1);
@@ -248,7 +248,7 @@ fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
 }
 
 /// A shared-memory client that sends a batch and reads what came back.
-struct MemoryClient {
+struct ShmClient {
     requests: Producer<MappedMemory>,
     replies: Consumer<MappedMemory>,
     sent: u64,
@@ -257,11 +257,11 @@ struct MemoryClient {
 
 struct Silent;
 
-impl MemoryPeer for Silent {
+impl ShmPeer for Silent {
     fn wake(&self) {}
 }
 
-impl MemoryClient {
+impl ShmClient {
     fn new(Rig { fabric, service, .. }: &Rig) -> Self {
         let plan = service.client_region_plan(CLIENT_SLOTS);
         let memory = HeapMapping::memory(plan.bytes().expect("a sound plan") as usize);
@@ -271,7 +271,7 @@ impl MemoryClient {
         let (words, peer) = (region.words(), Box::new(Silent));
         let worker = fabric.seat_memory_client();
         let engine_side =
-            engine::MemoryClient { id: 1, service: 0, depth, replies, requests, words, peer };
+            engine::ShmClient { id: 1, service: 0, depth, replies, requests, words, peer };
         fabric.admit(worker, engine_side);
         let mut region = Region::join(memory).expect("just formatted");
         let (replies, requests) = region.accelerator_ends(0);
@@ -303,7 +303,7 @@ impl MemoryClient {
 
 fn memory_nanoseconds_per_message(mqueues: u32, batch: usize, time: Duration) -> f64 {
     let mut rig = rig(mqueues, Echo::new(0, false), false);
-    let mut client = MemoryClient::new(&rig);
+    let mut client = ShmClient::new(&rig);
     let worker = &mut rig.worker;
     let turns = 10_000usize.div_ceil(batch);
     let mut measured = Vec::new();
@@ -330,7 +330,7 @@ fn memory_nanoseconds_per_message(mqueues: u32, batch: usize, time: Duration) ->
 /// One batch of requests in and one of replies out a turn: of a shared-memory client, or in trains of datagrams.
 fn far_nanoseconds_per_message(mqueues: u32, batch: usize, train: bool, time: Duration) -> f64 {
     let mut rig = rig(mqueues, Echo::new(if train { batch } else { 0 }, train), true);
-    let mut client = MemoryClient::new(&rig);
+    let mut client = ShmClient::new(&rig);
     let mut far = rig.far.take().expect("asked for");
     let turns = 1_000usize.div_ceil(batch);
     let mut measured = Vec::new();

@@ -19,7 +19,7 @@ pub trait Blocks: Send {
     /// `rang` lists the mqueues whose RX ring got messages since the last call. Appends to `touched`
     /// the mqueues whose TX ring may hold messages (each at most once; spurious ones are harmless,
     /// missed ones are not).
-    fn drive(&mut self, now_ns: u64, rang: &[u32], touched: &mut Vec<u32>);
+    fn drive(&mut self, now_ns: u64, rx_pending: &[u32], tx_pending: &mut Vec<u32>);
 
     /// When [`Self::drive`] must be called again even if nothing rings: monotonic nanoseconds;
     /// 0: at once (a block used up its budget), `u64::MAX`: no need.
@@ -32,7 +32,7 @@ pub trait Blocks: Send {
     }
 
     /// Whether somebody runs the blocks. If not, requests find no accelerator until the worker is told
-    /// that their life began; see [`crate::LifeNews`].
+    /// that their generation began; see [`crate::RuntimeEvent`].
     fn present(&self) -> bool {
         true
     }

@@ -10,7 +10,7 @@ use wire::session::Origin;
 use crate::endpoint::peer::{ANY, Accepted, ENVELOPE_BYTES, Envelope};
 use crate::endpoint::tcp::connection::{Connection, Outcome, Reading};
 use crate::service::dispatch::Route;
-use crate::service::share::Lane;
+use crate::service::share::ServiceShare;
 use crate::worker::Worker;
 
 /// Connections accepted from one listener in a turn.
@@ -88,7 +88,7 @@ impl Message for Shown<'_> {
         let bytes = &mut self.scratch[..self.header.len as usize];
         if !self.copied {
             let arrived = self.ring.copy_out(&self.header, bytes);
-            debug_assert!(arrived, "doorbell rings hold whole messages");
+            debug_assert!(arrived, "doorbell rings pause whole messages");
             self.copied = true;
         }
         bytes
@@ -109,7 +109,7 @@ pub(crate) enum Refusal {
     /// For good.
     Drop(DropReason),
     /// For now: a stream keeps it, a datagram is dropped for this reason.
-    Hold(DropReason),
+    Retry(DropReason),
 }
 
 impl<N: Nic> Worker<N> {
@@ -123,18 +123,18 @@ impl<N: Nic> Worker<N> {
         arrival: &Arrival,
         message: &mut impl Message,
     ) -> Result<(), Refusal> {
-        let lane = &mut self.lanes[service];
+        let share = &mut self.services[service];
         let len = message.len();
-        if len > lane.max_message_bytes {
+        if len > share.max_message_bytes {
             return Err(Refusal::Drop(DropReason::TooLong));
         }
         if arrival.target.is_none()
-            && let Some(mqueue) = lane.goes_on(len)
+            && let Some(mqueue) = share.goes_on(len)
         {
-            match lane.accept(mqueue, arrival, message) {
+            match share.accept(mqueue, arrival, message) {
                 Ok(()) => return Ok(()),
                 Err(reason) => {
-                    if let Some(refusal) = lane.refusal(mqueue, len, reason) {
+                    if let Some(refusal) = share.refusal(mqueue, len, reason) {
                         return Err(refusal);
                     }
                 }
@@ -151,22 +151,22 @@ impl<N: Nic> Worker<N> {
         arrival: &Arrival,
         message: &mut impl Message,
     ) -> Result<(), Refusal> {
-        let lane = &mut self.lanes[service];
+        let share = &mut self.services[service];
         let len = message.len();
         loop {
-            let looked_at = if lane.dispatcher.needs_key() { message.bytes() } else { &[] };
-            let route = lane.route(looked_at, len, arrival.flow, arrival.target);
+            let looked_at = if share.dispatcher.needs_key() { message.bytes() } else { &[] };
+            let route = share.route(looked_at, len, arrival.flow, arrival.target);
             let there = match route {
                 Route::Local(mqueue) => {
-                    let Err(reason) = lane.accept(mqueue, arrival, message) else { return Ok(()) };
-                    match lane.refusal(mqueue, len, reason) {
+                    let Err(reason) = share.accept(mqueue, arrival, message) else { return Ok(()) };
+                    match share.refusal(mqueue, len, reason) {
                         Some(refusal) => return Err(refusal),
                         None => continue,
                     }
                 }
                 Route::Shed(reason) => {
-                    return Err(match lane.shed_reason(reason) {
-                        DropReason::NoCredit => Refusal::Hold(DropReason::NoCredit),
+                    return Err(match share.shed_reason(reason) {
+                        DropReason::NoCredit => Refusal::Retry(DropReason::NoCredit),
                         reason => Refusal::Drop(reason),
                     });
                 }
@@ -189,17 +189,17 @@ impl<N: Nic> Worker<N> {
         let Arrival { expects, origin, number, .. } = *arrival;
         let envelope = Envelope { service: service as u16, mqueue, expects, origin, number };
         let Some(link) = &mut self.links[worker as usize][service] else {
-            return Err(Refusal::Hold(DropReason::HandoverFull));
+            return Err(Refusal::Retry(DropReason::HandoverFull));
         };
         match link.request(&envelope, arrival.received_ns, payload, &mut self.envelope) {
             Ok(()) => {
-                let lane = &mut self.lanes[service];
-                lane.counters.handed_out.one();
-                let credit = &mut lane.other_credit[worker as usize];
+                let share = &mut self.services[service];
+                share.counters.handed_out.one();
+                let credit = &mut share.other_credit[worker as usize];
                 *credit = credit.saturating_sub(1);
                 Ok(())
             }
-            Err(LoanError::Full) => Err(Refusal::Hold(DropReason::HandoverFull)),
+            Err(LoanError::Full) => Err(Refusal::Retry(DropReason::HandoverFull)),
             Err(_) => Err(Refusal::Drop(DropReason::TooLong)),
         }
     }
@@ -230,7 +230,7 @@ impl<N: Nic> Worker<N> {
             if took {
                 self.busy();
                 self.set_settled(false);
-                self.lanes[service].take_words_back();
+                self.services[service].revoke_votes();
                 if let Some(link) = &mut self.links[worker][service] {
                     link.replies_in.release();
                     link.requests_in.release();
@@ -245,7 +245,7 @@ impl<N: Nic> Worker<N> {
         let mut message = std::mem::take(&mut self.scratch);
         let bytes = &mut message[..header.len as usize];
         let arrived = link.replies_in.copy_out(&header, bytes);
-        debug_assert!(arrived, "doorbell rings hold whole messages");
+        debug_assert!(arrived, "doorbell rings pause whole messages");
         link.replies_in.advance();
         let (envelope, payload) = bytes.split_at(ENVELOPE_BYTES);
         let envelope = Envelope::decode(envelope.try_into().expect("split there"));
@@ -253,7 +253,7 @@ impl<N: Nic> Worker<N> {
             let reason = DropReason::ALL[header.status as usize % DropReason::COUNT];
             self.settle_lost(service, &envelope.origin, envelope.number, envelope.expects, reason);
         } else {
-            self.lanes[service].counters.replies_handed_in.one();
+            self.services[service].counters.replies_handed_in.one();
             self.deliver(service, &envelope.origin, envelope.number, envelope.expects, payload);
         }
         self.scratch = message;
@@ -269,7 +269,7 @@ impl<N: Nic> Worker<N> {
         let mut message = std::mem::take(&mut self.scratch);
         let bytes = &mut message[..header.len as usize];
         let arrived = link.requests_in.copy_out(&header, bytes);
-        debug_assert!(arrived, "doorbell rings hold whole messages");
+        debug_assert!(arrived, "doorbell rings pause whole messages");
         let (envelope, mut payload) = bytes.split_at(ENVELOPE_BYTES);
         let envelope = Envelope::decode(envelope.try_into().expect("split there"));
         let arrival = Arrival {
@@ -281,14 +281,14 @@ impl<N: Nic> Worker<N> {
             target: Some(envelope.mqueue),
         };
         let waited_ns = self.now_ns.saturating_sub(header.tag);
-        let overdue = waited_ns > self.lanes[service].timeout_ns;
+        let overdue = waited_ns > self.services[service].timeout_ns;
         let outcome = match self.submit(service, &arrival, &mut payload) {
             // A stream's or memory client's request waits at the head of this ring until there is credit or no time.
-            Err(Refusal::Hold(_)) if self.lanes[service].is_expired() => {
+            Err(Refusal::Retry(_)) if self.services[service].is_expired() => {
                 Err(Some(DropReason::DrainTimeout))
             }
-            Err(Refusal::Hold(_)) if overdue => Err(Some(DropReason::RequestTimeout)),
-            Err(Refusal::Hold(reason)) => match envelope.origin {
+            Err(Refusal::Retry(_)) if overdue => Err(Some(DropReason::RequestTimeout)),
+            Err(Refusal::Retry(reason)) => match envelope.origin {
                 Origin::Stream { .. } | Origin::Memory { .. } => Err(None),
                 Origin::Datagram { .. } => Err(Some(reason)),
             },
@@ -304,7 +304,7 @@ impl<N: Nic> Worker<N> {
             return false;
         }
         link.requests_in.advance();
-        self.lanes[service].counters.handed_in.one();
+        self.services[service].counters.handed_in.one();
         if let Err(Some(reason)) = outcome {
             self.drop_request(service, &envelope.origin, envelope.number, envelope.expects, reason);
         }
@@ -319,11 +319,11 @@ impl<N: Nic> Worker<N> {
                     let mut envelope = [0; ENVELOPE_BYTES];
                     let bytes = &mut self.scratch[..header.len as usize];
                     let arrived = ring.copy_out(&header, bytes);
-                    debug_assert!(arrived, "doorbell rings hold whole messages");
+                    debug_assert!(arrived, "doorbell rings pause whole messages");
                     envelope.copy_from_slice(&bytes[..ENVELOPE_BYTES]);
                     ring.advance();
                     let service = Envelope::decode(&envelope).service as usize;
-                    let counters = &self.lanes[service].counters;
+                    let counters = &self.services[service].counters;
                     match (replies, header.kind) {
                         (true, abi::kind::DROP) => continue,
                         (true, _) => counters.replies_handed_in.one(),
@@ -346,10 +346,10 @@ impl<N: Nic> Worker<N> {
             let service = self.ports[port as usize].service as usize;
             if self.fabric.connections() >= self.connections_max as usize {
                 // Dropping the socket closes it.
-                self.lanes[service].counters.drop_one(DropReason::ConnectionLimit);
+                self.services[service].counters.drop_one(DropReason::ConnectionLimit);
                 continue;
             }
-            let worker = self.fabric.seat_connection(self.index);
+            let worker = self.fabric.assign_connection(self.index);
             let accepted = Accepted { port, socket, peer };
             if worker == self.index {
                 self.adopt_connection(accepted);
@@ -374,13 +374,13 @@ impl<N: Nic> Worker<N> {
     fn adopt_connection(&mut self, accepted: Accepted<N::Socket>) {
         let Accepted { port, socket, peer } = accepted;
         let service = self.ports[port as usize].service;
-        let leaves = |lane: &Lane| lane.leaving.is_some();
-        if self.draining || self.lanes.get(usize::from(service)).is_none_or(leaves) {
+        let leaves = |share: &ServiceShare| share.leaving.is_some();
+        if self.draining || self.services.get(usize::from(service)).is_none_or(leaves) {
             // Its service goes or has gone meanwhile, which no limit is to blame for; dropping the socket closes it.
-            return self.fabric.unseat_connection(self.index);
+            return self.fabric.release_connection(self.index);
         }
-        let lane = &self.lanes[service as usize];
-        let (ordered, now_ns) = (lane.ordered, self.now_ns);
+        let share = &self.services[service as usize];
+        let (ordered, now_ns) = (share.ordered, self.now_ns);
         // Workers that accept at the same moment may pass the engine's limit by a few; no worker may,
         // for the keys behind its connections belong to its backends.
         if self.connections.open_count() >= self.connections_max as usize {
@@ -400,7 +400,7 @@ impl<N: Nic> Worker<N> {
         let connection = self.connections.at(key).expect("just opened");
         connection.flow = wire::admission::flow_hash(peer, number);
         connection.readable = true;
-        self.lanes[service as usize].counters.connections_accepted.one();
+        self.services[service as usize].counters.connections_accepted.one();
         self.list_to_read(key);
     }
 
@@ -421,8 +421,8 @@ impl<N: Nic> Worker<N> {
 
     /// A connection that was seated here is not adopted.
     fn refuse_connection(&mut self, service: u16) {
-        self.fabric.unseat_connection(self.index);
-        self.lanes[service as usize].counters.drop_one(DropReason::ConnectionLimit);
+        self.fabric.release_connection(self.index);
+        self.services[service as usize].counters.drop_one(DropReason::ConnectionLimit);
     }
 
     /// One read from every connection that may have bytes; one more try for those that wait.
@@ -448,8 +448,8 @@ impl<N: Nic> Worker<N> {
     fn read_stream(&mut self, key: StreamKey) -> bool {
         let Some(connection) = self.connections.at(key) else { return false };
         let service = connection.service as usize;
-        if self.lanes[service].is_held() && connection.reading != Reading::Ended {
-            // It is listed again when the hold ends.
+        if self.services[service].is_paused() && connection.reading != Reading::Ended {
+            // It is listed again when the pause ends.
             return false;
         }
         if connection.reading == Reading::Stalled {
@@ -558,10 +558,11 @@ impl<N: Nic> Worker<N> {
                 return taken;
             }
             let service = connection.service as usize;
-            let lane = &self.lanes[service];
+            let share = &self.services[service];
             let rest = &bytes[taken..];
             let before = connection.parser;
-            match lane.framing.parse_request(&mut connection.parser, rest, lane.max_message_bytes) {
+            match share.framing.parse_request(&mut connection.parser, rest, share.max_message_bytes)
+            {
                 Ok(Parsed::Incomplete { .. }) => return taken,
                 Ok(Parsed::Message { consumed, start, end, expects }) => {
                     connection.crlf = consumed - end == b"\r\n".len();
@@ -577,9 +578,9 @@ impl<N: Nic> Worker<N> {
                 }
                 Ok(Parsed::Refused { consumed, error }) => {
                     taken += consumed;
-                    lane.counters.drop_one(DropReason::BadFraming);
+                    share.counters.drop_one(DropReason::BadFraming);
                     let sequence = connection.take();
-                    let outcome = match lane.framing.error_reply(error.into()) {
+                    let outcome = match share.framing.error_reply(error.into()) {
                         Some(bytes) => Outcome::Error(bytes),
                         None => Outcome::Close(b""),
                     };
@@ -601,17 +602,17 @@ impl<N: Nic> Worker<N> {
     /// the end.
     fn refuse_stream(&mut self, key: StreamKey, error: wire::framing::FramingError) {
         let connection = self.connections.at(key).expect("the caller looked");
-        let lane = &self.lanes[connection.service as usize];
+        let share = &self.services[connection.service as usize];
         match error.drop_reason() {
             // The message was recognised, and it is one: it counts as received.
             DropReason::TooLong => {
-                lane.counters.received.one();
-                lane.counters.drop_one(DropReason::TooLong);
+                share.counters.received.one();
+                share.counters.drop_one(DropReason::TooLong);
             }
-            _ => lane.counters.drop_one(DropReason::BadFraming),
+            _ => share.counters.drop_one(DropReason::BadFraming),
         }
         connection.reading = Reading::Ended;
-        let last = lane.framing.error_reply(error.into()).unwrap_or_default();
+        let last = share.framing.error_reply(error.into()).unwrap_or_default();
         let sequence = connection.take();
         self.settle(key, sequence, Outcome::Close(last));
     }
@@ -630,17 +631,17 @@ impl<N: Nic> Worker<N> {
             target: None,
         };
         let refusal = match self.submit(service, &arrival, &mut payload) {
-            Err(Refusal::Hold(_)) => {
+            Err(Refusal::Retry(_)) => {
                 let held_counts = u64::from(mutants::on("count_twice"));
-                self.lanes[service].counters.received.add(held_counts);
+                self.services[service].counters.received.add(held_counts);
                 return false;
             }
             Err(Refusal::Drop(reason)) => Some(reason),
             Ok(()) => None,
         };
         let now_ns = self.now_ns;
-        let replies = self.lanes[service].replies;
-        let counters = &self.lanes[service].counters;
+        let replies = self.services[service].replies;
+        let counters = &self.services[service].counters;
         counters.received.one();
         counters.received_bytes.add(payload.len() as u64);
         let connection = self.connections.at(key).expect("submit does not close");
@@ -652,7 +653,7 @@ impl<N: Nic> Worker<N> {
             self.settle(key, sequence, Outcome::Nothing);
         }
         if let Some(reason) = refusal {
-            self.lanes[service].counters.drop_one(reason);
+            self.services[service].counters.drop_one(reason);
             if !silent {
                 self.settle_lost(service, &origin, sequence, expects, reason);
             }
@@ -666,17 +667,17 @@ impl<N: Nic> Worker<N> {
         for key in 0..self.connections.len() as StreamKey {
             let of_service = |c: &&mut Connection| service.is_none_or(|of| c.service == of);
             let Some(connection) = self.connections.at(key).filter(of_service) else { continue };
-            let lane = &self.lanes[connection.service as usize];
+            let share = &self.services[connection.service as usize];
             connection.reading = Reading::Ended;
             let input = std::mem::take(&mut connection.input);
-            let (parser, max) = (&mut connection.parser, lane.max_message_bytes);
+            let (parser, max) = (&mut connection.parser, share.max_message_bytes);
             let mut rest = &input[..];
             while let Ok(Parsed::Message { consumed, .. }) =
-                lane.framing.parse_request(parser, rest, max)
+                share.framing.parse_request(parser, rest, max)
             {
                 rest = &rest[consumed.max(1).min(rest.len())..];
-                lane.counters.received.one();
-                lane.counters.drop_one(DropReason::Draining);
+                share.counters.received.one();
+                share.counters.drop_one(DropReason::Draining);
                 if rest.is_empty() {
                     break;
                 }
@@ -688,7 +689,7 @@ impl<N: Nic> Worker<N> {
 
     /// The protocol's error reply to a lost request, or the end of the connection.
     pub(crate) fn outcome_of_loss(&self, service: usize, reason: DropReason) -> Outcome {
-        match self.lanes[service].framing.error_reply(ErrorReply::from(reason)) {
+        match self.services[service].framing.error_reply(ErrorReply::from(reason)) {
             Some(bytes) => Outcome::Error(bytes),
             None => Outcome::Close(b""),
         }

@@ -5,7 +5,9 @@ use mqueue::{LoanError, RingError};
 use wire::DropReason;
 use wire::admission::reply_allowed;
 use wire::framing::Expects;
-use wire::nic::{Close, Departure, Nic, PortIndex, StreamKey, Transport, UDP_PAYLOAD_MAX, Written};
+use wire::nic::{
+    Close, Nic, PortIndex, StreamKey, Transport, TxDatagram, UDP_PAYLOAD_MAX, Written,
+};
 use wire::session::{Origin, Request, Token};
 
 use crate::control::install::Port;
@@ -15,19 +17,19 @@ use crate::topology::Replies;
 use crate::worker::Worker;
 
 /// A UDP port whose socket takes nothing for this long loses what waits.
-const SEND_PATIENCE_NS: u64 = 100_000_000;
+const SEND_TIMEOUT_NS: u64 = 100_000_000;
 
 /// From how many waiting replies on those stay whose clients are owed more, and after how long none does, see
 /// [`Worker::may_keep`].
-const KEEP_FROM: usize = 32;
-const KEEP_NS: u64 = 200_000;
+const DEFER_FROM: usize = 32;
+const DEFER_NS: u64 = 200_000;
 /// Behind replies that stay, fewer than this many that may stay too change nothing: they could not make a train long.
-const KEEP_MORE: usize = 16;
+const DEFER_MORE: usize = 16;
 
 /// Of replies that wait the first `kept` have stayed: whether all that came behind them may stay as well, so that trains need
 /// not be put together anew.
-fn nothing_leaves(waiting: &[Departure], kept: usize) -> bool {
-    let stays = |new: &[Departure]| new.len() < KEEP_MORE && new.iter().all(|d| d.more);
+fn nothing_to_send(waiting: &[TxDatagram], kept: usize) -> bool {
+    let stays = |new: &[TxDatagram]| new.len() < DEFER_MORE && new.iter().all(|d| d.more);
     kept > 0 && waiting.get(kept..).is_some_and(stays)
 }
 
@@ -46,26 +48,27 @@ impl<N: Nic> Worker<N> {
     /// head does not tell the truth, looking ends where nothing is. It does not look for more: behind the last message
     /// lies a line that nobody has used for a lap, and what comes meanwhile moves the head and is met next turn.
     /// With `u64::MAX` all that is there is read, a lap at most: no slot is given back before the end.
-    pub(crate) fn gather_replies(&mut self, lane: usize, mqueue: u32, mut shown: u64) {
-        if !self.lanes[lane].loads[mqueue as usize].alive {
+    pub(crate) fn gather_replies(&mut self, share: usize, mqueue: u32, mut shown: u64) {
+        if !self.services[share].loads[mqueue as usize].alive {
             return;
         }
-        let ahead = if shown > 1 { self.lanes[lane].fetch_more(mqueue, shown) } else { u64::MAX };
-        let before = self.lanes[lane].outstanding_on(mqueue);
+        let ahead =
+            if shown > 1 { self.services[share].fetch_more(mqueue, shown) } else { u64::MAX };
+        let before = self.services[share].outstanding_on(mqueue);
         while shown > 0 {
             if shown > ahead {
-                self.lanes[lane].fetch(mqueue, ahead);
+                self.services[share].fetch(mqueue, ahead);
             }
-            let entry = &mut self.lanes[lane].mqueues[mqueue as usize];
+            let entry = &mut self.services[share].mqueues[mqueue as usize];
             match entry.tx.peek() {
-                Ok(Some(header)) => match self.forward(lane, mqueue, &header) {
-                    Forwarded::Done => self.lanes[lane].mqueues[mqueue as usize].tx.advance(),
+                Ok(Some(header)) => match self.forward(share, mqueue, &header) {
+                    Forwarded::Done => self.services[share].mqueues[mqueue as usize].tx.advance(),
                     Forwarded::Again => continue,
                     Forwarded::Blocked => {
-                        let lane = &mut self.lanes[lane];
-                        let entry = &mut lane.mqueues[mqueue as usize];
+                        let share = &mut self.services[share];
+                        let entry = &mut share.mqueues[mqueue as usize];
                         if !std::mem::replace(&mut entry.is_blocked, true) {
-                            lane.blocked.push(mqueue);
+                            share.blocked.push(mqueue);
                         }
                         break;
                     }
@@ -73,7 +76,7 @@ impl<N: Nic> Worker<N> {
                 Ok(None) => break,
                 Err(RingError::BadHeader) => {
                     entry.tx.advance();
-                    self.lanes[lane].counters.drop_one(DropReason::BadMessage);
+                    self.services[share].counters.drop_one(DropReason::BadMessage);
                 }
                 Err(RingError::Corrupt) => {
                     entry.tx_corrupt = true;
@@ -82,7 +85,7 @@ impl<N: Nic> Worker<N> {
             }
             shown -= 1;
         }
-        let entry = &mut self.lanes[lane];
+        let entry = &mut self.services[share];
         self.work |= entry.mqueues[mqueue as usize].tx.release();
         entry.gathered(mqueue, before, self.now_ns);
     }
@@ -91,12 +94,12 @@ impl<N: Nic> Worker<N> {
     /// sent a datagram, or to a memory client of this worker, with one copy.
     // Always inline: it is called in one place, once for each reply.
     #[inline(always)]
-    fn forward(&mut self, lane: usize, mqueue: u32, header: &SlotHeader) -> Forwarded {
+    fn forward(&mut self, share: usize, mqueue: u32, header: &SlotHeader) -> Forwarded {
         let token = Token(header.token);
-        if self.lanes[lane].mqueues[mqueue as usize].followed == token {
-            self.followed_reply(lane, mqueue, token);
+        if self.services[share].mqueues[mqueue as usize].sampled == token {
+            self.followed_reply(share, mqueue, token);
         }
-        let entry = &mut self.lanes[lane];
+        let entry = &mut self.services[share];
         let len = header.len as usize;
         if header.kind == abi::kind::MESSAGE
             && let Some(request) = entry.sessions.find(token, mqueue)
@@ -140,13 +143,13 @@ impl<N: Nic> Worker<N> {
                 _ => {}
             }
         }
-        self.forward_other(lane, mqueue, header)
+        self.forward_other(share, mqueue, header)
     }
 
     /// Everything else that a TX message may be.
     #[inline(never)]
-    fn forward_other(&mut self, lane: usize, mqueue: u32, header: &SlotHeader) -> Forwarded {
-        let entry = &mut self.lanes[lane];
+    fn forward_other(&mut self, share: usize, mqueue: u32, header: &SlotHeader) -> Forwarded {
+        let entry = &mut self.services[share];
         let token = Token(header.token);
         if header.kind != abi::kind::MESSAGE && header.kind != abi::kind::DROP {
             entry.counters.drop_one(DropReason::BadMessage);
@@ -169,7 +172,7 @@ impl<N: Nic> Worker<N> {
             && header.status == status::OK
             && !matches!(request.origin, Origin::Memory { .. })
         {
-            return self.consume(lane, token, &request);
+            return self.consume(share, token, &request);
         }
         if dropped {
             let reason = match header.status {
@@ -177,25 +180,25 @@ impl<N: Nic> Worker<N> {
                 status::TOO_LONG => DropReason::ReplyTooLong,
                 _ => DropReason::KernelDrop,
             };
-            return self.end_lost(lane, token, &request, reason);
+            return self.end_lost(share, token, &request, reason);
         }
         if request.expects == Expects::Nothing {
-            self.end_silently(lane, token, &request);
-            self.lanes[lane].counters.consumed.one();
+            self.end_silently(share, token, &request);
+            self.services[share].counters.consumed.one();
             return Forwarded::Done;
         }
         let len = header.len as usize;
         if len > entry.max_reply_bytes {
-            return self.end_lost(lane, token, &request, DropReason::ReplyTooLong);
+            return self.end_lost(share, token, &request, DropReason::ReplyTooLong);
         }
         if let Origin::Datagram { port, .. } = request.origin {
-            return self.make_room(lane, port, token, &request, len);
+            return self.make_room(share, port, token, &request, len);
         }
         let mut scratch = std::mem::take(&mut self.scratch);
         let payload = &mut scratch[..len];
-        let arrived = self.lanes[lane].mqueues[mqueue as usize].tx.copy_out(header, payload);
+        let arrived = self.services[share].mqueues[mqueue as usize].tx.copy_out(header, payload);
         let forwarded =
-            if arrived { self.reply(lane, token, &request, payload) } else { Forwarded::Blocked };
+            if arrived { self.reply(share, token, &request, payload) } else { Forwarded::Blocked };
         self.scratch = scratch;
         forwarded
     }
@@ -203,20 +206,20 @@ impl<N: Nic> Worker<N> {
     /// A reply that cannot be sent as a datagram now, or never.
     fn make_room(
         &mut self,
-        lane: usize,
+        share: usize,
         port: PortIndex,
         token: Token,
         request: &Request,
         len: usize,
     ) -> Forwarded {
         if len > UDP_PAYLOAD_MAX {
-            return self.end_lost(lane, token, request, DropReason::ReplyTooLong);
+            return self.end_lost(share, token, request, DropReason::ReplyTooLong);
         }
         if !reply_allowed(request.len as usize, len, self.ports[port as usize].reply_ratio) {
-            return self.end_lost(lane, token, request, DropReason::ReplyRatio);
+            return self.end_lost(share, token, request, DropReason::ReplyRatio);
         }
         // What may stay does, if there is room without it.
-        for patient in [self.may_keep(port.into()), false] {
+        for patient in [self.may_defer(port.into()), false] {
             self.send_datagrams(port, patient);
             let tx = &mut self.ports[port as usize].tx;
             tx.compact();
@@ -229,70 +232,78 @@ impl<N: Nic> Worker<N> {
 
     /// The kernel has completed the request and sends no reply. (A shared-memory client gets an outcome that says that its
     /// request was dropped: each of its requests has an outcome.)
-    fn consume(&mut self, lane: usize, token: Token, request: &Request) -> Forwarded {
+    fn consume(&mut self, share: usize, token: Token, request: &Request) -> Forwarded {
         if request.expects != Expects::Nothing && matches!(request.origin, Origin::Stream { .. }) {
             // The place in the order of replies is done, on whatever worker it is.
             let request = Request { expects: Expects::ReplyOrNothing, ..*request };
-            return self.reply(lane, token, &request, &[]);
+            return self.reply(share, token, &request, &[]);
         }
-        self.end_silently(lane, token, request);
-        self.lanes[lane].counters.consumed.one();
+        self.end_silently(share, token, request);
+        self.services[share].counters.consumed.one();
         Forwarded::Done
     }
 
-    fn end(&mut self, lane: usize, token: Token, request: &Request) {
-        let ended = self.lanes[lane].sessions.end(token, request.mqueue);
+    fn end(&mut self, share: usize, token: Token, request: &Request) {
+        let ended = self.services[share].sessions.end(token, request.mqueue);
         debug_assert!(ended.is_some());
-        self.lanes[lane].ended(request.mqueue);
+        self.services[share].ended(request.mqueue);
     }
 
     /// Ends a request that gets no reply.
-    fn end_silently(&mut self, lane: usize, token: Token, request: &Request) {
-        self.end(lane, token, request);
-        if self.lanes[lane].mqueues[request.mqueue as usize].followed == token {
-            self.lanes[lane].unfollow(request.mqueue);
+    fn end_silently(&mut self, share: usize, token: Token, request: &Request) {
+        self.end(share, token, request);
+        if self.services[share].mqueues[request.mqueue as usize].sampled == token {
+            self.services[share].unfollow(request.mqueue);
         }
     }
 
     fn end_lost(
         &mut self,
-        lane: usize,
+        share: usize,
         token: Token,
         request: &Request,
         reason: DropReason,
     ) -> Forwarded {
-        self.end_silently(lane, token, request);
-        self.drop_request(lane, &request.origin, request.number, request.expects, reason);
+        self.end_silently(share, token, request);
+        self.drop_request(share, &request.origin, request.number, request.expects, reason);
         Forwarded::Done
     }
 
-    fn reply(&mut self, lane: usize, token: Token, request: &Request, payload: &[u8]) -> Forwarded {
+    fn reply(
+        &mut self,
+        share: usize,
+        token: Token,
+        request: &Request,
+        payload: &[u8],
+    ) -> Forwarded {
         match request.origin {
             Origin::Datagram { .. } => unreachable!("forward() knows them"),
             Origin::Stream { worker, .. } | Origin::Memory { worker, .. }
                 if worker == self.index =>
             {
-                self.end(lane, token, request);
-                self.deliver(lane, &request.origin, request.number, request.expects, payload);
+                self.end(share, token, request);
+                self.deliver(share, &request.origin, request.number, request.expects, payload);
             }
             Origin::Stream { worker, .. } | Origin::Memory { worker, .. } => {
                 let envelope = Envelope {
-                    service: lane as u16,
+                    service: share as u16,
                     mqueue: ANY,
                     expects: request.expects,
                     origin: request.origin,
                     number: request.number,
                 };
-                let Some(link) = &mut self.links[worker as usize][lane] else {
+                let Some(link) = &mut self.links[worker as usize][share] else {
                     return Forwarded::Blocked;
                 };
                 match link.reply(&envelope, Ok(payload), &mut self.envelope) {
                     Ok(()) => {
-                        self.end(lane, token, request);
-                        self.lanes[lane].counters.replies_handed_out.one();
+                        self.end(share, token, request);
+                        self.services[share].counters.replies_handed_out.one();
                     }
                     Err(LoanError::Full) => return Forwarded::Blocked,
-                    Err(_) => return self.end_lost(lane, token, request, DropReason::ReplyTooLong),
+                    Err(_) => {
+                        return self.end_lost(share, token, request, DropReason::ReplyTooLong);
+                    }
                 }
             }
         }
@@ -303,37 +314,39 @@ impl<N: Nic> Worker<N> {
     #[inline]
     pub(crate) fn deliver(
         &mut self,
-        lane: usize,
+        share: usize,
         origin: &Origin,
         number: u64,
         expects: Expects,
         payload: &[u8],
     ) {
         match origin {
-            Origin::Stream { .. } => self.deliver_to_stream(lane, origin, number, expects, payload),
-            Origin::Memory { .. } => self.deliver_to_memory(lane, origin, number, Ok(payload)),
+            Origin::Stream { .. } => {
+                self.deliver_to_stream(share, origin, number, expects, payload)
+            }
+            Origin::Memory { .. } => self.deliver_to_shm(share, origin, number, Ok(payload)),
             Origin::Datagram { .. } => {}
         }
     }
 
     fn deliver_to_stream(
         &mut self,
-        lane: usize,
+        share: usize,
         origin: &Origin,
         number: u64,
         expects: Expects,
         payload: &[u8],
     ) {
         let Origin::Stream { key, generation, .. } = *origin else { return };
-        let framing = self.lanes[lane].framing;
+        let framing = self.services[share].framing;
         let Some(connection) = self.connections.in_life(key, generation).filter(|c| !c.closing)
         else {
-            return self.lanes[lane].counters.drop_one(DropReason::ClientGone);
+            return self.services[share].counters.drop_one(DropReason::ClientGone);
         };
         let framing = framing.as_client_writes(connection.crlf);
         if expects == Expects::ReplyOrNothing && payload.is_empty() {
             // The kernel chose silence: nothing goes on the wire, the place in the order is done.
-            self.lanes[lane].counters.consumed.one();
+            self.services[share].counters.consumed.one();
             return self.settle(key, number, Outcome::Nothing);
         }
         if connection.is_due(number) {
@@ -342,26 +355,26 @@ impl<N: Nic> Worker<N> {
             let Self { connections, pool, .. } = self;
             let replied = connections.change(key, |c| c.reply_now(len, pool, encode));
             if replied.is_some_and(|r| r.is_err()) {
-                self.lanes[lane].counters.drop_one(DropReason::ReplyUnframable);
+                self.services[share].counters.drop_one(DropReason::ReplyUnframable);
                 return self.settle_lost(
-                    lane,
+                    share,
                     origin,
                     number,
                     expects,
                     DropReason::ReplyUnframable,
                 );
             }
-            return self.settled(key, lane);
+            return self.settled(key, share);
         }
         if self.connections.early_bytes + payload.len() > self.early_bytes_max {
-            self.lanes[lane].counters.drop_one(DropReason::ReplyMemory);
-            return self.settle_lost(lane, origin, number, expects, DropReason::ReplyMemory);
+            self.services[share].counters.drop_one(DropReason::ReplyMemory);
+            return self.settle_lost(share, origin, number, expects, DropReason::ReplyMemory);
         }
         let mut encoded = self.pool.take();
         if framing.encode_reply(payload, &mut encoded).is_err() {
             self.pool.give(encoded);
-            self.lanes[lane].counters.drop_one(DropReason::ReplyUnframable);
-            return self.settle_lost(lane, origin, number, expects, DropReason::ReplyUnframable);
+            self.services[share].counters.drop_one(DropReason::ReplyUnframable);
+            return self.settle_lost(share, origin, number, expects, DropReason::ReplyUnframable);
         }
         self.settle(key, number, Outcome::Reply { encoded, payload: payload.len() as u32 });
     }
@@ -369,16 +382,16 @@ impl<N: Nic> Worker<N> {
     /// Counts a request that ends without a reply, and tells its connection.
     pub(crate) fn drop_request(
         &mut self,
-        lane: usize,
+        share: usize,
         origin: &Origin,
         number: u64,
         expects: Expects,
         reason: DropReason,
     ) {
         if !mutants::on("lose_drop") || reason != DropReason::RequestTimeout {
-            self.lanes[lane].counters.drop_one(reason);
+            self.services[share].counters.drop_one(reason);
         }
-        if expects == Expects::Nothing || self.lanes[lane].replies == Replies::None {
+        if expects == Expects::Nothing || self.services[share].replies == Replies::None {
             return;
         }
         match *origin {
@@ -386,21 +399,21 @@ impl<N: Nic> Worker<N> {
             Origin::Stream { worker, .. } | Origin::Memory { worker, .. }
                 if worker == self.index =>
             {
-                self.settle_lost(lane, origin, number, expects, reason);
+                self.settle_lost(share, origin, number, expects, reason);
             }
             Origin::Stream { worker, .. } | Origin::Memory { worker, .. } => {
                 let envelope = Envelope {
-                    service: lane as u16,
+                    service: share as u16,
                     mqueue: ANY,
                     expects,
                     origin: *origin,
                     number,
                 };
-                let told = self.links[worker as usize][lane]
+                let told = self.links[worker as usize][share]
                     .as_mut()
                     .is_some_and(|l| l.reply(&envelope, Err(reason), &mut self.envelope).is_ok());
                 if !told {
-                    self.notices.push((worker, envelope, reason));
+                    self.pending_losses.push((worker, envelope, reason));
                 }
             }
         }
@@ -408,9 +421,9 @@ impl<N: Nic> Worker<N> {
 
     /// Sends the news of lost requests to the workers that own their connections, as far as there
     /// is room.
-    pub(crate) fn nudge_notices(&mut self) {
-        let Self { notices, links, envelope: scratch, .. } = self;
-        notices.retain(|(worker, envelope, reason)| {
+    pub(crate) fn retry_losses(&mut self) {
+        let Self { pending_losses, links, envelope: scratch, .. } = self;
+        pending_losses.retain(|(worker, envelope, reason)| {
             match &mut links[*worker as usize][envelope.service as usize] {
                 Some(link) => link.reply(envelope, Err(*reason), scratch).is_err(),
                 None => false,
@@ -421,21 +434,21 @@ impl<N: Nic> Worker<N> {
     /// Tells a connection or memory client of this worker that a request of it was lost (and counted).
     pub(crate) fn settle_lost(
         &mut self,
-        lane: usize,
+        share: usize,
         origin: &Origin,
         number: u64,
         expects: Expects,
         reason: DropReason,
     ) {
         if let Origin::Memory { .. } = origin {
-            return self.deliver_to_memory(lane, origin, number, Err(reason));
+            return self.deliver_to_shm(share, origin, number, Err(reason));
         }
         let Origin::Stream { key, generation, .. } = *origin else { return };
         let kernel_choice = matches!(reason, DropReason::KernelDrop | DropReason::BadLength);
         let outcome = if expects == Expects::ReplyOrNothing && kernel_choice {
             Outcome::Nothing
         } else {
-            self.outcome_of_loss(lane, reason)
+            self.outcome_of_loss(share, reason)
         };
         if self.connections.in_life(key, generation).is_some_and(|c| !c.closing) {
             self.settle(key, number, outcome);
@@ -452,10 +465,10 @@ impl<N: Nic> Worker<N> {
     }
 
     /// After an outcome: the connection may have bytes to write, a free place, or an end.
-    fn settled(&mut self, key: StreamKey, lane: usize) {
+    fn settled(&mut self, key: StreamKey, share: usize) {
         let connection = self.connections.at(key).expect("the caller looked");
         let lost = connection.take_lost();
-        self.lanes[lane].counters.drop_many(DropReason::ClientGone, lost);
+        self.services[share].counters.drop_many(DropReason::ClientGone, lost);
         self.list_to_write(key);
     }
 
@@ -464,9 +477,9 @@ impl<N: Nic> Worker<N> {
     pub(crate) fn flush(&mut self, patient: bool) {
         for port in 0..self.ports.len() {
             if self.ports[port].transport == Transport::Udp && !self.ports[port].tx.is_empty() {
-                let patient = patient && self.may_keep(port);
+                let patient = patient && self.may_defer(port);
                 let Port { tx, kept, .. } = &self.ports[port];
-                if !(patient && nothing_leaves(tx.waiting(), *kept)) {
+                if !(patient && nothing_to_send(tx.waiting(), *kept)) {
                     self.send_datagrams(port as u16, patient);
                 }
             }
@@ -478,9 +491,9 @@ impl<N: Nic> Worker<N> {
         }
         self.to_write.drain(..listed);
         self.memory.publish();
-        for lane in 0..self.lanes.len() {
-            let Self { lanes, nic, now_ns, .. } = self;
-            lanes[lane].flush_backends(nic, *now_ns);
+        for share in 0..self.services.len() {
+            let Self { services, nic, now_ns, .. } = self;
+            services[share].flush_backends(nic, *now_ns);
         }
         for worker in 0..self.links.len() {
             let mut published = false;
@@ -496,21 +509,21 @@ impl<N: Nic> Worker<N> {
     /// Whether replies whose clients are owed more may wait for those: many are there, and the worker has work, so the next
     /// turn comes at once and may bring them. They leave with the first turn that finds nothing to do, or that ends [`KEEP_NS`]
     /// after the first of them was kept, or begins a drain.
-    fn may_keep(&self, port: usize) -> bool {
+    fn may_defer(&self, port: usize) -> bool {
         let port = &self.ports[port];
-        if !self.work || self.draining || port.tx.waiting().len() < KEEP_FROM {
+        if !self.work || self.draining || port.tx.waiting().len() < DEFER_FROM {
             return false;
         }
         // Of what none was kept yet all became ready in this turn. A clock is read, for a turn may be long, and the next
         // one too.
         let since_ns = if port.kept_since_ns == 0 { self.now_ns } else { port.kept_since_ns };
-        let recent = self.stage_ns().saturating_sub(since_ns) < KEEP_NS;
+        let recent = self.stage_ns().saturating_sub(since_ns) < DEFER_NS;
         recent || mutants::on("keep_for_ever")
     }
 
     fn send_datagrams(&mut self, port: u16, patient: bool) {
         let (now_ns, turn) = (self.now_ns, self.counters.turns.value());
-        let Self { nic, ports, lanes, .. } = self;
+        let Self { nic, ports, services, .. } = self;
         let entry = &mut ports[port as usize];
         if entry.refused_in == turn {
             return;
@@ -528,7 +541,7 @@ impl<N: Nic> Worker<N> {
         } else if outcome.kept > 0 && entry.kept_since_ns == 0 {
             entry.kept_since_ns = now_ns.max(1);
         }
-        let counters = &lanes[entry.service as usize].counters;
+        let counters = &services[entry.service as usize].counters;
         counters.replied.add(outcome.sent as u64);
         counters.drop_many(DropReason::SendFailed, outcome.refused as u64);
         if entry.tx.is_empty() || outcome.sent > 0 {
@@ -537,7 +550,7 @@ impl<N: Nic> Worker<N> {
             // Nothing was tried.
         } else if entry.full_since_ns == 0 {
             entry.full_since_ns = now_ns.max(1);
-        } else if now_ns - entry.full_since_ns > SEND_PATIENCE_NS {
+        } else if now_ns - entry.full_since_ns > SEND_TIMEOUT_NS {
             let waiting = entry.tx.waiting().len();
             counters.drop_many(DropReason::SendFailed, waiting as u64);
             entry.tx.advance(waiting);
@@ -560,7 +573,7 @@ impl<N: Nic> Worker<N> {
                     connection.last_message_ns = self.now_ns;
                     let Self { connections, pool, .. } = self;
                     let sent = connections.change(key, |c| c.sent(count, pool)).unwrap_or_default();
-                    let counters = &self.lanes[service].counters;
+                    let counters = &self.services[service].counters;
                     counters.replied.add(sent.replies);
                     counters.replied_bytes.add(sent.payload);
                     if count > 0 && partial {
@@ -606,8 +619,8 @@ impl<N: Nic> Worker<N> {
         let how = if connection.unsent().is_empty() { how } else { Close::Reset };
         let lost = self.connections.close(key, &mut self.pool);
         self.nic.close(key, how);
-        self.fabric.unseat_connection(self.index);
-        let counters = &self.lanes[service].counters;
+        self.fabric.release_connection(self.index);
+        let counters = &self.services[service].counters;
         counters.connections_closed.one();
         counters.drop_many(reason, lost);
     }
@@ -621,16 +634,16 @@ mod tests {
     fn trains_are_put_together_anew_for_who_is_owed_no_more_and_for_many() {
         let departure = |more| {
             let peer = ([127, 0, 0, 1], 9).into();
-            Departure { peer, local: None, offset: 0, len: 8, more }
+            TxDatagram { peer, local: None, offset: 0, len: 8, more }
         };
         let mut waiting = vec![departure(true); 40];
-        assert!(!nothing_leaves(&waiting, 0), "nobody has looked yet");
-        assert!(nothing_leaves(&waiting, 40));
-        waiting.extend(vec![departure(true); KEEP_MORE - 1]);
-        assert!(nothing_leaves(&waiting, 40));
+        assert!(!nothing_to_send(&waiting, 0), "nobody has looked yet");
+        assert!(nothing_to_send(&waiting, 40));
+        waiting.extend(vec![departure(true); DEFER_MORE - 1]);
+        assert!(nothing_to_send(&waiting, 40));
         waiting.push(departure(true));
-        assert!(!nothing_leaves(&waiting, 40), "a train may be long now");
-        assert!(!nothing_leaves(&[&waiting[..41], &[departure(false)]].concat(), 40));
-        assert!(!nothing_leaves(&waiting[..39], 40), "those that stayed have gone");
+        assert!(!nothing_to_send(&waiting, 40), "a train may be long now");
+        assert!(!nothing_to_send(&[&waiting[..41], &[departure(false)]].concat(), 40));
+        assert!(!nothing_to_send(&waiting[..39], 40), "those that stayed have gone");
     }
 }

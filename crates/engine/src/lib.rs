@@ -12,12 +12,12 @@ pub mod stages;
 pub mod topology;
 mod worker;
 
-pub use control::generation::LifeNews;
+pub use control::generation::RuntimeEvent;
 pub use control::install::{
-    Farewell, Leave, Remains, Seat, Switch, WorkerLinks, WorkerParts, worker_links,
+    Detached, DrainBarrier, Leave, PeerLinks, ServiceInstall, Switch, WorkerParts, peer_links,
 };
-pub use control::pause::HOLD_NS;
+pub use control::pause::PAUSE_NS;
 pub use endpoint::peer::Fabric;
-pub use endpoint::shm::{MemoryClient, MemoryPeer};
+pub use endpoint::shm::{ShmClient, ShmPeer};
 pub use service::share::{Attachment, BlockEnds};
 pub use worker::Worker;

@@ -240,21 +240,21 @@ impl AcceleratorLives {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of a life that is to come. No other has it, in whichever version of the service.
+    /// The number of a generation that is to come. No other has it, in whichever version of the service.
     pub fn next_generation(&self) -> u64 {
         let mut told = self.told();
         told.numbers += 1;
         told.numbers
     }
 
-    /// A life began.
+    /// A generation began.
     pub fn begin(&self, generation: u64) {
         let mut told = self.told();
         told.serving.push(generation);
         told.latest = generation;
     }
 
-    /// A life ended, or did not come to begin. Others that serve stay up.
+    /// A generation ended, or did not come to begin. Others that serve stay up.
     pub fn end(&self, generation: u64, why: &'static str) {
         let mut told = self.told();
         told.serving.retain(|serving| *serving != generation);
@@ -267,13 +267,13 @@ impl AcceleratorLives {
         !self.told().serving.is_empty()
     }
 
-    /// The life that runs, the latest if there are several, or that ran last; 0 before the first.
+    /// The generation that runs, the latest if there are several, or that ran last; 0 before the first.
     pub fn generation(&self) -> u64 {
         let told = self.told();
         told.serving.last().copied().unwrap_or(told.latest)
     }
 
-    /// Lives that ended.
+    /// Generations that ended.
     pub fn ended(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
     }

@@ -7,17 +7,17 @@
 //! | accelerator | taken | its reply is seen in the TX ring |
 //! | send | seen | the host kernel took it, or the hand-over ring to its connection's worker |
 //!
-//! A stamp on every message would cost more than most messages do. So a few are *followed*: at most one
-//! of an mqueue and `FOLLOWED_MAX` of a lane at a time, chosen by count with random gaps, because the
+//! A stamp on every message would cost more than most messages do. So a few are *sampled*: at most one
+//! of an mqueue and `FOLLOWED_MAX` of a service share at a time, chosen by count with random gaps, because the
 //! first message of a batch waits less than the others. The gaps adapt so that about one message in
-//! `FOLLOW_NS` is followed: all of them in a quiet service, one in hundreds in a busy one. Other
+//! `FOLLOW_NS` is sampled: all of them in a quiet service, one in hundreds in a busy one. Other
 //! messages pay for a count-down.
 //!
 //! Nobody tells the engine when a slot is released: it looks before and after it drives the blocks,
-//! while somebody is followed. A release lies between two looks and counts as the earlier one, so that
+//! while somebody is sampled. A release lies between two looks and counts as the earlier one, so that
 //! what a block computes inside the turn is the accelerator's time. Messages that end without a reply
 //! (dropped, timed out, consumed) are in no histogram; in a service without replies a message ends
-//! with its release and has the first two stages only. For each followed message the stages add up
+//! with its release and has the first two stages only. For each sampled message the stages add up
 //! to the total exactly.
 
 use std::sync::Arc;
@@ -26,15 +26,15 @@ use wire::nic::{Nic, Transport};
 use wire::session::{Origin, Token};
 
 use crate::metrics::Counter;
-use crate::service::share::Lane;
+use crate::service::share::ServiceShare;
 use crate::topology::Replies;
 use crate::worker::Worker;
 
-/// Messages of a lane that are followed at the same time.
+/// Messages of a service share that are sampled at the same time.
 const FOLLOWED_MAX: usize = 8;
-/// Time between two messages that begin to be followed, roughly, in a busy lane.
+/// Time between two messages that begin to be sampled, roughly, in a busy service share.
 const FOLLOW_NS: u64 = 50_000;
-/// Longest mean gap between two followed messages.
+/// Longest mean gap between two sampled messages.
 const GAP_MAX: u32 = 1 << 16;
 
 /// Upper bounds of the buckets in nanoseconds: 1-2-5 from 1 us to 10 s, and two below. One more bucket
@@ -143,7 +143,7 @@ pub struct Observations {
     mqueues: Counter,
     depth: Counter,
     depth_max: Counter,
-    /// 1 while the service is held (gauge).
+    /// 1 while the service is paused (gauge).
     held: Counter,
 }
 
@@ -178,7 +178,7 @@ impl ObservationSnapshot {
     }
 }
 
-/// A message that is followed; a time of 0 has not come yet.
+/// A message that is sampled; a time of 0 has not come yet.
 #[derive(Debug)]
 struct Followed {
     mqueue: u32,
@@ -195,22 +195,22 @@ struct Followed {
     origin: Option<(Origin, u64)>,
 }
 
-/// Which messages of a lane are followed.
+/// Which messages of a service share are sampled.
 #[derive(Debug)]
-pub(crate) struct Follower {
-    /// Messages until the next one is followed.
+pub(crate) struct Sampler {
+    /// Messages until the next one is sampled.
     countdown: u32,
     gap: u32,
     began_ns: u64,
     random: u32,
-    followed: Vec<Followed>,
+    sampled: Vec<Followed>,
     observed: Arc<Observations>,
 }
 
-impl Follower {
+impl Sampler {
     pub(crate) fn new(observed: Arc<Observations>) -> Self {
-        let followed = Vec::with_capacity(FOLLOWED_MAX);
-        Self { countdown: 1, gap: 1, began_ns: 0, random: 0x9e37_79b9, followed, observed }
+        let sampled = Vec::with_capacity(FOLLOWED_MAX);
+        Self { countdown: 1, gap: 1, began_ns: 0, random: 0x9e37_79b9, sampled, observed }
     }
 
     /// One more message was accepted; whether it is one to follow.
@@ -255,24 +255,24 @@ impl Followed {
     }
 }
 
-/// In [`crate::service::share::ServerMqueue::followed`]: nobody. No token has this index, nor the next: tables are smaller.
-pub(crate) const NOBODY: Token = Token(u64::MAX - 1);
+/// In [`crate::service::share::ServerMqueue::sampled`]: nobody. No token has this index, nor the next: tables are smaller.
+pub(crate) const NO_TOKEN: Token = Token(u64::MAX - 1);
 /// The same for somebody of a service without replies, who has no token.
 const WITHOUT_TOKEN: Token = Token(u64::MAX);
 
-impl Lane {
+impl ServiceShare {
     /// Follows the message that was just committed to an mqueue, if there is room for one more.
     #[cold]
-    pub(crate) fn follow(&mut self, mqueue: u32, token: Option<Token>, received_ns: u64) {
-        let follower = &mut self.follower;
-        follower.draw_gap(received_ns);
+    pub(crate) fn sample(&mut self, mqueue: u32, token: Option<Token>, received_ns: u64) {
+        let sampler = &mut self.sampler;
+        sampler.draw_gap(received_ns);
         let entry = &mut self.mqueues[mqueue as usize];
-        if entry.followed != NOBODY || follower.followed.len() == FOLLOWED_MAX {
+        if entry.sampled != NO_TOKEN || sampler.sampled.len() == FOLLOWED_MAX {
             return;
         }
         let token = token.unwrap_or(WITHOUT_TOKEN);
-        entry.followed = token;
-        follower.followed.push(Followed {
+        entry.sampled = token;
+        sampler.sampled.push(Followed {
             mqueue,
             token,
             position: entry.rx.committed() - 1,
@@ -287,28 +287,28 @@ impl Lane {
 
     /// Once in a while: how deep the queues are.
     pub(crate) fn observe_depth(&self) {
-        let observed = &self.follower.observed;
+        let observed = &self.sampler.observed;
         observed.mqueues.set(self.mqueues.len() as u64);
         observed.depth.set(self.outstanding_by_mqueue().map(u64::from).sum());
         observed.depth_max.set(self.outstanding_by_mqueue().max().unwrap_or(0).into());
     }
 
-    pub(crate) fn observe_hold(&self) {
-        self.follower.observed.held.set(self.is_held().into());
+    pub(crate) fn observe_pause(&self) {
+        self.sampler.observed.held.set(self.is_paused().into());
     }
 
     /// Whether [`Self::look`] has anything to look for.
     #[inline]
     pub(crate) fn awaits_release(&self) -> bool {
-        self.follower.followed.iter().any(|f| f.taken_ns == 0)
+        self.sampler.sampled.iter().any(|f| f.taken_ns == 0)
     }
 
-    /// Looks whether the slots of followed messages are released. The first look at a message comes
+    /// Looks whether the slots of sampled messages are released. The first look at a message comes
     /// just before it is published.
     pub(crate) fn look(&mut self, now_ns: u64) {
-        let Self { follower, mqueues, replies, .. } = self;
-        let Follower { followed, observed, .. } = follower;
-        followed.retain_mut(|message| {
+        let Self { sampler, mqueues, replies, .. } = self;
+        let Sampler { sampled, observed, .. } = sampler;
+        sampled.retain_mut(|message| {
             if message.taken_ns != 0 {
                 return true;
             }
@@ -326,18 +326,18 @@ impl Lane {
             message.taken_ns = message.waiting_ns.max(1);
             if *replies == Replies::None {
                 message.record(observed, None);
-                mqueue.followed = NOBODY;
+                mqueue.sampled = NO_TOKEN;
                 return false;
             }
             true
         });
     }
 
-    /// The reply of a followed message is in the TX ring.
+    /// The reply of a sampled message is in the TX ring.
     #[cold]
     fn note_seen(&mut self, mqueue: u32, origin: (Origin, u64), now_ns: u64) {
-        let mut followed = self.follower.followed.iter_mut();
-        let Some(message) = followed.find(|f| f.mqueue == mqueue) else { return };
+        let mut sampled = self.sampler.sampled.iter_mut();
+        let Some(message) = sampled.find(|f| f.mqueue == mqueue) else { return };
         if message.seen_ns == 0 {
             message.seen_ns = now_ns.max(1);
             message.origin = Some(origin);
@@ -347,23 +347,23 @@ impl Lane {
         }
     }
 
-    /// Nobody of an mqueue is followed any longer.
+    /// Nobody of an mqueue is sampled any longer.
     pub(crate) fn unfollow(&mut self, mqueue: u32) {
-        self.mqueues[mqueue as usize].followed = NOBODY;
-        self.follower.followed.retain(|f| f.mqueue != mqueue);
+        self.mqueues[mqueue as usize].sampled = NO_TOKEN;
+        self.sampler.sampled.retain(|f| f.mqueue != mqueue);
     }
 
-    /// Gives up followed messages that have ended without a reply.
-    pub(crate) fn unfollow_ended(&mut self) {
-        let Self { follower, mqueues, loads, sessions, replies, .. } = self;
-        follower.followed.retain(|&Followed { mqueue, token, seen_ns, .. }| {
+    /// Gives up sampled messages that have ended without a reply.
+    pub(crate) fn unsample_ended(&mut self) {
+        let Self { sampler, mqueues, loads, sessions, replies, .. } = self;
+        sampler.sampled.retain(|&Followed { mqueue, token, seen_ns, .. }| {
             let under_way = match replies {
                 Replies::One => seen_ns != 0 || sessions.find(token, mqueue).is_some(),
                 Replies::None => true,
             };
             let stays = under_way && loads[mqueue as usize].alive;
             if !stays {
-                mqueues[mqueue as usize].followed = NOBODY;
+                mqueues[mqueue as usize].sampled = NO_TOKEN;
             }
             stays
         });
@@ -376,23 +376,24 @@ impl<N: Nic> Worker<N> {
         self.clock.as_ref().map_or(self.now_ns, |clock| clock())
     }
 
-    /// The reply of a followed message is about to be forwarded.
+    /// The reply of a sampled message is about to be forwarded.
     #[cold]
-    pub(crate) fn followed_reply(&mut self, lane: usize, mqueue: u32, token: Token) {
+    pub(crate) fn followed_reply(&mut self, share: usize, mqueue: u32, token: Token) {
         let now_ns = self.stage_ns();
-        let request = self.lanes[lane].sessions.find(token, mqueue);
+        let request = self.services[share].sessions.find(token, mqueue);
         if let Some(origin) = request.map(|request| (request.origin, request.number)) {
-            self.lanes[lane].note_seen(mqueue, origin, now_ns);
+            self.services[share].note_seen(mqueue, origin, now_ns);
         }
     }
 
-    /// After the flush: which followed replies did the host kernel take?
-    pub(crate) fn note_sent(&mut self, lane: usize) {
-        for index in (0..self.lanes[lane].follower.followed.len()).rev() {
-            let Followed { mqueue, token, origin, .. } = self.lanes[lane].follower.followed[index];
+    /// After the flush: which sampled replies did the host kernel take?
+    pub(crate) fn note_sent(&mut self, share: usize) {
+        for index in (0..self.services[share].sampler.sampled.len()).rev() {
+            let Followed { mqueue, token, origin, .. } =
+                self.services[share].sampler.sampled[index];
             // A token that lives belongs to a reply that found no room and is still in its ring.
             let Some((origin, number)) = origin else { continue };
-            if self.lanes[lane].sessions.find(token, mqueue).is_some() {
+            if self.services[share].sessions.find(token, mqueue).is_some() {
                 continue;
             }
             let left = match origin {
@@ -409,11 +410,11 @@ impl<N: Nic> Worker<N> {
             };
             if left == Some(true) {
                 let now_ns = self.stage_ns();
-                let follower = &self.lanes[lane].follower;
-                follower.followed[index].record(&follower.observed, Some(now_ns));
+                let sampler = &self.services[share].sampler;
+                sampler.sampled[index].record(&sampler.observed, Some(now_ns));
             }
             if left != Some(false) {
-                self.lanes[lane].unfollow(mqueue);
+                self.services[share].unfollow(mqueue);
             }
         }
     }
@@ -449,29 +450,29 @@ mod tests {
             received_ns: 0,
             expects: wire::framing::Expects::Reply,
         });
-        assert!(token.is_some_and(|token| token != NOBODY && token != WITHOUT_TOKEN));
+        assert!(token.is_some_and(|token| token != NO_TOKEN && token != WITHOUT_TOKEN));
     }
 
     #[test]
     fn a_quiet_lane_follows_every_message_and_a_busy_one_few_of_a_batch() {
-        let mut follower = Follower::new(Arc::default());
+        let mut sampler = Sampler::new(Arc::default());
         for message in 1..100 {
-            assert!(follower.is_due());
-            follower.draw_gap(message * 1_000_000);
+            assert!(sampler.is_due());
+            sampler.draw_gap(message * 1_000_000);
         }
         // Ten batches of a hundred messages in each FOLLOW_NS.
         let mut by_place = [0u32; 100];
         for batch in 0..100_000 {
             for count in &mut by_place {
-                if follower.is_due() {
+                if sampler.is_due() {
                     *count += 1;
-                    follower.draw_gap(1_000_000_000 + batch * FOLLOW_NS / 10);
+                    sampler.draw_gap(1_000_000_000 + batch * FOLLOW_NS / 10);
                 }
             }
         }
-        let followed: u32 = by_place.iter().sum();
-        assert!((2_000..20_000).contains(&followed), "{followed}");
-        let fair = followed / 100;
+        let sampled: u32 = by_place.iter().sum();
+        assert!((2_000..20_000).contains(&sampled), "{sampled}");
+        let fair = sampled / 100;
         assert!(by_place.iter().all(|n| (fair / 3..fair * 3).contains(n)), "{by_place:?}");
     }
 }

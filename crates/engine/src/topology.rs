@@ -706,7 +706,7 @@ impl Service {
         if ring.arena_bytes > 0 { ring } else { RingPlan { protocol: granule, ..ring } }
     }
 
-    /// The region of the `generation`-th life of the accelerator at this place of the service's list.
+    /// The region of the `generation`-th generation of the accelerator at this place of the service's list.
     pub fn region_plan(&self, place: usize, generation: u64) -> RegionPlan {
         let server = MqueuePlan {
             depth: self.slots,

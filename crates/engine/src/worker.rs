@@ -16,7 +16,7 @@
 //! | backends | `endpoint/backend.rs` |
 //! | other workers | `endpoint/peer.rs` |
 //! | services that come, change and go | `control/install.rs` |
-//! | services whose clients wait for a new life | `control/pause.rs` |
+//! | services whose clients wait for a new generation | `control/pause.rs` |
 
 use std::sync::Arc;
 
@@ -27,11 +27,11 @@ use wire::session::Origin;
 
 use crate::control::install::Port;
 use crate::endpoint::peer::{Fabric, Link};
-use crate::endpoint::shm::MemoryClients;
+use crate::endpoint::shm::ShmClients;
 use crate::endpoint::sources::Sources;
 use crate::endpoint::tcp::connection::{Connections, Pool, Reading};
 use crate::metrics::WorkerCounters;
-use crate::service::share::{LOOKS, Lane, Touched};
+use crate::service::share::{HEADS_READ, ServiceShare, TxPending};
 use crate::topology::{Polling, Replies};
 
 /// How long an adaptive worker looks for work before it sleeps: about what two wake-ups cost, so that
@@ -50,7 +50,7 @@ const SLEEP_NS_MAX: u64 = 100_000_000;
 /// Bytes of one read from a stream.
 const READ_BYTES_MIN: usize = 16 << 10;
 /// News for other workers that may wait before their list grows.
-pub(crate) const NOTICES: usize = 256;
+pub(crate) const PENDING_LOSSES: usize = 256;
 /// Where requests come from: other workers, datagrams, memory clients, streams.
 const SOURCES: u64 = 4;
 /// A share of the connections looked at by each housekeeping for time-outs.
@@ -60,8 +60,8 @@ const SWEEP_PARTS: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StreamOwner {
     Connection,
-    Backend { lane: u16, pool: u16, number: u16 },
-    Client { lane: u16, client: u32 },
+    Backend { share: u16, pool: u16, number: u16 },
+    Client { share: u16, client: u32 },
 }
 
 /// See the module's text.
@@ -71,10 +71,10 @@ pub struct Worker<N: Nic> {
     pub(crate) now_ns: u64,
     pub(crate) ports: Vec<Port>,
     pub(crate) sources: Sources,
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) services: Vec<ServiceShare>,
     pub(crate) connections: Connections,
     pub(crate) pool: Pool,
-    pub(crate) memory: MemoryClients,
+    pub(crate) memory: ShmClients,
     /// By worker and service; none to itself.
     pub(crate) links: Vec<Vec<Option<Link>>>,
     pub(crate) fabric: Arc<Fabric<N::Socket>>,
@@ -88,7 +88,7 @@ pub struct Worker<N: Nic> {
     pub(crate) to_read: Vec<StreamKey>,
     pub(crate) to_write: Vec<StreamKey>,
     /// News for other workers that found no room: (worker, envelope, reason).
-    pub(crate) notices: Vec<(u16, crate::endpoint::peer::Envelope, DropReason)>,
+    pub(crate) pending_losses: Vec<(u16, crate::endpoint::peer::Envelope, DropReason)>,
     pub(crate) rx: RxBatch,
     pub(crate) scratch: Vec<u8>,
     pub(crate) envelope: Vec<u8>,
@@ -130,7 +130,7 @@ impl<N: Nic> Worker<N> {
         let alone = self.fabric.workers() == 1 && self.memory.is_empty();
         if !alone {
             // What the others know must not be older than the sleep, nor what this worker knows of them.
-            self.tell_credit();
+            self.publish_credit();
             self.fabric.fall_asleep(self.index);
             self.memory.set_parked(true);
         }
@@ -138,7 +138,7 @@ impl<N: Nic> Worker<N> {
             && !mutants::on("sleep_on_mail")
             && (self.fabric.has_mail(self.index)
                 || self.links_hinted()
-                || self.memory.hinted(|of| self.lanes[usize::from(of)].is_held()));
+                || self.memory.hinted(|of| self.services[usize::from(of)].is_paused()));
         if !mail {
             self.slept = true;
             self.counters.sleeps.one();
@@ -147,24 +147,24 @@ impl<N: Nic> Worker<N> {
         if !alone {
             self.memory.set_parked(false);
             self.fabric.awake(self.index);
-            self.learn_credit();
+            self.read_credit();
         }
     }
 
     /// Tells the other workers how many requests this one still takes, by service.
-    fn tell_credit(&self) {
-        (0..self.lanes.len()).for_each(|lane| self.tell_credit_of(lane));
+    fn publish_credit(&self) {
+        (0..self.services.len()).for_each(|share| self.publish_credit_of(share));
     }
 
-    pub(crate) fn tell_credit_of(&self, lane: usize) {
-        self.fabric.tell_credit(self.index, lane as u16, self.lanes[lane].free_credit());
+    pub(crate) fn publish_credit_of(&self, share: usize) {
+        self.fabric.publish_credit(self.index, share as u16, self.services[share].free_credit());
     }
 
     /// Takes note of what the others told.
-    pub(crate) fn learn_credit(&mut self) {
-        for (number, lane) in self.lanes.iter_mut().enumerate() {
+    pub(crate) fn read_credit(&mut self) {
+        for (number, share) in self.services.iter_mut().enumerate() {
             for worker in (0..self.fabric.workers()).filter(|w| *w != self.index as usize) {
-                lane.other_credit[worker] = self.fabric.credit_of(worker, number);
+                share.other_credit[worker] = self.fabric.credit_of(worker, number);
             }
         }
     }
@@ -189,31 +189,31 @@ impl<N: Nic> Worker<N> {
         self.take_replies();
         self.take_requests_in();
         // Accelerate.
-        for lane in &mut self.lanes {
-            self.work |= lane.drives.iter().any(|d| !d.rang.is_empty());
+        for share in &mut self.services {
+            self.work |= share.accelerators.iter().any(|d| !d.rx_pending.is_empty());
             // A clock is read only for a message that is followed, see `stages.rs`.
             let clock_ns = || self.clock.as_ref().map_or(now_ns, |clock| clock());
-            if lane.awaits_release() {
-                lane.look(clock_ns());
-                lane.drive(now_ns);
-                lane.look(clock_ns());
+            if share.awaits_release() {
+                share.look(clock_ns());
+                share.drive(now_ns);
+                share.look(clock_ns());
             } else {
-                lane.drive(now_ns);
+                share.drive(now_ns);
             }
         }
         // Exhale.
-        for lane in 0..self.lanes.len() {
-            self.gather(lane);
+        for share in 0..self.services.len() {
+            self.gather(share);
         }
         // Keep house, before the flush: what it has to tell leaves with this turn, for the worker may
         // sleep after it.
         if now_ns >= self.next_tick_ns {
             self.next_tick_ns = now_ns + TICK_NS;
-            self.keep_house();
+            self.housekeeping();
         }
         self.flush(true);
-        for lane in 0..self.lanes.len() {
-            self.note_sent(lane);
+        for share in 0..self.services.len() {
+            self.note_sent(share);
         }
         self.counters.turns.one();
         if self.work {
@@ -235,7 +235,7 @@ impl<N: Nic> Worker<N> {
             match (turn + step) % SOURCES {
                 0 => self.take_handed_over(round),
                 1 => self.receive_datagrams(round),
-                2 => self.read_memory_clients(round),
+                2 => self.read_shm_clients(round),
                 _ => self.read_streams(),
             }
         }
@@ -291,15 +291,15 @@ impl<N: Nic> Worker<N> {
                     self.list_to_read(key);
                 }
             }
-            StreamOwner::Backend { lane, pool, number } => {
+            StreamOwner::Backend { share, pool, number } => {
                 let (pool, number) = (pool.into(), number.into());
-                let lane = &mut self.lanes[lane as usize];
-                lane.read_backend(&mut self.nic, pool, number, self.now_ns, &mut self.scratch);
+                let share = &mut self.services[share as usize];
+                share.read_backend(&mut self.nic, pool, number, self.now_ns, &mut self.scratch);
                 self.work = true;
             }
-            StreamOwner::Client { lane, client } => {
-                let lane = &mut self.lanes[lane as usize];
-                lane.read_datagram_backend(&mut self.nic, client, &mut self.scratch);
+            StreamOwner::Client { share, client } => {
+                let share = &mut self.services[share as usize];
+                share.read_datagram_backend(&mut self.nic, client, &mut self.scratch);
                 self.work = true;
             }
         }
@@ -308,8 +308,8 @@ impl<N: Nic> Worker<N> {
     fn stream_writable(&mut self, key: StreamKey) {
         match self.owner(key) {
             StreamOwner::Connection => self.list_to_write(key),
-            StreamOwner::Backend { lane, pool, number } => {
-                self.lanes[lane as usize].backend_writable(pool.into(), number.into());
+            StreamOwner::Backend { share, pool, number } => {
+                self.services[share as usize].backend_writable(pool.into(), number.into());
             }
             StreamOwner::Client { .. } => {}
         }
@@ -318,14 +318,14 @@ impl<N: Nic> Worker<N> {
     fn stream_failed(&mut self, key: StreamKey) {
         match self.owner(key) {
             StreamOwner::Connection => self.close_connection(key, Close::Reset),
-            StreamOwner::Backend { lane, pool, number } => {
+            StreamOwner::Backend { share, pool, number } => {
                 let (pool, number) = (pool.into(), number.into());
                 let closed = mqueue::abi::status::CLOSED;
-                let lane = &mut self.lanes[lane as usize];
-                lane.fail_backend(&mut self.nic, pool, number, closed, self.now_ns);
+                let share = &mut self.services[share as usize];
+                share.fail_backend(&mut self.nic, pool, number, closed, self.now_ns);
             }
-            StreamOwner::Client { lane, client } => {
-                self.lanes[lane as usize].fail_datagram_backend(&mut self.nic, client);
+            StreamOwner::Client { share, client } => {
+                self.services[share as usize].fail_datagram_backend(&mut self.nic, client);
             }
         }
     }
@@ -345,59 +345,59 @@ impl<N: Nic> Worker<N> {
     }
 
     /// Empties the TX rings that may hold something: those the blocks touched, those left over.
-    fn gather(&mut self, lane: usize) {
-        self.lanes[lane].take_blocked();
-        for index in 0..self.lanes[lane].retried.len() {
-            let mqueue = self.lanes[lane].retried[index];
-            let shown = self.lanes[lane].shown(mqueue);
-            self.gather_replies(lane, mqueue, shown);
+    fn gather(&mut self, share: usize) {
+        self.services[share].take_blocked();
+        for index in 0..self.services[share].retried.len() {
+            let mqueue = self.services[share].retried[index];
+            let shown = self.services[share].shown(mqueue);
+            self.gather_replies(share, mqueue, shown);
         }
-        for index in 0..self.lanes[lane].retried_clients.len() {
-            self.take_backend_requests(lane, self.lanes[lane].retried_clients[index]);
+        for index in 0..self.services[share].retried_clients.len() {
+            self.take_backend_requests(share, self.services[share].retried_clients[index]);
         }
-        for drive in 0..self.lanes[lane].drives.len() {
-            let count = self.lanes[lane].drives[drive].touched.len();
-            for first in (0..count).step_by(LOOKS) {
-                let shown = self.lanes[lane].read_heads(drive, first);
+        for drive in 0..self.services[share].accelerators.len() {
+            let count = self.services[share].accelerators[drive].tx_pending.len();
+            for first in (0..count).step_by(HEADS_READ) {
+                let shown = self.services[share].read_heads(drive, first);
                 for (index, shown) in (first..count).zip(shown) {
-                    self.lanes[lane].fetch_ahead(drive, index);
-                    match self.lanes[lane].touched(drive, index) {
-                        Touched::Server(mqueue) => self.gather_replies(lane, mqueue, shown),
-                        Touched::Client(client) => self.take_backend_requests(lane, client),
+                    self.services[share].fetch_ahead(drive, index);
+                    match self.services[share].tx_pending(drive, index) {
+                        TxPending::Server(mqueue) => self.gather_replies(share, mqueue, shown),
+                        TxPending::Client(client) => self.take_backend_requests(share, client),
                     }
                 }
             }
         }
-        if self.lanes[lane].replies == Replies::None {
-            self.lanes[lane].count_consumed(self.now_ns);
+        if self.services[share].replies == Replies::None {
+            self.services[share].count_consumed(self.now_ns);
         }
     }
 
-    fn take_backend_requests(&mut self, lane: usize, client: u32) {
-        let lane = &mut self.lanes[lane];
-        lane.take_backend_requests(&mut self.nic, client, self.now_ns, &mut self.scratch);
+    fn take_backend_requests(&mut self, share: usize, client: u32) {
+        let share = &mut self.services[share];
+        share.take_backend_requests(&mut self.nic, client, self.now_ns, &mut self.scratch);
     }
 
     /// Once a millisecond: time-outs, deaths, heartbeats, hints.
-    fn keep_house(&mut self) {
-        self.nudge_notices();
-        for lane in 0..self.lanes.len() {
-            self.expire_requests(lane);
-            let Self { lanes, nic, now_ns, .. } = self;
-            lanes[lane].expire_backends(nic, *now_ns);
-            lanes[lane].look_for_late(*now_ns);
-            lanes[lane].unfollow_ended();
-            if lanes[lane].leaving.is_none() {
-                lanes[lane].observe_depth();
+    fn housekeeping(&mut self) {
+        self.retry_losses();
+        for share in 0..self.services.len() {
+            self.expire_requests(share);
+            let Self { services, nic, now_ns, .. } = self;
+            services[share].expire_backends(nic, *now_ns);
+            services[share].look_for_late(*now_ns);
+            services[share].unsample_ended();
+            if services[share].leaving.is_none() {
+                services[share].observe_depth();
             }
-            self.bury_the_dead(lane);
+            self.reap_dead_mqueues(share);
         }
         if self.fabric.workers() > 1 {
-            self.tell_credit();
-            self.learn_credit();
+            self.publish_credit();
+            self.read_credit();
         }
-        self.look_after_leaving();
-        (0..self.lanes.len()).for_each(|slot| self.look_after_held(slot));
+        self.check_leaving();
+        (0..self.services.len()).for_each(|slot| self.check_paused(slot));
         self.sweep_connections();
         let connections = self.connections.open_count() + self.memory.len();
         self.counters.connections.set(connections as u64);
@@ -408,14 +408,14 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    fn expire_requests(&mut self, lane: usize) {
-        let before_ns = self.now_ns.saturating_sub(self.lanes[lane].timeout_ns);
-        while let Some(request) = self.lanes[lane].sessions.expire(before_ns) {
+    fn expire_requests(&mut self, share: usize) {
+        let before_ns = self.now_ns.saturating_sub(self.services[share].timeout_ns);
+        while let Some(request) = self.services[share].sessions.expire(before_ns) {
             if !mutants::on("leak_credit") {
-                self.lanes[lane].ended(request.mqueue);
+                self.services[share].ended(request.mqueue);
             }
             self.drop_request(
-                lane,
+                share,
                 &request.origin,
                 request.number,
                 request.expects,
@@ -425,19 +425,19 @@ impl<N: Nic> Worker<N> {
     }
 
     /// Ends the requests of mqueues whose block ended, hangs, or wrote impossible words.
-    fn bury_the_dead(&mut self, lane: usize) {
+    fn reap_dead_mqueues(&mut self, share: usize) {
         let mut died = false;
-        for drive in 0..self.lanes[lane].drives.len() {
+        for drive in 0..self.services[share].accelerators.len() {
             let mut ended = std::mem::take(&mut self.ended);
-            self.lanes[lane].drives[drive].blocks.ended(&mut ended);
+            self.services[share].accelerators[drive].blocks.ended(&mut ended);
             for (block, reason) in ended.drain(..) {
-                let found = self.lanes[lane]
+                let found = self.services[share]
                     .mqueues
                     .iter()
                     .position(|m| usize::from(m.attachment) == drive && m.block == block);
                 if reason == mqueue::abi::reason::HUNG {
                     self.hung = true;
-                    self.lanes[lane].hung_blocks += 1;
+                    self.services[share].hung_blocks += 1;
                     self.count_hung_blocks();
                 }
                 let orderly = self.draining && reason == mqueue::abi::reason::STOPPED;
@@ -445,63 +445,63 @@ impl<N: Nic> Worker<N> {
                     // One that was stopped: another worker has let go of the service already.
                     if reason != mqueue::abi::reason::STOPPED {
                         tracing::error!(
-                            service = &*self.lanes[lane].name,
-                            kernel = self.lanes[lane].kernels.get(drive).map(|name| &**name),
+                            service = &*self.services[share].name,
+                            kernel = self.services[share].kernels.get(drive).map(|name| &**name),
                             block,
                             reason = mqueue::abi::reason::name(reason),
                             "a block ended; its mqueue is dead"
                         );
                     }
-                    died |= self.lanes[lane].kill(mqueue as u32);
+                    died |= self.services[share].mark_dead(mqueue as u32);
                 }
             }
             self.ended = ended;
         }
-        for mqueue in 0..self.lanes[lane].mqueues.len() {
-            let entry = &self.lanes[lane].mqueues[mqueue];
-            if self.lanes[lane].loads[mqueue].alive && entry.tx_corrupt {
+        for mqueue in 0..self.services[share].mqueues.len() {
+            let entry = &self.services[share].mqueues[mqueue];
+            if self.services[share].loads[mqueue].alive && entry.tx_corrupt {
                 tracing::error!(
-                    service = &*self.lanes[lane].name,
+                    service = &*self.services[share].name,
                     block = entry.block,
                     "an accelerator wrote impossible ring words; the mqueue is dead"
                 );
                 let (drive, block) = (usize::from(entry.attachment), entry.block);
-                self.lanes[lane].drives[drive].blocks.condemn(block);
-                died |= self.lanes[lane].kill(mqueue as u32);
+                self.services[share].accelerators[drive].blocks.condemn(block);
+                died |= self.services[share].mark_dead(mqueue as u32);
             }
         }
         if died {
-            self.end_requests_of_the_dead(lane, DropReason::MqueueDead);
+            self.end_requests_of_dead_mqueues(share, DropReason::MqueueDead);
         }
     }
 
     /// After a block began to hang, or a service with such blocks has gone.
     pub(crate) fn count_hung_blocks(&self) {
-        self.counters.hung_blocks.set(self.lanes.iter().map(|lane| lane.hung_blocks).sum());
+        self.counters.hung_blocks.set(self.services.iter().map(|share| share.hung_blocks).sum());
     }
 
-    /// After [`Lane::kill`]: what is under way on mqueues that are not alive ends for `reason`. That is
+    /// After [`ServiceShare::kill`]: what is under way on mqueues that are not alive ends for `reason`. That is
     /// what was on those just killed; the others have nothing.
-    pub(crate) fn end_requests_of_the_dead(&mut self, lane: usize, reason: DropReason) {
-        let mut pass = self.lanes[lane].sessions.pass();
+    pub(crate) fn end_requests_of_dead_mqueues(&mut self, share: usize, reason: DropReason) {
+        let mut pass = self.services[share].sessions.pass();
         loop {
-            let Lane { sessions, loads, .. } = &mut self.lanes[lane];
+            let ServiceShare { sessions, loads, .. } = &mut self.services[share];
             let dead = |mqueue: u32| !loads[mqueue as usize].alive;
             let Some(request) = sessions.end_next(&mut pass, dead) else { break };
-            self.drop_request(lane, &request.origin, request.number, request.expects, reason);
+            self.drop_request(share, &request.origin, request.number, request.expects, reason);
         }
-        let lane = &mut self.lanes[lane];
-        for mqueue in 0..lane.mqueues.len() as u32 {
-            if lane.loads[mqueue as usize].alive {
+        let share = &mut self.services[share];
+        for mqueue in 0..share.mqueues.len() as u32 {
+            if share.loads[mqueue as usize].alive {
                 continue;
             }
-            let unread = lane.abandon_unread(mqueue);
-            if lane.replies == Replies::None {
-                lane.counters.drop_many(reason, unread);
+            let unread = share.drop_unread(mqueue);
+            if share.replies == Replies::None {
+                share.counters.drop_many(reason, unread);
             }
-            // Where nobody runs the block that has been done, and its clients may be those of the next life already.
-            if !lane.loads[mqueue as usize].absent {
-                lane.abandon_clients_of(mqueue..mqueue + 1, &mut self.nic);
+            // Where nobody runs the block that has been done, and its clients may be those of the next generation already.
+            if !share.loads[mqueue as usize].absent {
+                share.drop_backend_requests_of(mqueue..mqueue + 1, &mut self.nic);
             }
         }
     }
@@ -524,10 +524,10 @@ impl<N: Nic> Worker<N> {
                 self.end_connection(key, Close::Reset, DropReason::SlowClient);
             } else if connection.unsettled() == 0
                 && connection.reading != Reading::Stalled
-                && !self.lanes[usize::from(service)].is_held()
+                && !self.services[usize::from(service)].is_paused()
                 && now_ns.saturating_sub(connection.last_message_ns) > idle_ns
             {
-                self.lanes[service as usize].counters.drop_one(DropReason::IdleTimeout);
+                self.services[service as usize].counters.drop_one(DropReason::IdleTimeout);
                 self.close_connection(key, Close::Graceful);
             }
         }
@@ -535,23 +535,23 @@ impl<N: Nic> Worker<N> {
 
     /// Requests under way on this worker, and replies that have not left it.
     pub fn outstanding(&self) -> u64 {
-        (0..self.lanes.len()).map(|lane| self.outstanding_of(lane)).sum()
+        (0..self.services.len()).map(|share| self.outstanding_of(share)).sum()
     }
 
     /// Requests of the service in a slot that are under way on this worker: counted from the tables and queues that hold
     /// them, not from the counters. Messages inside hand-over rings are on nobody's account; see
     /// [`crate::metrics::ServiceCounters::handed_out`].
     pub fn outstanding_of(&self, service: usize) -> u64 {
-        let Some(lane) = self.lanes.get(service) else { return 0 };
+        let Some(share) = self.services.get(service) else { return 0 };
         let ports = self.ports.iter().filter(|p| usize::from(p.service) == service);
         let datagrams: usize = ports.map(|p| p.tx.waiting().len()).sum();
-        lane.under_way() + self.connections.replies_waiting(service as u16) + datagrams as u64
+        share.under_way() + self.connections.replies_waiting(service as u16) + datagrams as u64
     }
 
-    /// Requests of the service in a slot under way on each of this worker's mqueues, in lane order; never more
+    /// Requests of the service in a slot under way on each of this worker's mqueues, in service share order; never more
     /// than the service's `slots`.
     pub fn outstanding_by_mqueue(&self, service: usize) -> impl Iterator<Item = u32> + '_ {
-        self.lanes.get(service).into_iter().flat_map(Lane::outstanding_by_mqueue)
+        self.services.get(service).into_iter().flat_map(ServiceShare::outstanding_by_mqueue)
     }
 
     /// How long the worker may sleep now; 0: not at all.
@@ -567,28 +567,28 @@ impl<N: Nic> Worker<N> {
         let leftover = self.draining
             || !self.to_read.is_empty()
             || !self.to_write.is_empty()
-            || !self.notices.is_empty()
-            || self.ports.iter().any(|p| p.ready && !p.held || !p.tx.is_empty());
+            || !self.pending_losses.is_empty()
+            || self.ports.iter().any(|p| p.ready && !p.paused || !p.tx.is_empty());
         if !may || leftover {
             return 0;
         }
         let mut sleep_ns = SLEEP_NS_MAX;
-        for lane in &self.lanes {
-            if lane.leaves_with_debts() || lane.is_held() {
+        for share in &self.services {
+            if share.is_leaving_busy() || share.is_paused() {
                 sleep_ns = sleep_ns.min(TICK_NS);
             }
-            let under_way = lane.under_way() > 0 && !mutants::on("sleep_on_requests");
-            if under_way || !lane.blocked.is_empty() || !lane.blocked_clients.is_empty() {
+            let under_way = share.under_way() > 0 && !mutants::on("sleep_on_requests");
+            if under_way || !share.blocked.is_empty() || !share.blocked_clients.is_empty() {
                 return 0;
             }
-            if lane.backend_in_flight() {
+            if share.backend_in_flight() {
                 sleep_ns = sleep_ns.min(TICK_NS);
             }
-            for drive in &lane.drives {
-                if !drive.rang.is_empty() {
+            for drive in &share.accelerators {
+                if !drive.rx_pending.is_empty() {
                     return 0;
                 }
-                if drive.blocks.elsewhere() && !lane.backends.is_empty() {
+                if drive.blocks.elsewhere() && !share.backends.is_empty() {
                     // A block may ask a backend when no request is under way.
                     sleep_ns = sleep_ns.min(TICK_NS);
                 }
@@ -631,7 +631,7 @@ impl<N: Nic> Worker<N> {
         if mutants::on("serve_after_drain") {
             return;
         }
-        (0..self.lanes.len()).for_each(|slot| self.end_holds(slot, None));
+        (0..self.services.len()).for_each(|slot| self.end_pauses(slot, None));
         self.nic.stop_listening();
         self.stop_reading(None);
         self.memory.stop_reading(None);
@@ -640,8 +640,8 @@ impl<N: Nic> Worker<N> {
     /// Tells the others when everything this worker accepted is answered, or no longer.
     fn report_settled(&mut self) {
         let settled = self.outstanding() == 0
-            && !self.lanes.iter().any(Lane::waits_for_backends)
-            && self.notices.is_empty()
+            && !self.services.iter().any(ServiceShare::waits_for_backends)
+            && self.pending_losses.is_empty()
             && self.links.iter_mut().flatten().flatten().all(Link::is_empty);
         self.set_settled(settled);
     }
@@ -660,8 +660,8 @@ impl<N: Nic> Worker<N> {
     pub fn finish(&mut self) -> bool {
         self.begin_drain();
         self.discard_handed_over();
-        for lane in 0..self.lanes.len() {
-            self.abandon(lane);
+        for share in 0..self.services.len() {
+            self.drop_outstanding(share);
         }
         self.close_memory_clients();
         self.counters.outstanding.set(self.outstanding());
@@ -674,18 +674,18 @@ impl<N: Nic> Worker<N> {
     }
 
     /// The hash of a datagram's flow, where the service's dispatch wants it.
-    pub(crate) fn flow_of(&self, lane: usize, origin: &Origin) -> u64 {
+    pub(crate) fn flow_of(&self, share: usize, origin: &Origin) -> u64 {
         match origin {
-            Origin::Datagram { peer, port, .. } if self.lanes[lane].dispatcher.needs_flow() => {
+            Origin::Datagram { peer, port, .. } if self.services[share].dispatcher.needs_flow() => {
                 flow_hash(*peer, self.ports[*port as usize].number)
             }
             _ => 0,
         }
     }
 
-    pub(crate) fn read_bytes(&self, lane: usize) -> usize {
-        let lane = &self.lanes[lane];
-        let longest = lane.framing.request_bytes_max(lane.max_message_bytes);
+    pub(crate) fn read_bytes(&self, share: usize) -> usize {
+        let share = &self.services[share];
+        let longest = share.framing.request_bytes_max(share.max_message_bytes);
         longest.clamp(READ_BYTES_MIN, self.scratch.len())
     }
 

@@ -31,7 +31,7 @@ use accel::{AccelError, Kernel};
 use engine::accelerator::{Blocks, StartError};
 use engine::metrics::{AcceleratorLives, Metrics};
 use engine::topology::{AcceleratorKind, CpuPlacement, Listen, Service, Topology, TopologyError};
-use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerLinks, WorkerParts, worker_links};
+use engine::{Attachment, BlockEnds, Fabric, PeerLinks, Worker, WorkerParts, peer_links};
 use mqueue::{MappedMemory, Words};
 use sys::socket_nic::AcceptedSocket;
 use sys::tap::TapFile;
@@ -476,7 +476,7 @@ impl Server {
         regions: Vec<Vec<Vec<Attachment>>>,
     ) -> Result<mpsc::Receiver<Result<(), ServerError>>, ServerError> {
         let (ready, readiness) = mpsc::channel();
-        let links = worker_links(nics.len(), &self.topology);
+        let links = peer_links(nics.len(), &self.topology);
         let turning = Arc::new(());
         let mut regions: Vec<_> = regions.into_iter().map(Vec::into_iter).collect();
         for (index, (nic, links)) in nics.into_iter().zip(links).enumerate() {
@@ -645,7 +645,7 @@ fn first_word(
 struct WorkerStart<N> {
     index: usize,
     nic: N,
-    links: WorkerLinks,
+    links: PeerLinks,
     /// By service; their blocks are not started.
     attachments: Vec<Vec<Attachment>>,
     topology: Arc<Topology>,

@@ -5,7 +5,7 @@
 //! follow one by one, whenever the test says so: [`World::follow`].
 
 use engine::topology::Service;
-use engine::{Farewell, Leave, Seat, Switch};
+use engine::{DrainBarrier, Leave, ServiceInstall, Switch};
 use wire::nic::{Nic, PortIndex};
 
 use crate::net::{Network, lock};
@@ -39,10 +39,10 @@ pub(crate) struct Change {
     /// Shared-memory ports that do not stay.
     closes_ports: bool,
     /// By worker, until it has taken its seat.
-    seats: Vec<Option<Seat<()>>>,
+    installs: Vec<Option<ServiceInstall<()>>>,
     switch: Switch,
     switched: Vec<bool>,
-    farewell: Farewell,
+    barrier: DrainBarrier,
     /// The slot that is given up, if any, and who has done so.
     leaves: Option<u16>,
     released: Vec<bool>,
@@ -68,7 +68,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     /// The service that the change brings is held until [`World::revive`] tells that its first accelerator runs.
     pub fn hold_newcomer(&mut self, drain_ns: u64) {
         let change = self.change.as_mut().expect("a change has begun");
-        change.seats.iter_mut().flatten().for_each(|seat| seat.hold(0, drain_ns));
+        change.installs.iter_mut().flatten().for_each(|install| install.pause(0, drain_ns));
     }
 
     /// Whether every worker serves what the last change wants; what leaves may still be leaving.
@@ -106,19 +106,19 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         let of_service =
             |(index, (of, _)): (usize, (usize, _))| (of == service).then_some(index as PortIndex);
         let ports: Vec<PortIndex> = ports.filter_map(of_service).collect();
-        let mut seats: Vec<Option<Seat<()>>> = (0..workers).map(|_| None).collect();
-        let (mut successor, mut memory_successor) = (None, None);
+        let mut installs: Vec<Option<ServiceInstall<()>>> = (0..workers).map(|_| None).collect();
+        let (mut successor, mut shm_successor) = (None, None);
         if let Some(keeps) = next {
             let taken: Vec<u16> = self.slots.iter().flatten().copied().collect();
             let slot = (0..).find(|slot| !taken.contains(slot)).expect("there is always one more");
-            seats = self.prepare(service, slot);
+            installs = self.prepare(service, slot);
             successor = keeps.connections.then_some(slot);
-            memory_successor = keeps.memory_clients.then_some(slot);
+            shm_successor = keeps.memory_clients.then_some(slot);
             self.slots[service].push(slot);
             if old.is_none() {
                 let limits = &self.topology.limits;
                 let listens: Vec<_> = self.topology.ports().map(|(_, l)| l).collect();
-                for seat in seats.iter_mut().flatten() {
+                for seat in installs.iter_mut().flatten() {
                     for port in &ports {
                         let listen = listens[usize::from(*port)];
                         seat.add_port(*port, (listen.transport, listen.address), limits, ());
@@ -126,14 +126,14 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
                 }
             }
         }
-        let farewell = Farewell::default();
+        let barrier = DrainBarrier::default();
         let leave = old.map(|slot| Leave {
             slot,
             successor,
-            memory_successor,
+            shm_successor,
             // Who is there when the first worker switches.
-            parting: Vec::new(),
-            farewell: farewell.clone(),
+            departing: Vec::new(),
+            barrier: barrier.clone(),
         });
         let new = if next.is_some() { self.slots[service].last().copied() } else { None };
         let lead = new.filter(|_| old.is_some());
@@ -141,7 +141,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             service,
             comes: next.is_some(),
             closes_ports: next.is_some_and(|keeps| !keeps.memory_ports),
-            seats,
+            installs,
             switch: Switch {
                 leave: leave.into_iter().collect(),
                 lead: lead.map_or(Vec::new(), |slot| ports.iter().map(|p| (*p, slot)).collect()),
@@ -150,7 +150,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
                 polling: self.topology.engine.polling,
             },
             switched: vec![false; workers],
-            farewell,
+            barrier,
             leaves: old,
             released: vec![old.is_none(); workers],
             expires_ns: self.now_ns() + drain_ns,
@@ -159,7 +159,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     }
 
     /// One worker's shares of the service as it is now, in a region of its own.
-    fn prepare(&mut self, service: usize, slot: u16) -> Vec<Option<Seat<()>>> {
+    fn prepare(&mut self, service: usize, slot: u16) -> Vec<Option<ServiceInstall<()>>> {
         let shared = share_out(&self.setup, service, &self.net, &mut self.rng);
         self.words.extend(shared.words);
         for (worker, models) in shared.models.into_iter().enumerate() {
@@ -171,7 +171,10 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         }
         let spec = &self.topology.services[service];
         let metrics = self.metrics.services()[service].clone();
-        Seat::for_workers(slot, spec, &metrics, shared.attachments).into_iter().map(Some).collect()
+        ServiceInstall::for_workers(slot, spec, &metrics, shared.attachments)
+            .into_iter()
+            .map(Some)
+            .collect()
     }
 
     /// A worker does what the change wants of it next, unless others have to do something first.
@@ -180,9 +183,9 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         let Some(mut change) = self.change.take() else { return };
         self.asleep_until_ns[worker] = 0;
         let entry = &mut self.workers[worker];
-        if let Some(seat) = change.seats[worker].take() {
-            entry.seat(seat).expect("model blocks start");
-        } else if change.seats.iter().all(Option::is_none) && !change.switched[worker] {
+        if let Some(seat) = change.installs[worker].take() {
+            entry.install(seat).expect("model blocks start");
+        } else if change.installs.iter().all(Option::is_none) && !change.switched[worker] {
             if !change.switched.contains(&true) {
                 send_away(&mut lock(&self.net), &mut self.rng, &mut change);
             }
@@ -191,7 +194,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         } else if let Some(slot) = change.leaves
             && change.switched.iter().all(|done| *done)
         {
-            if change.farewell.is_complete(workers) || change.released.contains(&true) {
+            if change.barrier.is_complete(workers) || change.released.contains(&true) {
                 if !std::mem::replace(&mut change.released[worker], true) {
                     drop(entry.release(slot));
                 }
@@ -224,9 +227,9 @@ fn send_away(net: &mut Network, rng: &mut Rng, change: &mut Change) {
     let Some(leave) = change.switch.leave.first_mut() else { return };
     let here = net.memory_clients.iter().filter(|(_, service)| **service == change.service);
     let mut going: Vec<u32> = here.map(|(id, _)| *id).collect();
-    if leave.memory_successor.is_some() {
+    if leave.shm_successor.is_some() {
         going.retain(|_| change.closes_ports && rng.chance(500));
-        leave.parting = going.iter().map(|id| u64::from(*id)).collect();
+        leave.departing = going.iter().map(|id| u64::from(*id)).collect();
     }
     net.sent_away.extend(going);
 }

@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use engine::{Attachment, Farewell, LifeNews};
+use engine::{Attachment, DrainBarrier, RuntimeEvent};
 use wire::DropReason;
 use wire::nic::Nic;
 
@@ -47,7 +47,7 @@ pub struct Rebirth {
 #[derive(Clone, Debug)]
 pub enum Step {
     /// It goes when all that was accepted has been answered, or at this time.
-    Lose(Farewell, u64),
+    Lose(DrainBarrier, u64),
     /// The next life's region is made.
     Renew,
     /// Its blocks run.
@@ -70,9 +70,9 @@ impl Rebirth {
             return;
         };
         lock(&world.net).struck.one(Fault::Hold);
-        let farewell = world.hold(self.service, self.accelerator, hold_ns);
+        let barrier = world.hold(self.service, self.accelerator, hold_ns);
         let now_ns = world.now_ns();
-        self.due = Some((Step::Lose(farewell, now_ns + hold_ns), now_ns + LOOK_NS));
+        self.due = Some((Step::Lose(barrier, now_ns + hold_ns), now_ns + LOOK_NS));
     }
 
     fn lose<N: Nic<Socket = SimSocket, Port = ()>>(&self, world: &mut World<N>) -> (Step, u64) {
@@ -85,13 +85,13 @@ impl Rebirth {
         let now_ns = world.now_ns();
         let Some((step, _)) = self.due.take_if(|(_, at_ns)| *at_ns <= now_ns) else { return };
         self.due = Some(match step {
-            Step::Lose(farewell, until_ns) => {
-                let quiet = farewell.is_complete(world.workers.len());
+            Step::Lose(barrier, until_ns) => {
+                let quiet = barrier.is_complete(world.workers.len());
                 if quiet || now_ns >= until_ns {
                     self.overdue = !quiet;
                     self.lose(world)
                 } else {
-                    (Step::Lose(farewell, until_ns), now_ns + LOOK_NS)
+                    (Step::Lose(barrier, until_ns), now_ns + LOOK_NS)
                 }
             }
             Step::Renew => {
@@ -115,13 +115,13 @@ impl Rebirth {
 impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     /// Every worker hears that an accelerator's life is about to end as planned, and tells when all that was accepted
     /// has been answered.
-    pub fn hold(&mut self, service: usize, accelerator: usize, drain_ns: u64) -> Farewell {
+    pub fn hold(&mut self, service: usize, accelerator: usize, drain_ns: u64) -> DrainBarrier {
         let service = self.slot_of(service);
-        let told = Farewell::default();
+        let told = DrainBarrier::default();
         let accelerator = accelerator as u16;
         self.tell_lives(|| {
-            let farewell = told.clone();
-            LifeNews::Held { service, accelerator, drain_ns, farewell }
+            let barrier = told.clone();
+            RuntimeEvent::Paused { service, accelerator, drain_ns, barrier }
         });
         told
     }
@@ -129,13 +129,17 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     /// Every worker hears that it goes on after all.
     pub fn free(&mut self, service: usize, accelerator: usize) {
         let service = self.slot_of(service);
-        self.tell_lives(|| LifeNews::Freed { service, accelerator: accelerator as u16 });
+        self.tell_lives(|| RuntimeEvent::Resumed { service, accelerator: accelerator as u16 });
     }
 
     /// Every worker hears that nobody runs an accelerator's blocks any more.
     pub fn lose(&mut self, service: usize, accelerator: usize, reason: DropReason) {
         let service = self.slot_of(service);
-        self.tell_lives(|| LifeNews::Ended { service, accelerator: accelerator as u16, reason });
+        self.tell_lives(|| RuntimeEvent::Ended {
+            service,
+            accelerator: accelerator as u16,
+            reason,
+        });
     }
 
     /// Makes the region of an accelerator's next life and gives every worker its share. Its blocks wait
@@ -155,15 +159,15 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             self.ghosts.push(ghost);
             let attachment = Attachment { blocks: Box::new(ModelBlocks(model)), ends };
             let (service, accelerator) = (self.slot_of(service), accelerator as u16);
-            let news = LifeNews::Next { service, accelerator, attachment };
-            self.fabric.tell_life(worker as u16, news);
+            let news = RuntimeEvent::RingsReplaced { service, accelerator, attachment };
+            self.fabric.post_runtime_event(worker as u16, news);
         }
     }
 
     /// Every worker hears that an accelerator's blocks run.
     pub fn revive(&mut self, service: usize, accelerator: usize) {
         let service = self.slot_of(service);
-        self.tell_lives(|| LifeNews::Began { service, accelerator: accelerator as u16 });
+        self.tell_lives(|| RuntimeEvent::Started { service, accelerator: accelerator as u16 });
     }
 
     /// What the workers call the service. None is being replaced meanwhile.
@@ -171,9 +175,9 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         *self.slots[service].last().expect("every service of a plan runs")
     }
 
-    fn tell_lives(&self, news: impl Fn() -> LifeNews) {
+    fn tell_lives(&self, news: impl Fn() -> RuntimeEvent) {
         for worker in 0..self.workers.len() {
-            self.fabric.tell_life(worker as u16, news());
+            self.fabric.post_runtime_event(worker as u16, news());
         }
     }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine::topology::{Replies, Service};
-use engine::{Fabric, MemoryClient, MemoryPeer};
+use engine::{Fabric, ShmClient, ShmPeer};
 use mqueue::abi::kind;
 use mqueue::memory::Ordering as Order;
 use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Memory, Producer, Region, RegionPlan};
@@ -80,7 +80,7 @@ struct Life {
 /// The engine's way to a client.
 struct Peer(Arc<AtomicBool>);
 
-impl MemoryPeer for Peer {
+impl ShmPeer for Peer {
     /// Clients look by themselves.
     fn wake(&self) {}
 }
@@ -92,7 +92,7 @@ impl Drop for Peer {
 }
 
 /// A client over shared memory. See the module's text.
-pub struct ShmClient {
+pub struct ModelShmClient {
     /// The service it talks to.
     pub service: usize,
     /// What it asks.
@@ -119,14 +119,14 @@ pub struct ShmClient {
     life: Option<Life>,
 }
 
-impl std::fmt::Debug for ShmClient {
+impl std::fmt::Debug for ModelShmClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { service, taste, manner, lives, requests, .. } = self;
-        write!(f, "ShmClient {{ {service} {taste:?} {manner:?} {lives} x {requests} }}")
+        write!(f, "ModelShmClient {{ {service} {taste:?} {manner:?} {lives} x {requests} }}")
     }
 }
 
-impl ShmClient {
+impl ModelShmClient {
     /// A client that has not connected yet.
     pub fn new(service: usize, taste: Taste, manner: MemoryManner, rng: Rng) -> Self {
         Self {
@@ -226,7 +226,7 @@ impl ShmClient {
         net.trace.note(net.now_ns(), "map", &[id.into(), self.service as u64, worker.into()]);
         fabric.admit(
             worker,
-            MemoryClient {
+            ShmClient {
                 id: id.into(),
                 service: slot,
                 depth: plan.mqueues[0].depth,

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use wire::nic::{
-    Close, Datagram, Departure, Event, Nic, NicError, PortIndex, Read, RxBatch, SendOutcome,
-    StreamKey, Transport, TxBatch, Written,
+    Close, Datagram, Event, Nic, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey,
+    Transport, TxBatch, TxDatagram, Written,
 };
 
 use crate::conn::{ConnId, Phase, Segment, Site};
@@ -61,7 +61,7 @@ fn keep_what_waits(batch: &mut TxBatch) -> usize {
     }
     let waiting = batch.waiting_mut();
     let last: HashMap<_, _> = waiting.iter().map(|d| ((d.peer, d.local), d.more)).collect();
-    let waits = |d: &Departure| last[&(d.peer, d.local)];
+    let waits = |d: &TxDatagram| last[&(d.peer, d.local)];
     waiting.sort_by_key(waits);
     waiting.iter().filter(|d| waits(d)).count()
 }
@@ -410,7 +410,7 @@ impl Nic for SimNic {
         }
     }
 
-    fn hold_port(&mut self, index: PortIndex, held: bool) {
+    fn pause_port(&mut self, index: PortIndex, held: bool) {
         let mut net = lock(&self.net);
         net.workers[self.worker].ports[usize::from(index)].held = held;
     }

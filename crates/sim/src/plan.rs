@@ -15,7 +15,7 @@ use crate::backend::{Backend, BackendHabits};
 use crate::change::Keeps;
 use crate::client::{DatagramClient, Taste};
 use crate::lives::Rebirth;
-use crate::memory_client::{MemoryManner, ShmClient};
+use crate::memory_client::{MemoryManner, ModelShmClient};
 use crate::message::{key_range, match_id, reply_filler_max};
 use crate::net::Faults;
 use crate::rng::Rng;
@@ -39,7 +39,7 @@ pub struct Plan {
     /// Clients over TCP.
     pub stream_clients: Vec<StreamClient>,
     /// Clients over shared memory.
-    pub memory_clients: Vec<ShmClient>,
+    pub memory_clients: Vec<ModelShmClient>,
     /// The first client number not given out.
     pub next_id: u32,
     /// Turns under load.
@@ -291,7 +291,7 @@ impl Plan {
             bad_kind: rng.pick(&[0, 0, 0, 20]),
             scribble_after: rng.chance(200).then(|| rng.below(40) as u32),
         };
-        let mut client = ShmClient::new(service, taste, manner, rng.fork());
+        let mut client = ModelShmClient::new(service, taste, manner, rng.fork());
         client = client.of_service(&self.setup.topology.services[service]);
         client.judged = !self.setup.behaviours[service].corrupts();
         client.ring_start = self.setup.ring_start;

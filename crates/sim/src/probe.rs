@@ -13,7 +13,7 @@ use wire::nic::{Nic, PortIndex, Transport};
 
 use crate::backend::BackendHabits;
 use crate::client::{DatagramClient, Taste};
-use crate::memory_client::{MemoryManner, ShmClient};
+use crate::memory_client::{MemoryManner, ModelShmClient};
 use crate::net::{Door, Faults, lock};
 use crate::nic::SimSocket;
 use crate::plan::Plan;
@@ -219,7 +219,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             scribble_after: None,
         };
         let taste = self.unpaced_taste(service);
-        let client = ShmClient::new(service, taste, manner, self.rng.fork());
+        let client = ModelShmClient::new(service, taste, manner, self.rng.fork());
         let mut client = client.of_service(&self.plan.setup.topology.services[service]);
         client.requests = REQUESTS;
         self.plan.memory_clients.push(client);

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use engine::metrics::{Metrics, ServiceMetrics, ServiceSnapshot};
 use engine::stages::ObservationSnapshot;
 use engine::topology::{Replies, Topology};
-use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerParts, worker_links};
+use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerParts, peer_links};
 use mqueue::abi::RingEntry;
 use mqueue::{HeapMapping, MappedMemory, Region, Words};
 use wire::DropReason;
@@ -254,7 +254,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
         fabric.set_local_addresses(LOCAL.to_vec());
         let metrics = Metrics::new(workers, topology.services.iter().map(|s| s.name.clone()));
         let addresses: Vec<SocketAddr> = topology.ports().map(|(_, l)| l.address).collect();
-        let links = worker_links(workers, &topology);
+        let links = peer_links(workers, &topology);
         let parts = attachments.into_iter().zip(links).enumerate();
         let build = |(index, (attachments, links))| {
             let nic = wrap(SimNic::new(index, net.clone()));

@@ -2,7 +2,7 @@
 
 mod scene;
 
-use engine::HOLD_NS;
+use engine::PAUSE_NS;
 use engine::topology::{Listen, Service, Topology};
 use scene::{MS, request, script};
 use sim::ConnId;
@@ -380,9 +380,9 @@ fn a_hold_ends_when_no_next_life_comes() {
             stage.ask(STAYS);
             stage.call(STAYS);
         }
-        stage.world.run(90, HOLD_NS / 100);
+        stage.world.run(90, PAUSE_NS / 100);
         assert_eq!(stage.world.metrics.service(STAYS).dropped_requests(), 0, "it is held");
-        stage.world.run(30, HOLD_NS / 100);
+        stage.world.run(30, PAUSE_NS / 100);
         let stays = stage.world.metrics.service(STAYS);
         assert_eq!(stays.dropped(DropReason::Reconfiguring), stage.asked[STAYS] - answered);
         assert_eq!(stage.world.metrics.services()[STAYS].observed().held, 0);
@@ -479,7 +479,7 @@ fn the_hold_of_a_version_that_comes_counts_from_the_switch() {
         stage.world.put(spec, CHANGES, Keeps::all(true), 100_000 * MS);
         stage.world.hold_newcomer(1000 * MS);
         (0..WORKERS).for_each(|worker| stage.world.follow(worker));
-        stage.world.run(150, HOLD_NS / 100);
+        stage.world.run(150, PAUSE_NS / 100);
         assert!(!stage.world.is_switched());
         stage.ask(CHANGES);
         stage.world.run(60, 100_000);
@@ -487,7 +487,7 @@ fn the_hold_of_a_version_that_comes_counts_from_the_switch() {
         assert_eq!((service.received, held(&stage)), (u64::from(replaces), 0));
         stage.change_in_steps(|_| {});
         stage.ask(CHANGES);
-        stage.world.run(90, HOLD_NS / 100);
+        stage.world.run(90, PAUSE_NS / 100);
         let service = stage.world.metrics.service(CHANGES);
         assert_eq!((service.received, held(&stage)), (u64::from(replaces), WORKERS as u64));
         stage.world.revive(CHANGES, 0);
@@ -512,7 +512,7 @@ fn whoever_could_not_be_heard_was_not_idle() {
     stage.world.lose(STAYS, 0, DropReason::Reconfiguring);
     stage.world.run(1, 0);
     (0..4).for_each(|caller| stage.say(STAYS, caller, 1));
-    stage.world.run(105, HOLD_NS / 100);
+    stage.world.run(105, PAUSE_NS / 100);
     let stays = stage.world.metrics.service(STAYS);
     assert_eq!(stays.dropped(DropReason::IdleTimeout), 0);
     assert_eq!(stays.dropped(DropReason::Reconfiguring), 4);

@@ -179,8 +179,8 @@ impl Nic for Saboteur {
         self.inner.stop_port(index);
     }
 
-    fn hold_port(&mut self, index: PortIndex, held: bool) {
-        self.inner.hold_port(index, held);
+    fn pause_port(&mut self, index: PortIndex, held: bool) {
+        self.inner.pause_port(index, held);
     }
 
     fn close_port(&mut self, index: PortIndex) {

@@ -578,7 +578,7 @@ impl Nic for SocketNic {
         self.look_whether_listening();
     }
 
-    fn hold_port(&mut self, index: PortIndex, held: bool) {
+    fn pause_port(&mut self, index: PortIndex, held: bool) {
         // An edge of a listener is told once, and the worker keeps it.
         let Some(Port::Udp(udp)) = self.ports.get(usize::from(index)) else { return };
         if held || udp.stopped {

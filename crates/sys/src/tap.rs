@@ -495,8 +495,8 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
         self.nic.stop_port(index);
     }
 
-    fn hold_port(&mut self, index: PortIndex, held: bool) {
-        self.nic.hold_port(index, held);
+    fn pause_port(&mut self, index: PortIndex, held: bool) {
+        self.nic.pause_port(index, held);
     }
 
     fn close_port(&mut self, index: PortIndex) {

@@ -78,7 +78,7 @@ impl RxBatch {
 
 /// One datagram to be sent, inside a [`TxBatch`].
 #[derive(Clone, Copy, Debug)]
-pub struct Departure {
+pub struct TxDatagram {
     /// Whom to send to.
     pub peer: SocketAddr,
     /// The source address to use; `None` leaves it to the port's own binding.
@@ -99,7 +99,7 @@ pub struct TxBatch {
     bytes: Vec<u8>,
     bytes_max: usize,
     used: usize,
-    items: Vec<Departure>,
+    items: Vec<TxDatagram>,
     sent: usize,
     items_max: usize,
     patient: bool,
@@ -167,7 +167,7 @@ impl TxBatch {
         if filled {
             self.used += len;
             let (offset, len) = (offset as u32, len as u32);
-            self.items.push(Departure { peer, local, offset, len, more: false });
+            self.items.push(TxDatagram { peer, local, offset, len, more: false });
         }
         filled
     }
@@ -180,12 +180,12 @@ impl TxBatch {
         }
     }
 
-    /// Says whether what may wait for [more](Departure::more) may stay behind in the next [`Nic::send`].
+    /// Says whether what may wait for [more](TxDatagram::more) may stay behind in the next [`Nic::send`].
     pub fn set_patient(&mut self, patient: bool) {
         self.patient = patient;
     }
 
-    /// Whether what may wait for [more](Departure::more) may stay behind.
+    /// Whether what may wait for [more](TxDatagram::more) may stay behind.
     #[inline]
     pub fn is_patient(&self) -> bool {
         self.patient
@@ -193,14 +193,14 @@ impl TxBatch {
 
     /// Datagrams not sent yet, in the order in which they will leave if nobody changes it.
     #[inline]
-    pub fn waiting(&self) -> &[Departure] {
+    pub fn waiting(&self) -> &[TxDatagram] {
         &self.items[self.sent..]
     }
 
     /// Datagrams not sent yet, for an implementation that sends them in another order: each
     /// destination's must keep theirs.
     #[inline]
-    pub fn waiting_mut(&mut self) -> &mut [Departure] {
+    pub fn waiting_mut(&mut self) -> &mut [TxDatagram] {
         &mut self.items[self.sent..]
     }
 
@@ -213,7 +213,7 @@ impl TxBatch {
 
     /// The payload of one departure.
     #[inline]
-    pub fn payload(&self, departure: &Departure) -> &[u8] {
+    pub fn payload(&self, departure: &TxDatagram) -> &[u8] {
         &self.bytes[departure.offset as usize..][..departure.len as usize]
     }
 
@@ -366,7 +366,7 @@ pub trait Nic {
     fn recv(&mut self, port: PortIndex, batch: &mut RxBatch) -> bool;
 
     /// Sends what `batch` holds from a UDP port, each destination's datagrams in order, and advances it past what
-    /// is done with. Of a patient batch it may keep what waits for [more](Departure::more).
+    /// is done with. Of a patient batch it may keep what waits for [more](TxDatagram::more).
     fn send(&mut self, port: PortIndex, batch: &mut TxBatch) -> SendOutcome;
 
     /// Accepts one connection from a TCP listener; `None` when none waits.
@@ -403,7 +403,7 @@ pub trait Nic {
     /// Lets a port be, or takes it up again. What comes to one that is held waits in the host kernel: datagrams are not
     /// reported and end no sleep; each connection that arrives at a listener may still be reported, and end one, once. With
     /// `false` the worker looks by itself. Ports that are stopped or unknown are ignored.
-    fn hold_port(&mut self, index: PortIndex, held: bool);
+    fn pause_port(&mut self, index: PortIndex, held: bool);
 
     /// Closes a port; the index is free afterwards. One that is unknown is ignored.
     fn close_port(&mut self, index: PortIndex);

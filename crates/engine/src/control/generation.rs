@@ -1,21 +1,21 @@
-//! Lives: how an accelerator whose blocks run elsewhere goes and comes back while the ports stay open.
+//! Generations: how an accelerator whose blocks run elsewhere goes and comes back while the ports stay open.
 //!
-//! A lane always has the rings of one life of each of its accelerators: of the one that runs, or of the next one. The
-//! control side, outside the workers, notices that a runtime is gone, makes the next life's region and
-//! lets a runtime have it; what that means to a worker comes as [`LifeNews`] through
-//! [`crate::Fabric::tell_life`], between two turns:
+//! A service share always has the rings of one generation of each of its accelerators: of the one that runs, or of the next one. The
+//! control side, outside the workers, notices that a runtime is gone, makes the next generation's region and
+//! lets a runtime have it; what that means to a worker comes as [`RuntimeEvent`] through
+//! [`crate::Fabric::post_runtime_event`], between two turns:
 //!
 //! ```text
-//!   absent ── Began ──▶ serving ── Ended ──▶ absent (old rings) ── Next ──▶ absent (new rings) ── Began ──▶ …
+//!   absent ── Started ──▶ serving ── Ended ──▶ absent (old rings) ── RingsReplaced ──▶ absent (new rings) ── Started ──▶ …
 //! ```
 //!
-//! *What ends with a life.* Replies that were published before the news are still forwarded, as far as
+//! *What ends with a generation.* Replies that were published before the news are still forwarded, as far as
 //! there is room where they go at that moment (a socket, the link to another worker); every other request
 //! under way ends for the reason given. Its token dies with it, so whoever writes into the old
 //! region, however late, reaches nobody: nobody reads those rings, and in the new ones an old token is
 //! stale. What its blocks asked of backends keeps its place in line and is thrown away when it comes.
 //!
-//! *A life that ends as planned* need not take anything along: its service is held before, see `control/pause.rs`.
+//! *A generation that ends as planned* need not take anything along: its service is paused before, see `control/pause.rs`.
 //!
 //! *Memory.* A worker drops its hold on the old region when it takes the next one. Whoever made a region
 //! holds it for longer than that, so that nothing is unmapped inside a turn.
@@ -23,7 +23,7 @@
 use wire::DropReason;
 use wire::nic::Nic;
 
-use crate::control::install::Farewell;
+use crate::control::install::DrainBarrier;
 use crate::endpoint::peer::ControlMail;
 use crate::service::share::Attachment;
 use crate::topology::Replies;
@@ -31,9 +31,9 @@ use crate::worker::Worker;
 
 /// What the control side tells a worker about one accelerator of one service, by their places in the
 /// topology: the service's number, and the accelerator's in the service's list.
-pub enum LifeNews {
+pub enum RuntimeEvent {
     /// The blocks run: requests may come.
-    Began {
+    Started {
         /// The service.
         service: u16,
         /// The accelerator.
@@ -48,8 +48,8 @@ pub enum LifeNews {
         /// Why requests that are with it are lost.
         reason: DropReason,
     },
-    /// The rings of the next life, of the same blocks.
-    Next {
+    /// The rings of the next generation, of the same blocks.
+    RingsReplaced {
         /// The service.
         service: u16,
         /// The accelerator.
@@ -57,19 +57,19 @@ pub enum LifeNews {
         /// This worker's share; [`crate::accelerator::Blocks::present`] is not asked.
         attachment: Attachment,
     },
-    /// A planned change is about to end this life: the service is held until the next one begins, see `control/pause.rs`.
-    Held {
+    /// A planned change is about to end this generation: the service is paused until the next one begins, see `control/pause.rs`.
+    Paused {
         /// The service.
         service: u16,
         /// The accelerator.
         accelerator: u16,
-        /// How long what was accepted may take, in nanoseconds; the life ends by then.
+        /// How long what was accepted may take, in nanoseconds; the generation ends by then.
         drain_ns: u64,
         /// Where the workers tell that all of it has been answered.
-        farewell: Farewell,
+        barrier: DrainBarrier,
     },
-    /// This life goes on after all: the hold ends.
-    Freed {
+    /// This generation goes on after all: the pause ends.
+    Resumed {
         /// The service.
         service: u16,
         /// The accelerator.
@@ -82,66 +82,66 @@ impl<N: Nic> Worker<N> {
     pub(crate) fn collect_control_mail(&mut self) {
         for mail in self.fabric.collect_control_mail(self.index) {
             match mail {
-                ControlMail::Joined(client) => self.adopt_memory_client(*client),
-                ControlMail::Left(id) => self.dismiss_memory_client(id),
-                ControlMail::Life(news) => self.live(*news),
+                ControlMail::Joined(client) => self.adopt_shm_client(*client),
+                ControlMail::Left(id) => self.remove_shm_client(id),
+                ControlMail::Runtime(news) => self.apply_runtime_event(*news),
             }
         }
     }
 
-    fn live(&mut self, news: LifeNews) {
+    fn apply_runtime_event(&mut self, news: RuntimeEvent) {
         self.busy();
-        let (LifeNews::Began { service, accelerator }
-        | LifeNews::Next { service, accelerator, .. }
-        | LifeNews::Held { service, accelerator, .. }
-        | LifeNews::Freed { service, accelerator }
-        | LifeNews::Ended { service, accelerator, .. }) = &news;
-        let lane = &self.lanes[usize::from(*service)];
-        if usize::from(*accelerator) >= lane.drives.len() {
+        let (RuntimeEvent::Started { service, accelerator }
+        | RuntimeEvent::RingsReplaced { service, accelerator, .. }
+        | RuntimeEvent::Paused { service, accelerator, .. }
+        | RuntimeEvent::Resumed { service, accelerator }
+        | RuntimeEvent::Ended { service, accelerator, .. }) = &news;
+        let share = &self.services[usize::from(*service)];
+        if usize::from(*accelerator) >= share.accelerators.len() {
             // The service has left; see `control/install.rs`.
             return;
         }
         match news {
-            LifeNews::Began { service, accelerator } => {
-                self.lanes[usize::from(service)].revive(accelerator.into());
-                self.end_holds(service.into(), Some(accelerator));
+            RuntimeEvent::Started { service, accelerator } => {
+                self.services[usize::from(service)].mark_present(accelerator.into());
+                self.end_pauses(service.into(), Some(accelerator));
             }
-            LifeNews::Held { service, accelerator, drain_ns, farewell } => {
-                self.hold(service.into(), accelerator, drain_ns, farewell);
+            RuntimeEvent::Paused { service, accelerator, drain_ns, barrier } => {
+                self.pause(service.into(), accelerator, drain_ns, barrier);
             }
-            LifeNews::Freed { service, accelerator } => {
-                self.end_holds(service.into(), Some(accelerator));
+            RuntimeEvent::Resumed { service, accelerator } => {
+                self.end_pauses(service.into(), Some(accelerator));
             }
-            LifeNews::Next { service, accelerator, attachment } => {
-                self.lanes[usize::from(service)].renew(accelerator.into(), attachment);
+            RuntimeEvent::RingsReplaced { service, accelerator, attachment } => {
+                self.services[usize::from(service)].replace_rings(accelerator.into(), attachment);
             }
-            LifeNews::Ended { service, accelerator, reason } => {
-                self.end_life(service.into(), accelerator.into(), reason);
+            RuntimeEvent::Ended { service, accelerator, reason } => {
+                self.end_generation(service.into(), accelerator.into(), reason);
             }
         }
     }
 
-    fn end_life(&mut self, lane: usize, accelerator: usize, reason: DropReason) {
-        let mqueues = self.lanes[lane].mqueues_of(accelerator);
+    fn end_generation(&mut self, share: usize, accelerator: usize, reason: DropReason) {
+        let mqueues = self.services[share].mqueues_of(accelerator);
         for mqueue in mqueues.clone() {
             // What had been answered is answered, also what its head does not show: nobody moves that any more.
-            self.gather_replies(lane, mqueue, u64::MAX);
+            self.gather_replies(share, mqueue, u64::MAX);
         }
-        if self.lanes[lane].replies == Replies::None {
-            self.lanes[lane].count_consumed(self.now_ns);
+        if self.services[share].replies == Replies::None {
+            self.services[share].count_consumed(self.now_ns);
         }
         if !mutants::on("outlive_generation") {
             for mqueue in mqueues {
-                self.lanes[lane].kill(mqueue);
+                self.services[share].mark_dead(mqueue);
             }
-            self.end_requests_of_the_dead(lane, reason);
+            self.end_requests_of_dead_mqueues(share, reason);
         }
-        let Self { lanes, nic, now_ns, .. } = self;
-        lanes[lane].retire(accelerator, nic);
-        lanes[lane].await_next_life(accelerator as u16, *now_ns);
+        let Self { services, nic, now_ns, .. } = self;
+        services[share].detach_accelerator(accelerator, nic);
+        services[share].await_next_generation(accelerator as u16, *now_ns);
         if reason == DropReason::Reconfiguring {
-            // The next life comes as soon as it can, with others or without.
-            lanes[lane].dispatcher.set_absent_reason(reason);
+            // The next generation comes as soon as it can, with others or without.
+            services[share].dispatcher.set_absent_reason(reason);
         }
     }
 }

@@ -1,19 +1,19 @@
 //! How services come to a worker, change and leave it, while the others go on.
 //!
-//! A service has a *slot*: the place of its lane, the same on every worker. What takes long is done
-//! elsewhere and before: a [`Seat`] brings the lane, its hand-over rings and its ports, all of it
+//! A service has a *slot*: the place of its service share, the same on every worker. What takes long is done
+//! elsewhere and before: a [`ServiceInstall`] brings the service share, its hand-over rings and its ports, all of it
 //! allocated and open. The control side then takes these steps, each between two turns of every worker:
 //!
 //! | step | what a worker does |
 //! |---|---|
-//! | [`Worker::seat`] | takes the lane; starts blocks that run on its own core; new ports are not read yet |
-//! | [`Worker::switch`] | at once: new ports are read, kept ones lead to the new lane, old ones are no longer read, old lanes [leave](Leave) |
-//! | [`Worker::expire`] | what a leaving lane has not answered in time is dropped as `drain_timeout` |
-//! | [`Worker::release`] | lets go of the lane, which has nothing left |
+//! | [`Worker::seat`] | takes the service share; starts blocks that run on its own core; new ports are not read yet |
+//! | [`Worker::switch`] | at once: new ports are read, kept ones lead to the new service share, old ones are no longer read, old service shares [leave](Leave) |
+//! | [`Worker::expire`] | what a leaving service share has not answered in time is dropped as `drain_timeout` |
+//! | [`Worker::release`] | lets go of the service share, which has nothing left |
 //!
 //! A step is taken on every worker before the next one begins, so a request that is handed over always
-//! finds the lane it is for. When every worker has settled, and that can only be seen in one place
-//! ([`Farewell`]), nothing of the leaving service is under way anywhere. A changed service is a new one in
+//! finds the service share it is for. When every worker has settled, and that can only be seen in one place
+//! ([`DrainBarrier`]), nothing of the leaving service is under way anywhere. A changed service is a new one in
 //! another slot that takes over ports, and connections if they understand each other; its counters stay.
 
 use std::net::SocketAddr;
@@ -25,13 +25,13 @@ use wire::nic::{Close, Nic, PortIndex, StreamKey, Transport, TxBatch};
 
 use crate::accelerator::StartError;
 use crate::endpoint::peer::{ENVELOPE_BYTES, Fabric, Link, ServiceLinks, links};
-use crate::endpoint::shm::MemoryClients;
+use crate::endpoint::shm::ShmClients;
 use crate::endpoint::sources::{Sources, lowest_source};
 use crate::endpoint::tcp::connection::{Connections, Pool};
 use crate::metrics::{Metrics, ServiceMetrics};
-use crate::service::share::{Attachment, Lane};
+use crate::service::share::{Attachment, ServiceShare};
 use crate::topology::{Limits, Listen, Polling, Replies, Service, Topology};
-use crate::worker::{NOTICES, StreamOwner, Worker};
+use crate::worker::{PENDING_LOSSES, StreamOwner, Worker};
 
 /// Datagrams and bytes that wait for one `send`.
 const TX_ITEMS: usize = 1024;
@@ -52,8 +52,8 @@ pub(crate) struct Port {
     /// Datagrams from lower source ports are dropped.
     pub(crate) lowest_source: u16,
     pub(crate) ready: bool,
-    /// Not read: its service is not switched on yet, is held, or leaves.
-    pub(crate) held: bool,
+    /// Not read: its service is not switched on yet, is paused, or leaves.
+    pub(crate) paused: bool,
     pub(crate) tx: TxBatch,
     /// Since when the host kernel takes no datagram; 0 when it does.
     pub(crate) full_since_ns: u64,
@@ -78,7 +78,7 @@ impl Port {
             reply_ratio: reply_ratio(limits, on_loopback),
             lowest_source: lowest_source(limits, on_loopback),
             ready: false,
-            held: false,
+            paused: false,
             tx: TxBatch::new(if udp { TX_ITEMS } else { 0 }, if udp { TX_BYTES } else { 0 }),
             full_since_ns: 0,
             kept_since_ns: 0,
@@ -91,7 +91,7 @@ impl Port {
     fn vacant() -> Self {
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
         let port = Self::new(NO_SERVICE, Transport::Tcp, nowhere, &Limits::default());
-        Self { held: true, ..port }
+        Self { paused: true, ..port }
     }
 }
 
@@ -109,16 +109,16 @@ pub struct WorkerParts<N: Nic> {
     pub addresses: Vec<SocketAddr>,
     /// For each service, its accelerators' attachments; their blocks are started.
     pub attachments: Vec<Vec<Attachment>>,
-    /// Its links to the other workers, from [`worker_links`].
-    pub links: WorkerLinks,
+    /// Its links to the other workers, from [`peer_links`].
+    pub links: PeerLinks,
 }
 
 /// One worker's links to all others; opaque. By service.
-pub struct WorkerLinks(Vec<ServiceLinks>);
+pub struct PeerLinks(Vec<ServiceLinks>);
 
 /// Joins `workers` workers to each other; one element per worker.
-pub fn worker_links(workers: usize, topology: &Topology) -> Vec<WorkerLinks> {
-    let mut of_workers: Vec<WorkerLinks> = (0..workers).map(|_| WorkerLinks(Vec::new())).collect();
+pub fn peer_links(workers: usize, topology: &Topology) -> Vec<PeerLinks> {
+    let mut of_workers: Vec<PeerLinks> = (0..workers).map(|_| PeerLinks(Vec::new())).collect();
     for service in &topology.services {
         for (worker, links) in links(workers, service).into_iter().enumerate() {
             of_workers[worker].0.push(links);
@@ -128,9 +128,9 @@ pub fn worker_links(workers: usize, topology: &Topology) -> Vec<WorkerLinks> {
 }
 
 /// One worker's share of a service that comes while the engine runs; see the module's text.
-pub struct Seat<P> {
+pub struct ServiceInstall<P> {
     slot: u16,
-    lane: Lane,
+    share: ServiceShare,
     links: ServiceLinks,
     ports: Vec<(PortIndex, Port, P)>,
     scratch: Vec<u8>,
@@ -138,7 +138,7 @@ pub struct Seat<P> {
     awaited: Vec<(u16, u64)>,
 }
 
-impl<P> Seat<P> {
+impl<P> ServiceInstall<P> {
     /// The shares of all workers, in order, in `slot`. `attachments` are theirs; their blocks start when
     /// the worker takes its seat. Ports follow with [`Self::add_port`].
     pub fn for_workers(
@@ -149,9 +149,9 @@ impl<P> Seat<P> {
     ) -> Vec<Self> {
         let workers = attachments.len();
         let parts = attachments.into_iter().zip(links(workers, service)).enumerate();
-        let seat = |(worker, (attachments, links))| Self {
+        let install = |(worker, (attachments, links))| Self {
             slot,
-            lane: Lane::new(
+            share: ServiceShare::new(
                 service,
                 worker as u32,
                 workers as u32,
@@ -163,18 +163,18 @@ impl<P> Seat<P> {
             scratch: vec![0; scratch_bytes([service])],
             awaited: Vec::new(),
         };
-        parts.map(seat).collect()
+        parts.map(install).collect()
     }
 
     /// Its accelerators come when those of the service's former version are gone: what arrives before that is
     /// dropped as `reconfiguring`.
     pub fn set_reconfiguring(&mut self) {
-        self.lane.dispatcher.set_absent_reason(DropReason::Reconfiguring);
+        self.share.dispatcher.set_absent_reason(DropReason::Reconfiguring);
     }
 
-    /// The service is held from the switch until this accelerator's first life begins: that of the former version ends
+    /// The service is paused from the switch until this accelerator's first generation begins: that of the former version ends
     /// within `drain_ns`. See `control/pause.rs`.
-    pub fn hold(&mut self, accelerator: u16, drain_ns: u64) {
+    pub fn pause(&mut self, accelerator: u16, drain_ns: u64) {
         self.awaited.push((accelerator, drain_ns));
     }
 
@@ -186,7 +186,7 @@ impl<P> Seat<P> {
         limits: &Limits,
         port: P,
     ) {
-        let entry = Port { held: true, ..Port::new(self.slot, transport, address, limits) };
+        let entry = Port { paused: true, ..Port::new(self.slot, transport, address, limits) };
         self.ports.push((index, entry, port));
     }
 }
@@ -216,18 +216,18 @@ pub struct Leave {
     /// one they are closed after their replies.
     pub successor: Option<u16>,
     /// The same for its shared-memory clients, whose regions must be as the successor's service wants them.
-    pub memory_successor: Option<u16>,
+    pub shm_successor: Option<u16>,
     /// Shared-memory clients, by their ids, that the successor does not take over: their port goes.
-    pub parting: Vec<u64>,
+    pub departing: Vec<u64>,
     /// Where the workers tell that they have settled.
-    pub farewell: Farewell,
+    pub barrier: DrainBarrier,
 }
 
-/// How many workers have nothing left of a service that leaves or is held.
+/// How many workers have nothing left of a service that leaves or is paused.
 #[derive(Clone, Debug, Default)]
-pub struct Farewell(Arc<AtomicUsize>);
+pub struct DrainBarrier(Arc<AtomicUsize>);
 
-impl Farewell {
+impl DrainBarrier {
     /// Whether all of `workers` have nothing left. A worker that takes something over takes its word
     /// back first, so this stays true once it is.
     pub fn is_complete(&self, workers: usize) -> bool {
@@ -236,52 +236,52 @@ impl Farewell {
 }
 
 /// A worker's word that it has nothing left, which it may take back.
-pub(crate) struct Word {
-    farewell: Farewell,
+pub(crate) struct DrainVote {
+    barrier: DrainBarrier,
     given: bool,
 }
 
-impl Word {
+impl DrainVote {
     /// Not given yet.
-    pub(crate) fn new(farewell: Farewell) -> Self {
-        Self { farewell, given: false }
+    pub(crate) fn new(barrier: DrainBarrier) -> Self {
+        Self { barrier, given: false }
     }
 
     pub(crate) fn set(&mut self, given: bool) {
         if std::mem::replace(&mut self.given, given) != given {
             match given {
-                true => self.farewell.0.fetch_add(1, Ordering::Release),
-                false => self.farewell.0.fetch_sub(1, Ordering::Release),
+                true => self.barrier.0.fetch_add(1, Ordering::Release),
+                false => self.barrier.0.fetch_sub(1, Ordering::Release),
             };
         }
     }
 }
 
-/// A lane on its way out.
+/// A service share on its way out.
 pub(crate) struct Leaving {
-    word: Word,
+    vote: DrainVote,
     /// Its time is over.
     pub(crate) expired: bool,
 }
 
-impl Lane {
+impl ServiceShare {
     /// Whether it leaves and has something left that is looked after.
-    pub(crate) fn leaves_with_debts(&self) -> bool {
-        self.leaving.as_ref().is_some_and(|leaving| !leaving.word.given)
+    pub(crate) fn is_leaving_busy(&self) -> bool {
+        self.leaving.as_ref().is_some_and(|leaving| !leaving.vote.given)
     }
 
     /// Something was taken over for it from another worker.
-    pub(crate) fn take_words_back(&mut self) {
-        let leaving = self.leaving.iter_mut().map(|leaving| &mut leaving.word);
-        for word in leaving.chain(self.holds.iter_mut().map(|hold| &mut hold.word)) {
-            word.set(false);
+    pub(crate) fn revoke_votes(&mut self) {
+        let leaving = self.leaving.iter_mut().map(|leaving| &mut leaving.vote);
+        for vote in leaving.chain(self.pauses.iter_mut().map(|pause| &mut pause.vote)) {
+            vote.set(false);
         }
     }
 }
 
 /// What a worker let go of: memory that somebody else should give back, since that takes long.
-pub struct Remains {
-    _lane: Lane,
+pub struct Detached {
+    _lane: ServiceShare,
     _links: ServiceLinks,
     _ports: Vec<Port>,
 }
@@ -303,10 +303,10 @@ impl<N: Nic> Worker<N> {
             now_ns: 0,
             ports: Vec::new(),
             sources: Sources::new(Vec::new(), [].into()),
-            lanes: Vec::new(),
+            services: Vec::new(),
             connections: Connections::default(),
             pool: Pool::new(),
-            memory: MemoryClients::default(),
+            memory: ShmClients::default(),
             links: (0..workers).map(|_| Vec::new()).collect(),
             fabric,
             counters,
@@ -317,7 +317,7 @@ impl<N: Nic> Worker<N> {
             early_bytes_max: limits.early_reply_bytes,
             to_read: Vec::new(),
             to_write: Vec::new(),
-            notices: Vec::with_capacity(NOTICES),
+            pending_losses: Vec::with_capacity(PENDING_LOSSES),
             rx: nic.rx_batch(),
             nic,
             scratch: vec![0; scratch_bytes(&topology.services)],
@@ -341,21 +341,22 @@ impl<N: Nic> Worker<N> {
         };
         let parts = topology.services.iter().zip(attachments).zip(service_counters).zip(links.0);
         for (slot, (((service, attachments), counters), links)) in parts.enumerate() {
-            let lane = Lane::new(service, index as u32, workers as u32, attachments, counters);
-            worker.place(slot, lane, links);
+            let share =
+                ServiceShare::new(service, index as u32, workers as u32, attachments, counters);
+            worker.place(slot, share, links);
         }
         let port = |((service, listen), address): ((usize, Listen), SocketAddr)| {
             Port::new(service as u16, listen.transport, address, limits)
         };
         worker.ports = topology.ports().zip(addresses).map(port).collect();
-        worker.learn_own_ports();
+        worker.refresh_own_ports();
         worker
     }
 
     /// Takes a service's share; see the module's text. With an error nothing has changed.
-    pub fn seat(&mut self, seat: Seat<N::Port>) -> Result<(), StartError> {
-        let Seat { slot, mut lane, links, ports, scratch, awaited } = seat;
-        for drive in &mut lane.drives {
+    pub fn install(&mut self, install: ServiceInstall<N::Port>) -> Result<(), StartError> {
+        let ServiceInstall { slot, mut share, links, ports, scratch, awaited } = install;
+        for drive in &mut share.accelerators {
             drive.blocks.start()?;
         }
         let mut taken = Vec::new();
@@ -369,32 +370,32 @@ impl<N: Nic> Worker<N> {
         for (index, entry) in taken {
             put(&mut self.ports, index.into(), entry, Port::vacant);
         }
-        self.learn_own_ports();
+        self.refresh_own_ports();
         if self.scratch.len() < scratch.len() {
             self.envelope = Vec::with_capacity(scratch.len());
             self.scratch = scratch;
         }
-        self.place(slot.into(), lane, links);
+        self.place(slot.into(), share, links);
         for (accelerator, drain_ns) in awaited {
-            self.hold_from_switch(slot.into(), accelerator, drain_ns);
+            self.pause_from_switch(slot.into(), accelerator, drain_ns);
         }
         // The others look when they switch: what the next housekeeping tells would come too late for the first requests.
-        self.tell_credit_of(slot.into());
+        self.publish_credit_of(slot.into());
         Ok(())
     }
 
-    /// Names the lane's streams and puts it into its slot.
-    fn place(&mut self, slot: usize, mut lane: Lane, links: ServiceLinks) {
-        let of_lane = slot as u16;
-        for (client, entry) in lane.clients.iter_mut().enumerate() {
-            entry.key =
-                self.stream_key(StreamOwner::Client { lane: of_lane, client: client as u32 });
+    /// Names the service share's streams and puts it into its slot.
+    fn place(&mut self, slot: usize, mut share: ServiceShare, links: ServiceLinks) {
+        let slot_of_share = slot as u16;
+        for (client, entry) in share.clients.iter_mut().enumerate() {
+            entry.key = self
+                .stream_key(StreamOwner::Client { share: slot_of_share, client: client as u32 });
         }
-        for (pool, entry) in lane.backends.iter_mut().enumerate() {
+        for (pool, entry) in share.backends.iter_mut().enumerate() {
             for (number, connection) in entry.connections.iter_mut().enumerate() {
                 let (pool, number) = (pool as u16, number as u16);
                 connection.key =
-                    self.stream_key(StreamOwner::Backend { lane: of_lane, pool, number });
+                    self.stream_key(StreamOwner::Backend { share: slot_of_share, pool, number });
             }
         }
         for (worker, link) in links.0.into_iter().enumerate() {
@@ -402,7 +403,7 @@ impl<N: Nic> Worker<N> {
         }
         self.connections.make_room_for(slot);
         let workers = self.fabric.workers();
-        put(&mut self.lanes, slot, lane, || Lane::vacant(workers));
+        put(&mut self.services, slot, share, || ServiceShare::vacant(workers));
     }
 
     /// Keys of connections come first, those of backends behind them.
@@ -419,8 +420,8 @@ impl<N: Nic> Worker<N> {
     pub fn switch(&mut self, switch: &Switch) {
         // Who was let in before is among those who stay or go.
         self.collect_connections();
-        self.learn_own_ports();
-        self.learn_credit();
+        self.refresh_own_ports();
+        self.read_credit();
         let limits = &switch.limits;
         self.polling = switch.polling;
         self.pipelined = limits.pipelined;
@@ -428,62 +429,64 @@ impl<N: Nic> Worker<N> {
         self.slow_client_ns = limits.slow_client_ms * 1_000_000;
         self.early_bytes_max = limits.early_reply_bytes;
         for leave in &switch.leave {
-            self.end_holds(leave.slot.into(), None);
+            self.end_pauses(leave.slot.into(), None);
         }
         for port in &mut self.ports {
             port.reply_ratio = reply_ratio(limits, port.on_loopback);
             port.lowest_source = lowest_source(limits, port.on_loopback);
-            port.held = self.lanes.get(usize::from(port.service)).is_none_or(Lane::is_held);
+            port.paused =
+                self.services.get(usize::from(port.service)).is_none_or(ServiceShare::is_paused);
         }
         for index in &switch.stop {
             self.nic.stop_port(*index);
             let port = &mut self.ports[usize::from(*index)];
-            (port.held, port.ready) = (true, false);
+            (port.paused, port.ready) = (true, false);
         }
         for (index, slot) in &switch.lead {
             self.ports[usize::from(*index)].service = *slot;
         }
-        for Leave { slot, successor, memory_successor, parting, farewell } in &switch.leave {
-            let farewell = farewell.clone();
-            let lane = usize::from(*slot);
-            self.lanes[lane].leaving = Some(Leaving { word: Word::new(farewell), expired: false });
+        for Leave { slot, successor, shm_successor, departing, barrier } in &switch.leave {
+            let barrier = barrier.clone();
+            let share = usize::from(*slot);
+            self.services[share].leaving =
+                Some(Leaving { vote: DrainVote::new(barrier), expired: false });
             match successor {
                 Some(successor) => self.connections.move_to(*slot, *successor),
                 None => self.stop_reading(Some(*slot)),
             }
-            if let Some(successor) = memory_successor {
-                self.memory.move_to(*slot, *successor, parting);
+            if let Some(successor) = shm_successor {
+                self.memory.move_to(*slot, *successor, departing);
             }
             self.memory.stop_reading(Some(*slot));
         }
-        (0..self.lanes.len()).for_each(|slot| self.begin_holds(slot));
+        (0..self.services.len()).for_each(|slot| self.begin_pauses(slot));
         self.busy();
     }
 
     /// Once a millisecond: whether what leaves has nothing left here.
-    pub(crate) fn look_after_leaving(&mut self) {
-        for slot in 0..self.lanes.len() {
-            if self.lanes[slot].leaving.is_none() {
+    pub(crate) fn check_leaving(&mut self) {
+        for slot in 0..self.services.len() {
+            if self.services[slot].leaving.is_none() {
                 continue;
             }
             let name = slot as u16;
             // Who keeps it may do so for ever: nothing is done for what has nothing left.
             let left = self.outstanding_of(slot) > 0 || self.connections.open_of(name) > 0;
-            if left && self.lanes[slot].is_expired() {
-                self.abandon(slot);
+            if left && self.services[slot].is_expired() {
+                self.drop_outstanding(slot);
             }
-            self.close_leaving_memory_clients(name);
+            self.close_leaving_shm_clients(name);
             // What kernels ask for nobody's sake counts on no account, so it is waited for no longer than the service's time.
-            let lane = &self.lanes[slot];
-            let asks = lane.waits_for_backends() && !lane.is_expired();
+            let share = &self.services[slot];
+            let asks = share.waits_for_backends() && !share.is_expired();
             let debts = self.outstanding_of(slot) > 0 && !mutants::on("leave_with_debts");
             let settled = !debts
                 && !asks
                 && self.connections.open_of(name) == 0
                 && self.memory.of_service(name) == 0
                 && !self.owes_other_workers(slot);
-            if let Some(leaving) = &mut self.lanes[slot].leaving {
-                leaving.word.set(settled);
+            if let Some(leaving) = &mut self.services[slot].leaving {
+                leaving.vote.set(settled);
             }
         }
     }
@@ -491,31 +494,31 @@ impl<N: Nic> Worker<N> {
     /// Whether something of a service is on its way to another worker, or from one.
     pub(crate) fn owes_other_workers(&mut self, slot: usize) -> bool {
         let taken = |link: &mut Option<Link>| link.as_mut().is_none_or(Link::is_empty);
-        self.notices.iter().any(|(_, envelope, _)| usize::from(envelope.service) == slot)
+        self.pending_losses.iter().any(|(_, envelope, _)| usize::from(envelope.service) == slot)
             || !self.links.iter_mut().all(|links| links.get_mut(slot).is_none_or(taken))
     }
 
     /// The time of a service that leaves is over: whatever it has not answered is dropped as
     /// `drain_timeout`, connections that do not take their replies are closed.
     pub fn expire(&mut self, slot: u16) {
-        if let Some(leaving) = &mut self.lanes[usize::from(slot)].leaving {
+        if let Some(leaving) = &mut self.services[usize::from(slot)].leaving {
             leaving.expired = true;
         }
-        self.abandon(slot.into());
+        self.drop_outstanding(slot.into());
     }
 
     /// Drops everything that a service has under way on this worker, as `drain_timeout`.
-    pub(crate) fn abandon(&mut self, slot: usize) {
+    pub(crate) fn drop_outstanding(&mut self, slot: usize) {
         // All of them, however young.
-        while let Some(request) = self.lanes[slot].sessions.expire(u64::MAX) {
+        while let Some(request) = self.services[slot].sessions.expire(u64::MAX) {
             let (origin, number, expects) = (&request.origin, request.number, request.expects);
-            self.lanes[slot].ended(request.mqueue);
+            self.services[slot].ended(request.mqueue);
             self.drop_request(slot, origin, number, expects, DropReason::DrainTimeout);
         }
-        if self.lanes[slot].replies == Replies::None {
-            for mqueue in 0..self.lanes[slot].mqueues.len() as u32 {
-                let unread = self.lanes[slot].abandon_unread(mqueue);
-                self.lanes[slot].counters.drop_many(DropReason::DrainTimeout, unread);
+        if self.services[slot].replies == Replies::None {
+            for mqueue in 0..self.services[slot].mqueues.len() as u32 {
+                let unread = self.services[slot].drop_unread(mqueue);
+                self.services[slot].counters.drop_many(DropReason::DrainTimeout, unread);
             }
         }
         self.flush(false);
@@ -526,7 +529,7 @@ impl<N: Nic> Worker<N> {
         }
         for port in self.ports.iter_mut().filter(|p| usize::from(p.service) == slot) {
             let waiting = port.tx.waiting().len();
-            let counters = &self.lanes[slot].counters;
+            let counters = &self.services[slot].counters;
             counters.drop_many(DropReason::DrainTimeout, waiting as u64);
             port.tx.advance(waiting);
             port.kept = 0;
@@ -535,25 +538,27 @@ impl<N: Nic> Worker<N> {
 
     /// Lets go of a service that was never switched on, or that has left; its slot and its ports are free
     /// afterwards. Blocks on this worker's core are stopped.
-    pub fn release(&mut self, slot: u16) -> Remains {
+    pub fn release(&mut self, slot: u16) -> Detached {
         // A connection may have been accepted for it before its port was stopped.
         self.collect_connections();
         let number = usize::from(slot);
-        if number >= self.lanes.len() {
+        if number >= self.services.len() {
             // Another share of the change failed before this worker got its own.
-            return Remains {
-                _lane: Lane::vacant(1),
+            return Detached {
+                _lane: ServiceShare::vacant(1),
                 _links: ServiceLinks(Vec::new()),
                 _ports: Vec::new(),
             };
         }
-        self.abandon(number);
-        self.fabric.tell_credit(self.index, slot, 0);
-        let mut lane =
-            std::mem::replace(&mut self.lanes[number], Lane::vacant(self.fabric.workers()));
+        self.drop_outstanding(number);
+        self.fabric.publish_credit(self.index, slot, 0);
+        let mut share = std::mem::replace(
+            &mut self.services[number],
+            ServiceShare::vacant(self.fabric.workers()),
+        );
         self.count_hung_blocks();
-        let backends = lane.backends.iter().flat_map(|b| &b.connections).map(|c| c.key);
-        let keys: Vec<StreamKey> = lane.clients.iter().map(|c| c.key).chain(backends).collect();
+        let backends = share.backends.iter().flat_map(|b| &b.connections).map(|c| c.key);
+        let keys: Vec<StreamKey> = share.clients.iter().map(|c| c.key).chain(backends).collect();
         for key in keys {
             self.nic.close(key, Close::Reset);
             let place = key - self.connections_max;
@@ -567,11 +572,11 @@ impl<N: Nic> Worker<N> {
                 ports.push(std::mem::replace(&mut self.ports[index], Port::vacant()));
             }
         }
-        self.learn_own_ports();
+        self.refresh_own_ports();
         // Blocks never change threads, so they end here.
-        lane.drives.clear();
+        share.accelerators.clear();
         let links = self.links.iter_mut().map(|links| links.get_mut(number).and_then(Option::take));
-        Remains { _lane: lane, _links: ServiceLinks(links.collect()), _ports: ports }
+        Detached { _lane: share, _links: ServiceLinks(links.collect()), _ports: ports }
     }
 }
 

@@ -1,9 +1,9 @@
-//! Holding a service: its clients wait while one of its accelerators begins a new life as planned.
+//! Holding a service: its clients wait while one of its accelerators begins a new generation as planned.
 //!
-//! A life that ends takes what was with it along (see [`crate::LifeNews`]). One that ends for a change that somebody
+//! A generation that ends takes what was with it along (see [`crate::RuntimeEvent`]). One that ends for a change that somebody
 //! planned need not: before it ends its service is *held*. Nothing new is taken in any more, and what was taken in is
-//! answered; when every worker has told so ([`Farewell`]), the control side ends the life, and nothing was with it.
-//! The hold ends when the next life begins. Meanwhile requests wait where nobody has accepted them:
+//! answered; when every worker has told so ([`DrainBarrier`]), the control side ends the generation, and nothing was with it.
+//! The pause ends when the next generation begins. Meanwhile requests wait where nobody has accepted them:
 //!
 //! | port | what waits, and where |
 //! |---|---|
@@ -11,98 +11,98 @@
 //! | TCP | connections in the backlog, bytes in their sockets; clients feel back-pressure |
 //! | shared memory | requests, in the client's own ring |
 //!
-//! What other workers handed over was accepted, and is served: every worker is held on its own, and none has settled
+//! What other workers handed over was accepted, and is served: every worker is paused on its own, and none has settled
 //! before what it handed over was taken.
 //!
-//! *Nothing waits for ever.* Each worker ends its hold by itself [`HOLD_NS`] after the old life, which the control side
+//! *Nothing waits for ever.* Each worker ends its hold by itself [`PAUSE_NS`] after the old generation, which the control side
 //! ends no later than the drain time; then requests get the reason why nobody is there. A drain and the service's own
 //! leave end it at once. A worker without anything else to do sleeps meanwhile.
 
 use wire::nic::{Nic, PortIndex, StreamKey};
 
-use crate::control::install::{Farewell, Word};
-use crate::service::share::Lane;
+use crate::control::install::{DrainBarrier, DrainVote};
+use crate::service::share::ServiceShare;
 use crate::worker::Worker;
 
-/// How long clients of a held service wait for the next life, from the end of the last one.
-pub const HOLD_NS: u64 = 10_000_000_000;
+/// How long clients of a paused service wait for the next generation, from the end of the last one.
+pub const PAUSE_NS: u64 = 10_000_000_000;
 
-/// Why a lane takes nothing in.
-pub(crate) struct Hold {
+/// Why a service share takes nothing in.
+pub(crate) struct Pause {
     accelerator: u16,
     /// How long what was accepted may take.
     drain_ns: u64,
     /// It ends by then; `None` before its service is switched on, for nobody can tell how long the others of its change
     /// take.
     until_ns: Option<u64>,
-    pub(crate) word: Word,
+    pub(crate) vote: DrainVote,
 }
 
-impl Hold {
+impl Pause {
     fn has_begun(&self) -> bool {
         self.until_ns.is_some()
     }
 }
 
-impl Lane {
+impl ServiceShare {
     /// Whether nothing is taken in.
     #[inline]
-    pub(crate) fn is_held(&self) -> bool {
-        !self.holds.is_empty()
+    pub(crate) fn is_paused(&self) -> bool {
+        !self.pauses.is_empty()
     }
 
-    /// The life of an accelerator has ended: from now on the next one is waited for.
-    pub(crate) fn await_next_life(&mut self, accelerator: u16, now_ns: u64) {
-        let of_life = |hold: &&mut Hold| hold.accelerator == accelerator && hold.has_begun();
-        for hold in self.holds.iter_mut().filter(of_life) {
-            hold.until_ns = Some(now_ns + HOLD_NS);
+    /// The generation of an accelerator has ended: from now on the next one is waited for.
+    pub(crate) fn await_next_generation(&mut self, accelerator: u16, now_ns: u64) {
+        let of_life = |pause: &&mut Pause| pause.accelerator == accelerator && pause.has_begun();
+        for pause in self.pauses.iter_mut().filter(of_life) {
+            pause.until_ns = Some(now_ns + PAUSE_NS);
         }
     }
 }
 
 impl<N: Nic> Worker<N> {
     /// Holds a service for one of its accelerators.
-    pub(crate) fn hold(
+    pub(crate) fn pause(
         &mut self,
         slot: usize,
         accelerator: u16,
         drain_ns: u64,
-        farewell: Farewell,
+        barrier: DrainBarrier,
     ) {
-        let lane = &mut self.lanes[slot];
-        if self.draining || lane.leaving.is_some() {
+        let share = &mut self.services[slot];
+        if self.draining || share.leaving.is_some() {
             return;
         }
-        let until_ns = Some(self.now_ns.saturating_add(drain_ns).saturating_add(HOLD_NS));
-        lane.holds.push(Hold { accelerator, drain_ns, until_ns, word: Word::new(farewell) });
-        self.heed_hold(slot);
+        let until_ns = Some(self.now_ns.saturating_add(drain_ns).saturating_add(PAUSE_NS));
+        share.pauses.push(Pause { accelerator, drain_ns, until_ns, vote: DrainVote::new(barrier) });
+        self.apply_pause(slot);
     }
 
-    /// A service that comes is held once it is [switched on](Self::switch): until then the ports and the gauge are those
+    /// A service that comes is paused once it is [switched on](Self::switch): until then the ports and the gauge are those
     /// of its former version.
-    pub(crate) fn hold_from_switch(&mut self, slot: usize, accelerator: u16, drain_ns: u64) {
+    pub(crate) fn pause_from_switch(&mut self, slot: usize, accelerator: u16, drain_ns: u64) {
         if !self.draining {
-            let word = Word::new(Farewell::default());
-            let hold = Hold { accelerator, drain_ns, until_ns: None, word };
-            self.lanes[slot].holds.push(hold);
+            let vote = DrainVote::new(DrainBarrier::default());
+            let pause = Pause { accelerator, drain_ns, until_ns: None, vote };
+            self.services[slot].pauses.push(pause);
         }
     }
 
     /// Ends the holds of a service for one of its accelerators, or for all.
-    pub(crate) fn end_holds(&mut self, slot: usize, accelerator: Option<u16>) {
-        self.end_holds_if(slot, |hold| accelerator.is_none_or(|of| hold.accelerator == of));
+    pub(crate) fn end_pauses(&mut self, slot: usize, accelerator: Option<u16>) {
+        self.end_pauses_if(slot, |pause| accelerator.is_none_or(|of| pause.accelerator == of));
     }
 
-    fn end_holds_if(&mut self, slot: usize, ends: impl Fn(&Hold) -> bool) {
+    fn end_pauses_if(&mut self, slot: usize, ends: impl Fn(&Pause) -> bool) {
         let mut ended = false;
-        for mut hold in self.lanes[slot].holds.extract_if(.., |hold| ends(hold)) {
-            hold.word.set(false);
-            ended |= hold.has_begun();
+        for mut pause in self.services[slot].pauses.extract_if(.., |pause| ends(pause)) {
+            pause.vote.set(false);
+            ended |= pause.has_begun();
         }
-        if !ended || self.lanes[slot].is_held() {
+        if !ended || self.services[slot].is_paused() {
             return;
         }
-        self.heed_hold(slot);
+        self.apply_pause(slot);
         let now_ns = self.now_ns;
         for key in 0..self.connections.len() as StreamKey {
             if self.connections.at(key).is_some_and(|c| usize::from(c.service) == slot) {
@@ -115,51 +115,51 @@ impl<N: Nic> Worker<N> {
     }
 
     /// Reads the ports of a service or lets them be, as its holds say.
-    fn heed_hold(&mut self, slot: usize) {
-        let held = self.lanes[slot].is_held();
-        self.lanes[slot].observe_hold();
+    fn apply_pause(&mut self, slot: usize) {
+        let paused = self.services[slot].is_paused();
+        self.services[slot].observe_pause();
         for (index, port) in self.ports.iter_mut().enumerate() {
             if usize::from(port.service) == slot {
-                port.held = held;
+                port.paused = paused;
                 // What came meanwhile was not reported.
-                port.ready |= !held;
-                self.nic.hold_port(index as PortIndex, held);
+                port.ready |= !paused;
+                self.nic.pause_port(index as PortIndex, paused);
             }
         }
     }
 
     /// A service that came held is switched on: its time counts from now.
-    pub(crate) fn begin_holds(&mut self, slot: usize) {
+    pub(crate) fn begin_pauses(&mut self, slot: usize) {
         let now_ns = self.now_ns;
         let mut begun = false;
-        for hold in self.lanes[slot].holds.iter_mut().filter(|hold| !hold.has_begun()) {
-            hold.until_ns = Some(now_ns.saturating_add(hold.drain_ns).saturating_add(HOLD_NS));
+        for pause in self.services[slot].pauses.iter_mut().filter(|pause| !pause.has_begun()) {
+            pause.until_ns = Some(now_ns.saturating_add(pause.drain_ns).saturating_add(PAUSE_NS));
             begun = true;
         }
         if begun {
-            self.heed_hold(slot);
+            self.apply_pause(slot);
         }
     }
 
-    /// Once a millisecond: whether a held service has nothing left here, and whether its time is over.
-    pub(crate) fn look_after_held(&mut self, slot: usize) {
-        if !self.lanes[slot].is_held() {
+    /// Once a millisecond: whether a paused service has nothing left here, and whether its time is over.
+    pub(crate) fn check_paused(&mut self, slot: usize) {
+        if !self.services[slot].is_paused() {
             return;
         }
         let now_ns = self.now_ns;
-        let overdue = |hold: &Hold| hold.until_ns.is_some_and(|until_ns| until_ns <= now_ns);
-        if self.lanes[slot].holds.iter().any(overdue) {
+        let overdue = |pause: &Pause| pause.until_ns.is_some_and(|until_ns| until_ns <= now_ns);
+        if self.services[slot].pauses.iter().any(overdue) {
             tracing::warn!(
-                service = &*self.lanes[slot].name,
-                "the next runtime did not come in time; requests are no longer held"
+                service = &*self.services[slot].name,
+                "the next runtime did not come in time; requests are no longer paused"
             );
-            self.end_holds_if(slot, overdue);
+            self.end_pauses_if(slot, overdue);
         }
-        let quiet = self.lanes[slot].under_way() == 0 || mutants::on("hold_with_debts");
-        let asks = self.lanes[slot].waits_for_backends();
+        let quiet = self.services[slot].under_way() == 0 || mutants::on("hold_with_debts");
+        let asks = self.services[slot].waits_for_backends();
         let settled = quiet && !asks && !self.owes_other_workers(slot);
-        for hold in &mut self.lanes[slot].holds {
-            hold.word.set(settled);
+        for pause in &mut self.services[slot].pauses {
+            pause.vote.set(settled);
         }
     }
 }

@@ -33,7 +33,7 @@ use wire::nic::{Nic, StreamKey, Transport};
 
 use self::datagram::DatagramSocket;
 use self::stream::BackendConnection;
-use crate::service::share::Lane;
+use crate::service::share::ServiceShare;
 use crate::topology::{Backend, Sockets};
 
 /// Streams are named when their service is seated.
@@ -41,12 +41,12 @@ const NO_KEY: StreamKey = StreamKey::MAX;
 
 /// One client mqueue of this worker.
 pub(crate) struct ClientMqueue {
-    /// Lane number of the block's server mqueue.
+    /// ServiceShare number of the block's server mqueue.
     pub(crate) server: u32,
     pub(crate) backend: u16,
     rx: Producer<MappedMemory>,
     tx: Consumer<MappedMemory>,
-    rang: bool,
+    rx_pending: bool,
     alive: bool,
     /// Requests taken whose answer is not in the RX ring yet.
     in_flight: u32,
@@ -70,7 +70,7 @@ impl ClientMqueue {
             backend,
             rx,
             tx,
-            rang: false,
+            rx_pending: false,
             alive: true,
             in_flight: 0,
             blocked_since_ns: 0,
@@ -80,10 +80,10 @@ impl ClientMqueue {
         }
     }
 
-    /// Takes the rings of the accelerator's next life; nothing of the last one is left.
-    pub(crate) fn renew(&mut self, rx: Producer<MappedMemory>, tx: Consumer<MappedMemory>) {
+    /// Takes the rings of the accelerator's next generation; nothing of the last one is left.
+    pub(crate) fn replace_rings(&mut self, rx: Producer<MappedMemory>, tx: Consumer<MappedMemory>) {
         (self.rx, self.tx) = (rx, tx);
-        (self.rang, self.alive) = (false, true);
+        (self.rx_pending, self.alive) = (false, true);
         (self.in_flight, self.blocked_since_ns) = (0, 0);
     }
 
@@ -93,13 +93,13 @@ impl ClientMqueue {
     }
 
     /// Marks the RX ring as rung; whether it already was.
-    pub(crate) fn rang(&mut self) -> bool {
-        std::mem::replace(&mut self.rang, true)
+    pub(crate) fn rx_pending(&mut self) -> bool {
+        std::mem::replace(&mut self.rx_pending, true)
     }
 
     pub(crate) fn publish(&mut self) {
         self.rx.publish();
-        self.rang = false;
+        self.rx_pending = false;
     }
 }
 
@@ -152,7 +152,7 @@ impl BackendPool {
     }
 }
 
-impl Lane {
+impl ServiceShare {
     /// Takes the requests that a block wrote into a client mqueue's TX ring.
     pub(crate) fn take_backend_requests<N: Nic>(
         &mut self,
@@ -276,14 +276,14 @@ impl Lane {
 
     /// The blocks behind these client mqueues are gone: answers to what they asked keep their places
     /// and find nobody.
-    pub(crate) fn abandon_clients<N: Nic>(&mut self, nic: &mut N, clients: Range<u32>) {
+    pub(crate) fn drop_backend_requests<N: Nic>(&mut self, nic: &mut N, clients: Range<u32>) {
         for entry in &mut self.clients[clients.start as usize..clients.end as usize] {
             entry.alive = false;
             entry.in_flight = 0;
             self.backends[entry.backend as usize].close_datagrams(nic, entry);
         }
         let connections = self.backends.iter_mut().flat_map(|pool| &mut pool.connections);
-        connections.for_each(|connection| connection.abandon(&clients));
+        connections.for_each(|connection| connection.drop_outstanding(&clients));
     }
 
     /// Gives up what takes too long.

@@ -26,8 +26,8 @@ use wire::framing::Expects;
 use wire::nic::PortIndex;
 use wire::session::Origin;
 
-use crate::control::generation::LifeNews;
-use crate::endpoint::shm::MemoryClient;
+use crate::control::generation::RuntimeEvent;
+use crate::endpoint::shm::ShmClient;
 use crate::topology::Service;
 
 /// Slots of a hand-over ring.
@@ -278,7 +278,7 @@ fn pairs(workers: usize) -> impl Iterator<Item = (usize, usize)> {
 /// `S` is the [`wire::nic::Nic::Socket`] of accepted connections. Nothing here is on the way of a
 /// message, but for the credit hints and waking a sleeper when there are several workers.
 pub struct Fabric<S> {
-    seats: Box<[Seat<S>]>,
+    workers: Box<[WorkerCell<S>]>,
     /// Requests each worker still takes, by service: hints for hand-over.
     credit: Box<[AtomicU32]>,
     services: usize,
@@ -288,7 +288,7 @@ pub struct Fabric<S> {
     addresses: Mutex<Arc<[IpAddr]>>,
 }
 
-struct Seat<S> {
+struct WorkerCell<S> {
     parked: ParkWord,
     wake: Box<dyn Fn() + Send + Sync>,
     connections: AtomicUsize,
@@ -300,9 +300,9 @@ struct Seat<S> {
 /// What the control side tells a worker.
 pub(crate) enum ControlMail {
     /// About an accelerator whose blocks run elsewhere.
-    Life(Box<LifeNews>),
+    Runtime(Box<RuntimeEvent>),
     /// A new shared-memory client of this worker.
-    Joined(Box<MemoryClient>),
+    Joined(Box<ShmClient>),
     /// The shared-memory client with this id is gone.
     Left(u64),
 }
@@ -318,7 +318,7 @@ impl<S> Fabric<S> {
     /// `wakers[w]` ends the sleep of worker `w`. There are never more than `services` slots of services.
     pub fn new(wakers: Vec<Box<dyn Fn() + Send + Sync>>, services: usize) -> Arc<Self> {
         let credit = (0..wakers.len() * services).map(|_| AtomicU32::new(0)).collect();
-        let seat = |wake| Seat {
+        let cell = |wake| WorkerCell {
             parked: ParkWord::default(),
             wake,
             connections: AtomicUsize::new(0),
@@ -326,9 +326,9 @@ impl<S> Fabric<S> {
             mail: Mutex::default(),
             control_mail: Mutex::default(),
         };
-        let seats = wakers.into_iter().map(seat).collect();
+        let workers = wakers.into_iter().map(cell).collect();
         Arc::new(Self {
-            seats,
+            workers,
             credit,
             services,
             settled: AtomicUsize::new(0),
@@ -338,7 +338,7 @@ impl<S> Fabric<S> {
 
     /// Number of workers.
     pub fn workers(&self) -> usize {
-        self.seats.len()
+        self.workers.len()
     }
 
     /// How many slots of services there can be.
@@ -349,30 +349,30 @@ impl<S> Fabric<S> {
     /// A worker is about to sleep: from here on others wake it. It must look for work once more
     /// before it sleeps.
     pub(crate) fn fall_asleep(&self, worker: u16) {
-        self.seats[worker as usize].parked.set(true);
+        self.workers[worker as usize].parked.set(true);
     }
 
     pub(crate) fn awake(&self, worker: u16) {
-        self.seats[worker as usize].parked.set(false);
+        self.workers[worker as usize].parked.set(false);
     }
 
     /// After publishing something for a worker: ends its sleep if it sleeps.
     pub(crate) fn wake(&self, worker: u16) {
-        let seat = &self.seats[worker as usize];
-        if seat.parked.sleeps() && !mutants::on("miss_wakeup") {
-            (seat.wake)();
+        let cell = &self.workers[worker as usize];
+        if cell.parked.sleeps() && !mutants::on("miss_wakeup") {
+            (cell.wake)();
         }
     }
 
     /// Ends every worker's sleep (for the control thread).
     pub fn wake_all(&self) {
-        for seat in &self.seats {
-            (seat.wake)();
+        for cell in &self.workers {
+            (cell.wake)();
         }
     }
 
     /// A worker tells how many requests it still takes for a service.
-    pub(crate) fn tell_credit(&self, worker: u16, service: u16, credit: u32) {
+    pub(crate) fn publish_credit(&self, worker: u16, service: u16, credit: u32) {
         let cell = &self.credit[worker as usize * self.services + service as usize];
         if cell.load(Ordering::Relaxed) != credit {
             cell.store(credit, Ordering::Relaxed);
@@ -386,44 +386,44 @@ impl<S> Fabric<S> {
 
     /// Open connections of the whole engine, shared-memory clients among them.
     pub fn connections(&self) -> usize {
-        self.seats.iter().map(|s| s.connections.load(Ordering::Relaxed)).sum()
+        self.workers.iter().map(|s| s.connections.load(Ordering::Relaxed)).sum()
     }
 
     /// The worker with the fewest connections, `own` if it is among them; the connection is counted.
-    pub(crate) fn seat_connection(&self, own: u16) -> u16 {
-        let count = |w: usize| self.seats[w].connections.load(Ordering::Relaxed);
+    pub(crate) fn assign_connection(&self, own: u16) -> u16 {
+        let count = |w: usize| self.workers[w].connections.load(Ordering::Relaxed);
         let least = (0..self.workers()).min_by_key(|w| (count(*w), *w != own as usize));
         let worker = least.unwrap_or(own as usize);
-        self.seats[worker].connections.fetch_add(1, Ordering::Relaxed);
+        self.workers[worker].connections.fetch_add(1, Ordering::Relaxed);
         worker as u16
     }
 
     /// A connection of `worker` ended.
-    pub(crate) fn unseat_connection(&self, worker: u16) {
-        self.seats[worker as usize].connections.fetch_sub(1, Ordering::Relaxed);
+    pub(crate) fn release_connection(&self, worker: u16) {
+        self.workers[worker as usize].connections.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Gives an accepted connection to another worker.
     pub(crate) fn post(&self, worker: u16, accepted: Accepted<S>) {
-        let seat = &self.seats[worker as usize];
-        seat.mail.lock().expect("nothing panics with the lock held").push(accepted);
-        seat.mail_waiting.store(true, Ordering::Release);
+        let cell = &self.workers[worker as usize];
+        cell.mail.lock().expect("nothing panics with the lock paused").push(accepted);
+        cell.mail_waiting.store(true, Ordering::Release);
         self.wake(worker);
     }
 
     /// The worker that a new shared-memory client goes to, which [`Self::admit`] must follow: the one
     /// with the fewest connections. The client is counted as one.
     pub fn seat_memory_client(&self) -> u16 {
-        self.seat_connection(0)
+        self.assign_connection(0)
     }
 
     /// A seat was taken for a shared-memory client that is not [admitted](Self::admit) after all.
     pub fn unseat_memory_client(&self, worker: u16) {
-        self.unseat_connection(worker);
+        self.release_connection(worker);
     }
 
     /// Gives a shared-memory client to the worker it was seated with.
-    pub fn admit(&self, worker: u16, client: MemoryClient) {
+    pub fn admit(&self, worker: u16, client: ShmClient) {
         self.tell(worker, ControlMail::Joined(Box::new(client)));
     }
 
@@ -432,46 +432,46 @@ impl<S> Fabric<S> {
         self.tell(worker, ControlMail::Left(id));
     }
 
-    /// Tells a worker about the life of an accelerator.
-    pub fn tell_life(&self, worker: u16, news: LifeNews) {
-        self.tell(worker, ControlMail::Life(Box::new(news)));
+    /// Tells a worker about the generation of an accelerator.
+    pub fn post_runtime_event(&self, worker: u16, news: RuntimeEvent) {
+        self.tell(worker, ControlMail::Runtime(Box::new(news)));
     }
 
     fn tell(&self, worker: u16, mail: ControlMail) {
-        let seat = &self.seats[worker as usize];
-        seat.control_mail.lock().expect("nothing panics with the lock held").push(mail);
-        seat.mail_waiting.store(true, Ordering::Release);
-        (seat.wake)();
+        let cell = &self.workers[worker as usize];
+        cell.control_mail.lock().expect("nothing panics with the lock paused").push(mail);
+        cell.mail_waiting.store(true, Ordering::Release);
+        (cell.wake)();
     }
 
     /// Takes what the control side told `worker`, in order.
     pub(crate) fn collect_control_mail(&self, worker: u16) -> Vec<ControlMail> {
-        let seat = &self.seats[worker as usize];
-        std::mem::take(&mut *seat.control_mail.lock().expect("nothing panics with the lock held"))
+        let cell = &self.workers[worker as usize];
+        std::mem::take(&mut *cell.control_mail.lock().expect("nothing panics with the lock paused"))
     }
 
     /// Whether [`Self::collect`] would find something.
     #[inline]
     pub(crate) fn has_mail(&self, worker: u16) -> bool {
-        self.seats[worker as usize].mail_waiting.load(Ordering::Acquire)
+        self.workers[worker as usize].mail_waiting.load(Ordering::Acquire)
     }
 
     /// Takes the connections that were given to `worker`.
     pub(crate) fn collect(&self, worker: u16) -> Vec<Accepted<S>> {
-        let seat = &self.seats[worker as usize];
-        seat.mail_waiting.store(false, Ordering::Relaxed);
-        std::mem::take(&mut *seat.mail.lock().expect("nothing panics with the lock held"))
+        let cell = &self.workers[worker as usize];
+        cell.mail_waiting.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *cell.mail.lock().expect("nothing panics with the lock paused"))
     }
 
     /// Tells the addresses of this machine. Workers learn of them when they are made and at each
     /// [`Switch`](crate::Switch).
     pub fn set_local_addresses(&self, addresses: Vec<IpAddr>) {
-        *self.addresses.lock().expect("nothing panics with the lock held") = addresses.into();
+        *self.addresses.lock().expect("nothing panics with the lock paused") = addresses.into();
     }
 
     /// What was last told with [`Self::set_local_addresses`].
     pub(crate) fn local_addresses(&self) -> Arc<[IpAddr]> {
-        self.addresses.lock().expect("nothing panics with the lock held").clone()
+        self.addresses.lock().expect("nothing panics with the lock paused").clone()
     }
 
     /// A draining worker has (`true`) or no longer has nothing left to answer.

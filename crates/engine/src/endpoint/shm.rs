@@ -46,7 +46,7 @@ const SHORT_BYTES: u64 = 64;
 const AHEAD: u64 = 8;
 
 /// A shared-memory client on its way to its worker.
-pub struct MemoryClient {
+pub struct ShmClient {
     /// The control side's name for it, never used twice.
     pub id: u64,
     /// Index of the service it speaks to.
@@ -60,19 +60,19 @@ pub struct MemoryClient {
     /// The words of its region.
     pub words: Words<MappedMemory>,
     /// The way to its process.
-    pub peer: Box<dyn MemoryPeer>,
+    pub peer: Box<dyn ShmPeer>,
 }
 
 /// What a worker can do to a client besides writing into its ring. Dropping it ends the client's
 /// connection.
-pub trait MemoryPeer: Send {
+pub trait ShmPeer: Send {
     /// Wakes the client, which has said that it sleeps.
     fn wake(&self);
 }
 
 /// A client of this worker.
-struct Seated {
-    client: MemoryClient,
+struct ActiveClient {
+    client: ShmClient,
     /// Its requests get an outcome each.
     answers: bool,
     /// Requests without an outcome.
@@ -87,14 +87,14 @@ struct Seated {
     dirty: bool,
 }
 
-impl Seated {
+impl ActiveClient {
     /// How many requests may be taken so that every outcome finds a slot.
     #[inline]
     fn room(&mut self) -> Result<u32, RingError> {
         if !self.answers {
             return Ok(BUDGET);
         }
-        let MemoryClient { depth, replies, .. } = &mut self.client;
+        let ShmClient { depth, replies, .. } = &mut self.client;
         let unread = (replies.committed() - replies.released()) as u32;
         if *depth - unread >= self.outstanding.saturating_add(BUDGET) {
             return Ok(BUDGET);
@@ -108,12 +108,12 @@ struct Entry {
     /// Life of this entry.
     generation: u32,
     /// Boxed, so that a visit moves a pointer.
-    seated: Option<Box<Seated>>,
+    active: Option<Box<ActiveClient>>,
 }
 
 /// The shared-memory clients of one worker.
 #[derive(Default)]
-pub(crate) struct MemoryClients {
+pub(crate) struct ShmClients {
     entries: Vec<Entry>,
     /// Entries in use, in no order.
     open: Vec<u32>,
@@ -124,7 +124,7 @@ pub(crate) struct MemoryClients {
 /// The client that a reply is for has gone, or must go.
 struct Gone;
 
-impl MemoryClients {
+impl ShmClients {
     pub(crate) fn is_empty(&self) -> bool {
         self.open.is_empty()
     }
@@ -133,13 +133,13 @@ impl MemoryClients {
         self.open.len()
     }
 
-    fn insert(&mut self, client: MemoryClient, answers: bool) -> u32 {
-        let free = self.entries.iter().position(|entry| entry.seated.is_none());
+    fn insert(&mut self, client: ShmClient, answers: bool) -> u32 {
+        let free = self.entries.iter().position(|entry| entry.active.is_none());
         let index = free.unwrap_or_else(|| {
             self.entries.push(Entry::default());
             self.entries.len() - 1
         });
-        self.entries[index].seated = Some(Box::new(Seated {
+        self.entries[index].active = Some(Box::new(ActiveClient {
             client,
             answers,
             outstanding: 0,
@@ -155,58 +155,59 @@ impl MemoryClients {
     }
 
     /// Frees an entry; whoever still names it by its generation finds nobody.
-    fn remove(&mut self, index: u32) -> Option<Box<Seated>> {
+    fn remove(&mut self, index: u32) -> Option<Box<ActiveClient>> {
         let entry = &mut self.entries[index as usize];
         entry.generation = entry.generation.wrapping_add(1);
         self.open.retain(|open| *open != index);
         self.dirty.retain(|dirty| *dirty != index);
-        entry.seated.take()
+        entry.active.take()
     }
 
-    fn seated(&self) -> impl Iterator<Item = &Seated> {
-        self.open.iter().filter_map(|index| self.entries[*index as usize].seated.as_deref())
+    fn active(&self) -> impl Iterator<Item = &ActiveClient> {
+        self.open.iter().filter_map(|index| self.entries[*index as usize].active.as_deref())
     }
 
-    fn at(&mut self, index: u32) -> Option<&mut Seated> {
-        self.entries.get_mut(index as usize)?.seated.as_deref_mut()
+    fn at(&mut self, index: u32) -> Option<&mut ActiveClient> {
+        self.entries.get_mut(index as usize)?.active.as_deref_mut()
     }
 
     /// Whether a client's request can be taken now: the last look before a sleep.
-    pub(crate) fn hinted(&self, held: impl Fn(u16) -> bool) -> bool {
-        let waits = |s: &Seated| s.no_room || held(s.client.service);
-        self.seated().any(|s| s.broken || (s.client.requests.hinted() && !waits(s)))
+    pub(crate) fn hinted(&self, paused: impl Fn(u16) -> bool) -> bool {
+        let waits = |s: &ActiveClient| s.no_room || paused(s.client.service);
+        self.active().any(|s| s.broken || (s.client.requests.hinted() && !waits(s)))
     }
 
     /// Whether a request waits for its client to read replies.
     pub(crate) fn waits_for_room(&self) -> bool {
-        self.seated().any(|s| s.no_room)
+        self.active().any(|s| s.no_room)
     }
 
     /// Clients of one service.
     pub(crate) fn of_service(&self, service: u16) -> usize {
-        self.seated().filter(|s| s.client.service == service).count()
+        self.active().filter(|s| s.client.service == service).count()
     }
 
     /// Gives the clients of one service, but those that part, to another that takes the same messages.
-    pub(crate) fn move_to(&mut self, from: u16, to: u16, parting: &[u64]) {
-        let seated = self.entries.iter_mut().filter_map(|entry| entry.seated.as_deref_mut());
-        let moves = |s: &&mut Seated| s.client.service == from && !parting.contains(&s.client.id);
-        for seated in seated.filter(moves) {
-            seated.client.service = to;
+    pub(crate) fn move_to(&mut self, from: u16, to: u16, departing: &[u64]) {
+        let active = self.entries.iter_mut().filter_map(|entry| entry.active.as_deref_mut());
+        let moves =
+            |s: &&mut ActiveClient| s.client.service == from && !departing.contains(&s.client.id);
+        for active in active.filter(moves) {
+            active.client.service = to;
         }
     }
 
     /// Draining: tells the clients (of one service, or all) that nothing more is read.
     pub(crate) fn stop_reading(&self, service: Option<u16>) {
-        for seated in self.seated().filter(|s| service.is_none_or(|of| s.client.service == of)) {
-            seated.client.words.set_stop(stop::DRAIN);
+        for active in self.active().filter(|s| service.is_none_or(|of| s.client.service == of)) {
+            active.client.words.set_stop(stop::DRAIN);
         }
     }
 
     /// See [`Words::set_parked`].
     pub(crate) fn set_parked(&self, parked: bool) {
-        for seated in self.seated() {
-            seated.client.words.set_parked(parked);
+        for active in self.active() {
+            active.client.words.set_parked(parked);
         }
     }
 
@@ -222,23 +223,23 @@ impl MemoryClients {
         if entry.generation != generation && !mutants::on("forget_client") {
             return Err(Gone);
         }
-        let seated = entry.seated.as_deref_mut().filter(|s| !s.broken).ok_or(Gone)?;
+        let active = entry.active.as_deref_mut().filter(|s| !s.broken).ok_or(Gone)?;
         let (kind, status) = match outcome {
             Ok(_) => (kind::MESSAGE, 0),
             Err(reason) => (kind::DROP, reason as u8),
         };
         let head = Head { token: 0, tag, kind, status };
-        match seated.client.replies.push(head, outcome.unwrap_or(&[])) {
+        match active.client.replies.push(head, outcome.unwrap_or(&[])) {
             Ok(()) => {}
             Err(LoanError::Corrupt) => {
-                seated.broken = true;
+                active.broken = true;
                 return Err(Gone);
             }
             Err(error) => return Ok(Err(error)),
         }
-        seated.outstanding = seated.outstanding.saturating_sub(1);
-        if !seated.dirty {
-            seated.dirty = true;
+        active.outstanding = active.outstanding.saturating_sub(1);
+        if !active.dirty {
+            active.dirty = true;
             self.dirty.push(index);
         }
         Ok(Ok(()))
@@ -254,20 +255,20 @@ impl MemoryClients {
         header: &SlotHeader,
     ) -> bool {
         let Some(entry) = self.entries.get_mut(index as usize) else { return false };
-        let Some(seated) = entry.seated.as_deref_mut() else { return false };
+        let Some(active) = entry.active.as_deref_mut() else { return false };
         let other = entry.generation != generation && !mutants::on("forget_client");
-        if other || seated.broken {
+        if other || active.broken {
             return false;
         }
-        let replies = &mut seated.client.replies;
+        let replies = &mut active.client.replies;
         replies.prefetch(AHEAD, header.len.into());
         let head = Head { token: 0, tag, kind: kind::MESSAGE, status: 0 };
         if !replies.push_from(head, from, header) {
             return false;
         }
-        seated.outstanding = seated.outstanding.saturating_sub(1);
-        if !seated.dirty {
-            seated.dirty = true;
+        active.outstanding = active.outstanding.saturating_sub(1);
+        if !active.dirty {
+            active.dirty = true;
             self.dirty.push(index);
         }
         true
@@ -276,11 +277,11 @@ impl MemoryClients {
     /// Shows the clients the turn's replies, and wakes those that sleep.
     pub(crate) fn publish(&mut self) {
         for index in self.dirty.drain(..) {
-            let Some(seated) = &mut self.entries[index as usize].seated else { continue };
-            seated.dirty = false;
-            seated.client.replies.publish();
-            if seated.client.words.accelerator_parked() {
-                seated.client.peer.wake();
+            let Some(active) = &mut self.entries[index as usize].active else { continue };
+            active.dirty = false;
+            active.client.replies.publish();
+            if active.client.words.accelerator_parked() {
+                active.client.peer.wake();
             }
         }
     }
@@ -296,32 +297,32 @@ enum Stop {
 
 impl<N: Nic> Worker<N> {
     /// The client with this id is gone.
-    pub(crate) fn dismiss_memory_client(&mut self, id: u64) {
+    pub(crate) fn remove_shm_client(&mut self, id: u64) {
         let of_id = |index: &&u32| {
             let entry = &self.memory.entries[**index as usize];
-            entry.seated.as_ref().is_some_and(|s| s.client.id == id)
+            entry.active.as_ref().is_some_and(|s| s.client.id == id)
         };
         let found = self.memory.open.iter().find(of_id).copied();
         if let Some(index) = found {
-            self.close_memory_client(index);
+            self.close_shm_client(index);
         }
     }
 
-    pub(crate) fn adopt_memory_client(&mut self, client: MemoryClient) {
-        let lane = &self.lanes[client.service as usize];
-        let goes = self.draining || lane.leaving.is_some();
-        lane.counters.connections_accepted.one();
-        let answers = lane.replies == Replies::One;
+    pub(crate) fn adopt_shm_client(&mut self, client: ShmClient) {
+        let share = &self.services[client.service as usize];
+        let goes = self.draining || share.leaving.is_some();
+        share.counters.connections_accepted.one();
+        let answers = share.replies == Replies::One;
         let index = self.memory.insert(client, answers);
         if goes {
-            self.see_off_memory_client(index);
+            self.drain_shm_client(index);
         }
         self.busy();
     }
 
     /// Takes requests from every client that has some, each round beginning with another client.
     #[inline]
-    pub(crate) fn read_memory_clients(&mut self, round: usize) {
+    pub(crate) fn read_shm_clients(&mut self, round: usize) {
         if self.memory.is_empty() {
             return;
         }
@@ -329,8 +330,8 @@ impl<N: Nic> Worker<N> {
         for step in 0..self.memory.open.len() {
             let place = (round + step) % self.memory.open.len();
             let index = self.memory.open[place];
-            let seated = self.memory.at(index).expect("it is open");
-            if seated.client.requests.hinted() && !seated.broken {
+            let active = self.memory.at(index).expect("it is open");
+            if active.client.requests.hinted() && !active.broken {
                 self.visit(index);
             }
             broken |= self.memory.at(index).is_some_and(|s| s.broken);
@@ -343,35 +344,40 @@ impl<N: Nic> Worker<N> {
     fn visit(&mut self, index: u32) {
         let entry = &mut self.memory.entries[index as usize];
         let generation = entry.generation;
-        let Some(mut seated) = entry.seated.take() else { return };
-        let (taken, stop) = self.take_requests(index, generation, &mut seated);
+        let Some(mut active) = entry.active.take() else { return };
+        let (taken, stop) = self.take_requests(index, generation, &mut active);
         if taken > 0 {
-            seated.client.requests.release();
+            active.client.requests.release();
             self.busy();
         }
-        seated.broken |= matches!(stop, Stop::Broken);
-        self.memory.entries[index as usize].seated = Some(seated);
+        active.broken |= matches!(stop, Stop::Broken);
+        self.memory.entries[index as usize].active = Some(active);
     }
 
     /// Submits up to a budget of a client's requests. The client is not in its entry meanwhile.
-    fn take_requests(&mut self, index: u32, generation: u32, seated: &mut Seated) -> (u32, Stop) {
-        if self.now_ns < seated.retry_ns {
+    fn take_requests(
+        &mut self,
+        index: u32,
+        generation: u32,
+        active: &mut ActiveClient,
+    ) -> (u32, Stop) {
+        if self.now_ns < active.retry_ns {
             return (0, Stop::Enough);
         }
-        let service = seated.client.service as usize;
-        if self.draining || self.lanes[service].leaving.is_some() {
-            return self.refuse_requests(service, index, seated);
+        let service = active.client.service as usize;
+        if self.draining || self.services[service].leaving.is_some() {
+            return self.refuse_requests(service, index, active);
         }
-        if self.lanes[service].is_held() {
+        if self.services[service].is_paused() {
             return (0, Stop::Enough);
         }
-        let Ok(room) = seated.room() else { return (0, Stop::Broken) };
-        seated.no_room = room == 0;
+        let Ok(room) = active.room() else { return (0, Stop::Broken) };
+        active.no_room = room == 0;
         let room = room.min(BUDGET);
-        let waiting = seated.client.requests.hint().min(room.into());
-        self.lanes[service].dispatcher.burst(waiting as usize);
-        let flow = match self.lanes[service].dispatcher.needs_flow() {
-            true => key_hash(&seated.client.id.to_le_bytes()),
+        let waiting = active.client.requests.hint().min(room.into());
+        self.services[service].dispatcher.burst(waiting as usize);
+        let flow = match self.services[service].dispatcher.needs_flow() {
+            true => key_hash(&active.client.id.to_le_bytes()),
             false => 0,
         };
         let mut arrival = Arrival {
@@ -385,14 +391,14 @@ impl<N: Nic> Worker<N> {
         let mut scratch = std::mem::take(&mut self.scratch);
         let (mut taken, mut counted, mut bytes) = (0, 0, 0);
         let mut stop = Stop::Enough;
-        if waiting > 1 && matches!(seated.client.requests.peek(), Ok(Some(_))) {
+        if waiting > 1 && matches!(active.client.requests.peek(), Ok(Some(_))) {
             // The others are fetched while those before them are submitted.
             for ahead in 1..waiting.min(AHEAD) {
-                seated.client.requests.prefetch(ahead, SHORT_BYTES);
+                active.client.requests.prefetch(ahead, SHORT_BYTES);
             }
         }
         while taken < room && bytes < BUDGET_BYTES {
-            let header = match seated.client.requests.peek() {
+            let header = match active.client.requests.peek() {
                 Ok(Some(header)) if header.kind == kind::MESSAGE => header,
                 Ok(None) => break,
                 Ok(Some(_)) | Err(_) => {
@@ -400,36 +406,36 @@ impl<N: Nic> Worker<N> {
                     break;
                 }
             };
-            seated.client.requests.prefetch(AHEAD, header.len.into());
+            active.client.requests.prefetch(AHEAD, header.len.into());
             arrival.number = header.tag;
             // A ring's longest message is the service's, which the scratch space has room for.
-            let ring = &seated.client.requests;
+            let ring = &active.client.requests;
             let mut message = Shown { ring, header, scratch: &mut scratch, copied: false };
             let refused = match self.submit(service, &arrival, &mut message) {
                 Ok(()) => None,
-                Err(Refusal::Hold(_)) => {
+                Err(Refusal::Retry(_)) => {
                     if header.len > RETRY_BYTES {
-                        seated.retry_ns = self.now_ns + RETRY_NS;
+                        active.retry_ns = self.now_ns + RETRY_NS;
                     }
                     break;
                 }
                 Err(Refusal::Drop(reason)) => Some(reason),
             };
-            seated.client.requests.advance();
+            active.client.requests.advance();
             taken += 1;
             bytes += u64::from(header.len);
-            if seated.answers {
-                seated.outstanding += 1;
+            if active.answers {
+                active.outstanding += 1;
             }
             if let Some(reason) = refused {
                 // What ends has been counted before.
                 let newly = taken - std::mem::replace(&mut counted, taken);
-                self.lanes[service].counters.received.add(newly.into());
-                self.refuse(service, index, seated, header.tag, reason);
+                self.services[service].counters.received.add(newly.into());
+                self.refuse(service, index, active, header.tag, reason);
             }
         }
         self.scratch = scratch;
-        let counters = &self.lanes[service].counters;
+        let counters = &self.services[service].counters;
         counters.received.add((taken - counted).into());
         counters.received_bytes.add(bytes);
         (taken, stop)
@@ -438,54 +444,66 @@ impl<N: Nic> Worker<N> {
     /// The service, or the client's port, goes, so what waits in the client's ring ends as `draining`, as far as there is room for the
     /// outcomes. The rest stays in the ring: the client knows that nobody took it.
     #[cold]
-    fn refuse_requests(&mut self, service: usize, index: u32, seated: &mut Seated) -> (u32, Stop) {
-        let Ok(room) = seated.room() else { return (0, Stop::Broken) };
-        seated.no_room = room == 0;
+    fn refuse_requests(
+        &mut self,
+        service: usize,
+        index: u32,
+        active: &mut ActiveClient,
+    ) -> (u32, Stop) {
+        let Ok(room) = active.room() else { return (0, Stop::Broken) };
+        active.no_room = room == 0;
         let mut taken = 0;
-        while taken < room.min(BUDGET) && !seated.broken && !mutants::on("leave_requests_in_ring") {
-            let header = match seated.client.requests.peek() {
+        while taken < room.min(BUDGET) && !active.broken && !mutants::on("leave_requests_in_ring") {
+            let header = match active.client.requests.peek() {
                 Ok(Some(header)) if header.kind == kind::MESSAGE => header,
                 Ok(None) => break,
                 Ok(Some(_)) | Err(_) => return (taken, Stop::Broken),
             };
-            seated.client.requests.advance();
+            active.client.requests.advance();
             taken += 1;
-            seated.outstanding += u32::from(seated.answers);
-            let counters = &self.lanes[service].counters;
+            active.outstanding += u32::from(active.answers);
+            let counters = &self.services[service].counters;
             counters.received.one();
             counters.received_bytes.add(header.len.into());
-            self.refuse(service, index, seated, header.tag, DropReason::Draining);
+            self.refuse(service, index, active, header.tag, DropReason::Draining);
         }
         (taken, Stop::Enough)
     }
 
     /// A request that no mqueue will ever take.
     #[cold]
-    fn refuse(&mut self, lane: usize, index: u32, seated: &mut Seated, tag: u64, why: DropReason) {
-        self.lanes[lane].counters.drop_one(why);
-        if !seated.answers {
+    fn refuse(
+        &mut self,
+        share: usize,
+        index: u32,
+        active: &mut ActiveClient,
+        tag: u64,
+        why: DropReason,
+    ) {
+        self.services[share].counters.drop_one(why);
+        if !active.answers {
             return;
         }
-        seated.outstanding -= 1;
+        active.outstanding -= 1;
         let head = Head { token: 0, tag, kind: kind::DROP, status: why as u8 };
         // There is a slot, and a drop needs nothing else.
-        seated.broken |= seated.client.replies.push(head, &[]).is_err();
-        if !std::mem::replace(&mut seated.dirty, true) {
+        active.broken |= active.client.replies.push(head, &[]).is_err();
+        if !std::mem::replace(&mut active.dirty, true) {
             self.memory.dirty.push(index);
         }
     }
 
     /// The outcome of a request of a client of this worker; a lost request has been counted.
-    pub(crate) fn deliver_to_memory(
+    pub(crate) fn deliver_to_shm(
         &mut self,
-        lane: usize,
+        share: usize,
         origin: &Origin,
         tag: u64,
         outcome: Result<&[u8], DropReason>,
     ) {
         let Origin::Memory { client, generation, .. } = *origin else { return };
         let written = self.memory.reply(client, generation, tag, outcome);
-        let counters = &self.lanes[lane].counters;
+        let counters = &self.services[share].counters;
         match (written, outcome) {
             (Ok(Ok(())), Ok(payload)) => {
                 counters.replied.one();
@@ -498,12 +516,12 @@ impl<N: Nic> Worker<N> {
                     _ => DropReason::ReplyMemory,
                 };
                 counters.drop_one(reason);
-                self.deliver_to_memory(lane, origin, tag, Err(reason));
+                self.deliver_to_shm(share, origin, tag, Err(reason));
             }
             // There was a slot for the outcome and a loss needs nothing else: the client took it away.
             (Ok(Err(_)), Err(_)) => {
-                if let Some(seated) = self.memory.at(client) {
-                    seated.broken = true;
+                if let Some(active) = self.memory.at(client) {
+                    active.broken = true;
                 }
             }
             (Ok(Ok(())) | Err(Gone), Err(_)) => {}
@@ -513,46 +531,46 @@ impl<N: Nic> Worker<N> {
     #[cold]
     fn close_broken_clients(&mut self) {
         for index in 0..self.memory.entries.len() as u32 {
-            let Some(seated) = self.memory.at(index).filter(|s| s.broken) else { continue };
-            let (id, service) = (seated.client.id, seated.client.service as usize);
+            let Some(active) = self.memory.at(index).filter(|s| s.broken) else { continue };
+            let (id, service) = (active.client.id, active.client.service as usize);
             tracing::warn!(client = id, service, "a shared-memory client broke its rings: closed");
-            self.lanes[service].counters.drop_one(DropReason::BadFraming);
-            self.close_memory_client(index);
+            self.services[service].counters.drop_one(DropReason::BadFraming);
+            self.close_shm_client(index);
         }
     }
 
-    fn close_memory_client(&mut self, index: u32) {
+    fn close_shm_client(&mut self, index: u32) {
         self.memory.publish();
-        let Some(seated) = self.memory.remove(index) else { return };
-        self.fabric.unseat_connection(self.index);
-        self.lanes[seated.client.service as usize].counters.connections_closed.one();
+        let Some(active) = self.memory.remove(index) else { return };
+        self.fabric.release_connection(self.index);
+        self.services[active.client.service as usize].counters.connections_closed.one();
     }
 
     /// Closes a client whose port goes: nothing in its ring is left without an outcome for which there is room.
-    fn see_off_memory_client(&mut self, index: u32) {
+    fn drain_shm_client(&mut self, index: u32) {
         let most = self.memory.at(index).map_or(0, |s| s.client.depth);
         let mut refused = 0;
         while refused < most && self.memory.at(index).is_some_and(|s| !s.broken) {
             let entry = &mut self.memory.entries[index as usize];
-            let Some(mut seated) = entry.seated.take() else { break };
-            let service = seated.client.service as usize;
-            let (taken, stop) = self.refuse_requests(service, index, &mut seated);
-            seated.client.requests.release();
-            self.memory.entries[index as usize].seated = Some(seated);
+            let Some(mut active) = entry.active.take() else { break };
+            let service = active.client.service as usize;
+            let (taken, stop) = self.refuse_requests(service, index, &mut active);
+            active.client.requests.release();
+            self.memory.entries[index as usize].active = Some(active);
             if taken == 0 || matches!(stop, Stop::Broken) {
                 break;
             }
             refused += taken;
         }
-        self.close_memory_client(index);
+        self.close_shm_client(index);
     }
 
     /// Closes the clients of a service that leaves once every request of theirs has its outcome.
-    pub(crate) fn close_leaving_memory_clients(&mut self, service: u16) {
+    pub(crate) fn close_leaving_shm_clients(&mut self, service: u16) {
         for index in 0..self.memory.entries.len() as u32 {
-            let done = |s: &&mut Seated| s.client.service == service && s.outstanding == 0;
+            let done = |s: &&mut ActiveClient| s.client.service == service && s.outstanding == 0;
             if self.memory.at(index).as_ref().is_some_and(done) {
-                self.see_off_memory_client(index);
+                self.drain_shm_client(index);
             }
         }
     }
@@ -560,7 +578,7 @@ impl<N: Nic> Worker<N> {
     /// The end: every client finds its outcomes in its ring and the connection closed.
     pub(crate) fn close_memory_clients(&mut self) {
         for index in 0..self.memory.entries.len() as u32 {
-            self.see_off_memory_client(index);
+            self.drain_shm_client(index);
         }
     }
 }
@@ -573,7 +591,7 @@ mod tests {
 
     struct Nobody;
 
-    impl MemoryPeer for Nobody {
+    impl ShmPeer for Nobody {
         fn wake(&self) {}
     }
 
@@ -586,18 +604,18 @@ mod tests {
         (near, Region::join(memory).unwrap())
     }
 
-    fn client(id: u64) -> (MemoryClient, Consumer<MappedMemory>) {
+    fn client(id: u64) -> (ShmClient, Consumer<MappedMemory>) {
         let (mut near, mut far) = region();
         let words = near.words();
         let (replies, requests) = near.engine_ends(0);
         let peer = Box::new(Nobody);
-        let client = MemoryClient { id, service: 0, depth: 4, replies, requests, words, peer };
+        let client = ShmClient { id, service: 0, depth: 4, replies, requests, words, peer };
         (client, far.accelerator_ends(0).0)
     }
 
     #[test]
     fn a_reply_for_a_client_that_left_reaches_nobody() {
-        let mut clients = MemoryClients::default();
+        let mut clients = ShmClients::default();
         clients.insert(client(1).0, true);
         let old = clients.entries[0].generation;
         assert!(clients.remove(0).is_some());

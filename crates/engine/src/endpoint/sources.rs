@@ -81,7 +81,7 @@ impl Sources {
 
 impl<N: Nic> Worker<N> {
     /// The list of ports, or what is known of this machine, has changed.
-    pub(crate) fn learn_own_ports(&mut self) {
+    pub(crate) fn refresh_own_ports(&mut self) {
         let udp = self.ports.iter().filter(|port| port.transport == Transport::Udp);
         self.sources =
             Sources::new(udp.map(|port| port.address).collect(), self.fabric.local_addresses());

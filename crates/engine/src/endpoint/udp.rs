@@ -24,7 +24,7 @@ impl<N: Nic> Worker<N> {
         let count = self.ports.len();
         let first = round % count.max(1);
         for port in (first..count).chain(0..first) {
-            if self.ports[port].held || !std::mem::take(&mut self.ports[port].ready) {
+            if self.ports[port].paused || !std::mem::take(&mut self.ports[port].ready) {
                 continue;
             }
             match self.ports[port].transport {
@@ -43,16 +43,16 @@ impl<N: Nic> Worker<N> {
         let service = self.ports[port as usize].service as usize;
         let lowest_source = self.ports[port as usize].lowest_source;
         self.ports[port as usize].ready = more;
-        let lane = &mut self.lanes[service];
-        lane.counters.drop_many(DropReason::SocketOverflow, batch.overflowed.into());
-        lane.dispatcher.burst(batch.items.len());
+        let share = &mut self.services[service];
+        share.counters.drop_many(DropReason::SocketOverflow, batch.overflowed.into());
+        share.dispatcher.burst(batch.items.len());
         self.work |= !batch.items.is_empty();
         let (mut received, mut received_bytes) = (0, 0);
         // Datagrams of one client often come in a row: what it is about them stays.
         let mut arrival: Option<Arrival> = None;
         for datagram in &batch.items {
             if datagram.truncated {
-                self.lanes[service].counters.drop_one(DropReason::Truncated);
+                self.services[service].counters.drop_one(DropReason::Truncated);
                 continue;
             }
             let arrival = match &mut arrival {
@@ -60,7 +60,7 @@ impl<N: Nic> Worker<N> {
                 other => {
                     let (peer, local) = (datagram.peer, datagram.local);
                     if let Some(reason) = self.sources.refuse(peer, local, lowest_source) {
-                        self.lanes[service].counters.drop_one(reason);
+                        self.services[service].counters.drop_one(reason);
                         continue;
                     }
                     let origin = Origin::Datagram { port, peer, local };
@@ -77,19 +77,19 @@ impl<N: Nic> Worker<N> {
             let mut payload = batch.payload(datagram);
             received += 1;
             received_bytes += payload.len() as u64;
-            if let Err(Refusal::Drop(reason) | Refusal::Hold(reason)) =
+            if let Err(Refusal::Drop(reason) | Refusal::Retry(reason)) =
                 self.submit(service, arrival, &mut payload)
                 && !mutants::on("shed_silently")
             {
                 // Nobody may see more drops than requests.
-                let counters = &self.lanes[service].counters;
+                let counters = &self.services[service].counters;
                 if !mutants::on("count_received_last") {
                     counters.received.add(std::mem::take(&mut received));
                 }
                 counters.drop_one(reason);
             }
         }
-        let counters = &self.lanes[service].counters;
+        let counters = &self.services[service].counters;
         counters.received.add(received);
         counters.received_bytes.add(received_bytes);
         self.rx = batch;

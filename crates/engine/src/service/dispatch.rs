@@ -324,9 +324,9 @@ mod tests {
     }
 
     /// Credit and requests under way of each.
-    struct Held(Vec<(Option<u32>, u32)>);
+    struct Paused(Vec<(Option<u32>, u32)>);
 
-    impl Credit for Held {
+    impl Credit for Paused {
         fn count(&self) -> u32 {
             self.0.len() as u32
         }
@@ -337,12 +337,12 @@ mod tests {
             self.0[mqueue as usize].1
         }
         fn share(&self) -> u32 {
-            let living = || self.0.iter().filter(|(credit, _)| credit.is_some());
-            living().map(|(_, held)| held).sum::<u32>() / living().count().max(1) as u32 + 1
+            let alive = || self.0.iter().filter(|(credit, _)| credit.is_some());
+            alive().map(|(_, paused)| paused).sum::<u32>() / alive().count().max(1) as u32 + 1
         }
         fn is_spent(&self) -> bool {
-            let living = self.0.iter().filter(|(credit, _)| credit.is_some());
-            living.clone().count() > 0 && living.clone().all(|(credit, _)| *credit == Some(0))
+            let alive = self.0.iter().filter(|(credit, _)| credit.is_some());
+            alive.clone().count() > 0 && alive.clone().all(|(credit, _)| *credit == Some(0))
         }
         fn richest_other(&self) -> Option<u32> {
             None
@@ -463,11 +463,11 @@ mod tests {
     #[test]
     fn who_has_more_than_his_share_is_passed_over_where_kernels_are_slow() {
         let mut d = dispatcher(Dispatch::RoundRobin, 1, 4);
-        let hits = |d: &mut Dispatcher, held: &Held| {
+        let hits = |d: &mut Dispatcher, paused: &Paused| {
             d.burst(1);
             let mut hits = [0; 4];
             for _ in 0..12 {
-                match d.route(b"", flow(1), held) {
+                match d.route(b"", flow(1), paused) {
                     Route::Local(mqueue) => hits[mqueue as usize] += 1,
                     other => panic!("{other:?}"),
                 }
@@ -475,17 +475,17 @@ mod tests {
             hits
         };
         // Four on the mean, so five are no more than a share.
-        let uneven = Held([1, 9, 1, 5].map(|held| (Some(9), held)).to_vec());
+        let uneven = Paused([1, 9, 1, 5].map(|paused| (Some(9), paused)).to_vec());
         assert_eq!(hits(&mut d, &uneven), [3, 3, 3, 3]);
         d.answered(1, 300_000, true);
         assert_eq!(hits(&mut d, &uneven), [4, 0, 4, 4]);
         // The dead, who have nothing, do not lower the mean.
-        let dead = Held(vec![(None, 0), (None, 0), (Some(9), 20), (Some(9), 24)]);
+        let dead = Paused(vec![(None, 0), (None, 0), (Some(9), 20), (Some(9), 24)]);
         assert_eq!(hits(&mut d, &dead), [0, 0, 12, 0]);
         // Where nobody else has credit it is his turn all the same.
-        let full = Held(vec![(Some(0), 1), (None, 0), (Some(0), 1), (Some(9), 24)]);
+        let full = Paused(vec![(Some(0), 1), (None, 0), (Some(0), 1), (Some(9), 24)]);
         assert_eq!(hits(&mut d, &full), [0, 0, 0, 12]);
-        let none = Held(vec![(None, 0), (Some(0), 9), (None, 0), (None, 0)]);
+        let none = Paused(vec![(None, 0), (Some(0), 9), (None, 0), (None, 0)]);
         assert_eq!(d.route(b"", flow(1), &none), Route::Shed(DropReason::NoCredit));
     }
 

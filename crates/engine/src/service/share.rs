@@ -1,4 +1,4 @@
-//! A lane: one worker's share of one service. Its mqueues, tokens, dispatcher and counters.
+//! A service share: one worker's share of one service. Its mqueues, tokens, dispatcher and counters.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use wire::session::{Request, Sessions, Token};
 use crate::accelerator::Blocks;
 use crate::admit::{Arrival, Message, Refusal};
 use crate::control::install::Leaving;
-use crate::control::pause::Hold;
+use crate::control::pause::Pause;
 use crate::endpoint::backend::{BackendPool, ClientMqueue};
 use crate::endpoint::peer::ANY;
 use crate::metrics::ServiceCounters;
 use crate::service::dispatch::{Credit, Dispatcher, Owner, Route};
-use crate::stages::{Follower, NOBODY, Observations};
+use crate::stages::{NO_TOKEN, Observations, Sampler};
 use crate::topology::{Replies, Service};
 
 /// The engine's ends of the mqueues of one block: producer of RX, consumer of TX.
@@ -44,7 +44,7 @@ pub(crate) struct ServerMqueue {
     pub(crate) block: u32,
     /// The accelerator wrote impossible ring words; housekeeping buries the mqueue.
     pub(crate) tx_corrupt: bool,
-    /// Listed in [`Lane::blocked`].
+    /// Listed in [`ServiceShare::blocked`].
     pub(crate) is_blocked: bool,
     /// How many messages ahead slots of its RX ring are fetched for writing.
     write_ahead: u64,
@@ -55,7 +55,7 @@ pub(crate) struct ServerMqueue {
     /// Messages released by the kernel, as counted, or given up unread (services without replies).
     consumed: u64,
     /// The request whose way is being measured.
-    pub(crate) followed: Token,
+    pub(crate) sampled: Token,
     /// When its replies were last gathered, or it got a request while it had none; how many it then had left.
     gathered_ns: u64,
     left: u32,
@@ -79,7 +79,7 @@ pub(crate) struct Load {
     /// Not alive because nobody runs its block: an accelerator that has not attached, or is gone.
     pub(crate) absent: bool,
     /// In the attachment's list of mqueues whose RX ring got messages.
-    rang: bool,
+    rx_pending: bool,
     /// The oldest message in the RX ring waits longer than the service allows.
     late: bool,
     /// Its RX ring refused a message this turn although it has credit: unread messages whose requests
@@ -93,7 +93,7 @@ impl Default for Load {
             outstanding: 0,
             alive: true,
             absent: false,
-            rang: false,
+            rx_pending: false,
             late: false,
             full_from: NOT_FULL,
         }
@@ -101,7 +101,7 @@ impl Default for Load {
 }
 
 /// Heads of TX rings that are read one behind the other.
-pub(crate) const LOOKS: usize = 32;
+pub(crate) const HEADS_READ: usize = 32;
 
 /// How many messages ahead slots of RX rings are fetched for writing where another processor reads them. Those of a run lie
 /// one behind the other, and a message takes less than a line that was far away.
@@ -131,23 +131,23 @@ fn write_ahead(blocks: &dyn Blocks) -> u64 {
 }
 
 /// How many mqueues are alive.
-fn living(loads: &[Load]) -> u32 {
+fn alive(loads: &[Load]) -> u32 {
     loads.iter().filter(|load| load.alive).count() as u32
 }
 
 /// What drives the blocks of one accelerator, and what they told.
-pub(crate) struct Drive {
+pub(crate) struct AcceleratorShare {
     pub(crate) blocks: Box<dyn Blocks>,
     /// Region mqueues whose RX ring got messages since the last drive.
-    pub(crate) rang: Vec<u32>,
+    pub(crate) rx_pending: Vec<u32>,
     /// Region mqueues whose TX ring may hold messages.
-    pub(crate) touched: Vec<u32>,
-    /// Lane number of the attachment's first server mqueue.
+    pub(crate) tx_pending: Vec<u32>,
+    /// ServiceShare number of the attachment's first server mqueue.
     pub(crate) first: u32,
 }
 
 /// See the module's text.
-pub(crate) struct Lane {
+pub(crate) struct ServiceShare {
     /// The service, for messages.
     pub(crate) name: Box<str>,
     /// The kernel of each attachment, for messages.
@@ -165,17 +165,17 @@ pub(crate) struct Lane {
     workers: u32,
     per_block: u32,
     pub(crate) counters: Arc<ServiceCounters>,
-    pub(crate) follower: Follower,
+    pub(crate) sampler: Sampler,
     pub(crate) sessions: Sessions,
     pub(crate) dispatcher: Dispatcher,
     pub(crate) mqueues: Vec<ServerMqueue>,
     /// By mqueue.
     pub(crate) loads: Vec<Load>,
     /// How many of them are alive.
-    living: u32,
+    alive: u32,
     /// Services without replies: messages that no kernel has released, over all mqueues.
     unread: u32,
-    pub(crate) drives: Vec<Drive>,
+    pub(crate) accelerators: Vec<AcceleratorShare>,
     pub(crate) clients: Vec<ClientMqueue>,
     pub(crate) backends: Vec<BackendPool>,
     /// Server mqueues that are full this turn.
@@ -191,11 +191,11 @@ pub(crate) struct Lane {
     pub(crate) other_credit: Vec<u32>,
     /// The service is about to leave: it gets no new requests.
     pub(crate) leaving: Option<Leaving>,
-    /// Why it takes nothing in for now: an accelerator of it begins a new life.
-    pub(crate) holds: Vec<Hold>,
+    /// Why it takes nothing in for now: an accelerator of it begins a new generation.
+    pub(crate) pauses: Vec<Pause>,
 }
 
-impl Lane {
+impl ServiceShare {
     /// Its backend connections have no names yet.
     pub(crate) fn new(
         service: &Service,
@@ -207,17 +207,21 @@ impl Lane {
         let queue_ns_max = service.queue_us_max * 1000;
         let mut mqueues = Vec::new();
         let mut clients = Vec::new();
-        let mut drives = Vec::new();
+        let mut accelerators = Vec::new();
         let mut loads = Vec::new();
         for (number, attachment) in attachments.into_iter().enumerate() {
             let present = attachment.blocks.present();
             let load = if present { Load::default() } else { Load::absent() };
             loads.extend(attachment.ends.iter().map(|_| load));
             let write_ahead = write_ahead(&*attachment.blocks);
-            drives.push(Drive {
+            accelerators.push(AcceleratorShare {
                 blocks: attachment.blocks,
-                rang: Vec::with_capacity(attachment.ends.len() * (1 + service.backends.len())),
-                touched: Vec::with_capacity(attachment.ends.len() * (1 + service.backends.len())),
+                rx_pending: Vec::with_capacity(
+                    attachment.ends.len() * (1 + service.backends.len()),
+                ),
+                tx_pending: Vec::with_capacity(
+                    attachment.ends.len() * (1 + service.backends.len()),
+                ),
                 first: mqueues.len() as u32,
             });
             for ends in attachment.ends {
@@ -236,7 +240,7 @@ impl Lane {
                     rx: ends.server.0,
                     tx: ends.server.1,
                     arrivals: vec![0; waits].into_boxed_slice(),
-                    followed: NOBODY,
+                    sampled: NO_TOKEN,
                     gathered_ns: 0,
                     left: 0,
                 });
@@ -266,10 +270,10 @@ impl Lane {
             workers,
             per_block: 1 + service.backends.len() as u32,
             counters,
-            follower: Follower::new(observed),
+            sampler: Sampler::new(observed),
             sessions: Sessions::new(capacity, 1),
             dispatcher: Dispatcher::new(service.dispatch, owner, worker),
-            living: living(&loads),
+            alive: alive(&loads),
             unread: 0,
             loads,
             full: Vec::with_capacity(mqueues.len()),
@@ -278,12 +282,12 @@ impl Lane {
             retried: Vec::with_capacity(mqueues.len()),
             retried_clients: Vec::with_capacity(clients.len()),
             mqueues,
-            drives,
+            accelerators,
             clients,
             backends,
             other_credit: vec![0; workers as usize],
             leaving: None,
-            holds: Vec::new(),
+            pauses: Vec::new(),
         }
     }
 
@@ -350,15 +354,15 @@ impl Lane {
         }
         load.outstanding += 1;
         self.unread += u32::from(self.replies == Replies::None);
-        if !load.rang {
-            load.rang = true;
-            let drive = &mut self.drives[mqueue.attachment as usize];
-            drive.rang.push(mqueue.block * self.per_block);
+        if !load.rx_pending {
+            load.rx_pending = true;
+            let drive = &mut self.accelerators[mqueue.attachment as usize];
+            drive.rx_pending.push(mqueue.block * self.per_block);
         }
         self.counters.accepted.one();
-        if self.follower.is_due() {
+        if self.sampler.is_due() {
             let token = (self.replies == Replies::One).then_some(token);
-            self.follow(number, token, arrival.received_ns);
+            self.sample(number, token, arrival.received_ns);
         }
         Ok(())
     }
@@ -397,7 +401,7 @@ impl Lane {
     ) -> Option<Refusal> {
         match reason {
             DropReason::NoCredit if self.loads[mqueue as usize].is_full_for(len) => None,
-            DropReason::NoCredit => Some(Refusal::Hold(reason)),
+            DropReason::NoCredit => Some(Refusal::Retry(reason)),
             _ => {
                 let corrupt = reason == DropReason::MqueueDead;
                 self.mqueues[mqueue as usize].tx_corrupt |= corrupt;
@@ -443,33 +447,33 @@ impl Lane {
         for mqueue in self.full.drain(..) {
             self.loads[mqueue as usize].full_from = NOT_FULL;
         }
-        for drive in &mut self.drives {
-            for region_mqueue in &drive.rang {
+        for drive in &mut self.accelerators {
+            for region_mqueue in &drive.rx_pending {
                 let local = (region_mqueue / self.per_block / self.workers + drive.first) as usize;
                 if region_mqueue % self.per_block == 0 {
                     self.mqueues[local].rx.publish();
-                    self.loads[local].rang = false;
+                    self.loads[local].rx_pending = false;
                 } else {
                     let backends = (self.per_block - 1) as usize;
                     let client = local * backends + (region_mqueue % self.per_block) as usize - 1;
                     self.clients[client].publish();
                 }
             }
-            drive.touched.clear();
-            drive.blocks.drive(now_ns, &drive.rang, &mut drive.touched);
-            drive.rang.clear();
+            drive.tx_pending.clear();
+            drive.blocks.drive(now_ns, &drive.rx_pending, &mut drive.tx_pending);
+            drive.rx_pending.clear();
         }
     }
 
     /// An answer was committed to a client mqueue's RX ring: its block must hear of it.
     pub(crate) fn ring_client(&mut self, client: u32) {
         let entry = &mut self.clients[client as usize];
-        if entry.rang() {
+        if entry.rx_pending() {
             return;
         }
         let mqueue = &self.mqueues[entry.server as usize];
         let region_mqueue = mqueue.block * self.per_block + 1 + u32::from(entry.backend);
-        self.drives[mqueue.attachment as usize].rang.push(region_mqueue);
+        self.accelerators[mqueue.attachment as usize].rx_pending.push(region_mqueue);
     }
 
     /// How many messages the head of a server mqueue's TX ring shows, as a hostile accelerator tells it, too.
@@ -481,11 +485,11 @@ impl Lane {
     /// The same of the next [`LOOKS`] that [`Self::drive`] found touched. Heads lie densely, and an accelerator that
     /// writes one of a line takes the line away: read one by one between messages, each would be a miss.
     #[inline]
-    pub(crate) fn read_heads(&self, drive: usize, first: usize) -> [u64; LOOKS] {
-        let mut shown = [0; LOOKS];
-        let count = self.drives[drive].touched.len();
+    pub(crate) fn read_heads(&self, drive: usize, first: usize) -> [u64; HEADS_READ] {
+        let mut shown = [0; HEADS_READ];
+        let count = self.accelerators[drive].tx_pending.len();
         for (index, shown) in (first..count).zip(&mut shown) {
-            if let Touched::Server(mqueue) = self.touched(drive, index) {
+            if let TxPending::Server(mqueue) = self.tx_pending(drive, index) {
                 *shown = self.shown(mqueue);
             }
         }
@@ -496,13 +500,13 @@ impl Lane {
     #[inline]
     pub(crate) fn fetch_ahead(&self, drive: usize, index: usize) {
         const AHEAD: usize = 8;
-        let Drive { touched, blocks, .. } = &self.drives[drive];
+        let AcceleratorShare { tx_pending, blocks, .. } = &self.accelerators[drive];
         if !blocks.elsewhere() {
             return;
         }
         let from = if index == 0 { 1 } else { index + AHEAD };
-        for ahead in from..touched.len().min(index + AHEAD + 1) {
-            if let Touched::Server(mqueue) = self.touched(drive, ahead) {
+        for ahead in from..tx_pending.len().min(index + AHEAD + 1) {
+            if let TxPending::Server(mqueue) = self.tx_pending(drive, ahead) {
                 self.fetch(mqueue, 0);
             }
         }
@@ -513,7 +517,7 @@ impl Lane {
     pub(crate) fn fetch_more(&self, mqueue: u32, shown: u64) -> u64 {
         const AHEAD: u64 = 8;
         let entry = &self.mqueues[mqueue as usize];
-        if !self.drives[usize::from(entry.attachment)].blocks.elsewhere() {
+        if !self.accelerators[usize::from(entry.attachment)].blocks.elsewhere() {
             return u64::MAX;
         }
         for ahead in 1..shown.min(AHEAD) {
@@ -529,14 +533,14 @@ impl Lane {
         self.mqueues[mqueue as usize].tx.prefetch_at(ahead, SHORT_BYTES);
     }
 
-    /// Lane numbers of what [`Self::drive`] found touched: (server mqueue, or client mqueue).
-    pub(crate) fn touched(&self, drive: usize, index: usize) -> Touched {
-        let drive = &self.drives[drive];
-        let region_mqueue = drive.touched[index];
+    /// ServiceShare numbers of what [`Self::drive`] found touched: (server mqueue, or client mqueue).
+    pub(crate) fn tx_pending(&self, drive: usize, index: usize) -> TxPending {
+        let drive = &self.accelerators[drive];
+        let region_mqueue = drive.tx_pending[index];
         let server = region_mqueue / self.per_block / self.workers + drive.first;
         match region_mqueue % self.per_block {
-            0 => Touched::Server(server),
-            client => Touched::Client(server * (self.per_block - 1) + client - 1),
+            0 => TxPending::Server(server),
+            client => TxPending::Client(server * (self.per_block - 1) + client - 1),
         }
     }
 
@@ -583,7 +587,7 @@ impl Lane {
     }
 
     /// An mqueue can no longer be used. The caller ends its requests.
-    pub(crate) fn kill(&mut self, mqueue: u32) -> bool {
+    pub(crate) fn mark_dead(&mut self, mqueue: u32) -> bool {
         let was = std::mem::replace(&mut self.loads[mqueue as usize].alive, false);
         self.count_living();
         was
@@ -591,31 +595,31 @@ impl Lane {
 
     /// The mqueues of one accelerator.
     pub(crate) fn mqueues_of(&self, accelerator: usize) -> Range<u32> {
-        let next = self.drives.get(accelerator + 1).map(|drive| drive.first);
-        self.drives[accelerator].first..next.unwrap_or(self.mqueues.len() as u32)
+        let next = self.accelerators.get(accelerator + 1).map(|drive| drive.first);
+        self.accelerators[accelerator].first..next.unwrap_or(self.mqueues.len() as u32)
     }
 
-    /// Nobody runs the accelerator's blocks any more. Its requests have been ended, so nothing of this life
+    /// Nobody runs the accelerator's blocks any more. Its requests have been ended, so nothing of this generation
     /// is under way, and what its mqueues ask of backends finds nobody.
-    pub(crate) fn retire<N: Nic>(&mut self, accelerator: usize, nic: &mut N) {
+    pub(crate) fn detach_accelerator<N: Nic>(&mut self, accelerator: usize, nic: &mut N) {
         let mqueues = self.mqueues_of(accelerator);
         for mqueue in mqueues.clone() {
             self.loads[mqueue as usize] = Load::absent();
         }
         self.count_living();
-        self.drives[accelerator].rang.clear();
-        self.unfollow_ended();
-        self.abandon_clients_of(mqueues, nic);
+        self.accelerators[accelerator].rx_pending.clear();
+        self.unsample_ended();
+        self.drop_backend_requests_of(mqueues, nic);
     }
 
     /// What the blocks of these mqueues ask of backends finds nobody, and what they still want to ask nobody takes.
-    pub(crate) fn abandon_clients_of<N: Nic>(&mut self, mqueues: Range<u32>, nic: &mut N) {
+    pub(crate) fn drop_backend_requests_of<N: Nic>(&mut self, mqueues: Range<u32>, nic: &mut N) {
         let backends = self.per_block - 1;
-        self.abandon_clients(nic, mqueues.start * backends..mqueues.end * backends);
+        self.drop_backend_requests(nic, mqueues.start * backends..mqueues.end * backends);
     }
 
-    /// The rings of an accelerator's next life take the place of those of the last one.
-    pub(crate) fn renew(&mut self, accelerator: usize, attachment: Attachment) {
+    /// The rings of an accelerator's next generation take the place of those of the last one.
+    pub(crate) fn replace_rings(&mut self, accelerator: usize, attachment: Attachment) {
         let mqueues = self.mqueues_of(accelerator);
         let backends = self.per_block - 1;
         let Attachment { blocks, ends } = attachment;
@@ -629,16 +633,16 @@ impl Lane {
             (entry.rx, entry.tx) = ends.server;
             entry.left = 0;
             for (client, (rx, tx)) in (mqueue * backends..).zip(ends.clients) {
-                self.clients[client as usize].renew(rx, tx);
+                self.clients[client as usize].replace_rings(rx, tx);
             }
         }
-        let drive = &mut self.drives[accelerator];
+        let drive = &mut self.accelerators[accelerator];
         drive.blocks = blocks;
-        drive.rang.clear();
+        drive.rx_pending.clear();
     }
 
     /// The blocks of an accelerator run: its mqueues take requests.
-    pub(crate) fn revive(&mut self, accelerator: usize) {
+    pub(crate) fn mark_present(&mut self, accelerator: usize) {
         self.dispatcher.set_absent_reason(DropReason::NoAccelerator);
         for mqueue in self.mqueues_of(accelerator) {
             self.loads[mqueue as usize] = Load::default();
@@ -647,7 +651,7 @@ impl Lane {
     }
 
     fn count_living(&mut self) {
-        self.living = living(&self.loads);
+        self.alive = alive(&self.loads);
         if self.replies == Replies::None {
             self.unread = self.outstanding_by_mqueue().sum();
         }
@@ -660,7 +664,7 @@ impl Lane {
 
     /// Gives up the requests of a reply-less service's mqueue that its kernel has not read; if it reads them
     /// later, that counts no more.
-    pub(crate) fn abandon_unread(&mut self, mqueue: u32) -> u64 {
+    pub(crate) fn drop_unread(&mut self, mqueue: u32) -> u64 {
         let entry = &mut self.mqueues[mqueue as usize];
         entry.consumed = entry.rx.committed();
         let unread = std::mem::take(&mut self.loads[mqueue as usize].outstanding);
@@ -668,7 +672,7 @@ impl Lane {
         u64::from(unread)
     }
 
-    /// Requests under way on this lane's mqueues.
+    /// Requests under way on this service share's mqueues.
     pub(crate) fn under_way(&self) -> u64 {
         match self.replies {
             Replies::One => self.sessions.live().into(),
@@ -681,29 +685,29 @@ impl Lane {
         self.loads.iter().map(|load| load.outstanding)
     }
 
-    /// Requests that this lane's mqueues still take together.
+    /// Requests that this service share's mqueues still take together.
     pub(crate) fn free_credit(&self) -> u32 {
         let alive = self.loads.iter().filter(|load| load.alive);
         alive.map(|load| self.slots.saturating_sub(load.outstanding)).sum()
     }
 }
 
-/// See [`Lane::touched`].
+/// See [`ServiceShare::touched`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Touched {
+pub(crate) enum TxPending {
     /// A server mqueue.
     Server(u32),
     /// A client mqueue.
     Client(u32),
 }
 
-/// The dispatcher's view of a lane, without the dispatcher itself.
+/// The dispatcher's view of a service share, without the dispatcher itself.
 pub(crate) struct Credits<'a> {
     loads: &'a [Load],
-    /// Requests under way on the lane's mqueues, as far as they are counted without a look at each, and mqueues of it that
+    /// Requests under way on the service share's mqueues, as far as they are counted without a look at each, and mqueues of it that
     /// live.
     issued: u32,
-    living: u32,
+    alive: u32,
     slots: u32,
     /// Bytes of the message to dispatch.
     len: usize,
@@ -740,12 +744,12 @@ impl Credit for Credits<'_> {
 
     #[inline]
     fn share(&self) -> u32 {
-        self.issued / self.living.max(1) + 1
+        self.issued / self.alive.max(1) + 1
     }
 
     #[inline]
     fn is_spent(&self) -> bool {
-        u64::from(self.issued) >= u64::from(self.living) * u64::from(self.slots)
+        u64::from(self.issued) >= u64::from(self.alive) * u64::from(self.slots)
     }
 
     #[inline]
@@ -755,13 +759,13 @@ impl Credit for Credits<'_> {
     }
 }
 
-impl Lane {
-    /// Splits the lane into its dispatcher and what that looks at.
+impl ServiceShare {
+    /// Splits the service share into its dispatcher and what that looks at.
     #[inline(always)]
     fn dispatch(&mut self, len: usize) -> (&mut Dispatcher, Credits<'_>) {
         let (loads, other_credit) = (&self.loads[..], &self.other_credit[..]);
-        let (issued, living) = (self.sessions.live() + self.unread, self.living);
-        let credits = Credits { loads, issued, living, slots: self.slots, len, other_credit };
+        let (issued, alive) = (self.sessions.live() + self.unread, self.alive);
+        let credits = Credits { loads, issued, alive, slots: self.slots, len, other_credit };
         (&mut self.dispatcher, credits)
     }
 

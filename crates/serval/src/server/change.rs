@@ -27,7 +27,7 @@ use std::time::Duration;
 use engine::accelerator::StartError;
 use engine::metrics::{AcceleratorLives, Metrics, ServiceMetrics};
 use engine::topology::{AcceleratorKind, Launch, Listen, Service, Topology};
-use engine::{Farewell, Leave, Remains, Seat, Switch, Worker};
+use engine::{Detached, DrainBarrier, Leave, ServiceInstall, Switch, Worker};
 use sys::{OpenPort, PortSpec, SocketOptions};
 use wire::DropReason;
 use wire::nic::{Nic, PortIndex};
@@ -153,10 +153,10 @@ pub(super) fn places(
 
 /// What the control side wants of one worker.
 enum Order {
-    Seat(Box<Seat<OpenPort>>, Sender<Result<(), StartError>>),
+    Install(Box<ServiceInstall<OpenPort>>, Sender<Result<(), StartError>>),
     Switch(Arc<Switch>, Sender<()>),
     Expire(u16),
-    Release(u16, Sender<Remains>),
+    Release(u16, Sender<Detached>),
 }
 
 /// Orders on their way to one worker.
@@ -189,8 +189,8 @@ impl Inbox {
         // Whoever ordered may have lost its patience: then nobody needs the answer.
         for order in orders {
             match order {
-                Order::Seat(seat, answer) => {
-                    let _ = answer.send(worker.seat(*seat));
+                Order::Install(seat, answer) => {
+                    let _ = answer.send(worker.install(*seat));
                 }
                 Order::Switch(switch, answer) => {
                     worker.switch(&switch);
@@ -211,7 +211,7 @@ struct Prepared {
     index: usize,
     place: Place,
     /// By worker.
-    seats: Vec<Seat<OpenPort>>,
+    installs: Vec<ServiceInstall<OpenPort>>,
     /// Ports taken over from its former version.
     kept: Vec<PortIndex>,
     /// Runtimes that start before the switch, …
@@ -225,7 +225,7 @@ struct Leaver {
     name: String,
     slot: u16,
     metrics: Arc<ServiceMetrics>,
-    farewell: Farewell,
+    barrier: DrainBarrier,
     dropped_before: u64,
     /// Ports that no successor keeps.
     stopped: Vec<PortIndex>,
@@ -393,16 +393,19 @@ impl Server {
             before.is_some_and(|before| seat.post.replaces(&self.topology, before))
         };
         let (after, beside) = attached.seats.into_iter().partition(replaces);
-        let mut seats = Seat::for_workers(slot, service, &metrics, attached.of_workers);
+        let mut installs =
+            ServiceInstall::for_workers(slot, service, &metrics, attached.of_workers);
         if !Vec::is_empty(&after) {
-            seats.iter_mut().for_each(Seat::set_reconfiguring);
+            installs.iter_mut().for_each(ServiceInstall::set_reconfiguring);
         }
         let drain_ns = wanted.engine.drain_ms * 1_000_000;
         for start in after.iter().filter(|start| is_held_for(start)) {
-            seats.iter_mut().for_each(|seat| seat.hold(start.post.place as u16, drain_ns));
+            installs
+                .iter_mut()
+                .for_each(|install| install.pause(start.post.place as u16, drain_ns));
         }
         for (port, of_workers) in opened {
-            for (seat, open) in seats.iter_mut().zip(of_workers) {
+            for (seat, open) in installs.iter_mut().zip(of_workers) {
                 let listen = (service.listen[port].transport, open.address());
                 seat.add_port(ports[port].0, listen, &wanted.limits, open);
             }
@@ -410,7 +413,7 @@ impl Server {
         let old = before.map_or(&[][..], |before| &self.places[before].ports);
         let kept = ports.iter().map(|p| p.0).filter(|p| old.iter().any(|(o, _)| o == p)).collect();
         let place = Place { slot, ports, metrics, lives, files };
-        Ok(Prepared { index, place, seats, kept, beside, after })
+        Ok(Prepared { index, place, installs, kept, beside, after })
     }
 
     /// The ports of a service, and those of them that had to be opened: place in `listen`, one for each
@@ -447,17 +450,17 @@ impl Server {
         Ok((ports, opened))
     }
 
-    /// Every worker takes its seats.
+    /// Every worker takes its installs.
     fn seat_all(
         &mut self,
         wanted: &Topology,
         prepared: &mut [Prepared],
     ) -> Result<(), ChangeError> {
         let patience = self.patience.obeyed;
-        for Prepared { index, seats, .. } in prepared {
+        for Prepared { index, installs, .. } in prepared {
             let (answer, answers) = mpsc::channel();
-            for (inbox, seat) in self.inboxes.iter().zip(std::mem::take(seats)) {
-                inbox.put(Order::Seat(Box::new(seat), answer.clone()));
+            for (inbox, seat) in self.inboxes.iter().zip(std::mem::take(installs)) {
+                inbox.put(Order::Install(Box::new(seat), answer.clone()));
             }
             drop(answer);
             self.fabric.wake_all();
@@ -478,12 +481,12 @@ impl Server {
         prepared: &mut [Prepared],
         give_up: &dyn Fn() -> bool,
     ) -> Result<(), ChangeError> {
-        let seats: Vec<_> = prepared.iter_mut().flat_map(|p| p.beside.drain(..)).collect();
+        let installs: Vec<_> = prepared.iter_mut().flat_map(|p| p.beside.drain(..)).collect();
         let waits = prepared.iter().any(|p| !p.after.is_empty());
-        if seats.is_empty() && !waits && doors.is_empty() {
+        if installs.is_empty() && !waits && doors.is_empty() {
             return Ok(());
         }
-        let awaited = self.runtimes()?.seat(seats, false);
+        let awaited = self.runtimes()?.seat(installs, false);
         Ok(awaited.wait(&mut || give_up()).map_err(ServerError::from)?)
     }
 
@@ -590,13 +593,13 @@ impl Server {
                 _ => (false, false),
             };
             let next = successor.as_ref().map(|new| new.place.slot);
-            let farewell = Farewell::default();
+            let barrier = DrainBarrier::default();
             switch.leave.push(Leave {
                 slot: place.slot,
                 successor: next.filter(|_| keeps.0),
-                memory_successor: next.filter(|_| keeps.1),
-                parting: held.map_or(Vec::new(), |held| held.going(place.slot)),
-                farewell: farewell.clone(),
+                shm_successor: next.filter(|_| keeps.1),
+                departing: held.map_or(Vec::new(), |held| held.going(place.slot)),
+                barrier: barrier.clone(),
             });
             let dropped_before = place.metrics.snapshot().dropped(DropReason::DrainTimeout);
             let (slot, metrics) = (place.slot, place.metrics);
@@ -605,7 +608,7 @@ impl Server {
                 name,
                 slot,
                 metrics,
-                farewell,
+                barrier,
                 dropped_before,
                 stopped,
                 gpus,

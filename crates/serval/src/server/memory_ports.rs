@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use engine::topology::{Limits, Replies, Service, Topology};
-use engine::{Fabric, MemoryClient, MemoryPeer};
+use engine::{Fabric, ShmClient, ShmPeer};
 use mqueue::abi::ABI_VERSION;
 use mqueue::{MappedMemory, Region};
 use sys::local::{Bell, BellPull, LocalError, LocalListener, LocalSocket, wait_readable};
@@ -218,7 +218,7 @@ struct Peer {
     bell: BellPull,
 }
 
-impl MemoryPeer for Peer {
+impl ShmPeer for Peer {
     fn wake(&self) {
         self.bell.ring();
     }
@@ -391,7 +391,7 @@ impl Desk {
         // The worker first: it serves whatever the client does as soon as it has its answer.
         self.fabric.admit(
             worker,
-            MemoryClient {
+            ShmClient {
                 id: self.ids,
                 service: slot,
                 depth,

@@ -2,7 +2,7 @@
 //! runtimes or lets them attach, watches them, and gives their place to the next one when they end.
 //!
 //! A *seat* is the place of one runtime: one accelerator of one service. It always has the region of
-//! the life that runs or comes next; what workers have to know of it they are told as [`LifeNews`].
+//! the life that runs or comes next; what workers have to know of it they are told as [`RuntimeEvent`].
 //! Messages of the conversation are [`wire::attach`]'s.
 //!
 //! ```text
@@ -47,7 +47,7 @@ use std::time::{Duration, Instant};
 
 use engine::metrics::AcceleratorLives;
 use engine::topology::{AcceleratorKind, Launch, Service, Topology};
-use engine::{Fabric, LifeNews};
+use engine::{Fabric, RuntimeEvent};
 use mqueue::abi::{state, stop};
 use sys::SharedMemory;
 use sys::local::{Bell, LocalError, LocalListener, wait_readable};
@@ -605,7 +605,7 @@ impl Desk {
         seat.post.told.begin(seat.generation);
         let (service, accelerator) = (seat.post.slot, seat.post.place as u16);
         for worker in 0..fabric.workers() as u16 {
-            fabric.tell_life(worker, LifeNews::Began { service, accelerator });
+            fabric.post_runtime_event(worker, RuntimeEvent::Started { service, accelerator });
         }
         let AcceleratorLives { service, accelerator, .. } = &*seat.post.told;
         tracing::info!(service, accelerator, generation = seat.generation, "a runtime serves");
@@ -634,7 +634,10 @@ impl Desk {
             lasted = since.elapsed();
             let reason = ending.reason;
             for worker in 0..fabric.workers() as u16 {
-                fabric.tell_life(worker, LifeNews::Ended { service, accelerator, reason });
+                fabric.post_runtime_event(
+                    worker,
+                    RuntimeEvent::Ended { service, accelerator, reason },
+                );
             }
         }
         seat.post.told.end(seat.generation, ending.word);
@@ -696,8 +699,8 @@ impl Desk {
                 }
                 let (service, accelerator) = (seat.post.slot, seat.post.place as u16);
                 for (worker, attachment) in shares.into_iter().enumerate() {
-                    let news = LifeNews::Next { service, accelerator, attachment };
-                    fabric.tell_life(worker as u16, news);
+                    let news = RuntimeEvent::RingsReplaced { service, accelerator, attachment };
+                    fabric.post_runtime_event(worker as u16, news);
                 }
             }
             Err(error) => {

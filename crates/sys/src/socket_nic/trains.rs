@@ -12,7 +12,7 @@
 //!
 //! *What stays behind.* A busy engine is in no hurry with a short train whose client is owed more replies: they will come
 //! while others are sent, and leave with it. So the short trains of a patient batch ([`TxBatch::is_patient`]) whose last
-//! departure says that [more](Departure::more) follows stay for the next call, and the client, which answers a train with
+//! departure says that [more](TxDatagram::more) follows stay for the next call, and the client, which answers a train with
 //! a train, sends longer ones too; the engine says when that ends. A train that nothing can join any more leaves, or what
 //! comes behind it would overtake it. Where there are hardly two destinations everything leaves.
 //!
@@ -20,7 +20,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use wire::nic::{Departure, UDP_PAYLOAD_MAX};
+use wire::nic::{TxDatagram, UDP_PAYLOAD_MAX};
 
 /// Segments the host kernel takes in one train (UDP_MAX_SEGMENTS of its first version).
 pub(super) const SEGMENTS_MAX: usize = 64;
@@ -51,7 +51,7 @@ pub(super) struct Train {
 impl Train {
     /// A train that begins with `departure`, at position `first`. Segments of more than
     /// `segment_bytes_max` bytes, and empty ones, travel alone.
-    fn begin(first: usize, departure: &Departure, segment_bytes_max: u32) -> Self {
+    fn begin(first: usize, departure: &TxDatagram, segment_bytes_max: u32) -> Self {
         let len = departure.len;
         let segment = if len > segment_bytes_max { 0 } else { len };
         Self { first: first as u16, count: 1, segment, bytes: len, more: departure.more }
@@ -59,7 +59,7 @@ impl Train {
 
     /// Adds a departure to the same destination behind the others, if the host kernel cuts the train up
     /// as it was put together: all segments are of one length but the last, which may be shorter.
-    fn take(&mut self, departure: &Departure) -> bool {
+    fn take(&mut self, departure: &TxDatagram) -> bool {
         let len = departure.len;
         let fits = (1..=self.segment).contains(&len)
             && usize::from(self.count) < SEGMENTS_MAX
@@ -86,7 +86,7 @@ impl Train {
     }
 }
 
-fn same_destination(a: &Departure, b: &Departure) -> bool {
+fn same_destination(a: &TxDatagram, b: &TxDatagram) -> bool {
     (a.peer == b.peer || mutants::on("train_to_one")) && a.local == b.local
 }
 
@@ -102,16 +102,16 @@ fn spread(peer: SocketAddr) -> usize {
 }
 
 /// Whether a destination may come again after another.
-fn is_mixed(waiting: &[Departure]) -> bool {
-    let change = |pair: &&[Departure]| !same_destination(&pair[0], &pair[1]);
+fn is_mixed(waiting: &[TxDatagram]) -> bool {
+    let change = |pair: &&[TxDatagram]| !same_destination(&pair[0], &pair[1]);
     waiting.windows(2).filter(change).nth(1).is_some()
 }
 
 /// How many departures at the front of `waiting` can leave as one train.
-pub(super) fn front_train(waiting: &[Departure], segment_bytes_max: u32) -> usize {
+pub(super) fn front_train(waiting: &[TxDatagram], segment_bytes_max: u32) -> usize {
     let first = &waiting[0];
     let mut train = Train::begin(0, first, segment_bytes_max);
-    let joins = |next: &&Departure| same_destination(first, next) && train.take(next);
+    let joins = |next: &&TxDatagram| same_destination(first, next) && train.take(next);
     1 + waiting[1..].iter().take_while(joins).count()
 }
 
@@ -122,7 +122,7 @@ pub(super) struct Trains {
     places: Box<[u16; PLACES]>,
     /// The train of each departure.
     train_of: Vec<u16>,
-    arranged: Vec<Departure>,
+    arranged: Vec<TxDatagram>,
 }
 
 impl Trains {
@@ -139,7 +139,7 @@ impl Trains {
     /// that may wait for more end up behind all others; returns how many these are.
     pub(super) fn arrange(
         &mut self,
-        waiting: &mut [Departure],
+        waiting: &mut [TxDatagram],
         segment_bytes_max: u32,
         patient: bool,
     ) -> usize {
@@ -159,7 +159,7 @@ impl Trains {
     }
 
     /// Finds a train for each departure. Returns whether one belongs somewhere else than where it is.
-    fn sort_into_trains(&mut self, window: &[Departure], segment_bytes_max: u32) -> bool {
+    fn sort_into_trains(&mut self, window: &[TxDatagram], segment_bytes_max: u32) -> bool {
         self.trains.clear();
         self.train_of.clear();
         self.places.fill(NONE);
@@ -191,7 +191,7 @@ impl Trains {
     }
 
     /// The place of a departure's destination: where it is known, or one that is free or is now made so.
-    fn place_for(&mut self, window: &[Departure], departure: &Departure) -> usize {
+    fn place_for(&mut self, window: &[TxDatagram], departure: &TxDatagram) -> usize {
         let home = spread(departure.peer);
         for look in 0..LOOKS {
             let place = (home + look) % PLACES;
@@ -209,7 +209,7 @@ impl Trains {
     }
 
     /// A counting sort by train, which keeps the order within one; those that wait come last if the batch is `patient`.
-    fn move_to_trains(&mut self, window: &mut [Departure], patient: bool) {
+    fn move_to_trains(&mut self, window: &mut [TxDatagram], patient: bool) {
         let mut end = 0;
         for waits in [false, true] {
             let of_these = |train: &&mut Train| (patient && train.may_wait()) == waits;
@@ -237,11 +237,11 @@ mod tests {
     use super::*;
 
     /// Departures by client, source and length; each has an offset of its own.
-    fn departures(of: &[(u16, u8, u32)]) -> Vec<Departure> {
+    fn departures(of: &[(u16, u8, u32)]) -> Vec<TxDatagram> {
         let mut offset = 0;
         let mut departure = |&(client, source, len): &(u16, u8, u32)| {
             offset += len + 1;
-            Departure {
+            TxDatagram {
                 peer: ([127, 0, 0, 1], 1 + client).into(),
                 local: (source > 0).then_some([127, 0, 0, source].into()),
                 offset,
@@ -254,19 +254,19 @@ mod tests {
 
     type Place = (std::net::SocketAddr, Option<std::net::IpAddr>);
 
-    fn place(departure: &Departure) -> Place {
+    fn place(departure: &TxDatagram) -> Place {
         (departure.peer, departure.local)
     }
 
     /// Where each goes, by destination, in each one's order.
-    fn by_client(departures: &[Departure]) -> Vec<(Place, u32)> {
+    fn by_client(departures: &[TxDatagram]) -> Vec<(Place, u32)> {
         let mut sorted: Vec<_> = departures.iter().map(|d| (place(d), d.offset)).collect();
         sorted.sort_by_key(|(to, _)| *to);
         sorted
     }
 
     /// The departures as trains of (destination, offsets, lengths).
-    fn cut(mut waiting: &[Departure], segment_max: u32) -> Vec<(Place, Vec<u32>, Vec<u32>)> {
+    fn cut(mut waiting: &[TxDatagram], segment_max: u32) -> Vec<(Place, Vec<u32>, Vec<u32>)> {
         let mut trains = Vec::new();
         while !waiting.is_empty() {
             let (train, rest) = waiting.split_at(front_train(waiting, segment_max));
@@ -280,7 +280,7 @@ mod tests {
 
     /// What the arrangement must come to where no destination is forgotten: each departure joins the
     /// last train of its destination if the rules let it, else it begins one.
-    fn model(waiting: &[Departure], segment_max: u32) -> Vec<(Place, Vec<u32>, Vec<u32>)> {
+    fn model(waiting: &[TxDatagram], segment_max: u32) -> Vec<(Place, Vec<u32>, Vec<u32>)> {
         let mut trains: Vec<(Place, Vec<u32>, Vec<u32>)> = Vec::new();
         for departure in waiting {
             let last = trains.iter_mut().rev().find(|(to, ..)| *to == place(departure));
@@ -387,9 +387,9 @@ mod tests {
             let mut after = before.clone();
             Trains::new().arrange(&mut after, 65_507, false);
             prop_assert_eq!(by_client(&after), by_client(&before));
-            let firsts = |departures: &[Departure]| {
+            let firsts = |departures: &[TxDatagram]| {
                 let mut seen = std::collections::HashSet::new();
-                let first = |d: &&Departure| seen.insert(d.peer);
+                let first = |d: &&TxDatagram| seen.insert(d.peer);
                 departures.iter().filter(first).map(|d| d.offset).collect::<Vec<_>>()
             };
             prop_assert_eq!(firsts(&after), firsts(&before));

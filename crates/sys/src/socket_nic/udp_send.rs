@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 use libc::{c_int, iovec, mmsghdr};
-use wire::nic::{Departure, SendOutcome, TxBatch, UDP_PAYLOAD_MAX};
+use wire::nic::{SendOutcome, TxBatch, TxDatagram, UDP_PAYLOAD_MAX};
 
 use super::address::{RawAddress, in_addr, in6_addr};
 use super::trains::{SEGMENTS_MAX, Trains, front_train};
@@ -194,11 +194,11 @@ impl Sender {
 
     /// Names the payload of a train, from piece `at` on: one piece for what lies together. Returns
     /// the piece behind the last.
-    fn name_pieces(&mut self, mut at: usize, batch: &TxBatch, train: &[Departure]) -> usize {
+    fn name_pieces(&mut self, mut at: usize, batch: &TxBatch, train: &[TxDatagram]) -> usize {
         let mut rest = train;
         while let Some(first) = rest.first() {
             let mut end = first.offset;
-            let adjacent = |next: &&Departure| {
+            let adjacent = |next: &&TxDatagram| {
                 let adjacent = next.offset == end;
                 end += if adjacent { next.len } else { 0 };
                 adjacent
@@ -214,7 +214,7 @@ impl Sender {
     }
 
     /// Writes where a message goes and comes from, and where it is cut up.
-    fn address(&mut self, slot: usize, first: &Departure, segment: Option<u16>) {
+    fn address(&mut self, slot: usize, first: &TxDatagram, segment: Option<u16>) {
         let (peer, peer_len) = RawAddress::from_std(&first.peer);
         self.peers[slot] = peer;
         let mut control = ControlWriter { buffer: &mut self.controls[slot], used: 0 };

@@ -36,8 +36,8 @@ fn a_held_port_ends_no_sleep_until_it_is_taken_up_again() {
     let (mut nic, addresses) = open(&[udp("127.0.0.1:0"), udp("127.0.0.1:0")]);
     let mut events = Vec::new();
     let (held, other) = (udp_client(addresses[0]), udp_client(addresses[1]));
-    nic.hold_port(0, true);
-    nic.hold_port(0, true);
+    nic.pause_port(0, true);
+    nic.pause_port(0, true);
     nic.poll(0, &mut events);
     assert_eq!(events, [Event::Datagrams(1)]);
     held.send(b"waits").unwrap();
@@ -48,13 +48,13 @@ fn a_held_port_ends_no_sleep_until_it_is_taken_up_again() {
     assert_eq!(events, [Event::Datagrams(1)]);
     let (mut rx, mut tx) = (rx(), TxBatch::new(64, 1 << 20));
     assert_eq!(echo_once(&mut nic, 1, &mut rx, &mut tx), 1);
-    nic.hold_port(0, false);
-    nic.hold_port(0, false);
+    nic.pause_port(0, false);
+    nic.pause_port(0, false);
     nic.poll(LONG_NS, &mut events);
     assert_eq!(events, [Event::Datagrams(0)]);
     assert_eq!(echo_once(&mut nic, 0, &mut rx, &mut tx), 1, "nothing was lost");
     nic.stop_port(0);
-    nic.hold_port(0, false);
+    nic.pause_port(0, false);
     nic.poll(0, &mut events);
     assert_eq!(events, [Event::Datagrams(1)], "what is stopped stays stopped");
 }
@@ -63,7 +63,7 @@ fn a_held_port_ends_no_sleep_until_it_is_taken_up_again() {
 fn a_held_listener_reports_a_connection_once() {
     let (mut nic, addresses) = open(&[tcp("127.0.0.1:0")]);
     let mut events = Vec::new();
-    nic.hold_port(0, true);
+    nic.pause_port(0, true);
     let mut clients = Vec::new();
     for _ in 0..2 {
         clients.push(TcpStream::connect(addresses[0]).unwrap());
@@ -72,7 +72,7 @@ fn a_held_listener_reports_a_connection_once() {
         nic.poll(1_000_000, &mut events);
         assert_eq!(events, [], "it waits, and ends no further sleep");
     }
-    nic.hold_port(0, false);
+    nic.pause_port(0, false);
     accept_as(&mut nic, 0, 0);
     accept_as(&mut nic, 0, 1);
 }

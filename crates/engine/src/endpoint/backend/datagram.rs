@@ -18,7 +18,7 @@ use wire::framing::{Assembly, Framing, ParseState, Parsed, Piece, UDP_HEADER_BYT
 use wire::nic::{Close, Nic, Read, Transport, UDP_PAYLOAD_MAX, Written};
 
 use super::{BackendPool, ClientMqueue, Sending, refusal};
-use crate::service::share::Lane;
+use crate::service::share::ServiceShare;
 
 /// Datagrams that answer nothing, read from one socket at a time. Where late answers are recognised, all that
 /// timed out together may come together.
@@ -188,7 +188,7 @@ impl BackendPool {
     }
 }
 
-impl Lane {
+impl ServiceShare {
     /// A client mqueue's own datagram socket can be read, or failed.
     pub(crate) fn read_datagram_backend<N: Nic>(
         &mut self,

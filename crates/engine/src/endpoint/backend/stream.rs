@@ -24,7 +24,7 @@ use wire::nic::{Close, Nic, Read, StreamKey, Transport, Written};
 
 use super::{BackendPool, NO_KEY, Sending, refusal};
 use crate::endpoint::tcp::connection::forget_written;
-use crate::service::share::Lane;
+use crate::service::share::ServiceShare;
 
 const BACK_OFF_NS_MIN: u64 = 10_000_000;
 const BACK_OFF_NS_MAX: u64 = 1_000_000_000;
@@ -184,7 +184,7 @@ impl BackendConnection {
     }
 
     /// The answers to what these client mqueues asked find nobody.
-    pub(super) fn abandon(&mut self, clients: &Range<u32>) {
+    pub(super) fn drop_outstanding(&mut self, clients: &Range<u32>) {
         for place in &mut self.places {
             place.given_up |= clients.contains(&place.client);
         }
@@ -233,7 +233,7 @@ impl BackendConnection {
     }
 }
 
-impl Lane {
+impl ServiceShare {
     /// A backend connection can be read.
     pub(crate) fn read_backend<N: Nic>(
         &mut self,

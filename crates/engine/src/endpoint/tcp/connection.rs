@@ -133,7 +133,7 @@ impl Connection {
         }
     }
 
-    /// The table entry's next life: closed.
+    /// The table entry's next generation: closed.
     fn next_life(&self) -> Self {
         Self { generation: self.generation.wrapping_add(1), ..Self::closed() }
     }
@@ -476,7 +476,7 @@ impl Connections {
         self.entries.get_mut(key as usize).filter(|c| c.is_open())
     }
 
-    /// The open connection under a key, if it is still in that life.
+    /// The open connection under a key, if it is still in that generation.
     #[inline]
     pub(crate) fn in_life(&mut self, key: StreamKey, generation: u32) -> Option<&mut Connection> {
         let any = mutants::on("forget_generation");
@@ -672,7 +672,7 @@ mod tests {
         let (mut connections, mut pool, _) = open(true, window);
         let free = |pool: &Pool| (pool.owed.free.len(), pool.early.free.len(), pool.free.len());
         let before = free(&pool);
-        let holds = |c: &Connection| (c.owed.capacity(), c.early.capacity(), c.output.capacity());
+        let pauses = |c: &Connection| (c.owed.capacity(), c.early.capacity(), c.output.capacity());
         let mut keys = Vec::new();
         for _ in 0..1000 {
             let key = connections.open(0, true, window, 0);
@@ -687,7 +687,7 @@ mod tests {
                 assert_eq!((c.owed.len(), c.early.capacity()), (LIST_CAPACITY, 0));
                 let all = c.unsent().len();
                 assert_eq!(c.sent(all, &mut pool).replies, window.into());
-                assert_eq!(holds(c), (0, 0, 0));
+                assert_eq!(pauses(c), (0, 0, 0));
             });
             keys.push(key);
         }
@@ -701,7 +701,7 @@ mod tests {
                 assert!(c.owed.capacity() > 0 && c.early.capacity() > 0);
             });
             assert_eq!(connections.close(key, &mut pool), 0);
-            assert_eq!(holds(&connections.entries[key as usize]), (0, 0, 0));
+            assert_eq!(pauses(&connections.entries[key as usize]), (0, 0, 0));
         }
         assert_eq!(free(&pool), before, "an end gives back what was in use");
     }
@@ -715,7 +715,7 @@ mod tests {
         assert!(!c.may_take());
         c.settle(1, reply(1), &mut pool);
         assert_eq!(c.unsent(), [1; 3]);
-        assert!(!c.may_take(), "an unsent reply holds its place");
+        assert!(!c.may_take(), "an unsent reply pauses its place");
         c.sent(3, &mut pool);
         assert!(c.may_take());
     }

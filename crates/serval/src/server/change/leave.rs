@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use engine::metrics::ServiceMetrics;
-use engine::{Farewell, Remains};
+use engine::{Detached, DrainBarrier};
 use mqueue::abi::stop;
 use wire::DropReason;
 use wire::nic::PortIndex;
@@ -31,7 +31,7 @@ pub(in super::super) struct Burnt {
 /// Who holds it.
 enum Keeper {
     /// Workers that have not settled.
-    Unsettled(Farewell),
+    Unsettled(DrainBarrier),
     /// Workers that have not let go; whether its runtimes have ended.
     Unreleased(Releasing, bool),
     /// Runtimes or accelerator threads that did not end, which is not waited for.
@@ -40,7 +40,7 @@ enum Keeper {
 
 /// Workers that are to let go of a slot.
 struct Releasing {
-    answers: Receiver<Remains>,
+    answers: Receiver<Detached>,
     missing: usize,
 }
 
@@ -57,18 +57,18 @@ impl Releasing {
 impl Server {
     /// Waits until a service has nothing left, and lets go of it.
     pub(super) fn let_go(&mut self, leaver: Leaver, give_up: &dyn Fn() -> bool) -> Outcome {
-        let Leaver { name, slot, metrics, farewell, dropped_before, stopped, .. } = leaver;
-        let mut settled = self.wait_for(&farewell, self.drain_time(), give_up);
+        let Leaver { name, slot, metrics, barrier, dropped_before, stopped, .. } = leaver;
+        let mut settled = self.wait_for(&barrier, self.drain_time(), give_up);
         if !settled && !give_up() {
             for inbox in self.inboxes.iter() {
                 inbox.put(Order::Expire(slot));
             }
-            settled = self.wait_for(&farewell, self.patience.expired, give_up);
+            settled = self.wait_for(&barrier, self.patience.expired, give_up);
         }
         let gone = if settled {
             self.vacate(slot, &metrics, stopped, give_up)
         } else {
-            let (metrics, keeper) = (metrics.clone(), Keeper::Unsettled(farewell));
+            let (metrics, keeper) = (metrics.clone(), Keeper::Unsettled(barrier));
             self.burnt.push(Burnt { slot, metrics, ports: stopped, keeper });
             false
         };
@@ -112,7 +112,7 @@ impl Server {
         let before = self.burnt.len();
         for mut burnt in std::mem::take(&mut self.burnt) {
             let complete = match &mut burnt.keeper {
-                Keeper::Unsettled(farewell) => farewell.is_complete(self.inboxes.len()),
+                Keeper::Unsettled(barrier) => barrier.is_complete(self.inboxes.len()),
                 Keeper::Unreleased(releasing, _) => releasing.is_complete(Duration::ZERO),
                 Keeper::Running => false,
             };
@@ -148,12 +148,12 @@ impl Server {
 
     fn wait_for(
         &self,
-        farewell: &Farewell,
+        barrier: &DrainBarrier,
         patience: Duration,
         give_up: &dyn Fn() -> bool,
     ) -> bool {
         let deadline = Instant::now() + patience;
-        while !farewell.is_complete(self.inboxes.len()) {
+        while !barrier.is_complete(self.inboxes.len()) {
             if Instant::now() >= deadline || give_up() {
                 return false;
             }

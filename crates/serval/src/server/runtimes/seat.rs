@@ -13,7 +13,7 @@ use accel::process::{RemoteBlocks, RemoteLink};
 use accel::reason_name;
 use engine::metrics::AcceleratorLives;
 use engine::topology::{Accelerator, AcceleratorKind, Launch, STACK_KIB, Service, Topology};
-use engine::{Attachment, Farewell};
+use engine::{Attachment, DrainBarrier};
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
 use sys::SharedMemory;
@@ -193,7 +193,7 @@ pub(super) enum First {
 /// A life that is about to end as planned: its service takes nothing in, see `engine/src/control/pause.rs`.
 pub(super) struct Hold {
     /// Where the workers tell that all that was accepted has been answered.
-    pub(super) farewell: Farewell,
+    pub(super) barrier: DrainBarrier,
     /// It ends by then whatever is under way.
     pub(super) until: Instant,
     /// Somebody still wants it to end.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use engine::{Farewell, LifeNews};
+use engine::{DrainBarrier, RuntimeEvent};
 use wire::attach::TOGETHER_MAX;
 
 use super::seat::{Ending, First, Hold, Seat, State, warn_of_shared_gpus};
@@ -76,7 +76,7 @@ impl Desk {
             }
             let Some(hold) = &mut self.seat(*id).hold else { continue };
             hold.wanted = true;
-            quiet &= hold.farewell.is_complete(workers) || now >= hold.until;
+            quiet &= hold.barrier.is_complete(workers) || now >= hold.until;
         }
         quiet
     }
@@ -84,14 +84,17 @@ impl Desk {
     fn hold(&mut self, id: u64) {
         let (fabric, drain) = (self.fabric.clone(), self.drain);
         let seat = self.seat(id);
-        let farewell = Farewell::default();
+        let barrier = DrainBarrier::default();
         let (service, accelerator) = (seat.post.slot, seat.post.place as u16);
         let drain_ns = u64::try_from(drain.as_nanos()).unwrap_or(u64::MAX);
         for worker in 0..fabric.workers() as u16 {
-            let farewell = farewell.clone();
-            fabric.tell_life(worker, LifeNews::Held { service, accelerator, drain_ns, farewell });
+            let barrier = barrier.clone();
+            fabric.post_runtime_event(
+                worker,
+                RuntimeEvent::Paused { service, accelerator, drain_ns, barrier },
+            );
         }
-        seat.hold = Some(Hold { farewell, until: Instant::now() + drain, wanted: true });
+        seat.hold = Some(Hold { barrier, until: Instant::now() + drain, wanted: true });
         let service = &seat.post.service.name;
         tracing::info!(service, "held: its runtime begins anew for a change of others");
     }
@@ -103,7 +106,7 @@ impl Desk {
         seat.hold = None;
         let (service, accelerator) = (seat.post.slot, seat.post.place as u16);
         for worker in 0..fabric.workers() as u16 {
-            fabric.tell_life(worker, LifeNews::Freed { service, accelerator });
+            fabric.post_runtime_event(worker, RuntimeEvent::Resumed { service, accelerator });
         }
         let service = &seat.post.service.name;
         tracing::info!(service, "no longer held: its runtime goes on");
