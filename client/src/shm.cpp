@@ -328,19 +328,12 @@ bool sleep_until(serval_shm* client, uint64_t deadline_ns) {
     return files[1].revents != 0;
 }
 
-const char* const DROP_REASONS[] = {
-#define NAME(number, name) name,
-    SERVAL_DROP_REASONS(NAME)
-#undef NAME
+// The codes of the drop reasons.
+enum : uint8_t {
+#define CODE(code, name) DROP_##name = code,
+    SERVAL_DROP_REASONS(CODE)
+#undef CODE
 };
-constexpr unsigned DROP_REASON_COUNT = sizeof DROP_REASONS / sizeof *DROP_REASONS;
-
-// A reason's number; the engine has all of them.
-uint8_t reason_number(const char* name) {
-    unsigned number = 0;
-    while (number < DROP_REASON_COUNT && strcmp(DROP_REASONS[number], name) != 0) number++;
-    return static_cast<uint8_t>(number);
-}
 
 // After the end: whether there are requests that the engine has not taken, and never will.
 bool has_untaken(serval_shm* client) {
@@ -359,7 +352,7 @@ void take_untaken(serval_shm* client, serval_reply* reply) {
     reply->tag = serval::detail::load_relaxed(header + 1);
     reply->len = 0;
     reply->lost = 1;
-    reply->reason = reason_number("draining");
+    reply->reason = DROP_draining;
     client->untaken++;
     client->under_way--;
 }
@@ -495,4 +488,12 @@ void serval_shm_close(serval_shm* client) {
     free(client);
 }
 
-const char* serval_drop_reason(unsigned reason) { return reason < DROP_REASON_COUNT ? DROP_REASONS[reason] : "unknown"; }
+const char* serval_drop_reason(unsigned reason) {
+    switch (reason) {
+#define NAME(code, name) \
+    case code: return #name;
+        SERVAL_DROP_REASONS(NAME)
+#undef NAME
+    default: return "other";
+    }
+}

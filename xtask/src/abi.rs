@@ -1,17 +1,20 @@
 //! The generated files of what crosses between programs: `cargo xtask gen-abi`. The region's layout comes
-//! from `mqueue::abi`, the handshake of shared-memory ports, the attach protocol and the drop reasons from `wire`.
+//! from `mqueue::abi`, the handshake of shared-memory ports, the attach protocol and the drop reasons (for the C client
+//! and for operators) from `wire`.
 
-use crate::Findings;
 use crate::files::root;
+use crate::{Findings, drop_reasons};
 
-/// The generated files: path and content.
-fn files() -> [(&'static str, String); 4] {
-    [
+/// The generated files: path and content, or why there is none.
+fn files() -> [(&'static str, Result<String, String>); 5] {
+    let [abi, layout, handshake, attach] = [
         ("device/include/serval/abi.h", mqueue::abi::c_header()),
         ("crates/mqueue/tests/layout.snapshot", mqueue::abi::layout_table()),
         ("client/src/handshake.h", handshake_header()),
         ("attach/src/protocol.h", attach_header()),
     ]
+    .map(|(path, text)| (path, Ok(text)));
+    [abi, layout, handshake, attach, drop_reasons::page()]
 }
 
 /// The attach protocol, for the C++ attach library.
@@ -52,7 +55,7 @@ fn handshake_header() -> String {
     let text_at = Answer::Refused(String::new()).encode().len();
     let mut names = String::new();
     for reason in wire::DropReason::ALL {
-        names += &format!("    X({}, \"{}\") \\\n", *reason as u8, reason.name());
+        names += &format!("    X({}, {}) \\\n", reason.code(), reason.name());
     }
     format!(
         "/* Generated from crates/wire by `cargo xtask gen-abi`. Do not edit.\n \
@@ -72,7 +75,11 @@ fn handshake_header() -> String {
 
 /// Writes those that change: what is built from the others stays up to date.
 pub(crate) fn generate() -> Findings {
-    let write = |(path, text): (&str, String)| {
+    let write = |(path, text): (&str, Result<String, String>)| {
+        let text = match text {
+            Ok(text) => text,
+            Err(why) => return Some(why),
+        };
         if std::fs::read_to_string(root().join(path)).is_ok_and(|found| found == text) {
             return None;
         }
@@ -83,9 +90,13 @@ pub(crate) fn generate() -> Findings {
 
 /// Which of them are not what would be generated now.
 pub(crate) fn differences() -> Findings {
-    let differs = |(path, text): (&str, String)| {
+    let differs = |(path, text): (&str, Result<String, String>)| {
         let committed = std::fs::read_to_string(root().join(path)).unwrap_or_default();
-        (committed != text).then(|| format!("{path} is not up to date: run `cargo xtask gen-abi`"))
+        match text {
+            Ok(text) if text == committed => None,
+            Ok(_) => Some(format!("{path} is not up to date: run `cargo xtask gen-abi`")),
+            Err(why) => Some(why),
+        }
     };
     files().into_iter().filter_map(differs).collect()
 }

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask CHORE
 
-  gen-abi       writes the C header and the table of the region's layout
+  gen-abi       writes the C headers, the table of the region's layout and the drop reasons of docs/operations.md
   benchmarks    writes docs/benchmarks.md from the records; with --check says whether it is up to date, and
                 whether the figures in README.md and docs/gpu.md are those of their records
   configuration writes the tables of docs/configuration.md; with --check says whether they are up to date

@@ -175,7 +175,7 @@ typedef struct serval_reply {
     uint32_t len;
     /* Not 0: there is no reply, and `reason` says why. */
     uint16_t lost;
-    /* Number of the drop reason (see serval_drop_reason); 0 when not lost. */
+    /* Code of the drop reason (see serval_drop_reason); 0 when not lost. */
     uint16_t reason;
 } serval_reply;
 
@@ -210,7 +210,8 @@ SERVAL_API int serval_shm_wait(serval_shm* client, uint64_t deadline_ns);
 /* Requests whose outcome has not been received, in [0, depth]. Always 0 for a service that does not answer. */
 SERVAL_API uint32_t serval_shm_under_way(const serval_shm* client);
 
-/* The name of a drop reason as metrics and `serval drop-reasons` show it, "unknown" for a number that is none. */
+/* The name of a drop reason as metrics and `serval drop-reasons` show it, "other" for a code that this library does not know:
+ * an engine that is newer may have more reasons. Codes never change their meaning. */
 SERVAL_API const char* serval_drop_reason(unsigned reason);
 
 /* Ends the connection and frees; requests under way are answered to nobody. NULL is allowed. */

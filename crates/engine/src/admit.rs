@@ -250,7 +250,8 @@ impl<N: Nic> Worker<N> {
         let (envelope, payload) = bytes.split_at(ENVELOPE_BYTES);
         let envelope = Envelope::decode(envelope.try_into().expect("split there"));
         if header.kind == abi::kind::DROP {
-            let reason = DropReason::ALL[header.status as usize % DropReason::COUNT];
+            // Written by a worker of this process, so the code is known.
+            let reason = DropReason::from_code(header.status).unwrap_or(DropReason::MqueueDead);
             self.settle_lost(service, &envelope.origin, envelope.number, envelope.expects, reason);
         } else {
             self.services[service].counters.replies_handed_in.one();

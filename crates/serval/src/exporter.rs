@@ -28,7 +28,6 @@ use sys::time::monotonic_ns;
 use sys::{PortSpec, SocketNic, SocketOptions, Waker};
 use wire::nic::{Close, Event, Nic, Read, Transport, Written};
 
-pub(crate) use collect::scope_name;
 pub use http::REQUEST_BYTES_MAX;
 
 /// Connections at a time.

@@ -21,8 +21,8 @@ use mqueue::{Head, MappedMemory, Memory, MqueuePlan, Producer, Region, RegionPla
 use serval::client::shm::{Client, Options};
 use sys::local::{Bell, LocalListener, LocalSocket, wait_readable};
 use sys::{RegionOptions, SharedMemory};
-use wire::DropReason;
 use wire::handshake::{Answer, HELLO_BYTES, Hello, Terms};
+use wire::{DropReason, ReportedReason};
 
 /// Where the programs are: built once.
 static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -479,10 +479,16 @@ fn outcomes_are_checked_before_they_are_believed() {
     assert_eq!(said, "0: tag 7, 4 bytes, lost 0: -\n");
 
     let said = outcome("lost", |outcomes, _, _| {
-        outcomes.push(head(kind::DROP, DropReason::NoCredit as u8), b"").unwrap();
+        outcomes.push(head(kind::DROP, DropReason::NoCredit.code()), b"").unwrap();
         outcomes.publish();
     });
     assert_eq!(said, "0: tag 7, 0 bytes, lost 1: no_credit\n");
+
+    let said = outcome("new-reason", |outcomes, _, _| {
+        outcomes.push(head(kind::DROP, u8::MAX), b"").unwrap();
+        outcomes.publish();
+    });
+    assert_eq!(said, "0: tag 7, 0 bytes, lost 1: other\n", "of an engine that is newer");
 
     let said = outcome("last-words", |outcomes, _, socket| {
         outcomes.push(head(kind::MESSAGE, 0), b"bye").unwrap();
@@ -513,6 +519,24 @@ fn outcomes_are_checked_before_they_are_believed() {
         outcomes.publish();
     });
     assert!(said.starts_with("26: "), "{said}");
+}
+
+#[test]
+fn the_rust_client_reads_a_new_reason_as_another_one() {
+    let path = port("new-reason-rust");
+    let engine = impostor(&path, |socket| {
+        let (memory, mut region) = region(DEPTH);
+        let (mut outcomes, _) = region.engine_ends(0);
+        let bell = let_in(socket, memory.fd());
+        outcomes.push(head(kind::DROP, u8::MAX), b"").unwrap();
+        outcomes.publish();
+        bell.ring();
+    });
+    let mut client = Client::connect(&path, &Options::default()).unwrap();
+    let reply = client.receive(&mut [0; 8], PATIENCE).unwrap().expect("an outcome");
+    assert_eq!((reply.tag, reply.lost), (7, Some(ReportedReason::Other(u8::MAX))));
+    drop(client);
+    engine.join().unwrap();
 }
 
 /// The lines of the example's page, in a folder of the test's.

@@ -194,7 +194,10 @@ fn requests_in_the_ring_of_a_port_that_goes_have_outcomes() {
                     let answered = outcome.lost.is_none();
                     let before = outcomes[outcome.tag as usize].replace(answered);
                     assert_eq!(before, None, "a second outcome of {}", outcome.tag);
-                    assert!(answered || outcome.lost == Some(DropReason::Draining), "{outcome:?}");
+                    assert!(
+                        answered || outcome.lost == Some(DropReason::Draining.into()),
+                        "{outcome:?}"
+                    );
                 }
                 Ok(None) => panic!("no outcome of {} requests", client.under_way()),
                 Err(ShmError::Ended(why)) => break assert!(why.contains("\"b\""), "{why}"),

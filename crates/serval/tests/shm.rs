@@ -21,8 +21,8 @@ use serval::client::{self, Echo, Load};
 use serval::server::Server;
 use sys::SharedMemory;
 use sys::local::{Bell, LocalSocket, wait_readable};
-use wire::DropReason;
 use wire::handshake::{ANSWER_BYTES_MAX, Answer, Hello, Terms, VERSION};
+use wire::{DropReason, ReportedReason};
 
 /// A path that no other test uses.
 fn port(name: &str) -> PathBuf {
@@ -105,7 +105,7 @@ fn an_idle_worker_is_woken_by_a_client() {
 }
 
 /// Sends `count` numbered requests with at most `window` under way; the outcomes by tag.
-fn exchange_all(client: &mut Client, count: u64, window: usize) -> Vec<Option<DropReason>> {
+fn exchange_all(client: &mut Client, count: u64, window: usize) -> Vec<Option<ReportedReason>> {
     let mut outcomes = vec![None; count as usize];
     let mut seen = vec![false; count as usize];
     let mut reply = vec![0; client.reply_bytes_max()];
@@ -217,7 +217,7 @@ fn a_lost_request_is_told_and_says_why() {
     let mut reply = [0; 1024];
     client.send(77, b"seven b", PATIENCE).unwrap();
     let answer = client.receive(&mut reply, PATIENCE).unwrap().unwrap();
-    assert_eq!((answer.tag, answer.len, answer.lost), (77, 0, Some(DropReason::BadLength)));
+    assert_eq!((answer.tag, answer.len, answer.lost), (77, 0, Some(DropReason::BadLength.into())));
     let long = vec![0; client.request_bytes_max() + 1];
     assert!(matches!(client.try_send(1, &long), Err(ShmError::TooLong { .. })));
     drop(client);

@@ -2,7 +2,7 @@
 //!
 //! Threads take seeds off one counter, so which of them runs a seed is left to chance; what a seed does
 //! is not, and the sums do not depend on the order. [`Totals::unreached`] names what all runs together
-//! never did: a fault that never struck and a loss that never happened test nothing.
+//! never did: a fault that never struck, and a loss that has a cause and never happened, test nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use wire::DropReason;
 
 use crate::case::Case;
+use crate::causes::is_ever_caused;
 use crate::fault::{Fault, Struck};
 use crate::net::lock;
 use crate::rng::mix;
@@ -107,7 +108,8 @@ impl Totals {
     pub fn unreached(&self) -> Vec<String> {
         let quiet = Fault::ALL.iter().filter(|fault| self.struck.count(**fault) == 0);
         let faults = quiet.map(|fault| format!("the fault {} never struck", fault.name()));
-        let lost = DropReason::ALL.iter().filter(|reason| self.lost[**reason as usize] == 0);
+        let caused = DropReason::ALL.iter().filter(|reason| is_ever_caused(**reason));
+        let lost = caused.filter(|reason| self.lost[**reason as usize] == 0);
         faults.chain(lost.map(|r| format!("nothing was lost for {}", r.name()))).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! Which losses a plan can cause. Any other is the engine's own doing, and a violation.
 
 use engine::metrics::ServiceSnapshot;
-use engine::topology::{Dispatch, Replies};
+use engine::topology::{Dispatch, Limits, Replies, Service};
 use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::Transport;
@@ -40,100 +40,6 @@ impl Plan {
         self.stream_clients.iter().filter(move |c| c.service == service)
     }
 
-    /// Reasons for which a service may have lost something by `now_ns`, before any drain.
-    pub fn possible(&self, service: usize, now_ns: u64) -> Vec<DropReason> {
-        use DropReason as R;
-        let Self { faults, setup, .. } = self;
-        let spec = &setup.topology.services[service];
-        let limits = &setup.topology.limits;
-        let datagrams = self.datagram_clients.iter().any(|c| c.service == service);
-        let streams = self.streams(service).next().is_some();
-        let rough = self.streams(service).any(|c| c.manner.fates.are_rough());
-        let bogus = self.streams(service).any(|c| c.manner.bogus > 0);
-        let deaf = self.streams(service).any(|c| c.manner.read_max == 0);
-        let taste = |rate: fn(&Taste) -> u32| self.tastes(service).any(|t| rate(t) > 0);
-        let (left, hostile) = self.memory_faults(service);
-        let ends_for =
-            |reason| self.rebirths.iter().any(|r| r.service == service && r.reason == reason);
-        // A service that is held before has nothing with the life that ends.
-        let unheld = |r: &Rebirth| r.service == service && (r.hold_ns.is_none() || r.overdue);
-        let reloaded = self.is_reloaded(service);
-        let mut reloads = self.reloads.iter().filter(|reload| reload.service == service);
-        let wicked = !self.sound[service];
-        let backends = !spec.backends.is_empty();
-        // Datagrams that are late for a request meet the next one, which tells them apart.
-        let late_datagrams = spec.backends.iter().any(|backend| {
-            let matched = backend.matching.is_some() || backend.framing == Framing::Memcached;
-            matched && backend.transport == Transport::Udp
-        });
-        let corrupt = faults.corrupt > 0 && datagrams;
-        let drops = taste(|t| t.drops) || taste(|t| t.junk) || corrupt || hostile || wicked;
-        let none = spec.replies == Replies::None;
-        let ratio = |l: &engine::topology::Listen| {
-            let default = if l.address.ip().is_loopback() { 0 } else { 3 };
-            l.transport == Transport::Udp && limits.udp_reply_ratio.unwrap_or(default) > 0
-        };
-        let key = matches!(spec.dispatch, Dispatch::KeyHash(_));
-        // What streams and memory clients ask of one mqueue of another worker waits between the two, and
-        // while turns are milliseconds apart hundreds of requests wait longer than their time.
-        let crowded = setup.topology.engine.workers > 1
-            && (streams || !spec.memory_ports.is_empty())
-            && matches!(spec.dispatch, Dispatch::FlowHash | Dispatch::KeyHash(_))
-            && now_ns >= spec.request_timeout_ms * MS;
-        let table = [
-            (R::SocketOverflow, faults.socket_datagrams < 10_000),
-            (R::Truncated, faults.truncate > 0),
-            (R::PrivilegedSource, self.datagram_clients.iter().any(|c| c.peer.port() < 1024)),
-            (R::LoopedSource, self.datagram_clients.iter().any(|c| c.forges > 0)),
-            (R::BadFraming, rough || bogus || hostile),
-            (R::ConnectionLimit, streams && (faults.exhausted > 0 || limits.connections < 200)),
-            (R::IdleTimeout, streams && now_ns >= limits.idle_ms * MS),
-            (R::TooLong, rough || taste(|t| t.too_long)),
-            (R::TooShort, key && (hostile || taste(|t| t.junk))),
-            // Streams wait for credit.
-            (R::NoCredit, datagrams),
-            (R::HandoverFull, datagrams && setup.topology.engine.workers > 1),
-            (R::NoAccelerator, wicked),
-            (R::AcceleratorLost, ends_for(R::AcceleratorLost)),
-            (R::AcceleratorStalled, ends_for(R::AcceleratorStalled)),
-            (R::Reconfiguring, ends_for(R::Reconfiguring) && self.rebirths.iter().any(unheld)),
-            (R::QueueTime, spec.queue_us_max > 0),
-            // Even a sound backend may be out of reach for a while, and requests queue behind it.
-            (R::RequestTimeout, wicked || backends || crowded),
-            (R::StaleToken, wicked || backends || reloaded || crowded),
-            (R::DrainTimeout, reloaded),
-            // Connections that do not move over are read no further.
-            // Nor are rings of clients whose port goes.
-            (
-                R::Draining,
-                reloads.any(|reload| {
-                    let Keeps { connections, memory_clients, memory_ports } = reload.keeps;
-                    !(connections && memory_clients && memory_ports)
-                }),
-            ),
-            (R::BadLength, drops),
-            (R::KernelDrop, drops),
-            (R::ConsumedDrop, drops && none),
-            (R::ReplyTooLong, wicked),
-            (R::ReplyRatio, datagrams && spec.listen.iter().any(ratio)),
-            (R::ReplyUnframable, taste(|t| t.unframable) || setup.behaviours[service].corrupts()),
-            (R::ClientGone, streams || left),
-            // A client that reads at all makes room within 500 ms.
-            (R::SlowClient, deaf || streams && limits.slow_client_ms < 500),
-            (R::ReplyMemory, hostile || streams && limits.early_reply_bytes < 1 << 20),
-            (R::SendFailed, faults.refuse_send > 0 || faults.full_send > 0),
-            (R::MqueueDead, wicked),
-            (R::BadMessage, wicked),
-            (R::UnwantedReply, wicked && none),
-            (R::BackendLate, backends),
-            (R::BackendProtocol, wicked && backends),
-            (R::BackendUnasked, wicked && backends || late_datagrams),
-            (R::BackendTooLong, wicked && backends),
-            (R::BackendMismatch, wicked && backends || late_datagrams),
-        ];
-        table.into_iter().filter(|(_, possible)| *possible).map(|(reason, _)| reason).collect()
-    }
-
     /// The first loss without a cause, before any drain.
     pub fn impossible(
         &self,
@@ -141,10 +47,11 @@ impl Plan {
         counted: &ServiceSnapshot,
         now_ns: u64,
     ) -> Option<DropReason> {
-        let possible = self.possible(service, now_ns);
+        let scene = Scene { plan: self, service, now_ns };
         let lost = |reason: &&DropReason| counted.dropped(**reason) > 0;
-        let causeless = |reason: &&DropReason| !possible.contains(*reason);
-        let first = DropReason::ALL.iter().filter(lost).find(causeless).copied();
+        let caused =
+            |reason: &DropReason| CAUSES.iter().any(|(r, cause)| r == reason && cause(&scene));
+        let first = DropReason::ALL.iter().filter(lost).find(|reason| !caused(reason)).copied();
         // A client is gone because it left, or because the engine closed on it for a reason.
         let gone = counted.dropped(DropReason::ClientGone);
         let reasons = counted.dropped_requests() - gone + counted.dropped(DropReason::BadFraming);
@@ -152,5 +59,186 @@ impl Plan {
             || self.is_reloaded(service)
             || self.streams(service).any(|c| c.manner.fates.are_rough());
         first.or((gone > 0 && reasons == 0 && !left).then_some(DropReason::ClientGone))
+    }
+}
+
+/// One service of a plan at a time, before any drain.
+struct Scene<'a> {
+    plan: &'a Plan,
+    service: usize,
+    now_ns: u64,
+}
+
+/// Whether a service may have lost something for a reason by now.
+type Cause = fn(&Scene<'_>) -> bool;
+
+/// The reasons for which simulated services lose something. A reason that is not here has no cause in any plan.
+const CAUSES: &[(DropReason, Cause)] = {
+    use DropReason as R;
+    &[
+        (R::SocketOverflow, |s| s.plan.faults.socket_datagrams < 10_000),
+        (R::Truncated, |s| s.plan.faults.truncate > 0),
+        (R::PrivilegedSource, |s| s.plan.datagram_clients.iter().any(|c| c.peer.port() < 1024)),
+        (R::LoopedSource, |s| s.plan.datagram_clients.iter().any(|c| c.forges > 0)),
+        (R::BadFraming, |s| s.is_rough() || s.is_bogus() || s.is_hostile()),
+        (R::ConnectionLimit, |s| {
+            s.streams() && (s.plan.faults.exhausted > 0 || s.limits().connections < 200)
+        }),
+        (R::IdleTimeout, |s| s.streams() && s.now_ns >= s.limits().idle_ms * MS),
+        (R::TooLong, |s| s.is_rough() || s.likes(|t| t.too_long)),
+        (R::TooShort, |s| {
+            matches!(s.spec().dispatch, Dispatch::KeyHash(_))
+                && (s.is_hostile() || s.likes(|t| t.junk))
+        }),
+        // Streams wait for credit.
+        (R::NoCredit, |s| s.datagrams()),
+        (R::HandoverFull, |s| s.datagrams() && s.workers() > 1),
+        (R::NoAccelerator, |s| s.is_wicked()),
+        (R::AcceleratorLost, |s| s.ends_for(R::AcceleratorLost)),
+        (R::AcceleratorStalled, |s| s.ends_for(R::AcceleratorStalled)),
+        (R::Reconfiguring, |s| s.ends_for(R::Reconfiguring) && s.ends_unheld()),
+        (R::QueueTime, |s| s.spec().queue_us_max > 0),
+        // Even a sound backend may be out of reach for a while, and requests queue behind it.
+        (R::RequestTimeout, |s| s.is_wicked() || s.backends() || s.is_crowded()),
+        (R::StaleToken, |s| s.is_wicked() || s.backends() || s.is_reloaded() || s.is_crowded()),
+        (R::DrainTimeout, |s| s.is_reloaded()),
+        (R::Draining, |s| s.leaves_clients()),
+        (R::BadLength, |s| s.drops()),
+        (R::KernelDrop, |s| s.drops()),
+        (R::ConsumedDrop, |s| s.drops() && s.wants_no_replies()),
+        (R::ReplyTooLong, |s| s.is_wicked()),
+        (R::ReplyRatio, |s| s.datagrams() && s.has_reply_ratio()),
+        (R::ReplyUnframable, |s| {
+            s.likes(|t| t.unframable) || s.plan.setup.behaviours[s.service].corrupts()
+        }),
+        (R::ClientGone, |s| s.streams() || s.plan.memory_faults(s.service).0),
+        // A client that reads at all makes room within 500 ms.
+        (R::SlowClient, |s| s.is_deaf() || s.streams() && s.limits().slow_client_ms < 500),
+        (R::ReplyMemory, |s| {
+            s.is_hostile() || s.streams() && s.limits().early_reply_bytes < 1 << 20
+        }),
+        (R::SendFailed, |s| s.plan.faults.refuse_send > 0 || s.plan.faults.full_send > 0),
+        (R::MqueueDead, |s| s.is_wicked()),
+        (R::BadMessage, |s| s.is_wicked()),
+        (R::UnwantedReply, |s| s.is_wicked() && s.wants_no_replies()),
+        (R::BackendLate, |s| s.backends()),
+        (R::BackendProtocol, |s| s.is_wicked() && s.backends()),
+        (R::BackendUnasked, |s| s.is_wicked() && s.backends() || s.has_late_datagrams()),
+        (R::BackendTooLong, |s| s.is_wicked() && s.backends()),
+        (R::BackendMismatch, |s| s.is_wicked() && s.backends() || s.has_late_datagrams()),
+    ]
+};
+
+/// Whether any plan can cause a loss for this reason.
+pub(crate) fn is_ever_caused(reason: DropReason) -> bool {
+    CAUSES.iter().any(|(caused, _)| *caused == reason)
+}
+
+impl Scene<'_> {
+    fn spec(&self) -> &Service {
+        &self.plan.setup.topology.services[self.service]
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.plan.setup.topology.limits
+    }
+
+    fn workers(&self) -> usize {
+        self.plan.setup.topology.engine.workers
+    }
+
+    fn datagrams(&self) -> bool {
+        self.plan.datagram_clients.iter().any(|c| c.service == self.service)
+    }
+
+    fn streams(&self) -> bool {
+        self.plan.streams(self.service).next().is_some()
+    }
+
+    fn is_rough(&self) -> bool {
+        self.plan.streams(self.service).any(|c| c.manner.fates.are_rough())
+    }
+
+    fn is_bogus(&self) -> bool {
+        self.plan.streams(self.service).any(|c| c.manner.bogus > 0)
+    }
+
+    /// Whether a client reads nothing.
+    fn is_deaf(&self) -> bool {
+        self.plan.streams(self.service).any(|c| c.manner.read_max == 0)
+    }
+
+    fn likes(&self, rate: fn(&Taste) -> u32) -> bool {
+        self.plan.tastes(self.service).any(|taste| rate(taste) > 0)
+    }
+
+    fn is_hostile(&self) -> bool {
+        self.plan.memory_faults(self.service).1
+    }
+
+    fn is_wicked(&self) -> bool {
+        !self.plan.sound[self.service]
+    }
+
+    fn is_reloaded(&self) -> bool {
+        self.plan.is_reloaded(self.service)
+    }
+
+    /// Whether a new version leaves connections, clients' rings or ports behind, which are read no further.
+    fn leaves_clients(&self) -> bool {
+        let mut reloads = self.plan.reloads.iter().filter(|reload| reload.service == self.service);
+        reloads.any(|reload| {
+            let Keeps { connections, memory_clients, memory_ports } = reload.keeps;
+            !(connections && memory_clients && memory_ports)
+        })
+    }
+
+    fn ends_for(&self, reason: DropReason) -> bool {
+        self.plan.rebirths.iter().any(|r| r.service == self.service && r.reason == reason)
+    }
+
+    /// A service that is held before has no requests in the generation that ends.
+    fn ends_unheld(&self) -> bool {
+        let unheld = |r: &Rebirth| r.hold_ns.is_none() || r.overdue;
+        self.plan.rebirths.iter().any(|r| r.service == self.service && unheld(r))
+    }
+
+    fn backends(&self) -> bool {
+        !self.spec().backends.is_empty()
+    }
+
+    /// Datagrams that are late for a request meet the next one, which tells them apart.
+    fn has_late_datagrams(&self) -> bool {
+        self.spec().backends.iter().any(|backend| {
+            let matched = backend.matching.is_some() || backend.framing == Framing::Memcached;
+            matched && backend.transport == Transport::Udp
+        })
+    }
+
+    fn drops(&self) -> bool {
+        let corrupt = self.plan.faults.corrupt > 0 && self.datagrams();
+        let asked = self.likes(|t| t.drops) || self.likes(|t| t.junk);
+        asked || corrupt || self.is_hostile() || self.is_wicked()
+    }
+
+    fn wants_no_replies(&self) -> bool {
+        self.spec().replies == Replies::None
+    }
+
+    fn has_reply_ratio(&self) -> bool {
+        self.spec().listen.iter().any(|l| {
+            let default = if l.address.ip().is_loopback() { 0 } else { 3 };
+            l.transport == Transport::Udp && self.limits().udp_reply_ratio.unwrap_or(default) > 0
+        })
+    }
+
+    /// What streams and memory clients ask of one mqueue of another worker waits between the two, and
+    /// while turns are milliseconds apart hundreds of requests wait longer than their time.
+    fn is_crowded(&self) -> bool {
+        let spec = self.spec();
+        self.workers() > 1
+            && (self.streams() || !spec.memory_ports.is_empty())
+            && matches!(spec.dispatch, Dispatch::FlowHash | Dispatch::KeyHash(_))
+            && self.now_ns >= spec.request_timeout_ms * MS
     }
 }

@@ -314,7 +314,7 @@ impl ModelShmClient {
         let reply = match outcome {
             Ok(reply) => reply,
             Err(status) => {
-                let known = DropReason::ALL.get(usize::from(status));
+                let known = DropReason::from_code(status);
                 return known.map(|_| ()).ok_or_else(|| format!("{status} is no reason"));
             }
         };

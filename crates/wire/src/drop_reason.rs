@@ -11,17 +11,37 @@
 //! therefore sums the request reasons alone. A message that an accelerator or a backend wrote and
 //! that ends no request (a second reply, a reply to nobody) is dropped with a reason of scope
 //! `Reply` or `Backend`; bytes lost before a request was recognised have scope `Intake`.
+//!
+//! A reason has two numbers. Its *index* is its place in [`DropReason::ALL`] and exists inside one
+//! process only. Its *code* is what other programs read in a ring: it never changes and is never
+//! reused. Clients read a code that they do not know as [`ReportedReason::Other`], so a new reason
+//! takes the next free code and needs no new version of any protocol.
+//!
+//! The table below is the only place that lists reasons. `cargo xtask gen-abi` writes the C client's
+//! names and the table of docs/operations.md from it.
 
+/// `Variant = code, "name", Scope, "what the operator does about it";` below the documentation, which
+/// says what happened.
 macro_rules! drop_reasons {
-    ($( $(#[doc = $doc:literal])+ $variant:ident = $name:literal, $scope:ident; )+) => {
-        /// One reason for which a message can be lost. See the module's text for scopes.
+    ($( $(#[doc = $doc:literal])+ $variant:ident = $code:literal, $name:literal, $scope:ident, $advice:literal; )+) => {
+        /// One reason for which a message can be lost. See the module's text for scopes and codes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         pub enum DropReason { $( $(#[doc = $doc])+ $variant, )+ }
 
         impl DropReason {
-            /// Every reason, in declaration order; `reason as usize` indexes it.
+            /// Every reason, by index; `reason as usize` is the index.
             pub const ALL: &'static [Self] = &[ $( Self::$variant, )+ ];
+
+            /// The number by which other programs know the reason.
+            pub const fn code(self) -> u8 {
+                match self { $( Self::$variant => $code, )+ }
+            }
+
+            /// The reason with this code.
+            pub const fn from_code(code: u8) -> Option<Self> {
+                match code { $( $code => Some(Self::$variant), )+ _ => None }
+            }
 
             /// The label used in metrics, logs and documents.
             pub const fn name(self) -> &'static str {
@@ -33,9 +53,14 @@ macro_rules! drop_reasons {
                 match self { $( Self::$variant => DropScope::$scope, )+ }
             }
 
-            /// One sentence for the operator.
+            /// What happened: one sentence for the operator.
             pub const fn describe(self) -> &'static str {
                 match self { $( Self::$variant => concat!($($doc),+).trim_ascii(), )+ }
+            }
+
+            /// What the operator does about it, in Markdown; links are relative to `docs/`.
+            pub const fn advice(self) -> &'static str {
+                match self { $( Self::$variant => $advice, )+ }
             }
         }
     };
@@ -54,94 +79,211 @@ pub enum DropScope {
     Backend,
 }
 
+impl DropScope {
+    /// The label used in metrics and documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Intake => "intake",
+            Self::Request => "request",
+            Self::Reply => "reply",
+            Self::Backend => "backend",
+        }
+    }
+}
+
 drop_reasons! {
     /// The host kernel discarded datagrams because the socket buffer was full (SO_RXQ_OVFL).
-    SocketOverflow = "socket_overflow", Intake;
+    SocketOverflow = 0, "socket_overflow", Intake,
+        "The engine does not read fast enough, or a burst is larger than the socket's buffer. \
+         Look at `serval_worker_time_seconds`: busy workers need `engine.workers` or faster \
+         clients (trains, `shm://`). Else raise `net.core.rmem_max` (`serval doctor`, \
+         `socket-buffers`).";
     /// The host kernel truncated the datagram: it was larger than any message may be.
-    Truncated = "truncated", Intake;
+    Truncated = 1, "truncated", Intake,
+        "A client sends datagrams longer than any message. There is nothing to do on the \
+         server.";
     /// Bytes of a TCP stream that break the port's framing; the connection is closed, unless the
     /// framing can tell where the next message begins.
-    BadFraming = "bad_framing", Intake;
+    BadFraming = 2, "bad_framing", Intake,
+        "Client and `framing` do not agree, or another program talks to the port. `--tap` \
+         records it for Wireshark.";
     /// A connection was refused because `limits.connections` are open.
-    ConnectionLimit = "connection_limit", Intake;
+    ConnectionLimit = 3, "connection_limit", Intake,
+        "Raise `limits.connections` (and the limit of descriptors), or look for clients that do \
+         not close.";
     /// A connection was closed after `limits.idle_s` without a complete message.
-    IdleTimeout = "idle_timeout", Intake;
+    IdleTimeout = 4, "idle_timeout", Intake,
+        "Expected of clients that went away. Raise `limits.idle_s` for clients that are silent \
+         for longer.";
+    /// The source of the datagram is a UDP port of this server: an answer would be a request to itself.
+    LoopedSource = 36, "looped_source", Intake,
+        "Source addresses are forged. At the edge of the network, filter packets from outside \
+         that carry your own addresses. Requests from one service to another go through \
+         `[[service.backend]]`, which uses ports of its own.";
+    /// The datagram's source port is below 1024, and `limits.udp_privileged_sources` does not allow
+    /// that.
+    PrivilegedSource = 37, "privileged_source", Intake,
+        "Expected of forged sources. If clients use such ports (old DNS resolvers, NTP), set \
+         `limits.udp_privileged_sources = true`.";
 
     /// The message is longer than the service's `max_message_bytes`.
-    TooLong = "too_long", Request;
+    TooLong = 5, "too_long", Request,
+        "Raise `max_message_bytes`, or correct the client.";
     /// The message is shorter than the function or dispatch key needs.
-    TooShort = "too_short", Request;
+    TooShort = 6, "too_short", Request,
+        "The client sends less than the kernel, or `key`, needs: correct the client or `key`.";
     /// No mqueue of the service had credit: the accelerator is saturated.
-    NoCredit = "no_credit", Request;
+    NoCredit = 7, "no_credit", Request,
+        "The kernel is slower than the load. Use more `mqueues` or `slots` for bursts, another \
+         accelerator for a lasting load; `arena_bytes` where messages are longer than 1.5 KiB \
+         (`serval check-config` warns).";
     /// No accelerator serves the mqueue (absent, detached or dead).
-    NoAccelerator = "no_accelerator", Request;
+    NoAccelerator = 8, "no_accelerator", Request,
+        "No runtime is attached. `serval_accelerator_up` and `serval_accelerator_last_end` say \
+         since when and why, the log says more. With `launch = \"external\"` start one: `serval \
+         attach`.";
     /// The request waited in the queue longer than `queue_us_max`.
-    QueueTime = "queue_time", Request;
+    QueueTime = 9, "queue_time", Request,
+        "As `no_credit`: the load is more than the accelerator completes in `queue_us_max`.";
     /// No reply within `request_timeout_ms`.
-    RequestTimeout = "request_timeout", Request;
+    RequestTimeout = 10, "request_timeout", Request,
+        "The kernel, or a backend that it asks, takes longer than `request_timeout_ms`. Look at \
+         `serval_stage_duration_seconds` and `serval_backend_timeouts_total`.";
     /// The kernel dropped the message: its length is not one it accepts.
-    BadLength = "bad_length", Request;
+    BadLength = 11, "bad_length", Request,
+        "The client sends a length that the kernel does not accept. Built-in kernels: \
+         [configuration.md](configuration.md#built-in-kernels).";
     /// The kernel dropped the message for a reason of its own.
-    KernelDrop = "kernel_drop", Request;
+    KernelDrop = 12, "kernel_drop", Request,
+        "The kernel decided so; its documentation says when.";
     /// The kernel's reply is longer than `max_reply_bytes`, or than the transport can carry.
-    ReplyTooLong = "reply_too_long", Request;
+    ReplyTooLong = 13, "reply_too_long", Request,
+        "Raise `max_reply_bytes` (by default `max_message_bytes`). Datagrams carry at most 65 \
+         507 bytes: use TCP beyond.";
     /// The reply would exceed `udp_reply_ratio` times the request of an unverified UDP source.
-    ReplyRatio = "reply_ratio", Request;
+    ReplyRatio = 14, "reply_ratio", Request,
+        "Expected where a reply is much longer than its request. Use TCP, or raise \
+         `limits.udp_reply_ratio` where the network is trusted.";
     /// The framing cannot carry the reply (a line ending inside a line, not a memcached response).
-    ReplyUnframable = "reply_unframable", Request;
+    ReplyUnframable = 15, "reply_unframable", Request,
+        "The kernel's replies do not fit `framing`: correct one of them.";
     /// The client's connection was gone when its reply came or while the reply was being written.
-    ClientGone = "client_gone", Request;
+    ClientGone = 16, "client_gone", Request,
+        "Expected of clients that close before they have their replies.";
     /// A client accepted no bytes for `limits.slow_client_ms`; its connection is closed.
-    SlowClient = "slow_client", Request;
+    SlowClient = 17, "slow_client", Request,
+        "A client does not read. Correct it, or raise `limits.slow_client_ms`.";
     /// The bounded memory for early replies of ordered connections is used up.
-    ReplyMemory = "reply_memory", Request;
+    ReplyMemory = 18, "reply_memory", Request,
+        "Many early replies wait for a slow one before them. Set `ordered = false` if clients \
+         can tell replies apart, or lower `limits.pipelined`.";
     /// The host kernel refused to send the reply.
-    SendFailed = "send_failed", Request;
+    SendFailed = 19, "send_failed", Request,
+        "Often a route that is gone, a firewall, or a socket buffer that stays full. `--tap` \
+         shows what was sent.";
     /// The mqueue was declared dead: its ring words are impossible, or its block ended early.
-    MqueueDead = "mqueue_dead", Request;
+    MqueueDead = 20, "mqueue_dead", Request,
+        "The log says which service and block. The mqueue stays dead until its runtime \
+         (`process`, `cuda`) or the engine (`cpu`) starts again. It is a bug of the kernel \
+         (`contract`: see `kernel.h`), or of Serval: please report it.";
     /// The accelerator's runtime ended while the request was with it.
-    AcceleratorLost = "accelerator_lost", Request;
-    /// The accelerator's runtime stood still for longer than `heartbeat_ms` while the request was with it.
-    AcceleratorStalled = "accelerator_stalled", Request;
+    AcceleratorLost = 21, "accelerator_lost", Request,
+        "The runtime's process ended. `serval_accelerator_last_end` and the log say why; the \
+         engine starts the next one.";
+    /// The accelerator's runtime stood still for longer than `heartbeat_ms` while the request was with
+    /// it.
+    AcceleratorStalled = 22, "accelerator_stalled", Request,
+        "The process stood still: stopped, swapped out, or on a machine without a core for it. \
+         Raise `heartbeat_ms` where pauses are normal.";
     /// The service has changed and its accelerator starts again.
-    Reconfiguring = "reconfiguring", Request;
+    Reconfiguring = 23, "reconfiguring", Request,
+        "Expected for a short time after a reload that changes the service. If it lasts, no new \
+         runtime comes up: the log says why.";
     /// The worker-to-worker ring was full.
-    HandoverFull = "handover_full", Request;
+    HandoverFull = 24, "handover_full", Request,
+        "A worker receives more than another can take over. Compare their \
+         `serval_worker_time_seconds_total`; spread clients over more connections, or use fewer \
+         workers.";
     /// The service is draining: no new request is accepted.
-    Draining = "draining", Request;
+    Draining = 25, "draining", Request,
+        "Expected while a server ends or a service leaves. Send clients elsewhere when \
+         `/readyz` says 503.";
     /// The drain period ended before the reply came.
-    DrainTimeout = "drain_timeout", Request;
+    DrainTimeout = 26, "drain_timeout", Request,
+        "Requests took longer than `engine.drain_ms`. Raise it, and the stop time-out of the \
+         service manager with it.";
 
     /// The accelerator answered a token that is not, or no longer, outstanding on that mqueue.
-    StaleToken = "stale_token", Reply;
+    StaleToken = 27, "stale_token", Reply,
+        "The accelerator answered twice, or too late (`request_timeout` rises too: raise \
+         `request_timeout_ms`). Else a bug of the kernel.";
     /// A TX message has an impossible header (kind, length, arena offset).
-    BadMessage = "bad_message", Reply;
+    BadMessage = 28, "bad_message", Reply,
+        "A bug of the kernel or its runtime: only its own mqueue is hurt.";
     /// The kernel of a `replies = "none"` service sent a reply.
-    UnwantedReply = "unwanted_reply", Reply;
+    UnwantedReply = 29, "unwanted_reply", Reply,
+        "The kernel answers, the service says `replies = \"none\"`: change one.";
     /// The kernel of a `replies = "none"` service rejected a message that counts as consumed.
-    ConsumedDrop = "consumed_drop", Reply;
+    ConsumedDrop = 30, "consumed_drop", Reply,
+        "As `kernel_drop`, of a service without replies.";
 
     /// A backend answered a request that had already timed out.
-    BackendLate = "backend_late", Backend;
+    BackendLate = 31, "backend_late", Backend,
+        "The backend takes longer than `timeout_ms`: raise it or relieve the backend.";
     /// A backend sent bytes that its framing cannot parse; its connection is closed.
-    BackendProtocol = "backend_protocol", Backend;
+    BackendProtocol = 32, "backend_protocol", Backend,
+        "`framing` of the backend is not the protocol it speaks, or another program listens \
+         there.";
     /// A backend sent a message that answers no request.
-    BackendUnasked = "backend_unasked", Backend;
+    BackendUnasked = 33, "backend_unasked", Backend,
+        "The backend sends more than it was asked for: a wrong `framing`, or a bug of it.";
     /// A backend's answer is longer than the client mqueue can carry.
-    BackendTooLong = "backend_too_long", Backend;
-    /// A backend's answer does not fit the request that waits for it: another key, id or kind of answer.
-    BackendMismatch = "backend_mismatch", Backend;
-
-    // Shared-memory clients know reasons by number, so new ones stand at the end.
-    /// The source of the datagram is a UDP port of this server: an answer would be a request to itself.
-    LoopedSource = "looped_source", Intake;
-    /// The datagram's source port is below 1024, and `limits.udp_privileged_sources` does not allow that.
-    PrivilegedSource = "privileged_source", Intake;
+    BackendTooLong = 34, "backend_too_long", Backend,
+        "Raise `max_message_bytes` of the backend.";
+    /// A backend's answer does not fit the request that waits for it: another key, id or kind of
+    /// answer.
+    BackendMismatch = 35, "backend_mismatch", Backend,
+        "TCP: the backend, or a proxy before it, answers twice, in another order or under \
+         another key; the connection is closed and opened again. UDP: a duplicate or late \
+         answer, which was dropped; raise `timeout_ms` if answers are late.";
 }
 
 impl DropReason {
     /// How many reasons exist: the length of a table of counters.
     pub const COUNT: usize = Self::ALL.len();
+}
+
+/// The reason for a loss as another program reported it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReportedReason {
+    /// A reason of this build.
+    Known(DropReason),
+    /// The code of a reason that this build does not know: the other program is newer.
+    Other(u8),
+}
+
+impl ReportedReason {
+    /// Reads a code.
+    pub const fn from_code(code: u8) -> Self {
+        match DropReason::from_code(code) {
+            Some(reason) => Self::Known(reason),
+            None => Self::Other(code),
+        }
+    }
+
+    /// The reason's name, `other` where it is not known.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Known(reason) => reason.name(),
+            Self::Other(_) => "other",
+        }
+    }
+}
+
+impl From<DropReason> for ReportedReason {
+    fn from(reason: DropReason) -> Self {
+        Self::Known(reason)
+    }
 }
 
 #[cfg(test)]
@@ -154,6 +296,31 @@ mod tests {
             assert_eq!(*a as usize, i);
             assert!(a.name().bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "{}", a.name());
             assert!(DropReason::ALL[..i].iter().all(|b| b.name() != a.name()), "{}", a.name());
+            assert_ne!(a.name(), ReportedReason::Other(0).name());
         }
+    }
+
+    #[test]
+    fn codes_are_stable_and_lead_back_to_their_reasons() {
+        // Codes that clients in the field know.
+        let fixed =
+            [(0, "socket_overflow"), (7, "no_credit"), (25, "draining"), (37, "privileged_source")];
+        for (code, name) in fixed {
+            assert_eq!(DropReason::from_code(code).map(DropReason::name), Some(name));
+        }
+        for (i, reason) in DropReason::ALL.iter().enumerate() {
+            // Two reasons with one code: the second does not come back.
+            assert_eq!(DropReason::from_code(reason.code()), Some(*reason));
+            assert_eq!(ReportedReason::from_code(reason.code()), ReportedReason::Known(*reason));
+            let last = DropReason::ALL[..i].last();
+            assert!(last.is_none_or(|last| last.scope() as u8 <= reason.scope() as u8), "by scope");
+        }
+    }
+
+    #[test]
+    fn an_unknown_code_is_another_reason() {
+        assert_eq!(DropReason::from_code(u8::MAX), None);
+        let other = ReportedReason::from_code(u8::MAX);
+        assert_eq!((other, other.name()), (ReportedReason::Other(u8::MAX), "other"));
     }
 }

@@ -19,8 +19,8 @@
 
 /// First eight bytes of every message: "SERVALSM".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SERVALSM");
-/// Version of the handshake and of the meaning of what is in the rings, the numbers of
-/// [`crate::DropReason`] among them.
+/// Version of the handshake and of the meaning of what is in the rings. A new [`crate::DropReason`]
+/// is no new version: clients know reasons by stable codes.
 pub const VERSION: u32 = 3;
 /// Bytes of a [`Hello`].
 pub const HELLO_BYTES: usize = 24;

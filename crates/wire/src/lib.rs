@@ -19,4 +19,4 @@ pub mod matching;
 pub mod nic;
 pub mod session;
 
-pub use drop_reason::{DropReason, DropScope};
+pub use drop_reason::{DropReason, DropScope, ReportedReason};

@@ -175,7 +175,7 @@ impl Link {
     ) -> Result<(), LoanError> {
         let (kind, status) = match outcome {
             Ok(_) => (abi::kind::MESSAGE, 0),
-            Err(reason) => (abi::kind::DROP, reason as u8),
+            Err(reason) => (abi::kind::DROP, reason.code()),
         };
         let head = Head { kind, status, ..Head::default() };
         push(&mut self.replies_out, head, envelope, outcome.unwrap_or(&[]), scratch)?;

@@ -5,7 +5,7 @@
 //! rings, their ordering edges and their checks are the ones of every region. A slot is a message:
 //! there is no framing. The header's `tag` is the client's name for a request and comes back with the
 //! outcome, in whatever order outcomes come. A request that is lost comes back as a slot of kind DROP
-//! whose status is the [`DropReason`]'s number; a service without replies answers nothing at all.
+//! whose status is the [`DropReason`]'s code; a service without replies answers nothing at all.
 //!
 //! *Nothing is lost for want of room.* A request that finds no credit stays in its ring, as do those
 //! for whose reply there would be no slot: the worker takes a request only while
@@ -226,7 +226,7 @@ impl ShmClients {
         let active = entry.active.as_deref_mut().filter(|s| !s.broken).ok_or(Gone)?;
         let (kind, status) = match outcome {
             Ok(_) => (kind::MESSAGE, 0),
-            Err(reason) => (kind::DROP, reason as u8),
+            Err(reason) => (kind::DROP, reason.code()),
         };
         let head = Head { token: 0, tag, kind, status };
         match active.client.replies.push(head, outcome.unwrap_or(&[])) {
@@ -485,7 +485,7 @@ impl<N: Nic> Worker<N> {
             return;
         }
         active.outstanding -= 1;
-        let head = Head { token: 0, tag, kind: kind::DROP, status: why as u8 };
+        let head = Head { token: 0, tag, kind: kind::DROP, status: why.code() };
         // There is a slot, and a drop needs nothing else.
         active.broken |= active.client.replies.push(head, &[]).is_err();
         if !std::mem::replace(&mut active.dirty, true) {

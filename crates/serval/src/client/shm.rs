@@ -34,10 +34,10 @@ use mqueue::abi::{ABI_VERSION, kind, stop};
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, Region, RingError, Words};
 use sys::SharedMemory;
 use sys::local::{Bell, LocalSocket, wait_readable};
-use wire::DropReason;
 use wire::handshake::{
     ANSWER_BYTES_MAX, Answer, DESCRIPTORS, HandshakeError, Hello, Terms, VERSION,
 };
+use wire::{DropReason, ReportedReason};
 
 /// Largest region that is mapped, in bytes: an engine asks for far less.
 const REGION_BYTES_MAX: usize = 4 << 30;
@@ -130,7 +130,7 @@ pub struct Reply {
     /// Bytes of the reply; 0 when it was lost.
     pub len: usize,
     /// Why there is no reply, if there is none.
-    pub lost: Option<DropReason>,
+    pub lost: Option<ReportedReason>,
 }
 
 /// One connection. See the module's text.
@@ -301,7 +301,7 @@ impl Client {
         }
         let lost = match header.kind {
             kind::MESSAGE => None,
-            _ => Some(*DropReason::ALL.get(usize::from(header.status)).ok_or(ShmError::Corrupt)?),
+            _ => Some(ReportedReason::from_code(header.status)),
         };
         Ok(Some(Reply { tag: header.tag, len, lost }))
     }
@@ -401,7 +401,8 @@ impl Client {
                 self.untaken = next + 1;
                 self.under_way -= 1;
                 let tag = self.tags[(next % self.tags.len() as u64) as usize];
-                return Ok(Some(Reply { tag, len: 0, lost: Some(DropReason::Draining) }));
+                let lost = Some(DropReason::Draining.into());
+                return Ok(Some(Reply { tag, len: 0, lost }));
             }
         }
         Err(self.end())

@@ -3,7 +3,6 @@
 use serde_json::{Value as Json, json};
 use wire::DropReason;
 
-use crate::exporter::scope_name;
 use crate::screen::{Screen, Table, Tone};
 
 pub(super) const DROP_REASONS_HELP: &str = "\
@@ -24,7 +23,7 @@ pub(super) fn drop_reasons(screen: &Screen) {
             for reason in DropReason::ALL {
                 table.toned([
                     (Tone::Plain, reason.name().to_owned()),
-                    (Tone::Dim, scope_name(reason.scope()).to_owned()),
+                    (Tone::Dim, reason.scope().name().to_owned()),
                     (Tone::Plain, reason.describe().to_owned()),
                 ]);
             }
@@ -39,7 +38,7 @@ pub(super) fn drop_reasons(screen: &Screen) {
             let entry = |reason: &DropReason| {
                 json!({
                     "reason": reason.name(),
-                    "scope": scope_name(reason.scope()),
+                    "scope": reason.scope().name(),
                     "meaning": reason.describe(),
                 })
             };

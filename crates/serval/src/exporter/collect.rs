@@ -16,7 +16,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use wire::{DropReason, DropScope};
+use wire::DropReason;
 
 use super::{Health, RELOAD_RESULTS};
 
@@ -311,7 +311,7 @@ fn encode_drops(encoder: &mut DescriptorEncoder<'_>, services: &[Snapshot]) -> R
             let labels = [
                 ("service", service.as_str()),
                 ("reason", reason.name()),
-                ("scope", scope_name(reason.scope())),
+                ("scope", reason.scope().name()),
             ];
             let value = family.encode_family(&labels)?;
             ConstCounter::new(snapshot.dropped(*reason)).encode(value)?;
@@ -323,16 +323,6 @@ fn encode_drops(encoder: &mut DescriptorEncoder<'_>, services: &[Snapshot]) -> R
 /// The encoder ends the help with a full stop itself.
 fn plain(help: &str) -> &str {
     help.trim_end_matches('.')
-}
-
-/// The label of a scope.
-pub(crate) fn scope_name(scope: DropScope) -> &'static str {
-    match scope {
-        DropScope::Intake => "intake",
-        DropScope::Request => "request",
-        DropScope::Reply => "reply",
-        DropScope::Backend => "backend",
-    }
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ impl Talk {
             }
             match client.receive(&mut reply, PATIENCE) {
                 // Its port goes: what waited in the ring is not taken any more.
-                Ok(Some(answer)) if answer.lost == Some(DropReason::Draining) => ends = true,
+                Ok(Some(answer)) if answer.lost == Some(DropReason::Draining.into()) => ends = true,
                 Ok(Some(answer)) => {
                     assert_eq!(answer.lost, None, "request {}", answer.tag);
                     assert_eq!(reply[..answer.len], answer.tag.to_le_bytes());
