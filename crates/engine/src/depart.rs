@@ -10,8 +10,8 @@ use wire::nic::{
 };
 use wire::session::{Origin, Request, Token};
 
-use crate::control::install::Port;
 use crate::endpoint::peer::{ANY, Envelope};
+use crate::endpoint::ports::Port;
 use crate::endpoint::tcp::connection::{Outcome, Reading};
 use crate::topology::Replies;
 use crate::worker::Worker;

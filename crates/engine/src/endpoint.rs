@@ -2,6 +2,7 @@
 
 pub(crate) mod backend;
 pub(crate) mod peer;
+pub(crate) mod ports;
 pub(crate) mod shm;
 pub(crate) mod sources;
 pub(crate) mod tcp;

@@ -12,10 +12,9 @@ pub mod stages;
 pub mod topology;
 mod worker;
 
+pub use control::drain::{Detached, DrainBarrier};
 pub use control::generation::RuntimeEvent;
-pub use control::install::{
-    Detached, DrainBarrier, Leave, PeerLinks, ServiceInstall, Switch, WorkerParts, peer_links,
-};
+pub use control::install::{Leave, PeerLinks, ServiceInstall, Switch, WorkerParts, peer_links};
 pub use control::pause::PAUSE_NS;
 pub use endpoint::peer::Fabric;
 pub use endpoint::shm::{ShmClient, ShmPeer};

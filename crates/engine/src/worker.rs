@@ -25,8 +25,8 @@ use wire::admission::flow_hash;
 use wire::nic::{Close, Event, Nic, RxBatch, StreamKey};
 use wire::session::Origin;
 
-use crate::control::install::Port;
 use crate::endpoint::peer::{Fabric, Link};
+use crate::endpoint::ports::Port;
 use crate::endpoint::shm::ShmClients;
 use crate::endpoint::sources::Sources;
 use crate::endpoint::tcp::connection::{Connections, Pool, Reading};
@@ -621,56 +621,6 @@ impl<N: Nic> Worker<N> {
         if until_ns.saturating_sub(from_ns) > NEIGHBOUR_NS {
             self.neighbour_until_ns = until_ns + NEIGHBOUR_MEMORY_NS;
         }
-    }
-
-    /// From now on nothing new is accepted; what was accepted is answered.
-    pub fn begin_drain(&mut self) {
-        if std::mem::replace(&mut self.draining, true) {
-            return;
-        }
-        if mutants::on("serve_after_drain") {
-            return;
-        }
-        (0..self.services.len()).for_each(|slot| self.end_pauses(slot, None));
-        self.nic.stop_listening();
-        self.stop_reading(None);
-        self.memory.stop_reading(None);
-    }
-
-    /// Tells the others when everything this worker accepted is answered, or no longer.
-    fn report_settled(&mut self) {
-        let settled = self.outstanding() == 0
-            && !self.services.iter().any(ServiceShare::waits_for_backends)
-            && self.pending_losses.is_empty()
-            && self.links.iter_mut().flatten().flatten().all(Link::is_empty);
-        self.set_settled(settled);
-    }
-
-    /// A worker that takes something over unsettles before it returns the ring's slot, and a worker
-    /// settles only when its slots have been returned: so whatever crosses between two workers, one of
-    /// them is unsettled at any time.
-    pub(crate) fn set_settled(&mut self, settled: bool) {
-        if std::mem::replace(&mut self.settled, settled) != settled {
-            self.fabric.settle(settled);
-        }
-    }
-
-    /// Ends everything: what was not answered is dropped as `drain_timeout`. The blocks are stopped
-    /// and the connections closed. Returns whether a block of this worker hangs.
-    pub fn finish(&mut self) -> bool {
-        self.begin_drain();
-        self.discard_handed_over();
-        for share in 0..self.services.len() {
-            self.drop_outstanding(share);
-        }
-        self.close_memory_clients();
-        self.counters.outstanding.set(self.outstanding());
-        self.hung
-    }
-
-    /// Whether a block of this worker hangs or has hung.
-    pub fn hung(&self) -> bool {
-        self.hung
     }
 
     /// The hash of a datagram's flow, where the service's dispatch wants it.

@@ -23,7 +23,7 @@
 use wire::DropReason;
 use wire::nic::Nic;
 
-use crate::control::install::DrainBarrier;
+use crate::control::drain::DrainBarrier;
 use crate::endpoint::peer::ControlMail;
 use crate::service::share::Attachment;
 use crate::topology::Replies;

@@ -18,86 +18,21 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use wire::DropReason;
-use wire::nic::{Close, Nic, PortIndex, StreamKey, Transport, TxBatch};
+use wire::nic::{Nic, PortIndex, StreamKey, Transport};
 
 use crate::accelerator::StartError;
-use crate::endpoint::peer::{ENVELOPE_BYTES, Fabric, Link, ServiceLinks, links};
+use crate::control::drain::{DrainBarrier, DrainVote, Leaving};
+use crate::endpoint::peer::{ENVELOPE_BYTES, Fabric, ServiceLinks, links};
+use crate::endpoint::ports::{Port, reply_ratio};
 use crate::endpoint::shm::ShmClients;
 use crate::endpoint::sources::{Sources, lowest_source};
 use crate::endpoint::tcp::connection::{Connections, Pool};
 use crate::metrics::{Metrics, ServiceMetrics};
 use crate::service::share::{Attachment, ServiceShare};
-use crate::topology::{Limits, Listen, Polling, Replies, Service, Topology};
+use crate::topology::{Limits, Listen, Polling, Service, Topology};
 use crate::worker::{PENDING_LOSSES, StreamOwner, Worker};
-
-/// Datagrams and bytes that wait for one `send`.
-const TX_ITEMS: usize = 1024;
-const TX_BYTES: usize = 1 << 20;
-/// The service of a port that is not there.
-const NO_SERVICE: u16 = u16::MAX;
-
-/// One listening address on this worker.
-pub(crate) struct Port {
-    /// Slot of its service.
-    pub(crate) service: u16,
-    pub(crate) transport: Transport,
-    pub(crate) number: u16,
-    pub(crate) address: SocketAddr,
-    on_loopback: bool,
-    /// Largest reply / request ratio; 0 unlimited.
-    pub(crate) reply_ratio: u32,
-    /// Datagrams from lower source ports are dropped.
-    pub(crate) lowest_source: u16,
-    pub(crate) ready: bool,
-    /// Not read: its service is not switched on yet, is paused, or leaves.
-    pub(crate) paused: bool,
-    pub(crate) tx: TxBatch,
-    /// Since when the host kernel takes no datagram; 0 when it does.
-    pub(crate) full_since_ns: u64,
-    /// Since when replies wait for more to their clients; 0 when none does.
-    pub(crate) kept_since_ns: u64,
-    /// How many did when the last ones left: they are the first in `tx`.
-    pub(crate) kept: usize,
-    /// The last turn in which the host kernel had no room: it is not asked again in that turn, by whoever else has replies.
-    pub(crate) refused_in: u64,
-}
-
-impl Port {
-    fn new(service: u16, transport: Transport, address: SocketAddr, limits: &Limits) -> Self {
-        let udp = transport == Transport::Udp;
-        let on_loopback = address.ip().is_loopback();
-        Self {
-            service,
-            transport,
-            number: address.port(),
-            address,
-            on_loopback,
-            reply_ratio: reply_ratio(limits, on_loopback),
-            lowest_source: lowest_source(limits, on_loopback),
-            ready: false,
-            paused: false,
-            tx: TxBatch::new(if udp { TX_ITEMS } else { 0 }, if udp { TX_BYTES } else { 0 }),
-            full_since_ns: 0,
-            kept_since_ns: 0,
-            kept: 0,
-            refused_in: u64::MAX,
-        }
-    }
-
-    /// The place of a port that is not there.
-    fn vacant() -> Self {
-        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        let port = Self::new(NO_SERVICE, Transport::Tcp, nowhere, &Limits::default());
-        Self { paused: true, ..port }
-    }
-}
-
-fn reply_ratio(limits: &Limits, on_loopback: bool) -> u32 {
-    limits.udp_reply_ratio.unwrap_or(if on_loopback { 0 } else { 3 })
-}
 
 /// What a worker is made of. See [`Worker::new`].
 pub struct WorkerParts<N: Nic> {
@@ -221,69 +156,6 @@ pub struct Leave {
     pub departing: Vec<u64>,
     /// Where the workers tell that they have settled.
     pub barrier: DrainBarrier,
-}
-
-/// How many workers have nothing left of a service that leaves or is paused.
-#[derive(Clone, Debug, Default)]
-pub struct DrainBarrier(Arc<AtomicUsize>);
-
-impl DrainBarrier {
-    /// Whether all of `workers` have nothing left. A worker that takes something over takes its word
-    /// back first, so this stays true once it is.
-    pub fn is_complete(&self, workers: usize) -> bool {
-        self.0.load(Ordering::Acquire) == workers
-    }
-}
-
-/// A worker's word that it has nothing left, which it may take back.
-pub(crate) struct DrainVote {
-    barrier: DrainBarrier,
-    given: bool,
-}
-
-impl DrainVote {
-    /// Not given yet.
-    pub(crate) fn new(barrier: DrainBarrier) -> Self {
-        Self { barrier, given: false }
-    }
-
-    pub(crate) fn set(&mut self, given: bool) {
-        if std::mem::replace(&mut self.given, given) != given {
-            match given {
-                true => self.barrier.0.fetch_add(1, Ordering::Release),
-                false => self.barrier.0.fetch_sub(1, Ordering::Release),
-            };
-        }
-    }
-}
-
-/// A service share on its way out.
-pub(crate) struct Leaving {
-    vote: DrainVote,
-    /// Its time is over.
-    pub(crate) expired: bool,
-}
-
-impl ServiceShare {
-    /// Whether it leaves and has something left that is looked after.
-    pub(crate) fn is_leaving_busy(&self) -> bool {
-        self.leaving.as_ref().is_some_and(|leaving| !leaving.vote.given)
-    }
-
-    /// Something was taken over for it from another worker.
-    pub(crate) fn revoke_votes(&mut self) {
-        let leaving = self.leaving.iter_mut().map(|leaving| &mut leaving.vote);
-        for vote in leaving.chain(self.pauses.iter_mut().map(|pause| &mut pause.vote)) {
-            vote.set(false);
-        }
-    }
-}
-
-/// What a worker let go of: memory that somebody else should give back, since that takes long.
-pub struct Detached {
-    _lane: ServiceShare,
-    _links: ServiceLinks,
-    _ports: Vec<Port>,
 }
 
 impl<N: Nic> Worker<N> {
@@ -461,122 +333,6 @@ impl<N: Nic> Worker<N> {
         }
         (0..self.services.len()).for_each(|slot| self.begin_pauses(slot));
         self.busy();
-    }
-
-    /// Once a millisecond: whether what leaves has nothing left here.
-    pub(crate) fn check_leaving(&mut self) {
-        for slot in 0..self.services.len() {
-            if self.services[slot].leaving.is_none() {
-                continue;
-            }
-            let name = slot as u16;
-            // Who keeps it may do so for ever: nothing is done for what has nothing left.
-            let left = self.outstanding_of(slot) > 0 || self.connections.open_of(name) > 0;
-            if left && self.services[slot].is_expired() {
-                self.drop_outstanding(slot);
-            }
-            self.close_leaving_shm_clients(name);
-            // What kernels ask for nobody's sake counts on no account, so it is waited for no longer than the service's time.
-            let share = &self.services[slot];
-            let asks = share.waits_for_backends() && !share.is_expired();
-            let debts = self.outstanding_of(slot) > 0 && !mutants::on("leave_with_debts");
-            let settled = !debts
-                && !asks
-                && self.connections.open_of(name) == 0
-                && self.memory.of_service(name) == 0
-                && !self.owes_other_workers(slot);
-            if let Some(leaving) = &mut self.services[slot].leaving {
-                leaving.vote.set(settled);
-            }
-        }
-    }
-
-    /// Whether something of a service is on its way to another worker, or from one.
-    pub(crate) fn owes_other_workers(&mut self, slot: usize) -> bool {
-        let taken = |link: &mut Option<Link>| link.as_mut().is_none_or(Link::is_empty);
-        self.pending_losses.iter().any(|(_, envelope, _)| usize::from(envelope.service) == slot)
-            || !self.links.iter_mut().all(|links| links.get_mut(slot).is_none_or(taken))
-    }
-
-    /// The time of a service that leaves is over: whatever it has not answered is dropped as
-    /// `drain_timeout`, connections that do not take their replies are closed.
-    pub fn expire(&mut self, slot: u16) {
-        if let Some(leaving) = &mut self.services[usize::from(slot)].leaving {
-            leaving.expired = true;
-        }
-        self.drop_outstanding(slot.into());
-    }
-
-    /// Drops everything that a service has under way on this worker, as `drain_timeout`.
-    pub(crate) fn drop_outstanding(&mut self, slot: usize) {
-        // All of them, however young.
-        while let Some(request) = self.services[slot].sessions.expire(u64::MAX) {
-            let (origin, number, expects) = (&request.origin, request.number, request.expects);
-            self.services[slot].ended(request.mqueue);
-            self.drop_request(slot, origin, number, expects, DropReason::DrainTimeout);
-        }
-        if self.services[slot].replies == Replies::None {
-            for mqueue in 0..self.services[slot].mqueues.len() as u32 {
-                let unread = self.services[slot].drop_unread(mqueue);
-                self.services[slot].counters.drop_many(DropReason::DrainTimeout, unread);
-            }
-        }
-        self.flush(false);
-        for key in 0..self.connections.len() as StreamKey {
-            if self.connections.at(key).is_some_and(|c| usize::from(c.service) == slot) {
-                self.end_connection(key, Close::Graceful, DropReason::DrainTimeout);
-            }
-        }
-        for port in self.ports.iter_mut().filter(|p| usize::from(p.service) == slot) {
-            let waiting = port.tx.waiting().len();
-            let counters = &self.services[slot].counters;
-            counters.drop_many(DropReason::DrainTimeout, waiting as u64);
-            port.tx.advance(waiting);
-            port.kept = 0;
-        }
-    }
-
-    /// Lets go of a service that was never switched on, or that has left; its slot and its ports are free
-    /// afterwards. Blocks on this worker's core are stopped.
-    pub fn release(&mut self, slot: u16) -> Detached {
-        // A connection may have been accepted for it before its port was stopped.
-        self.collect_connections();
-        let number = usize::from(slot);
-        if number >= self.services.len() {
-            // Another share of the change failed before this worker got its own.
-            return Detached {
-                _lane: ServiceShare::vacant(1),
-                _links: ServiceLinks(Vec::new()),
-                _ports: Vec::new(),
-            };
-        }
-        self.drop_outstanding(number);
-        self.fabric.publish_credit(self.index, slot, 0);
-        let mut share = std::mem::replace(
-            &mut self.services[number],
-            ServiceShare::vacant(self.fabric.workers()),
-        );
-        self.count_hung_blocks();
-        let backends = share.backends.iter().flat_map(|b| &b.connections).map(|c| c.key);
-        let keys: Vec<StreamKey> = share.clients.iter().map(|c| c.key).chain(backends).collect();
-        for key in keys {
-            self.nic.close(key, Close::Reset);
-            let place = key - self.connections_max;
-            self.owners[place as usize] = StreamOwner::Connection;
-            self.free_keys.push(place);
-        }
-        let mut ports = Vec::new();
-        for index in 0..self.ports.len() {
-            if self.ports[index].service == slot {
-                self.nic.close_port(index as PortIndex);
-                ports.push(std::mem::replace(&mut self.ports[index], Port::vacant()));
-            }
-        }
-        self.refresh_own_ports();
-        // Blocks never change threads, so they end here.
-        share.accelerators.clear();
-        let links = self.links.iter_mut().map(|links| links.get_mut(number).and_then(Option::take));
-        Detached { _lane: share, _links: ServiceLinks(links.collect()), _ports: ports }
     }
 }
 

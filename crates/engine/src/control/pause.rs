@@ -20,7 +20,7 @@
 
 use wire::nic::{Nic, PortIndex, StreamKey};
 
-use crate::control::install::{DrainBarrier, DrainVote};
+use crate::control::drain::{DrainBarrier, DrainVote};
 use crate::service::share::ServiceShare;
 use crate::worker::Worker;
 

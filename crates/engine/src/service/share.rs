@@ -11,7 +11,7 @@ use wire::session::{Request, Sessions, Token};
 
 use crate::accelerator::Blocks;
 use crate::admit::{Arrival, Message, Refusal};
-use crate::control::install::Leaving;
+use crate::control::drain::Leaving;
 use crate::control::pause::Pause;
 use crate::endpoint::backend::{BackendPool, ClientMqueue};
 use crate::endpoint::peer::ANY;
