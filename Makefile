@@ -49,10 +49,13 @@ build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 # What is needed without the checkout: the command, which has the headers of kernels inside; the libraries with theirs; the pages for
 # whoever runs it, in folders as here, so that links among them hold. The unit is an example among them, and not where systemd looks: it
 # names a user and a file that have to be there first.
-PAGES = README.md LICENSE CHANGELOG.md docs/configuration.md docs/operations.md docs/gpu.md docs/grafana.json
+PAGES = README.md LICENSE CHANGELOG.md docs/getting-started.md docs/kernels.md docs/configuration.md docs/operations.md docs/gpu.md \
+	docs/serval.svg docs/grafana.json
 UNIT = docs/serval.service
 INTO = $(DESTDIR)$(PREFIX)
 DOC = $(INTO)/share/doc/serval
+# As a reader writes it.
+SHOWN = $(patsubst $(HOME)/%,~/%,$(INTO))
 # The pages of the command and of everything below it; tests compare.
 MANUAL = serval.1 $(patsubst %,serval%.1,-serve -attach -demo -ask -bench -compare -check-config -reload -doctor -top -kernel -kernel-build -kernel-list \
 	-drop-reasons -man -completions -version)
@@ -77,7 +80,7 @@ install: absolute-prefix $(if $(BUILT_BEFORE),,build)
 		$(INTO)/bin/serval completions fish >$(FISH_COMPLETION)
 	@sed 's|/usr/local/bin/|$(PREFIX)/bin/|' $(UNIT) >$(DOC)/$(UNIT)
 	@chmod 644 $(DOC)/$(UNIT)
-	@echo "installed: $(INTO)/bin/serval, which is $(SERVAL) of $$(date -r "$(SERVAL)" '+%F %T'), libraries and headers beside it, pages in $(DOC)"
+	@echo "installed $(SHOWN)/bin/serval ($(SERVAL) of $$(date -r "$(SERVAL)" '+%F %T')), libraries, headers and documentation"
 
 # Files by name, and of folders only those of Serval, if nobody else has put anything there.
 uninstall: absolute-prefix

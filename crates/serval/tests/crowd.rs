@@ -123,7 +123,7 @@ fn the_books_agree_when_much_is_lost() {
     assert!(datagrams.lost > 0, "{datagrams:?}");
 }
 
-/// What an idle connection may cost the server: what the README says.
+/// What an idle connection may cost the server: docs/operations.md, Limits.
 const IDLE_BYTES_MAX: u64 = 1024;
 const IDLE: usize = 10_000;
 

@@ -1,5 +1,5 @@
-//! What the pages tell a newcomer, done to the letter: `make install` and README.md's first kernel away from the checkout,
-//! and the example whose kernel asks memcached.
+//! The pages for newcomers, followed literally: every command of README.md and docs/getting-started.md, `make install` and
+//! a first kernel away from the checkout, and the example whose kernel asks memcached.
 
 mod common;
 
@@ -18,6 +18,8 @@ use serde_json::Value as Json;
 
 /// Longest that a line of a page may take; compilers are among them.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+const GETTING_STARTED: &str = "docs/getting-started.md";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -183,9 +185,9 @@ fn files(below: &Path) -> BTreeSet<String> {
     found
 }
 
-/// README.md's first kernel, from its source to a measurement in which every reply was right.
+/// The first kernel of docs/getting-started.md, from its source to a measurement in which every reply was right.
 fn the_first_kernel_serves(folder: &Path, prefix: &Path) {
-    let page = fs::read_to_string(root().join("README.md")).unwrap();
+    let page = fs::read_to_string(root().join(GETTING_STARTED)).unwrap();
     fs::write(folder.join("scale.cpp"), blocks(&page, "cpp")[0]).unwrap();
     let mut commands = blocks(&page, "sh").into_iter();
     let commands = commands.find(|block| block.contains("scale.cpp")).unwrap();
@@ -380,6 +382,214 @@ fn under_sudo_nothing_is_built() {
     let said = done(install());
     assert!(said.contains("target/release/serval of 2"), "{said}");
     assert!(folder.join("installed/bin/serval").exists());
+}
+
+// --- README.md and docs/getting-started.md ---
+
+/// A fenced block of a page.
+struct Block<'a> {
+    language: &'a str,
+    text: &'a str,
+    /// The text between the block before and this one.
+    before: &'a str,
+}
+
+fn all_blocks(page: &str) -> Vec<Block<'_>> {
+    let parts: Vec<&str> = page.split("```").collect();
+    let blocks = parts.chunks_exact(2).map(|pair| {
+        let (language, text) = pair[1].split_once('\n').unwrap();
+        Block { language, text, before: pair[0] }
+    });
+    blocks.collect()
+}
+
+/// The last file with this extension that a text names.
+fn named_file<'a>(text: &'a str, extension: &str) -> Option<&'a str> {
+    text.split('`').skip(1).step_by(2).filter(|name| name.ends_with(extension)).last()
+}
+
+/// The commands of a block, each with the lines that it prints: none known for `sh`.
+fn commands(block: &Block<'_>) -> Vec<(String, Option<Vec<String>>)> {
+    let mut commands: Vec<(String, Option<Vec<String>>)> = Vec::new();
+    let mut heredoc = false;
+    for line in block.text.lines() {
+        if let Some(command) = line.strip_prefix("$ ") {
+            commands.push((command.to_owned(), Some(Vec::new())));
+        } else if block.language == "console" {
+            let (_, output) = commands.last_mut().expect("a command comes first");
+            output.as_mut().unwrap().push(line.to_owned());
+        } else if heredoc {
+            let (command, _) = commands.last_mut().unwrap();
+            *command += &format!("\n{line}");
+            heredoc = line != "TOML";
+        } else {
+            heredoc = line.contains("<<'TOML'");
+            commands.push((line.to_owned(), None));
+        }
+    }
+    commands
+}
+
+/// Runs what a page tells a newcomer to run, block by block, and compares what is printed with the page.
+struct Follower<'a> {
+    shell: Shell,
+    folder: &'a Folder,
+    ran: usize,
+}
+
+impl Follower<'_> {
+    fn follow(&mut self, page: &str) {
+        for block in all_blocks(page) {
+            match block.language {
+                "toml" | "cpp" => {
+                    let extension = format!(".{}", block.language);
+                    let name = named_file(block.before, &extension).expect("the page names it");
+                    fs::write(self.folder.join(name), block.text).unwrap();
+                }
+                "sh" | "console" => {
+                    for (command, output) in commands(&block) {
+                        self.run(&command, output.as_deref());
+                    }
+                }
+                other => panic!("a block of {other}"),
+            }
+        }
+    }
+
+    fn run(&mut self, command: &str, output: Option<&[String]>) {
+        self.ran += 1;
+        let words: Vec<&str> = command.split_whitespace().collect();
+        match words[..] {
+            // This test is part of the one, and `tests/demo.rs` runs the other.
+            ["make", goal @ ("demo" | "test"), ..] => {
+                let listed = done(make(goal, self.folder, &["--dry-run".to_owned()]));
+                assert!(!listed.is_empty(), "{command}");
+            }
+            ["make", "install", ..] => self.install(command, output),
+            ["kill", ..] => {
+                // The end of a job is an exit code that says how it ended.
+                self.shell.run(command);
+            }
+            ["serval", "kernel", "build", ..] if command.contains("--gpu") => {
+                let (code, _) = self.shell.run(command);
+                let lacks_compiler = self.shell.errors().contains("no CUDA compiler found");
+                assert!(code == 0 || lacks_compiler, "{command}: {}", self.shell.errors());
+            }
+            ["serval", "serve", ..] if command.contains("gpu0") => self.serve_on_a_gpu(command),
+            ["serval", "serve", ..] => {
+                let command = command.split(" #").next().unwrap().trim_end();
+                let background = if command.ends_with('&') { "" } else { " &" };
+                let ready = self.shell.serve(&format!("{command}{background}"));
+                assert!(output.is_none_or(|output| output == [ready.as_str()]), "{ready}");
+            }
+            ["serval", "bench", ..] => {
+                let command = command.split(" #").next().unwrap();
+                let open = command.contains("--rate");
+                // In an open loop requests are lost, and each of them waits for as long.
+                let timeout = if open { "200ms" } else { "20s" };
+                let short =
+                    format!("--warmup 20ms --duration 100ms --timeout {timeout} --stolen-max 100");
+                // A busy machine may spoil a run, which says so and fails; it may never reach the rates of an open loop.
+                eventually("a run that can be trusted", || {
+                    let (code, printed) = self.shell.run(&format!("{command} {short}"));
+                    let rows = printed.iter().filter(|line| line.contains(" k/s ")).count();
+                    code == 0 || open && rows == 3
+                });
+            }
+            _ => {
+                let printed = self.shell.done(command);
+                assert!(output.is_none_or(|output| output == printed), "{command}: {printed:?}");
+            }
+        }
+    }
+
+    /// With the command under test, so nothing is built, and what is shown of it differs.
+    fn install(&mut self, command: &str, output: Option<&[String]>) {
+        let (root, build) = (root(), self.folder.join("build"));
+        let printed = self.shell.done(&format!(
+            "{} --no-print-directory -C {} BUILD={} {}",
+            command.split(" #").next().unwrap(),
+            root.display(),
+            build.display(),
+            tested()
+        ));
+        let Some(output) = output else { return };
+        // Which file was installed stands between brackets.
+        let outside = |line: &String| {
+            let (before, rest) = line.split_once(" (").unwrap();
+            (before.to_owned(), rest.split_once(')').unwrap().1.to_owned())
+        };
+        let shown: Vec<_> =
+            output.iter().filter(|l| !l.starts_with("building")).map(outside).collect();
+        assert_eq!(shown, printed.iter().map(outside).collect::<Vec<_>>());
+    }
+
+    /// Where there is no GPU, or nothing was compiled for one, the command says so and ends.
+    fn serve_on_a_gpu(&mut self, command: &str) {
+        let said = self.folder.join("gpu.log");
+        self.shell.done(&format!("{command} >gpu.log 2>&1 & gpu=$!"));
+        let known = ["ready: ", "libcuda.so", "\"scale.fatbin\" cannot be read"];
+        eventually("an outcome on the GPU", || {
+            let said = fs::read_to_string(&said).unwrap_or_default();
+            known.iter().any(|known| said.contains(known))
+        });
+        self.shell.run("kill $gpu; wait $gpu");
+    }
+}
+
+fn follower<'a>(folder: &'a Folder, path: &str, ports: &[(&str, u16)], page: &str) -> Follower<'a> {
+    let mut text = fs::read_to_string(root().join(page)).unwrap();
+    for (from, to) in ports {
+        text = text.replace(from, &to.to_string());
+    }
+    let mut follower = Follower { shell: Shell::start(&folder.0, path), folder, ran: 0 };
+    follower.follow(&text);
+    follower
+}
+
+#[test]
+fn every_command_of_the_readme_does_what_it_shows() {
+    let folder = Folder::new("readme");
+    let ports = [("9000", free_port())];
+    let follower = follower(&folder, "/usr/bin:/bin", &ports, "README.md");
+    assert!(follower.ran >= 13, "{}", follower.ran);
+    let words = fs::read_to_string(root().join("README.md")).unwrap().split_whitespace().count();
+    assert!(words <= 900, "README.md has {words} words, at most 900");
+}
+
+#[test]
+fn every_command_of_getting_started_does_what_it_shows() {
+    if Command::new("memcached").arg("-V").stdout(Stdio::null()).status().is_err() {
+        println!("SKIPPED: no memcached here; `make setup-memcached` installs it");
+        return;
+    }
+    let folder = Folder::new("getting-started");
+    let ports = [("9000", free_port()), ("11211", free_port())];
+    let memcached = format!("-u nobody -l 127.0.0.1 -p {}", ports[1].1);
+    let memcached = Command::new("memcached").args(memcached.split(' ')).spawn().unwrap();
+    let _memcached = Peer(memcached);
+    eventually("memcached listens", || TcpStream::connect(("127.0.0.1", ports[1].1)).is_ok());
+    // A message of the reader's own: 1 and, from `scale`, 3.
+    fs::write(folder.join("question.bin"), 1.0f32.to_le_bytes()).unwrap();
+    fs::write(folder.join("answer.bin"), 3.0f32.to_le_bytes()).unwrap();
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut follower = follower(&folder, &path, &ports, GETTING_STARTED);
+    assert!(follower.ran >= 12, "{}", follower.ran);
+
+    // The table of commands.
+    let page = fs::read_to_string(root().join(GETTING_STARTED)).unwrap();
+    let (_, table) = page.split_once("## The command").unwrap();
+    let commands = table.lines().filter(|line| line.starts_with("| `serval "));
+    let names = |row: &str| -> Vec<String> {
+        let words = |command: &str| {
+            let lower = |word: &&str| word.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+            command.split(' ').take_while(lower).collect::<Vec<_>>().join(" ")
+        };
+        row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2).map(words).collect()
+    };
+    for command in commands.flat_map(names) {
+        follower.shell.done(&format!("{command} --help"));
+    }
 }
 
 // --- examples/04_backend ---

@@ -106,7 +106,7 @@ pub(super) const TABLES: &[Table] = &[
                  default gives way where the process may have fewer descriptors; a number that was asked for is refused then.";
             pipelined: Integer("requests"), "",
                 "Requests in flight for each connection; more wait unread. Raise it for one client that must fill many mqueues: each \
-                 costs memory (README.md, Limits).";
+                 costs memory (operations.md, Limits).";
             idle_s: Integer("s"), "", "A connection without a complete message for this long is closed (`idle_timeout`).";
             slow_client_ms: Integer("ms"), "",
                 "A connection that takes no byte of a waiting reply for this long is closed (`slow_client`).";
