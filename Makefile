@@ -43,7 +43,7 @@ BUILT_FROM = SERVAL_BUILT_FROM="$$(commit=$$(git rev-parse HEAD 2>/dev/null) && 
 # Where a GPU is, its kernels are part of the build if nvcc is there or can be fetched.
 build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 	@echo "building (the first time takes a few minutes)"
-	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval
+	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval-cli
 	@for library in client attach; do $(MAKE) --no-print-directory --silent -C $$library || exit 1; done
 
 # What is needed without the checkout: the command, which has the headers of kernels inside; the libraries with theirs; the pages for
@@ -116,7 +116,7 @@ GPU ?= sm_90
 # For the processors of that machine, which need not be this one's.
 CARRY_FLAGS ?= -O3 $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3)
 gpu-carry: setup cuda-kernels
-	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval --bin serval
+	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval-cli --bin serval
 	@$(CARGO) build --release --quiet --package serval-accel --example gpu
 	@$(MAKE) --no-print-directory --silent -C device gpu-programs GPU=$(GPU)
 	@mkdir -p $(CARRY)
@@ -155,8 +155,8 @@ ci: setup setup-test setup-ci
 
 # The long forms of the tests of limits, then the soak. Its summary is one line of JSON.
 soak: setup
-	@SERVAL_LONG=1 $(CARGO) test --release --quiet --package serval --test crowd --test limits
-	@SERVAL_SOAK_MINUTES=$(MINUTES) $(CARGO) test --release --quiet --package serval --test soak -- --nocapture
+	@SERVAL_LONG=1 $(CARGO) test --release --quiet --package serval-cli --test crowd --test limits
+	@SERVAL_SOAK_MINUTES=$(MINUTES) $(CARGO) test --release --quiet --package serval-cli --test soak -- --nocapture
 
 # That many runs of the simulator, each with another seed.
 SEEDS ?= 1000000

@@ -1,4 +1,4 @@
-// The conversation is explained in crates/wire/src/attach.rs; this is the runtime's side, like crates/serval/src/runtime.rs.
+// The conversation is explained in crates/wire/src/attach.rs; this is the runtime's side, like crates/runtime/src/lib.rs.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>

@@ -1,4 +1,4 @@
-/* Bursts to a UDP port of a service that echoes. The first argument says which test; see crates/serval/tests/c_client.rs. */
+/* Bursts to a UDP port of a service that echoes. The first argument says which test; see crates/cli/tests/c_client.rs. */
 #define _GNU_SOURCE
 #include <unistd.h>
 

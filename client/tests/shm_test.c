@@ -1,5 +1,5 @@
 /* Clients of a shared-memory port of a service that echoes. The first argument says which test; whoever runs this program
- * (crates/serval/tests/c_client.rs) plays the engine or starts one. */
+ * (crates/cli/tests/c_client.rs) plays the engine or starts one. */
 #define _GNU_SOURCE
 #include <sys/stat.h>
 #include <unistd.h>

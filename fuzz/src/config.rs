@@ -1,13 +1,13 @@
 //! Configuration texts: a topology that the engine accepts, or mistakes with places inside the text.
 
-/// `serval::config` without the rest of its crate, which would bring the kernels' C++ along.
-#[path = "../../crates/serval/src"]
-mod serval {
+/// `server::config` without the rest of its crate, which would bring the kernels' C++ along.
+#[path = "../../crates/server/src"]
+mod server {
     #[allow(dead_code, unused_imports, reason = "the command line uses more of it")]
     pub(super) mod config;
 }
 
-use serval::config::{Config, Overrides};
+use server::config::{Config, Overrides};
 
 const FILE: &str = "fuzz.toml";
 

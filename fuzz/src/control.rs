@@ -3,7 +3,7 @@
 
 /// The protocol without the server behind it.
 #[allow(dead_code, reason = "the server uses more of it")]
-#[path = "../../crates/serval/src/command/control/protocol.rs"]
+#[path = "../../crates/server/src/control/protocol.rs"]
 mod protocol;
 
 use protocol::{REQUEST_BYTES_MAX, Request, read_answer};

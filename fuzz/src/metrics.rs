@@ -1,6 +1,6 @@
 //! Requests to the metrics endpoint: the answer does not depend on how the bytes arrive.
 
-#[path = "../../crates/serval/src/exporter"]
+#[path = "../../crates/server/src/exporter"]
 mod exporter {
     #[allow(dead_code, reason = "the exporter uses more of it")]
     mod http;

@@ -166,7 +166,16 @@ const STEPS: &[Step] = &[
         nvcc,
     ),
     after_changes(
-        &["tools/", "benches/", "crates/serval/", "crates/accel/", "device/", "Makefile"],
+        &[
+            "tools/",
+            "benches/",
+            "crates/server/",
+            "crates/bench/",
+            "crates/cli/",
+            "crates/accel/",
+            "device/",
+            "Makefile",
+        ],
         "tool-tests",
         "tests of the bench, the demos and the GPU scripts",
         || test_programs::run(Tier::Ci),
@@ -207,10 +216,10 @@ const STEPS: &[Step] = &[
             RINGS,
             CODECS,
             "fuzz/",
-            "crates/engine/src/memory_port",
-            "crates/serval/src/config",
-            "crates/serval/src/command/control",
-            "crates/serval/src/exporter/http.rs",
+            "crates/engine/src/endpoint/shm",
+            "crates/server/src/config",
+            "crates/server/src/control",
+            "crates/server/src/exporter/http.rs",
         ],
         "fuzz",
         "every fuzz target over its corpus and for a while",
@@ -409,8 +418,7 @@ fn seeds(count: &str) -> Outcome {
 /// The tables of docs/configuration.md come from the code that reads a configuration: a test of it compares them
 /// (with every other one in `cargo test`) or, to `write`, makes them.
 pub(crate) fn configuration(write: bool) -> Findings {
-    let line =
-        "cargo test --quiet --package serval --test config the_page_of_all_keys_is_what_is_read";
+    let line = "cargo test --quiet --package serval-server --test config the_page_of_all_keys_is_what_is_read";
     let environment: &[_] = if write { &[("UPDATE_GOLDEN", "1")] } else { &[] };
     match command(line, environment) {
         Ok(_) => Findings::new(),

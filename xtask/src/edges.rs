@@ -144,7 +144,7 @@ type Column = (&'static str, &'static str, fn(&str) -> Vec<String>);
 const COLUMNS: &[Column] = &[
     ("loom", "crates/mqueue-loom/tests/loom/", rust_test),
     ("weakened", "crates/mqueue-loom/tests/loom/", |name| vec![format!("{name}: ")]),
-    ("litmus", "crates/serval/src/litmus/", |name| vec![format!("\"{name}"), format!(" {name}\"")]),
+    ("litmus", "crates/bench/src/litmus/", |name| vec![format!("\"{name}"), format!(" {name}\"")]),
     ("ThreadSanitizer", "device/tests/", |name| vec![format!("TEST({name})")]),
     ("threads", "crates/", rust_test),
 ];

@@ -107,12 +107,12 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "count_received_last",
         "datagrams that are dropped at once are counted as dropped before they are counted as received",
-        &["crates/serval/tests/overload.rs::the_books_hold_at_every_scrape"],
+        &["crates/server/tests/overload.rs::the_books_hold_at_every_scrape"],
     ),
     mutant(
         "read_received_first",
         "a snapshot reads what was received before what has ended",
-        &["crates/serval/tests/overload.rs::the_books_hold_at_every_scrape"],
+        &["crates/server/tests/overload.rs::the_books_hold_at_every_scrape"],
     ),
     mutant(
         "answer_from_another_port",
@@ -133,7 +133,7 @@ const MUTANTS: &[Mutant] = &[
         "leave_requests_in_ring",
         "requests in the ring of a shared-memory client whose port goes get no outcome",
         &[
-            "crates/serval/tests/reload_shm.rs::requests_in_the_ring_of_a_port_that_goes_have_outcomes",
+            "crates/bench/tests/reload_shm.rs::requests_in_the_ring_of_a_port_that_goes_have_outcomes",
         ],
     ),
     mutant(
@@ -184,22 +184,22 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "allocate_for_reply",
         "a reply on a stream allocates",
-        &["crates/serval/tests/allocation.rs::datagrams_and_streams"],
+        &["crates/bench/tests/allocation.rs::datagrams_and_streams"],
     ),
     mutant(
         "hoard_memory",
         "a connection leaves memory behind",
-        &["crates/serval/tests/limits.rs::connections_come_and_go_in_every_way_and_leave_nothing"],
+        &["crates/cli/tests/limits.rs::connections_come_and_go_in_every_way_and_leave_nothing"],
     ),
     mutant(
         "shed_silently",
         "a datagram that finds no place is not counted",
-        &["crates/serval/tests/crowd.rs::the_books_agree_when_much_is_lost"],
+        &["crates/cli/tests/crowd.rs::the_books_agree_when_much_is_lost"],
     ),
     mutant(
         "spin_without_descriptors",
         "a worker that is short of descriptors tries again at once, for ever",
-        &["crates/serval/tests/limits.rs::a_listener_without_a_descriptor_does_not_spin"],
+        &["crates/cli/tests/limits.rs::a_listener_without_a_descriptor_does_not_spin"],
     ),
     // Backends.
     mutant(
@@ -350,10 +350,7 @@ fn build(tests: &BTreeSet<&str>) -> Result<Binaries, Findings> {
     let packages: BTreeSet<&str> = places.iter().map(|(package, ..)| package.as_str()).collect();
     let targets: BTreeSet<&str> = places.iter().map(|(_, target, _)| target.as_str()).collect();
     let mut arguments = vec!["--package", "serval-mutants", "--features", FEATURE];
-    let named = |package: &&str| match package.trim_start_matches("crates/") {
-        "serval" => "serval".to_owned(),
-        name => format!("serval-{name}"),
-    };
+    let named = |package: &&str| format!("serval-{}", package.trim_start_matches("crates/"));
     let names: Vec<String> = packages.iter().map(named).collect();
     arguments.extend(names.iter().flat_map(|name| ["--package", name]));
     for target in targets {

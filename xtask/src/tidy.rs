@@ -331,7 +331,7 @@ mod tests {
             findings.len()
         };
         assert_eq!(found("crates/engine/src/depart.rs"), 1);
-        assert_eq!(found("crates/serval/src/server.rs"), 0);
+        assert_eq!(found("crates/server/src/server.rs"), 0);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::Command;
 
 use crate::affinity;
@@ -176,6 +177,21 @@ pub fn kill_group(group: u32) -> io::Result<()> {
 fn process_id(process: u32) -> io::Result<libc::pid_t> {
     let process = libc::pid_t::try_from(process).ok().filter(|&process| process > 1);
     process.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))
+}
+
+/// Where a program is, as a shell would find it.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let is_program = |path: &PathBuf| {
+        path.metadata()
+            .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    };
+    if name.contains('/') {
+        return Some(PathBuf::from(name)).filter(is_program);
+    }
+    let folders = std::env::var_os("PATH")?;
+    std::env::split_paths(&folders).map(|folder| folder.join(name)).find(is_program)
 }
 
 /// The effective user of this process.

@@ -33,14 +33,14 @@ const PLANTS: &[Plant] = &[
     Plant {
         target: "config",
         bug: "columns count from 3",
-        file: "crates/serval/src/config/diagnostic.rs",
+        file: "crates/server/src/config/diagnostic.rs",
         right: "let column = before.chars().count() + 1;",
         wrong: "let column = before.chars().count() + 3;",
     },
     Plant {
         target: "control",
         bug: "an answer may have the control character DEL",
-        file: "crates/serval/src/command/control/protocol.rs",
+        file: "crates/server/src/control/protocol.rs",
         right: "c.is_control() && !(",
         wrong: "c.is_ascii_control() && c != '\u{7f}' && !(",
     },
@@ -68,7 +68,7 @@ const PLANTS: &[Plant] = &[
     Plant {
         target: "metrics_request",
         bug: "a fragment stays in the path",
-        file: "crates/serval/src/exporter/http.rs",
+        file: "crates/server/src/exporter/http.rs",
         right: "target.split(['?', '#'])",
         wrong: "target.split(['?'])",
     },

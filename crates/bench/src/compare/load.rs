@@ -1,0 +1,184 @@
+//! The load on a server under measurement, and the figures that come of it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::pairs::{Figures, Run};
+use super::server::{START_MAX, Server};
+use super::suite::{Load, SideSpec};
+use super::{Cores, Schedule, SideError, Surroundings};
+use crate::{Mode, Plan, Report, Void};
+
+/// Share of the time for which others may have a core that the client shares with them.
+const SHARED_MAX: f64 = 0.5;
+/// Share of the duration for which each window of the peak is measured, where a load is a multiple of it.
+const PEAK_SHARE: f64 = 0.5;
+/// More right answers than so many times the peak: that was not the peak.
+const PEAK_MAX: f64 = 1.05;
+
+/// Measures one server once: starts it, puts the load on it, ends it. Without a command the side's memcached
+/// is the server.
+pub(super) fn measure_server(
+    command: Option<&str>,
+    side: &SideSpec,
+    load: &Load,
+    schedule: &Schedule,
+    cores: &Cores,
+    cancel: &Arc<AtomicBool>,
+) -> Result<Run, SideError> {
+    // Lives as long as the server.
+    let surroundings = Surroundings::new(side, cores)?;
+    let command = command.map(|command| surroundings.fill_in(command, cores));
+    let neighbour = match &side.beside {
+        Some(beside) => {
+            let beside = surroundings.fill_in(beside, cores);
+            Some(Server::start(&beside, &cores.other, START_MAX)?)
+        }
+        None => None,
+    };
+    let start = |command: String| Server::start(&command, cores.of(side), START_MAX);
+    let server = command.map(start).transpose()?;
+    let (url, id) = match (&server, &surroundings.database) {
+        (Some(server), _) => (server.url(&load.url)?, server.id()),
+        (None, Some(database)) => (format!("tcp://{}", database.0.address()), database.0.id()),
+        (None, None) => unreachable!("rows are checked when they are read"),
+    };
+    let mut plan = Plan::new(url.parse()?);
+    plan.class = load.class();
+    plan.work = load.workload.parse()?;
+    plan.framing = load.framing().map_err(SideError::Load)?;
+    plan.connections = load.connections;
+    plan.timeout = load.timeout_s.map(Duration::from_secs_f64);
+    if !load.shares_core {
+        plan.cores = cores.client[..load.cores.unwrap_or(1)].to_vec();
+    } else {
+        // What the others there take is a part of what is measured.
+        plan.stolen_max = SHARED_MAX;
+    }
+    plan.cancel = cancel.clone();
+    plan.warmup = Duration::from_secs_f64(schedule.warmup_s);
+    plan.duration = Duration::from_secs_f64(schedule.duration_s);
+    plan.mode = Mode::Closed { window: load.window };
+    let (mut peak, mut noise) = (None, None);
+    let mut rate = load.rate;
+    if let Some(times) = load.times_peak {
+        match measure_peak(&plan, load.window, cores)? {
+            Peak::Void(why) => return Ok(Run::Void(why)),
+            Peak::Rate(found, disturbed) => {
+                noise = disturbed;
+                (peak, rate) = (Some(found), Some(times * found));
+            }
+        }
+    }
+    if let Some(rate) = rate {
+        plan.mode = Mode::Open { rate };
+    }
+    plan.server_pid = Some(id);
+    let database_cpu = || surroundings.database.as_ref()?.cpu_ns();
+    let filled_ns = database_cpu();
+    let report = run(&plan, cores)?;
+    let account = server.map(Server::stop).transpose()?;
+    // It must have been there all the time.
+    neighbour.map(Server::stop).transpose()?;
+    let asked_ns = database_cpu().zip(filled_ns).map(|(now, before)| now - before);
+    if let Some(void) = report.void() {
+        noise = Some(void.to_string());
+        if !is_noise(void) {
+            return Ok(Run::Void(void.to_string()));
+        }
+    }
+    let mut figures = figures(&report);
+    if let Some(peak) = peak {
+        if report.rate > PEAK_MAX * peak {
+            let share = 100.0 * report.rate / peak;
+            noise = Some(format!("{share:.0} % of the peak was answered: that was not the peak"));
+        }
+        figures.insert("peak_rate".to_owned(), peak);
+        figures.insert("share_of_peak".to_owned(), report.rate / peak);
+    }
+    if let Some(account) = account.filter(|account| account.messages > 0) {
+        let per_message = |ns: u64| ns as f64 / account.messages as f64;
+        figures.insert("busy_ns".to_owned(), per_message(account.busy_ns));
+        // Of its whole life, where the host does not say what it was during the measurement.
+        figures.entry("server_cpu_ns".to_owned()).or_insert(per_message(account.cpu_ns));
+        if let Some(ns) = asked_ns {
+            figures.insert("database_cpu_ns".to_owned(), ns / account.messages as f64);
+        }
+    }
+    Ok(match noise {
+        None => Run::Figures(figures),
+        Some(noise) => Run::Noisy(figures, noise),
+    })
+}
+
+/// What looking for the peak came to.
+enum Peak {
+    /// Right answers a second, and what disturbed the search.
+    Rate(f64, Option<String>),
+    /// Not to be believed, and the machine is not to blame.
+    Void(String),
+}
+
+/// The highest rate of closed loops with half the window, the window and twice as much: one alone may be
+/// too short to keep the server busy, or so long that it loses.
+fn measure_peak(plan: &Plan, window: usize, cores: &Cores) -> Result<Peak, SideError> {
+    let (mut peak, mut noise) = (0.0_f64, None);
+    for window in [(window / 2).max(1), window, 2 * window] {
+        let plan = Plan {
+            mode: Mode::Closed { window },
+            duration: plan.duration.mul_f64(PEAK_SHARE),
+            connections: plan.connections.map(|count| count.min(window)),
+            ..plan.clone()
+        };
+        let report = run(&plan, cores)?;
+        match report.void() {
+            // The rate is that of the right answers.
+            None | Some(Void::Lost(_)) => {}
+            Some(void) if is_noise(void) => noise = Some(format!("peak: {void}")),
+            Some(void) => return Ok(Peak::Void(format!("peak: {void}"))),
+        }
+        peak = peak.max(report.rate);
+    }
+    Ok(Peak::Rate(peak, noise))
+}
+
+/// Whether the machine (or the client on it) is to blame rather than the server.
+fn is_noise(void: &Void) -> bool {
+    matches!(void, Void::Stolen(_) | Void::Little(..) | Void::Unsent(_, true))
+}
+
+/// Runs a load from the client's cores, whether the client spins there or shares it.
+fn run(plan: &Plan, cores: &Cores) -> Result<Report, SideError> {
+    let pinned = || {
+        let core = cores.client[0];
+        let pinned = sys::affinity::pin_current_thread(core);
+        pinned.map_err(|error| SideError::Pin(core, error))?;
+        // A client that is not pinned is a thread that this one starts: it inherits the core.
+        Ok(crate::run(plan)?)
+    };
+    let ran = std::thread::scope(|scope| scope.spawn(pinned).join());
+    ran.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn figures(report: &Report) -> Figures {
+    let latency = &report.latency;
+    let mut figures: Figures = [
+        ("rate", report.rate),
+        ("mean_ns", latency.mean_ns),
+        ("p50_ns", latency.p50_ns as f64),
+        ("p90_ns", latency.p90_ns as f64),
+        ("p99_ns", latency.p99_ns as f64),
+        ("p999_ns", latency.p999_ns as f64),
+        ("max_ns", latency.max_ns as f64),
+        ("lost_share", report.lost as f64 / (report.sent as f64).max(1.0)),
+        ("client_cpu_ns", report.client_cpu_ns_per_message),
+        ("client_busy", report.client_busy),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into();
+    if let Some(ns) = report.server_cpu_ns_per_message() {
+        figures.insert("server_cpu_ns".to_owned(), ns);
+    }
+    figures
+}

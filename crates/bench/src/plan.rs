@@ -1,0 +1,659 @@
+//! What is to be measured.
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use wire::framing::{Framing, SOCKPERF_HEADER_BYTES};
+use wire::nic::UDP_PAYLOAD_MAX;
+
+use crate::client::workload::{
+    Custom, Digit, Digits, Faces, Memcached, Pictures, Sockperf, Vectors,
+};
+use crate::client::{BURST_WINDOW_MAX, Echo, WINDOW_MAX, Workload};
+use crate::function::KernelFunction;
+
+/// One measurement. [`Plan::new`] has defaults for everything but the target.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The server.
+    pub target: Target,
+    /// The kind of client; `None` is T3 for a shared-memory port, else T0.
+    pub class: Option<Class>,
+    /// When requests leave.
+    pub mode: Mode,
+    /// What is asked, and checked.
+    pub work: Work,
+    /// TCP: framing of requests; `None` is what suits the workload ([`Plan::framing`]).
+    pub framing: Option<Framing>,
+    /// Connections or sockets that the requests in flight share. `None`: TCP 4; UDP one socket for every
+    /// request in flight, or what [`Plan::sockets`] says where that is not possible.
+    pub connections: Option<usize>,
+    /// Not measured, at the start.
+    pub warmup: Duration,
+    /// Measured.
+    pub duration: Duration,
+    /// A request is lost when its reply takes longer; `None` is 1 s, and 100 ms in an open loop over UDP.
+    pub timeout: Option<Duration>,
+    /// The cores of the client, one thread on each, which share window or rate and never offer their core to
+    /// others; none: one thread, not pinned. A run that cannot have them is void.
+    pub cores: Vec<usize>,
+    /// A process whose CPU time is that of the server.
+    pub server_pid: Option<u32>,
+    /// The server's metrics, `http://HOST:PORT/metrics`, from which the time is read that its workers
+    /// were busy.
+    pub metrics: Option<String>,
+    /// The share of the time, in [0, 1], that others may take from the client; more makes the run void.
+    pub stolen_max: f64,
+    /// Ends the run early when set, which makes it void.
+    pub cancel: Arc<AtomicBool>,
+}
+
+impl Plan {
+    /// A closed loop of one 64-byte echo at a time, half a second of warm-up, 2 s of measurement.
+    pub fn new(target: Target) -> Self {
+        Self {
+            target,
+            class: None,
+            mode: Mode::Closed { window: 1 },
+            work: Work::Echo { bytes: 64 },
+            framing: None,
+            connections: None,
+            warmup: Duration::from_millis(500),
+            duration: Duration::from_secs(2),
+            timeout: None,
+            cores: Vec::new(),
+            server_pid: None,
+            metrics: None,
+            stolen_max: 0.05,
+            cancel: Arc::default(),
+        }
+    }
+
+    /// The kind of client.
+    pub fn class(&self) -> Class {
+        let shared_memory = matches!(self.target, Target::Shm(_));
+        self.class.unwrap_or(if shared_memory { Class::T3 } else { Class::T0 })
+    }
+
+    /// Requests in flight of a closed loop.
+    pub fn window(&self) -> Option<usize> {
+        match self.mode {
+            Mode::Closed { window } => Some(window),
+            Mode::Open { .. } => None,
+        }
+    }
+
+    /// When a request is lost.
+    pub fn timeout(&self) -> Duration {
+        let udp = matches!(self.target, Target::Udp(_));
+        self.timeout.unwrap_or(match self.mode {
+            Mode::Open { .. } if udp => Duration::from_millis(100),
+            _ => Duration::from_secs(1),
+        })
+    }
+
+    /// Framing of requests on TCP.
+    pub fn framing(&self) -> Framing {
+        let long = |bytes: usize| bytes > usize::from(u16::MAX);
+        self.framing.unwrap_or(match &self.work {
+            Work::Echo { bytes } if long(*bytes) => Framing::LengthU32,
+            Work::Custom(custom) if long(custom.payload.len()) => Framing::LengthU32,
+            Work::Echo { .. } | Work::Custom(_) => Framing::LengthU16,
+            Work::Sockperf { .. } => Framing::Sockperf,
+            work if work.is_memcached() => Framing::Memcached,
+            _ => Framing::Fixed(self.work.request_bytes() as u32),
+        })
+    }
+
+    /// Framing of replies on TCP: replies of `raw` and `fixed` services are written as produced.
+    pub fn reply_framing(&self) -> Framing {
+        match self.framing() {
+            Framing::Raw | Framing::Fixed(_) => Framing::Fixed(self.work.reply_bytes() as u32),
+            framing => framing,
+        }
+    }
+
+    /// UDP sockets that the requests in flight share, where they do: a train of 64 datagrams in flight
+    /// for each, at most 4 for each client; 16 in an open loop.
+    pub fn sockets(&self) -> usize {
+        self.connections.unwrap_or(match self.window() {
+            Some(window) => (window / 64).clamp(self.clients(), 4 * self.clients()),
+            None => 16.max(self.clients()),
+        })
+    }
+
+    /// The number of the client's threads.
+    pub fn clients(&self) -> usize {
+        self.cores.len().max(1)
+    }
+
+    /// Refuses what contradicts itself.
+    pub fn check(&self) -> Result<(), PlanError> {
+        if self.work.is_memcached()
+            && (!matches!(self.target, Target::Tcp(_)) || self.framing() != Framing::Memcached)
+        {
+            return Err(PlanError::MemcachedOverTcp(self.work.clone()));
+        }
+        let shares = self.class() == Class::T2 || self.connections.is_some();
+        match (&self.target, self.class()) {
+            (Target::Tcp(_), Class::T2) => return Err(PlanError::BurstOverTcp),
+            (Target::Udp(_) | Target::Tcp(_), Class::T3)
+            | (Target::Shm(_), Class::T0 | Class::T2) => return Err(PlanError::SharedMemory),
+            (Target::Udp(_), _) if self.work.request_bytes() > UDP_PAYLOAD_MAX => {
+                return Err(PlanError::Datagram(self.work.request_bytes()));
+            }
+            _ => {}
+        }
+        // Replies of `raw` and `fixed` services do not say where they end.
+        if let (Work::Custom(custom), Target::Tcp(_)) = (&self.work, &self.target)
+            && custom.reply_bytes().is_none()
+            && matches!(self.framing(), Framing::Raw | Framing::Fixed(_))
+        {
+            return Err(PlanError::ReplyBytes(self.framing()));
+        }
+        let window_max = match &self.target {
+            Target::Udp(_) if shares => BURST_WINDOW_MAX,
+            _ => WINDOW_MAX,
+        };
+        match self.mode {
+            Mode::Closed { window } if !(1..=window_max).contains(&window) => {
+                return Err(PlanError::Window(window, window_max));
+            }
+            Mode::Open { rate } if !(rate.is_finite() && (1.0..=1e9).contains(&rate)) => {
+                return Err(PlanError::Rate(rate));
+            }
+            _ => {}
+        }
+        if let (Some(n), Some(window)) = (self.connections, self.window())
+            && !(1..=window).contains(&n)
+        {
+            return Err(PlanError::Connections(n, window));
+        }
+        let shared = [self.window(), self.connections].into_iter().flatten().min();
+        if let Some(shared) = shared.filter(|shared| *shared < self.clients()) {
+            return Err(PlanError::Clients(self.clients(), shared));
+        }
+        let one_each = self.connections.is_none_or(|n| self.window() == Some(n));
+        let udp = matches!(self.target, Target::Udp(_));
+        if udp && self.class() == Class::T0 && !one_each && !self.work.has_identity() {
+            return Err(PlanError::NoIdentity(self.work.clone()));
+        }
+        if self.duration.is_zero() {
+            return Err(PlanError::Duration);
+        }
+        Ok(())
+    }
+}
+
+/// Where the server is: `udp://HOST:PORT`, `tcp://HOST:PORT` or `shm:///PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Datagrams.
+    Udp(SocketAddr),
+    /// A byte stream with a framing.
+    Tcp(SocketAddr),
+    /// A shared-memory port.
+    Shm(PathBuf),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Udp(address) => write!(f, "udp://{address}"),
+            Self::Tcp(address) => write!(f, "tcp://{address}"),
+            Self::Shm(path) => write!(f, "shm://{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Target {
+    type Err = PlanError;
+
+    /// A host name is looked up; its first address is taken.
+    fn from_str(text: &str) -> Result<Self, PlanError> {
+        let wrong = || PlanError::Target(text.to_owned());
+        let (scheme, address) = text.split_once("://").ok_or_else(wrong)?;
+        if scheme == "shm" {
+            let path = PathBuf::from(address);
+            return if path.is_absolute() { Ok(Self::Shm(path)) } else { Err(wrong()) };
+        }
+        let address = match address.parse() {
+            Ok(address) => address,
+            Err(_) => {
+                address.to_socket_addrs().ok().and_then(|mut a| a.next()).ok_or_else(wrong)?
+            }
+        };
+        match scheme {
+            _ if address.port() == 0 => Err(wrong()),
+            "udp" => Ok(Self::Udp(address)),
+            "tcp" => Ok(Self::Tcp(address)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// The kind of client; see [`crate::bench`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Class {
+    /// Ordinary kernel sockets
+    #[value(name = "T0", alias = "t0")]
+    T0,
+    /// Trains of datagrams through kernel sockets (GSO, GRO)
+    #[value(name = "T2", alias = "t2")]
+    T2,
+    /// A ring in memory shared with the engine
+    #[value(name = "T3", alias = "t3")]
+    T3,
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::T0 => "T0",
+            Self::T2 => "T2",
+            Self::T3 => "T3",
+        })
+    }
+}
+
+/// When requests leave.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mode {
+    /// As many as this are in flight; a reply makes room for the next request.
+    Closed {
+        /// Requests in flight.
+        window: usize,
+    },
+    /// At random times (a Poisson process), whatever the server does.
+    Open {
+        /// Requests a second.
+        rate: f64,
+    },
+}
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Messages that come back unchanged.
+    Echo {
+        /// Their length.
+        bytes: usize,
+    },
+    /// sockperf's ping-pong messages.
+    Sockperf {
+        /// Their length, header included.
+        bytes: usize,
+    },
+    /// Numbers that come back three times as large.
+    Scale {
+        /// How many in a message.
+        numbers: usize,
+    },
+    /// Handwritten digits; answers are compared with those of the built-in kernel.
+    Lenet,
+    /// Faces, against the built-in pictures in the service's database.
+    Faces,
+    /// Gets and sets of a memcached.
+    Memcached {
+        /// Length of a value.
+        value_bytes: usize,
+        /// Of 100 requests so many are gets.
+        gets_percent: u8,
+    },
+    /// What a service of the workload `faces` asks its memcached.
+    FacesDatabase,
+    /// A message of the user's own.
+    Custom(Arc<Custom>),
+}
+
+/// Longest message that a service can have.
+pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
+/// Of 100 requests of a memcached workload that says nothing about it.
+const GETS_PERCENT: u8 = 90;
+
+impl Work {
+    /// Length of a request.
+    pub fn request_bytes(&self) -> usize {
+        match *self {
+            Self::Echo { bytes } => bytes,
+            Self::Sockperf { bytes } => bytes.max(SOCKPERF_HEADER_BYTES),
+            Self::Scale { numbers } => 4 * numbers,
+            Self::Custom(ref custom) => custom.payload.len(),
+            Self::Lenet => Digits::PICTURE_BYTES,
+            Self::Faces => Faces::REQUEST_BYTES,
+            Self::Memcached { value_bytes, .. } => Memcached::message_bytes(value_bytes),
+            Self::FacesDatabase => Memcached::message_bytes(Faces::PICTURE_BYTES),
+        }
+    }
+
+    /// Length of a reply; the longest possible one where it is not known.
+    pub fn reply_bytes(&self) -> usize {
+        match self {
+            Self::Custom(custom) => custom.reply_bytes().unwrap_or(MESSAGE_BYTES_MAX),
+            Self::Lenet => Digits::REPLY_BYTES,
+            Self::Faces => Faces::REPLY_BYTES,
+            _ => self.request_bytes(),
+        }
+    }
+
+    /// Whether a memcached is asked.
+    pub(super) fn is_memcached(&self) -> bool {
+        matches!(self, Self::Memcached { .. } | Self::FacesDatabase)
+    }
+
+    /// Whether replies say which request they answer.
+    pub fn has_identity(&self) -> bool {
+        match *self {
+            Self::Echo { bytes } => Echo::new(bytes).has_identity(),
+            Self::Scale { numbers } => Vectors::new(numbers).has_identity(),
+            Self::Sockperf { .. } => true,
+            Self::Lenet
+            | Self::Faces
+            | Self::Memcached { .. }
+            | Self::FacesDatabase
+            | Self::Custom(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Echo { bytes } => write!(f, "echo:{bytes}"),
+            Self::Sockperf { bytes } => write!(f, "sockperf:{bytes}"),
+            Self::Scale { numbers } => write!(f, "scale:{numbers}"),
+            Self::Lenet => f.write_str("lenet"),
+            Self::Faces => f.write_str("faces"),
+            Self::Memcached { value_bytes, gets_percent } => {
+                write!(f, "memcached:{value_bytes}:{gets_percent}")
+            }
+            Self::FacesDatabase => f.write_str("faces-database"),
+            Self::Custom(custom) => write!(f, "a payload of {} bytes", custom.payload.len()),
+        }
+    }
+}
+
+impl FromStr for Work {
+    type Err = PlanError;
+
+    fn from_str(text: &str) -> Result<Self, PlanError> {
+        let wrong = || PlanError::Work(text.to_owned());
+        // `memcached:BYTES:GETS`.
+        let (text, gets) = match text.rsplit_once(':') {
+            Some((rest, gets)) if rest.starts_with("memcached:") => (rest, Some(gets)),
+            _ => (text, None),
+        };
+        let gets_percent =
+            gets.map_or(Ok(GETS_PERCENT), |gets| gets.parse().map_err(|_| wrong()))?;
+        let (name, size) = match text.split_once(':') {
+            None => (text, None),
+            Some((name, size)) => (name, Some(size.parse::<usize>().map_err(|_| wrong())?)),
+        };
+        // Longer messages than a service can have are no use.
+        if size.is_some_and(|size| size > MESSAGE_BYTES_MAX) {
+            return Err(wrong());
+        }
+        match (name, size) {
+            ("echo", size) => Ok(Self::Echo { bytes: size.unwrap_or(64) }),
+            ("sockperf", size) => Ok(Self::Sockperf { bytes: size.unwrap_or(64) }),
+            ("scale", size) => Ok(Self::Scale { numbers: size.unwrap_or(Vectors::NUMBERS) }),
+            ("lenet", None) => Ok(Self::Lenet),
+            ("faces", None) => Ok(Self::Faces),
+            ("memcached", size) => {
+                let value_bytes = size.unwrap_or(1024);
+                let sound = value_bytes <= Memcached::VALUE_BYTES_MAX && gets_percent <= 100;
+                sound.then_some(Self::Memcached { value_bytes, gets_percent }).ok_or_else(wrong)
+            }
+            ("faces-database", None) => Ok(Self::FacesDatabase),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// What a workload is made of, so that several can be made.
+pub(super) enum Material {
+    Simple(Work),
+    Digits { digits: Vec<Digit<'static>>, expected: Vec<Vec<u8>> },
+    Faces(Pictures<'static>),
+    FacesDatabase(Pictures<'static>),
+    Custom(Arc<Custom>),
+}
+
+impl Material {
+    pub(super) fn new(work: &Work) -> Result<Self, String> {
+        match work {
+            Work::Lenet => {
+                let digits = Digit::held_out();
+                let (message, reply) = (work.request_bytes() as u32, work.reply_bytes() as u32);
+                let kernel = KernelFunction::open("lenet", &[], message, reply);
+                let mut kernel = kernel.map_err(|error| error.to_string())?;
+                let mut expected = Vec::with_capacity(digits.len());
+                for digit in &digits {
+                    let mut reply = Vec::new();
+                    let called = kernel.call(digit.picture, &mut reply);
+                    called.map_err(|error| format!("the built-in kernel lenet: {error:?}"))?;
+                    expected.push(reply);
+                }
+                Ok(Self::Digits { digits, expected })
+            }
+            Work::Faces => Ok(Self::Faces(Pictures::built_in())),
+            Work::FacesDatabase => Ok(Self::FacesDatabase(Pictures::built_in())),
+            Work::Custom(custom) => Ok(Self::Custom(custom.clone())),
+            work => Ok(Self::Simple(work.clone())),
+        }
+    }
+
+    pub(super) fn workload(&self) -> Box<dyn Workload + '_> {
+        match self {
+            Self::Simple(Work::Sockperf { bytes }) => Box::new(Sockperf::new(*bytes)),
+            Self::Simple(Work::Scale { numbers }) => Box::new(Vectors::new(*numbers)),
+            Self::Simple(Work::Memcached { value_bytes, gets_percent }) => {
+                Box::new(Memcached::new(*value_bytes, *gets_percent))
+            }
+            Self::Simple(work) => Box::new(Echo::new(work.request_bytes())),
+            Self::Digits { digits, expected } => Box::new(Digits::new(digits, Some(expected))),
+            Self::Faces(pictures) => Box::new(Faces::new(&pictures.people)),
+            Self::FacesDatabase(pictures) => Box::new(Memcached::faces(&pictures.people)),
+            Self::Custom(custom) => Box::new(&**custom),
+        }
+    }
+
+    /// What must be stored before anything is asked.
+    pub(super) fn stores(&self) -> Option<Memcached<'_>> {
+        match self {
+            Self::Simple(Work::Memcached { value_bytes, gets_percent }) => {
+                Some(Memcached::new(*value_bytes, *gets_percent).stores())
+            }
+            Self::FacesDatabase(pictures) => Some(Memcached::faces(&pictures.people).stores()),
+            _ => None,
+        }
+    }
+}
+
+/// Why a plan cannot be carried out.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// Not a URL of a server.
+    #[error(
+        "`{0}` is no server: write udp://HOST:PORT, tcp://HOST:PORT or shm:///PATH, as `serval serve` prints them"
+    )]
+    Target(String),
+    /// No such workload.
+    #[error(
+        "`{0}` is no workload: write echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, faces, memcached:BYTES:GETS (of 100 requests; values of at most 1000000 bytes) or faces-database"
+    )]
+    Work(String),
+    /// A memcached has connections.
+    #[error(
+        "the workload `{0}` is memcached's text protocol over TCP: give a tcp:// server, and no other framing"
+    )]
+    MemcachedOverTcp(Work),
+    /// Shared memory is a class of its own.
+    #[error("class T3 is the one of shm:// servers, and the only one they have")]
+    SharedMemory,
+    /// Trains are made of datagrams.
+    #[error("class T2 sends trains of datagrams: give a udp:// server, or leave the class out")]
+    BurstOverTcp,
+    /// Does not fit a datagram.
+    #[error(
+        "a message of {0} bytes does not fit a datagram: at most {UDP_PAYLOAD_MAX} do, or use tcp://"
+    )]
+    Datagram(usize),
+    /// The window is outside its range.
+    #[error("a window of {0} is not possible here: it must be in [1, {1}]")]
+    Window(usize, usize),
+    /// The rate is outside its range.
+    #[error("a rate of {0} requests a second is not possible: it must be in [1, 1e9]")]
+    Rate(f64),
+    /// Nothing to share.
+    #[error("{0} connections cannot share a window of {1}: use 1 to {1}")]
+    Connections(usize, usize),
+    /// Not enough for every client.
+    #[error(
+        "clients on {0} cores cannot share {1}: give each at least one request in flight and one connection"
+    )]
+    Clients(usize, usize),
+    /// Replies of one socket could not be told apart.
+    #[error(
+        "replies of `{0}` do not say which request they answer, so that every request in flight needs a socket of its own: leave the number of connections out"
+    )]
+    NoIdentity(Work),
+    /// Where a reply ends is not known.
+    #[error(
+        "framing {0} does not say where a reply ends: say how long replies are with --expect any:BYTES, or which reply is right with --expect FILE"
+    )]
+    ReplyBytes(Framing),
+    /// Nothing would be measured.
+    #[error("a duration of 0 measures nothing: give the seconds to measure, such as 2s")]
+    Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(target: &str, work: &str) -> Plan {
+        Plan { work: work.parse().unwrap(), ..Plan::new(target.parse().unwrap()) }
+    }
+
+    #[test]
+    fn targets_and_workloads_are_read_as_they_are_written() {
+        for text in ["udp://127.0.0.1:9000", "tcp://[::1]:9000", "shm:///run/digits"] {
+            assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
+        }
+        for text in
+            ["127.0.0.1:9000", "udp://127.0.0.1", "udp://127.0.0.1:0", "http://127.0.0.1:80", ""]
+        {
+            assert!(matches!(text.parse::<Target>(), Err(PlanError::Target(_))), "{text}");
+        }
+        let works = ["echo:64", "echo:0", "sockperf:14", "scale:8", "lenet", "faces"];
+        for text in works.into_iter().chain(["memcached:0:0", "memcached:100:95", "faces-database"])
+        {
+            assert_eq!(text.parse::<Work>().unwrap().to_string(), text);
+        }
+        assert_eq!("echo".parse(), Ok(Work::Echo { bytes: 64 }));
+        let memcached = |value_bytes| Ok(Work::Memcached { value_bytes, gets_percent: 90 });
+        assert_eq!("memcached".parse(), memcached(1024));
+        assert_eq!("memcached:7".parse(), memcached(7));
+        for text in [
+            "echo:",
+            "echo:x",
+            "echo:-1",
+            "lenet:3",
+            "spin",
+            "",
+            "echo:99999999999999999999",
+            "memcached:64:101",
+            "memcached:64:",
+            "memcached:64:9:9",
+            "memcached:1000001",
+            "faces-database:3",
+            "echo:9000000",
+        ] {
+            assert!(matches!(text.parse::<Work>(), Err(PlanError::Work(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn framings_suit_the_workload() {
+        let framings = |work| {
+            let plan = plan("tcp://127.0.0.1:1", work);
+            (plan.framing().to_string(), plan.reply_framing().to_string())
+        };
+        let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        assert_eq!(framings("echo:64"), pair("length:u16", "length:u16"));
+        assert_eq!(framings("echo:70000"), pair("length:u32", "length:u32"));
+        assert_eq!(framings("sockperf:64"), pair("sockperf", "sockperf"));
+        assert_eq!(framings("scale:64"), pair("fixed:256", "fixed:256"));
+        assert_eq!(framings("lenet"), pair("fixed:784", "fixed:44"));
+        assert_eq!(framings("faces"), pair("fixed:1036", "fixed:8"));
+        assert_eq!(framings("memcached"), pair("memcached", "memcached"));
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let closed = |window| Mode::Closed { window };
+        let cases = [
+            (Plan { class: Some(Class::T2), ..plan("tcp://127.0.0.1:1", "echo") }, "udp:// server"),
+            (
+                Plan { class: Some(Class::T3), ..plan("udp://127.0.0.1:1", "echo") },
+                "shm:// servers",
+            ),
+            (Plan { class: Some(Class::T0), ..plan("shm:///run/a", "echo") }, "shm:// servers"),
+            (plan("udp://127.0.0.1:1", "memcached"), "give a tcp:// server"),
+            (
+                Plan { framing: Some(Framing::Raw), ..plan("tcp://127.0.0.1:1", "memcached") },
+                "no other framing",
+            ),
+            (plan("udp://127.0.0.1:1", "echo:65508"), "does not fit a datagram"),
+            (Plan { mode: closed(0), ..plan("udp://127.0.0.1:1", "echo") }, "[1, 4096]"),
+            (Plan { mode: closed(5000), ..plan("tcp://127.0.0.1:1", "echo") }, "[1, 4096]"),
+            (
+                Plan {
+                    mode: closed(65_537),
+                    class: Some(Class::T2),
+                    ..plan("udp://127.0.0.1:1", "echo")
+                },
+                "[1, 65536]",
+            ),
+            (
+                Plan { mode: Mode::Open { rate: 0.0 }, ..plan("udp://127.0.0.1:1", "echo") },
+                "[1, 1e9]",
+            ),
+            (Plan { connections: Some(2), ..plan("tcp://127.0.0.1:1", "echo") }, "use 1 to 1"),
+            (
+                Plan {
+                    connections: Some(2),
+                    mode: closed(4),
+                    ..plan("udp://127.0.0.1:1", "lenet")
+                },
+                "socket of its own",
+            ),
+            (
+                Plan { cores: vec![0, 1], ..plan("udp://127.0.0.1:1", "echo") },
+                "2 cores cannot share 1",
+            ),
+            (
+                Plan { duration: Duration::ZERO, ..plan("udp://127.0.0.1:1", "echo") },
+                "measures nothing",
+            ),
+        ];
+        for (plan, part) in cases {
+            let error = plan.check().unwrap_err().to_string();
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        for works in [
+            Plan { class: Some(Class::T2), mode: closed(4), ..plan("udp://127.0.0.1:1", "lenet") },
+            Plan { connections: Some(4), mode: closed(4), ..plan("udp://127.0.0.1:1", "lenet") },
+            Plan { connections: Some(2), mode: closed(4), ..plan("udp://127.0.0.1:1", "echo") },
+            Plan { mode: Mode::Open { rate: 1e5 }, ..plan("udp://127.0.0.1:1", "lenet") },
+        ] {
+            assert_eq!(works.check(), Ok(()), "{works:?}");
+        }
+    }
+}

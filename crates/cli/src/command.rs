@@ -1,0 +1,396 @@
+//! The `serval` command: arguments, exit codes, and one module for each verb.
+
+mod ask;
+mod attach;
+mod bench;
+mod bytes;
+mod check;
+mod compare;
+mod demo;
+mod doctor;
+mod kernel;
+mod pages;
+mod reload;
+mod serve;
+mod tables;
+mod top;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde_json::json;
+use sys::signal::{Signal, Signals};
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::screen::{Screen, colours_wanted, print};
+use runtime::kernel_file::set_trial_program;
+use server::config::ConfigError;
+use server::control::{ConfigSource, ControlError};
+use server::log;
+use server::machine::MachineError;
+
+const EXAMPLES: &str = "\
+Examples:
+  serval demo                          see it work: a digit reader over UDP and TCP
+  serval check-config service.toml     what a file means, and what it costs
+  serval serve service.toml            serve until SIGTERM or Ctrl-C
+  serval ask udp://127.0.0.1:9000 hi   send one message, print the reply
+  serval bench udp://127.0.0.1:9000    how fast a server is, with every reply checked
+  serval doctor service.toml           what this machine can do, and how a service would run
+  serval top                           what a running server does, live
+  serval kernel build mine.cpp         compile a kernel of your own
+  serval attach /run/serval/acc0       run a service's kernels in a process of their own
+
+Exit codes:
+  0  everything went well
+  1  something failed while running
+  2  the configuration or the command line is wrong
+  3  requests were left unanswered when the service ended, or a kernel hung
+
+Everything takes --json. Colours appear on terminals only; NO_COLOR turns them off.";
+
+/// How long a server waits at its end until its last lines are written.
+const LOG_PATIENCE: Duration = Duration::from_millis(500);
+
+/// A software SmartNIC for accelerators: kernels on a GPU or on host cores become network services.
+#[derive(Debug, Parser)]
+#[command(name = "serval", version, after_help = EXAMPLES, arg_required_else_help = true)]
+pub struct Arguments {
+    /// Write JSON instead of text to standard output
+    #[arg(long, global = true)]
+    json: bool,
+
+    /// What to log to standard error
+    #[arg(long, global = true, value_name = "LEVEL", env = "SERVAL_LOG", ignore_case = true)]
+    log: Option<LogLevel>,
+
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Run the services of a configuration file
+    #[command(after_help = serve::HELP)]
+    Serve(serve::Options),
+
+    /// Attach to a running engine and run a service's kernels in this process
+    #[command(after_help = attach::HELP)]
+    Attach(attach::Options),
+
+    /// See Serval work on this machine, in less than a minute
+    #[command(after_help = demo::HELP)]
+    Demo(demo::Options),
+
+    /// Send one message to a server and print the reply
+    #[command(after_help = ask::HELP)]
+    Ask(Box<ask::Options>),
+
+    /// Measure a server: how many requests a second, and how long they take
+    #[command(after_help = bench::HELP)]
+    Bench(Box<bench::Options>),
+
+    /// Measure two servers side by side, or every row of a suite
+    #[command(after_help = compare::HELP)]
+    Compare(Box<compare::Options>),
+
+    /// Check a configuration file and show what it means
+    #[command(name = "check-config", after_help = check::HELP)]
+    CheckConfig(File),
+
+    /// Let a running server read its configuration again
+    #[command(after_help = reload::HELP)]
+    Reload(reload::Options),
+
+    /// Show what this machine can do, why, and how to get more
+    #[command(after_help = doctor::HELP)]
+    Doctor(doctor::Options),
+
+    /// Watch what a running server does
+    #[command(after_help = top::HELP)]
+    Top(top::Options),
+
+    /// Compile kernels and list those there are
+    #[command(subcommand, arg_required_else_help = true, after_help = kernel::HELP)]
+    Kernel(kernel::Verb),
+
+    /// Explain every reason for which a message can be lost
+    #[command(name = "drop-reasons", after_help = tables::DROP_REASONS_HELP)]
+    DropReasons,
+
+    /// Write the manual's pages
+    #[command(after_help = pages::MAN_HELP)]
+    Man(pages::ManOptions),
+
+    /// Print a completion script for a shell
+    #[command(after_help = pages::COMPLETIONS_HELP)]
+    Completions(pages::CompletionsOptions),
+
+    /// Show the version
+    #[command(after_help = tables::VERSION_HELP)]
+    Version,
+}
+
+impl Verb {
+    /// It runs for long, and somebody looks at its log.
+    fn is_watched(&self) -> bool {
+        match self {
+            Self::Serve(_) => true,
+            Self::Attach(options) => options.is_watched(),
+            _ => false,
+        }
+    }
+
+    /// How long its last log lines may take to be written: a server has to end in time, even if nothing reads its log.
+    fn log_patience(&self) -> Duration {
+        match self {
+            Self::Serve(_) | Self::Attach(_) => LOG_PATIENCE,
+            _ => Duration::from_secs(60),
+        }
+    }
+}
+
+/// A configuration file and what overrides it.
+#[derive(Args, Clone, Debug)]
+struct File {
+    /// The configuration file (TOML)
+    #[arg(value_name = "FILE")]
+    path: PathBuf,
+
+    #[command(flatten)]
+    overrides: Sets,
+}
+
+#[derive(Args, Clone, Debug)]
+struct Sets {
+    /// Set one key, such as engine.workers=2 or service.NAME.slots=128; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+}
+
+impl File {
+    fn source(&self) -> ConfigSource {
+        ConfigSource { path: self.path.clone(), sets: self.overrides.sets.clone() }
+    }
+}
+
+/// How a verb ended when it did not end well.
+enum Failure {
+    /// The configuration cannot be used.
+    Config(ConfigError),
+    /// The command line asks for something that cannot be.
+    Usage(String),
+    /// Something failed; one sentence.
+    Run(String),
+    /// A running server refuses to change; why, as it says it.
+    Refused(String),
+    /// What was to be proven was not; the result has been shown, one sentence about it.
+    Unproven(String),
+    /// The service ended with work left over; it has been reported.
+    Unfinished,
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error)
+    }
+}
+
+impl From<MachineError> for Failure {
+    fn from(error: MachineError) -> Self {
+        Self::Usage(error.to_string())
+    }
+}
+
+impl From<ControlError> for Failure {
+    fn from(error: ControlError) -> Self {
+        match error {
+            ControlError::Config(error) => Self::Config(error),
+            ControlError::Machine(error) => error.into(),
+            ControlError::Ambiguous(text) => Self::Usage(text),
+            ControlError::Failed(text) => Self::Run(text),
+        }
+    }
+}
+
+impl Failure {
+    fn run(error: impl std::fmt::Display) -> Self {
+        Self::Run(error.to_string())
+    }
+
+    fn code(&self) -> u8 {
+        match self {
+            Self::Run(_) | Self::Unproven(_) => 1,
+            Self::Config(_) | Self::Usage(_) | Self::Refused(_) => 2,
+            Self::Unfinished => 3,
+        }
+    }
+
+    fn report(&self, screen: &Screen) {
+        use std::io::IsTerminal as _;
+        let (text, value) = match self {
+            Self::Config(error) => {
+                let colour = std::io::stderr().is_terminal() && colours_wanted();
+                (error.render(colour), error.json())
+            }
+            Self::Usage(message) | Self::Run(message) => {
+                (format!("error: {message}"), json!({ "error": message }))
+            }
+            Self::Unproven(message) | Self::Refused(message) => {
+                log::say(message);
+                return;
+            }
+            Self::Unfinished => return,
+        };
+        if screen.json {
+            print(&format!("{value}\n"));
+        }
+        log::say(&text);
+    }
+}
+
+/// Runs the command of this process.
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let screen = Screen::new(arguments.json);
+    sys::signal::ignore_file_size_signal();
+    start_log(arguments.log, arguments.verb.is_watched());
+    // Through the link even a program that was replaced meanwhile starts as itself.
+    set_trial_program("/proc/self/exe".into());
+    let result = match &arguments.verb {
+        Verb::Serve(options) => serve::run(&screen, options),
+        Verb::Attach(options) => attach::run(options),
+        Verb::Demo(options) => demo::run(&screen, options),
+        Verb::Compare(options) => compare::run(&screen, options),
+        Verb::Ask(options) => ask::run(&screen, options),
+        Verb::Bench(options) => bench::run(&screen, options),
+        Verb::CheckConfig(file) => check::run(&screen, file),
+        Verb::Reload(options) => reload::run(&screen, options),
+        Verb::Doctor(options) => doctor::run(&screen, options),
+        Verb::Top(options) => top::run(&screen, options),
+        Verb::Kernel(verb) => kernel::run(&screen, verb),
+        Verb::DropReasons => {
+            tables::drop_reasons(&screen);
+            Ok(())
+        }
+        Verb::Man(options) => pages::man(&screen, options),
+        Verb::Completions(options) => {
+            pages::completions(options);
+            Ok(())
+        }
+        Verb::Version => {
+            tables::version(&screen);
+            Ok(())
+        }
+    };
+    let code = match &result {
+        Ok(()) => 0,
+        Err(failure) => {
+            failure.report(&screen);
+            failure.code()
+        }
+    };
+    log::flush(arguments.verb.log_patience());
+    if matches!(result, Err(Failure::Unfinished)) {
+        // A thread may still be inside a kernel, so no code of its library may run at the end.
+        sys::process::exit_now(code.into());
+    }
+    ExitCode::from(code)
+}
+
+/// The first signal ends what a verb does in order, so that what it started is stopped too.
+fn cancel_on_signal(cancel: Arc<AtomicBool>) -> std::io::Result<()> {
+    let mut signals = Signals::install()?;
+    std::thread::Builder::new().name("serval-signals".into()).spawn(move || {
+        while let Ok(signal) = signals.wait(None) {
+            if matches!(signal, Some(Signal::Terminate | Signal::Interrupt)) {
+                cancel.store(true, Ordering::Relaxed);
+            }
+        }
+    })?;
+    Ok(())
+}
+
+fn start_log(level: Option<LogLevel>, serves: bool) {
+    use std::io::IsTerminal as _;
+    let filter = match level {
+        Some(LogLevel::Off) => LevelFilter::OFF,
+        Some(LogLevel::Error) => LevelFilter::ERROR,
+        Some(LogLevel::Warn) => LevelFilter::WARN,
+        Some(LogLevel::Info) => LevelFilter::INFO,
+        Some(LogLevel::Debug) => LevelFilter::DEBUG,
+        Some(LogLevel::Trace) => LevelFilter::TRACE,
+        None if serves => LevelFilter::INFO,
+        None => LevelFilter::WARN,
+    };
+    let colour = std::io::stderr().is_terminal() && colours_wanted();
+    log::start();
+    tracing_subscriber::fmt()
+        .with_writer(log::writer)
+        // It would report a failed write to standard error by itself, and wait there.
+        .log_internal_errors(false)
+        .with_max_level(filter)
+        .with_ansi(colour)
+        .with_target(false)
+        .init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    /// A command and all below it.
+    fn all(command: &clap::Command) -> Vec<clap::Command> {
+        let below = command.get_subcommands().flat_map(all);
+        std::iter::once(command.clone()).chain(below).collect()
+    }
+
+    #[test]
+    fn no_hand_written_line_of_a_help_is_wrapped_again() {
+        for command in all(&Arguments::command()) {
+            let name = command.get_name().to_owned();
+            let written = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let shown = command.term_width(100).render_long_help().to_string();
+            // Ends of lines do not show.
+            let lines = |text: &str| text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n");
+            let whole = lines(&shown).contains(&lines(&written));
+            assert!(whole, "{name}: {shown}");
+        }
+    }
+
+    #[test]
+    fn every_verb_has_an_example() {
+        for command in all(&Arguments::command()) {
+            let written = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(written.contains("Examples:\n  serval "), "{}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn every_verb_says_what_it_does() {
+        for verb in Arguments::command().get_subcommands() {
+            let about = verb.get_about().map(ToString::to_string).unwrap_or_default();
+            assert!(about.len() > 10, "{} has no text", verb.get_name());
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! `serval attach PATH`: an accelerator runtime for kernels on host threads or on a GPU.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use clap::Args;
+use engine::topology::{
+    HANG_MS, HANG_MS_MAX, HANG_MS_MIN, STACK_KIB, STACK_KIB_MAX, STACK_KIB_MIN,
+};
+use sys::local::LocalSocket;
+use sys::signal::Signals;
+
+use super::{Failure, cancel_on_signal};
+use runtime::{self, Device, End, GpuDevice, HostDevice, RuntimeError, Wish};
+
+pub(super) const HELP: &str = "\
+PATH is `attach` of an accelerator with kind = \"process\" or \"cuda\" and launch = \"external\". The
+process maps the region of one service and nothing else of the engine's. It takes any service of
+the accelerator that has no runtime, or the one that --service or --kernel asks for, and attaches
+again when its life or the engine ends. SIGTERM or Ctrl-C ends it: requests that are with it are
+lost with a reason.
+
+Examples:
+  serval attach /run/serval/acc0
+  serval attach /run/serval/acc0 --service digits --threads 4
+  serval attach /run/serval/acc0 --once
+  serval attach /run/serval/gpu0 --gpu 0
+
+Exit codes: 0 ended in order, 1 no engine, refused, the engine went (with --once), or a block
+failed, 2 wrong command line, 3 a kernel hung.";
+
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    /// Where the engine listens for runtimes
+    #[arg(value_name = "PATH", required_unless_present = "inherited")]
+    path: Option<PathBuf>,
+
+    /// The service whose kernels to run
+    #[arg(long, value_name = "NAME", default_value = "")]
+    service: String,
+
+    /// Take a service with this kernel only: a built-in name, or the path in the configuration
+    #[arg(long, value_name = "NAME|FILE", default_value = "")]
+    kernel: String,
+
+    /// Threads that share the blocks [default: 1]; with --gpu, threads of each block, a multiple of 32 [default:
+    /// what suits the kernel]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+
+    /// A block that works on one message for longer hangs, and the life ends. Set it to the service's
+    /// request_timeout_ms or more: the engine does not tell the runtime
+    #[arg(long, value_name = "MS", default_value_t = HANG_MS,
+          value_parser = clap::value_parser!(u64).range(HANG_MS_MIN..=HANG_MS_MAX))]
+    hang_ms: u64,
+
+    /// Cores to pin the threads to
+    #[arg(long, value_name = "CORE,...", value_delimiter = ',', conflicts_with = "gpu")]
+    cores: Vec<usize>,
+
+    /// Stack of each block in KiB
+    #[arg(long, value_name = "KIB", default_value_t = STACK_KIB as u64, conflicts_with = "gpu",
+          value_parser = clap::value_parser!(u64).range(STACK_KIB_MIN..=STACK_KIB_MAX))]
+    stack_kib: u64,
+
+    /// Run CUDA kernels on the NVIDIA GPU of this number, from 0
+    #[arg(long, value_name = "N")]
+    gpu: Option<u32>,
+
+    /// End with the first life
+    #[arg(long)]
+    once: bool,
+
+    /// The engine started this process and is connected to its standard input
+    #[arg(long, hide = true, conflicts_with_all = ["path", "once"])]
+    inherited: bool,
+}
+
+impl Options {
+    /// An engine reports what becomes of the processes it starts.
+    pub(super) fn is_watched(&self) -> bool {
+        !self.inherited
+    }
+}
+
+/// An engine lets in processes of its own user and of root. For others its socket looks like one at which nobody
+/// listens, and they would try again for ever.
+fn may_connect(path: &Path) -> Result<(), Failure> {
+    let own = sys::process::user();
+    let who = match fs::symlink_metadata(path) {
+        // Where its owner has let others connect, the engine says itself whom it takes.
+        Ok(found) if own != 0 && found.uid() != own && is_closed_to_us(path) => {
+            format!("the engine at {path:?} belongs to user {}", found.uid())
+        }
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            format!("{path:?} is in a folder that user {own} may not enter")
+        }
+        _ => return Ok(()),
+    };
+    Err(Failure::Run(format!("{who}: run this as the engine's user or as root")))
+}
+
+fn is_closed_to_us(path: &Path) -> bool {
+    LocalSocket::connect(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+}
+
+pub(super) fn run(options: &Options) -> Result<(), Failure> {
+    let hung_after = Duration::from_millis(options.hang_ms);
+    let mut device: Box<dyn Device> = match options.gpu {
+        Some(gpu) => Box::new(GpuDevice::new(gpu, options.threads).hung_after(hung_after)),
+        None => {
+            let threads = options.threads.unwrap_or(1) as usize;
+            let device = HostDevice::new(threads, options.cores.clone()).hung_after(hung_after);
+            Box::new(device.stack_kib(options.stack_kib as usize))
+        }
+    };
+    let wish = Wish { service: options.service.clone(), kernel: options.kernel.clone() };
+    let cancel = Arc::new(AtomicBool::new(false));
+    let end = match &options.path {
+        Some(path) => {
+            may_connect(path)?;
+            cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
+            runtime::attach(path, &wish, &mut *device, options.once, &cancel)
+        }
+        None => {
+            // Signals to the engine's group are the engine's to act on: it ends this process in order, and
+            // the host kernel ends it when the engine is killed.
+            let _ignored = Signals::install().map_err(Failure::run)?;
+            sys::process::end_with_parent().map_err(Failure::run)?;
+            let input = std::io::stdin();
+            let socket = input.as_fd().try_clone_to_owned().and_then(LocalSocket::inherited);
+            let socket = socket.map_err(|error| {
+                Failure::Usage(format!("standard input is no connection to an engine: {error}"))
+            })?;
+            runtime::serve(&socket, &wish, &mut *device, &cancel)
+        }
+    };
+    match end {
+        Ok(End::Stopped) => Ok(()),
+        Ok(End::EngineLost) => Err(Failure::Run("the engine is gone".into())),
+        Ok(End::Failed(failure)) | Err(RuntimeError::Blocks(failure)) => {
+            let hung = failure.reason == mqueue::abi::reason::HUNG;
+            if hung {
+                tracing::error!("{failure}");
+                return Err(Failure::Unfinished);
+            }
+            Err(Failure::run(failure))
+        }
+        Err(error) => Err(Failure::run(error)),
+    }
+}

@@ -1,0 +1,489 @@
+//! `serval bench URL`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value as Json, json};
+use wire::framing::Framing;
+
+use super::{Failure, bytes, cancel_on_signal};
+use crate::screen::{Screen, Table, Tone};
+use bench::client::workload::{Custom, Expect};
+use bench::compare::machine::Machine;
+use bench::plot::{self, Chart, Line};
+use bench::units::{per_second, span};
+use bench::{self, BenchError, Bottleneck, Class, Mode, Plan, Report, Target, Void, Work};
+
+pub(super) const HELP: &str = "\
+Asks a server, checks every reply, and shows how many there were a second and how long they took.
+
+Closed loop (--window): a fixed number of requests is in flight, and a reply makes room for the
+next. One in flight shows the shortest latency, many show the highest rate. Open loop (--rate):
+requests arrive at random times (a Poisson process) whatever the server does, as those of many
+clients would, and their latency counts from the arrival, so that a stall shows in everything it
+held up.
+
+Clients are of three classes; compare only results of the same one.
+  T0  ordinary kernel sockets, one for every request in flight on UDP. About 3 us of the client's
+      core go into each request, so that one client ends at some 300 k/s whatever the server is.
+  T2  trains of datagrams through few sockets (GSO, GRO): for a server that is faster than that.
+      Replies are matched by a number in the payload; those of lenet and faces have none, so the
+      service must keep the order of each flow (dispatch = \"flow-hash\").
+  T3  a shm:// port: no network at all.
+
+Numbers that cannot be trusted are marked, with the reason: wrong or repeated replies, a server
+that fell silent, a client that did not have its core to itself, a rate that could not be sent, or
+numbers that contradict Little's law (requests in flight = rate x mean latency). The exit code is 1
+then. --stolen-max accepts a busier machine; nothing accepts wrong or repeated replies.
+
+--payload or --payload-hex sends a message of your own, to measure a kernel of your own. --expect
+says which replies are right: a file or --expect-hex (these bytes), echo (the payload itself), any
+(every reply; they are counted, not compared), any:BYTES (every reply of this length).
+
+memcached is asked in its text protocol over TCP. What will be asked for is stored first: 10,000
+keys, or fewer of long values, under serval:..., and for faces-database the pictures of its people
+under the keys of a faces service, face: and 24 hex digits, over what is there. So use a server
+that may forget what it has. A get that finds nothing is a right answer and lowers the hit ratio.
+
+Examples:
+  serval bench udp://127.0.0.1:9000                        echo of 64 bytes, 1 to 256 in flight
+  serval bench tcp://127.0.0.1:9000 --workload lenet       digits, answers compared
+  serval bench tcp://127.0.0.1:11211 --workload memcached:100:95   gets and sets, values compared
+  serval bench udp://127.0.0.1:9000 --payload question.bin --expect answer.bin
+  serval bench tcp://127.0.0.1:9000 --payload-hex 0102 --expect any --framing length:u32
+  serval bench udp://127.0.0.1:9000 --rate 50k,100k,200k --plot load.svg
+  serval bench udp://127.0.0.1:9000 --class T2 --window 1024 --core 1
+  serval bench udp://127.0.0.1:9000 --metrics http://127.0.0.1:9464/metrics
+  serval bench udp://127.0.0.1:9000 --server-pid $(pidof serval)";
+
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    /// The server: udp://HOST:PORT, tcp://HOST:PORT or shm:///PATH
+    #[arg(value_name = "URL")]
+    target: Target,
+
+    /// Requests in flight, one run for each
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = count, conflicts_with = "rate", default_value = "1,4,16,64,256")]
+    window: Vec<f64>,
+
+    /// Requests a second that arrive at random times, one run for each: 50k, 1.5M
+    #[arg(long, value_name = "RATE,...", value_delimiter = ',', value_parser = count)]
+    rate: Vec<f64>,
+
+    /// What to ask: echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, faces, memcached:BYTES:GETS (values
+    /// of so many bytes; of 100 requests so many gets, 90 if left out) or faces-database (what a faces
+    /// service asks its memcached)
+    #[arg(long, value_name = "WORKLOAD", default_value = "echo:64")]
+    workload: Work,
+
+    /// Send the contents of this file as every request
+    #[arg(long, value_name = "FILE", group = "own", conflicts_with = "workload")]
+    payload: Option<PathBuf>,
+
+    /// Send these bytes as every request: 0a1b
+    #[arg(long, value_name = "HEX", group = "own", conflicts_with = "workload", value_parser = hex)]
+    payload_hex: Option<Hex>,
+
+    /// Which replies to the payload are right: FILE (its contents), echo, any or any:BYTES [default: any]
+    #[arg(long, value_name = "FILE|echo|any", requires = "own")]
+    expect: Option<String>,
+
+    /// The right reply to the payload
+    #[arg(long, value_name = "HEX", requires = "own", conflicts_with = "expect", value_parser = hex)]
+    expect_hex: Option<Hex>,
+
+    /// The kind of client [default: T0; T3 for shm://]
+    #[arg(long, value_enum, ignore_case = true)]
+    class: Option<Class>,
+
+    /// TCP: how requests are delimited, as in the service's configuration [default: what suits the
+    /// workload: length:u16 for echo, sockperf, or fixed:N]
+    #[arg(long, value_name = "FRAMING")]
+    framing: Option<Framing>,
+
+    /// Connections (TCP) or sockets (UDP) that share the requests in flight [default: 4; UDP of class
+    /// T0: one for each request]
+    #[arg(long, value_name = "N")]
+    connections: Option<usize>,
+
+    /// At the start of each run, not measured
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = time)]
+    warmup: Duration,
+
+    /// What is measured of each run
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time)]
+    duration: Duration,
+
+    /// A request without a reply for this long is lost [default: 1s; 100ms with --rate over UDP]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    timeout: Option<Duration>,
+
+    /// Run the client on this core, and never let go of it; on several, one client on each, which share
+    /// what --window or --rate says
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    core: Vec<usize>,
+
+    /// Process whose CPU time is the server's
+    #[arg(long, value_name = "PID")]
+    server_pid: Option<u32>,
+
+    /// The server's metrics, to tell for how long its workers were busy
+    #[arg(long, value_name = "URL")]
+    metrics: Option<String>,
+
+    /// Trust a run although other processes used up to this percentage of the client's core
+    #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u8).range(0..=100))]
+    stolen_max: u8,
+
+    /// Save a chart (SVG): latency over rate, or of a single run its distribution
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+/// Bytes given as hexadecimal digits.
+#[derive(Clone, Debug)]
+pub(super) struct Hex(pub(super) Vec<u8>);
+
+pub(super) fn hex(text: &str) -> Result<Hex, String> {
+    bytes::from_hex(text).map(Hex)
+}
+
+/// `echo`, `any`, `any:BYTES`, or a file.
+fn expected(text: &str) -> Result<Expect, String> {
+    match (text, text.strip_prefix("any:")) {
+        ("echo", _) => Ok(Expect::Echo),
+        ("any", _) => Ok(Expect::Any(None)),
+        (_, Some(count)) => match count.parse() {
+            Ok(count) if count <= bench::MESSAGE_BYTES_MAX => Ok(Expect::Any(Some(count))),
+            _ => Err(format!("`any:{count}` is not a length: write any:BYTES, such as any:44")),
+        },
+        _ => Ok(Expect::Bytes(bytes::from_file(Path::new(text))?)),
+    }
+}
+
+/// `50`, `50k`, `1.5M`.
+pub(super) fn count(text: &str) -> Result<f64, String> {
+    let (number, factor) = match text.strip_suffix(['k', 'K']) {
+        Some(number) => (number, 1e3),
+        None => text.strip_suffix('M').map_or((text, 1.0), |number| (number, 1e6)),
+    };
+    let parsed = number.parse::<f64>().ok().map(|number| number * factor);
+    let sound = parsed.filter(|n| n.is_finite() && *n >= 1.0);
+    sound.ok_or_else(|| "must be a number from 1, such as 64, 50k or 1.5M".to_owned())
+}
+
+/// `0, 1, 2`.
+pub(super) fn list(cores: &[usize]) -> String {
+    cores.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// `2s`, `500ms`, `2`.
+pub(super) fn time(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 1e-3),
+        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+    };
+    let parsed = number.parse::<f64>().ok().map(|number| number * unit);
+    let sound = parsed.filter(|seconds| (0.0..=86_400.0).contains(seconds));
+    let seconds = sound.ok_or_else(|| "must be a time, such as 2s or 500ms".to_owned())?;
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+impl Options {
+    /// What is asked: a workload, or a message of the user's own.
+    fn work(&self) -> Result<Work, String> {
+        let payload = match (&self.payload, &self.payload_hex) {
+            (Some(path), _) => bytes::from_file(path)?,
+            (None, Some(hex)) => hex.0.clone(),
+            (None, None) => return Ok(self.workload.clone()),
+        };
+        let expect = match (&self.expect, &self.expect_hex) {
+            (_, Some(hex)) => Expect::Bytes(hex.0.clone()),
+            (Some(text), None) => expected(text)?,
+            (None, None) => Expect::Any(None),
+        };
+        Ok(Work::Custom(Arc::new(Custom { payload, expect })))
+    }
+
+    /// One plan for each run.
+    fn plans(&self, cancel: &Arc<AtomicBool>) -> Result<Vec<Plan>, String> {
+        let base = Plan {
+            class: self.class,
+            work: self.work()?,
+            framing: self.framing,
+            connections: self.connections,
+            warmup: self.warmup,
+            duration: self.duration,
+            timeout: self.timeout,
+            cores: self.core.clone(),
+            server_pid: self.server_pid,
+            metrics: self.metrics.clone(),
+            stolen_max: f64::from(self.stolen_max) / 100.0,
+            cancel: cancel.clone(),
+            ..Plan::new(self.target.clone())
+        };
+        let modes: Vec<Mode> = if self.rate.is_empty() {
+            self.window.iter().map(|window| Mode::Closed { window: *window as usize }).collect()
+        } else {
+            self.rate.iter().map(|rate| Mode::Open { rate: *rate }).collect()
+        };
+        Ok(modes.into_iter().map(|mode| Plan { mode, ..base.clone() }).collect())
+    }
+}
+
+pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
+    let cancel = Arc::new(AtomicBool::new(false));
+    let plans = options.plans(&cancel).map_err(Failure::Usage)?;
+    // What cannot be is said before anything is measured.
+    for plan in &plans {
+        plan.check().map_err(|error| Failure::Usage(error.to_string()))?;
+    }
+    cancel_on_signal(cancel).map_err(Failure::run)?;
+    if let Err(error) = sys::process::raise_descriptor_limit() {
+        tracing::warn!(%error, "the limit of open descriptors stays as it is");
+    }
+    let bar = progress(screen, &plans);
+    let mut reports: Vec<Report> = Vec::new();
+    for (index, plan) in plans.iter().enumerate() {
+        bar.set_message(asked(plan.mode));
+        let watch = &mut |share: f64| bar.set_position(((index as f64 + share) * 100.0) as u64);
+        let report = bench::run_watched(plan, watch).map_err(|error| match error {
+            BenchError::Plan(error) => Failure::Usage(error.to_string()),
+            error => Failure::run(error),
+        })?;
+        let stop = matches!(report.void(), Some(Void::Interrupted | Void::NotPinned { .. }));
+        reports.push(report);
+        if stop {
+            break;
+        }
+    }
+    bar.finish_and_clear();
+    let saved = match &options.plot {
+        Some(path) if reports.iter().any(Report::has_numbers) => {
+            let failed = |error| format!("cannot save the plot {}: {error}", path.display());
+            plot::save(&chart(&plans[0], &reports), path)
+                .map_err(|error| Failure::Run(failed(error)))?;
+            Some(path)
+        }
+        _ => None,
+    };
+    screen.show(|| text(screen, &plans[0], &reports, saved), || as_json(&plans[0], &reports));
+    match reports.iter().filter_map(|report| Some((report, report.void()?))).next() {
+        None => Ok(()),
+        Some((report, void)) => Err(Failure::Unproven(format!(
+            "the run with {} is not trusted: {}",
+            asked(report.mode),
+            reason(void)
+        ))),
+    }
+}
+
+/// A reason, and the option that accepts it.
+fn reason(void: &Void) -> String {
+    match void.accepted_by() {
+        None => void.to_string(),
+        Some(option) => format!("{void}; pass {option} to accept this"),
+    }
+}
+
+fn progress(screen: &Screen, plans: &[Plan]) -> ProgressBar {
+    let target =
+        if screen.json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    let bar = ProgressBar::with_draw_target(Some(100 * plans.len() as u64), target);
+    let style = ProgressStyle::with_template("  {msg:<34} [{bar:30}] {percent} %");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
+    bar
+}
+
+fn asked(mode: Mode) -> String {
+    match mode {
+        Mode::Closed { window } => format!("{window} in flight"),
+        Mode::Open { rate } => format!("{} arriving", per_second(rate)),
+    }
+}
+
+fn text(screen: &Screen, plan: &Plan, reports: &[Report], saved: Option<&PathBuf>) -> String {
+    let closed = plan.window().is_some();
+    let mut table = Table::new(&[
+        if closed { ">in flight" } else { ">arriving" },
+        ">rate",
+        ">p50",
+        ">p99",
+        ">p99.9",
+        ">max",
+        ">lost",
+        ">client ns",
+        ">server ns",
+        "",
+    ]);
+    for report in reports {
+        table.toned(row(report));
+    }
+    let at = match plan.cores.as_slice() {
+        [] => String::new(),
+        [core] => format!(", client on core {core}"),
+        cores => format!(", a client on each of the cores {}", list(cores)),
+    };
+    let title = format!("{} at {}, client class {}{at}", plan.work, plan.target, plan.class());
+    let mut text = format!("{}\n\n{}\n", screen.paint(Tone::Bold, &title), table.render(screen));
+    text.push_str(
+        "  ns: time for each reply that the client's loop was at work, and that the server",
+    );
+    text.push_str(match (plan.server_pid, &plan.metrics) {
+        (_, Some(_)) => "'s workers were.\n",
+        (Some(_), None) => "'s process\n  used (a server that polls uses all of its core).\n",
+        (None, None) => " was\n  (which needs --metrics or --server-pid).\n",
+    });
+    if let Work::Custom(custom) = &plan.work
+        && !custom.compares()
+    {
+        text.push_str("  Replies were counted, not compared (--expect says which are right).\n");
+    }
+    let ratios = reports.iter().filter_map(|report| report.hit_ratio);
+    let ratios: Vec<String> = ratios.map(|ratio| format!("{:.2} %", 100.0 * ratio)).collect();
+    if !ratios.is_empty() {
+        text.push_str(&format!("  Gets that found their value: {}.\n", ratios.join(", ")));
+    }
+    if reports.iter().any(|r| r.is_trusted() && r.bottleneck() == Bottleneck::Client) {
+        text.push_str(
+            "  Where the client is the bottleneck the server may be faster than the rate says.\n",
+        );
+    }
+    for report in reports.iter().filter(|report| !report.is_trusted()) {
+        let reasons: Vec<_> = report.reasons.iter().map(reason).collect();
+        let told =
+            format!("  NOT TRUSTED, {}: {}.\n", asked(report.mode), reasons.join("; also: "));
+        text.push_str(&screen.paint(Tone::Red, &told));
+    }
+    if let Some(path) = saved {
+        text.push_str(&format!("\n  Plot: {}\n", path.display()));
+    }
+    text
+}
+
+fn row(report: &Report) -> Vec<(Tone, String)> {
+    let asked = match report.mode {
+        Mode::Closed { window } => window.to_string(),
+        Mode::Open { rate } => per_second(rate),
+    };
+    let mut cells = vec![(Tone::Plain, asked)];
+    if !report.has_numbers() {
+        cells.extend((0..8).map(|_| (Tone::Dim, "-".to_owned())));
+        cells.push((Tone::Red, UNTRUSTED.to_owned()));
+        return cells;
+    }
+    let ns = |ns: u64| (Tone::Plain, span(ns as f64));
+    let l = &report.latency;
+    cells.push((Tone::Bold, per_second(report.rate)));
+    cells.extend([ns(l.p50_ns), ns(l.p99_ns), ns(l.p999_ns), ns(l.max_ns)]);
+    cells.push(match report.lost {
+        0 => (Tone::Dim, "0".to_owned()),
+        lost => (Tone::Yellow, lost_text(lost, report.sent)),
+    });
+    cells.push((Tone::Plain, format!("{:.0}", report.client_busy_ns_per_message)));
+    let server = report.server_busy_ns_per_message().or(report.server_cpu_ns_per_message());
+    cells.push((Tone::Plain, server.map_or("-".to_owned(), |ns| format!("{ns:.0}"))));
+    cells.push(match report.bottleneck() {
+        _ if !report.is_trusted() => (Tone::Red, UNTRUSTED.to_owned()),
+        Bottleneck::Client => (Tone::Yellow, "the client is the bottleneck".to_owned()),
+        Bottleneck::Elsewhere => (Tone::Plain, String::new()),
+    });
+    cells
+}
+
+/// Marks the row of a run whose numbers cannot be trusted.
+const UNTRUSTED: &str = "NOT TRUSTED";
+
+/// A share of what was sent, or the number where the share would look like none.
+fn lost_text(lost: u64, sent: u64) -> String {
+    let share = format!("{:.2} %", 100.0 * lost as f64 / sent.max(1) as f64);
+    if share == "0.00 %" { lost.to_string() } else { share }
+}
+
+fn as_json(plan: &Plan, reports: &[Report]) -> Json {
+    json!({
+        "version": env!("CARGO_PKG_VERSION"), "machine": Machine::here(),
+        "warmup_s": plan.warmup.as_secs_f64(), "duration_s": plan.duration.as_secs_f64(),
+        "timeout_s": plan.timeout().as_secs_f64(), "cores": plan.cores,
+        "runs": reports.iter().map(Report::to_json).collect::<Vec<_>>(),
+    })
+}
+
+/// Latency over rate, or of a single run the distribution of the latency.
+fn chart(plan: &Plan, reports: &[Report]) -> Chart {
+    let measured: Vec<&Report> = reports.iter().filter(|report| report.has_numbers()).collect();
+    let us = |ns: u64| (ns as f64 / 1e3).max(1e-3);
+    let (x, lines) = match measured.as_slice() {
+        [one] => {
+            let line = Line { name: asked(one.mode), points: one.distribution_us.clone() };
+            (plot::shares(), vec![line])
+        }
+        _ => {
+            let line = |name: &str, of: fn(&Report) -> u64| Line {
+                name: name.to_owned(),
+                points: measured.iter().map(|r| (r.rate, us(of(r)))).collect(),
+            };
+            let lines = vec![
+                line("p50", |r| r.latency.p50_ns),
+                line("p99", |r| r.latency.p99_ns),
+                line("p99.9", |r| r.latency.p999_ns),
+            ];
+            (plot::rates(), lines)
+        }
+    };
+    let mode = if plan.window().is_some() { "closed loop" } else { "open loop (Poisson)" };
+    let points = measured.iter().map(|r| asked(r.mode)).collect::<Vec<_>>().join(", ");
+    // What to do about it is said where the command runs.
+    let short = |void: &Void| void.to_string().split(": ").next().map(str::to_owned);
+    let untrusted = |r: &&&Report| Some(format!("{}: {}", asked(r.mode), short(r.void()?)?));
+    let untrusted: Vec<_> = measured.iter().filter_map(|r| untrusted(&r)).collect();
+    let checked = match &plan.work {
+        Work::Custom(custom) if !custom.compares() => "Replies were counted, not compared.",
+        _ => "Every reply was checked.",
+    };
+    Chart {
+        title: format!("{} over {}", plan.work, plan.target),
+        caption: format!(
+            "Client class {}, {mode}, {} s each: {points}. {checked}",
+            plan.class(),
+            plan.duration.as_secs_f64()
+        ),
+        warning: (!untrusted.is_empty()).then(|| format!("NOT TRUSTED, {}", untrusted.join("; "))),
+        x,
+        y: plot::latencies(),
+        lines,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_lost_never_looks_like_nothing() {
+        assert_eq!(lost_text(1, 1_000_000), "1");
+        assert_eq!(lost_text(49, 1_000_000), "49");
+        assert_eq!(lost_text(51, 1_000_000), "0.01 %");
+        assert_eq!(lost_text(5, 10), "50.00 %");
+    }
+
+    #[test]
+    fn counts_and_times_are_read_with_their_units() {
+        assert_eq!(count("64"), Ok(64.0));
+        assert_eq!(count("50k"), Ok(50_000.0));
+        assert_eq!(count("1.5M"), Ok(1_500_000.0));
+        for text in ["", "k", "0", "-3", "inf", "nan", "5g"] {
+            assert!(count(text).is_err(), "{text}");
+        }
+        assert_eq!(time("2s"), Ok(Duration::from_secs(2)));
+        assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(time("0.25"), Ok(Duration::from_millis(250)));
+        for text in ["", "s", "-1s", "2h", "inf", "1e9"] {
+            assert!(time(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! `serval demo [NAME]`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::{Args, ValueEnum as _};
+use engine::topology::WORKERS_MAX;
+use mqueue::abi::BLOCKS_MAX;
+
+use super::{Failure, cancel_on_signal};
+use crate::demo::{self, DemoGpu, Name};
+use crate::doctor::gpus;
+use crate::screen::Screen;
+use bench::plot;
+
+pub(super) const HELP: &str = "\
+Starts a server in this process on free loopback ports, runs real clients against it, checks every
+reply and prints what came out. Needs no configuration, no root and no GPU. Where a GPU and
+kernels for it are, the digits are read there and compared with the CPU.
+
+Examples:
+  serval demo                          handwritten digits, LeNet-5: the GPU against the CPU, or
+                                       Serval against a thread-pool server
+  serval demo --cpu                    the same without a look for a GPU
+  serval demo echo --mqueues 240       many mqueues on one core
+  serval demo scale --quick            seconds instead of half a minute
+  serval demo faces                    a kernel that asks memcached (apt install memcached)
+
+Saves a chart of what was measured and says where. Exit code 1 when a reply is wrong or missing,
+or when fewer than 97 % of the digits are read right.";
+
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    /// Which demo
+    #[arg(value_enum, default_value_t = Name::Lenet)]
+    name: Name,
+
+    /// Mqueues of the service [default: 4; echo 240, faces 28]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(BLOCKS_MAX)))]
+    mqueues: Option<u32>,
+
+    /// Workers of the engine
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = workers)]
+    workers: usize,
+
+    /// Shorter and fewer rounds
+    #[arg(long)]
+    quick: bool,
+
+    /// faces: a file of pictures made by tools/train/make_faces.py
+    #[arg(long, value_name = "FILE")]
+    pictures: Option<PathBuf>,
+
+    /// lenet: look for no GPU
+    #[arg(long)]
+    cpu: bool,
+
+    /// lenet: a fatbin of the built-in kernels, for a program that was built without nvcc
+    #[arg(long, value_name = "FILE", conflicts_with = "cpu")]
+    cuda_kernels: Option<PathBuf>,
+
+    /// Where to save the chart (SVG) [default: serval-demo-NAME.svg in the current folder]
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+
+    /// Save no chart
+    #[arg(long, conflicts_with = "plot")]
+    no_plot: bool,
+}
+
+fn workers(text: &str) -> Result<usize, String> {
+    let parsed = text.parse().ok().filter(|workers| (1..=WORKERS_MAX).contains(workers));
+    parsed.ok_or_else(|| format!("must be in [1, {WORKERS_MAX}]"))
+}
+
+pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
+    let cancel = Arc::new(AtomicBool::new(false));
+    cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
+    if let Err(error) = sys::process::raise_descriptor_limit() {
+        tracing::warn!(%error, "the limit of open descriptors stays as it is");
+    }
+    let name = options.name;
+    let settings = demo::Options {
+        workers: options.workers,
+        mqueues: options.mqueues,
+        quick: options.quick,
+        pictures: options.pictures.clone(),
+        gpu: find_gpu(options),
+        screen: *screen,
+        cancel,
+    };
+    let mut report = demo::run(name, &settings).map_err(Failure::run)?;
+    if !options.no_plot {
+        save_plot(name, options.plot.as_deref(), &mut report)?;
+    }
+    screen.show(|| report.text, || report.json);
+    Ok(())
+}
+
+/// The first GPU that can serve, or why there is none.
+fn find_gpu(options: &Options) -> Result<DemoGpu, String> {
+    if options.cpu || options.name != Name::Lenet {
+        return Err("none was asked for".to_owned());
+    }
+    let seen = gpus::ask()?;
+    let Some(gpu) = seen.iter().find(|gpu| gpu.unfit.is_none()).or(seen.first()) else {
+        return Err("the driver shows none".to_owned());
+    };
+    if let Some(unfit) = &gpu.unfit {
+        return Err(format!("GPU {} ({}) {unfit}", gpu.index, gpu.name));
+    }
+    let kernels = match &options.cuda_kernels {
+        Some(file) => Some(std::path::absolute(file).map_err(|error| error.to_string())?),
+        None if accel::cuda::built_in() => None,
+        None => {
+            let name = &gpu.name;
+            return Err(format!(
+                "there is a GPU ({name}), but no kernels for it in this program: run `make cuda-kernels` and build again"
+            ));
+        }
+    };
+    Ok(DemoGpu { index: gpu.index, name: gpu.name.clone(), kernels })
+}
+
+/// A chart that was asked for has to be saved; one that was not is worth a remark.
+fn save_plot(name: Name, path: Option<&Path>, report: &mut demo::Report) -> Result<(), Failure> {
+    let own_name = name.to_possible_value().expect("no demo is hidden");
+    let own_path = format!("serval-demo-{}.svg", own_name.get_name());
+    let at = path.unwrap_or(own_path.as_ref());
+    let saved = plot::save(&report.chart, at)
+        .map_err(|error| format!("cannot save the plot {}: {error}", at.display()));
+    match saved {
+        Ok(()) => {
+            report.text.push_str(&format!("  Plot: {}\n", at.display()));
+            report.json["plot"] = at.display().to_string().into();
+            Ok(())
+        }
+        Err(why) if path.is_some() => Err(Failure::Run(why)),
+        Err(why) => {
+            tracing::warn!("{why}");
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! `serval reload`: asks a running server to read its configuration again.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde_json::Value as Json;
+use sys::local::wait_readable;
+
+use super::Failure;
+use crate::screen::{Screen, Table, print};
+use server::config::ControlSocket;
+use server::control::ConfigSource;
+use server::control::place;
+use server::control::protocol::{ANSWER_BYTES_MAX, Request, read_answer};
+
+pub(super) const HELP: &str = "\
+Services are added, removed and changed without losing a message of the others, but for those of the
+same tenant on the same GPU: they begin anew together. A file with a mistake, or with a key that
+cannot change while the engine runs, changes nothing and says why. Without an argument the one
+server that this user runs is asked through its control socket (as root: the one of any user); with
+several, name one. With --pid a server gets SIGHUP, and its log tells the outcome.
+
+Examples:
+  serval reload
+  serval reload /run/serval.sock
+  serval reload --config service.toml
+  serval reload --pid 4711
+
+Exit codes: 0 done (or nothing to do), 1 it failed or no server answers, 2 refused, 3 done, but a
+service that left did not answer all it had accepted within engine.drain_ms, something of it did
+not end, or a service has no runtime that serves yet.";
+
+/// How long a reload may take: a drain is at most ten minutes.
+const PATIENCE: Duration = Duration::from_secs(660);
+/// Time between two looks whether the server still answers.
+const LOOK: Duration = Duration::from_secs(5);
+
+#[derive(Args, Debug)]
+#[group(multiple = false)]
+pub(super) struct Options {
+    /// Path of the server's control socket [default: that of the one server this user runs]
+    #[arg(value_name = "PATH")]
+    path: Option<PathBuf>,
+
+    /// The configuration the server was started with; it names the control socket, or tells which server it is
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Send SIGHUP to this process
+    #[arg(long, value_name = "PROCESS")]
+    pid: Option<u32>,
+}
+
+pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
+    if let Some(process) = options.pid {
+        let sent = sys::process::reload(process);
+        sent.map_err(|e| Failure::Run(format!("process {process} cannot be asked: {e}")))?;
+        let asked = || format!("process {process} was asked; its log tells the outcome\n");
+        screen.show(asked, || serde_json::json!({ "result": "asked", "process": process }));
+        return Ok(());
+    }
+    let path = match (&options.path, &options.config) {
+        (Some(path), _) => path.clone(),
+        (None, Some(file)) => control_path(file)?,
+        (None, None) => place::find_one(None)?,
+    };
+    let outcome = ask(&path)?;
+    if screen.json {
+        print(&format!("{outcome}\n"));
+    } else {
+        show(screen, &outcome);
+    }
+    let message = outcome["message"].as_str().or(outcome["error"].as_str()).unwrap_or_default();
+    match outcome["result"].as_str() {
+        Some("changed" | "unchanged") if unanswered(&outcome) => Err(Failure::Unfinished),
+        Some("changed" | "unchanged") => Ok(()),
+        Some("refused") if screen.json => Err(Failure::Refused(String::new())),
+        Some("refused") => Err(Failure::Refused(message.to_owned())),
+        _ => Err(Failure::Run(message.to_owned())),
+    }
+}
+
+fn control_path(file: &Path) -> Result<PathBuf, Failure> {
+    let source = ConfigSource { path: file.to_owned(), sets: Vec::new() };
+    match source.load()?.control {
+        ControlSocket::At(path) => Ok(path),
+        ControlSocket::Auto => Ok(place::find_one(Some(file))?),
+        ControlSocket::Off => {
+            let name = file.display();
+            Err(Failure::Usage(format!("{name} turns engine.control off: use --pid")))
+        }
+    }
+}
+
+/// Asks for a reload and waits for its outcome. It may take long, so whether the server is there is asked before and
+/// meanwhile.
+fn ask(path: &Path) -> Result<Json, Failure> {
+    let shown = path.display();
+    let failed = |error| Failure::Run(format!("no server answers at {shown}: {error}"));
+    place::ask(path, Request::Status)?;
+    let deadline = Instant::now() + PATIENCE;
+    let socket = place::connect(path, Instant::now() + LOOK).map_err(failed)?;
+    socket.send(Request::Reload.line().as_bytes(), &[]).map_err(failed)?;
+    let mut bytes = vec![0; ANSWER_BYTES_MAX];
+    while Instant::now() < deadline {
+        let heard = wait_readable(&[std::os::fd::AsFd::as_fd(&socket)], Some(LOOK));
+        match socket.receive(&mut bytes).map_err(failed)? {
+            None if !heard[0] => drop(place::ask(path, Request::Status)?),
+            None => {}
+            Some(0) => return Err(Failure::Run(format!("the server at {shown} ended"))),
+            Some(len) => return read_answer(&bytes[..len]).map_err(Failure::Run),
+        }
+    }
+    Err(Failure::Run(format!("the reload of the server at {shown} does not end")))
+}
+
+fn unanswered(outcome: &Json) -> bool {
+    let services = outcome["services"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let finished = |s: &Json| {
+        s["unanswered"].as_u64() == Some(0)
+            && s["left_behind"] == false
+            && s["not_started"].is_null()
+    };
+    !services.iter().all(finished)
+}
+
+/// What the table does not tell of a service.
+fn remarks(service: &Json) -> Vec<String> {
+    let name = service["name"].as_str().unwrap_or_default();
+    let mut remarks = Vec::new();
+    if let Some(file) = service["rebuilt"].as_str() {
+        remarks.push(format!("kernel {file} changed: service {name} restarted with it"));
+    }
+    if service["left_behind"] == true {
+        remarks.push(format!("service {name}: something of its former version did not end"));
+    }
+    if let Some(why) = service["not_started"].as_str() {
+        remarks.push(format!("service {name}: no runtime of it serves yet: {why}"));
+    }
+    remarks
+}
+
+fn show(screen: &Screen, outcome: &Json) {
+    let Some(services) = outcome["services"].as_array() else { return };
+    let mut table = Table::new(&["service", "what was done", "unanswered"]);
+    for service in services {
+        let text = |key: &str| service[key].as_str().unwrap_or_default().to_owned();
+        let unanswered = service["unanswered"].as_u64().unwrap_or_default();
+        table.row([text("name"), text("fate"), unanswered.to_string()]);
+    }
+    print(&table.render(screen));
+    for remark in services.iter().flat_map(remarks) {
+        print(&format!("{remark}\n"));
+    }
+    for key in outcome["settings"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        print(&format!("{} has its new value\n", key.as_str().unwrap_or_default()));
+    }
+    if outcome["result"] == "unchanged" {
+        print("nothing has changed\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_reason_for_its_exit_code_is_told() {
+        let service = |left_behind: bool, not_started: Option<&str>| {
+            json!({
+                "name": "a", "fate": "changed", "unanswered": 0,
+                "left_behind": left_behind, "not_started": not_started,
+            })
+        };
+        for (service, said) in [
+            (service(false, None), &[][..]),
+            (service(true, None), &["service a: something of its former version did not end"]),
+            (service(false, Some("no GPU")), &["service a: no runtime of it serves yet: no GPU"]),
+        ] {
+            assert_eq!(remarks(&service), said);
+            assert_eq!(unanswered(&json!({ "services": [service] })), !said.is_empty());
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! `serval serve FILE`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use engine::metrics::{Metrics, ServiceSnapshot, WorkerCounters};
+use serde_json::{Value as Json, json};
+use sys::signal::{Signal, Signals};
+use sys::tap::{SNAP_BYTES_MAX, TapFile, TapOptions, TapReport};
+use wire::DropReason;
+
+use super::{Failure, File, LOG_PATIENCE};
+use crate::screen::Screen;
+use server::config::{Config, memory_url, url};
+use server::control::Control;
+use server::exporter::{Exporter, Health};
+use server::log::{self, Lines};
+use server::machine::{fit_connections, missing_folders, use_cores};
+use server::{Server, ShutdownReport};
+
+pub(super) const HELP: &str = "\
+Prints one line that starts with `ready` once every port is open and every kernel runs, and logs
+to standard error. SIGTERM or Ctrl-C drains: nothing new is accepted, what was accepted is
+answered for up to engine.drain_ms. A second signal ends at once, and so does one that comes
+before `ready`. SIGHUP, or `serval reload`, reads the file again: services that are new, gone or
+different are added, removed and changed, and the others lose nothing. What cannot change while
+the engine runs is refused with the reason, and then nothing is changed. With --json the last line
+is an object: messages (replies sent), busy_ns (time of turns that found work), cpu_ns (processor
+time of the process), and more by service and worker.
+
+Examples:
+  serval serve service.toml
+  serval serve service.toml --set engine.workers=2 --set engine.metrics=127.0.0.1:9464
+  SERVAL_LIMITS_CONNECTIONS=1000 serval serve service.toml --log debug
+  serval serve service.toml --tap traffic.pcap --tap-snap 128
+
+Exit codes: 0 drained, 1 could not start, or was not to, 2 wrong configuration, 3 requests left
+unanswered or a kernel hung.";
+
+/// How long after `drain_ms` the process ends whatever hangs; with the last lines of the log less than five seconds.
+const END_PATIENCE: Duration = Duration::from_millis(4800).saturating_sub(LOG_PATIENCE);
+/// How often to look whether the server has ended.
+const END_PAUSE: Duration = Duration::from_millis(10);
+
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    #[command(flatten)]
+    file: File,
+
+    /// Record what crosses the network as a pcap file (nanoseconds, raw IP)
+    #[arg(long, value_name = "FILE")]
+    tap: Option<PathBuf>,
+
+    /// Keep this many bytes of each packet
+    #[arg(long, value_name = "BYTES", default_value_t = SNAP_BYTES_MAX, requires = "tap",
+          value_parser = clap::value_parser!(u32).range(64..=i64::from(SNAP_BYTES_MAX)))]
+    tap_snap: u32,
+
+    /// Let the file grow to this size; what comes later is counted and not kept
+    #[arg(long, value_name = "MIB", default_value_t = 1024, requires = "tap",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    tap_limit: u32,
+}
+
+impl Options {
+    fn open_tap(&self) -> Result<Option<TapFile>, Failure> {
+        let Some(path) = self.tap.clone() else { return Ok(None) };
+        let limit_bytes = u64::from(self.tap_limit) << 20;
+        let options = TapOptions { path, snap_bytes: self.tap_snap, limit_bytes };
+        let opened = TapFile::create(&options);
+        let sentence = |error| {
+            Failure::Run(format!("the tap {} cannot be written: {error}", options.path.display()))
+        };
+        opened.map(Some).map_err(sentence)
+    }
+}
+
+pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
+    let mut config = options.file.source().load()?;
+    use_cores(&mut config)?;
+    let missing = missing_folders(&config);
+    if !missing.is_empty() {
+        return Err(Failure::Run(missing.join("\n")));
+    }
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    // Before the first thread starts: a signal that comes early must not be lost.
+    let mut signals = Signals::install().map_err(Failure::run)?;
+    fit_connections(&mut config, None)?;
+    let tap = options.open_tap()?;
+    // As for the log: a pipe that nobody reads must not keep this thread from its signals.
+    let output = Lines::start("serval-output", std::io::stdout()).map_err(Failure::run)?;
+    let output = Arc::new(output);
+    let topology = config.topology.clone();
+    let mut reload = false;
+    let mut ended = || loop {
+        match signals.wait(Some(Duration::ZERO)) {
+            Ok(Some(Signal::Terminate | Signal::Interrupt)) => return true,
+            Ok(Some(Signal::Reload)) => reload = true,
+            Ok(None) | Err(_) => return false,
+        }
+    };
+    let started = Server::start_unless(topology, tap.as_ref(), &mut ended);
+    let server = started.map_err(Failure::run)?;
+    let health = Arc::new(Health::default());
+    let exporter = match config.metrics {
+        Some(address) => {
+            let started = Exporter::start(address, server.metrics(), health.clone());
+            Some(started.map_err(Failure::run)?)
+        }
+        None => None,
+    };
+    health.watch(server.stalls());
+    health.set_ready();
+    let drain_ms = config.topology.engine.drain_ms;
+    let metrics = exporter.as_ref().map(|e| format!("http://{}/metrics", e.address()));
+    let listens = listens(&config, &server);
+    let of_finish = (*screen, output.clone());
+    let finish = Box::new(move |server| finish(&of_finish.0, server, tap, &of_finish.1));
+    let control = Control::start(server, config, options.file.source(), health.clone(), finish)?;
+    output.push(announcement(screen, &listens, metrics.as_deref()).as_bytes());
+    if reload {
+        control.reload();
+    }
+    loop {
+        match signals.wait(None).map_err(Failure::run)? {
+            Some(Signal::Terminate | Signal::Interrupt) => break,
+            Some(Signal::Reload) => control.reload(),
+            None => {}
+        }
+    }
+    health.set_draining();
+    tracing::info!(drain_ms, "draining; a second signal ends at once");
+    let limit = Duration::from_millis(drain_ms) + END_PATIENCE;
+    control.begin_end();
+    await_the_end(&control, &mut signals, limit);
+    let report = control.end();
+    output.flush(LOG_PATIENCE);
+    if report?.is_clean() { Ok(()) } else { Err(Failure::Unfinished) }
+}
+
+/// Every service with the addresses where clients find it.
+fn listens(config: &Config, server: &Server) -> Vec<(String, Vec<String>)> {
+    let names = config.topology.services.iter().map(|service| service.name.clone());
+    let mut listens: Vec<_> = names.map(|name| (name, Vec::new())).collect();
+    for (service, listen) in server.addresses() {
+        listens[service].1.push(url(listen.transport, listen.address));
+    }
+    for (service, path) in config.topology.memory_ports() {
+        listens[service].1.push(memory_url(path));
+    }
+    listens
+}
+
+/// The line that scripts wait for.
+fn announcement(
+    screen: &Screen,
+    listens: &[(String, Vec<String>)],
+    metrics: Option<&str>,
+) -> String {
+    screen.render(
+        || {
+            let service = |(name, at): &(String, Vec<String>)| format!("{name} {}", at.join(" "));
+            let mut parts: Vec<String> = listens.iter().map(service).collect();
+            parts.extend(metrics.map(|metrics| format!("metrics {metrics}")));
+            format!("ready: {}\n", parts.join("; "))
+        },
+        || {
+            let entry = |(name, at): &(String, Vec<String>)| json!({ "name": name, "listen": at });
+            let entries: Vec<_> = listens.iter().map(entry).collect();
+            json!({ "event": "ready", "services": entries, "metrics": metrics })
+        },
+    )
+}
+
+/// Waits until the server has ended, and ends the process where that takes too long or a second signal comes. This thread
+/// does nothing else, so whatever hangs, the process ends in time.
+fn await_the_end(control: &Control, signals: &mut Signals, limit: Duration) {
+    let deadline = Instant::now() + limit;
+    while !control.has_ended() {
+        match signals.wait(Some(END_PAUSE)) {
+            Ok(Some(Signal::Terminate | Signal::Interrupt)) => {
+                tracing::warn!("ended before everything was answered");
+                end_now();
+            }
+            Ok(_) => {}
+            Err(_) => std::thread::sleep(END_PAUSE),
+        }
+        if Instant::now() >= deadline {
+            tracing::error!("the engine did not stop in time: the process ends without it");
+            end_now();
+        }
+    }
+}
+
+/// Ends the process while its threads run.
+fn end_now() -> ! {
+    log::flush(LOG_PATIENCE);
+    sys::process::exit_now(3)
+}
+
+fn finish(screen: &Screen, server: Server, tap: Option<TapFile>, output: &Lines) -> ShutdownReport {
+    let metrics = server.metrics();
+    let report = server.shutdown();
+    let tapped = tap.map(TapFile::finish);
+    if let Some(TapReport { packets, dropped, bytes, error }) = &tapped {
+        tracing::info!(packets, dropped, bytes, "the tap");
+        if let Some(error) = error {
+            tracing::error!("the tap's file is not complete: {error}");
+        } else if *dropped > 0 {
+            tracing::warn!(
+                dropped,
+                "packets are not in the tap's file: it is full, or was too slow"
+            );
+        }
+    }
+    for service in metrics.services().iter() {
+        let s = service.snapshot();
+        let dropped = s.dropped_requests();
+        let reasons = drop_reasons(&s);
+        tracing::info!(
+            received = s.received,
+            replied = s.replied,
+            consumed = s.consumed,
+            dropped,
+            "{}{reasons}",
+            service.name()
+        );
+    }
+    if screen.json {
+        let words = last_words(&metrics, &report, tapped.as_ref());
+        output.push(format!("{words}\n").as_bytes());
+    }
+    if report.hung {
+        tracing::error!("a kernel did not come back when it was told to stop");
+    }
+    if report.unanswered > 0 {
+        tracing::error!(
+            unanswered = report.unanswered,
+            "requests were not answered within engine.drain_ms or request_timeout_ms"
+        );
+    }
+    report
+}
+
+/// `; dropped during the run: no_credit 12, request_timeout 3`, or nothing. Drops that ended no request are among them.
+fn drop_reasons(snapshot: &ServiceSnapshot) -> String {
+    let reasons = DropReason::ALL.iter().map(|reason| (reason.name(), snapshot.dropped(*reason)));
+    let lost = reasons.filter(|(_, count)| *count > 0);
+    let lost: Vec<_> = lost.map(|(name, count)| format!("{name} {count}")).collect();
+    if lost.is_empty() {
+        String::new()
+    } else {
+        format!("; dropped during the run: {}", lost.join(", "))
+    }
+}
+
+/// What a whole life came to, for programs that measure: `messages` is replies sent, `busy_ns` the time
+/// of turns that found work, `cpu_ns` the processor time of the process.
+fn last_words(metrics: &Metrics, report: &ShutdownReport, tapped: Option<&TapReport>) -> Json {
+    let (mut messages, mut services) = (0, Vec::new());
+    for service in metrics.services().iter() {
+        let s = service.snapshot();
+        messages += s.replied;
+        let lost = DropReason::ALL.iter().filter(|r| s.dropped(**r) > 0);
+        let drops: serde_json::Map<_, _> =
+            lost.map(|r| (r.name().to_owned(), s.dropped(*r).into())).collect();
+        services.push(json!({
+            "name": service.name(), "received": s.received, "replied": s.replied,
+            "consumed": s.consumed, "dropped": s.dropped_requests(), "drops": drops,
+        }));
+    }
+    let worker = |w: &WorkerCounters| {
+        json!({
+            "turns": w.turns.value(), "busy_turns": w.busy_turns.value(),
+            "sleeps": w.sleeps.value(), "busy_ns": w.busy_ns.value(),
+            "idle_ns": w.idle_ns.value(), "sleep_ns": w.sleep_ns.value(),
+        })
+    };
+    json!({
+        "event": "stopped",
+        "messages": messages,
+        "busy_ns": metrics.workers().map(|w| w.busy_ns.value()).sum::<u64>(),
+        "cpu_ns": sys::time::process_cpu_ns(),
+        "log_lines_dropped": log::dropped(),
+        "clean": report.is_clean(), "unanswered": report.unanswered, "hung": report.hung,
+        "services": services,
+        "workers": metrics.workers().map(worker).collect::<Vec<_>>(),
+        "tap": tapped.map(|t| json!({ "packets": t.packets, "dropped": t.dropped, "error": t.error })),
+    })
+}

@@ -1,0 +1,289 @@
+//! What this machine can do, and which way a service's messages would really go.
+//!
+//! [`capabilities`] asks the machine: every capability with how much of it there is, what was found,
+//! and how to get more. [`service_paths`] asks a configuration: which ports, workers, rings,
+//! accelerators and backends a service ends up with, after all choices that Serval makes by itself. No
+//! choice is silent.
+
+pub(crate) mod gpus;
+
+use std::env;
+
+use accel::compile::{self, BuildError, CUDA_REMEDY, NvrtcError};
+use engine::topology::{
+    AcceleratorKind, CpuPlacement, Dispatch, Launch, Polling, Service, Topology,
+};
+use mqueue::abi::protocol;
+use sys::local::LocalListener;
+use sys::probe::{Capability, State, probe_all};
+use sys::process::find_program;
+use sys::{PortSpec, SocketNic, SocketOptions};
+use wire::nic::Transport;
+
+use server::config::{Config, memory_url, url};
+
+/// Every capability of this machine. Takes milliseconds and changes nothing.
+pub fn capabilities() -> Vec<Capability> {
+    let mut all = probe_all();
+    all.push(compiler());
+    all.push(cuda_compiler());
+    let memcached = "optional, for `serval demo faces`: apt install memcached";
+    let sockperf = "optional, a load generator of others: apt install sockperf";
+    all.push(tool("memcached", memcached));
+    all.push(tool("sockperf", sockperf));
+    all
+}
+
+fn compiler() -> Capability {
+    let named = env::var("CXX").ok().filter(|name| !name.trim().is_empty());
+    let candidates = match &named {
+        Some(name) => vec![name.split_whitespace().next().unwrap_or_default()],
+        None => vec!["c++", "g++", "clang++"],
+    };
+    let remedy = "to build kernels of your own: apt install g++, or set CXX";
+    match candidates.iter().find_map(|name| find_program(name)) {
+        Some(path) => found("kernel-build", &path),
+        None => missing("kernel-build", format!("no {} on PATH", candidates.join(", ")), remedy),
+    }
+}
+
+fn cuda_compiler() -> Capability {
+    let name = "kernel-build-gpu";
+    match compile::cuda_compiler() {
+        Ok((what, None)) => {
+            let why = find_program(&what).map_or(what, |path| path.display().to_string());
+            Capability { name, state: State::Available, why, remedy: String::new() }
+        }
+        // It says what it lacks and what to do.
+        Ok((why, Some(lacks @ NvrtcError::NoPacker { .. }))) => {
+            Capability { name, state: State::Degraded, why, remedy: lacks.to_string() }
+        }
+        Ok((why, Some(lacks))) => missing(name, why, &lacks.to_string()),
+        Err(BuildError::NoCudaCompiler { tried }) => {
+            let remedy = format!("to build kernels for GPUs: {CUDA_REMEDY}");
+            missing(name, format!("none of {tried}"), &remedy)
+        }
+        Err(error) => missing(name, error.to_string(), "see `serval kernel build --help`"),
+    }
+}
+
+fn tool(name: &'static str, remedy: &str) -> Capability {
+    match find_program(name) {
+        Some(path) => found(name, &path),
+        None => missing(name, "not on PATH".to_owned(), remedy),
+    }
+}
+
+fn found(name: &'static str, path: &std::path::Path) -> Capability {
+    let why = path.display().to_string();
+    Capability { name, state: State::Available, why, remedy: String::new() }
+}
+
+fn missing(name: &'static str, why: String, remedy: &str) -> Capability {
+    Capability { name, state: State::Off, why, remedy: remedy.to_owned() }
+}
+
+/// The way a service's messages go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePath {
+    /// Name of the service.
+    pub service: String,
+    /// Its ports, each with what keeps it from being opened now.
+    pub ports: Vec<(String, Option<String>)>,
+    /// Who receives and sends.
+    pub workers: String,
+    /// Mqueues, their rings and where they lie.
+    pub rings: String,
+    /// Kernel and accelerators.
+    pub accelerators: Vec<String>,
+    /// Backends.
+    pub backends: Vec<String>,
+}
+
+impl ServicePath {
+    /// All of it in one line.
+    pub fn line(&self) -> String {
+        let ports: Vec<&str> = self.ports.iter().map(|(port, _)| port.as_str()).collect();
+        let mut parts = vec![ports.join(" "), self.workers.clone(), self.rings.clone()];
+        parts.push(self.accelerators.join(" + "));
+        if !self.backends.is_empty() {
+            parts.push(self.backends.join(" + "));
+        }
+        parts.join(" -> ")
+    }
+}
+
+/// The paths of every service of a configuration. Each port is opened and closed again.
+pub fn service_paths(config: &Config) -> Vec<ServicePath> {
+    let topology = &config.topology;
+    topology.services.iter().map(|service| service_path(topology, service)).collect()
+}
+
+fn service_path(topology: &Topology, service: &Service) -> ServicePath {
+    let ports = service.listen.iter().map(|listen| {
+        let spec = PortSpec { transport: listen.transport, address: listen.address };
+        let obstacle = SocketNic::open(&[spec], SocketOptions::default()).err();
+        (url(listen.transport, listen.address), obstacle.map(|error| error.to_string()))
+    });
+    let memory_ports = service.memory_ports.iter().map(|path| {
+        let obstacle = LocalListener::bind(path).err();
+        (memory_url(path), obstacle.map(|error| error.to_string()))
+    });
+    let accelerator = |(place, index): (usize, &usize)| {
+        let accelerator = &topology.accelerators[*index];
+        let kernel = service.kernel_on(place);
+        format!("{kernel} on {} ({})", accelerator.name, placement(&accelerator.kind))
+    };
+    ServicePath {
+        service: service.name.clone(),
+        ports: ports.chain(memory_ports).collect(),
+        workers: workers(topology),
+        rings: rings(service),
+        accelerators: service.accelerators.iter().enumerate().map(accelerator).collect(),
+        backends: service.backends.iter().map(backend).collect(),
+    }
+}
+
+fn workers(topology: &Topology) -> String {
+    let engine = &topology.engine;
+    let polling = match engine.polling {
+        Polling::Spin => "spin",
+        Polling::Adaptive => "adaptive",
+        Polling::Block => "block",
+    };
+    let pinned = match engine.cores.as_slice() {
+        [] => "not pinned".to_owned(),
+        cores => format!("on cores {cores:?}"),
+    };
+    let plural = if engine.workers == 1 { "" } else { "s" };
+    format!("{} worker{plural} ({polling} polling, {pinned})", engine.workers)
+}
+
+fn placement(kind: &AcceleratorKind) -> String {
+    match kind {
+        AcceleratorKind::Cpu { placement: CpuPlacement::Worker, .. } => {
+            "cpu, inside the workers".into()
+        }
+        AcceleratorKind::Cpu { placement: CpuPlacement::Threads { threads, cores }, .. } => {
+            let plural = if *threads == 1 { "" } else { "s" };
+            let pinned =
+                if cores.is_empty() { String::new() } else { format!(" on cores {cores:?}") };
+            format!("cpu, {threads} thread{plural} of its own{pinned}")
+        }
+        AcceleratorKind::Process { launch: Launch::Engine { .. }, gpu: Some(gpu), .. } => {
+            format!("NVIDIA GPU {gpu}, by a process that the engine starts")
+        }
+        AcceleratorKind::Process { launch: Launch::Engine { threads, .. }, .. } => {
+            let plural = if *threads == 1 { "" } else { "s" };
+            format!("cpu, {threads} thread{plural} in a process of its own, started by the engine")
+        }
+        AcceleratorKind::Process { launch: Launch::External { attach }, .. } => {
+            format!("in a process that attaches at {}", attach.display())
+        }
+    }
+}
+
+/// The dispatcher and the mqueues it chooses from, of all accelerators in their order.
+fn rings(service: &Service) -> String {
+    let name = |ring: &mqueue::RingPlan| {
+        let name = match ring.protocol {
+            protocol::GRANULE16 => "granule (16-byte units)",
+            protocol::GRANULE8 => "granule (8-byte units)",
+            _ => "doorbell",
+        };
+        if ring.arena_bytes > 0 { format!("{name} with arena") } else { name.to_owned() }
+    };
+    let protocols = |place: usize| {
+        let server = &service.region_plan(place, 1).mqueues[0];
+        let (rx, tx) = (name(&server.rx), name(&server.tx));
+        if rx == tx { rx } else { format!("RX {rx}, TX {tx}") }
+    };
+    let places = 0..service.accelerators.len();
+    let mut protocols: Vec<String> = places.clone().map(protocols).collect();
+    if protocols.iter().all(|other| *other == protocols[0]) {
+        protocols.truncate(1);
+    }
+    let dispatch = match service.dispatch {
+        Dispatch::RoundRobin => "round-robin".to_owned(),
+        Dispatch::LeastLoaded => "least-loaded".to_owned(),
+        Dispatch::FlowHash => "flow-hash".to_owned(),
+        Dispatch::KeyHash(range) => format!("key-hash {range}"),
+    };
+    let counts: Vec<String> = places.map(|place| service.mqueues_on(place).to_string()).collect();
+    let (counts, slots, protocols) = (counts.join(" + "), service.slots, protocols.join(" + "));
+    format!("{dispatch} over {counts} mqueues of {slots} slots ({protocols}, host memory)")
+}
+
+fn backend(backend: &engine::topology::Backend) -> String {
+    let at = url(backend.transport, backend.address);
+    match backend.transport {
+        Transport::Udp => format!("{} {at} (a socket for each mqueue)", backend.name),
+        Transport::Tcp => {
+            let (framing, count) = (backend.framing, backend.connections);
+            let plural = if count == 1 { "" } else { "s" };
+            format!("{} {at} ({framing}, {count} connection{plural} a worker)", backend.name)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use server::config::Overrides;
+
+    fn config(text: &str) -> Config {
+        Config::parse("a.toml", text, std::path::Path::new(""), &Overrides::default()).unwrap()
+    }
+
+    #[test]
+    fn what_is_not_there_comes_with_a_remedy() {
+        let all = capabilities();
+        for capability in &all {
+            assert!(!capability.why.is_empty(), "{capability:?}");
+            assert_eq!(
+                capability.state == State::Available,
+                capability.remedy.is_empty(),
+                "{capability:?}"
+            );
+        }
+        for name in ["cores", "kernel-build", "kernel-build-gpu", "memcached", "sockperf", "cuda"] {
+            assert!(all.iter().any(|c| c.name == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn programs_are_found_as_a_shell_finds_them() {
+        assert!(find_program("sh").is_some());
+        assert!(find_program("/bin/sh").is_some());
+        assert!(find_program("no-such-program").is_none());
+        assert!(find_program("/etc/passwd").is_none());
+    }
+
+    #[test]
+    fn the_path_of_a_service_is_one_line() {
+        let config = config(
+            "schema = 1\n[engine]\nworkers = 2\n[[service]]\nname = \"a\"\nlisten = [\"udp://127.0.0.1:0\", \"tcp://[::1]:0\"]\n\
+             kernel = \"echo\"\nmax_message_bytes = 4000\nrings = \"granule8\"\ndispatch = \"key-hash\"\nkey = \"0:4\"\n\
+             [[service.backend]]\nname = \"db\"\nconnect = \"tcp://127.0.0.1:11211\"\nframing = \"memcached\"\n",
+        );
+        let path = &service_paths(&config)[0];
+        assert_eq!(
+            path.line(),
+            "udp://127.0.0.1:0 tcp://[::1]:0 -> 2 workers (adaptive polling, not pinned) -> \
+             key-hash 0:4 over 4 mqueues of 64 slots (RX doorbell with arena, TX granule (8-byte units), host memory) -> \
+             echo on acc0 (cpu, inside the workers) -> \
+             db tcp://127.0.0.1:11211 (memcached, 1 connection a worker)"
+        );
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_told() {
+        let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        let text = format!(
+            "schema = 1\n[[service]]\nname = \"a\"\nlisten = \"udp://{address}\"\nkernel = \"echo\"\n"
+        );
+        let obstacle = service_paths(&config(&text))[0].ports[0].1.clone();
+        assert!(obstacle.expect("the port is taken").contains(&address.to_string()));
+    }
+}

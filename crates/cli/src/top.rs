@@ -1,0 +1,394 @@
+//! `serval top`: what a running server does now, from two looks at its `/metrics`.
+//!
+//! Counters become rates, histograms become quantiles of what happened between the looks. Everything
+//! shown is a metric that Prometheus would see too ([`server::exporter`]); the server does nothing for
+//! this view but answer its scrapes.
+
+mod view;
+
+use std::time::Duration;
+
+use serde_json::{Value as Json, json};
+use server::exporter::page::Page;
+
+pub use view::{Grid, draw};
+
+/// How the services are ordered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sort {
+    /// As in the configuration.
+    #[default]
+    Configured,
+    /// Most replies first.
+    Replied,
+    /// Most drops first.
+    Dropped,
+}
+
+impl Sort {
+    /// The one after it.
+    pub fn next(self) -> Self {
+        match self {
+            Self::Configured => Self::Replied,
+            Self::Replied => Self::Dropped,
+            Self::Dropped => Self::Configured,
+        }
+    }
+
+    /// Its name on the screen.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Configured => "configured",
+            Self::Replied => "replied",
+            Self::Dropped => "dropped",
+        }
+    }
+}
+
+/// Time in one stage, of the requests that were followed between two looks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageTimes {
+    /// `receive`, `queue`, `accelerator`, `send`, or `total`.
+    pub stage: String,
+    /// Requests followed.
+    pub count: u64,
+    /// Half took no longer, in seconds; `None` when none was followed.
+    pub p50: Option<f64>,
+    /// 99 of 100 took no longer, in seconds.
+    pub p99: Option<f64>,
+}
+
+/// What a service did between two looks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServiceSample {
+    /// Its name.
+    pub name: String,
+    /// Requests received a second.
+    pub received: f64,
+    /// Replies a second.
+    pub replied: f64,
+    /// Messages lost a second, by reason; only reasons with any.
+    pub drops: Vec<(String, f64)>,
+    /// Requests under way at the second look.
+    pub outstanding: f64,
+    /// Requests under way on an mqueue: on average, and on the deepest.
+    pub depth: (f64, f64),
+    /// Its requests wait until its runtime has begun anew.
+    pub held: bool,
+    /// The stages of a request's way, and the total.
+    pub stages: Vec<StageTimes>,
+}
+
+impl ServiceSample {
+    /// Messages lost a second.
+    pub fn dropped(&self) -> f64 {
+        // Not `sum`, which begins at -0.
+        self.drops.iter().fold(0.0, |sum, (_, rate)| sum + rate)
+    }
+}
+
+/// What a worker's time went into between two looks; the shares add up to 1 while it runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorkerSample {
+    /// Its number.
+    pub worker: String,
+    /// Share of turns that found work.
+    pub busy: f64,
+    /// Share awake without finding work.
+    pub idle: f64,
+    /// Share asleep.
+    pub asleep: f64,
+    /// Turns a second.
+    pub turns: f64,
+    /// Open connections at the second look.
+    pub connections: f64,
+}
+
+/// What a server did between two looks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// The time between the looks, in seconds.
+    pub seconds: f64,
+    /// Clients should come.
+    pub ready: bool,
+    /// The services.
+    pub services: Vec<ServiceSample>,
+    /// Services of which a version that left did not end.
+    pub left_behind: Vec<String>,
+    /// Services with a kernel on a worker's core that does not return: their workers serve nothing.
+    pub stalled: Vec<String>,
+    /// The workers.
+    pub workers: Vec<WorkerSample>,
+}
+
+impl Sample {
+    /// What happened from one look to the next, `time` later. A counter that went back was started
+    /// anew; it counts as unchanged.
+    pub fn between(before: &Page, after: &Page, time: Duration) -> Self {
+        let seconds = time.as_secs_f64().max(1e-9);
+        let change = Change { before, after, seconds };
+        Self {
+            seconds,
+            ready: after.value("serval_ready", &[]) == Some(1.0),
+            services: after
+                .labels("serval_outstanding_requests", "service")
+                .map(|name| change.service(name))
+                .collect(),
+            left_behind: after
+                .labels("serval_service_left_behind", "service")
+                .map(str::to_owned)
+                .collect(),
+            stalled: after.labels("serval_worker_stalled", "service").map(str::to_owned).collect(),
+            workers: after
+                .labels("serval_worker_connections", "worker")
+                .map(|worker| change.worker(worker))
+                .collect(),
+        }
+    }
+
+    /// Orders the services.
+    pub fn sort(&mut self, sort: Sort) {
+        match sort {
+            Sort::Configured => {}
+            Sort::Replied => self.services.sort_by(|a, b| b.replied.total_cmp(&a.replied)),
+            Sort::Dropped => self.services.sort_by(|a, b| b.dropped().total_cmp(&a.dropped())),
+        }
+    }
+
+    /// Everything, for programs. Rates are a second, times in seconds.
+    pub fn to_json(&self) -> Json {
+        let stage = |s: &StageTimes| {
+            (s.stage.clone(), json!({ "count": s.count, "p50": s.p50, "p99": s.p99 }))
+        };
+        let service = |s: &ServiceSample| {
+            let drops: serde_json::Map<_, _> =
+                s.drops.iter().map(|(reason, rate)| (reason.clone(), json!(rate))).collect();
+            let stages: serde_json::Map<_, _> = s.stages.iter().map(stage).collect();
+            json!({
+                "name": s.name, "received": s.received, "replied": s.replied,
+                "dropped": s.dropped(), "drops": drops, "outstanding": s.outstanding,
+                "depth_mean": s.depth.0, "depth_max": s.depth.1, "held": s.held, "stages": stages,
+            })
+        };
+        let worker = |w: &WorkerSample| {
+            json!({
+                "worker": w.worker, "busy": w.busy, "idle": w.idle, "asleep": w.asleep,
+                "turns": w.turns, "connections": w.connections,
+            })
+        };
+        json!({
+            "seconds": self.seconds, "ready": self.ready, "left_behind": self.left_behind,
+            "stalled": self.stalled,
+            "services": self.services.iter().map(service).collect::<Vec<_>>(),
+            "workers": self.workers.iter().map(worker).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// Two looks.
+struct Change<'a> {
+    before: &'a Page,
+    after: &'a Page,
+    seconds: f64,
+}
+
+impl Change<'_> {
+    fn difference(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let before = self.before.value(name, labels).unwrap_or(0.0);
+        (self.after.value(name, labels).unwrap_or(0.0) - before).max(0.0)
+    }
+
+    fn rate(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        self.difference(name, labels) / self.seconds
+    }
+
+    fn service(&self, name: &str) -> ServiceSample {
+        let of = [("service", name)];
+        let gauge = |metric| self.after.value(metric, &of).unwrap_or(0.0);
+        let reasons = self.after.labels("serval_dropped_total", "reason");
+        let drops = reasons.map(|reason| {
+            let labels = [("service", name), ("reason", reason)];
+            (reason.to_owned(), self.rate("serval_dropped_total", &labels))
+        });
+        let stages = self.after.labels("serval_stage_duration_seconds_count", "stage");
+        let mut times: Vec<StageTimes> = stages
+            .map(|stage| {
+                let labels = [("service", name), ("stage", stage)];
+                self.times("serval_stage_duration_seconds_bucket", &labels, stage)
+            })
+            .collect();
+        times.push(self.times("serval_request_duration_seconds_bucket", &of, "total"));
+        ServiceSample {
+            name: name.to_owned(),
+            received: self.rate("serval_requests_received_total", &of),
+            replied: self.rate("serval_replies_total", &of),
+            drops: drops.filter(|(_, rate)| *rate > 0.0).collect(),
+            outstanding: gauge("serval_outstanding_requests"),
+            depth: (gauge("serval_mqueue_depth_mean"), gauge("serval_mqueue_depth_max")),
+            held: gauge("serval_service_held") > 0.0,
+            stages: times,
+        }
+    }
+
+    fn times(&self, buckets: &str, labels: &[(&str, &str)], stage: &str) -> StageTimes {
+        // Cumulative counts by upper bound, in seconds.
+        let mut counts: Vec<(f64, f64)> = Vec::new();
+        for bound in self.after.labels(buckets, "le") {
+            let labels = [labels, &[("le", bound)]].concat();
+            let seconds =
+                if bound == "+Inf" { f64::INFINITY } else { bound.parse().unwrap_or(0.0) };
+            counts.push((seconds, self.difference(buckets, &labels)));
+        }
+        let quantile = |q| quantile(&counts, q);
+        let count = counts.last().map_or(0.0, |(_, count)| *count) as u64;
+        StageTimes { stage: stage.to_owned(), count, p50: quantile(0.5), p99: quantile(0.99) }
+    }
+
+    fn worker(&self, worker: &str) -> WorkerSample {
+        let share = |state| {
+            self.rate("serval_worker_time_seconds_total", &[("worker", worker), ("state", state)])
+        };
+        let (busy, idle, asleep) = (share("busy"), share("idle"), share("asleep"));
+        // A turn's time is counted when the next one begins: the sum may differ from the time passed.
+        let whole = (busy + idle + asleep).max(1e-9);
+        let of = [("worker", worker)];
+        WorkerSample {
+            worker: worker.to_owned(),
+            busy: busy / whole,
+            idle: idle / whole,
+            asleep: asleep / whole,
+            turns: self.rate("serval_worker_turns_total", &of),
+            connections: self.after.value("serval_worker_connections", &of).unwrap_or(0.0),
+        }
+    }
+}
+
+/// The quantile of a histogram of cumulative counts, evenly spread inside a bucket (as Prometheus'
+/// `histogram_quantile` has it). What is beyond the last bound counts as that bound.
+fn quantile(counts: &[(f64, f64)], q: f64) -> Option<f64> {
+    let whole = counts.last()?.1;
+    if whole <= 0.0 {
+        return None;
+    }
+    let rank = q * whole;
+    let (mut low, mut below) = (0.0, 0.0);
+    for &(bound, count) in counts {
+        if count >= rank && count > below {
+            if bound.is_infinite() {
+                return Some(low);
+            }
+            return Some(low + (bound - low) * (rank - below) / (count - below));
+        }
+        if bound.is_finite() {
+            low = bound;
+        }
+        below = count;
+    }
+    Some(low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page of one service and one worker after `n` seconds at 100 requests a second.
+    pub(super) fn page(n: u64) -> Page {
+        let mut text = format!(
+            "# TYPE serval_ready gauge\nserval_ready 1\n\
+             serval_outstanding_requests{{service=\"digits\"}} 3\n\
+             serval_requests_received_total{{service=\"digits\"}} {}\n\
+             serval_replies_total{{service=\"digits\"}} {}\n\
+             serval_dropped_total{{service=\"digits\",reason=\"no_credit\",scope=\"request\"}} {}\n\
+             serval_dropped_total{{service=\"digits\",reason=\"too_long\",scope=\"request\"}} 7\n\
+             serval_mqueue_depth_mean{{service=\"digits\"}} 1.5\n\
+             serval_mqueue_depth_max{{service=\"digits\"}} 3.0\n\
+             serval_service_held{{service=\"digits\"}} 2.0\n\
+             serval_service_left_behind{{service=\"gone\"}} 1\n\
+             serval_worker_connections{{worker=\"0\"}} 9\n\
+             serval_worker_turns_total{{worker=\"0\"}} {}\n",
+            100 * n,
+            90 * n,
+            10 * n,
+            1000 * n
+        );
+        for (state, share) in [("busy", 0.5), ("idle", 0.25), ("asleep", 0.25)] {
+            let seconds = share * n as f64;
+            text += &format!(
+                "serval_worker_time_seconds_total{{worker=\"0\",state=\"{state}\"}} {seconds}\n"
+            );
+        }
+        for stage in ["receive", "queue"] {
+            let labels = format!("service=\"digits\",stage=\"{stage}\"");
+            text += &format!("serval_stage_duration_seconds_count{{{labels}}} {}\n", 10 * n);
+            for (bound, count) in [("0.001", 0), ("0.002", 5 * n), ("+Inf", 10 * n)] {
+                text += &format!(
+                    "serval_stage_duration_seconds_bucket{{le=\"{bound}\",{labels}}} {count}\n"
+                );
+            }
+        }
+        Page::parse(&text)
+    }
+
+    #[test]
+    fn two_pages_make_rates_shares_and_quantiles() {
+        let sample = Sample::between(&page(10), &page(14), Duration::from_secs(4));
+        assert!(sample.ready);
+        let service = &sample.services[0];
+        assert_eq!(
+            (service.name.as_str(), service.received, service.replied),
+            ("digits", 100.0, 90.0)
+        );
+        assert_eq!(service.drops, [("no_credit".to_owned(), 10.0)], "too_long did not grow");
+        assert_eq!((service.outstanding, service.depth), (3.0, (1.5, 3.0)));
+        assert!(service.held);
+        assert_eq!(sample.left_behind, ["gone"]);
+        let queue = &service.stages[1];
+        assert_eq!((queue.stage.as_str(), queue.count), ("queue", 40));
+        assert_eq!((queue.p50, queue.p99), (Some(0.002), Some(0.002)));
+        assert_eq!(service.stages[2].p50, None, "nobody was followed all the way");
+        let worker = &sample.workers[0];
+        assert_eq!((worker.busy, worker.idle, worker.asleep), (0.5, 0.25, 0.25));
+        assert_eq!((worker.turns, worker.connections), (1000.0, 9.0));
+    }
+
+    #[test]
+    fn who_loses_nothing_loses_zero() {
+        let sample = Sample::between(&page(10), &page(10), Duration::from_secs(1));
+        assert!(sample.services[0].drops.is_empty());
+        assert_eq!(sample.to_json()["services"][0]["dropped"].to_string(), "0.0");
+    }
+
+    #[test]
+    fn a_server_that_was_started_anew_has_no_negative_rates() {
+        let sample = Sample::between(&page(10), &page(1), Duration::from_secs(1));
+        assert_eq!((sample.services[0].received, sample.workers[0].busy), (0.0, 0.0));
+    }
+
+    #[test]
+    fn quantiles_lie_inside_their_buckets() {
+        let counts = [(1.0, 0.0), (2.0, 10.0), (5.0, 10.0), (f64::INFINITY, 20.0)];
+        assert_eq!(quantile(&counts, 0.25), Some(1.5));
+        assert_eq!(quantile(&counts, 0.5), Some(2.0));
+        assert_eq!(quantile(&counts, 0.99), Some(5.0), "beyond the last bound");
+        assert_eq!(quantile(&[(1.0, 0.0), (f64::INFINITY, 0.0)], 0.5), None);
+        assert_eq!(quantile(&[], 0.5), None);
+    }
+
+    #[test]
+    fn services_are_sorted_as_wished() {
+        let mut sample = Sample::between(&page(0), &page(1), Duration::from_secs(1));
+        let other = ServiceSample {
+            name: "other".into(),
+            replied: 1e6,
+            drops: vec![],
+            ..sample.services[0].clone()
+        };
+        sample.services.push(other);
+        let first = |sample: &Sample| sample.services[0].name.clone();
+        sample.sort(Sort::Configured.next());
+        assert_eq!(first(&sample), "other");
+        sample.sort(Sort::Replied.next());
+        assert_eq!(first(&sample), "digits");
+        assert_eq!(Sort::Dropped.next(), Sort::Configured);
+    }
+}

@@ -1,0 +1,617 @@
+//! Being an accelerator runtime: a process that attaches to an engine and runs a service's kernels.
+//!
+//! [`attach`] connects to the path of an accelerator with `launch = "external"`, lives through one life
+//! after the other and comes back when the engine does. [`serve`] is one life on a connection that
+//! is there already. Both speak [`wire::attach`], check everything the engine passes, beat in the
+//! region, watch the engine's beat, and end the blocks whatever happens: when the engine asks for it, when the
+//! engine is gone, when a block ends, and on `cancel`.
+//!
+//! How blocks run is a [`Device`]: [`HostDevice`] runs `cpu` kernels on threads of this process, [`GpuDevice`] runs CUDA
+//! kernels on a GPU. A program with an accelerator of its own implements the trait and needs nothing else of Serval's:
+//! `examples/own_accelerator.rs` of this crate. (Programs in C++ have the library in `attach/`.)
+//!
+//! The process maps its region, and reaches no other memory of the engine: whatever its kernels do
+//! hurts this service on this accelerator alone. The services of a GPU share a process, where the GPU would otherwise
+//! give them turns: one life for all of them.
+
+#![forbid(unsafe_code)]
+
+mod gpu;
+pub mod kernel_file;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use accel::process::{HostBlocks, HostOptions};
+use accel::{AccelError, Kernel};
+use engine::topology::STACK_KIB;
+pub use gpu::GpuDevice;
+use mqueue::abi::{ABI_VERSION, reason, state, stop};
+use mqueue::{MappedMemory, Region, Words};
+use sys::local::{Bell, LocalSocket, wait_readable};
+use sys::{PrivateFile, SharedMemory};
+use wire::attach::{
+    Bye, DESCRIPTORS, FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Offer, Ready,
+};
+
+use kernel_file::{FILE_BYTES_MAX, KernelFile, Target};
+
+/// How long the engine may take to answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+/// The engine is lost when its beat stands still for this long, as the kernels see it too.
+const ENGINE_LOST: Duration = Duration::from_secs(5);
+/// A block that does not come back from its turn for this long hangs, unless a device is told otherwise.
+const HUNG_AFTER: Duration = Duration::from_secs(10);
+/// Longest time between two looks at everything.
+const LOOK: Duration = Duration::from_millis(250);
+/// A runtime whose engine is not there tries again after this long, and twice as long each time …
+const RETRY_MIN: Duration = Duration::from_millis(100);
+/// … up to this.
+const RETRY_MAX: Duration = Duration::from_secs(2);
+
+/// Why a runtime did not come to serve, or cannot go on. The message is one sentence for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// There is no engine.
+    #[error("no engine listens at {path:?}: {source}")]
+    Connect {
+        /// Where it should be.
+        path: std::path::PathBuf,
+        /// What the host kernel said.
+        source: io::Error,
+    },
+    /// Somebody else's engine.
+    #[error(
+        "the engine at {path:?} is of user {theirs}: a runtime of user {own} loads the kernels that an engine of \
+         its own user or of root names"
+    )]
+    Stranger {
+        /// Where it is.
+        path: std::path::PathBuf,
+        /// The engine's user.
+        theirs: u32,
+        /// This process's.
+        own: u32,
+    },
+    /// The engine said no.
+    #[error("the engine refuses: {0}")]
+    Refused(String),
+    /// The engine ended the connection, or was silent for too long.
+    #[error("the engine is gone: {0}")]
+    Gone(String),
+    /// What the engine says makes no sense.
+    #[error("the engine's offer cannot be used: {0}")]
+    Offer(String),
+    /// The blocks did not start, or ended.
+    #[error("{0}")]
+    Blocks(Failure),
+}
+
+/// Why blocks cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct Failure {
+    /// One of [`mqueue::abi::reason`].
+    pub reason: u64,
+    /// One sentence.
+    pub text: String,
+}
+
+/// What a device is to run of one service.
+pub struct Job {
+    /// The region, mapped; it stays mapped for as long as somebody holds this.
+    pub memory: Arc<SharedMemory>,
+    /// The region's words. The device never stores [`Words::set_accelerator_heartbeat`] or
+    /// [`Words::set_accelerator_state`]: they are kept for it.
+    pub words: Words<MappedMemory>,
+    /// Rung by the engine when it published something and [`Words::accelerator_parked`] says that the
+    /// runtime sleeps, and when it wants the blocks to end.
+    pub bell: Arc<Bell>,
+    /// Blocks of the region; all of them are to run.
+    pub blocks: u32,
+    /// The service.
+    pub service: String,
+    /// The accelerator.
+    pub accelerator: String,
+    /// The kernel as the configuration names it: a built-in name, or a path.
+    pub kernel: String,
+    /// What was in the file when the engine checked it, if the kernel is a path and the engine started this process.
+    /// The file itself may have changed since then.
+    pub file: Option<Arc<PrivateFile>>,
+    /// What the kernel is given.
+    pub params: Vec<(String, f64)>,
+    /// The life.
+    pub generation: u64,
+}
+
+/// How blocks run. Every call comes from the same thread.
+pub trait Device {
+    /// What the blocks run on, in one word.
+    fn kind(&self) -> &str;
+
+    /// Starts the blocks of all regions; each has got to its first receive when this returns. Called once for
+    /// each life, and not again before [`Self::stop`]. There is one job; only a runtime that the engine starts for
+    /// a GPU gets those of several services.
+    fn start(&mut self, jobs: &[Job]) -> Result<(), Failure>;
+
+    /// Whether all blocks serve. Called several times a second; must not wait.
+    fn health(&mut self) -> Result<(), Failure>;
+
+    /// Whether every block has ended, because the stop word asked for it. Must not wait.
+    fn ended(&mut self) -> bool;
+
+    /// Ends the blocks, within `patience` in order, else at once, and lets go of the regions. The stop
+    /// word tells them already unless something failed. `Err`: not all of them could be ended, so that
+    /// this process must not serve again.
+    fn stop(&mut self, patience: Duration) -> Result<(), Failure>;
+}
+
+/// Runs `cpu` kernels on threads of this process.
+pub struct HostDevice {
+    threads: usize,
+    cores: Vec<usize>,
+    hung_after: Duration,
+    stack_kib: usize,
+    blocks: Option<HostBlocks>,
+}
+
+impl HostDevice {
+    /// At most `threads` threads, each on one of `cores` if there are any.
+    pub fn new(threads: usize, cores: Vec<usize>) -> Self {
+        Self { threads, cores, hung_after: HUNG_AFTER, stack_kib: STACK_KIB, blocks: None }
+    }
+
+    /// A block that works on one message for longer hangs: the life ends.
+    pub fn hung_after(self, hung_after: Duration) -> Self {
+        Self { hung_after, ..self }
+    }
+
+    /// The stack of each block in KiB, instead of [`STACK_KIB`].
+    pub fn stack_kib(self, stack_kib: usize) -> Self {
+        Self { stack_kib, ..self }
+    }
+}
+
+impl Device for HostDevice {
+    fn kind(&self) -> &str {
+        "cpu"
+    }
+
+    fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
+        let refused = |error: &dyn std::fmt::Display| Failure {
+            reason: reason::REFUSED,
+            text: error.to_string(),
+        };
+        let [job] = jobs else { return Err(refused(&"host cores run one service in a process")) };
+        let kernel = kernel(job).map_err(|e| refused(&e))?;
+        let bell = job.bell.clone();
+        let options = HostOptions {
+            service: job.service.clone(),
+            threads: self.threads.clamp(1, job.blocks as usize),
+            cores: self.cores.clone(),
+            stack_bytes: self.stack_kib << 10,
+            doze: Box::new(move |limit| {
+                wait_readable(&[bell.as_fd()], Some(limit));
+                bell.silence();
+            }),
+            hung_after: self.hung_after,
+        };
+        let memory = MappedMemory::new(job.memory.clone());
+        let started = HostBlocks::start(&memory, &kernel, &job.params, options);
+        self.blocks = Some(started.map_err(|e| refused(&e))?);
+        Ok(())
+    }
+
+    fn health(&mut self) -> Result<(), Failure> {
+        let health = self.blocks.as_mut().map_or(Ok(()), HostBlocks::health);
+        health.map_err(|(reason, text)| Failure { reason, text })
+    }
+
+    fn ended(&mut self) -> bool {
+        self.blocks.as_ref().is_none_or(HostBlocks::ended)
+    }
+
+    fn stop(&mut self, patience: Duration) -> Result<(), Failure> {
+        let Some(blocks) = self.blocks.take() else { return Ok(()) };
+        let hung = blocks.stop(patience);
+        if hung.is_empty() {
+            return Ok(());
+        }
+        Err(Failure { reason: reason::HUNG, text: format!("blocks {hung:?} did not end") })
+    }
+}
+
+/// The kernel of a job on host cores. What the engine passes it has loaded in a process of its own already.
+fn kernel(job: &Job) -> Result<Arc<Kernel>, AccelError> {
+    match (kernel_file::named(&job.kernel), &job.file) {
+        (Some((path, name)), Some(copy)) => {
+            Ok(KernelFile::received(path, Target::Host, copy.clone())?.load(name)?)
+        }
+        _ => kernel_file::find(&job.kernel),
+    }
+}
+
+/// Who a runtime wants to be.
+#[derive(Clone, Debug, Default)]
+pub struct Wish {
+    /// The service whose kernels to run; empty: any that needs a runtime.
+    pub service: String,
+    /// The only kernel this runtime has; empty: whichever it is asked for.
+    pub kernel: String,
+}
+
+/// How a life ended that had begun.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The engine, or `cancel`, asked for it.
+    Stopped,
+    /// The engine is gone.
+    EngineLost,
+    /// The blocks could not go on.
+    Failed(Failure),
+}
+
+/// Attaches at `path` and serves, again and again, until `cancel` is set or `once` a life has ended. An
+/// engine that is not there, or goes, is waited for; with `once` it is an error.
+pub fn attach(
+    path: &Path,
+    wish: &Wish,
+    device: &mut dyn Device,
+    once: bool,
+    cancel: &AtomicBool,
+) -> Result<End, RuntimeError> {
+    let mut retry = RETRY_MIN;
+    let mut failures = Failures::default();
+    loop {
+        let lived = connect(path).and_then(|socket| serve(&socket, wish, device, cancel));
+        let cancelled = cancel.load(Ordering::Relaxed);
+        if cancelled && lived.as_ref().is_err_and(|e| !matches!(e, RuntimeError::Blocks(_))) {
+            return Ok(End::Stopped);
+        }
+        if once || cancelled {
+            return lived;
+        }
+        match lived {
+            Ok(End::Failed(failure)) => tracing::error!("{failure}; attaching again"),
+            Ok(end) => {
+                failures = Failures::default();
+                tracing::info!(?end, "a life ended; attaching again");
+                retry = RETRY_MIN;
+            }
+            // What a person must change is not tried for ever.
+            Err(
+                error @ (RuntimeError::Blocks(_)
+                | RuntimeError::Offer(_)
+                | RuntimeError::Stranger { .. }),
+            ) => return Err(error),
+            Err(error) => failures.tell(path, wish, &error.to_string()),
+        }
+        let until = Instant::now() + retry;
+        while Instant::now() < until && !cancel.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        if cancel.load(Ordering::Relaxed) {
+            return Ok(End::Stopped);
+        }
+        retry = (2 * retry).min(RETRY_MAX);
+    }
+}
+
+/// Tries that failed since the last life. The first one is told, then those whose number is a power of two, and any with
+/// another reason.
+#[derive(Default)]
+struct Failures {
+    count: u64,
+    told: String,
+}
+
+impl Failures {
+    /// Whether this failure is to be told.
+    fn count(&mut self, error: &str) -> bool {
+        if self.told != error {
+            *self = Self { count: 0, told: error.to_owned() };
+        }
+        self.count += 1;
+        self.count.is_power_of_two()
+    }
+
+    fn tell(&mut self, path: &Path, wish: &Wish, error: &str) {
+        if !self.count(error) {
+            return;
+        }
+        let (service, kernel) = (wish.service.as_str(), wish.kernel.as_str());
+        let tries = self.count;
+        tracing::warn!(?path, service, kernel, tries, "{error}; trying again");
+    }
+}
+
+/// The connection to the engine at `path`. A kernel is a path that this process loads code from, so whoever
+/// names it must have this process's rights already.
+fn connect(path: &Path) -> Result<LocalSocket, RuntimeError> {
+    let failed = |source| RuntimeError::Connect { path: path.to_owned(), source };
+    let socket = LocalSocket::connect(path).map_err(failed)?;
+    let (theirs, own) = (socket.peer().map_err(failed)?.user, sys::process::user());
+    if theirs == own || theirs == 0 {
+        return Ok(socket);
+    }
+    Err(RuntimeError::Stranger { path: path.to_owned(), theirs, own })
+}
+
+/// One life on a connection to an engine that is trusted to name the kernel.
+pub fn serve(
+    socket: &LocalSocket,
+    wish: &Wish,
+    device: &mut dyn Device,
+    cancel: &AtomicBool,
+) -> Result<End, RuntimeError> {
+    let hello = Hello {
+        abi_version: ABI_VERSION,
+        process: std::process::id(),
+        kind: device.kind().to_owned(),
+        service: wish.service.clone(),
+        kernel: wish.kernel.clone(),
+    };
+    say(socket, &FromRuntime::Hello(hello))?;
+    let (jobs, heartbeat) = match receive_offers(socket, cancel) {
+        Err(_) if cancel.load(Ordering::Relaxed) => return Ok(End::Stopped),
+        offered => offered?,
+    };
+    if let Err(failure) = device.start(&jobs) {
+        let Failure { reason, text } = failure.clone();
+        // The engine may be gone: then nobody needs to know.
+        let _ = say(socket, &FromRuntime::Bye(Bye { reason, text }));
+        let _ = device.stop(Duration::ZERO);
+        return Err(RuntimeError::Blocks(failure));
+    }
+    jobs.iter().for_each(|job| job.words.set_accelerator_state(state::READY));
+    let engine = Pulse::new(ENGINE_LOST, jobs[0].words.engine_heartbeat());
+    let mut life = Life { socket, jobs: &jobs, device, beats: 0, engine };
+    let end = life.run(heartbeat, cancel);
+    life.close(&end)?;
+    Ok(end)
+}
+
+fn say(socket: &LocalSocket, message: &FromRuntime) -> Result<(), RuntimeError> {
+    socket.send(&message.encode(), &[]).map_err(|error| RuntimeError::Gone(error.to_string()))
+}
+
+/// Waits for the engine's offers, at least one; their regions are mapped and checked when this returns, with the
+/// time after which a runtime that does not beat is lost. An error soon after `cancel` is set.
+fn receive_offers(
+    socket: &LocalSocket,
+    cancel: &AtomicBool,
+) -> Result<(Vec<Job>, Duration), RuntimeError> {
+    let deadline = Instant::now() + ANSWER_PATIENCE;
+    let (mut jobs, mut count, mut heartbeat) = (Vec::new(), 1, Duration::MAX);
+    while jobs.len() < count {
+        match receive_answer(socket, deadline, cancel)? {
+            (FromEngine::Offer(offer), descriptors) => {
+                let (job, beat) = open(offer, descriptors)?;
+                heartbeat = heartbeat.min(beat);
+                jobs.push(job);
+            }
+            (FromEngine::Together(many), _) if jobs.is_empty() && count == 1 => {
+                count = many as usize
+            }
+            (FromEngine::Together(_), _) => {
+                return Err(RuntimeError::Offer("its number changes".into()));
+            }
+            (FromEngine::Refuse(why), _) => return Err(RuntimeError::Refused(why)),
+            (FromEngine::Stop { .. }, _) => {
+                return Err(RuntimeError::Gone("it is stopping".into()));
+            }
+        }
+    }
+    Ok((jobs, heartbeat))
+}
+
+/// The engine's next message, with what came along.
+fn receive_answer(
+    socket: &LocalSocket,
+    deadline: Instant,
+    cancel: &AtomicBool,
+) -> Result<(FromEngine, Vec<OwnedFd>), RuntimeError> {
+    let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
+    let (len, descriptors) = loop {
+        let gone = |error: io::Error| RuntimeError::Gone(error.to_string());
+        if let Some(received) = socket.receive_descriptors(&mut bytes).map_err(gone)? {
+            break received;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let seconds = ANSWER_PATIENCE.as_secs();
+            return Err(RuntimeError::Gone(format!("it gave no answer for {seconds} s")));
+        }
+        if cancel.load(Ordering::Relaxed) {
+            return Err(RuntimeError::Gone("it was not waited for".into()));
+        }
+        wait_readable(&[socket.as_fd()], Some(left.min(LOOK)));
+    };
+    if len == 0 {
+        return Err(RuntimeError::Gone("it closed the connection".into()));
+    }
+    let message = FromEngine::decode(&bytes[..len]);
+    let message = message.map_err(|error| RuntimeError::Offer(error.to_string()))?;
+    Ok((message, descriptors))
+}
+
+/// Maps the region of an offer and holds it against what was said about it.
+fn open(offer: Offer, descriptors: Vec<OwnedFd>) -> Result<(Job, Duration), RuntimeError> {
+    let wrong = |error: &dyn std::fmt::Display| RuntimeError::Offer(error.to_string());
+    let mut descriptors = descriptors.into_iter();
+    let (Some(region), Some(bell)) = (descriptors.next(), descriptors.next()) else {
+        return Err(wrong(&format!("it came without the {DESCRIPTORS} descriptors")));
+    };
+    let file = descriptors.next().map(|file| PrivateFile::received(file, FILE_BYTES_MAX));
+    let file = file.transpose().map_err(|error| wrong(&format!("its kernel file: {error}")))?;
+    let most = usize::try_from(offer.region_bytes).map_err(|e| wrong(&e))?;
+    let memory = Arc::new(SharedMemory::open(region, most, false).map_err(|e| wrong(&e))?);
+    let joined = Region::join(MappedMemory::new(memory.clone())).map_err(|e| wrong(&e))?;
+    if (joined.generation(), joined.block_count()) != (offer.generation, offer.blocks) {
+        return Err(wrong(&"the region is of another life"));
+    }
+    let heartbeat = Duration::from_millis(u64::from(offer.heartbeat_ms.max(1)));
+    let job = Job {
+        words: joined.words(),
+        memory,
+        bell: Arc::new(Bell::received(bell)),
+        blocks: offer.blocks,
+        service: offer.service,
+        accelerator: offer.accelerator,
+        kernel: offer.kernel,
+        file: file.map(Arc::new),
+        params: offer.params,
+        generation: offer.generation,
+    };
+    Ok((job, heartbeat))
+}
+
+/// A life that has begun.
+struct Life<'a> {
+    socket: &'a LocalSocket,
+    /// At least one.
+    jobs: &'a [Job],
+    device: &'a mut dyn Device,
+    beats: u64,
+    engine: Pulse,
+}
+
+impl Life<'_> {
+    fn run(&mut self, heartbeat: Duration, cancel: &AtomicBool) -> End {
+        let blocks = self.jobs.iter().map(|job| job.blocks).sum();
+        let ready = Ready { generation: self.jobs[0].generation, blocks };
+        self.beat();
+        if say(self.socket, &FromRuntime::Ready(ready)).is_err() {
+            return End::EngineLost;
+        }
+        for Job { service, accelerator, generation, .. } in self.jobs {
+            tracing::info!(service, accelerator, generation, "serving");
+        }
+        // Late once is not lost.
+        let pause = (heartbeat / 4).min(LOOK);
+        // Until when the blocks may take to end.
+        let mut draining: Option<Instant> = None;
+        loop {
+            let heard = wait_readable(&[self.socket.as_fd()], Some(pause));
+            self.beat();
+            if heard[0] {
+                match self.hear() {
+                    Heard::Nothing => {}
+                    Heard::Stop(patience) => {
+                        draining.get_or_insert(Instant::now() + patience);
+                    }
+                    Heard::End => return End::EngineLost,
+                }
+            }
+            if let Err(failure) = self.device.health() {
+                return End::Failed(failure);
+            }
+            if self.engine.lost(self.jobs[0].words.engine_heartbeat()) {
+                return End::EngineLost;
+            }
+            let over = draining.is_some_and(|until| Instant::now() >= until || self.device.ended());
+            if over || cancel.load(Ordering::Relaxed) {
+                return End::Stopped;
+            }
+        }
+    }
+
+    fn beat(&mut self) {
+        self.beats += 1;
+        self.jobs.iter().for_each(|job| job.words.set_accelerator_heartbeat(self.beats));
+    }
+
+    fn hear(&self) -> Heard {
+        let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
+        match self.socket.receive(&mut bytes) {
+            Ok(None) => Heard::Nothing,
+            Ok(Some(len)) => match FromEngine::decode(&bytes[..len]) {
+                Ok(FromEngine::Stop { drain_ms }) => {
+                    Heard::Stop(Duration::from_millis(drain_ms.into()))
+                }
+                _ => Heard::End,
+            },
+            Err(_) => Heard::End,
+        }
+    }
+
+    /// Ends the blocks and says goodbye; the status page says why.
+    fn close(self, end: &End) -> Result<(), RuntimeError> {
+        let (reason, text) = match end {
+            End::Stopped => (reason::STOPPED, String::new()),
+            End::EngineLost => (reason::ENGINE_LOST, String::new()),
+            End::Failed(failure) => (failure.reason, failure.text.clone()),
+        };
+        // What is said next is that nothing of this life counts any more; a drain that is still under way had its time.
+        self.jobs.iter().for_each(|job| job.words.set_stop(stop::NOW));
+        let bye = FromRuntime::Bye(Bye { reason, text });
+        let failed = matches!(end, End::Failed(_));
+        if failed {
+            // Before the blocks are waited for: requests that are with them are lost anyway.
+            let _ = say(self.socket, &bye);
+        }
+        let stopped = self.device.stop(Duration::from_secs(1));
+        for job in self.jobs {
+            job.words.set_accelerator_reason(reason);
+            job.words.set_accelerator_state(state::ENDED);
+        }
+        if !failed {
+            let _ = say(self.socket, &bye);
+        }
+        stopped.map_err(RuntimeError::Blocks)
+    }
+}
+
+enum Heard {
+    Nothing,
+    Stop(Duration),
+    End,
+}
+
+/// Notices that another process's beat stands still. Silence is added up in steps of limited length, so that
+/// whoever looks and was itself held up does not take its own absence for the other's.
+pub struct Pulse {
+    limit: Duration,
+    beat: u64,
+    silent: Duration,
+    looked: Instant,
+}
+
+impl Pulse {
+    /// The other is lost after `limit` without a beat; to be looked at four times as often.
+    pub fn new(limit: Duration, beat: u64) -> Self {
+        Self { limit, beat, silent: Duration::ZERO, looked: Instant::now() }
+    }
+
+    /// Looks at the beat; whether the other is lost.
+    pub fn lost(&mut self, beat: u64) -> bool {
+        let now = Instant::now();
+        let step = (now - std::mem::replace(&mut self.looked, now)).min(self.limit / 2);
+        if std::mem::replace(&mut self.beat, beat) == beat {
+            self.silent += step;
+        } else {
+            self.silent = Duration::ZERO;
+        }
+        self.silent >= self.limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_that_repeats_is_told_ever_more_rarely_and_another_one_at_once() {
+        let mut failures = Failures::default();
+        let told = |failures: &mut Failures, error, tries| {
+            (1..=tries).filter(|_| failures.count(error)).count()
+        };
+        assert_eq!(told(&mut failures, "no engine", 1000), 10);
+        assert_eq!(told(&mut failures, "refused", 1), 1);
+        assert_eq!(told(&mut failures, "no engine", 3), 2);
+    }
+}

@@ -1,7 +1,0 @@
-//! The `serval` command; everything is in the library.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    serval::command::main()
-}

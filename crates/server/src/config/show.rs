@@ -1,0 +1,100 @@
+//! A configuration as `serval check-config` shows it.
+
+use engine::topology::Service;
+use mqueue::RegionPlan;
+use serde_json::{Map, Value as Json, json};
+
+use super::Config;
+
+/// What one service's rings cost on one accelerator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionUse {
+    /// Name of the service.
+    pub service: String,
+    /// Name of the accelerator.
+    pub accelerator: String,
+    /// Bytes of the region.
+    pub bytes: u64,
+    /// The sum behind it.
+    pub arithmetic: String,
+}
+
+impl Config {
+    /// The region of every service on every accelerator it uses.
+    pub fn regions(&self) -> Vec<RegionUse> {
+        let mut regions = Vec::new();
+        for service in &self.topology.services {
+            for (place, index) in service.accelerators.iter().enumerate() {
+                let plan = service.region_plan(place, 1);
+                regions.push(RegionUse {
+                    service: service.name.clone(),
+                    accelerator: self.topology.accelerators[*index].name.clone(),
+                    bytes: plan.bytes().expect("the topology was checked"),
+                    arithmetic: arithmetic(service, &plan),
+                });
+            }
+        }
+        regions
+    }
+
+    /// Everything as one JSON value: `settings` in the shape of the file, `origins` of the values that
+    /// are not defaults, `regions`, `warnings`.
+    pub fn json(&self) -> Json {
+        let mut tree = Map::new();
+        let mut origins = Map::new();
+        for setting in &self.settings {
+            let mut at = &mut tree;
+            for part in setting.section.split('.').filter(|part| !part.is_empty()) {
+                let table = at.entry(part).or_insert_with(|| Json::Object(Map::new()));
+                at = table.as_object_mut().expect("tables and keys have different names");
+            }
+            at.insert(setting.key.clone(), setting.value.clone());
+            if setting.origin != super::Origin::Default {
+                let path = format!("{}.{}", setting.section, setting.key);
+                let path = path.trim_start_matches('.').to_owned();
+                origins.insert(path, setting.origin.to_string().into());
+            }
+        }
+        let region = |r: &RegionUse| {
+            json!({
+                "service": r.service, "accelerator": r.accelerator,
+                "bytes": r.bytes, "arithmetic": r.arithmetic,
+            })
+        };
+        let regions: Vec<Json> = self.regions().iter().map(region).collect();
+        json!({ "settings": tree, "origins": origins, "regions": regions, "warnings": self.warnings })
+    }
+}
+
+/// `4 mqueues x (RX 64 slots x 1024 B + TX 64 slots x 1024 B)`: payload room; headers, rounding and
+/// status words make up the rest of the region.
+fn arithmetic(service: &Service, plan: &RegionPlan) -> String {
+    let part = |(index, mqueue): (usize, &mqueue::MqueuePlan)| {
+        let ring = |name: &str, ring: &mqueue::RingPlan| {
+            let slots = format!("{name} {} slots x {} B", mqueue.depth, ring.inline_bytes());
+            match ring.arena_bytes {
+                0 => slots,
+                arena => format!("{slots} + arena {arena} B"),
+            }
+        };
+        let rings = format!("{} + {}", ring("RX", &mqueue.rx), ring("TX", &mqueue.tx));
+        match index.checked_sub(1).and_then(|backend| service.backends.get(backend)) {
+            Some(backend) => format!("{}: {rings}", backend.name),
+            None => rings,
+        }
+    };
+    let parts: Vec<String> = plan.mqueues.iter().enumerate().map(part).collect();
+    format!("{} mqueues x ({})", plan.block_count, parts.join("; "))
+}
+
+/// Bytes for people: `552.3 KiB`.
+pub fn bytes_for_people(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    for unit in ["B", "KiB", "MiB"] {
+        if value < 1024.0 {
+            return if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.1} GiB")
+}

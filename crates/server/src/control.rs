@@ -1,0 +1,661 @@
+//! The control side of `serval serve`: one thread that owns the server and changes what it runs, and one
+//! for the control socket.
+//!
+//! `engine.control = "PATH"` is a Unix socket of type seqpacket with mode 0600: a message is a request,
+//! and one message comes back. Without the key it is where [`place`] says. Requests ([`protocol`]) are JSON objects on
+//! one line of at most [`REQUEST_BYTES_MAX`] bytes: `{"command": "status"}`, `"reload"` and `"metrics"`. Whoever is not of
+//! the engine's user or root is told so and closed; at most [`CONNECTIONS_MAX`] connections are open, each for
+//! [`SILENCE`] without a first request and [`PATIENCE`] without another one. One more makes the oldest go that has not
+//! asked for anything, or else the one that has been idle for longest: who says nothing keeps nobody out.
+//!
+//! While one reload is under way another one may wait, and no more: it reads the file when its turn comes,
+//! so whatever was written before it was asked for is in it, and all who asked meanwhile get its outcome.
+
+pub mod place;
+pub mod protocol;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use engine::metrics::Metrics;
+use serde_json::{Value as Json, json};
+use sys::PrivateFile;
+use sys::local::{Bell, LocalListener, LocalSocket, wait_readable};
+
+use self::protocol::{REQUEST_BYTES_MAX, Request};
+use crate::config::{Config, ConfigError, ControlSocket, Overrides, memory_url, url};
+use crate::exporter::{Health, Pages};
+use crate::machine::{MachineError, fit_connections};
+use crate::{ChangeError, Fate, Server, ServiceChange, ShutdownReport};
+
+/// Connections at a time.
+const CONNECTIONS_MAX: usize = 16;
+/// How long a connection may say nothing before its first request, …
+const SILENCE: Duration = Duration::from_secs(2);
+/// … and after it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often to look whether a reload that somebody waits for is done.
+const LOOK_PAUSE: Duration = Duration::from_millis(10);
+/// How long to wait when the process has no descriptor left for whoever wants in.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
+
+/// What the owner of the server is asked for.
+enum Task {
+    Reload,
+    End,
+    /// As `End`, without a word.
+    Abandon,
+}
+
+/// What a reload came to, for all who asked for it.
+type Outcome = Arc<OnceLock<Json>>;
+
+/// The way to the owner of the server; at most one reload waits on it, whoever asks however often.
+struct Tasks {
+    sender: Sender<Task>,
+    waiting: Mutex<Option<Outcome>>,
+}
+
+impl Tasks {
+    fn new() -> (Arc<Self>, Receiver<Task>) {
+        let (sender, inbox) = mpsc::channel();
+        (Arc::new(Self { sender, waiting: Mutex::new(None) }), inbox)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Option<Outcome>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for a reload, or joins the one that waits.
+    fn reload(&self) -> Outcome {
+        let mut waiting = self.waiting();
+        let outcome = waiting.get_or_insert_with(|| {
+            // The owner is gone only when all ends.
+            let _ = self.sender.send(Task::Reload);
+            Outcome::default()
+        });
+        outcome.clone()
+    }
+
+    /// The reload that waits begins: who asks from here on is not served by what it reads.
+    fn begin(&self) -> Outcome {
+        self.waiting().take().unwrap_or_default()
+    }
+
+    fn end(&self) {
+        let _ = self.sender.send(Task::End);
+    }
+}
+
+/// What `status` shows.
+#[derive(Default)]
+struct Shown {
+    services: Vec<Json>,
+}
+
+/// What the owner of the server does with it at the end.
+type Finish = Box<dyn FnOnce(Server) -> ShutdownReport + Send>;
+
+/// Why there is no control side, or a server does not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The configuration cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// This machine does not have what the configuration asks for.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    /// Several servers could be meant; the text lists them.
+    #[error("{0}")]
+    Ambiguous(String),
+    /// Something failed; one sentence.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// A configuration file and the values of `--set`, read again for every reload.
+#[derive(Clone, Debug)]
+pub struct ConfigSource {
+    /// The file.
+    pub path: PathBuf,
+    /// `KEY=VALUE` each.
+    pub sets: Vec<String>,
+}
+
+impl ConfigSource {
+    /// Reads and checks the configuration.
+    pub fn load(&self) -> Result<Config, ConfigError> {
+        Config::load(&self.path, &Overrides::from_environment(self.sets.clone()))
+    }
+
+    /// The same; mistakes in kernel files are among the problems.
+    pub fn inspect(&self) -> Result<Config, ConfigError> {
+        let overrides = Overrides::from_environment(self.sets.clone());
+        let inspect = Some(runtime::kernel_file::inspect as _);
+        Config::load(&self.path, &Overrides { inspect, ..overrides })
+    }
+}
+
+/// Both threads.
+pub struct Control {
+    tasks: Arc<Tasks>,
+    ending: Arc<AtomicBool>,
+    owner: JoinHandle<Option<ShutdownReport>>,
+    reception: Option<(Arc<Bell>, JoinHandle<()>)>,
+}
+
+impl Control {
+    /// Takes the server over. `file` is read again for every reload; `finish` stops the server at the end, on the thread
+    /// that owns it.
+    pub fn start(
+        server: Server,
+        config: Config,
+        source: ConfigSource,
+        health: Arc<Health>,
+        finish: Finish,
+    ) -> Result<Self, ControlError> {
+        let (tasks, inbox) = Tasks::new();
+        let ending = Arc::new(AtomicBool::new(false));
+        let shown = Arc::new(Mutex::new(Shown::default()));
+        let (metrics, place) = (server.metrics(), config.control.clone());
+        let file = source.path.canonicalize().unwrap_or_else(|_| source.path.clone());
+        let owner = Owner {
+            server,
+            config,
+            source,
+            health: health.clone(),
+            tasks: tasks.clone(),
+            ending: ending.clone(),
+            shown: shown.clone(),
+        };
+        owner.show();
+        let builder = std::thread::Builder::new().name("serval-control".into());
+        let owner = builder.spawn(move || owner.run(&inbox).map(finish)).map_err(|error| {
+            ControlError::Failed(format!("a thread cannot be started: {error}"))
+        })?;
+        let mut control = Self { tasks, ending, owner, reception: None };
+        let explicit = matches!(place, ControlSocket::At(_));
+        let path = match place {
+            ControlSocket::Off => return Ok(control),
+            ControlSocket::At(path) => Ok(path),
+            ControlSocket::Auto => place::own_path(),
+        };
+        let status = Status { metrics: metrics.clone(), health: health.clone(), shown, file };
+        let pages = Pages::new(metrics, health);
+        match path.and_then(|path| control.open(&path, status, pages)) {
+            Ok(reception) => control.reception = Some(reception),
+            Err(why) if explicit => {
+                let _ = control.tasks.sender.send(Task::Abandon);
+                // There is nothing to tell beside this failure.
+                let _ = control.end();
+                return Err(ControlError::Failed(why));
+            }
+            Err(why) => tracing::warn!(
+                "there is no control socket, so `serval top` and `serval reload` do not find this server: {why}; \
+                 set engine.control to a path, or to \"off\""
+            ),
+        }
+        Ok(control)
+    }
+
+    fn open(
+        &self,
+        path: &Path,
+        status: Status,
+        pages: Pages,
+    ) -> Result<(Arc<Bell>, JoinHandle<()>), String> {
+        let listener = LocalListener::bind(path).map_err(|error| error.to_string())?;
+        let bell = Arc::new(Bell::new().map_err(|error| error.to_string())?);
+        let (ending, tasks) = (self.ending.clone(), self.tasks.clone());
+        let guests = Vec::new();
+        let mut desk =
+            Reception { listener, bell: bell.clone(), ending, tasks, status, pages, guests };
+        let builder = std::thread::Builder::new().name("serval-reception".into());
+        let thread = builder.spawn(move || desk.run());
+        let thread = thread.map_err(|error| format!("a thread cannot be started: {error}"))?;
+        Ok((bell, thread))
+    }
+
+    /// Reads the configuration again, soon. One that waits already is enough.
+    pub fn reload(&self) {
+        self.tasks.reload();
+    }
+
+    /// The owner finishes with the server; a reload that is in progress waits for nothing any more.
+    pub fn begin_end(&self) {
+        self.ending.store(true, Ordering::Relaxed);
+        self.tasks.end();
+        if let Some((bell, _)) = &self.reception {
+            bell.ring();
+        }
+    }
+
+    /// Whether [`Self::end`] returns at once.
+    pub fn has_ended(&self) -> bool {
+        let reception = self.reception.as_ref();
+        self.owner.is_finished() && reception.is_none_or(|(_, thread)| thread.is_finished())
+    }
+
+    /// Waits for both threads, after [`Self::begin_end`]; what finishing came to.
+    pub fn end(self) -> Result<ShutdownReport, ControlError> {
+        if let Some((_, thread)) = self.reception {
+            // It does not panic; if it did, there is nothing left to do for it.
+            let _ = thread.join();
+        }
+        let panicked = || ControlError::Failed("the thread that stops the server panicked".into());
+        self.owner.join().ok().flatten().ok_or_else(panicked)
+    }
+}
+
+/// The thread that owns the server.
+struct Owner {
+    server: Server,
+    config: Config,
+    source: ConfigSource,
+    health: Arc<Health>,
+    tasks: Arc<Tasks>,
+    ending: Arc<AtomicBool>,
+    shown: Arc<Mutex<Shown>>,
+}
+
+impl Owner {
+    /// Returns the server unless it is abandoned.
+    fn run(mut self, inbox: &Receiver<Task>) -> Option<Server> {
+        loop {
+            match inbox.recv() {
+                Ok(Task::Reload) => {
+                    let outcome = self.tasks.begin();
+                    if self.ending.load(Ordering::Relaxed) {
+                        continue;
+                    }
+                    outcome.set(self.reload()).expect("nobody else tells it");
+                }
+                Ok(Task::End) => return Some(self.server),
+                Ok(Task::Abandon) | Err(_) => return None,
+            }
+        }
+    }
+
+    /// Reads the file again and goes over to what it says, or says why not.
+    fn reload(&mut self) -> Json {
+        let outcome = match self.load() {
+            Ok(config) => self.change(config),
+            Err(outcome) => outcome,
+        };
+        let result = outcome["result"].as_str().unwrap_or("failed").to_owned();
+        self.health.count_reload(&result);
+        let generation = self.health.generation();
+        if let Some(message) = outcome["message"].as_str() {
+            let problems = outcome["problems"].as_array().map_or(&[][..], Vec::as_slice);
+            // The text for people has many lines; whoever asked gets it.
+            let problems: Vec<String> = problems.iter().map(problem_line).collect();
+            let why = if problems.is_empty() { message.to_owned() } else { problems.join("; ") };
+            tracing::error!("the configuration is {result}, nothing has changed: {why}");
+        } else {
+            tracing::info!(generation, "the configuration was read again: {result}");
+        }
+        let mut outcome = outcome;
+        outcome["generation"] = generation.into();
+        outcome
+    }
+
+    fn load(&self) -> Result<Config, Json> {
+        let mut config = self.source.load().map_err(|error| refusal(&error.into()))?;
+        fit_connections(&mut config, Some(&self.config)).map_err(|error| refusal(&error.into()))?;
+        let fixed = [
+            ("engine.metrics", config.metrics == self.config.metrics),
+            ("engine.control", config.control == self.config.control),
+        ];
+        for (key, same) in fixed {
+            if !same {
+                let why = "cannot change while the engine runs (it is opened at the start)";
+                let message = format!("{key} {why}: restart to apply it");
+                return Err(json!({ "result": "refused", "message": message }));
+            }
+        }
+        for warning in &config.warnings {
+            tracing::warn!("{warning}");
+        }
+        Ok(config)
+    }
+
+    fn change(&mut self, config: Config) -> Json {
+        let ending = self.ending.clone();
+        let give_up = move || ending.load(Ordering::Relaxed);
+        let report = match self.server.change(config.topology.clone(), &give_up) {
+            Ok(report) => report,
+            Err(error) => {
+                let refused = matches!(error, ChangeError::Refused(_));
+                let result = if refused { "refused" } else { "failed" };
+                return json!({ "result": result, "message": error.to_string() });
+            }
+        };
+        self.config = config;
+        self.show();
+        let mut services = Vec::new();
+        for service in &report.services {
+            let fate = fate_name(service.fate);
+            let (name, unanswered) = (&service.name, service.unanswered);
+            let troubles = troubles(service);
+            for trouble in &troubles {
+                tracing::error!(unanswered, "service {name}: {fate}; {trouble}");
+            }
+            match service.fate {
+                _ if !troubles.is_empty() => {}
+                Fate::Unchanged => tracing::debug!("service {name}: {fate}"),
+                _ => tracing::info!(unanswered, "service {name}: {fate}"),
+            }
+            services.push(json!({
+                "name": name, "fate": fate, "unanswered": unanswered,
+                "left_behind": service.left_behind, "not_started": service.not_started,
+                "rebuilt": service.rebuilt,
+            }));
+        }
+        let result = if report.is_empty() { "unchanged" } else { "changed" };
+        json!({ "result": result, "services": services, "settings": report.settings })
+    }
+
+    /// Tells [`Shown`] what runs now.
+    fn show(&self) {
+        let topology = self.server.topology();
+        let mut listens: Vec<Vec<String>> = vec![Vec::new(); topology.services.len()];
+        for (service, listen) in self.server.addresses() {
+            listens[service].push(url(listen.transport, listen.address));
+        }
+        for (service, path) in topology.memory_ports() {
+            listens[service].push(memory_url(path));
+        }
+        let services = topology.services.iter().zip(listens);
+        let services = services.map(|(s, at)| json!({ "name": s.name, "listen": at })).collect();
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Shown { services };
+    }
+}
+
+/// What is not as it should be with a service after a change. One that was left as it was may have begun anew for a change
+/// of others, so its fate does not tell.
+fn troubles(service: &ServiceChange) -> Vec<String> {
+    let left_behind = service.left_behind.then(|| "its former version hangs".to_owned());
+    let not_started = service.not_started.as_ref();
+    let not_started = not_started.map(|why| format!("no runtime of it serves yet: {why}"));
+    left_behind.into_iter().chain(not_started).collect()
+}
+
+/// How a fate is called.
+fn fate_name(fate: Fate) -> &'static str {
+    match fate {
+        Fate::Unchanged => "unchanged",
+        Fate::Added => "added",
+        Fate::Changed { keeps_connections: true, keeps_memory_clients: true } => "changed",
+        Fate::Changed { keeps_connections: false, keeps_memory_clients: true } => {
+            "changed, connections closed"
+        }
+        Fate::Changed { keeps_connections: true, .. } => "changed, shared-memory clients sent away",
+        Fate::Changed { .. } => "changed, connections closed, shared-memory clients sent away",
+        Fate::Removed => "removed",
+    }
+}
+
+/// A problem of a configuration, as [`ConfigError::json`] tells it, in one line.
+fn problem_line(problem: &Json) -> String {
+    let text = |key: &str| problem[key].as_str().unwrap_or_default();
+    let (source, what, right) = (text("source"), text("what"), text("right"));
+    let place = match problem["line"].as_u64() {
+        Some(line) if line > 0 => format!("{source}:{line}: "),
+        _ if source.is_empty() => String::new(),
+        _ => format!("{source}: "),
+    };
+    let right = if right.is_empty() { String::new() } else { format!(" ({right})") };
+    format!("{place}{what}{right}")
+}
+
+/// A configuration that cannot be used.
+fn refusal(error: &ControlError) -> Json {
+    let mut value = match error {
+        ControlError::Config(error) => error.json(),
+        _ => json!({}),
+    };
+    value["result"] = "refused".into();
+    value["message"] = error.to_string().into();
+    value
+}
+
+/// What is known of the server.
+struct Status {
+    metrics: Metrics,
+    health: Arc<Health>,
+    shown: Arc<Mutex<Shown>>,
+    /// The configuration file.
+    file: PathBuf,
+}
+
+/// A connection to the control socket.
+struct Guest {
+    socket: LocalSocket,
+    until: Instant,
+    /// It has asked for something.
+    has_asked: bool,
+    /// It waits for the outcome of a reload.
+    awaits: Option<Outcome>,
+}
+
+/// The thread of the control socket.
+struct Reception {
+    listener: LocalListener,
+    bell: Arc<Bell>,
+    ending: Arc<AtomicBool>,
+    tasks: Arc<Tasks>,
+    status: Status,
+    pages: Pages,
+    guests: Vec<Guest>,
+}
+
+impl Reception {
+    fn run(&mut self) {
+        while !self.ending.load(Ordering::Relaxed) {
+            self.wait_and_see();
+        }
+    }
+
+    fn wait_and_see(&mut self) {
+        let mut files: Vec<BorrowedFd<'_>> = vec![self.bell.as_fd(), self.listener.as_fd()];
+        files.extend(self.guests.iter().map(|guest| guest.socket.as_fd()));
+        let now = Instant::now();
+        let patience = |guest: &Guest| match guest.awaits {
+            Some(_) => LOOK_PAUSE,
+            None => guest.until.saturating_duration_since(now),
+        };
+        let ready = wait_readable(&files, self.guests.iter().map(patience).min());
+        if ready[0] {
+            self.bell.silence();
+        }
+        // From the back, so that who goes moves nobody who is still to be looked at.
+        for index in (0..self.guests.len()).rev() {
+            let stays = self.look_after(index, ready[2 + index]);
+            if !stays {
+                self.guests.swap_remove(index);
+            }
+        }
+        if ready[1] {
+            self.let_in();
+        }
+    }
+
+    fn let_in(&mut self) {
+        let socket = match self.listener.accept() {
+            Ok(Some(socket)) => socket,
+            Ok(None) => return,
+            Err(_) => {
+                // Whoever knocks stays in the backlog, and the listener stays ready.
+                std::thread::sleep(EXHAUSTED_PAUSE);
+                return;
+            }
+        };
+        let own = sys::process::user();
+        let refused = match socket.peer() {
+            Ok(peer) if peer.user != own && peer.user != 0 => Some(format!(
+                "the engine obeys processes of user {own} and root, not of user {}",
+                peer.user
+            )),
+            Ok(_) if !self.has_room() => Some(format!(
+                "{CONNECTIONS_MAX} control connections wait for a reload: try again later"
+            )),
+            Ok(_) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(why) = refused {
+            let _ = socket.send(json!({ "error": why }).to_string().as_bytes(), &[]);
+            return;
+        }
+        let until = Instant::now() + SILENCE;
+        self.guests.push(Guest { socket, until, has_asked: false, awaits: None });
+    }
+
+    /// Whether there is a place for one more, if need be that of somebody who waits for nothing.
+    fn has_room(&mut self) -> bool {
+        if self.guests.len() < CONNECTIONS_MAX {
+            return true;
+        }
+        let idle = self.guests.iter().enumerate().filter(|(_, guest)| guest.awaits.is_none());
+        let Some((oldest, _)) = idle.min_by_key(|(_, guest)| (guest.has_asked, guest.until)) else {
+            return false;
+        };
+        let gone = self.guests.swap_remove(oldest);
+        answer(&gone.socket, &json!({ "error": "closed without a request: others wait" }));
+        true
+    }
+
+    /// Whether the connection stays.
+    fn look_after(&mut self, index: usize, readable: bool) -> bool {
+        let guest = &mut self.guests[index];
+        if let Some(outcome) = guest.awaits.as_ref().and_then(|outcome| outcome.get()) {
+            let told = answer(&guest.socket, outcome);
+            guest.awaits = None;
+            guest.until = Instant::now() + PATIENCE;
+            return told;
+        }
+        if !readable {
+            return guest.awaits.is_some() || Instant::now() < guest.until;
+        }
+        let mut bytes = [0; REQUEST_BYTES_MAX + 1];
+        let len = match guest.socket.receive(&mut bytes) {
+            Ok(None) => return true,
+            Ok(Some(0)) | Err(_) => return false,
+            Ok(Some(len)) => len,
+        };
+        if guest.awaits.is_some() {
+            return answer(&guest.socket, &json!({ "error": "one request at a time" }));
+        }
+        guest.until = Instant::now() + PATIENCE;
+        guest.has_asked = true;
+        match Request::parse(&bytes[..len]) {
+            Err(why) => answer(&guest.socket, &json!({ "error": why })),
+            Ok(Request::Reload) => {
+                guest.awaits = Some(self.tasks.reload());
+                true
+            }
+            Ok(Request::Status) => {
+                let status = self.status.show();
+                answer(&self.guests[index].socket, &status)
+            }
+            Ok(Request::Metrics) => {
+                let page = self.pages.metrics().unwrap_or_default();
+                let socket = &self.guests[index].socket;
+                match PrivateFile::of("metrics", page.as_bytes()) {
+                    Ok(file) => {
+                        let line = format!("{}\n", json!({ "metrics": page.len() }));
+                        socket.send(line.as_bytes(), &[file.as_fd()]).is_ok()
+                    }
+                    Err(error) => answer(socket, &json!({ "error": error.to_string() })),
+                }
+            }
+        }
+    }
+}
+
+impl Status {
+    fn show(&self) -> Json {
+        let counted = self.metrics.services();
+        let mut services =
+            self.shown.lock().unwrap_or_else(PoisonError::into_inner).services.clone();
+        for service in &mut services {
+            let found = counted.iter().find(|s| service["name"] == s.name());
+            let Some(snapshot) = found.map(|s| s.snapshot()) else { continue };
+            service["received"] = snapshot.received.into();
+            service["replied"] = snapshot.replied.into();
+            service["dropped"] = snapshot.dropped_requests().into();
+            service["outstanding"] = snapshot.outstanding().into();
+        }
+        json!({
+            "version": env!("CARGO_PKG_VERSION"), "process": std::process::id(),
+            "file": self.file.to_string_lossy(),
+            "ready": self.health.is_ready(), "generation": self.health.generation(),
+            "services": services,
+        })
+    }
+}
+
+/// One line back; whether it was taken.
+fn answer(socket: &LocalSocket, value: &Json) -> bool {
+    socket.send(format!("{value}\n").as_bytes(), &[]).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_reload_waits_however_many_ask_and_all_of_them_get_its_outcome() {
+        let (tasks, inbox) = Tasks::new();
+        let ask = || (0..1000).map(|_| tasks.reload()).collect::<Vec<_>>();
+        let first = ask();
+        assert_eq!(inbox.try_iter().count(), 1);
+        let outcome = tasks.begin();
+        let second = ask();
+        assert_eq!(inbox.try_iter().count(), 1, "it may read what the first did not");
+        outcome.set(json!(1)).unwrap();
+        assert!(first.iter().all(|outcome| outcome.get() == Some(&json!(1))));
+        assert!(second.iter().all(|outcome| outcome.get().is_none()));
+    }
+
+    #[test]
+    fn the_log_tells_each_problem_of_a_file_in_one_line() {
+        let line = |problem| problem_line(&problem);
+        let of = |line: u64, right: &str| json!({ "source": "a.toml", "line": line, "column": 1, "what": "unknown key `x`", "right": right });
+        assert_eq!(
+            line(of(3, "did you mean `y`?")),
+            "a.toml:3: unknown key `x` (did you mean `y`?)"
+        );
+        assert_eq!(line(of(0, "")), "a.toml: unknown key `x`");
+        assert_eq!(line(json!({ "what": "no services" })), "no services");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_service_is_told_whatever_was_done_with_it() {
+        let keeps = Fate::Changed { keeps_connections: true, keeps_memory_clients: true };
+        for fate in [Fate::Unchanged, Fate::Added, keeps, Fate::Removed] {
+            let with = |left_behind: bool, not_started: Option<&str>| {
+                let not_started = not_started.map(str::to_owned);
+                let name = "a".into();
+                let rebuilt = None;
+                let unanswered = 0;
+                troubles(&ServiceChange {
+                    name,
+                    fate,
+                    unanswered,
+                    left_behind,
+                    not_started,
+                    rebuilt,
+                })
+            };
+            assert_eq!(with(false, None), [""; 0]);
+            assert_eq!(with(true, None), ["its former version hangs"]);
+            assert_eq!(with(false, Some("no GPU")), ["no runtime of it serves yet: no GPU"]);
+            assert_eq!(with(true, Some("no GPU")).len(), 2);
+        }
+    }
+}

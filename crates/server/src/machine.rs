@@ -1,0 +1,144 @@
+//! Whether this machine has what a configuration asks for: cores, folders of sockets, descriptors.
+
+use std::path::Path;
+
+use engine::topology::{Backend, Service, Sockets, Topology};
+use wire::nic::Transport;
+
+use crate::config::{Config, Origin, Setting};
+
+/// Descriptors for everything that does not grow: the metrics endpoint with its clients, the control
+/// side of shared memory, the log, kernel libraries while they are opened.
+const OTHER_DESCRIPTORS: u64 = 128;
+/// Descriptors of a shared-memory client: its socket, its region and a bell for either side.
+const MEMORY_CLIENT_DESCRIPTORS: u64 = 4;
+
+/// What this machine does not have; one sentence that names the key.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct MachineError(String);
+
+/// Refuses cores that are not there: a worker without its core would serve, and be slow for no visible reason.
+pub fn use_cores(config: &mut Config) -> Result<(), MachineError> {
+    let Ok(allowed) = sys::affinity::allowed_cores() else { return Ok(()) };
+    config.use_cores(&allowed, sys::affinity::is_usable).map_err(MachineError)
+}
+
+/// Sockets in folders that are not there, with the key that names them.
+pub fn missing_folders(config: &Config) -> Vec<String> {
+    let missing = |(key, path): (String, &Path)| {
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        matches!(folder.try_exists(), Ok(false)).then(|| {
+            format!(
+                "{key}: cannot listen at {path:?}: there is no folder {folder:?}; make it, or choose another path"
+            )
+        })
+    };
+    config.sockets().filter_map(missing).collect()
+}
+
+/// Raises the limit of open descriptors and holds `limits.connections` to it: a number that was asked
+/// for and cannot be had is refused, the default gives way. What is `running` by default stays: another
+/// number would only be refused, and nobody asked for it.
+pub fn fit_connections(config: &mut Config, running: Option<&Config>) -> Result<(), MachineError> {
+    let asked = asks_for_connections(config);
+    if let Some(running) = running
+        && !asked
+        && !asks_for_connections(running)
+    {
+        config.topology.limits.connections = running.topology.limits.connections;
+        return Ok(());
+    }
+    let limit = sys::process::raise_descriptor_limit().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the limit of open descriptors stays as it is");
+        sys::process::descriptor_limit().0
+    });
+    let own = own_descriptors(&config.topology);
+    let each = connection_descriptors(&config.topology);
+    let room = u32::try_from(limit.saturating_sub(own) / each).unwrap_or(u32::MAX);
+    let wanted = config.topology.limits.connections;
+    if wanted <= room {
+        return Ok(());
+    }
+    if asked || room == 0 {
+        let or = match room {
+            0 => String::new(),
+            room => format!(", or set limits.connections to {room} or less"),
+        };
+        return Err(MachineError(format!(
+            "limits.connections = {wanted} cannot be had: this process may have {limit} descriptors \
+             open and needs {own} itself and {each} for a connection; raise the limit \
+             (`ulimit -Hn`, LimitNOFILE= of a unit) to {}{or}",
+            own + each * u64::from(wanted)
+        )));
+    }
+    // Nobody asked for the default.
+    tracing::info!(
+        connections = room,
+        descriptors = limit,
+        "limits.connections is lower than its default: the limit of open descriptors allows no more; raise it \
+         (`ulimit -n {}`, LimitNOFILE= of a unit) if so many clients come",
+        own + each * u64::from(wanted)
+    );
+    config.topology.limits.connections = room;
+    Ok(())
+}
+
+/// Whether somebody set `limits.connections`.
+fn asks_for_connections(config: &Config) -> bool {
+    let key = |s: &&Setting| (s.section.as_str(), s.key.as_str()) == ("limits", "connections");
+    config.settings.iter().find(key).is_some_and(|s| s.origin != Origin::Default)
+}
+
+/// The most descriptors that a client's connection takes: any of them may be one in shared memory where
+/// there is a port for it.
+fn connection_descriptors(topology: &Topology) -> u64 {
+    if topology.memory_ports().next().is_some() { MEMORY_CLIENT_DESCRIPTORS } else { 1 }
+}
+
+/// The most descriptors this topology has open besides its clients' connections.
+fn own_descriptors(topology: &Topology) -> u64 {
+    let backends = |service: &Service| -> u64 {
+        let blocks = service.mqueues_total();
+        // Each worker has its own pool.
+        let of_workers = |sockets: u32| topology.engine.workers as u64 * u64::from(sockets);
+        let sockets = |backend: &Backend| match (backend.transport, backend.sockets) {
+            (Transport::Tcp, Sockets::Persistent) => of_workers(backend.connections),
+            (Transport::Tcp, Sockets::PerRequest) => of_workers(backend.in_flight),
+            // A client mqueue has one socket at a time, also where each request has its own.
+            (Transport::Udp, _) => blocks,
+        };
+        service.backends.iter().map(sockets).sum::<u64>() + service.accelerators.len() as u64
+    };
+    // A worker's ports, its epoll set, its waker and its reserve.
+    let worker = topology.ports().count() as u64 + 3;
+    let services: u64 = topology.services.iter().map(backends).sum();
+    topology.engine.workers as u64 * worker + services + OTHER_DESCRIPTORS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Overrides;
+
+    #[test]
+    fn descriptors_of_backends_are_counted_as_their_sockets_are_opened() {
+        let own = |backend: &str| {
+            let text = format!(
+                "schema = 1\n[engine]\nworkers = 2\n[[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:9000\"\n\
+                 kernel = \"echo\"\nmqueues = 6\n{backend}"
+            );
+            let config = Config::parse("a.toml", &text, Path::new("."), &Overrides::default());
+            own_descriptors(&config.unwrap().topology)
+        };
+        let with = |scheme: &str, more: &str| {
+            let backend =
+                format!("connect = \"{scheme}://127.0.0.1:1\"\nin_flight = 100\n{more}\n");
+            own(&format!("[[service.backend]]\nname = \"db\"\n{backend}")) - own("")
+        };
+        assert_eq!(with("tcp", "connections = 3"), 2 * 3);
+        assert_eq!(with("tcp", "sockets = \"per-request\""), 2 * 100);
+        assert_eq!(with("udp", ""), 6);
+        assert_eq!(with("udp", "sockets = \"per-request\""), 6);
+    }
+}

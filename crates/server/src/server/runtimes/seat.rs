@@ -1,0 +1,513 @@
+//! Seats: the places of runtimes, their lives' regions, and the processes that the engine starts for them.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use accel::process::{RemoteBlocks, RemoteLink};
+use accel::reason_name;
+use engine::metrics::AcceleratorLives;
+use engine::topology::{Accelerator, AcceleratorKind, Launch, STACK_KIB, Service, Topology};
+use engine::{Attachment, DrainBarrier};
+use mqueue::abi::{reason, stop};
+use mqueue::{MappedMemory, Words};
+use sys::SharedMemory;
+use sys::local::{Bell, BellPull, LocalSocket};
+use sys::process::signal_name;
+use wire::DropReason;
+use wire::attach::FromEngine;
+
+use super::{GOODBYE_PATIENCE, LEAVING_PAUSE};
+use crate::server::heart::{Beat, Heart};
+use crate::server::{MadeRegion, make_region};
+use runtime::Pulse;
+use runtime::kernel_file::KernelFile;
+
+/// The pause before a runtime is started again; it doubles …
+const BACK_OFF_MIN: Duration = Duration::from_millis(100);
+/// … up to this …
+const BACK_OFF_MAX: Duration = Duration::from_secs(5);
+/// … or this, where nobody has to start a process for it …
+const BACK_OFF_EXTERNAL_MAX: Duration = Duration::from_secs(1);
+/// … and begins anew after a life that lasted this long.
+const LASTING: Duration = Duration::from_secs(10);
+/// Most time between two looks at a life's words.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
+/// How long an exit status is waited for.
+const STATUS_PAUSE: Duration = Duration::from_millis(100);
+
+/// One life's region and what belongs to it.
+pub(in crate::server) struct Life {
+    pub(super) generation: u64,
+    pub(super) memory: Arc<SharedMemory>,
+    pub(super) words: Words<MappedMemory>,
+    pub(super) link: Arc<RemoteLink>,
+    /// Goes with the offer.
+    pub(super) bell: Bell,
+    /// Goes before the region does.
+    _beat: Beat,
+}
+
+/// What a seat is for: one accelerator of one version of a service. All lives of the seat have it.
+pub(in crate::server) struct Post {
+    /// Slot of the service on the workers.
+    pub(in crate::server) slot: u16,
+    /// The accelerator's place in the service's list.
+    pub(in crate::server) place: usize,
+    pub(in crate::server) service: Service,
+    pub(in crate::server) accelerator: Accelerator,
+    pub(in crate::server) workers: usize,
+    /// Its kernel file, if it has one and that is on this machine.
+    pub(in crate::server) file: Option<Arc<KernelFile>>,
+    pub(in crate::server) told: Arc<AcceleratorLives>,
+}
+
+impl Post {
+    /// Who starts its runtimes, and on which GPU they run, if on one.
+    pub(in crate::server) fn launch(&self) -> (&Launch, Duration, Option<u32>) {
+        let AcceleratorKind::Process { launch, heartbeat_ms, gpu } = &self.accelerator.kind else {
+            unreachable!("seats are of accelerators whose blocks run elsewhere")
+        };
+        (launch, Duration::from_millis(*heartbeat_ms), *gpu)
+    }
+
+    pub(super) fn blocks(&self) -> u32 {
+        self.service.mqueues_on(self.place)
+    }
+
+    pub(super) fn kernel(&self) -> &str {
+        self.service.kernel_on(self.place)
+    }
+
+    /// The copy that goes with an offer: a runtime that the engine starts runs what the engine has checked, also if the
+    /// file was rebuilt or damaged between two lives.
+    pub(super) fn copy(&self) -> Option<BorrowedFd<'_>> {
+        let launched = matches!(self.launch().0, Launch::Engine { .. });
+        self.file.as_ref().filter(|_| launched).map(|file| file.copy().as_fd())
+    }
+
+    /// Whether its runtime can only come when that of the service's version that runs is gone: both are
+    /// on one GPU, or one that somebody else starts changes over.
+    pub(in crate::server) fn replaces(&self, running: &Topology, service: usize) -> bool {
+        let (launch, _, gpu) = self.launch();
+        let running_on = running.services[service].accelerators.iter();
+        running_on.map(|index| &running.accelerators[*index]).any(|accelerator| {
+            let AcceleratorKind::Process { launch: old, gpu: old_gpu, .. } = &accelerator.kind
+            else {
+                return false;
+            };
+            match (launch, old) {
+                (Launch::External { .. }, Launch::External { .. }) => {
+                    accelerator.name == self.accelerator.name
+                }
+                (Launch::Engine { .. }, Launch::Engine { .. }) => gpu.is_some() && gpu == *old_gpu,
+                _ => false,
+            }
+        })
+    }
+}
+
+impl Life {
+    /// Makes the region of a life. The second part has each worker's share.
+    pub(in crate::server) fn make(
+        post: &Post,
+        generation: u64,
+        heart: &Heart,
+    ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
+        let Post { service, place, accelerator, workers, .. } = post;
+        let MadeRegion { memory, words, ends } =
+            make_region(service, (*place, &accelerator.name), generation, *workers)?;
+        let (pull, bell) = BellPull::new().map_err(|source| sys::MemoryError::Host {
+            call: "socketpair for the region",
+            len_bytes: memory.len_bytes(),
+            source,
+        })?;
+        let link = RemoteLink::new(move || pull.ring());
+        let per_block = 1 + service.backends.len() as u32;
+        let share = |ends: Vec<engine::BlockEnds>| {
+            let own = ends.iter().map(|e| e.block);
+            let blocks = RemoteBlocks::new(words.clone(), own, per_block, link.clone());
+            Attachment { blocks: Box::new(blocks), ends }
+        };
+        let shares = ends.into_iter().map(share).collect();
+        let beat = heart.add(words.clone());
+        Ok((Self { generation, memory, words, link, bell, _beat: beat }, shares))
+    }
+}
+
+/// A seat as the server prepared it.
+pub(in crate::server) struct SeatStart {
+    pub(in crate::server) post: Post,
+    pub(in crate::server) life: Life,
+}
+
+impl SeatStart {
+    /// Makes the first life. The second part has each worker's share.
+    pub(in crate::server) fn make(
+        post: Post,
+        heart: &Heart,
+    ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
+        // Lives of the service's former version count as well.
+        let (life, shares) = Life::make(&post, post.told.next_generation(), heart)?;
+        Ok((Self { post, life }, shares))
+    }
+}
+
+/// Where a seat stands; see the text of [`super`].
+pub(super) enum State {
+    Vacant,
+    /// Its process was started and has not said hello.
+    Expected {
+        until: Instant,
+    },
+    Starting {
+        socket: Arc<LocalSocket>,
+        until: Instant,
+    },
+    Serving {
+        socket: Arc<LocalSocket>,
+        since: Instant,
+        pulse: Pulse,
+    },
+    /// It is given up: its runtime is asked to end, then made to, and `_gone` is dropped.
+    Leaving {
+        socket: Option<Arc<LocalSocket>>,
+        until: Instant,
+        _gone: Option<Sender<()>>,
+    },
+}
+
+/// What is known of the first runtime of a seat, with the name of its service.
+pub(super) enum First {
+    /// It is waited for.
+    Awaited(String),
+    /// What became of it.
+    Told(String, Result<(), String>),
+}
+
+/// A life that is about to end as planned: its service takes nothing in, see `engine/src/control/pause.rs`.
+pub(super) struct Hold {
+    /// Where the workers tell that all that was accepted has been answered.
+    pub(super) barrier: DrainBarrier,
+    /// It ends by then whatever is under way.
+    pub(super) until: Instant,
+    /// Somebody still wants it to end.
+    pub(super) wanted: bool,
+}
+
+/// The place of one runtime; see the text of [`super`].
+pub(super) struct Seat {
+    pub(super) post: Post,
+    pub(super) generation: u64,
+    /// Of `generation`; `None` while there is no memory for it.
+    pub(super) life: Option<Life>,
+    pub(super) state: State,
+    pub(super) child: Option<Child>,
+    /// The number of the process that was started for it; 0: none was.
+    pub(super) process: u64,
+    /// It did not start together with others, and is not tried with them again before one of them comes, changes or
+    /// leaves.
+    pub(super) alone: bool,
+    /// The last time that it was started, its process was lost before it served.
+    pub(super) lost_at_start: bool,
+    /// When to start a process, or to make the next life's region.
+    pub(super) next_try: Option<Instant>,
+    pub(super) back_off: Duration,
+    /// Where the first start is waited for.
+    pub(super) first: Option<Sender<First>>,
+    /// Its service leaves: this life has no next one.
+    pub(super) last: bool,
+    /// It is certain that it stays: the change that brought it can no longer be undone.
+    pub(super) settled: bool,
+    /// Its life is about to end as planned.
+    pub(super) hold: Option<Hold>,
+    /// It ended to begin in another process, and has not begun yet.
+    pub(super) moving: bool,
+    /// Lives of seats that have left, which its process keeps until it ends.
+    pub(super) inherited: Vec<Life>,
+}
+
+impl Seat {
+    /// `first` hears of the first start if the engine starts its runtimes.
+    pub(super) fn new(start: SeatStart, first: &Sender<First>, settled: bool) -> Self {
+        let SeatStart { post, life } = start;
+        let launched = matches!(post.launch().0, Launch::Engine { .. });
+        let mut seat = Self {
+            generation: life.generation,
+            post,
+            life: Some(life),
+            state: State::Vacant,
+            child: None,
+            process: 0,
+            alone: false,
+            lost_at_start: false,
+            next_try: launched.then(Instant::now),
+            back_off: BACK_OFF_MIN,
+            first: None,
+            last: false,
+            settled,
+            hold: None,
+            moving: false,
+            inherited: Vec::new(),
+        };
+        if launched {
+            seat.is_awaited(first);
+        }
+        seat
+    }
+
+    /// `first` hears of its next start.
+    pub(super) fn is_awaited(&mut self, first: &Sender<First>) {
+        // The server may have given up already.
+        let _ = first.send(First::Awaited(self.post.service.name.clone()));
+        self.first = Some(first.clone());
+    }
+
+    pub(super) fn is_launched(&self) -> bool {
+        matches!(self.post.launch().0, Launch::Engine { .. })
+    }
+
+    pub(super) fn gpu(&self) -> Option<u32> {
+        self.post.launch().2
+    }
+
+    pub(super) fn heartbeat(&self) -> Duration {
+        self.post.launch().1
+    }
+
+    pub(super) fn socket(&self) -> Option<&LocalSocket> {
+        match &self.state {
+            State::Starting { socket, .. } | State::Serving { socket, .. } => Some(socket),
+            State::Leaving { socket, .. } => socket.as_deref(),
+            State::Vacant | State::Expected { .. } => None,
+        }
+    }
+
+    /// When something is due.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let step = match &self.state {
+            State::Vacant => None,
+            State::Expected { until } | State::Starting { until, .. } => Some(*until),
+            State::Serving { .. } => Some(Instant::now() + (self.heartbeat() / 4).min(LOOK_PAUSE)),
+            State::Leaving { .. } => Some(Instant::now() + LEAVING_PAUSE),
+        };
+        step.into_iter().chain(self.next_try).min()
+    }
+
+    /// Whether one process can run it and the other seat: the GPU gives processes turns of milliseconds, and
+    /// blocks of one process run side by side. Tenants never share one.
+    pub(super) fn goes_with(&self, other: &Self) -> bool {
+        let may = |seat: &Self| !seat.alone && !seat.last;
+        may(self) && may(other) && self.is_beside(other)
+    }
+
+    /// Whether it is on the same GPU as the other seat and of the same tenant, so that one process could run both.
+    pub(super) fn is_beside(&self, other: &Self) -> bool {
+        let post = |seat: &Self| (seat.post.accelerator.clone(), seat.post.service.tenant.clone());
+        self.is_launched() && self.gpu().is_some() && post(self) == post(other)
+    }
+
+    /// How long its blocks may work on one message.
+    pub(super) fn hang_ms(&self) -> u64 {
+        self.post.service.hang_ms_on(self.post.place)
+    }
+
+    /// Starts a process for it, in which a block hangs after `hang_ms`; returns the way to it.
+    pub(super) fn launch(&mut self, hang_ms: u64) -> std::io::Result<LocalSocket> {
+        let (Launch::Engine { program, threads, cores, stack_kib }, _, gpu) = self.post.launch()
+        else {
+            unreachable!("only these are started by the engine")
+        };
+        let (ours, theirs) = LocalSocket::pair()?;
+        // Through the link even a program that was replaced meanwhile starts as itself.
+        let own = Path::new("/proc/self/exe");
+        let mut command = Command::new(program.as_deref().unwrap_or(own));
+        command.args(["attach", "--inherited", "--hang-ms", &hang_ms.to_string()]);
+        if *threads > 0 {
+            command.args(["--threads", &threads.to_string()]);
+        }
+        if let Some(gpu) = gpu {
+            command.args(["--gpu", &gpu.to_string()]);
+        }
+        if !cores.is_empty() {
+            let cores: Vec<String> = cores.iter().map(usize::to_string).collect();
+            command.args(["--cores", &cores.join(",")]);
+        }
+        if gpu.is_none() && *stack_kib != STACK_KIB {
+            command.args(["--stack-kib", &stack_kib.to_string()]);
+        }
+        command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null());
+        self.child = Some(command.spawn()?);
+        Ok(ours)
+    }
+
+    /// Gives the seat up: its runtime is asked to end. `gone` is dropped when it has.
+    pub(super) fn part(&mut self, gone: Option<Sender<()>>) {
+        let socket = match std::mem::replace(&mut self.state, State::Vacant) {
+            State::Serving { socket, .. } => {
+                self.post.told.end(self.generation, "changed");
+                Some(socket)
+            }
+            State::Starting { socket, .. } => Some(socket),
+            State::Leaving { socket, .. } => socket,
+            State::Vacant | State::Expected { .. } => None,
+        };
+        if let (Some(socket), Some(life)) = (&socket, &self.life) {
+            for life in self.inherited.iter().chain([life]) {
+                life.words.set_stop(stop::DRAIN);
+                life.link.ring();
+            }
+            let drain_ms = GOODBYE_PATIENCE.as_millis() as u32 / 2;
+            // It may be gone.
+            let _ = socket.send(&FromEngine::Stop { drain_ms }.encode(), &[]);
+        }
+        self.next_try = None;
+        self.state =
+            State::Leaving { socket, until: Instant::now() + GOODBYE_PATIENCE, _gone: gone };
+    }
+
+    /// A seat that is given up: whether its runtime has ended. It is made to once its time is over, or if
+    /// nobody can be asked.
+    pub(super) fn has_left(&mut self) -> bool {
+        let State::Leaving { socket, until, .. } = &mut self.state else { return false };
+        if socket.is_some() && Instant::now() >= *until {
+            let AcceleratorLives { service, accelerator, .. } = &*self.post.told;
+            tracing::warn!(service, accelerator, "a runtime did not end when it was told to");
+            // Blocks that still run somewhere hear of it in the region, their process by the connection's end.
+            if let Some(life) = &self.life {
+                life.words.set_stop(stop::NOW);
+                life.link.ring();
+            }
+            *socket = None;
+        }
+        match &mut self.child {
+            None => socket.is_none(),
+            Some(child) => {
+                if socket.is_none() {
+                    // It may have ended already.
+                    let _ = child.kill();
+                }
+                !matches!(child.try_wait(), Ok(None))
+            }
+        }
+    }
+
+    /// The life that was served, if one was, is over: how long to wait until the next one. A life that ended as
+    /// `planned` says nothing against the next one.
+    pub(super) fn pause(&mut self, lasted: Duration, planned: bool) -> Duration {
+        if planned {
+            return BACK_OFF_MIN;
+        }
+        if lasted >= LASTING {
+            self.back_off = BACK_OFF_MIN;
+        }
+        let pause = self.back_off;
+        let max = if self.is_launched() { BACK_OFF_MAX } else { BACK_OFF_EXTERNAL_MAX };
+        self.back_off = (2 * pause).min(max);
+        pause
+    }
+
+    /// How a process that closed its connection without a word ended.
+    pub(super) fn exit_text(&mut self) -> String {
+        let deadline = Instant::now() + STATUS_PAUSE;
+        let Some(child) = &mut self.child else {
+            return "it closed its connection".into();
+        };
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) => return status_text(status),
+                Ok(None) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                _ => return "it closed its connection".into(),
+            }
+        }
+    }
+}
+
+/// Processes that share a GPU wait for each other's turns on it, which last for milliseconds.
+pub(super) fn warn_of_shared_gpus(seats: &BTreeMap<u64, Seat>) {
+    let mut by_gpu: BTreeMap<u32, Vec<&Seat>> = BTreeMap::new();
+    for seat in seats.values().filter(|seat| seat.is_launched() && !seat.last) {
+        if let Some(gpu) = seat.gpu() {
+            by_gpu.entry(gpu).or_default().push(seat);
+        }
+    }
+    let apart = |seats: &Vec<&Seat>| seats.iter().any(|seat| !seat.goes_with(seats[0]));
+    for (gpu, seats) in by_gpu.into_iter().filter(|(_, seats)| seats.len() > 1 && apart(seats)) {
+        let names = seats.iter().map(|seat| seat.post.service.name.as_str());
+        let services = names.collect::<Vec<_>>().join(", ");
+        tracing::warn!(
+            gpu,
+            services,
+            "processes of several tenants or accelerators, or of services that did not start together, share a GPU: \
+             it gives each turns of milliseconds; give each a GPU of its own"
+        );
+    }
+}
+
+/// Why a life ended.
+#[derive(Clone)]
+pub(super) struct Ending {
+    /// In a word, for metrics.
+    pub(super) word: &'static str,
+    /// For requests that were with it.
+    pub(super) reason: DropReason,
+    /// For people.
+    pub(super) text: String,
+    /// The runtime said so itself.
+    pub(super) told: bool,
+}
+
+impl Ending {
+    pub(super) fn lost(word: &'static str, text: impl Into<String>) -> Self {
+        Self { word, reason: DropReason::AcceleratorLost, text: text.into(), told: false }
+    }
+
+    /// It ended with a word.
+    pub(super) fn told(word: &'static str, text: String) -> Self {
+        Self { told: true, ..Self::lost(word, text) }
+    }
+
+    /// Who runs in its process changes.
+    pub(super) fn reconfigured(text: &str) -> Self {
+        let reason = DropReason::Reconfiguring;
+        Self { word: "reconfigured", reason, text: text.to_owned(), told: false }
+    }
+}
+
+/// A kernel as a process with another working directory finds it.
+pub(super) fn absolute(kernel: &str) -> String {
+    if !kernel.contains('/') {
+        return kernel.to_owned();
+    }
+    let path = std::path::absolute(kernel);
+    path.map_or_else(|_| kernel.to_owned(), |path| path.to_string_lossy().into_owned())
+}
+
+/// A reason of the region ABI in a word, for metrics.
+pub(super) fn word_of(reason: u64) -> &'static str {
+    match reason {
+        reason::STOPPED => "stopped",
+        reason::ENGINE_LOST => "engine_lost",
+        reason::RING_CORRUPT => "ring_corrupt",
+        reason::CONTRACT => "contract",
+        reason::DEVICE_FAILED => "device_failed",
+        other => reason_name(other),
+    }
+}
+
+pub(super) fn status_text(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("its process ended with code {code}"),
+        (None, Some(signal)) => {
+            format!("its process was ended by signal {signal} ({})", signal_name(signal))
+        }
+        (None, None) => "its process ended".into(),
+    }
+}

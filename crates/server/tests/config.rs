@@ -1,0 +1,202 @@
+//! Every way in which a configuration can be wrong, with the exact text a person gets.
+//!
+//! `tests/config/NAME.toml` is refused with `tests/config/NAME.stderr`. Comment lines at the top of a
+//! case give what comes after the file: `# env: NAME=VALUE` and `# set: KEY=VALUE`. After a change of
+//! wording, `UPDATE_GOLDEN=1 cargo test -p serval-server --test config` rewrites the texts; read the diff.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use server::config::{Config, Overrides};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/config")
+}
+
+fn overrides(text: &str) -> Overrides {
+    let mut overrides = Overrides::default();
+    for line in text.lines().take_while(|line| line.starts_with('#')) {
+        if let Some(set) = line.strip_prefix("# set: ") {
+            overrides.sets.push(set.to_owned());
+        } else if let Some((name, value)) =
+            line.strip_prefix("# env: ").and_then(|variable| variable.split_once('='))
+        {
+            overrides.environment.push((name.to_owned(), value.to_owned()));
+        }
+    }
+    overrides
+}
+
+#[test]
+fn every_wrong_configuration_is_refused_with_its_text() {
+    let mut cases: Vec<PathBuf> =
+        fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    cases.retain(|path| path.extension().is_some_and(|e| e == "toml"));
+    cases.sort();
+    assert!(cases.len() >= 40, "only {} cases", cases.len());
+    let mut wrong = Vec::new();
+    for path in &cases {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let text = fs::read_to_string(path).unwrap();
+        let Err(error) = Config::parse(name, &text, &folder(), &overrides(&text)) else {
+            wrong.push(format!("{name}: was accepted"));
+            continue;
+        };
+        let shown = format!("{error}\n");
+        let golden = path.with_extension("stderr");
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            fs::write(&golden, &shown).unwrap();
+        }
+        let expected = fs::read_to_string(&golden).unwrap_or_default();
+        if shown != expected {
+            wrong.push(format!("{name}: expected\n{expected}\ngot\n{shown}"));
+        }
+        for entry in error.entries() {
+            assert!(entry.line > 0 && entry.column > 0, "{name}: {entry:?}");
+            assert!(!entry.what.is_empty() && !entry.right.is_empty(), "{name}: {entry:?}");
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+fn no_text_is_left_without_its_case() {
+    for entry in fs::read_dir(folder()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "stderr") {
+            assert!(path.with_extension("toml").exists(), "{}", path.display());
+        }
+    }
+}
+
+/// docs/configuration.md: what stands between `<!-- keys: NAME -->` and `<!-- end -->` is made from the reader.
+#[test]
+fn the_page_of_all_keys_is_what_is_read() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
+    let text = fs::read_to_string(&path).unwrap();
+    let mut expected = text.clone();
+    for (name, table) in server::config::reference_tables() {
+        let begin = format!("<!-- keys: {name} -->\n");
+        let place = expected.split_once(&begin).and_then(|(before, rest)| {
+            Some((before.to_owned(), rest.split_once("<!-- end -->")?.1.to_owned()))
+        });
+        let (before, after) = place.unwrap_or_else(|| panic!("no place for {name}"));
+        expected = format!("{before}{begin}\n{table}\n<!-- end -->{after}");
+    }
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&path, &expected).unwrap();
+    } else {
+        let line = expected.lines().zip(text.lines()).find(|(a, b)| a != b);
+        assert!(text == expected, "run `cargo xtask configuration`; first difference: {line:?}");
+    }
+}
+
+/// The file of the documentation, every key spelled out.
+const FULL: &str = r#"
+schema = 1
+[engine]
+workers = 1
+cores = "auto"
+polling = "adaptive"
+drain_ms = 3000
+metrics = ""
+control = "auto"
+[limits]
+connections = 16384
+pipelined = 64
+idle_s = 60
+slow_client_ms = 5000
+region_mib = 2048
+udp_reply_ratio = 0
+udp_privileged_sources = true
+[[accelerator]]
+name = "acc0"
+kind = "cpu"
+launch = "engine"
+placement = "worker"
+[[service]]
+name = "digits"
+listen = ["udp://127.0.0.1:9000", "tcp://127.0.0.1:9000"]
+framing = "fixed:784"
+accelerator = "acc0"
+kernel = "lenet"
+params = {}
+mqueues = 4
+slots = 64
+arena_bytes = 0
+max_message_bytes = 1024
+max_reply_bytes = 1024
+replies = "one"
+ordered = true
+dispatch = "round-robin"
+request_timeout_ms = 1000
+queue_us_max = 0
+tenant = "default"
+rings = "auto"
+[[service.backend]]
+name = "db"
+connect = "tcp://127.0.0.1:11211"
+framing = "memcached"
+connections = 1
+timeout_ms = 100
+in_flight = 256
+max_message_bytes = 2048
+sockets = "persistent"
+"#;
+
+#[test]
+fn the_documented_file_is_accepted_and_its_values_are_the_defaults() {
+    let full = Config::parse("full.toml", FULL, Path::new(""), &Overrides::default()).unwrap();
+    // Without the keys that have a default, everything stays as it is.
+    let needed = [
+        "schema",
+        "name",
+        "listen",
+        "framing",
+        "accelerator",
+        "kernel",
+        "connect",
+        "udp_reply_ratio",
+        "udp_privileged_sources",
+    ];
+    let lines = FULL.lines().filter(|line| {
+        line.starts_with('[') || needed.iter().any(|key| line.starts_with(&format!("{key} =")))
+    });
+    let short = lines.collect::<Vec<_>>().join("\n");
+    let short = Config::parse("short.toml", &short, Path::new(""), &Overrides::default()).unwrap();
+    assert_eq!(format!("{:?}", full.topology), format!("{:?}", short.topology));
+    assert_eq!(full.json()["settings"], short.json()["settings"]);
+    assert_eq!(full.json()["settings"]["service"]["digits"]["framing"], "fixed:784");
+    assert_eq!(full.regions()[0].service, "digits");
+    assert!(full.regions()[0].bytes > 4 * 2 * 64 * 1024);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_named() {
+    let overrides = Overrides::default();
+    let error = Config::load(Path::new("/nonexistent/serval.toml"), &overrides).unwrap_err();
+    assert!(
+        error.to_string().starts_with("error: cannot read /nonexistent/serval.toml: "),
+        "{error}"
+    );
+    let folder_error = Config::load(&folder(), &overrides).unwrap_err();
+    assert!(folder_error.to_string().contains("it is a folder, not a file"), "{folder_error}");
+    let endless = Config::load(Path::new("/dev/zero"), &overrides).unwrap_err();
+    assert!(endless.to_string().contains("it is a device, not a file"), "{endless}");
+    let path = std::env::temp_dir().join(format!("serval-config-{}.fifo", std::process::id()));
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    // Nobody writes into it, and it is not waited for.
+    let fifo = Config::load(&path, &overrides).unwrap_err();
+    fs::remove_file(&path).unwrap();
+    assert!(fifo.to_string().contains("it is a FIFO, not a file"), "{fifo}");
+    let path = std::env::temp_dir().join(format!("serval-config-{}.toml", std::process::id()));
+    fs::write(&path, b"schema = 1\nname = \"\xff\"\n").unwrap();
+    let binary = Config::load(&path, &overrides).unwrap_err();
+    fs::remove_file(&path).unwrap();
+    assert!(binary.to_string().contains("is not UTF-8 text: line 2"), "{binary}");
+    let path = std::env::temp_dir().join(format!("serval-config-{}.long", std::process::id()));
+    fs::write(&path, vec![b'#'; (1 << 20) + 1]).unwrap();
+    let long = Config::load(&path, &overrides).unwrap_err();
+    fs::remove_file(&path).unwrap();
+    assert!(long.to_string().contains("longer than 1 MiB"), "{long}");
+}
