@@ -95,25 +95,24 @@ drop_reasons! {
     /// The host kernel discarded datagrams because the socket buffer was full (SO_RXQ_OVFL).
     SocketOverflow = 0, "socket_overflow", Intake,
         "The engine does not read fast enough, or a burst is larger than the socket's buffer. \
-         Look at `serval_worker_time_seconds`: busy workers need `engine.workers` or faster \
-         clients (trains, `shm://`). Else raise `net.core.rmem_max` (`serval doctor`, \
-         `socket-buffers`).";
+         Look at `serval_worker_time_seconds`: busy workers need a higher `engine.workers` or \
+         more efficient clients (UDP segmentation offload, `shm://`). Otherwise raise \
+         `net.core.rmem_max` (`serval doctor`, `socket-buffers`).";
     /// The host kernel truncated the datagram: it was larger than any message may be.
     Truncated = 1, "truncated", Intake,
-        "A client sends datagrams longer than any message. There is nothing to do on the \
-         server.";
+        "A client sends datagrams longer than any message. There is nothing to do on the server.";
     /// Bytes of a TCP stream that break the port's framing; the connection is closed, unless the
     /// framing can tell where the next message begins.
     BadFraming = 2, "bad_framing", Intake,
-        "Client and `framing` do not agree, or another program talks to the port. `--tap` \
-         records it for Wireshark.";
+        "The client and `framing` do not agree, or a program that is not a client of this service \
+         connects to the port. `--tap` records the traffic for Wireshark.";
     /// A connection was refused because `limits.connections` are open.
     ConnectionLimit = 3, "connection_limit", Intake,
-        "Raise `limits.connections` (and the limit of descriptors), or look for clients that do \
-         not close.";
+        "Raise `limits.connections` (and the file descriptor limit), or look for clients that do \
+         not close connections.";
     /// A connection was closed after `limits.idle_s` without a complete message.
     IdleTimeout = 4, "idle_timeout", Intake,
-        "Expected of clients that went away. Raise `limits.idle_s` for clients that are silent \
+        "Expected from clients that went away. Raise `limits.idle_s` for clients that are silent \
          for longer.";
     /// The source of the datagram is a UDP port of this server: an answer would be a request to itself.
     LoopedSource = 36, "looped_source", Intake,
@@ -123,7 +122,7 @@ drop_reasons! {
     /// The datagram's source port is below 1024, and `limits.udp_privileged_sources` does not allow
     /// that.
     PrivilegedSource = 37, "privileged_source", Intake,
-        "Expected of forged sources. If clients use such ports (old DNS resolvers, NTP), set \
+        "Expected from forged sources. If clients use such ports (old DNS resolvers, NTP), set \
          `limits.udp_privileged_sources = true`.";
 
     /// The message is longer than the service's `max_message_bytes`.
@@ -131,12 +130,12 @@ drop_reasons! {
         "Raise `max_message_bytes`, or correct the client.";
     /// The message is shorter than the function or dispatch key needs.
     TooShort = 6, "too_short", Request,
-        "The client sends less than the kernel, or `key`, needs: correct the client or `key`.";
+        "The client sends less than the kernel or `key` needs: correct the client or `key`.";
     /// No mqueue of the service had credit: the accelerator is saturated.
     NoCredit = 7, "no_credit", Request,
-        "The kernel is slower than the load. Use more `mqueues` or `slots` for bursts, another \
-         accelerator for a lasting load; `arena_bytes` where messages are longer than 1.5 KiB \
-         (`serval check-config` warns).";
+        "Requests arrive faster than the kernel answers them. Use more `mqueues` or `slots` for \
+         bursts, another accelerator for a lasting load, and a larger `arena_bytes` if messages \
+         are longer than 1.5 KiB (`serval check-config` warns).";
     /// No accelerator serves the mqueue (absent, detached or dead).
     NoAccelerator = 8, "no_accelerator", Request,
         "No runtime is attached. `serval_accelerator_up` and `serval_accelerator_last_end` say \
@@ -144,7 +143,7 @@ drop_reasons! {
          attach`.";
     /// The request waited in the queue longer than `queue_us_max`.
     QueueTime = 9, "queue_time", Request,
-        "As `no_credit`: the load is more than the accelerator completes in `queue_us_max`.";
+        "As for `no_credit`: the accelerator cannot answer the load within `queue_us_max`.";
     /// No reply within `request_timeout_ms`.
     RequestTimeout = 10, "request_timeout", Request,
         "The kernel, or a backend that it asks, takes longer than `request_timeout_ms`. Look at \
@@ -155,11 +154,11 @@ drop_reasons! {
          [configuration.md](configuration.md#built-in-kernels).";
     /// The kernel dropped the message for a reason of its own.
     KernelDrop = 12, "kernel_drop", Request,
-        "The kernel decided so; its documentation says when.";
+        "The kernel's own decision; its documentation says when.";
     /// The kernel's reply is longer than `max_reply_bytes`, or than the transport can carry.
     ReplyTooLong = 13, "reply_too_long", Request,
-        "Raise `max_reply_bytes` (by default `max_message_bytes`). Datagrams carry at most 65 \
-         507 bytes: use TCP beyond.";
+        "Raise `max_reply_bytes` (by default `max_message_bytes`). Datagrams carry at most 65 507 \
+         bytes: use TCP for longer replies.";
     /// The reply would exceed `udp_reply_ratio` times the request of an unverified UDP source.
     ReplyRatio = 14, "reply_ratio", Request,
         "Expected where a reply is much longer than its request. Use TCP, or raise \
@@ -169,23 +168,23 @@ drop_reasons! {
         "The kernel's replies do not fit `framing`: correct one of them.";
     /// The client's connection was gone when its reply came or while the reply was being written.
     ClientGone = 16, "client_gone", Request,
-        "Expected of clients that close before they have their replies.";
+        "Expected from clients that close before they have received their replies.";
     /// A client accepted no bytes for `limits.slow_client_ms`; its connection is closed.
     SlowClient = 17, "slow_client", Request,
         "A client does not read. Correct it, or raise `limits.slow_client_ms`.";
     /// The bounded memory for early replies of ordered connections is used up.
     ReplyMemory = 18, "reply_memory", Request,
-        "Many early replies wait for a slow one before them. Set `ordered = false` if clients \
-         can tell replies apart, or lower `limits.pipelined`.";
+        "Many early replies wait for a slow one before them. Set `ordered = false` if clients can \
+         tell replies apart, or lower `limits.pipelined`.";
     /// The host kernel refused to send the reply.
     SendFailed = 19, "send_failed", Request,
-        "Often a route that is gone, a firewall, or a socket buffer that stays full. `--tap` \
-         shows what was sent.";
+        "Often a missing route, a firewall, or a socket buffer that stays full. `--tap` shows \
+         what was sent.";
     /// The mqueue was declared dead: its ring words are impossible, or its block ended early.
     MqueueDead = 20, "mqueue_dead", Request,
-        "The log says which service and block. The mqueue stays dead until its runtime \
-         (`process`, `cuda`) or the engine (`cpu`) starts again. It is a bug of the kernel \
-         (`contract`: see `kernel.h`), or of Serval: please report it.";
+        "The log names the service and the block. The mqueue stays dead until its runtime \
+         (`process`, `cuda`) or the engine (`cpu`) restarts. The cause is a bug of the kernel \
+         (`contract`: see `kernel.h`) or of Serval: please report the latter.";
     /// The accelerator's runtime ended while the request was with it.
     AcceleratorLost = 21, "accelerator_lost", Request,
         "The runtime's process ended. `serval_accelerator_last_end` and the log say why; the \
@@ -193,59 +192,60 @@ drop_reasons! {
     /// The accelerator's runtime stood still for longer than `heartbeat_ms` while the request was with
     /// it.
     AcceleratorStalled = 22, "accelerator_stalled", Request,
-        "The process stood still: stopped, swapped out, or on a machine without a core for it. \
-         Raise `heartbeat_ms` where pauses are normal.";
+        "The process did not run: stopped, swapped out, or without a free core. Raise \
+         `heartbeat_ms` where such pauses are normal.";
     /// The service has changed and its accelerator starts again.
     Reconfiguring = 23, "reconfiguring", Request,
         "Expected for a short time after a reload that changes the service. If it lasts, no new \
-         runtime comes up: the log says why.";
+         runtime starts: the log says why.";
     /// The worker-to-worker ring was full.
     HandoverFull = 24, "handover_full", Request,
-        "A worker receives more than another can take over. Compare their \
-         `serval_worker_time_seconds_total`; spread clients over more connections, or use fewer \
-         workers.";
+        "A worker receives more requests for another worker's mqueues than that worker can \
+         accept. Compare their `serval_worker_time_seconds_total`; spread clients over more \
+         connections, or use fewer workers.";
     /// The service is draining: no new request is accepted.
     Draining = 25, "draining", Request,
-        "Expected while a server ends or a service leaves. Send clients elsewhere when \
-         `/readyz` says 503.";
+        "Expected while a server stops or a service is removed. Send clients elsewhere when \
+         `/readyz` returns 503.";
     /// The drain period ended before the reply came.
     DrainTimeout = 26, "drain_timeout", Request,
-        "Requests took longer than `engine.drain_ms`. Raise it, and the stop time-out of the \
-         service manager with it.";
+        "Requests took longer than `engine.drain_ms`. Raise it, and the stop timeout of the \
+         service manager.";
 
     /// The accelerator answered a token that is not, or no longer, outstanding on that mqueue.
     StaleToken = 27, "stale_token", Reply,
-        "The accelerator answered twice, or too late (`request_timeout` rises too: raise \
-         `request_timeout_ms`). Else a bug of the kernel.";
+        "The accelerator answered twice, or too late (then `request_timeout` rises too: raise \
+         `request_timeout_ms`). Otherwise a bug of the kernel.";
     /// A TX message has an impossible header (kind, length, arena offset).
     BadMessage = 28, "bad_message", Reply,
-        "A bug of the kernel or its runtime: only its own mqueue is hurt.";
+        "A bug of the kernel or its runtime; only its own mqueue is affected.";
     /// The kernel of a `replies = "none"` service sent a reply.
     UnwantedReply = 29, "unwanted_reply", Reply,
-        "The kernel answers, the service says `replies = \"none\"`: change one.";
+        "The kernel replies although the service says `replies = \"none\"`: change one of them.";
     /// The kernel of a `replies = "none"` service rejected a message that counts as consumed.
     ConsumedDrop = 30, "consumed_drop", Reply,
-        "As `kernel_drop`, of a service without replies.";
+        "As for `kernel_drop`, in a service without replies.";
 
     /// A backend answered a request that had already timed out.
     BackendLate = 31, "backend_late", Backend,
-        "The backend takes longer than `timeout_ms`: raise it or relieve the backend.";
+        "The backend takes longer than `timeout_ms`: raise it, or reduce the load of the backend.";
     /// A backend sent bytes that its framing cannot parse; its connection is closed.
     BackendProtocol = 32, "backend_protocol", Backend,
-        "`framing` of the backend is not the protocol it speaks, or another program listens \
+        "The backend's `framing` is not the protocol that it speaks, or another program listens \
          there.";
     /// A backend sent a message that answers no request.
     BackendUnasked = 33, "backend_unasked", Backend,
-        "The backend sends more than it was asked for: a wrong `framing`, or a bug of it.";
+        "The backend sends more messages than requests: a wrong `framing`, or a bug of the \
+         backend.";
     /// A backend's answer is longer than the client mqueue can carry.
     BackendTooLong = 34, "backend_too_long", Backend,
         "Raise `max_message_bytes` of the backend.";
     /// A backend's answer does not fit the request that waits for it: another key, id or kind of
     /// answer.
     BackendMismatch = 35, "backend_mismatch", Backend,
-        "TCP: the backend, or a proxy before it, answers twice, in another order or under \
-         another key; the connection is closed and opened again. UDP: a duplicate or late \
-         answer, which was dropped; raise `timeout_ms` if answers are late.";
+        "TCP: the backend, or a proxy in front of it, answers twice, in another order or under \
+         another key; the connection is closed and opened again. UDP: a duplicate or late answer, \
+         which was dropped; raise `timeout_ms` if answers are late.";
 }
 
 impl DropReason {
