@@ -266,19 +266,21 @@ const MUTANTS: &[Mutant] = &[
         ],
     ),
     mutant(
-        "train_to_one",
+        "gso_batch_ignores_destination",
         "replies to several clients leave in one train to the first of them",
         &["crates/sys/tests/network/udp.rs::order_is_kept_per_peer"],
     ),
     mutant(
-        "join_forgotten_train",
+        "join_evicted_batch",
         "a reply joins the train of the client whose place its own takes",
-        &["crates/sys/src/socket_nic/trains.rs::many_destinations_keep_their_order_and_their_turn"],
+        &[
+            "crates/sys/src/socket_nic/segment_batches.rs::many_destinations_keep_their_order_and_bounded_delay",
+        ],
     ),
     mutant(
-        "overtake_what_waits",
+        "overtake_held_back",
         "a reply that waits for more to its client is overtaken by one that cannot join its train",
-        &["crates/sys/src/socket_nic/trains.rs::nothing_overtakes_what_was_kept"],
+        &["crates/sys/src/socket_nic/segment_batches.rs::nothing_overtakes_held_back_datagrams"],
     ),
     mutant(
         "keep_for_ever",
@@ -290,7 +292,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "skip_after_partial_send",
         "what a send did not take is counted as sent",
-        &["crates/sys/tests/network/udp.rs::refused_departures_are_counted_and_hold_up_nobody"],
+        &["crates/sys/tests/network/udp.rs::refused_datagrams_are_counted_and_block_nothing"],
     ),
 ];
 

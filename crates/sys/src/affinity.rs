@@ -16,10 +16,10 @@ pub fn allowed_cores() -> io::Result<Vec<usize>> {
     Ok(cores.filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect())
 }
 
-/// Whether this process may pin a thread to `core`. What a process [is allowed](allowed_cores) says less: `taskset`, systemd's
-/// `CPUAffinity` and `isolcpus` keep threads from cores that they may ask for by name.
+/// Whether this process may pin a thread to `core`. [`allowed_cores`] does not answer that: `taskset`, systemd's
+/// `CPUAffinity` and `isolcpus` restrict the default mask, but a thread may still pin itself to an excluded core.
 pub fn is_usable(core: usize) -> bool {
-    // On a thread of its own, which ends with it. Where none can be had nothing is known against the core.
+    // Tried on a temporary thread. If no thread can be started, the core counts as usable.
     let tried = std::thread::Builder::new().spawn(move || set_affinity(&[core]).is_ok());
     tried.map_or(true, |thread| thread.join().unwrap_or(true))
 }
@@ -37,7 +37,7 @@ pub fn pin_current_thread(core: usize) -> io::Result<()> {
     }
 }
 
-/// Keeps the calling thread on some cores, with the host kernel's error alone: allocates nothing.
+/// Restricts the calling thread to these cores. Returns the plain OS error and allocates nothing.
 pub(crate) fn set_affinity(cores: &[usize]) -> io::Result<()> {
     // SAFETY: a bit set, for which zero is a value.
     let mut set: libc::cpu_set_t = unsafe { zeroed() };
@@ -99,7 +99,7 @@ mod tests {
                 pin_current_thread(core).unwrap();
                 assert_eq!(current_core(), core);
                 assert_eq!(allowed_cores().unwrap(), [core]);
-                // Also from a thread that is kept from them.
+                // Also from a thread that is not allowed to run on them.
                 assert!(cores.iter().all(|other| is_usable(*other)));
                 assert!(numa_node_of(core).is_none_or(|node| numa_nodes().contains(&node)));
             }

@@ -1,8 +1,8 @@
-//! For tests: a global allocator that notes who allocates or frees where nobody should.
+//! For tests: a global allocator that reports allocations on threads that must not allocate.
 //!
-//! A test program installs [`Trap`] and [sets](set) it for some threads, known by the host kernel's
-//! numbers, once they have warmed up. From then on every allocation and every release of one of them is
-//! an [`Offence`], with the stack that led to it. Nothing is aborted: [`lift`] tells all of them at once.
+//! A test program installs [`Trap`] and [arms](set) it for some threads, identified by kernel thread
+//! id, once they have warmed up. From then on every allocation and release on one of them is recorded as
+//! an [`Offence`] with its stack. Nothing is aborted: [`lift`] disarms the trap and returns all of them.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;
@@ -11,21 +11,21 @@ use std::fs;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Most threads that are watched.
+/// Maximum number of watched threads.
 const THREADS_MAX: usize = 16;
-/// Offences whose stacks are kept; the others are counted. Many, because a test may have exceptions, and can
-/// judge only what is kept.
+/// Offences recorded with their stacks; further ones are only counted. The limit is high because a test that
+/// allows exceptions can only judge recorded stacks.
 const STACKS_MAX: usize = 4096;
 
-/// The host kernel's numbers of the watched threads; 0 is nobody.
+/// Kernel ids of the watched threads; 0 is an empty entry.
 static WATCHED: [AtomicU32; THREADS_MAX] = [const { AtomicU32::new(0) }; THREADS_MAX];
 static COUNT: AtomicU64 = AtomicU64::new(0);
 static OFFENCES: Mutex<Vec<Offence>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// This thread's number once it is known.
+    /// This thread's id, once looked up.
     static NUMBER: Cell<u32> = const { Cell::new(0) };
-    /// Inside [`note`], which allocates itself.
+    /// Set while inside [`note`], which allocates itself.
     static NOTING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -38,13 +38,13 @@ pub struct Trap;
 pub struct Offence {
     /// `allocates`, `grows` or `frees`.
     pub what: &'static str,
-    /// How much, in bytes.
+    /// Size in bytes.
     pub bytes: usize,
-    /// Where.
+    /// Call stack.
     pub stack: Backtrace,
 }
 
-// SAFETY: everything is passed on to the system's allocator, unchanged.
+// SAFETY: every call is forwarded to the system's allocator, unchanged.
 unsafe impl GlobalAlloc for Trap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         look("allocates", layout.size());
@@ -80,7 +80,7 @@ fn look(what: &'static str, bytes: usize) {
 
 #[cold]
 fn note(what: &'static str, bytes: usize) {
-    // A thread that is ending has no such variables any more, and takes no turn.
+    // Thread-local variables of an exiting thread are gone; it takes no turns any more.
     let Ok(false) = NOTING.try_with(|noting| noting.replace(true)) else { return };
     let number = NUMBER.get();
     let number = if number == 0 { thread_number() } else { number };
@@ -110,19 +110,19 @@ pub fn threads_named(prefix: &str) -> Vec<u32> {
     tasks.flatten().filter_map(number).collect()
 }
 
-/// From now on these threads are watched, and no others.
+/// Starts watching these threads, and no others.
 ///
 /// # Panics
 /// For no thread, or more than 16.
 pub fn set(threads: &[u32]) {
     assert!((1..=THREADS_MAX).contains(&threads.len()), "{} threads to watch", threads.len());
-    // The first one is the switch.
+    // The first entry enables the check.
     for (watched, thread) in WATCHED.iter().zip(threads).rev() {
         watched.store(*thread, Ordering::Relaxed);
     }
 }
 
-/// Nobody is watched any longer; how many offences there were since [`set`], and the first of them.
+/// Stops watching; returns the number of offences since [`set`], and the recorded ones.
 pub fn lift() -> (u64, Vec<Offence>) {
     for watched in &WATCHED {
         watched.store(0, Ordering::Relaxed);

@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Sleeps while `*word == expected`, at most `timeout` (for ever if `None`). May return early:
+/// Sleeps while `*word == expected`, at most `timeout` (no limit if `None`). May return early:
 /// check the word again.
 pub fn park(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
     let timeout = timeout.map(|timeout| libc::timespec {
@@ -16,9 +16,9 @@ pub fn park(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
         tv_nsec: timeout.subsec_nanos() as _,
     });
     let pointer = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: `word` is a valid aligned word for the duration of the call; `pointer` is null or
-    // leads to `timeout`. Every outcome (woken, value changed, timed out, interrupted) means: look
-    // again.
+    // SAFETY: `word` is a valid aligned word for the duration of the call; `pointer` is null or points
+    // to `timeout`. All outcomes (woken, value changed, timed out, interrupted) are treated alike: the
+    // caller checks the word again.
     unsafe {
         libc::syscall(
             libc::SYS_futex,

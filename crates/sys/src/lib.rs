@@ -1,13 +1,13 @@
 //! Operating system bindings of Serval: with `mqueue` and `accel` the only place with unsafe code.
 //!
 //! * [`memory`]: shared regions (sealed memfd) and private guarded memory.
-//! * [`private_file`]: sealed copies of files that others may rewrite.
+//! * [`private_file`]: sealed copies of files that other processes may rewrite.
 //! * [`socket_nic`]: one worker's network over kernel sockets, in batches.
-//! * [`local`]: Unix sockets that pass descriptors, and bells between processes.
-//! * [`tap`]: what crosses that network, recorded as a pcap file.
-//! * [`probe`]: what this host can do, for `serval doctor`.
-//! * `allocation` (feature `allocation-trap`): for tests, who allocates where nobody should.
-//! * [`addresses`]: those of this machine.
+//! * [`local`]: Unix sockets that pass descriptors, and wake-ups between processes.
+//! * [`tap`]: records the traffic of that network as a pcap file.
+//! * [`probe`]: what this host supports, for `serval doctor`.
+//! * `allocation` (feature `allocation-trap`): for tests, detects allocations on the data path.
+//! * [`addresses`]: the addresses of this machine.
 //! * [`affinity`], [`time`], [`futex`], [`process`], [`signal`]: threads, clock, parking, limits,
 //!   signals.
 //!

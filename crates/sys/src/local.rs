@@ -1,9 +1,9 @@
-//! Programs of one machine that meet at a path: Unix sockets that keep messages apart and pass
-//! descriptors, and bells that one process rings for another.
+//! Communication between programs of one machine: Unix sockets that preserve message boundaries and pass
+//! descriptors, and wake-ups from one process to another.
 //!
-//! This is the control path of shared-memory ports: a message here is a handshake, not a request. A
-//! socket is of type `SOCK_SEQPACKET`, so a message arrives whole or not at all, and the end of either
-//! process is the end of the connection.
+//! This is the control path of shared-memory ports: a message here is a handshake, not a request. Sockets
+//! are of type `SOCK_SEQPACKET`: a message arrives whole or not at all, and the connection ends when either
+//! process exits.
 
 use std::fs;
 use std::io;
@@ -20,14 +20,14 @@ use libc::{c_int, c_void};
 use crate::os::{check, check_size, int_option, own, zeroed};
 use crate::process::{PeerCredentials, peer_credentials};
 
-/// Longest path of a socket in bytes: what `sockaddr_un` holds besides the final zero.
+/// Longest socket path in bytes: `sockaddr_un` without the terminating zero.
 pub const PATH_BYTES_MAX: usize = 107;
-/// Most descriptors of one message.
+/// Maximum number of descriptors per message.
 pub const DESCRIPTORS_MAX: usize = 4;
-/// Connections that wait to be accepted.
+/// Length of the accept queue.
 const BACKLOG: c_int = 128;
 
-/// Why nobody can listen at a path.
+/// Why listening at a path failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
     /// The path cannot name a socket.
@@ -44,34 +44,34 @@ pub enum LocalError {
         /// The path given.
         path: PathBuf,
     },
-    /// There is something that is no socket.
-    #[error("{path:?} exists and is no socket: choose another path, or remove it")]
+    /// The path exists and is not a socket.
+    #[error("{path:?} exists and is not a socket: choose another path, or remove it")]
     NoSocket {
         /// The path given.
         path: PathBuf,
     },
-    /// Anything else the host kernel said.
+    /// Any other error of the host kernel.
     #[error("cannot listen at {path:?}: {source}")]
     Host {
         /// The path given.
         path: PathBuf,
-        /// The host kernel's answer.
+        /// The error.
         source: io::Error,
     },
 }
 
-/// A listening socket; its file goes when it is dropped.
+/// A listening socket; dropping it removes its file.
 #[derive(Debug)]
 pub struct LocalListener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and number of the socket's file: another's file at the same path is not removed.
+    /// Device and inode of the socket's file: a file that replaced it at the same path is not removed.
     file: (u64, u64),
 }
 
 impl LocalListener {
-    /// Listens at `path`, for processes of this user (mode 0600). A file that a process left behind is
-    /// replaced; one at which somebody listens is not.
+    /// Listens at `path`, for processes of this user (mode 0600). A socket file left behind by a dead process
+    /// is replaced; one with a live listener is not.
     pub fn bind(path: &Path) -> Result<Self, LocalError> {
         let wrong = || LocalError::Path { path: path.to_owned() };
         let address = Address::new(path).filter(|_| path.is_absolute()).ok_or_else(wrong)?;
@@ -84,7 +84,7 @@ impl LocalListener {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                     fs::remove_file(path).map_err(host)?;
                 }
-                // Somebody listens, even if not for us, or not just now.
+                // A listener exists, even if it refuses us or its queue is full.
                 _ => return Err(LocalError::Taken { path: path.to_owned() }),
             }
         }
@@ -97,7 +97,7 @@ impl LocalListener {
                 _ => host(source),
             }
         })?;
-        // Nobody can connect before it listens, so nobody gets in before its mode is right.
+        // Connecting is impossible before `listen`, so the mode is in place in time.
         let prepared = fs::set_permissions(path, fs::Permissions::from_mode(0o600))
             .and_then(|()| fs::symlink_metadata(path))
             .and_then(|found| {
@@ -108,22 +108,22 @@ impl LocalListener {
         match prepared {
             Ok(file) => Ok(Self { socket, path: path.to_owned(), file }),
             Err(error) => {
-                // The first failure is the one to tell.
+                // Report the first failure.
                 let _ = fs::remove_file(path);
                 Err(host(error))
             }
         }
     }
 
-    /// Where it listens.
+    /// The path it listens at.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Accepts one connection; `None` when none waits.
+    /// Accepts one connection; `None` if none is pending.
     pub fn accept(&self) -> io::Result<Option<LocalSocket>> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: the peer's address is not asked for.
+        // SAFETY: a null address is allowed: the peer's address is not requested.
         let accepted = own(unsafe {
             libc::accept4(self.socket.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags)
         });
@@ -145,7 +145,7 @@ impl Drop for LocalListener {
     fn drop(&mut self) {
         let ours = |found: &fs::Metadata| (found.dev(), found.ino()) == self.file;
         if fs::symlink_metadata(&self.path).as_ref().is_ok_and(ours) {
-            // A file that cannot be removed is replaced by the next listener.
+            // If removing fails, the next listener replaces the file.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -172,19 +172,19 @@ impl LocalSocket {
         Ok(Self { socket })
     }
 
-    /// Both ends of a connection between this process and one that it starts.
+    /// Both ends of a connection, one of them for a child process.
     pub fn pair() -> io::Result<(Self, Self)> {
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let mut ends: [c_int; 2] = [-1; 2];
         // SAFETY: the host kernel writes two descriptors to `ends`.
         check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
-        // SAFETY: both are fresh and nobody else's.
+        // SAFETY: both are new and owned by nothing else.
         let [ours, theirs] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
         Ok((Self { socket: ours }, Self { socket: theirs }))
     }
 
-    /// A connection that this process was started with, such as its standard input. Anything but a
-    /// local socket that keeps messages apart is refused.
+    /// A connection inherited from the parent process, for example as standard input. Anything but a
+    /// `SOCK_SEQPACKET` Unix socket is refused.
     pub fn inherited(descriptor: OwnedFd) -> io::Result<Self> {
         let option = |name| int_option(descriptor.as_fd(), libc::SOL_SOCKET, name);
         if option(libc::SO_DOMAIN)? != libc::AF_UNIX
@@ -197,7 +197,7 @@ impl LocalSocket {
         Ok(Self { socket: descriptor })
     }
 
-    /// Who is at the other end.
+    /// Credentials of the peer process.
     pub fn peer(&self) -> io::Result<PeerCredentials> {
         peer_credentials(self.socket.as_fd())
     }
@@ -231,13 +231,13 @@ impl LocalSocket {
             }
         }
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-        // SAFETY: `header` leads to `message`, which is only read, and to `control`; all outlive the call.
+        // SAFETY: `header` points to `message`, which is only read, and to `control`; all outlive the call.
         check_size(unsafe { libc::sendmsg(self.socket.as_raw_fd(), &raw const header, flags) })?;
         Ok(())
     }
 
-    /// Receives one message without its descriptors, which the host kernel closes. `None`: there is
-    /// none yet. `Some(0)`: the connection has ended.
+    /// Receives one message; the host kernel closes any descriptors in it. `None`: none is available
+    /// yet. `Some(0)`: the connection has ended.
     pub fn receive(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
         // SAFETY: pointer and length describe `into`.
         let got = check_size(unsafe {
@@ -270,7 +270,7 @@ impl LocalSocket {
         header.msg_control = control.0.as_mut_ptr().cast();
         header.msg_controllen = size_of_val(&control.0) as _;
         let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-        // SAFETY: `header` leads to `into` and `control`, which outlive the call.
+        // SAFETY: `header` points to `into` and `control`, which outlive the call.
         let got =
             check_size(unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut header, flags) });
         let len = match got {
@@ -280,7 +280,7 @@ impl LocalSocket {
         };
         let mut descriptors = Vec::new();
         // SAFETY: the host kernel filled in `control` and its length; the macros stay inside it. Every
-        // descriptor in it is fresh and nobody else's.
+        // descriptor in it is new and owned by nothing else.
         unsafe {
             let mut at = libc::CMSG_FIRSTHDR(&raw const header);
             while !at.is_null() {
@@ -298,9 +298,9 @@ impl LocalSocket {
         Ok(Some((len, descriptors)))
     }
 
-    /// Ends the connection for every descriptor of it, in both processes.
+    /// Shuts the connection down for all its descriptors, in both processes.
     pub fn shut_down(&self) {
-        // It fails when the connection has ended already.
+        // Fails if the connection has already ended.
         // SAFETY: no pointers.
         let _ = check(unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) });
     }
@@ -318,39 +318,39 @@ impl AsFd for LocalSocket {
     }
 }
 
-/// Something one process rings and another one waits for: an eventfd, or the far end of a [`BellPull`].
+/// A descriptor on which one process wakes another: an eventfd, or the far end of a [`BellPull`].
 ///
-/// Who holds an eventfd shares its open file description: another holder may make it blocking and fill
-/// it, so that ringing waits for ever. So a process rings an eventfd only if it trusts all who hold it.
+/// All holders of an eventfd share its open file description: one of them could make it blocking and fill
+/// it, so that the next write blocks. A process therefore writes to an eventfd only if it trusts all holders.
 #[derive(Debug)]
 pub struct Bell(OwnedFd);
 
 impl Bell {
-    /// A silent bell.
+    /// A new eventfd with no wake-up pending.
     pub fn new() -> io::Result<Self> {
         // SAFETY: no pointers.
         own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).map(Self)
     }
 
-    /// A bell that another process passed.
+    /// A descriptor received from another process.
     pub fn received(descriptor: OwnedFd) -> Self {
         Self(descriptor)
     }
 
-    /// Rings. Whoever waits for it, or will, wakes up.
+    /// Wakes the current waiter, or the next one.
     pub fn ring(&self) {
         let one = 1u64.to_ne_bytes();
-        // Fails only if it was rung 2⁶⁴ times, in which case it is ringing anyway.
+        // Fails only if the counter is full, and then a wake-up is pending anyway.
         // SAFETY: `one` is 8 readable bytes.
         let _ = unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Silences it.
+    /// Clears pending wake-ups.
     pub fn silence(&self) {
-        // More than a bell pull's socket holds by default, whose every ring is a byte; an eventfd gives 8.
-        // What is left costs a waiter one more look.
+        // Larger than the default buffer of a socket pair, which holds one byte per wake-up; an eventfd reads 8 bytes.
+        // Leftover bytes only cause a spurious wake-up.
         let mut rings = [0u8; 512];
-        // Fails when it was silent.
+        // Fails if none was pending.
         // SAFETY: pointer and length describe `rings`.
         let _ = unsafe { libc::read(self.0.as_raw_fd(), rings.as_mut_ptr().cast(), rings.len()) };
     }
@@ -362,35 +362,34 @@ impl AsFd for Bell {
     }
 }
 
-/// Rings a bell of a process that is not trusted, and never waits for it: an end of a socket pair, whose
-/// other end the process gets. The ends do not share an open file description, so nothing that the
-/// process does to its end makes a ring block.
+/// Wakes an untrusted process without ever blocking: one end of a socket pair, whose other end the process
+/// gets. The ends do not share an open file description, so the process cannot make a wake-up block.
 #[derive(Debug)]
 pub struct BellPull(OwnedFd);
 
 impl BellPull {
-    /// A pull and the bell at its other end.
+    /// The sending end, and the descriptor for the other process.
     pub fn new() -> io::Result<(Self, Bell)> {
         let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let mut ends: [c_int; 2] = [-1; 2];
         // SAFETY: the host kernel writes two descriptors to `ends`.
         check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
-        // SAFETY: both are fresh and nobody else's.
+        // SAFETY: both are new and owned by nothing else.
         let [ours, theirs] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
         Ok((Self(ours), Bell(theirs)))
     }
 
-    /// Rings. Whoever waits for the bell, or will, wakes up.
+    /// Wakes the current waiter, or the next one.
     pub fn ring(&self) {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // Fails if the bell is full of rings, so that it is ringing anyway, or if its owner is gone.
+        // Fails if the buffer is full, and then a wake-up is pending anyway, or if the other end is closed.
         // SAFETY: one readable byte.
         let _ = unsafe { libc::send(self.0.as_raw_fd(), [1u8].as_ptr().cast(), 1, flags) };
     }
 }
 
-/// Waits until one of `files` is readable, has ended or failed, at most `timeout` (for ever if
-/// `None`); which ones. An interruption may end it early.
+/// Waits until one of `files` is readable, closed by its peer or failed, at most `timeout` (no limit if
+/// `None`); returns which ones. A signal may end the wait early.
 pub fn wait_readable(files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Vec<bool> {
     let pollfd = |file: &BorrowedFd<'_>| libc::pollfd {
         fd: file.as_raw_fd(),
@@ -415,7 +414,7 @@ fn socket() -> io::Result<OwnedFd> {
     own(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
 }
 
-/// A path as the host kernel wants it.
+/// A path in the form of the host kernel.
 struct Address {
     raw: libc::sockaddr_un,
     len: libc::socklen_t,

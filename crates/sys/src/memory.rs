@@ -1,17 +1,17 @@
-//! Memory that rings live in: shared regions behind a sealed file descriptor, and private memory
-//! between guard pages.
+//! Memory for rings: shared regions behind a sealed file descriptor, and private memory between
+//! guard pages.
 //!
-//! A region is a memfd. Its creator fixes the size for ever with seals, because a file that shrinks
-//! under a mapping turns the next access into SIGBUS: whoever could shrink a region could kill
-//! every process that maps it. [`SharedMemory::open`] therefore refuses a received descriptor
-//! without the seals `F_SEAL_SHRINK`, `F_SEAL_GROW` and `F_SEAL_SEAL`.
+//! A region is a memfd. Its creator seals the size, because a file that shrinks under a mapping turns
+//! the next access into SIGBUS: a process that could shrink a region could kill every process that
+//! maps it. [`SharedMemory::open`] therefore refuses a received descriptor without the seals
+//! `F_SEAL_SHRINK`, `F_SEAL_GROW` and `F_SEAL_SEAL`.
 //!
 //! Seals do not stop a holder from punching holes. In ordinary (tmpfs) pages a hole is filled with
-//! a zero page on the next access, which hurts only what the holder may write anyway. In hugetlb
-//! pages the refill can fail and is then SIGBUS too: give hugetlb regions to trusted accelerators
-//! only, and accept none from others ([`SharedMemory::open`] refuses them unless asked).
+//! a zero page on the next access, which only affects data that the holder may write anyway. In
+//! hugetlb pages the refill can fail, which also raises SIGBUS: give hugetlb regions to trusted
+//! accelerators only, and accept none from others ([`SharedMemory::open`] refuses them unless asked).
 //!
-//! Everything is faulted in when it is mapped, so that running out of memory is an error here and
+//! All pages are faulted in when they are mapped, so that running out of memory is an error here and
 //! not a fault on the data path (a page fault costs microseconds, and more under nested paging).
 
 use std::ffi::CString;
@@ -27,14 +27,14 @@ use crate::process;
 
 /// Bytes of a huge page.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
-/// Seals a region carries: its length is final, and so is this list.
+/// Seals of a region: neither its length nor its seals can change.
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-/// Seals that a region does not carry: it is there to be written.
+/// Seals that a region must not have: it has to be writable.
 const WRITE_SEALS: c_int = libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE;
-/// Longest memfd name the host kernel takes, in bytes.
+/// Longest memfd name that the host kernel accepts, in bytes.
 const NAME_BYTES_MAX: usize = 249;
 
-/// Why memory could not be had.
+/// Why memory could not be allocated or mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// The name holds a NUL byte or is too long.
@@ -43,13 +43,13 @@ pub enum MemoryError {
         /// The name given.
         name: String,
     },
-    /// A length of zero, or so large that it does not fit the address space.
-    #[error("{len_bytes} bytes is no length for memory")]
+    /// The length is zero or exceeds the address space.
+    #[error("{len_bytes} bytes is not a valid memory size")]
     Length {
         /// The length asked for.
         len_bytes: usize,
     },
-    /// The host has not that much memory.
+    /// The host does not have that much memory.
     #[error(
         "no memory for {} MiB ({} MiB are available): lower slots, arena_bytes or mqueues, or \
          raise the container's memory limit", len_bytes.div_ceil(1 << 20), available_bytes >> 20
@@ -57,10 +57,10 @@ pub enum MemoryError {
     NoMemory {
         /// The length asked for.
         len_bytes: usize,
-        /// What the host says is available.
+        /// Available memory, as the host reports it.
         available_bytes: u64,
     },
-    /// Locking failed at the process limit.
+    /// The memory lock limit of the process (RLIMIT_MEMLOCK) is too low.
     #[error(
         "cannot lock {} MiB in memory, the limit is {} KiB: raise it (`ulimit -l unlimited`, \
          `--ulimit memlock=-1` for a container, LimitMEMLOCK=infinity for a unit)",
@@ -75,17 +75,17 @@ pub enum MemoryError {
     /// A received descriptor is not a region.
     #[error("the descriptor is not a region: {why}; pass the one that `SharedMemory::create` made")]
     NotARegion {
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// Anything else the host kernel said.
+    /// Any other error of the host kernel.
     #[error("{call} of {len_bytes} bytes: {source}")]
     Host {
         /// The call that failed.
         call: &'static str,
         /// The length asked for.
         len_bytes: usize,
-        /// The host kernel's answer.
+        /// The error.
         source: io::Error,
     },
 }
@@ -93,7 +93,7 @@ pub enum MemoryError {
 impl MemoryError {
     fn host(call: &'static str, len_bytes: usize) -> impl FnOnce(io::Error) -> Self {
         move |source| match source.raw_os_error() {
-            // EFAULT is what populating says where an access would get SIGBUS.
+            // Populating reports EFAULT where an access would raise SIGBUS.
             Some(libc::ENOMEM | libc::ENOSPC | libc::EFAULT) => Self::no_memory(len_bytes),
             _ => Self::Host { call, len_bytes, source },
         }
@@ -104,7 +104,7 @@ impl MemoryError {
     }
 }
 
-/// How to place a region. The default asks for huge pages of the page cache and nothing else.
+/// How to allocate a region. By default only transparent huge pages of the page cache are requested.
 #[derive(Clone, Debug, Default)]
 pub struct RegionOptions {
     /// Try hugetlb pages first; falls back to ordinary ones. For trusted accelerators only: see the
@@ -116,12 +116,12 @@ pub struct RegionOptions {
     pub lock: bool,
 }
 
-/// What a region is made of.
+/// The kind of pages behind a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// Ordinary pages: the region is smaller than a huge one, or the host kernel has none to give.
+    /// Ordinary pages: the region is smaller than a huge page, or the host kernel has none free.
     Small,
-    /// Huge pages of the page cache, but for what is left over at the end.
+    /// Huge pages of the page cache, except for the remainder at the end.
     Huge,
     /// Pages of the hugetlb pool.
     Hugetlb,
@@ -152,9 +152,8 @@ impl SharedMemory {
         Self::create_from(name, len_bytes, options, Pages::Small)
     }
 
-    /// Maps a region that another process created. `len_bytes_max` bounds what it may make this
-    /// process map; `hugetlb` admits regions of hugetlb pages, which only a trusted process may
-    /// pass.
+    /// Maps a region that another process created. `len_bytes_max` bounds the size of the mapping;
+    /// `hugetlb` accepts regions of hugetlb pages, which only a trusted process may pass.
     pub fn open(file: OwnedFd, len_bytes_max: usize, hugetlb: bool) -> Result<Self, MemoryError> {
         let (len_bytes, pages) = inspect(file.as_fd(), len_bytes_max, hugetlb)?;
         Self::map(file, len_bytes, pages, &RegionOptions::default())
@@ -165,7 +164,7 @@ impl SharedMemory {
         self.file.as_fd()
     }
 
-    /// What the region is made of.
+    /// The kind of pages.
     pub fn pages(&self) -> Pages {
         self.pages
     }
@@ -192,7 +191,7 @@ impl SharedMemory {
         };
         let len_bytes = whole(len_bytes, unit)?;
         if pages != Pages::Hugetlb && len_bytes as u64 > process::memory_available_bytes() {
-            // Faulting it in would meet the out-of-memory killer before an error.
+            // Faulting it in would trigger the out-of-memory killer instead of returning an error.
             return Err(MemoryError::no_memory(len_bytes));
         }
         let file = memfd(name, flags)?;
@@ -242,7 +241,7 @@ unsafe impl mqueue::memory::Mapping for SharedMemory {
     }
 }
 
-/// A region mapped for looking only, by an observer that must not be able to write.
+/// A read-only mapping of a region, for observers.
 #[derive(Debug)]
 pub struct SharedView {
     map: Map,
@@ -255,7 +254,7 @@ impl SharedView {
         Ok(Self { map: Map::shared(file, len_bytes, libc::PROT_READ)? })
     }
 
-    /// First byte. Others write here at any time: read through atomics only.
+    /// First byte. Other processes write here at any time: read through atomics only.
     pub fn as_ptr(&self) -> *const u8 {
         self.map.usable().as_ptr()
     }
@@ -266,8 +265,8 @@ impl SharedView {
     }
 }
 
-/// Zeroed memory of this process between two inaccessible pages, faulted in. An access that runs
-/// off either end (by less than a page) is a fault at the place of the mistake.
+/// Zeroed memory of this process between two inaccessible pages, faulted in. An out-of-bounds access of
+/// less than a page past either end faults immediately.
 #[derive(Debug)]
 pub struct PrivateMemory {
     map: Map,
@@ -309,8 +308,8 @@ unsafe impl mqueue::memory::Mapping for PrivateMemory {
     }
 }
 
-/// A range of address space, unmapped on drop. The usable part lies between two guards (of 0 bytes
-/// for shared memory).
+/// A range of address space, unmapped on drop. The usable part lies between two guards (0 bytes
+/// each for shared memory).
 #[derive(Debug)]
 struct Map {
     start: NonNull<u8>,
@@ -318,8 +317,8 @@ struct Map {
     guard_bytes: usize,
 }
 
-// SAFETY: the value only names a range of the address space, which belongs to no thread; it hands
-// out a raw pointer, and whoever uses that answers for how.
+// SAFETY: the value only names a range of the address space, which is not tied to a thread; it hands
+// out a raw pointer, and users of that pointer are responsible for their accesses.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
@@ -331,8 +330,8 @@ impl Map {
             let start = mmap(len_bytes, access, flags, file.as_raw_fd())?;
             return Ok(Self { start, len_bytes, guard_bytes: 0 });
         }
-        // Huge pages of a file must lie at multiples of their size: a range with room for that is
-        // reserved, and what is left of it given back.
+        // Huge pages of a file must be aligned to their size: reserve a range large enough to align,
+        // and release what is left of it.
         let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let reserved_bytes =
             len_bytes.checked_add(HUGE_PAGE_BYTES).ok_or(MemoryError::Length { len_bytes })?;
@@ -341,27 +340,27 @@ impl Map {
         let mut map = Self { start, len_bytes: reserved_bytes, guard_bytes: 0 };
         map.keep(before, len_bytes)?;
         let fixed = flags | libc::MAP_FIXED;
-        // SAFETY: replaces the pages reserved above, which are this mapping's and hold nothing.
+        // SAFETY: replaces the pages reserved above, which belong to this mapping and hold no data.
         let placed = unsafe {
             libc::mmap(map.start.as_ptr().cast(), len_bytes, access, fixed, file.as_raw_fd(), 0)
         };
         if placed == libc::MAP_FAILED {
             let error = io::Error::last_os_error();
-            // Older host kernels may have taken the reservation away before they failed, and another thread may have
-            // the range by now: a little address space is lost instead.
+            // Older host kernels may have unmapped the reservation before failing, and another thread may use the
+            // range by now: leak a little address space instead of unmapping it.
             std::mem::forget(map);
             return Err(MemoryError::host("mmap", len_bytes)(error));
         }
         Ok(map)
     }
 
-    /// Gives back all but `len_bytes` from `before` on, both in whole pages.
+    /// Unmaps all but `len_bytes` starting at `before`, both in whole pages.
     fn keep(&mut self, before: usize, len_bytes: usize) -> Result<(), MemoryError> {
         let unmap = |start: NonNull<u8>, bytes: usize| {
             if bytes == 0 {
                 return Ok(());
             }
-            // SAFETY: the range is this mapping's, which forgets it.
+            // SAFETY: the range belongs to this mapping, which no longer uses it.
             check(unsafe { libc::munmap(start.as_ptr().cast(), bytes) })
                 .map(drop)
                 .map_err(MemoryError::host("munmap", bytes))
@@ -377,13 +376,13 @@ impl Map {
         Ok(())
     }
 
-    /// Gathers the pages of a file into huge ones, whatever the host's policy for those is
+    /// Collapses the pages of a file into huge pages, whatever the host's policy for them is
     /// (MADV_COLLAPSE, Linux 6.1). A region of many rings spans thousands of ordinary pages, and every message
-    /// goes to another of them: more than the translation caches of a processor, of a GPU and of the IOMMU between
-    /// them hold. True when it was done; without it a region is slower, not wrong.
+    /// touches a different one: more than the TLBs of a CPU, of a GPU and of the IOMMU between them hold.
+    /// Returns true on success; without huge pages a region is slower, not wrong.
     fn collapse(&self) -> bool {
         const MADV_COLLAPSE: c_int = 25;
-        // The advice works on whole huge pages inside the range, of which there must be one.
+        // The advice applies to whole huge pages inside the range, so there must be at least one.
         self.usable_bytes() >= HUGE_PAGE_BYTES && self.advise(MADV_COLLAPSE).is_ok()
     }
 
@@ -395,7 +394,7 @@ impl Map {
         let start = mmap(len_bytes, libc::PROT_NONE, flags, -1)?;
         let map = Self { start, len_bytes, guard_bytes };
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the range lies inside the mapping just made, which nobody else knows.
+        // SAFETY: the range lies inside the new mapping, which has no other user yet.
         check(unsafe { libc::mprotect(map.usable().as_ptr().cast(), usable_bytes, access) })
             .map_err(MemoryError::host("mprotect", usable_bytes))?;
         Ok(map)
@@ -411,29 +410,29 @@ impl Map {
     }
 
     fn advise(&self, advice: c_int) -> io::Result<()> {
-        // SAFETY: the range is this mapping's; the advices used here never discard contents.
+        // SAFETY: the range belongs to this mapping; the advice values used here never discard contents.
         check(unsafe {
             libc::madvise(self.usable().as_ptr().cast(), self.usable_bytes(), advice)
         })?;
         Ok(())
     }
 
-    /// Faults everything in, so that missing memory is an error here.
+    /// Faults in all pages, so that missing memory is an error here.
     fn populate(&self, file: Option<BorrowedFd<'_>>) -> Result<(), MemoryError> {
         let len_bytes = self.usable_bytes();
         match self.advise(libc::MADV_POPULATE_WRITE) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             other => return other.map_err(MemoryError::host("populating", len_bytes)),
         }
-        // Before Linux 5.14: reserve the pages of a file, then touch each.
+        // Before Linux 5.14: reserve the pages of a file, then touch each one.
         if let Some(file) = file {
             // SAFETY: no pointers.
             check(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len_bytes as libc::off_t) })
                 .map_err(MemoryError::host("fallocate", len_bytes))?;
         }
         for at in (0..len_bytes).step_by(page_bytes()) {
-            // SAFETY: inside the mapping, which is readable; an anonymous page is only made real by
-            // a write, and a private mapping is still unknown to anybody else.
+            // SAFETY: inside the mapping, which is readable; anonymous pages are only allocated by a
+            // write, and a private mapping has no other user yet.
             unsafe {
                 let byte = self.usable().as_ptr().add(at);
                 let value = byte.read_volatile();
@@ -450,8 +449,8 @@ impl Map {
         let Some(mask) = 1u64.checked_shl(node) else {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         };
-        // SAFETY: the range is this mapping's; the mask has the 64 bits announced (the host kernel
-        // reads one bit less than it is told).
+        // SAFETY: the range belongs to this mapping; the mask has the 64 bits announced (the host kernel
+        // reads one bit less than the count given).
         let ret = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -469,7 +468,7 @@ impl Map {
 
     fn lock(&self) -> Result<(), MemoryError> {
         let len_bytes = self.usable_bytes();
-        // SAFETY: the range is this mapping's.
+        // SAFETY: the range belongs to this mapping.
         let locked = check(unsafe { libc::mlock(self.usable().as_ptr().cast(), len_bytes) });
         locked.map(drop).map_err(|source| match source.raw_os_error() {
             Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN) => {
@@ -482,7 +481,7 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: the whole range is this value's own mapping, and the value is going away.
+        // SAFETY: the whole range belongs to this value, which is being dropped.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len_bytes) };
     }
 }
@@ -511,7 +510,7 @@ pub(crate) fn memfd(name: &str, flags: c_uint) -> Result<OwnedFd, MemoryError> {
     let flags = flags | libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: `c_name` is a C string that outlives the call.
     let create = |flags| own(unsafe { libc::memfd_create(c_name.as_ptr(), flags) });
-    // Never executable, where the host kernel knows the flag (Linux 6.3).
+    // Never executable, if the host kernel supports the flag (Linux 6.3).
     let file = match create(flags | libc::MFD_NOEXEC_SEAL) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => create(flags),
         other => other,
@@ -519,8 +518,8 @@ pub(crate) fn memfd(name: &str, flags: c_uint) -> Result<OwnedFd, MemoryError> {
     file.map_err(MemoryError::host("memfd_create", 0))
 }
 
-/// Checks that `file` is a sealed memfd of whole pages, not of hugetlb pages unless `hugetlb` admits
-/// them; returns its length and its kind of pages.
+/// Checks that `file` is a sealed memfd of whole pages, and not of hugetlb pages unless `hugetlb`
+/// is set; returns its length and its kind of pages.
 fn inspect(
     file: BorrowedFd<'_>,
     len_bytes_max: usize,
@@ -531,7 +530,9 @@ fn inspect(
     let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) });
     match seals {
         Ok(seals) if seals & SEALS == SEALS && seals & WRITE_SEALS == 0 => {}
-        Ok(seals) if seals & WRITE_SEALS != 0 => return refuse("nobody may write to it".into()),
+        Ok(seals) if seals & WRITE_SEALS != 0 => {
+            return refuse("it is sealed against writing".into());
+        }
         Ok(_) => return refuse("its length is not sealed, so it could shrink".into()),
         Err(_) => return refuse("it is not a memfd".into()),
     }
@@ -542,24 +543,24 @@ fn inspect(
         .map_err(MemoryError::host("fstat", 0))?;
     let len_bytes = usize::try_from(status.st_size).unwrap_or(0);
     if len_bytes == 0 || len_bytes % page_bytes() != 0 {
-        return refuse(format!("it has {len_bytes} bytes, which is no number of pages"));
+        return refuse(format!(
+            "its length of {len_bytes} bytes is not a multiple of the page size"
+        ));
     }
     if len_bytes > len_bytes_max {
-        return refuse(format!("it has {len_bytes} bytes, and {len_bytes_max} is the limit"));
+        return refuse(format!("it has {len_bytes} bytes, over the limit of {len_bytes_max}"));
     }
     // SAFETY: integers, for which zero is a value.
     let mut system: libc::statfs = unsafe { crate::os::zeroed() };
     // SAFETY: `system` outlives the call.
     check(unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) })
         .map_err(MemoryError::host("fstatfs", len_bytes))?;
-    // Not by block size: a tmpfs with transparent huge pages reports that of huge pages as well.
+    // Not by block size: a tmpfs with transparent huge pages reports the huge page size as well.
     if system.f_type != libc::HUGETLBFS_MAGIC {
         return Ok((len_bytes, Pages::Small));
     }
     if !hugetlb {
-        return refuse(
-            "it is made of hugetlb pages, in which its creator could punch holes".into(),
-        );
+        return refuse("it has hugetlb pages, in which its creator could punch holes".into());
     }
     Ok((len_bytes, Pages::Hugetlb))
 }

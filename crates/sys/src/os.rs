@@ -1,4 +1,4 @@
-//! The few shapes every binding shares: return codes to `io::Result`, and socket options.
+//! Helpers shared by the bindings: return codes to `io::Result`, and socket options.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -19,7 +19,7 @@ pub(crate) fn check_size(ret: isize) -> io::Result<usize> {
 /// Takes ownership of a descriptor a call has just returned.
 pub(crate) fn own(ret: c_int) -> io::Result<OwnedFd> {
     let raw = check(ret)?;
-    // SAFETY: the host kernel returned `raw` to us as a fresh descriptor nobody else knows.
+    // SAFETY: the host kernel returned `raw` as a new descriptor with no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn int_option(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> i
     Ok(value)
 }
 
-/// A C structure with every byte zero, which is how they are meant to be initialised.
+/// A C structure with every byte zero.
 ///
 /// # Safety
 /// All-zero bytes must be a valid `T`.

@@ -1,8 +1,8 @@
-//! Private copies of files: what was read is what is used, whatever happens to the file afterwards.
+//! Private copies of files: later changes to the file do not affect the copy.
 //!
-//! A file that is mapped changes with every write to it, and one that shrinks under a mapping turns the next access
-//! into SIGBUS. So a file that somebody else may rewrite at any time is copied into a memfd first, whose content and
-//! length are sealed. Checks of the copy hold for as long as the copy exists, also in a process that it is passed to.
+//! A mapped file changes with every write to it, and one that shrinks under a mapping turns the next access into
+//! SIGBUS. A file that another process may rewrite at any time is therefore copied into a memfd whose content and
+//! length are sealed. Checks made on the copy stay valid for its lifetime, also in a process that receives it.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
@@ -16,12 +16,12 @@ use libc::{c_int, c_void};
 use crate::memory::{MemoryError, memfd};
 use crate::os::check;
 
-/// Nothing about the copy can change.
+/// Neither content, length nor seals of the copy can change.
 const SEALS: c_int =
     libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-/// Longest part of a file's name that the copy's name repeats, in characters.
+/// Longest part of the file's name used in the copy's name, in characters.
 const NAME_CHARS_MAX: usize = 40;
-/// Bytes that are copied at a time.
+/// Bytes copied at a time.
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// Why a file cannot be copied or a copy cannot be used.
@@ -30,7 +30,7 @@ pub enum CopyError {
     /// It cannot be opened or read.
     #[error(transparent)]
     Read(io::Error),
-    /// It is a folder, a FIFO, a device or a socket.
+    /// It is a directory, a FIFO, a device or a socket.
     #[error("it is a {0}, not a file")]
     NotAFile(&'static str),
     /// It is longer than allowed.
@@ -39,22 +39,22 @@ pub enum CopyError {
     /// It has no content.
     #[error("it is empty")]
     Empty,
-    /// Somebody writes to it.
+    /// It is being written to.
     #[error("it changed while it was read")]
     Changing,
-    /// There is no memory for the copy.
-    #[error("there is no memory for a copy of it: {0}")]
+    /// There is not enough memory for the copy.
+    #[error("not enough memory for a copy of it: {0}")]
     Memory(io::Error),
-    /// A descriptor that was passed is not such a copy.
+    /// The descriptor received is not such a copy.
     #[error("the descriptor is not a sealed copy")]
     NotSealed,
 }
 
-/// Opens a regular file for reading. Does not wait, whatever the path names.
+/// Opens a regular file for reading. Never blocks, whatever kind of file the path names.
 pub fn open_regular(path: &Path) -> Result<(File, Metadata), CopyError> {
-    // Without `O_NONBLOCK` the open of a FIFO waits for a writer.
+    // Without `O_NONBLOCK`, opening a FIFO waits for a writer.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
-    // The open of a device may do something, so what the path names is looked at before.
+    // Opening a device may have side effects, so the type is checked first.
     regular(&std::fs::metadata(path).map_err(CopyError::Read)?)?;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
     let file = file.map_err(CopyError::Read)?;
@@ -87,7 +87,7 @@ pub struct PrivateFile {
     len_bytes: usize,
 }
 
-// SAFETY: the mapping is read-only and its content is sealed, so every thread may read it.
+// SAFETY: the mapping is read-only and its content is sealed, so any thread may read it.
 unsafe impl Send for PrivateFile {}
 // SAFETY: as above.
 unsafe impl Sync for PrivateFile {}
@@ -123,7 +123,7 @@ impl PrivateFile {
         Self::seal(copy)
     }
 
-    /// A sealed file with this content, which another process can be passed.
+    /// A sealed file with this content, which can be passed to another process.
     pub fn of(name: &str, bytes: &[u8]) -> Result<Self, CopyError> {
         let mut file = File::from(memfd(&format!("serval:{name}"), 0).map_err(no_memory)?);
         file.write_all(bytes).map_err(CopyError::Memory)?;
@@ -170,8 +170,8 @@ impl PrivateFile {
 
     /// The content.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping has this length and lives as long as `self`; the seals keep content and length as they
-        // are, in every process.
+        // SAFETY: the mapping has this length and lives as long as `self`; the seals keep content and length
+        // constant in every process.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
     }
 }
@@ -184,7 +184,7 @@ impl AsFd for PrivateFile {
 
 impl Drop for PrivateFile {
     fn drop(&mut self) {
-        // SAFETY: the whole range is this value's own mapping, and the value is going away.
+        // SAFETY: the whole range belongs to this value, which is being dropped.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len_bytes) };
     }
 }
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_stays_as_it_was_whatever_happens_to_the_file_and_to_the_copy() {
+    fn a_copy_never_changes() {
         let folder = folder("stays");
         let path = folder.join("file");
         std::fs::write(&path, b"what was read").unwrap();
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_refused_without_waiting() {
+    fn anything_but_a_file_is_refused_without_blocking() {
         let folder = folder("refused");
         let path = folder.join("fifo");
         let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();

@@ -1,9 +1,9 @@
-//! What this host can do, for `serval doctor`: every capability with its state, the reason and the
+//! What this host supports, for `serval doctor`: every capability with its state, the reason and the
 //! remedy.
 //!
-//! A probe does the real thing in small wherever that is harmless (opens the socket, seals a page)
-//! and reads what the host kernel publishes otherwise. No probe loads an accelerator's driver:
-//! libraries are looked up, not opened.
+//! A probe performs the real operation on a small scale where that is harmless (opens the socket, seals a
+//! page), and otherwise reads what the host kernel reports. No probe loads an accelerator's driver:
+//! libraries are located, not opened.
 
 use std::env;
 use std::fmt;
@@ -21,14 +21,14 @@ use crate::os::{own, set_option, zeroed};
 use crate::process;
 use crate::socket_nic::{PortSpec, SocketNic, SocketOptions};
 
-/// How much of a capability there is.
+/// To what extent a capability is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Everything.
+    /// Fully available.
     Available,
-    /// It works, with less speed or capacity than it could.
+    /// Available with reduced speed or capacity.
     Degraded,
-    /// Not at all; Serval does without.
+    /// Unavailable; Serval works without it.
     Off,
 }
 
@@ -42,20 +42,20 @@ impl fmt::Display for State {
     }
 }
 
-/// One thing this host can or cannot do.
+/// One capability of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capability {
     /// Stable lower-case name.
     pub name: &'static str,
-    /// How much of it there is.
+    /// Its state.
     pub state: State,
     /// What was found.
     pub why: String,
-    /// How to get it; empty when there is nothing to do.
+    /// How to enable it; empty if there is nothing to do.
     pub remedy: String,
 }
 
-/// What a probe finds: the state, why, and the remedy.
+/// The result of a probe: the state, the reason, and the remedy.
 type Finding = (State, String, &'static str);
 /// A capability's name and its probe.
 type Probe = (&'static str, fn() -> Finding);
@@ -108,8 +108,12 @@ fn cores() -> Finding {
 
 fn numa() -> Finding {
     match numa_nodes().len() {
-        1 => (State::Available, "one node: nothing to place".into(), ""),
-        count => (State::Available, format!("{count} nodes: regions go to the worker's"), ""),
+        1 => (State::Available, "one node: no placement needed".into(), ""),
+        count => (
+            State::Available,
+            format!("{count} nodes: regions are allocated on the worker's node"),
+            "",
+        ),
     }
 }
 
@@ -123,12 +127,12 @@ fn sealed_memory() -> Finding {
 }
 
 fn huge_pages() -> Finding {
-    let remedy = "run on Linux 6.1 or newer: regions of many mqueues are slower without";
+    let remedy = "run on Linux 6.1 or newer: regions of many mqueues are slower without huge pages";
     match SharedMemory::create("serval:probe", 2 * HUGE_PAGE_BYTES, &RegionOptions::default()) {
         Ok(region) if region.pages() == Pages::Huge => {
-            (State::Available, "regions are gathered into pages of 2 MiB".into(), remedy)
+            (State::Available, "regions are collapsed into pages of 2 MiB".into(), remedy)
         }
-        Ok(_) => (State::Degraded, "this host kernel gathers none (MADV_COLLAPSE)".into(), remedy),
+        Ok(_) => (State::Degraded, "this host kernel lacks MADV_COLLAPSE".into(), remedy),
         Err(error) => (State::Off, error.to_string(), remedy),
     }
 }
@@ -138,7 +142,7 @@ fn hugetlb() -> Finding {
     let options = RegionOptions { hugetlb: true, ..RegionOptions::default() };
     match SharedMemory::create("serval:probe", page_bytes(), &options) {
         Ok(region) if region.pages() == Pages::Hugetlb => {
-            (State::Available, "a 2 MiB page could be had".into(), remedy)
+            (State::Available, "a 2 MiB page could be allocated".into(), remedy)
         }
         Ok(_) => (State::Off, "no free huge page; ordinary pages are used".into(), remedy),
         Err(error) => (State::Off, error.to_string(), remedy),
@@ -166,7 +170,7 @@ fn locked_memory() -> Finding {
 fn descriptors() -> Finding {
     const ENOUGH: u64 = 16_384 + 1024;
     let (soft, hard) = process::descriptor_limit();
-    let why = format!("{soft} now, {hard} at most (the engine raises it by itself)");
+    let why = format!("limit {soft}, hard limit {hard} (the engine raises it to the hard limit)");
     let state = if hard >= ENOUGH { State::Available } else { State::Degraded };
     (state, why, "raise `ulimit -Hn` above limits.connections, or lower limits.connections")
 }
@@ -212,21 +216,25 @@ fn udp_segmentation() -> Finding {
     let option = udp_option(libc::SOL_UDP, libc::UDP_SEGMENT, 1000);
     works(
         option,
-        "trains of datagrams leave in one message (UDP_SEGMENT)",
+        "batches of datagrams are sent as one message (UDP_SEGMENT)",
         "run on Linux 4.18 or newer",
     )
 }
 
 fn udp_receive_offload() -> Finding {
     let option = udp_option(libc::SOL_UDP, libc::UDP_GRO, 1);
-    works(option, "trains of datagrams arrive in one buffer (UDP_GRO)", "run on Linux 5.0 or newer")
+    works(
+        option,
+        "batches of datagrams are received in one buffer (UDP_GRO)",
+        "run on Linux 5.0 or newer",
+    )
 }
 
 fn drop_counts() -> Finding {
     let option = udp_option(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
     works(
         option,
-        "the host kernel reports what it dropped (SO_RXQ_OVFL)",
+        "the host kernel reports the datagrams it drops (SO_RXQ_OVFL)",
         "run on Linux 2.6.33 or newer",
     )
 }
@@ -284,13 +292,13 @@ fn cuda() -> Finding {
         (Some(path), true) => {
             (State::Available, format!("driver library {}", path.display()), remedy)
         }
-        // Some machines have the GPU elsewhere: whoever needs to know asks the driver.
+        // Some machines provide the GPU elsewhere; only the driver can tell.
         (Some(path), false) => {
-            let why = format!("driver library {}, and no /dev/nvidiactl", path.display());
+            let why = format!("driver library {}, but no /dev/nvidiactl", path.display());
             (State::Degraded, why, remedy)
         }
         (None, true) => {
-            (State::Off, "/dev/nvidiactl is there but libcuda.so.1 is not".into(), remedy)
+            (State::Off, "/dev/nvidiactl exists, but libcuda.so.1 does not".into(), remedy)
         }
         (None, false) => (State::Off, "no libcuda.so.1 and no /dev/nvidiactl".into(), remedy),
     }
@@ -304,8 +312,8 @@ fn ucx() -> Finding {
     }
 }
 
-/// Where the dynamic linker would find a library: LD_LIBRARY_PATH, then its cache, then the default
-/// folders. Nothing is loaded.
+/// Searches a library like the dynamic linker: LD_LIBRARY_PATH, then its cache, then the default
+/// directories. Nothing is loaded.
 fn find_library(name: &str) -> Option<PathBuf> {
     let listed = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let folders: Vec<_> = env::split_paths(&listed).collect();
@@ -349,7 +357,7 @@ mod tests {
             assert_eq!(silent, capability.state == State::Available, "{capability:?}");
         }
         let state = |name| found.iter().find(|capability| capability.name == name).unwrap().state;
-        // What Serval cannot do without.
+        // Serval requires these.
         assert_eq!(state("sealed-memory"), State::Available);
         assert_eq!(state("shared-ports"), State::Available);
         assert_eq!(state("drop-counts"), State::Available);

@@ -1,4 +1,4 @@
-//! This process and its limits, and who is at the other end of a Unix socket.
+//! This process and its limits, other processes, and the peer of a Unix socket.
 
 use std::fs;
 use std::io;
@@ -39,7 +39,7 @@ fn limit(resource: libc::__rlimit_resource_t) -> io::Result<libc::rlimit> {
     Ok(limit)
 }
 
-/// Who opened the other end of a Unix socket, as the host kernel vouches for it.
+/// The process at the other end of a Unix socket, as the host kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
     /// Process id at the time of connecting.
@@ -65,28 +65,28 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<PeerCredentials> {
             &raw mut len,
         )
     })?;
-    // A socket of another family answers with zeros and -1.
+    // A socket of another family returns zeros and -1.
     let process = u32::try_from(peer.pid).ok().filter(|&process| process != 0);
     let process = process.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTCONN))?;
     Ok(PeerCredentials { process, user: peer.uid, group: peer.gid })
 }
 
-/// From now on this process is killed when the thread that started it ends. A process whose parent has
-/// ended before the call is not killed: it must notice by other means.
+/// Has the host kernel kill this process when the thread that started it ends. If the parent ended before
+/// this call, this process is not killed and must notice by other means.
 pub fn end_with_parent() -> io::Result<()> {
     // SAFETY: no pointers.
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong) })
         .map(|_| ())
 }
 
-/// The command's process will run on `cores` (none: on any) and is killed when the thread that starts it
-/// ends, whatever that ended of. A program that takes on another user's rights is let go.
+/// The command's process will run on `cores` (empty: any) and is killed when the thread that starts it
+/// ends, for whatever reason. A set-user-ID program is not killed.
 pub fn tie(command: &mut Command, cores: &[usize]) {
     let cores = cores.to_vec();
     let starter = std::process::id();
     let tie = move || {
         end_with_parent()?;
-        // It may have ended in between, and then nobody would tell.
+        // The parent may have ended before the call, and then no signal would come.
         // SAFETY: no pointers; cannot fail.
         if unsafe { libc::getppid() } != starter as libc::pid_t {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
@@ -97,7 +97,7 @@ pub fn tie(command: &mut Command, cores: &[usize]) {
     unsafe { command.pre_exec(tie) };
 }
 
-/// The command's process may use `cpu_seconds` of processor time, after which it is killed, and leaves no core dump.
+/// Limits the command's process to `cpu_seconds` of CPU time, after which it is killed, and disables its core dumps.
 pub fn confine(command: &mut Command, cpu_seconds: u32) {
     let confine = move || {
         let most = libc::rlim_t::from(cpu_seconds);
@@ -113,7 +113,7 @@ pub fn confine(command: &mut Command, cpu_seconds: u32) {
     unsafe { command.pre_exec(confine) };
 }
 
-/// What a signal is called, such as `SIGSEGV`.
+/// The name of a signal, such as `SIGSEGV`.
 pub fn signal_name(signal: i32) -> String {
     let name = match signal {
         libc::SIGABRT => "SIGABRT",
@@ -135,27 +135,27 @@ pub fn signal_name(signal: i32) -> String {
     name.to_owned()
 }
 
-/// Ends this process at once, whatever its threads do: nothing is flushed, and no code of libraries runs.
+/// Ends this process immediately: nothing is flushed and no exit handlers run.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: no pointers; does not return.
     unsafe { libc::_exit(code) }
 }
 
-/// Asks a process to end in order (SIGTERM).
+/// Asks a process to terminate (SIGTERM).
 pub fn terminate(process: u32) -> io::Result<()> {
     let process = process_id(process)?;
     // SAFETY: no pointers.
     check(unsafe { libc::kill(process, libc::SIGTERM) }).map(|_| ())
 }
 
-/// Asks a process to read its configuration again (SIGHUP).
+/// Asks a process to reload its configuration (SIGHUP).
 pub fn reload(process: u32) -> io::Result<()> {
     let process = process_id(process)?;
     // SAFETY: no pointers.
     check(unsafe { libc::kill(process, libc::SIGHUP) }).map(|_| ())
 }
 
-/// Whether a child of this process has ended. It stays to be waited for, so its number is not used again yet.
+/// Whether a child of this process has ended. It is not reaped, so its process id is not reused yet.
 pub fn child_has_ended(process: u32) -> io::Result<bool> {
     // SAFETY: integers and a union of them, for which zero is a value.
     let mut found: libc::siginfo_t = unsafe { zeroed() };
@@ -166,14 +166,14 @@ pub fn child_has_ended(process: u32) -> io::Result<bool> {
     Ok(unsafe { found.si_pid() } != 0)
 }
 
-/// Ends every process of a group at once (SIGKILL); the group has the number of its first process.
+/// Kills every process of a process group (SIGKILL).
 pub fn kill_group(group: u32) -> io::Result<()> {
     let group = process_id(group)?;
     // SAFETY: no pointers.
     check(unsafe { libc::kill(-group, libc::SIGKILL) }).map(|_| ())
 }
 
-/// Zero, one and negative numbers would mean more processes than one, or all.
+/// Rejects zero, one and negative numbers, which would address several processes, or all.
 fn process_id(process: u32) -> io::Result<libc::pid_t> {
     let process = libc::pid_t::try_from(process).ok().filter(|&process| process > 1);
     process.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))
@@ -200,19 +200,19 @@ pub fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Bytes of this process that are in memory (VmRSS).
+/// Resident memory of this process in bytes (VmRSS).
 pub fn resident_bytes() -> u64 {
     kib_field("/proc/self/status", "VmRSS:").unwrap_or(0) << 10
 }
 
-/// Bytes the host could hand out without swapping (MemAvailable); `u64::MAX` where it does not say.
+/// Memory the host can allocate without swapping, in bytes (MemAvailable); `u64::MAX` if not reported.
 pub fn memory_available_bytes() -> u64 {
     kib_field("/proc/meminfo", "MemAvailable:").map_or(u64::MAX, |kib| kib << 10)
 }
 
 /// Descriptors this process has open.
 pub fn open_descriptors() -> usize {
-    // Reading the directory has one open itself.
+    // Reading the directory opens one descriptor itself.
     fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1))
 }
 
@@ -294,7 +294,7 @@ mod tests {
         assert!(memory_available_bytes() > 0);
         let before = open_descriptors();
         let _file = fs::File::open("/proc/self/status").unwrap();
-        // Other tests open and close descriptors at the same time, so only a lower bound is sure.
+        // Other tests open and close descriptors concurrently, so only a lower bound is certain.
         assert!(before >= 3 && open_descriptors() >= 3);
     }
 }

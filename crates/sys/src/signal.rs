@@ -1,4 +1,4 @@
-//! SIGTERM, SIGINT and SIGHUP as values that a main thread waits for.
+//! SIGTERM, SIGINT and SIGHUP as values that the main thread waits for.
 //!
 //! Built on the signal-hook crate rather than `signalfd`: that needs the signals blocked in every
 //! thread, and a blocked mask is inherited by the accelerator processes the engine launches, which
@@ -17,15 +17,15 @@ use signal_hook::iterator::exfiltrator::SignalOnly;
 /// A request to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// SIGTERM: drain and end.
+    /// SIGTERM: drain and exit.
     Terminate,
-    /// SIGINT (Ctrl-C): drain and end.
+    /// SIGINT (Ctrl-C): drain and exit.
     Interrupt,
-    /// SIGHUP: read the configuration again.
+    /// SIGHUP: reload the configuration.
     Reload,
 }
 
-/// The signals that arrived since [`Signals::install`], each kind at most once until it is taken.
+/// Signals received since [`Signals::install`], each kind at most once until it is taken.
 #[derive(Debug)]
 pub struct Signals {
     delivery: SignalDelivery<UnixStream, SignalOnly>,
@@ -33,7 +33,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Takes the three signals over from their default action, which is to end the process.
+    /// Replaces the default action of the three signals, which is to end the process.
     pub fn install() -> io::Result<Self> {
         let (read, write) = UnixStream::pair()?;
         let signals = [SIGTERM, SIGINT, SIGHUP];
@@ -41,7 +41,7 @@ impl Signals {
         Ok(Self { delivery, taken: VecDeque::new() })
     }
 
-    /// The next signal, or `None` when none came within `timeout` (for ever if `None`).
+    /// The next signal, or `None` if none arrived within `timeout` (no limit if `None`).
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Option<Signal>> {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
@@ -66,9 +66,9 @@ impl AsFd for Signals {
     }
 }
 
-/// From now on a write beyond the limit of a file's size (`ulimit -f`) fails with EFBIG and does not end the process by
-/// SIGXFSZ. (SIGPIPE is ignored by the Rust runtime.) The processes that this one starts inherit this, and it is wanted
-/// there: a kernel in a runtime or a trial, or a compiler, that writes too long a file gets the error and is not killed.
+/// Makes writes beyond the file size limit (`ulimit -f`) fail with EFBIG instead of ending the process by
+/// SIGXFSZ. (The Rust runtime already ignores SIGPIPE.) Child processes inherit this, which is intended: a kernel in a
+/// runtime or a trial, or a compiler, that writes too long a file gets the error and is not killed.
 pub fn ignore_file_size_signal() {
     // SAFETY: no pointers; SIG_IGN is a valid disposition for this signal, so the call cannot fail.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
@@ -85,7 +85,7 @@ fn from_number(number: i32) -> Option<Signal> {
 
 fn wait_readable(file: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<()> {
     let mut entry = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // Rounded up, so that the last fraction of a millisecond does not spin.
+    // Rounded up, so that a remainder below one millisecond does not spin.
     let ms = timeout.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(1 << 30) as i32);
     // SAFETY: `entry` is one pollfd and outlives the call.
     match crate::os::check(unsafe { libc::poll(&raw mut entry, 1, ms) }) {

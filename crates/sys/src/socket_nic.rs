@@ -13,24 +13,23 @@
 //!
 //! # What a poll costs
 //!
-//! A spinning worker (`sleep_ns == 0`) asks the host kernel as little as possible: every UDP port
-//! is reported on every poll, since trying to receive *is* the readiness question, and the epoll
-//! set is consulted on every poll only while streams are active. When they have been quiet it is
-//! consulted after [`QUIET_WORK_MAX`] units of other work, so that an idle TCP listener costs a
-//! busy UDP service about one percent. A sleep ends on a datagram, a stream event, a new connection
-//! or a [`Waker`].
+//! A spinning worker (`sleep_ns == 0`) makes as few system calls as possible: every UDP port is
+//! reported on every poll, since receiving *is* the readiness check, and the epoll set is polled
+//! every time only while streams are active. After they have been quiet it is polled once per
+//! [`QUIET_WORK_MAX`] units of other work, so that an idle TCP listener costs a busy UDP service
+//! about one percent. A sleep ends on a datagram, a stream event, a new connection or a [`Waker`].
 //!
 //! # Descriptor exhaustion
 //!
-//! When `accept` finds no descriptor free, a descriptor held in reserve is spent to accept the
-//! connection and reset it, so that clients learn at once and the backlog does not spin
+//! When `accept` finds no descriptor free, a reserved descriptor is closed to accept the connection
+//! and reset it, so that clients learn at once and the backlog does not spin
 //! ([`NicCounters::shed_connections`]).
 
 mod address;
 mod listen;
 mod poller;
+mod segment_batches;
 mod streams;
-mod trains;
 mod udp_receive;
 mod udp_send;
 
@@ -59,19 +58,19 @@ use udp_send::{Segmentation, Sender};
 
 /// Polls after the last stream event during which the epoll set is consulted every time.
 const ACTIVE_POLLS: u32 = 256;
-/// Units of other work between two looks at a quiet epoll set; see the module's text.
+/// Units of other work between two polls of a quiet epoll set; see the module's text.
 pub const QUIET_WORK_MAX: u32 = 64;
 /// Work of one received UDP buffer, in units of an empty poll (about 3 us against 0.3 us).
 const WORK_PER_BUFFER: u32 = 8;
-/// Connections one `accept` call sheds or skips before it lets the worker go on.
+/// Maximum number of connections that one `accept` call sheds or skips.
 const ACCEPT_TRIES_MAX: usize = 32;
-/// Polls before a listener that was short of descriptors is tried again without a reason.
+/// Polls after which a listener that lacked descriptors is retried unconditionally.
 const STALLED_POLLS: u32 = 1024;
-/// The longest sleep while a listener is short of descriptors.
+/// The longest sleep while a listener lacks descriptors.
 const STALLED_NS: u64 = 1_000_000;
-/// Tries of a receive that reports a pending socket error instead of datagrams.
+/// Retries of a receive that returns a pending socket error instead of datagrams.
 const RECEIVE_TRIES_MAX: usize = 4;
-/// Empty receives between two looks at the socket's drop counter.
+/// Empty receives between two reads of the socket's drop counter.
 const EMPTY_RECEIVES_PER_DROP_CHECK: u32 = 1024;
 
 /// One address to listen on. Displayed as `udp://127.0.0.1:9000`.
@@ -79,7 +78,7 @@ const EMPTY_RECEIVES_PER_DROP_CHECK: u32 = 1024;
 pub struct PortSpec {
     /// UDP or TCP.
     pub transport: Transport,
-    /// Where; port 0 lets the host kernel choose ([`SocketNic::local_addresses`] tells).
+    /// Address to bind; port 0 lets the host kernel choose (see [`SocketNic::local_addresses`]).
     pub address: SocketAddr,
 }
 
@@ -104,9 +103,9 @@ pub struct SocketOptions {
     pub send_buffer_bytes: usize,
     /// Connections waiting to be accepted, per listener; capped by `net.core.somaxconn`.
     pub backlog: c_int,
-    /// Receive trains of datagrams as one buffer where the host kernel can (`UDP_GRO`).
+    /// Receive batches of datagrams as one buffer if the host kernel can (`UDP_GRO`).
     pub receive_offload: bool,
-    /// Send trains of datagrams as one message where the host kernel can (`UDP_SEGMENT`).
+    /// Send batches of datagrams as one message if the host kernel can (`UDP_SEGMENT`).
     pub segmentation_offload: bool,
 }
 
@@ -122,7 +121,7 @@ impl Default for SocketOptions {
     }
 }
 
-/// An accepted TCP connection on its way to its worker.
+/// An accepted TCP connection that has not been adopted by a worker yet.
 #[derive(Debug)]
 pub struct AcceptedSocket(OwnedFd);
 
@@ -138,18 +137,18 @@ struct UdpPort {
     socket: OwnedFd,
     receive_offload: bool,
     segmentation: Segmentation,
-    /// The socket's running drop count when it was last reported.
+    /// The socket's running drop count at the last report.
     drops_seen: u32,
     empty_receives: u32,
-    /// Buffers that the next receive asks for.
+    /// Number of buffers for the next receive.
     slots: usize,
     stopped: bool,
 }
 
 struct TcpPort {
-    /// Closed by [`Nic::stop_listening`].
+    /// `None` after [`Nic::stop_listening`].
     listener: Option<OwnedFd>,
-    /// Connections wait although the last `accept` returned none; no further edge will say so.
+    /// Connections are pending although the last `accept` returned none; there will be no further edge.
     stalled: bool,
 }
 
@@ -160,7 +159,7 @@ enum Port {
     Closed,
 }
 
-/// An open port for one worker, on its way there.
+/// An open port that has not been added to a worker's NIC yet.
 #[derive(Debug)]
 pub struct OpenPort {
     socket: OwnedFd,
@@ -205,7 +204,7 @@ pub struct SocketNic {
     streams: Streams,
     receiver: Receiver,
     sender: Sender,
-    /// Spent and bought back when descriptors run out.
+    /// Closed and reopened when descriptors run out.
     reserve: Option<OwnedFd>,
     listening: bool,
     active_polls: u32,
@@ -230,7 +229,7 @@ impl SocketNic {
         self.specs.iter().map(|spec| spec.address).collect()
     }
 
-    /// Ends this NIC's sleeps from other threads.
+    /// Ends this NIC's sleeps, from any thread.
     pub fn waker(&self) -> Waker {
         self.poller.waker()
     }
@@ -295,24 +294,24 @@ impl SocketNic {
         }
         self.ports[place] = port;
         self.specs[place] = spec;
-        self.look_whether_listening();
+        self.update_listening();
         Ok(())
     }
 
-    /// A UDP port is neither reported nor ends a sleep any more.
-    fn let_be(&mut self, index: PortIndex) {
+    /// Stops reporting a UDP port and removes it from the sleep set.
+    fn stop_watching(&mut self, index: PortIndex) {
         if let Some(position) = self.sleeping_ports.iter().position(|port| *port == index) {
             self.sleeping_ports.remove(position);
             self.poller.forget_sleeping(position);
         }
     }
 
-    fn look_whether_listening(&mut self) {
+    fn update_listening(&mut self) {
         let listens = |port: &Port| matches!(port, Port::Tcp(tcp) if tcp.listener.is_some());
         self.listening = self.ports.iter().any(listens);
     }
 
-    /// Whether a spinning poll should consult the epoll set.
+    /// Whether a spinning poll should poll the epoll set.
     fn streams_due(&mut self) -> bool {
         if self.streams.open == 0 && !self.listening {
             return false;
@@ -326,7 +325,7 @@ impl SocketNic {
     }
 
     /// Translates `count` collected epoll events. New connections come last, so that a key closed
-    /// and given to one of them in the same turn cannot meet an event of its former stream.
+    /// and reused by one of them in the same turn cannot get an event of its former stream.
     fn translate(&mut self, count: usize, slept: bool, events: &mut Vec<Event>) {
         self.counters.epoll_calls += 1;
         self.quiet_work = 0;
@@ -369,7 +368,7 @@ impl SocketNic {
             stream.wants_room = true;
         }
         stream.hung_up |= broken || bits & libc::EPOLLRDHUP != 0;
-        // What arrived before a reset is read first; reading then tells of the reset.
+        // Data that arrived before a reset is read first; reading then reports the reset.
         if bits & libc::EPOLLERR != 0 && !stream.holds_input() {
             events.push(Event::Failed(key));
             return;
@@ -412,7 +411,7 @@ impl SocketNic {
         }
     }
 
-    /// Remembers that connections may be waiting although `accept` returned none.
+    /// Records that connections may be pending although `accept` returned none.
     fn stall(&mut self, port: PortIndex) {
         if let Some(Port::Tcp(tcp)) = self.ports.get_mut(usize::from(port)) {
             tcp.stalled = true;
@@ -420,8 +419,8 @@ impl SocketNic {
         }
     }
 
-    /// Accepts one connection with the reserved descriptor and resets it. False if there was none
-    /// to shed or nothing in reserve.
+    /// Accepts one connection with the reserved descriptor and resets it. False if none was pending
+    /// or the reserve is empty.
     fn shed_connection(&mut self, port: PortIndex) -> bool {
         if self.reserve.take().is_none() {
             return false;
@@ -524,8 +523,8 @@ impl Nic for SocketNic {
                     Some(libc::EAGAIN) => return None,
                     Some(libc::EMFILE | libc::ENFILE) if self.shed_connection(port) => {}
                     Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => break,
-                    // The connection died in the backlog (accept(2) lists the errors); the next may
-                    // live.
+                    // The connection died in the backlog (accept(2) lists the errors); try the next
+                    // one.
                     _ => {}
                 },
             }
@@ -559,7 +558,7 @@ impl Nic for SocketNic {
 
     fn close(&mut self, key: StreamKey, how: Close) {
         self.streams.close(key, how);
-        // A descriptor is free: try a listener that was short of one at the next poll.
+        // A descriptor is free: retry a listener that lacked one at the next poll.
         self.stalled_polls = self.stalled_polls.min(1);
     }
 
@@ -569,20 +568,20 @@ impl Nic for SocketNic {
 
     fn stop_port(&mut self, index: PortIndex) {
         match self.ports.get_mut(usize::from(index)) {
-            // Kept open: replies still leave from it.
+            // Kept open: replies are still sent from it.
             Some(Port::Udp(udp)) => udp.stopped = true,
             Some(Port::Tcp(tcp)) => tcp.listener = None,
             Some(Port::Closed) | None => return,
         }
-        self.let_be(index);
-        self.look_whether_listening();
+        self.stop_watching(index);
+        self.update_listening();
     }
 
     fn pause_port(&mut self, index: PortIndex, held: bool) {
-        // An edge of a listener is told once, and the worker keeps it.
+        // A listener's edge is reported once, and the worker remembers it.
         let Some(Port::Udp(udp)) = self.ports.get(usize::from(index)) else { return };
         if held || udp.stopped {
-            self.let_be(index);
+            self.stop_watching(index);
         } else if !self.sleeping_ports.contains(&index) {
             self.poller.watch_sleeping(udp.socket.as_fd());
             self.sleeping_ports.push(index);
@@ -592,7 +591,7 @@ impl Nic for SocketNic {
     fn close_port(&mut self, index: PortIndex) {
         self.stop_port(index);
         if let Some(Port::Udp(udp)) = self.ports.get(usize::from(index)) {
-            // Counters of a worker only grow.
+            // A worker's counters must not decrease.
             self.counters.segmentation_fallbacks += udp.segmentation.fallbacks;
         }
         if let Some(port) = self.ports.get_mut(usize::from(index)) {
@@ -643,7 +642,7 @@ impl UdpPort {
                     return received.slots;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // A pending error of the socket, consumed by reporting it, or an interruption.
+                // A pending socket error, cleared by returning it, or an interruption.
                 Err(_) => {}
             }
         }
@@ -656,8 +655,8 @@ impl UdpPort {
         0
     }
 
-    /// What was dropped since the last report. A message carries the count of when it was queued,
-    /// which may be older than one read directly.
+    /// Drops since the last report. A message carries the count at the time it was queued, which may
+    /// be older than one read directly.
     fn new_drops(&mut self, drops: u32) -> u32 {
         let new = drops.wrapping_sub(self.drops_seen);
         if new > u32::MAX / 2 {
@@ -693,7 +692,7 @@ fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, SocketAddr)> {
     }
 }
 
-/// A descriptor that means nothing, to be closed when one is needed.
+/// A placeholder descriptor, closed when one is needed.
 fn reserve_descriptor() -> io::Result<OwnedFd> {
     // SAFETY: no pointers.
     own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) })

@@ -1,16 +1,16 @@
-//! A tap: what crosses a worker's network, as a file that tcpdump and Wireshark read.
+//! A tap: records the traffic of a worker's network in a file for tcpdump and Wireshark.
 //!
-//! A [`Tap`] is a NIC around a NIC. It copies every datagram, and every read and write of a stream, with
-//! made-up headers (`tap/packet.rs`) into a chunk of memory; full chunks go to one writer thread through a
+//! A [`Tap`] is a NIC that wraps a NIC. It copies every datagram, and every read and write of a stream, with
+//! synthetic headers (`tap/packet.rs`) into a chunk of memory; full chunks go to one writer thread through a
 //! bounded channel and come back empty. A worker never waits: when no chunk is free, packets are
-//! counted as dropped and not copied. So a turn costs a copy and a checksum of its payloads more, and
-//! a clock reading for each batch. Without a tap the engine runs on the NIC itself and pays nothing.
+//! counted as dropped and not copied. A tap costs a turn a copy and a checksum of its payloads, and
+//! a clock read per batch. Without a tap the engine runs on the NIC itself and pays nothing.
 //!
 //! The file is a pcap file (draft-ietf-opsawg-pcap) with nanosecond times (magic 0xa1b23c4d) and raw IP
-//! packets (LINKTYPE_RAW). Outgoing packets are those handed to the host kernel; datagrams that wait for
-//! more to their clients stand where they were first given. This side's address of a connection to a backend
-//! is not known: 0.0.0.0 and a port that follows from the stream's key stand for it. Shared-memory ports
-//! have no packets.
+//! packets (LINKTYPE_RAW). Outgoing packets are recorded when they are handed to the host kernel; datagrams
+//! that are held back for a GSO batch are recorded at the first attempt. The local address of a connection to
+//! a backend is not known: it is recorded as 0.0.0.0 with a port derived from the stream's key. Shared-memory
+//! ports have no packets.
 
 mod packet;
 
@@ -32,43 +32,43 @@ use crate::socket_nic::{AcceptedSocket, OpenPort};
 use crate::time::realtime_ns;
 use packet::{ACK, FIN, HEADERS_MAX, Headers, PSH, RST, SEGMENT_BYTES_MAX, SYN};
 
-/// Bytes of a chunk, and chunks of a tap: what a worker can record while the file is slow.
+/// Bytes per chunk, and chunks per tap: how much a worker can record while the file is slow.
 const CHUNK_BYTES: usize = 256 << 10;
 const CHUNKS: usize = 16;
-/// Polls after which a chunk is handed over although it is not full.
+/// Polls after which a partially filled chunk is handed over.
 const POLLS_MAX: u32 = 4096;
 const FILE_HEADER_BYTES: u64 = 24;
 const RECORD_HEADER_BYTES: usize = 16;
 const MAGIC_NANOSECONDS: u32 = 0xa1b2_3c4d;
 const LINKTYPE_RAW: u32 = 101;
-/// Longest packet kept, in bytes (the most that readers accept).
+/// Longest packet recorded, in bytes (the maximum that readers accept).
 pub const SNAP_BYTES_MAX: u32 = 262_144;
 
 /// What to record, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TapOptions {
-    /// The file; an old one is overwritten.
+    /// The file; an existing one is overwritten.
     pub path: PathBuf,
     /// Bytes kept of each packet, headers included, in [64, [`SNAP_BYTES_MAX`]].
     pub snap_bytes: u32,
-    /// Bytes of the file; what comes later is counted and not kept.
+    /// Maximum size of the file; later packets are counted and not recorded.
     pub limit_bytes: u64,
 }
 
-/// What a tap came to.
+/// The result of a tap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TapReport {
     /// Packets in the file.
     pub packets: u64,
-    /// Packets that were seen and not kept: the file was too slow, or reached its limit.
+    /// Packets not recorded because the file was too slow or reached its limit.
     pub dropped: u64,
     /// Bytes of the file.
     pub bytes: u64,
-    /// The first error of writing; everything after it was dropped.
+    /// The first write error; all later packets were dropped.
     pub error: Option<String>,
 }
 
-/// Records on their way to the file; afterwards the memory goes home.
+/// Records for the file; the writer returns the memory to the recorder.
 struct Chunk {
     bytes: Vec<u8>,
     packets: u64,
@@ -83,12 +83,12 @@ enum Order {
 #[derive(Debug, Default)]
 struct Shared {
     dropped: AtomicU64,
-    /// Nothing is kept any more.
+    /// Recording has stopped.
     closed: AtomicBool,
     report: Mutex<TapReport>,
 }
 
-/// The file behind the taps of all workers.
+/// The file shared by the taps of all workers.
 #[derive(Debug)]
 pub struct TapFile {
     orders: SyncSender<Order>,
@@ -112,7 +112,7 @@ impl TapFile {
         Ok(Self { orders, shared, snap_bytes: snap_bytes as usize, thread })
     }
 
-    /// Puts a tap around a worker's NIC; `addresses` are those of its ports, in order.
+    /// Wraps a worker's NIC in a tap; `addresses` are those of its ports, in order.
     pub fn attach<N: Nic<Socket = AcceptedSocket>>(
         &self,
         nic: N,
@@ -136,10 +136,10 @@ impl TapFile {
         Tap { nic, recorder, addresses, flows: Vec::new() }
     }
 
-    /// Writes what the taps have handed over and ends the file. Taps should be gone by now: what they
-    /// still hold is lost.
+    /// Writes what the taps have handed over and closes the file. Taps should have been dropped: records that
+    /// they still hold are lost.
     pub fn finish(self) -> TapReport {
-        // Only a writer that is gone refuses, and its report is the last one.
+        // Sending fails only if the writer has ended, and then its report is final.
         let _ = self.orders.send(Order::Stop);
         let _ = self.thread.join();
         let report = self.shared.report.lock().unwrap_or_else(PoisonError::into_inner);
@@ -183,7 +183,7 @@ impl Writer {
             chunk.bytes.clear();
             chunk.packets = 0;
             let home = chunk.home.clone();
-            // A tap that is gone needs no memory.
+            // If the tap was dropped, the memory is freed.
             let _ = home.send(chunk);
         }
         if let Err(error) = self.file.flush() {
@@ -219,7 +219,7 @@ struct Recorder {
 }
 
 impl Recorder {
-    /// One packet, seen at `now_ns` since 1970.
+    /// Records one packet, at `now_ns` since 1970.
     fn record(
         &mut self,
         now_ns: u64,
@@ -247,7 +247,7 @@ impl Recorder {
         chunk.packets += 1;
     }
 
-    /// Whether there is a chunk with room for `len` bytes, which never is more than an empty one has.
+    /// Ensures a chunk with room for `len` bytes, which is at most an empty chunk's size.
     fn make_room(&mut self, len: usize) -> bool {
         if self.chunk.as_ref().is_some_and(|c| c.bytes.len() + len > CHUNK_BYTES) {
             self.hand_over();
@@ -275,27 +275,27 @@ impl Drop for Recorder {
     }
 }
 
-/// A stream as it is told in packets.
+/// The state from which a stream's packets are synthesised.
 #[derive(Clone, Copy, Debug)]
 struct Flow {
     transport: Transport,
     local: SocketAddr,
     peer: SocketAddr,
-    /// A connection that was begun here and is not there yet.
+    /// An outgoing connection that is not established yet.
     connecting: bool,
-    /// Sequence numbers of the next byte from here and from the peer.
+    /// Next sequence numbers of this side and of the peer.
     ours: u32,
     theirs: u32,
 }
 
-/// Who sends a packet.
+/// The sender of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum From {
     Here,
     Peer,
 }
 
-/// A NIC that records what crosses it. See the module's text.
+/// A NIC that records its traffic. See the module's text.
 pub struct Tap<N> {
     nic: N,
     recorder: Recorder,
@@ -405,10 +405,10 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
         let now_ns = realtime_ns();
         let bound = self.addresses[usize::from(port)];
         let unseen = batch.see();
-        for departure in &batch.waiting()[unseen] {
-            let local = SocketAddr::new(departure.local.unwrap_or(bound.ip()), bound.port());
-            let addresses = (local, departure.peer);
-            let payload = batch.payload(departure);
+        for datagram in &batch.waiting()[unseen] {
+            let local = SocketAddr::new(datagram.local.unwrap_or(bound.ip()), bound.port());
+            let addresses = (local, datagram.peer);
+            let payload = batch.payload(datagram);
             self.recorder.record(now_ns, addresses, packet::Transport::Udp, payload);
         }
         self.nic.send(port, batch)
@@ -421,7 +421,7 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
     fn adopt(&mut self, socket: AcceptedSocket, key: StreamKey) -> Result<(), NicError> {
         let addresses = socket.addresses();
         self.nic.adopt(socket, key)?;
-        // A connection that is gone already has no addresses, and nothing to tell.
+        // A connection that has already ended has no addresses and is not recorded.
         if let Ok((local, peer)) = addresses {
             let transport = Transport::Tcp;
             let flow = Flow { transport, local, peer, connecting: false, ours: 0, theirs: 0 };

@@ -1,4 +1,4 @@
-//! The clock of heartbeats and deadlines, and those of work done.
+//! The clock for heartbeats and deadlines, and CPU time clocks.
 
 /// Nanoseconds of CLOCK_MONOTONIC: the same in every process of this host, unlike
 /// [`std::time::Instant`], whose zero is unknown. About 20 ns a call (vDSO, no system call).
@@ -13,8 +13,8 @@ pub fn realtime_ns() -> u64 {
     read(libc::CLOCK_REALTIME)
 }
 
-/// Nanoseconds for which the threads of this process have computed, in user mode and in the host
-/// kernel, since it started.
+/// CPU time of all threads of this process since it started, in user mode and in the host kernel,
+/// in nanoseconds.
 pub fn process_cpu_ns() -> u64 {
     read(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
@@ -24,7 +24,7 @@ pub fn thread_cpu_ns() -> u64 {
     read(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// The clock of one thread's processor time, which other threads of the process can read.
+/// The CPU clock of one thread, readable by the other threads of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadClock(libc::clockid_t);
 
@@ -39,10 +39,10 @@ impl ThreadClock {
         }
     }
 
-    /// For how long the thread has computed, in user mode and in the host kernel; `None` once it has ended.
+    /// CPU time of the thread, in user mode and in the host kernel; `None` once it has ended.
     pub fn read(self) -> Option<std::time::Duration> {
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `now` outlives the call, which fails where there is no such thread.
+        // SAFETY: `now` outlives the call, which fails if the thread does not exist.
         match unsafe { libc::clock_gettime(self.0, &raw mut now) } {
             0 => Some(std::time::Duration::new(now.tv_sec as u64, now.tv_nsec as u32)),
             _ => None,
@@ -93,7 +93,7 @@ mod tests {
         while clock.read().unwrap() == start {}
         end.send(()).unwrap();
         thread.join().unwrap();
-        // Its number stays taken until the host kernel has let go of it.
+        // Its id stays taken until the host kernel has released it.
         while clock.read().is_some() {}
     }
 

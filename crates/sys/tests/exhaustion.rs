@@ -1,4 +1,4 @@
-//! Running out of descriptors. A process of its own, because the limit is the process's.
+//! Running out of descriptors. A separate test program, because the limit applies to the process.
 
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpStream};
@@ -21,7 +21,7 @@ fn set_descriptor_limit(limit: u64) {
     }
 }
 
-/// The lowest descriptor that is free.
+/// The lowest free descriptor.
 fn next_descriptor() -> u64 {
     std::fs::File::open("/dev/null").unwrap().as_raw_fd() as u64
 }
@@ -48,7 +48,7 @@ fn connections_are_shed_while_no_descriptor_is_free() {
     let mut nic = SocketNic::open(&[port], SocketOptions::default()).unwrap();
     let address = nic.local_addresses()[0];
 
-    // With the reserve: every waiting client is told at once.
+    // With the reserve, every waiting client is reset at once.
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| connect(address)).collect();
     set_descriptor_limit(next_descriptor());
     poll_for_connections(&mut nic, 0);
@@ -59,8 +59,8 @@ fn connections_are_shed_while_no_descriptor_is_free() {
         assert!(client.read(&mut [0; 8]).is_err(), "shed connections are reset");
     }
 
-    // Without it (the limit fell below descriptors already open): nothing can be shed, and the
-    // listener is tried again later without spinning.
+    // Without it (the limit fell below the number of open descriptors) nothing can be shed, and the
+    // listener is retried later without spinning.
     set_descriptor_limit(1 << 16);
     let mut client = connect(address);
     poll_for_connections(&mut nic, 1_000_000);
@@ -74,10 +74,10 @@ fn connections_are_shed_while_no_descriptor_is_free() {
     let before = Instant::now();
     nic.poll(1_000_000, &mut events);
     assert_eq!(events, [Event::Connections(0)]);
-    assert!(before.elapsed() >= Duration::from_millis(1), "nor does a sleep become a spin");
+    assert!(before.elapsed() >= Duration::from_millis(1), "a sleep does not turn into a spin");
     assert!(nic.accept(0).is_none());
 
-    // Descriptors are back: the client that waited is served, and the reserve is full again.
+    // Descriptors are free again: the waiting client is served, and the reserve is refilled.
     set_descriptor_limit(1 << 16);
     poll_for_connections(&mut nic, 1_000_000);
     let (socket, peer) = nic.accept(0).expect("a connection waits");

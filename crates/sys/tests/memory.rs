@@ -1,4 +1,4 @@
-//! Regions between two mappings and two processes' worth of trust.
+//! Shared regions: mappings, seals, and hostile descriptors.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -40,7 +40,7 @@ fn two_mappings_of_one_region_are_one_memory() {
     assert_eq!(word(view.as_ptr().cast_mut(), last).load(Ordering::Acquire), 42);
     assert_eq!(ours.base() as usize % 128, 0);
     drop(ours);
-    assert_eq!(word(theirs.base(), last).load(Ordering::Acquire), 42, "a mapping lives by itself");
+    assert_eq!(word(theirs.base(), last).load(Ordering::Acquire), 42, "mappings are independent");
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn descriptors_that_could_hurt_are_refused() {
         let error = SharedMemory::open(file, LIMIT, true).unwrap_err();
         assert!(matches!(error, MemoryError::NotARegion { .. }), "{what}: {error}");
     }
-    // Needs no huge page to be free: it is refused before it is mapped.
+    // Needs no free huge page: the descriptor is refused before it is mapped.
     let huge = memfd(sealable | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB, 2 << 20, all);
     let error = SharedView::open(std::os::fd::AsFd::as_fd(&huge), LIMIT).unwrap_err();
     assert!(error.to_string().contains("hugetlb"), "{error}");
@@ -101,7 +101,7 @@ fn descriptors_that_could_hurt_are_refused() {
 }
 
 #[test]
-fn huge_pages_are_used_or_done_without() {
+fn huge_pages_are_optional() {
     let options = RegionOptions { hugetlb: true, numa_node: Some(0), lock: false };
     let region = SharedMemory::create("huge", 3 << 20, &options).unwrap();
     word(region.base(), (3 << 20) - 8).store(1, Ordering::Relaxed);
@@ -113,7 +113,7 @@ fn huge_pages_are_used_or_done_without() {
     assert!(SharedMemory::open(copy_of(&region), LIMIT, true).is_ok());
 }
 
-/// Kilobytes of huge pages of the page cache that the mapping at `base` has, as the host kernel counts them.
+/// Huge pages of the page cache in the mapping at `base`, in KiB, as the host kernel counts them.
 fn huge_kilobytes(base: *const u8) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let start = format!("{:x}-", base as usize);
@@ -123,11 +123,11 @@ fn huge_kilobytes(base: *const u8) -> u64 {
 }
 
 #[test]
-fn a_large_region_lies_on_huge_pages_and_so_does_whoever_opens_it() {
+fn a_large_region_uses_huge_pages_in_every_mapping() {
     let region = create((9 << 20) + 4096);
     if region.pages() == Pages::Small {
         return println!(
-            "SKIPPED: this host kernel gathers no huge pages (MADV_COLLAPSE, Linux 6.1)"
+            "SKIPPED: this host kernel cannot collapse huge pages (MADV_COLLAPSE, Linux 6.1)"
         );
     }
     assert_eq!(region.pages(), Pages::Huge);
@@ -146,7 +146,7 @@ fn everything_is_resident_at_once() {
     let region = create(8 << 20);
     let pages = region.len_bytes() / page_bytes();
     let mut resident = vec![0u8; pages];
-    // SAFETY: the range is the region's, the vector has one byte per page of it.
+    // SAFETY: the range belongs to the region, and the vector has one byte per page of it.
     let ret =
         unsafe { libc::mincore(region.base().cast(), region.len_bytes(), resident.as_mut_ptr()) };
     assert_eq!(ret, 0);
@@ -154,7 +154,7 @@ fn everything_is_resident_at_once() {
 }
 
 #[test]
-fn impossible_sizes_and_names_are_errors_that_say_so() {
+fn impossible_sizes_and_names_are_clear_errors() {
     let options = RegionOptions::default();
     let create = |name: &str, len| SharedMemory::create(name, len, &options).unwrap_err();
     assert!(matches!(create("x", 0), MemoryError::Length { .. }));

@@ -7,7 +7,7 @@ use libc::{c_int, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 
 use crate::os::zeroed;
 
-/// Room for an IPv4 or IPv6 socket address, as the host kernel writes it.
+/// Storage for an IPv4 or IPv6 socket address in the host kernel's form.
 #[derive(Clone, Copy)]
 pub(super) union RawAddress {
     family: sa_family_t,
@@ -15,7 +15,7 @@ pub(super) union RawAddress {
     v6: sockaddr_in6,
 }
 
-/// The length to announce when the host kernel is to fill a [`RawAddress`].
+/// The length to pass when the host kernel fills in a [`RawAddress`].
 pub(super) const RAW_ADDRESS_LEN: socklen_t = size_of::<RawAddress>() as socklen_t;
 
 impl RawAddress {
@@ -52,7 +52,7 @@ impl RawAddress {
         }
     }
 
-    /// The address the host kernel wrote here; `None` for another family.
+    /// The address that the host kernel wrote; `None` for other families.
     #[inline]
     pub(super) fn to_std(self) -> Option<SocketAddr> {
         // SAFETY: every member starts with the family, and any bytes are a valid integer.

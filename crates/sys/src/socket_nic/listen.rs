@@ -1,9 +1,9 @@
-//! Opening ports: who else holds the address, sharing among workers, buffer sizes.
+//! Opening ports: detecting other owners of the address, sharing among workers, buffer sizes.
 //!
-//! Workers share a port by `SO_REUSEPORT`, but that option must not hide a stranger: a second
+//! Workers share a port by `SO_REUSEPORT`, but that option must not hide another program: a second
 //! engine of the same user would silently receive half of the traffic. So the first worker binds
-//! *without* it, which fails when anybody else holds the address, and sets it afterwards; Linux
-//! lets later sockets of the same user join a socket that acquired the option after its bind.
+//! *without* it, which fails if the address is in use, and sets it afterwards; Linux lets later
+//! sockets of the same user join a socket that acquired the option after its bind.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -47,24 +47,24 @@ pub enum OpenError {
         /// The port asked for.
         port: PortSpec,
     },
-    /// The address family is switched off.
+    /// The host kernel lacks the address family.
     #[error("{port}: this host kernel lacks the address family; listen on the other (IPv4, IPv6)")]
     NoSuchFamily {
         /// The port asked for.
         port: PortSpec,
     },
-    /// No descriptor is left.
+    /// The process has no free descriptor.
     #[error("no free file descriptor for {what}: raise `ulimit -n`")]
     Exhausted {
         /// What it was for.
         what: String,
     },
-    /// Anything else the host kernel said.
+    /// Any other error of the host kernel.
     #[error("{what}: {source}")]
     Host {
-        /// What was being done.
+        /// The operation that failed.
         what: String,
-        /// The host kernel's answer.
+        /// The error.
         source: io::Error,
     },
 }
@@ -92,9 +92,9 @@ impl OpenError {
 /// Whether a socket is the first on its address or joins the sockets of other workers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Claim {
-    /// Nobody else may hold the address.
+    /// No other socket may hold the address.
     First,
-    /// A socket of this process holds it already.
+    /// A socket of this process already holds it.
     Joining,
 }
 
@@ -138,8 +138,8 @@ fn open_udp(
         };
         set_option::<c_int>(socket.as_fd(), level, name, 1)?;
     }
-    // Counting what the host kernel dropped is part of the accounting identity; every kernel that
-    // has recvmmsg has it.
+    // The accounting identity needs the host kernel's drop count; every kernel that has recvmmsg
+    // provides it.
     set_option::<c_int>(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
     let bound = local_address(socket.as_fd())?;
     Ok((socket, bound))
@@ -151,10 +151,10 @@ fn open_tcp(
     options: &SocketOptions,
 ) -> io::Result<(OwnedFd, SocketAddr)> {
     let socket = socket(port.address, Transport::Tcp)?;
-    // Connections of an earlier life in TIME_WAIT must not block a restart; a listener still does.
+    // Connections of a previous run in TIME_WAIT must not block a restart; a listener still does.
     set_option::<c_int>(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
     bind(socket.as_fd(), port.address, claim)?;
-    // Accepted sockets inherit it: no call per connection.
+    // Inherited by accepted sockets: saves a call per connection.
     set_option::<c_int>(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
     // SAFETY: no pointers.
     check(unsafe { libc::listen(socket.as_raw_fd(), options.backlog) })?;
@@ -164,7 +164,7 @@ fn open_tcp(
 
 fn bind(socket: BorrowedFd<'_>, address: SocketAddr, claim: Claim) -> io::Result<()> {
     if address.is_ipv6() {
-        // So that 0.0.0.0 and [::] can be listed side by side and peers keep their own family.
+        // So that 0.0.0.0 and [::] can both be bound and peers keep their own family.
         set_option::<c_int>(socket, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
     }
     let share = || set_option::<c_int>(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1);
@@ -180,16 +180,16 @@ fn bind(socket: BorrowedFd<'_>, address: SocketAddr, claim: Claim) -> io::Result
     Ok(())
 }
 
-/// Asks for large buffers. Without CAP_NET_ADMIN the host kernel caps them at
+/// Requests large buffers. Without CAP_NET_ADMIN the host kernel caps them at
 /// `net.core.{r,w}mem_max`.
 pub(super) fn set_buffers(socket: BorrowedFd<'_>, options: &SocketOptions) {
     for (forced, capped, bytes) in [
         (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, options.receive_buffer_bytes),
         (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, options.send_buffer_bytes),
     ] {
-        // The host kernel doubles what it is told, for its book-keeping.
+        // The host kernel doubles the value, for its book-keeping.
         let bytes = c_int::try_from(bytes / 2).unwrap_or(c_int::MAX / 2);
-        // Best effort: a smaller buffer drops earlier, and what it drops is counted.
+        // Best effort: a smaller buffer drops earlier, and its drops are counted.
         let _ = set_option::<c_int>(socket, libc::SOL_SOCKET, forced, bytes)
             .or_else(|_| set_option::<c_int>(socket, libc::SOL_SOCKET, capped, bytes));
     }
@@ -209,7 +209,7 @@ pub(super) fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     raw.to_std().ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
 }
 
-/// How many datagrams the host kernel has dropped on this socket since it was opened, modulo 2^32.
+/// Datagrams that the host kernel dropped on this socket since it was opened, modulo 2^32.
 pub(super) fn drops(socket: BorrowedFd<'_>) -> Option<u32> {
     const SO_MEMINFO: c_int = 55;
     const SK_MEMINFO_DROPS: usize = 8;

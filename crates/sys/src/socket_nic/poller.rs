@@ -11,16 +11,16 @@ use libc::{c_int, epoll_event};
 use crate::local::Bell;
 use crate::os::{check, check_size, own};
 
-/// Events taken from the host kernel by one call.
+/// Maximum number of events per epoll call.
 const EVENTS_MAX: usize = 256;
 
-/// What an epoll event is about; travels through the host kernel as 64 bits.
+/// The source of an epoll event, packed into the event's 64 bits of user data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Stream(u32),
     Listener(u16),
     Waker,
-    /// A bell of another process; ringing it ends a sleep and says nothing else.
+    /// A wake-up from another process: it ends a sleep and carries no other information.
     Bell,
 }
 
@@ -57,7 +57,7 @@ pub struct Waker {
 struct WakerShared {
     epoll: OwnedFd,
     eventfd: OwnedFd,
-    /// The eventfd is signalled and the worker has not slept since.
+    /// The eventfd is signalled and the worker has not consumed it yet.
     pending: AtomicBool,
 }
 
@@ -71,16 +71,16 @@ impl Waker {
         Ok(Self { shared: Arc::new(WakerShared { epoll, eventfd, pending }) })
     }
 
-    /// From now on another process may end the worker's sleeps by ringing `bell`, and do nothing else
-    /// with it: each ring is an edge, and nobody reads the bell's count.
+    /// Lets another process end the worker's sleeps through `bell`. Each wake-up is an edge, and the
+    /// descriptor's count is never read.
     pub fn listen_to(&self, bell: &Bell) -> io::Result<()> {
         add(&self.shared.epoll, bell.as_fd(), Source::Bell, libc::EPOLLIN | libc::EPOLLET)
     }
 
-    /// Forgets a bell. Closing it is not enough while another process holds it.
+    /// Removes a wake-up descriptor. Closing it is not enough while another process holds it.
     pub fn forget(&self, bell: &Bell) {
-        // It fails only for a bell that was never listened to.
-        // SAFETY: a deletion looks at no event.
+        // Fails only for a descriptor that was never added.
+        // SAFETY: a deletion ignores the event.
         let _ = check(unsafe {
             libc::epoll_ctl(
                 self.shared.epoll.as_raw_fd(),
@@ -99,13 +99,13 @@ impl Waker {
             return;
         }
         let one = 1u64.to_ne_bytes();
-        // Fails only if the counter is full, in which case the worker is woken anyway.
+        // Fails only if the counter is full, and then the worker wakes up anyway.
         // SAFETY: `one` is 8 readable bytes.
         let _ =
             unsafe { libc::write(self.shared.eventfd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// The worker has woken up: the next `wake` signals again.
+    /// Called after waking up: the next `wake` signals again.
     fn consume(&self) {
         let mut count = [0u8; 8];
         // SAFETY: `count` is 8 writable bytes.
@@ -116,12 +116,12 @@ impl Waker {
     }
 }
 
-/// The epoll set and the arrays to sleep with.
+/// The epoll set and the arrays for a sleep.
 pub(super) struct Poller {
     ready: Vec<epoll_event>,
-    /// Holds the epoll set: bells are added to it from other threads.
+    /// Holds the epoll set, to which other threads add wake-up descriptors.
     waker: Waker,
-    /// The epoll set first, then the sockets watched by a sleep only.
+    /// The epoll set first, then the sockets polled only in a sleep.
     sleepers: Vec<libc::pollfd>,
 }
 
@@ -131,7 +131,7 @@ impl Poller {
         let mut poller =
             Self { ready: Vec::with_capacity(EVENTS_MAX), waker, sleepers: Vec::new() };
         poller.sleepers.push(pollfd(poller.waker.shared.epoll.as_fd()));
-        // Level-triggered: a wake that nobody consumed yet must end the next sleep as well.
+        // Level-triggered: a wake that was not consumed must end the next sleep as well.
         let eventfd = poller.waker.shared.eventfd.as_fd();
         poller.add(eventfd, Source::Waker, libc::EPOLLIN)?;
         Ok(poller)
@@ -151,12 +151,12 @@ impl Poller {
     }
 
     /// Lets a datagram on `socket` end a sleep. Such a socket is not in the epoll set: while the
-    /// worker spins, an arriving datagram then costs its sender no epoll book-keeping.
+    /// worker spins, senders then pay no epoll book-keeping per datagram.
     pub(super) fn watch_sleeping(&mut self, socket: BorrowedFd<'_>) {
         self.sleepers.push(pollfd(socket));
     }
 
-    /// Forgets the socket at this position of those added by [`Self::watch_sleeping`]; the others move up.
+    /// Removes the socket at this position among those of [`Self::watch_sleeping`]; later ones move up.
     pub(super) fn forget_sleeping(&mut self, position: usize) {
         self.sleepers.remove(1 + position);
     }
@@ -165,7 +165,7 @@ impl Poller {
         add(&self.waker.shared.epoll, file, source, events)
     }
 
-    /// Collects what is ready in the epoll set without sleeping; returns how many.
+    /// Collects ready events of the epoll set without sleeping; returns how many.
     pub(super) fn collect(&mut self) -> usize {
         self.epoll_wait(0)
     }
@@ -191,7 +191,7 @@ impl Poller {
             return 0;
         }
         for (position, sleeper) in self.sleepers[1..].iter().enumerate() {
-            // An error counts: receiving is what clears it.
+            // Errors count as ready: receiving clears them.
             if sleeper.revents != 0 {
                 on_socket(position);
             }
@@ -199,7 +199,7 @@ impl Poller {
         if self.sleepers[0].revents != 0 { self.collect() } else { 0 }
     }
 
-    /// One of the events just collected: what it is about and the EPOLL* bits.
+    /// One of the collected events: its source and the EPOLL* bits.
     pub(super) fn event(&self, position: usize) -> (Source, c_int) {
         let event = self.ready[position];
         (Source::unpack(event.u64), event.events as c_int)
@@ -215,7 +215,7 @@ impl Poller {
         self.ready.clear();
         let room = self.ready.spare_capacity_mut();
         // SAFETY: `room` has space for that many events; a null mask changes no signals. The plain
-        // call has no nanoseconds but is cheaper where none are needed.
+        // call has no nanosecond resolution but is cheaper when that is not needed.
         let count = unsafe {
             let events = room.as_mut_ptr().cast::<epoll_event>();
             let len = room.len() as c_int;
@@ -225,7 +225,7 @@ impl Poller {
                 epoll_pwait2(self.waker.shared.epoll.as_raw_fd(), events, len, &timeout)
             }
         };
-        // An interruption ends the sleep early, which the caller allows for.
+        // An interruption ends the sleep early, which the caller allows.
         let count = usize::try_from(count).unwrap_or(0);
         // SAFETY: the host kernel wrote `count` events.
         unsafe { self.ready.set_len(count) };

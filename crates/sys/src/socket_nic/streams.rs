@@ -15,30 +15,30 @@ use crate::os::{check, check_size, int_option, interrupted, set_option};
 
 /// Keys are indices into a table, so they are bounded.
 pub(super) const KEY_MAX: StreamKey = 1 << 20;
-/// Bytes of unread input that a graceful close throws away; see [`Streams::close`].
+/// Bytes of unread input that a graceful close discards; see [`Streams::close`].
 const DISCARD_BYTES_MAX: usize = 1 << 20;
 
 pub(super) struct Stream {
     socket: OwnedFd,
     pub(super) transport: Transport,
-    /// A [`wire::nic::Nic::connect`] whose outcome has not been reported.
+    /// A [`wire::nic::Nic::connect`] whose result has not been reported.
     pub(super) connecting: bool,
-    /// The last write found too little room; only then is a `Writable` event of interest.
+    /// The last write was short; only then is a `Writable` event reported.
     pub(super) wants_room: bool,
-    /// The peer will send nothing more (FIN or reset): there will be no further edge for reading.
+    /// The peer will send nothing more (FIN or reset): there will be no further read edge.
     pub(super) hung_up: bool,
-    /// A `Readable` event is owed, see [`Streams::take_owed`].
+    /// A `Readable` event is pending, see [`Streams::take_owed`].
     owed: bool,
 }
 
 impl Stream {
-    /// The outcome of a connection attempt, once epoll has reported the stream.
+    /// The result of a connection attempt, once epoll has reported the stream.
     pub(super) fn failed(&self) -> bool {
         let error = int_option(self.socket.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR);
         !matches!(error, Ok(0))
     }
 
-    /// Whether something that arrived before an error can still be read.
+    /// Whether data that arrived before an error can still be read.
     pub(super) fn holds_input(&self) -> bool {
         let mut bytes: c_int = 0;
         // SAFETY: FIONREAD writes one integer, which outlives the call.
@@ -48,25 +48,25 @@ impl Stream {
     }
 }
 
-/// So many UDP sockets get ports of their own, one after the other: a datagram for one that has been closed must not
-/// reach the next.
+/// Number of UDP sockets in a row that get distinct ports: a datagram for a closed socket must not reach the next
+/// one.
 const RECENT_PORTS: usize = 1024;
-/// Sockets that are held, because the host kernel gave them a recent port, until one has another.
+/// Sockets kept open because they got a recent port, until one gets another port.
 const PASSED_MAX: usize = 8;
 
 #[derive(Default)]
 pub(super) struct Streams {
     table: Vec<Option<Stream>>,
     pub(super) open: usize,
-    /// Ports of the last UDP sockets, in a circle.
+    /// Ports of the most recent UDP sockets, as a circular buffer.
     recent_ports: Vec<u16>,
     oldest_port: usize,
-    /// Streams that may be owed a `Readable` event.
+    /// Streams that may have a pending `Readable` event.
     owed: Vec<StreamKey>,
 }
 
 impl Streams {
-    /// Starts connecting; the socket is not in any epoll set yet. One for datagrams has a port that no recent one had.
+    /// Starts connecting; the socket is not in an epoll set yet. A UDP socket gets a port that no recent one had.
     pub(super) fn start(
         &mut self,
         to: SocketAddr,
@@ -149,8 +149,8 @@ impl Streams {
             return match got {
                 Ok(0) if stream.transport == Transport::Tcp => Read::Closed,
                 Ok(len) => {
-                    // A worker may take a short read for an empty stream. What follows a last byte
-                    // is the end, of which the host kernel has no more to tell.
+                    // A worker may take a short read for an empty stream. After the last byte comes the
+                    // end of the stream, for which epoll reports no further edge.
                     if len < into.len() && stream.hung_up && !stream.owed {
                         stream.owed = true;
                         self.owed.push(key);
@@ -196,15 +196,15 @@ impl Streams {
         }
     }
 
-    /// Whether [`Self::take_owed`] has something to say.
+    /// Whether [`Self::take_owed`] has events to report.
     pub(super) fn owes(&self) -> bool {
         !self.owed.is_empty()
     }
 
-    /// Reports the streams whose end is still to be read after a short read.
+    /// Reports the streams whose end has not been read yet after a short read.
     pub(super) fn take_owed(&mut self, events: &mut Vec<Event>) {
         for key in self.owed.drain(..) {
-            // Closed since then, and perhaps used again: a new stream is owed nothing.
+            // The stream may be closed and its key reused: a new stream has no pending event.
             let stream = self.table[key as usize].as_mut().filter(|stream| stream.owed);
             if let Some(stream) = stream {
                 stream.owed = false;
@@ -213,8 +213,8 @@ impl Streams {
         }
     }
 
-    /// Ends a stream. The host kernel answers a close with unread input by RST, which can destroy a
-    /// reply still on its way; so a graceful close first throws away what has arrived.
+    /// Closes a stream. The host kernel answers a close with unread input by RST, which can destroy a
+    /// reply in flight; so a graceful close first discards the input received so far.
     pub(super) fn close(&mut self, key: StreamKey, how: Close) {
         let Some(stream) = self.table.get_mut(key as usize).and_then(Option::take) else {
             return;
@@ -225,7 +225,7 @@ impl Streams {
         }
         match how {
             Close::Graceful => {
-                // SAFETY: with MSG_TRUNC a TCP receive discards and never writes to the buffer.
+                // SAFETY: with MSG_TRUNC a TCP receive discards data and never writes to the buffer.
                 let _ = unsafe {
                     libc::recv(
                         stream.socket.as_raw_fd(),
@@ -240,10 +240,10 @@ impl Streams {
     }
 }
 
-/// Makes the coming close send RST and leave no TIME_WAIT behind.
+/// Makes the next close send RST and leave no TIME_WAIT state.
 pub(super) fn reset_on_close(socket: BorrowedFd<'_>) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    // A failure means FIN instead of RST, nothing worse.
+    // If this fails, FIN is sent instead of RST.
     let _ = set_option(socket, libc::SOL_SOCKET, libc::SO_LINGER, linger);
 }
 
@@ -272,7 +272,7 @@ mod tests {
 
     use super::*;
 
-    /// The host kernel alone would give one of them the port of an earlier one, as a rule.
+    /// The host kernel alone would usually reuse the port of an earlier one.
     #[test]
     fn recent_ports_are_not_given_again() {
         let there = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

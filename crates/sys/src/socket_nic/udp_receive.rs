@@ -1,9 +1,9 @@
-//! Batched UDP receive: one `recvmmsg` for up to [`SLOTS`] buffers, each possibly a GRO train; for fewer while trains are
-//! so long that one call would bring more than [`DATAGRAMS_AIM`] datagrams, for which the worker's other ports wait.
+//! Batched UDP receive: one `recvmmsg` for up to [`SLOTS`] buffers, each possibly a GRO batch; for fewer buffers while
+//! batches are so long that one call would return more than [`DATAGRAMS_AIM`] datagrams and delay the worker's other ports.
 //!
-//! With `UDP_GRO` the host kernel hands over a train of equal datagrams of one sender as one buffer
-//! and a segment size; it is cut back into datagrams here (the last may be shorter). `SO_RXQ_OVFL`
-//! adds the socket's running count of dropped datagrams to every message once it is not zero.
+//! With `UDP_GRO` the host kernel returns equal-sized datagrams of one sender as one buffer and a segment
+//! size; it is split back into datagrams here (the last may be shorter). `SO_RXQ_OVFL` adds the
+//! socket's running count of dropped datagrams to every message once it is not zero.
 
 use std::io;
 use std::net::IpAddr;
@@ -18,29 +18,29 @@ use crate::os::{check, zeroed};
 
 /// Buffers filled by one call.
 pub(super) const SLOTS: usize = 64;
-/// About as many datagrams one call may bring, while trains stay as long as they are.
+/// Target number of datagrams per call, assuming that batches keep their current length.
 const DATAGRAMS_AIM: usize = 1024;
-/// A GRO train is up to 64 KiB; in a smaller buffer its tail would be lost.
+/// A GRO batch is up to 64 KiB; a smaller buffer would truncate it.
 pub(super) const GRO_SLOT_BYTES_MIN: usize = 65_536;
 /// Room for GRO size (24), overflow count (24) and packet destination (40), in 8-byte words.
 const CONTROL_WORDS: usize = 12;
 
-/// The arrays `recvmmsg` needs, set up once; shared by all UDP ports of a worker.
+/// The arrays for `recvmmsg`, set up once; shared by all UDP ports of a worker.
 pub(super) struct Receiver {
     headers: Vec<mmsghdr>,
     iovecs: Vec<iovec>,
     peers: Vec<RawAddress>,
     #[expect(dead_code, reason = "owns what the headers point to")]
     controls: Vec<[u64; CONTROL_WORDS]>,
-    /// Headers the last call wrote lengths into; the others are still as set up.
+    /// Headers that the last call modified; the others are still as initialised.
     used: usize,
 }
 
-// SAFETY: the raw pointers inside `headers` and `iovecs` lead into this value's own vectors, or are
+// SAFETY: the raw pointers inside `headers` and `iovecs` point into this value's own vectors, or are
 // overwritten before every use (`iovecs`); nothing is tied to a thread.
 unsafe impl Send for Receiver {}
 
-/// What one call found.
+/// The result of one call.
 pub(super) struct Received {
     /// Buffers filled.
     pub(super) slots: usize,
@@ -48,7 +48,7 @@ pub(super) struct Received {
     pub(super) drops: Option<u32>,
 }
 
-/// The parts of a message's control buffer that matter here.
+/// The control messages of interest.
 #[derive(Default)]
 struct Control {
     segment_bytes: Option<u32>,
@@ -129,7 +129,7 @@ impl Receiver {
         }
     }
 
-    /// Cuts one filled buffer into datagrams.
+    /// Splits one filled buffer into datagrams.
     fn unpack(&self, slot: usize, slot_bytes: usize, control: &Control, batch: &mut RxBatch) {
         let header = &self.headers[slot];
         let Some(peer) = self.peers[slot].to_std() else {
@@ -160,7 +160,7 @@ impl Receiver {
         let mut found = Control::default();
         let header = &raw const self.headers[slot].msg_hdr;
         // SAFETY: the header describes `controls[slot]`, which the host kernel has just filled with
-        // well-formed control messages of `msg_controllen` bytes in all; the macros stay inside.
+        // well-formed control messages of `msg_controllen` bytes in total; the macros stay inside.
         unsafe {
             let mut message = libc::CMSG_FIRSTHDR(header);
             while !message.is_null() {
@@ -192,7 +192,7 @@ impl Receiver {
     }
 }
 
-/// How many buffers the next call asks for, when the last one filled `used` with `datagrams`.
+/// Number of buffers for the next call, after one that filled `used` buffers with `datagrams`.
 pub(super) fn slots_after(used: usize, datagrams: usize) -> usize {
     match datagrams {
         0 => SLOTS,

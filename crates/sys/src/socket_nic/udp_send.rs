@@ -1,10 +1,10 @@
-//! Batched UDP send: one `sendmmsg` for up to [`MESSAGES`] messages, each possibly a GSO train.
+//! Batched UDP send: one `sendmmsg` for up to [`MESSAGES`] messages, each possibly a GSO batch.
 //!
-//! Departures of the same length between the same two addresses leave as one message with
-//! `UDP_SEGMENT` (the last may be shorter), which the host kernel carries through its stack once; which
-//! they are is the business of `trains.rs`. Their payloads stay where they are: a message names them piece
-//! by piece. A train that the route cannot carry (segments over the MTU, no checksum offload) is sent again
-//! one by one, and the sender remembers what it learned. Every departure is either sent or refused.
+//! Datagrams of the same length between the same two addresses leave as one message with
+//! `UDP_SEGMENT` (the last may be shorter), which passes through the host kernel's stack once;
+//! `segment_batches.rs` selects them. Payloads are not copied: a message has an iovec for each
+//! piece. A batch that the route cannot carry (segments over the MTU, no checksum offload) is resent
+//! datagram by datagram, and the sender remembers the limit. Every datagram is either sent or refused.
 
 use std::io;
 use std::mem::size_of;
@@ -16,28 +16,28 @@ use libc::{c_int, iovec, mmsghdr};
 use wire::nic::{SendOutcome, TxBatch, TxDatagram, UDP_PAYLOAD_MAX};
 
 use super::address::{RawAddress, in_addr, in6_addr};
-use super::trains::{SEGMENTS_MAX, Trains, front_train};
+use super::segment_batches::{SEGMENTS_MAX, SegmentBatches, front_batch};
 use crate::os::{check, interrupted, zeroed};
 
 /// Messages of one call.
 const MESSAGES: usize = 64;
-/// Pieces of payload in one call; a train has one for each of its segments at most.
+/// Pieces of payload per call; a batch has at most one for each of its segments.
 const PIECES: usize = 1024;
 /// Room for the source address (40) and the segment size (24), in 8-byte words.
 const CONTROL_WORDS: usize = 8;
-/// Tries of a call that reports the trouble of an earlier datagram (an ICMP answer) instead of its
+/// Retries of a call that returns the error of an earlier datagram (an ICMP error) instead of its
 /// own.
 const STALE_ERRORS_MAX: usize = 8;
 
 /// The largest payload that fits an Ethernet frame over IPv6 and IPv4 (1500 - 40 - 8 bytes).
 const ETHERNET_PAYLOAD: u32 = 1452;
 
-/// What a port has learned about segmentation offload.
+/// Known limits of segmentation offload on a port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segmentation {
-    /// Largest segment to try; 0 when trains are off.
+    /// Largest segment to try; 0 when segmentation is off.
     segment_bytes_max: u32,
-    /// Trains the host kernel refused.
+    /// Batches that the host kernel refused.
     pub(super) fallbacks: u64,
 }
 
@@ -46,7 +46,7 @@ impl Segmentation {
         Self { segment_bytes_max: if enabled { UDP_PAYLOAD_MAX as u32 } else { 0 }, fallbacks: 0 }
     }
 
-    /// Learns from a refused train of segments of `len` bytes.
+    /// Adjusts the limits after a refused batch of segments of `len` bytes.
     fn refused(&mut self, len: u32, code: Option<i32>) {
         self.fallbacks += 1;
         match code {
@@ -65,16 +65,16 @@ impl Segmentation {
 /// The arrays `sendmmsg` needs; shared by all UDP ports of a worker.
 pub(super) struct Sender {
     headers: Vec<mmsghdr>,
-    /// The pieces of payload of all messages, one message after the other.
+    /// The pieces of payload of all messages, in order of messages.
     pieces: Vec<iovec>,
     peers: Vec<RawAddress>,
     controls: Vec<[u64; CONTROL_WORDS]>,
-    /// Departures in each message.
+    /// Datagrams in each message.
     counts: Vec<usize>,
-    trains: Trains,
+    segment_batches: SegmentBatches,
 }
 
-// SAFETY: the raw pointers inside lead into this value's own vectors, or are overwritten before
+// SAFETY: the raw pointers inside point into this value's own vectors, or are overwritten before
 // every use (`pieces`); nothing is tied to a thread.
 unsafe impl Send for Sender {}
 
@@ -92,7 +92,7 @@ impl Sender {
             headers.push(header);
         }
         let counts = vec![0; MESSAGES];
-        Self { headers, pieces, peers, controls, counts, trains: Trains::new() }
+        Self { headers, pieces, peers, controls, counts, segment_batches: SegmentBatches::new() }
     }
 
     /// Sends from the front of `batch` until it is empty or the socket is full.
@@ -103,14 +103,14 @@ impl Sender {
         segmentation: &mut Segmentation,
     ) -> SendOutcome {
         let mut outcome = SendOutcome::default();
-        // Departures at the front to send one by one: those of a train that was refused, which
-        // teaches something about trains only if its first departure alone is then accepted.
+        // Datagrams at the front to send one by one: those of a refused batch. The refusal was due to
+        // segmentation only if the first of them is then accepted alone.
         let mut single = 0;
         let mut suspect = None;
         let mut stale_errors = 0;
         let (longest, patient) = (segmentation.segment_bytes_max, batch.is_patient());
         if longest > 0 {
-            outcome.kept = self.trains.arrange(batch.waiting_mut(), longest, patient);
+            outcome.kept = self.segment_batches.arrange(batch.waiting_mut(), longest, patient);
         }
         while batch.waiting().len() > outcome.kept {
             let leaving = batch.waiting().len() - outcome.kept;
@@ -119,10 +119,10 @@ impl Sender {
                 Ok(accepted) => {
                     let whole = mutants::on("skip_after_partial_send");
                     let through = if whole { messages } else { accepted };
-                    let departures = self.counts[..through].iter().sum();
-                    batch.advance(departures);
-                    outcome.sent += departures;
-                    single = single.saturating_sub(departures);
+                    let sent = self.counts[..through].iter().sum();
+                    batch.advance(sent);
+                    outcome.sent += sent;
+                    single = single.saturating_sub(sent);
                     if let Some((len, code)) = suspect.take() {
                         segmentation.refused(len, code);
                     }
@@ -164,7 +164,7 @@ impl Sender {
         Ok(accepted as usize)
     }
 
-    /// Writes the headers for the departures at the front of `batch`, at most `leaving`; returns how many messages.
+    /// Writes the headers for at most `leaving` datagrams at the front of `batch`; returns the number of messages.
     fn prepare(
         &mut self,
         batch: &TxBatch,
@@ -175,12 +175,12 @@ impl Sender {
         let waiting = &batch.waiting()[..leaving];
         let (mut at, mut message, mut piece) = (0, 0, 0);
         while at < waiting.len() && message < MESSAGES && piece + SEGMENTS_MAX <= PIECES {
-            let trains = at >= single;
-            let longest = if trains { limits.segment_bytes_max } else { 0 };
-            let count = front_train(&waiting[at..], longest);
+            let segmented = at >= single;
+            let longest = if segmented { limits.segment_bytes_max } else { 0 };
+            let count = front_batch(&waiting[at..], longest);
             let run = &waiting[at..at + count];
             let first = piece;
-            piece = self.name_pieces(first, batch, run);
+            piece = self.write_iovecs(first, batch, run);
             let header = &mut self.headers[message].msg_hdr;
             header.msg_iov = &raw mut self.pieces[first];
             header.msg_iovlen = (piece - first) as _;
@@ -192,10 +192,10 @@ impl Sender {
         message
     }
 
-    /// Names the payload of a train, from piece `at` on: one piece for what lies together. Returns
-    /// the piece behind the last.
-    fn name_pieces(&mut self, mut at: usize, batch: &TxBatch, train: &[TxDatagram]) -> usize {
-        let mut rest = train;
+    /// Writes the iovecs of a message, starting at `at`: one per contiguous piece of payload. Returns
+    /// the index after the last.
+    fn write_iovecs(&mut self, mut at: usize, batch: &TxBatch, datagrams: &[TxDatagram]) -> usize {
+        let mut rest = datagrams;
         while let Some(first) = rest.first() {
             let mut end = first.offset;
             let adjacent = |next: &&TxDatagram| {
@@ -204,7 +204,7 @@ impl Sender {
                 adjacent
             };
             rest = &rest[rest.iter().take_while(adjacent).count()..];
-            // Borrowed as one slice so that a wrong offset is a panic here, not a read elsewhere.
+            // Borrowed as one slice so that a wrong offset panics here instead of reading elsewhere.
             let payload = &batch.bytes()[first.offset as usize..end as usize];
             self.pieces[at] =
                 iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
@@ -213,7 +213,7 @@ impl Sender {
         at
     }
 
-    /// Writes where a message goes and comes from, and where it is cut up.
+    /// Sets a message's destination, source and segment size.
     fn address(&mut self, slot: usize, first: &TxDatagram, segment: Option<u16>) {
         let (peer, peer_len) = RawAddress::from_std(&first.peer);
         self.peers[slot] = peer;
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_train_does_not_take_along_what_waits() {
+    fn a_refused_batch_does_not_resend_held_back_datagrams() {
         let from = UdpSocket::bind("127.0.0.1:0").unwrap();
         set_option::<c_int>(from.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
         let readers = [0; 2].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
@@ -310,7 +310,7 @@ mod tests {
                 batch.more_follows();
             }
         }
-        // The first of the second reader's are as many as a train may have that waits.
+        // The second reader's first datagrams are as many as a batch that waits may have.
         let mut learned = Segmentation::new(true);
         let mut sender = Sender::new();
         batch.set_patient(true);
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(outcome.sent + outcome.kept, kept);
         assert_eq!((batch.waiting().len(), outcome.refused), (outcome.kept, 0));
         assert!(learned.fallbacks > 0);
-        // Now that trains are known not to work nothing waits for them.
+        // Segmentation is now known to fail, so nothing waits for a batch.
         let outcome = sender.send(from.as_fd(), &mut batch, &mut learned);
         assert_eq!((outcome.kept, batch.is_empty()), (0, true));
         let mut bytes = [0; 200];
@@ -332,10 +332,10 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_train_is_sent_one_by_one_and_remembered() {
+    fn a_refused_batch_is_sent_one_by_one_and_remembered() {
         let from = UdpSocket::bind("127.0.0.1:0").unwrap();
         let reader = UdpSocket::bind("127.0.0.1:0").unwrap();
-        // A socket without checksums cannot send trains: EINVAL, as for a segment over the MTU.
+        // A socket without checksums cannot segment: EINVAL, as for a segment over the MTU.
         set_option::<c_int>(from.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
         let mut learned = Segmentation::new(true);
         let lens = [100, 100, 100, 70, 5, 1600, 1600, 9];
@@ -344,6 +344,6 @@ mod tests {
         assert!(refusals > 0);
         let lens = [100; 150];
         assert_eq!(send(&from, &reader, &lens, &mut learned), lens);
-        assert_eq!(learned.fallbacks, refusals, "trains of 100 bytes are not tried again");
+        assert_eq!(learned.fallbacks, refusals, "batches of 100 bytes are not tried again");
     }
 }

@@ -1,8 +1,8 @@
-//! Packets as they could have been on the wire: IP, UDP and TCP headers around a payload.
+//! Synthetic packets: IP, UDP and TCP headers around a payload.
 //!
-//! The tap sees payloads and addresses, not packets: headers are made up from them (RFC 791, 8200,
-//! 768, 9293), with right lengths and checksums. TCP segments are numbered from 1 in each direction and
-//! acknowledge all that was seen before; windows, options and retransmissions are not known.
+//! The tap sees payloads and addresses, not packets: it derives headers from them (RFC 791, 8200,
+//! 768, 9293), with correct lengths and checksums. TCP sequence numbers start at 1 in each direction, and
+//! segments acknowledge everything seen so far; windows, options and retransmissions are not known.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -21,14 +21,14 @@ pub(super) const RST: u8 = 0x04;
 pub(super) const PSH: u8 = 0x08;
 pub(super) const ACK: u8 = 0x10;
 
-/// What stands between IP and payload.
+/// The transport header.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Transport {
     Udp,
     Tcp { flags: u8, sequence: u32, acknowledged: u32 },
 }
 
-/// The headers of one packet, ready to be written.
+/// The headers of one packet in wire format.
 #[derive(Debug)]
 pub(super) struct Headers {
     bytes: [u8; HEADERS_MAX],
@@ -36,7 +36,7 @@ pub(super) struct Headers {
 }
 
 impl Headers {
-    /// Headers for `payload` on its way from `source` to `target`.
+    /// Headers for `payload` from `source` to `target`.
     pub(super) fn new(
         source: SocketAddr,
         target: SocketAddr,
@@ -68,7 +68,7 @@ impl Headers {
         };
         let sum = pseudo + sum_of(&headers.bytes[start..headers.len]) + sum_of(payload);
         let checksum = match (transport, fold(sum)) {
-            // A UDP checksum of 0 would say that there is none.
+            // A UDP checksum of 0 means that there is none.
             (Transport::Udp, 0) => 0xffff,
             (_, checksum) => checksum,
         };

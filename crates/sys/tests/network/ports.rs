@@ -1,4 +1,4 @@
-//! Claiming, sharing and giving up ports.
+//! Claiming, sharing and releasing ports.
 
 use std::collections::HashSet;
 use std::io::Read as _;
@@ -16,10 +16,10 @@ fn refusal(port: PortSpec) -> OpenError {
 }
 
 #[test]
-fn an_address_somebody_holds_is_refused_with_its_name() {
+fn an_address_in_use_is_refused_by_name() {
     let udp_holder = UdpSocket::bind("127.0.0.1:0").unwrap();
     let tcp_holder = TcpListener::bind("[::1]:0").unwrap();
-    // An engine of the same user, which has SO_REUSEPORT set, is a stranger as well.
+    // An engine of the same user, with SO_REUSEPORT set, is refused as well.
     let (_engine, held) = open(&[udp("0.0.0.0:0"), tcp("127.0.0.1:0")]);
     for port in [
         udp(&udp_holder.local_addr().unwrap().to_string()),
@@ -45,7 +45,7 @@ fn an_address_of_another_host_is_refused() {
 
 #[test]
 fn families_and_transports_share_a_port_number() {
-    // Somebody else may take the number between finding it free and using it.
+    // Another program may take the number between choosing and using it.
     retry(|| {
         let (nic, addresses) = open(&[udp("0.0.0.0:0")]);
         let number = addresses[0].port();
@@ -106,7 +106,7 @@ fn a_port_is_free_again_after_its_connections_ended_here() {
         let (mut nic, addresses) = open(&[tcp("127.0.0.1:0")]);
         let mut client = TcpStream::connect(addresses[0]).unwrap();
         accept_as(&mut nic, 0, 1);
-        // The side that closes first keeps TIME_WAIT.
+        // The side that closes first keeps the TIME_WAIT state.
         nic.close(1, Close::Graceful);
         assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
         drop((client, nic));

@@ -1,4 +1,4 @@
-//! Polling: what a spinning poll costs, what ends a sleep.
+//! Polling: the cost of a spinning poll, and the events that end a sleep.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -22,7 +22,7 @@ fn spinning_reports_every_udp_port_and_sleeping_only_ready_ones() {
     let mut events = Vec::new();
     nic.poll(0, &mut events);
     assert_eq!(events, [Event::Datagrams(0), Event::Datagrams(1)]);
-    assert_eq!(nic.counters().epoll_calls, 0, "no streams, no call");
+    assert_eq!(nic.counters().epoll_calls, 0, "no epoll call without streams");
     udp_client(addresses[1]).send(b"x").unwrap();
     nic.poll(LONG_NS, &mut events);
     assert_eq!(events, [Event::Datagrams(1)]);
@@ -32,7 +32,7 @@ fn spinning_reports_every_udp_port_and_sleeping_only_ready_ones() {
 }
 
 #[test]
-fn a_held_port_ends_no_sleep_until_it_is_taken_up_again() {
+fn a_paused_port_ends_no_sleep_until_it_is_resumed() {
     let (mut nic, addresses) = open(&[udp("127.0.0.1:0"), udp("127.0.0.1:0")]);
     let mut events = Vec::new();
     let (held, other) = (udp_client(addresses[0]), udp_client(addresses[1]));
@@ -42,7 +42,7 @@ fn a_held_port_ends_no_sleep_until_it_is_taken_up_again() {
     assert_eq!(events, [Event::Datagrams(1)]);
     held.send(b"waits").unwrap();
     nic.poll(1_000_000, &mut events);
-    assert_eq!(events, [], "what waits ends no sleep");
+    assert_eq!(events, [], "a pending datagram of a paused port ends no sleep");
     other.send(b"x").unwrap();
     nic.poll(LONG_NS, &mut events);
     assert_eq!(events, [Event::Datagrams(1)]);
@@ -56,11 +56,11 @@ fn a_held_port_ends_no_sleep_until_it_is_taken_up_again() {
     nic.stop_port(0);
     nic.pause_port(0, false);
     nic.poll(0, &mut events);
-    assert_eq!(events, [Event::Datagrams(1)], "what is stopped stays stopped");
+    assert_eq!(events, [Event::Datagrams(1)], "a stopped port stays stopped");
 }
 
 #[test]
-fn a_held_listener_reports_a_connection_once() {
+fn a_paused_listener_reports_a_connection_once() {
     let (mut nic, addresses) = open(&[tcp("127.0.0.1:0")]);
     let mut events = Vec::new();
     nic.pause_port(0, true);
@@ -70,7 +70,7 @@ fn a_held_listener_reports_a_connection_once() {
         sleep_for_events(&mut nic, &mut events);
         assert_eq!(events, [Event::Connections(0)]);
         nic.poll(1_000_000, &mut events);
-        assert_eq!(events, [], "it waits, and ends no further sleep");
+        assert_eq!(events, [], "the pending connection ends no further sleep");
     }
     nic.pause_port(0, false);
     accept_as(&mut nic, 0, 0);
@@ -103,7 +103,7 @@ fn a_quiet_listener_costs_a_spinning_udp_server_next_to_nothing() {
     }
     assert!(nic.counters().epoll_calls - before >= 10);
 
-    // A new connection is found and then looked after on every poll.
+    // A new connection makes every poll check the epoll set.
     let mut client = TcpStream::connect(addresses[1]).unwrap();
     until(|| {
         nic.poll(0, &mut events);
@@ -123,7 +123,7 @@ fn a_quiet_listener_costs_a_spinning_udp_server_next_to_nothing() {
 }
 
 #[test]
-fn a_server_of_streams_alone_looks_on_every_poll() {
+fn a_server_of_streams_alone_checks_epoll_on_every_poll() {
     let (mut nic, _) = open(&[tcp("127.0.0.1:0")]);
     let mut events = Vec::new();
     for _ in 0..1000 {
@@ -150,7 +150,7 @@ fn no_datagram_is_slept_through() {
     let mut echoed = 0;
     while echoed < 1000 {
         nic.poll(LONG_NS, &mut events);
-        assert_eq!(events, [Event::Datagrams(0)], "slept through round {echoed}");
+        assert_eq!(events, [Event::Datagrams(0)], "missed the datagram of round {echoed}");
         echoed += echo_once(&mut nic, 0, &mut rx, &mut tx);
     }
     client.join().unwrap();
@@ -242,7 +242,7 @@ fn a_wake_before_the_sleep_ends_it_and_is_then_spent() {
     assert!(events.is_empty());
     let before = sys::time::monotonic_ns();
     nic.poll(2_000_000, &mut events);
-    assert!(sys::time::monotonic_ns() - before >= 2_000_000, "nothing was left to end this sleep");
+    assert!(sys::time::monotonic_ns() - before >= 2_000_000, "a consumed wake ended this sleep");
 }
 
 #[test]

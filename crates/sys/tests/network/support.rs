@@ -1,4 +1,4 @@
-//! What the socket tests share: opening, echoing and waiting without absolute times.
+//! Shared by the socket tests: opening, echoing and waiting without absolute times.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use sys::{OpenError, PortSpec, SocketNic, SocketOptions};
 use wire::nic::{Event, Nic, RxBatch, StreamKey, Transport, TxBatch};
 
-/// Far longer than anything here takes; reaching it is a failure, not a measurement.
+/// Far longer than any step takes; reaching it is a failure, not a measurement.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn udp(address: &str) -> PortSpec {
@@ -23,8 +23,8 @@ pub(crate) fn open(ports: &[PortSpec]) -> (SocketNic, Vec<SocketAddr>) {
     (nic, addresses)
 }
 
-/// Repeats a test whose fixed port may have been taken by somebody else. What is really refused is
-/// refused every time.
+/// Repeats a test whose fixed port another program may have taken. A real refusal recurs every
+/// time.
 pub(crate) fn retry(mut test: impl FnMut() -> Result<(), OpenError>) {
     for _ in 0..20 {
         if test().is_ok() {
@@ -47,12 +47,12 @@ pub(crate) fn udp_client(to: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Bytes that tell their position and whose they are.
+/// Bytes that depend on their position and on `seed`.
 pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + seed * 7 + at / 256) as u8).collect()
 }
 
-/// Receives once from a UDP port and sends everything back; returns how many came.
+/// Receives once from a UDP port and sends everything back; returns the number of datagrams.
 pub(crate) fn echo_once(
     nic: &mut SocketNic,
     port: u16,
@@ -76,7 +76,7 @@ pub(crate) fn until<T>(mut step: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = step() {
             return found;
         }
-        assert!(Instant::now() < deadline, "what was waited for never came");
+        assert!(Instant::now() < deadline, "timed out");
     }
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn poll_until<T>(nic: &mut SocketNic, mut wanted: impl FnMut(Event) -
     })
 }
 
-/// Polls until exactly this event comes.
+/// Polls until exactly this event is reported.
 pub(crate) fn poll_for(nic: &mut SocketNic, wanted: Event) {
     poll_until(nic, |event| (event == wanted).then_some(()));
 }

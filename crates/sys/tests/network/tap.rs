@@ -1,4 +1,4 @@
-//! What a tap records is what crossed, in a file that others can read.
+//! A tap records the traffic in a file that other programs can read.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -11,7 +11,7 @@ use wire::nic::{Close, Event, Nic, Read, TxBatch, Written};
 
 use crate::support::{PATIENCE, open, pattern, rx, tcp, udp, udp_client};
 
-/// A file that goes away.
+/// A file that is removed on drop.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -35,7 +35,7 @@ fn tapped(
     (file, tap, addresses, Scratch(path))
 }
 
-/// One record, taken apart.
+/// One parsed record.
 #[derive(Debug, PartialEq, Eq)]
 struct Packet {
     source: SocketAddr,
@@ -54,7 +54,7 @@ fn big(bytes: &[u8], at: usize) -> usize {
     usize::from(u16::from_be_bytes([bytes[at], bytes[at + 1]]))
 }
 
-/// The Internet checksum over everything, its own field included, must come to this.
+/// Checks the Internet checksum over all parts, which include the checksum field.
 fn assert_sum(parts: &[&[u8]]) {
     let all: Vec<u8> = parts.concat();
     let pairs = all.chunks(2).map(|w| u32::from(w[0]) << 8 | w.get(1).map_or(0, |b| u32::from(*b)));
@@ -160,7 +160,7 @@ fn datagrams_are_recorded_both_ways() {
 }
 
 #[test]
-fn a_connection_is_told_from_handshake_to_end() {
+fn a_connection_is_recorded_from_handshake_to_end() {
     let (file, mut tap, addresses, scratch) = tapped("tcp", &[tcp("127.0.0.1:0")], |_| {});
     let mut client = TcpStream::connect(addresses[0]).unwrap();
     let (socket, _) = loop {
@@ -193,7 +193,7 @@ fn a_connection_is_told_from_handshake_to_end() {
     let flags: Vec<u8> = found.iter().map(|p| p.tcp.unwrap().0).collect();
     assert_eq!(&flags[..3], [0x02, 0x12, 0x10], "SYN, SYN and ACK, ACK");
     assert_eq!(flags[flags.len() - 2..], [0x18, 0x11], "PSH and ACK, FIN and ACK");
-    // Each side's numbers continue where they were, and acknowledge what the other one sent.
+    // Sequence numbers are contiguous on each side, and acknowledge what the other side sent.
     let (mut next, mut streams) = ([0u32; 2], [Vec::new(), Vec::new()]);
     for p in &found {
         let side = usize::from(p.source == addresses[0]);
@@ -211,7 +211,7 @@ fn a_connection_is_told_from_handshake_to_end() {
 }
 
 #[test]
-fn a_connection_to_a_backend_is_told_too() {
+fn a_connection_to_a_backend_is_recorded_too() {
     let backend = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (file, mut tap, _, scratch) = tapped("backend", &[], |_| {});
     let to = backend.local_addr().unwrap();

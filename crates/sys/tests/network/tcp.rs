@@ -56,10 +56,10 @@ fn a_client_that_does_not_read_fills_the_connection_and_gets_everything_later() 
             Written::Full => break,
             Written::Broken => panic!("the client is alive"),
         }
-        assert!(written < payload.len(), "32 MiB fit no socket buffer");
+        assert!(written < payload.len(), "32 MiB exceed any socket buffer");
     }
     nic.poll(0, &mut events);
-    assert!(!events.contains(&Event::Writable(0)), "nobody has read yet");
+    assert!(!events.contains(&Event::Writable(0)), "the client has not read yet");
     let expected = payload.clone();
     let reader = thread::spawn(move || {
         let mut got = Vec::new();
@@ -140,7 +140,7 @@ fn the_end_of_a_stream_is_reported_after_a_short_read() {
         } else {
             drop(client);
         }
-        // Both the bytes and the end have arrived before anybody looks: a single edge.
+        // Both the bytes and the end have arrived before the first poll: a single edge.
         poll_for(&mut nic, Event::Readable(3));
         let mut buffer = [0; 64];
         assert_eq!(nic.read(3, &mut buffer), Read::Bytes(10));

@@ -75,12 +75,12 @@ fn offload_in_every_combination_keeps_payload_and_order() {
         for (seed, (got, &len)) in arrived.iter().zip(&lens).enumerate() {
             assert_eq!(got, &pattern(len, seed), "datagram {seed}");
         }
-        assert_eq!(nic.counters().segmentation_fallbacks, 0, "loopback carries any train");
+        assert_eq!(nic.counters().segmentation_fallbacks, 0, "loopback carries any batch");
     }
 }
 
 #[test]
-fn a_train_arrives_in_one_buffer() {
+fn a_batch_arrives_in_one_buffer() {
     let (mut from, _) = open(&[udp("127.0.0.1:0")]);
     let (mut to, addresses) = open(&[udp("127.0.0.1:0")]);
     let mut tx = TxBatch::new(64, 1 << 20);
@@ -89,13 +89,13 @@ fn a_train_arrives_in_one_buffer() {
     }
     assert_eq!(from.send(0, &mut tx), SendOutcome { sent: 64, ..SendOutcome::default() });
     let mut rx = rx();
-    assert!(!to.recv(0, &mut rx), "one buffer of 64: nothing more waits");
+    assert!(!to.recv(0, &mut rx), "one buffer of 64: nothing is left");
     assert_eq!(rx.items.len(), 64);
     let offsets: Vec<_> = rx.items.iter().map(|datagram| datagram.offset).collect();
     assert!(offsets.windows(2).all(|pair| pair[1] == pair[0] + 100), "all in one buffer");
 }
 
-/// From now on what this socket sends leaves as a train of datagrams of so many bytes.
+/// Makes this socket send batches of datagrams of `bytes` each.
 fn send_in_segments(socket: &UdpSocket, bytes: libc::c_int) {
     let len = size_of_val(&bytes) as libc::socklen_t;
     // SAFETY: the option is an int, which outlives the call.
@@ -107,20 +107,20 @@ fn send_in_segments(socket: &UdpSocket, bytes: libc::c_int) {
 }
 
 #[test]
-fn the_longest_trains_grow_no_batch_and_leave_other_ports_their_turn() {
+fn the_longest_batches_grow_no_buffer_and_starve_no_port() {
     let (mut nic, addresses) = open(&[udp("127.0.0.1:0")]);
     let socket = udp_client(addresses[0]);
     send_in_segments(&socket, 1);
-    for train in 0..192 {
-        if let Err(error) = socket.send(&[train; 128]) {
-            println!("SKIPPED: a train of 128 datagrams: {error} (Linux before 6.9)");
+    for batch in 0..192 {
+        if let Err(error) = socket.send(&[batch; 128]) {
+            println!("SKIPPED: a batch of 128 datagrams: {error} (Linux before 6.9)");
             return;
         }
     }
     let mut rx = rx();
     let room = rx.items.capacity();
-    // Of the first ones nothing is known.
-    assert!(nic.recv(0, &mut rx), "64 trains of 192");
+    // The first call does not know the batch length yet.
+    assert!(nic.recv(0, &mut rx), "64 batches of 192");
     let mut bytes: Vec<u8> = Vec::new();
     loop {
         bytes.extend(rx.items.iter().map(|datagram| rx.payload(datagram)[0]));
@@ -131,9 +131,9 @@ fn the_longest_trains_grow_no_batch_and_leave_other_ports_their_turn() {
         assert_eq!(rx.items.len(), 1024);
     }
     assert_eq!(rx.items.capacity(), room);
-    let expected: Vec<u8> = (0..192).flat_map(|train| [train; 128]).collect();
+    let expected: Vec<u8> = (0..192).flat_map(|batch| [batch; 128]).collect();
     assert_eq!(bytes, expected);
-    // Single ones come 64 at a time again.
+    // Single datagrams are received 64 at a time again.
     let single = udp_client(addresses[0]);
     for _ in 0..100 {
         single.send(&[1]).unwrap();
@@ -143,7 +143,7 @@ fn the_longest_trains_grow_no_batch_and_leave_other_ports_their_turn() {
 }
 
 #[test]
-fn what_waits_for_more_stays_and_leaves_in_its_order() {
+fn held_back_datagrams_leave_in_order() {
     let (mut from, _) = open(&[udp("127.0.0.1:0")]);
     let mut clients: Vec<_> = (0..4).map(|_| open(&[udp("127.0.0.1:0")])).collect();
     let to: Vec<_> = clients.iter().map(|(_, addresses)| addresses[0]).collect();
@@ -162,7 +162,7 @@ fn what_waits_for_more_stays_and_leaves_in_its_order() {
     let patterns = |seeds: &mut dyn Iterator<Item = usize>| -> Vec<_> {
         seeds.map(|seed| pattern(100, seed)).collect()
     };
-    // More follows to clients 0 and 1, to client 2 until its last datagram, never to client 3.
+    // More replies follow to clients 0 and 1, to client 2 until its last datagram, never to client 3.
     for seed in 0..40 {
         push(&mut tx, seed % 4, seed, seed % 4 < 2 || seed % 4 == 2 && seed < 36);
     }
@@ -172,7 +172,7 @@ fn what_waits_for_more_stays_and_leaves_in_its_order() {
         let due = if client < 2 { Vec::new() } else { patterns(&mut (client..40).step_by(4)) };
         assert_eq!(arrived(client), due, "client {client}");
     }
-    // Its last reply takes with it what waits for it.
+    // The last reply takes the ones held back with it.
     push(&mut tx, 0, 40, false);
     assert_eq!(from.send(0, &mut tx), SendOutcome { sent: 11, refused: 0, kept: 10 });
     assert_eq!(arrived(0), patterns(&mut (0..=40).step_by(4)));
@@ -185,7 +185,7 @@ fn what_waits_for_more_stays_and_leaves_in_its_order() {
 }
 
 #[test]
-fn replies_that_lie_mixed_arrive_in_one_buffer_a_client() {
+fn interleaved_replies_arrive_in_one_buffer_per_client() {
     let (mut from, _) = open(&[udp("127.0.0.1:0")]);
     let mut clients: Vec<_> = (0..4).map(|_| open(&[udp("127.0.0.1:0")])).collect();
     let mut tx = TxBatch::new(64, 1 << 20);
@@ -196,7 +196,7 @@ fn replies_that_lie_mixed_arrive_in_one_buffer_a_client() {
     assert_eq!(from.send(0, &mut tx), SendOutcome { sent: 64, ..SendOutcome::default() });
     let mut rx = rx();
     for (number, (client, _)) in clients.iter_mut().enumerate() {
-        assert!(!client.recv(0, &mut rx), "one buffer of 16: nothing more waits");
+        assert!(!client.recv(0, &mut rx), "one buffer of 16: nothing is left");
         let seeds = (number..64).step_by(4);
         let expected: Vec<_> = seeds.map(|seed| pattern(100, seed)).collect();
         let got: Vec<_> = rx.items.iter().map(|datagram| rx.payload(datagram).to_vec()).collect();
@@ -293,7 +293,7 @@ fn what_the_host_kernel_drops_is_counted() {
             socket.send(&[7; 100]).unwrap();
         }
         let (mut received, mut overflowed) = (0, 0);
-        // The last drops have no later datagram to tell of them; they are found all the same.
+        // No later datagram reports the last drops; they are found all the same.
         until(|| {
             nic.recv(0, &mut rx);
             received += rx.items.len();
@@ -301,14 +301,14 @@ fn what_the_host_kernel_drops_is_counted() {
             (received + overflowed >= 300).then_some(())
         });
         assert_eq!(received + overflowed, 300);
-        assert!(overflowed > 0, "the buffer was too small for 300");
+        assert!(overflowed > 0, "the buffer should be too small for 300");
         total += overflowed;
     }
     assert!(total < 900);
 }
 
 #[test]
-fn refused_departures_are_counted_and_hold_up_nobody() {
+fn refused_datagrams_are_counted_and_block_nothing() {
     let (mut nic, _) = open(&[udp("127.0.0.1:0")]);
     let reader = UdpSocket::bind("127.0.0.1:0").unwrap();
     let good = reader.local_addr().unwrap();
@@ -343,10 +343,14 @@ fn refused_departures_are_counted_and_hold_up_nobody() {
     got.retain(|&len| len != 50);
     assert_eq!(got, [1, 2, 3, 3]);
     assert!(outcome.refused >= 8);
-    assert_eq!(nic.counters().segmentation_fallbacks, 0, "a bad peer teaches nothing about trains");
+    assert_eq!(
+        nic.counters().segmentation_fallbacks,
+        0,
+        "a bad peer does not disable segmentation"
+    );
 }
 
-/// Lengths that make trains, break them and end them.
+/// Lengths that form batches, break them and end them.
 fn datagram_len() -> impl Strategy<Value = usize> {
     prop_oneof![Just(0), Just(64), 1usize..200, 1000usize..3000]
 }
@@ -354,10 +358,10 @@ fn datagram_len() -> impl Strategy<Value = usize> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Whatever is sent leaves once, in order for each peer, and sent + refused is what was given.
+    /// Every datagram leaves once, in order per peer, and sent + refused equals the number given.
     #[test]
-    fn no_departure_is_lost_or_counted_twice(
-        departures in prop::collection::vec((0usize..4, datagram_len()), 1..300),
+    fn no_datagram_is_lost_or_counted_twice(
+        datagrams in prop::collection::vec((0usize..4, datagram_len()), 1..300),
         offload: bool,
     ) {
         let options = SocketOptions { segmentation_offload: offload, ..SocketOptions::default() };
@@ -369,10 +373,10 @@ proptest! {
         }).collect();
         let mut peers: Vec<_> = readers.iter().map(|reader| reader.local_addr().unwrap()).collect();
         peers.push("127.0.0.1:0".parse().unwrap());
-        let mut tx = TxBatch::new(departures.len(), 2 << 20);
+        let mut tx = TxBatch::new(datagrams.len(), 2 << 20);
         let mut expected = vec![Vec::new(); 4];
         let mut arrived = vec![Vec::new(); 4];
-        for (seed, &(peer, len)) in departures.iter().enumerate() {
+        for (seed, &(peer, len)) in datagrams.iter().enumerate() {
             let payload = pattern(len, seed);
             tx.push(peers[peer], None, len, |into| into.copy_from_slice(&payload));
             expected[peer].push(payload);
@@ -390,9 +394,9 @@ proptest! {
             }
         }
         prop_assert_eq!(outcome.refused, expected[3].len());
-        prop_assert_eq!(outcome.sent + outcome.refused, departures.len());
+        prop_assert_eq!(outcome.sent + outcome.refused, datagrams.len());
         expected[3].clear();
-        // The readers' default buffers hold this much, so nothing may be missing.
+        // The readers' default buffers hold this much, so no datagram may be lost.
         prop_assert_eq!(arrived, expected);
     }
 }
