@@ -1,4 +1,4 @@
-//! What choosing an mqueue costs: each policy over 1, 28 and 240 mqueues, in bursts as one read brings them.
+//! The cost of choosing an mqueue: each policy over 1, 28 and 240 mqueues, in bursts as one read delivers them.
 //!
 //! The dispatcher is private to the engine, so its file is compiled into this program.
 
@@ -18,7 +18,7 @@ use dispatch::{Credit, Dispatcher, Owner, Route};
 const BURST: usize = 64;
 const SLOTS: u32 = 64;
 
-/// The mqueues of a worker, by their requests under way.
+/// The mqueues of a worker, as their counts of requests in flight.
 struct Table(Vec<u32>);
 
 impl Credit for Table {
@@ -42,7 +42,7 @@ impl Credit for Table {
     }
 }
 
-/// Routes a burst, every message of another flow and key, and counts it at its mqueue.
+/// Routes a burst in which every message has its own flow and key, and counts it at its mqueue.
 fn route_burst(dispatcher: &mut Dispatcher, table: &mut Table, first: u64) -> u32 {
     dispatcher.burst(BURST);
     let mut routed = 0;
@@ -75,11 +75,11 @@ fn dispatch(c: &mut Criterion) {
             group.throughput(Throughput::Elements(BURST as u64));
             group.bench_function(BenchmarkId::from_parameter(mqueues), |b| {
                 b.iter(|| {
-                    // Every request of the burst before has been answered.
+                    // Every request of the previous burst has been answered.
                     table.0.fill(0);
                     first += BURST as u64;
                     let routed = route_burst(&mut dispatcher, &mut table, first);
-                    assert_eq!(routed, BURST as u32, "there was credit for all");
+                    assert_eq!(routed, BURST as u32, "there was credit for every message");
                 });
                 let under_way: u32 = table.0.iter().sum();
                 assert_eq!(under_way, BURST as u32, "each message went to one mqueue");

@@ -1,4 +1,4 @@
-//! What taking a request out of a receive buffer and framing a reply cost, for each framing.
+//! The cost of parsing a request in a receive buffer and of framing a reply, for each framing.
 
 use std::hint::black_box;
 
@@ -6,7 +6,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use serval_benches::Pipeline;
 use wire::framing::Framing;
 
-/// Requests that one read of a pipelining client brings.
+/// Requests in one read from a pipelining client.
 const REQUESTS: usize = 64;
 const BYTES: usize = 64;
 
@@ -14,7 +14,7 @@ const BYTES: usize = 64;
 fn cases() -> Vec<(Framing, Vec<u8>, Vec<u8>)> {
     let bytes = vec![b'x'; BYTES];
     let mut sockperf = vec![0; BYTES];
-    // From a client that wants a reply; the length of the whole message.
+    // A sockperf message that requests a reply; the length is that of the whole message.
     sockperf[8..10].copy_from_slice(&3_u16.to_be_bytes());
     sockperf[10..14].copy_from_slice(&(BYTES as u32).to_be_bytes());
     let value = format!("VALUE key 0 {BYTES}\r\n{}\r\nEND\r\n", "x".repeat(BYTES));

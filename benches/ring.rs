@@ -1,5 +1,5 @@
-//! One message through a ring, both ends on one thread: the instructions, without the caches' traffic between
-//! cores. What two threads reach is measured by `cargo run --release -p serval-mqueue --example ring_rate`.
+//! One message through a ring, both ends on one thread: the instructions, without cache traffic between
+//! cores. `cargo run --release -p serval-mqueue --example ring_rate` measures two threads.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use mqueue::abi::protocol;

@@ -1,20 +1,20 @@
-// A function in a bare loop on one core: the most that any server around it can answer with that core.
+// A function in a plain loop on one core: an upper bound for any server that computes it on that core.
 //
-// Every call has another input than the one before (the committed pictures in turn; messages of a pool that is larger than
-// the first cache) and its result is used. Prints one JSON object.
+// Every call has a different input (the committed pictures in turn; messages of a pool that is larger than
+// the L1 cache) and its result is used. Prints one JSON object.
 #include "functions.h"
 #include "pictures.h"
 
 namespace {
 
 const char HELP[] =
-    "usage: bare [FLAGS]   calls a function again and again on one core\n"
+    "usage: bare [FLAGS]   calls a function repeatedly on one core\n"
     "  --function F       lenet, faces or echo (lenet)\n"
-    "  --seconds N        how long, 1..600 (2)\n"
+    "  --seconds N        duration, 1..600 (2)\n"
     "  --bytes N          echo: length of a message, 1..65507 (64)\n"
     "  --core N           run on this core (not pinned)\n";
 
-// Keeps the compiler from leaving out what computed `value`.
+// Keeps the compiler from optimising `value` away.
 template <class T>
 void use(T const& value) {
     asm volatile("" : : "g"(&value) : "memory");
@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
     const uint32_t bytes = uint32_t(flags.number("--bytes", 64, 1, 65507));
     const auto cores = flags.cores("--core");
     flags.end();
-    if (cores.size() > 1) misused("--core is one core");
+    if (cores.size() > 1) misused("--core takes one core");
     stop_on_signals();
     if (!cores.empty()) pin(cores[0]);
     if (function == LENET) {
@@ -69,7 +69,7 @@ int main(int argc, char** argv) {
             use(serval_faces::verify(0, 1, [] {}, probe, stored, serval_faces::DEFAULT_THRESHOLD, scratch));
         });
     }
-    // A message lies somewhere else each time and is copied to its reply, as a kernel does.
+    // A message is at a different address each time and is copied to its reply, as a kernel does.
     const uint64_t pool = (1 << 20) / bytes;
     std::vector<uint8_t> messages(pool * bytes, 1), replies(pool * bytes);
     return measure(names[function], seconds, [&](uint64_t i) {

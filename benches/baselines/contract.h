@@ -1,4 +1,4 @@
-// What every baseline has in common with every server that is measured: flags, the ready line, SIGTERM and the account.
+// The interface that baselines share with every measured server: flags, the ready line, SIGTERM and the final counts.
 //
 // A server prints one line that starts with `ready` and holds the URLs it serves, serves until SIGTERM or SIGINT, prints
 // as its last line `{"messages":N,"busy_ns":N,"cpu_ns":N}` and exits with 0. messages: replies sent. busy_ns: time spent in
@@ -41,7 +41,7 @@ inline uint64_t now_ns(clockid_t clock = CLOCK_MONOTONIC) {
     return uint64_t(t.tv_sec) * 1'000'000'000 + uint64_t(t.tv_nsec);
 }
 
-// A core while another thread may want it less than this one wants to look again.
+// Gives up the core briefly; another thread may need it more than this one needs to poll again.
 inline void relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -50,7 +50,7 @@ inline void relax() {
 #endif
 }
 
-// Flags: `--name` or `--name VALUE`. Every flag is asked for once, then `end` refuses what nobody asked for.
+// Flags: `--name` or `--name VALUE`. Each known flag is read once, then `end` refuses the remaining ones.
 class Flags {
   public:
     Flags(int argc, char** argv, const char* help) : left(argv + 1, argv + argc) {
@@ -82,7 +82,7 @@ class Flags {
         const std::string value = text(name, std::to_string(otherwise).c_str());
         return parse(name, value, min, max);
     }
-    // One of several words; the first is the default. Returns its place.
+    // One of several words; the first is the default. Returns its index.
     size_t choice(const char* name, const std::vector<std::string>& words) {
         const std::string value = text(name, words[0].c_str());
         std::string all;
@@ -90,7 +90,7 @@ class Flags {
             if (words[i] == value) return i;
             all += (i ? ", " : "") + words[i];
         }
-        misused(std::string(name) + " is one of " + all + ", not `" + value + "`");
+        misused(std::string(name) + " must be one of " + all + ", not `" + value + "`");
     }
     // Cores as in `0` or `0,1`; none when the flag is absent.
     std::vector<int> cores(const char* name) {
@@ -111,7 +111,7 @@ class Flags {
         errno = 0;
         const long number = std::strtol(value.c_str(), &rest, 10);
         if (value.empty() || *rest || errno || number < min || number > max)
-            misused(name + " is a number from " + std::to_string(min) + " to " + std::to_string(max) + ", not `" + value + "`");
+            misused(name + " must be a number from " + std::to_string(min) + " to " + std::to_string(max) + ", not `" + value + "`");
         return number;
     }
 
@@ -147,23 +147,23 @@ inline void stop_on_signals() {
 
 inline bool going() { return !stopping.load(); }
 
-// What one thread did.
+// Counts of one thread.
 struct alignas(64) Account {
     uint64_t messages = 0;
     uint64_t busy_ns = 0;
 };
 
-// Cuts a loop's time into iterations: one reading of the clock each, about 25 ns.
+// Divides a loop's time into iterations: one clock read each, about 25 ns.
 class Turns {
   public:
     explicit Turns(Account& account) : account(account), last(now_ns()) {}
-    // An iteration ends; whether it found work.
+    // Ends an iteration; `found` says whether it had work.
     void end(bool busy) {
         const uint64_t now = now_ns();
         if (busy) account.busy_ns += now - last;
         last = now;
     }
-    // As `end`, where the thread has slept until `woke`: sleeping is no work.
+    // Like `end`, if the thread slept until `woke`: sleeping does not count as work.
     void woke() { last = now_ns(); }
 
   private:

@@ -1,8 +1,8 @@
-// E: one thread, batched socket calls, the function called in place. What a UDP server without any hand-over can be. On several
-// cores: as many of them, which share nothing but the port.
+// E: one thread, batched socket calls, the function called in place: the minimum of a UDP server, without any hand-over. On
+// several cores: one such thread each, which share only the port.
 //
-// A turn: one recvmmsg, the function on every message where it lies, one sendmmsg. --gso receives trains (UDP_GRO) and sends
-// the replies of one client as trains (UDP_SEGMENT). --tcp serves TCP instead: one epoll call, one read and one write for each
+// A turn: one recvmmsg, the function on every message in place, one sendmmsg. --gso receives batches of datagrams (UDP_GRO) and
+// sends the replies to one client in batches (UDP_SEGMENT). --tcp serves TCP instead: one epoll call, one read and one write per
 // ready connection, messages of a fixed size.
 #include <thread>
 
@@ -21,9 +21,9 @@ const char HELP[] =
     "  --batch N          datagrams a call, 1..1024 (64)\n"
     "  --max-bytes N      longest message, 1..65507 (2048)\n"
     "  --gso              GRO receive, GSO send\n"
-    "  --blocking         sleep while there is nothing to do, instead of spinning\n"
+    "  --blocking         sleep while idle instead of spinning\n"
     "  --tcp              serve TCP; --frame N is the length of a message (what the function wants)\n"
-    "  --health           measure this server with 64 messages in flight and say whether the machine is fit to measure on\n";
+    "  --health           measure this server with 64 messages in flight and report whether the machine is fit for measuring\n";
 
 struct Options {
     sockaddr_in address;
@@ -38,8 +38,8 @@ template <class Function>
 void serve_socket(int fd, const Options& options, Function& function, Account& account) {
     Inbox inbox(options.batch, options.bytes_max, options.gso);
     Outbox outbox(fd, options.batch, options.gso);
-    // Room for a reply to everything that one call can bring; a train has at most 65507 messages of a byte, and the only
-    // function that uses it refuses messages shorter than 784.
+    // Room for a reply to every message of one call; a batch has at most 65507 messages of one byte, and the only
+    // function that uses the room refuses messages shorter than 784.
     std::vector<uint8_t> out(size_t(options.batch) * (options.gso ? 65536 / serval_lenet::INPUT_BYTES + 1 : 1) * OUT_BYTES);
     Turns turns(account);
     while (going()) {
@@ -57,7 +57,7 @@ void serve_socket(int fd, const Options& options, Function& function, Account& a
     }
 }
 
-// `make` makes a function for each thread.
+// `make` creates a function object for each thread.
 template <class Make>
 int serve_udp(const Options& options, Make make) {
     const size_t count = std::max<size_t>(1, options.cores.size());
@@ -94,7 +94,7 @@ int main(int argc, char** argv) {
     flags.end();
     if (tcp && options.cores.size() > 1) misused("--tcp runs on one core");
     if (tcp && options.gso) misused("--gso is for UDP");
-    if (tcp && handler == "sockperf") misused("--tcp has messages of a fixed size, sockperf says the size in the message");
+    if (tcp && handler == "sockperf") misused("--tcp needs messages of a fixed size; sockperf's messages contain their size");
     if (health) options.cores.clear();  // it chooses them
     if (health) return judge_health([&] { return serve_udp(options, [] { return Echo{}; }); });
     stop_on_signals();

@@ -1,10 +1,10 @@
-// Face verification on the host, with the pictures in memcached: the servers that Lynx (ASPLOS 2020) compares with.
+// Face verification on the host, with the pictures in memcached: the servers that Lynx (ASPLOS 2020) uses for comparison.
 //
 // Request: 12-byte label and 32x32 grey bytes. Reply: u32 verdict (0 no match, 1 match, 2 unknown label, 3 database
-// unavailable), float32 distance, little endian: what device/kernels/faces.cpp answers, computed by the same function.
+// unavailable), float32 distance, little endian: the answer of device/kernels/faces.cpp, computed by the same function.
 //
-// --mode sync: threads that each receive a request, ask memcached over a connection of their own and wait for the answer, as
-// with a client library such as libmemcached (one write, one read), compute and reply.
+// --mode sync: each thread receives a request, asks memcached over a connection of its own, waits for the answer (as with
+// a client library such as libmemcached: one write, one read), computes and replies.
 // --mode async: one thread, no waiting: see Async below.
 #include <thread>
 
@@ -18,13 +18,13 @@ const char HELP[] =
     "usage: faces [FLAGS]   verifies faces against pictures in memcached, over UDP\n"
     "  --mode M           sync or async (sync)\n"
     "  --listen A:P       address and port; port 0 takes a free one (127.0.0.1:0)\n"
-    "  --memcached A:P    where memcached is (127.0.0.1:11211)\n"
+    "  --memcached A:P    memcached's address (127.0.0.1:11211)\n"
     "  --cores N,N,...    the cores that the threads run on in turn (not pinned)\n"
     "  --timeout-ms N     longest wait for memcached, 1..60000 (100)\n"
     "  --threads N        sync: threads, 1..64 (2)\n"
     "  --connections N    async: connections to memcached, 1..16 (1)\n"
-    "  --keys N           async: most keys a command, 1..64 (16)\n"
-    "  --wait W           async: poll sleeps when there is nothing to do, spin looks again, yield offers the core first (poll)\n"
+    "  --keys N           async: maximum number of keys per command, 1..64 (16)\n"
+    "  --wait W           async: when idle, poll sleeps, spin polls again, yield offers the core first (poll)\n"
     "  --gso              async: GRO receive, GSO send\n";
 
 constexpr uint32_t REQUEST_BYTES = LABEL_BYTES + serval_faces::PICTURE_BYTES;
@@ -72,14 +72,14 @@ void serve_one_by_one(int fd, const Options& options, Account& account) {
     }
 }
 
-// The asynchronous server: a turn receives all requests that wait, asks memcached for all of them with one write, reads what
-// memcached has answered, computes, and sends all replies with one call. Nothing is copied but the picture a client sent,
-// which has to wait for the one from the database.
+// The asynchronous server: a turn receives all pending requests, asks memcached for all of them with one write, reads the
+// available answers, computes, and sends all replies with one call. Only the client's picture is copied, because it
+// has to wait for the one from the database.
 class Async {
   public:
     Async(int fd, const Options& options, Account& account)
         : options(options), account(account), inbox(BATCH, REQUEST_BYTES + 1, options.gso), outbox(fd, BATCH, options.gso), polled{{fd, POLLIN, 0}} {
-        // The newest free request first: its memory is in the cache.
+        // Reuse the most recently freed request: its memory is in the cache.
         unused.reserve(REQUESTS_MAX);
         answered.reserve(REQUESTS_MAX);
         for (uint32_t i = REQUESTS_MAX; i-- > 0;) unused.push_back(i);
@@ -101,7 +101,7 @@ class Async {
             for (size_t i = 0; i < lookups.size(); i++) {
                 Lookup& lookup = *lookups[i];
                 lookup.flush(answer);
-                // Without poll the answers are awaited by looking again.
+                // Without poll the sockets are simply read again.
                 const bool look = asleep ? polled[1 + i].revents != 0 : lookup.descriptor() >= 0 && lookup.pending();
                 if (look && lookup.descriptor() >= 0) busy |= lookup.receive(false, answer);
             }
@@ -128,7 +128,7 @@ class Async {
         uint8_t picture[serval_faces::PICTURE_BYTES];
     };
 
-    // Room for what one receive can bring. Trains could bring more than ever fits; then the last ones are lost.
+    // Room for one receive. GRO batches could bring more than ever fits; the excess is dropped.
     bool room() const { return unused.size() >= (options.gso ? REQUESTS_MAX / 2 : BATCH); }
     void settle(uint32_t id, const Found& found) {
         Request& request = requests[id];

@@ -1,7 +1,7 @@
-// The functions that the baselines serve. What each computes is the code that Serval's kernels include, or the same line.
+// The functions that the baselines serve. Their code is the same as, or included by, Serval's kernels.
 //
-// A function gets a message and may change it; `out` has room for OUT_BYTES. It returns where the reply is and its length;
-// nowhere when there is none (a message of a wrong length).
+// A function gets a message and may modify it; `out` has room for OUT_BYTES. It returns the address and length of the reply;
+// null if there is none (a message of a wrong length).
 #ifndef SERVAL_BASELINES_FUNCTIONS_H
 #define SERVAL_BASELINES_FUNCTIONS_H
 
@@ -19,7 +19,7 @@ struct Echo {
     Reply operator()(uint8_t* message, uint32_t bytes, uint8_t*) { return {message, bytes}; }
 };
 
-// Computes for a time, then sends back.
+// Computes for a given time, then echoes.
 struct Spin {
     uint64_t ns;
     Reply operator()(uint8_t* message, uint32_t bytes, uint8_t*) {
@@ -56,7 +56,7 @@ struct LeNet {
     }
 };
 
-// As sockperf's own server: a client's message that asks for an answer comes back without the client's mark.
+// Like sockperf's own server: a client's message that requests an answer is returned without the client mark.
 struct Sockperf {
     Reply operator()(uint8_t* message, uint32_t bytes, uint8_t*) {
         const uint8_t* m = message;
@@ -69,7 +69,7 @@ struct Sockperf {
 
 constexpr const char* FUNCTION_NAMES = "echo, lenet, scale, sockperf or spin:MICROSECONDS";
 
-// Calls `serve` with a function that makes the named function: each thread has its own.
+// Calls `serve` with a factory for the named function: each thread has its own.
 template <class Serve>
 int with_function(const std::string& name, Serve serve) {
     if (name == "echo") return serve([] { return Echo{}; });

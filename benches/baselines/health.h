@@ -1,7 +1,7 @@
-// Whether this machine is fit to measure on: E on one core, a plain client on another, 64 messages in flight.
+// Checks that this machine is fit for measuring: E on one core, a plain client on another, 64 messages in flight.
 //
-// On an idle 2-core machine of the kind the goals were set on, E answers 280 to 360 thousand messages of 64 bytes a second.
-// A machine that does less is busy with something else, or a different one: a table measured on it is void.
+// On an idle 2-core machine of the kind the targets were set on, E answers 280 to 360 thousand messages of 64 bytes per second.
+// A slower machine is busy, or of a different kind: a table measured on it is void.
 #ifndef SERVAL_BASELINES_HEALTH_H
 #define SERVAL_BASELINES_HEALTH_H
 
@@ -12,7 +12,7 @@
 
 constexpr double HEALTHY_RATE = 280'000;
 
-// Keeps `WINDOW` messages under way to a server; the rate of right answers.
+// Keeps `WINDOW` messages in flight to a server; returns the rate of correct answers.
 inline double closed_loop_rate(const sockaddr_in& server, double seconds) {
     constexpr unsigned WINDOW = 64, BYTES = 64;
     sockaddr_in any = {};
@@ -38,14 +38,14 @@ inline double closed_loop_rate(const sockaddr_in& server, double seconds) {
         for (unsigned i = 0; i < to_send; i++)
             if (now >= warm && headers[i].msg_len == BYTES && buffers[i][0] == buffers[i][BYTES - 1]) right++;
         if (to_send) last_answer = now;
-        // A datagram was lost: the window is filled again.
+        // A datagram was lost: refill the window.
         if (now - last_answer > 100'000'000) to_send = WINDOW, last_answer = now;
     }
     close(fd);
     return double(right) / seconds;
 }
 
-// Runs `serve` in a process of its own and measures it. Prints one JSON object; 0 when the machine is fit, else 1.
+// Runs `serve` in a separate process and measures it. Prints one JSON object; returns 0 if the machine is fit, else 1.
 template <class Serve>
 int judge_health(Serve serve) {
     const auto cores = allowed_cores();
@@ -78,7 +78,7 @@ int judge_health(Serve serve) {
     waitpid(server, nullptr, 0);
     const bool fit = rate >= HEALTHY_RATE;
     std::printf("{\"rate\":%.0f,\"least\":%.0f,\"fit\":%s}\n", rate, HEALTHY_RATE, fit ? "true" : "false");
-    if (!fit) std::fprintf(stderr, "E answers %.0f k/s, %.0f are expected: what is measured now is void\n", rate / 1e3, HEALTHY_RATE / 1e3);
+    if (!fit) std::fprintf(stderr, "E answers %.0f k/s, expected at least %.0f: measurements on this machine are void\n", rate / 1e3, HEALTHY_RATE / 1e3);
     return fit ? 0 : 1;
 }
 

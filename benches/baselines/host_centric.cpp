@@ -1,10 +1,10 @@
-// H: host-centric, as services are usually written: a network thread receives, worker threads compute and reply.
+// H: host-centric, the usual design of a service: a network thread receives, worker threads compute and reply.
 //
-// Every request crosses from one thread to another, which is the least that an accelerator behind a host application costs.
-// The hand-over is the cheapest there is: a ring for each worker, its slots made beforehand, no lock. A worker that finds
-// its ring empty sleeps on a futex; the network thread wakes it once for each batch, and only if it sleeps. With --spin
-// neither ever sleeps. The network thread gives a request to the worker that has the least to do. A worker takes all that
-// waits for it (up to a batch), calls the function on each and sends the replies with one call.
+// Every request crosses from one thread to another, which is the minimum cost of an accelerator behind a host application.
+// The hand-over is as cheap as possible: a ring per worker, preallocated slots, no lock. A worker with
+// an empty ring sleeps on a futex; the network thread wakes it once per batch, and only if it sleeps. With --spin
+// neither ever sleeps. The network thread gives a request to the worker with the fewest pending ones. A worker takes all its
+// pending requests (up to a batch), calls the function on each and sends the replies with one call.
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -21,15 +21,15 @@ const char HELP[] =
     "  --handler F        echo, lenet, scale, sockperf or spin:MICROSECONDS (echo)\n"
     "  --listen A:P       address and port; port 0 takes a free one (127.0.0.1:0)\n"
     "  --workers N        worker threads, 1..64 (1)\n"
-    "  --pinning P        none: nowhere in particular; same: all threads on the first core of --cores;\n"
+    "  --pinning P        none: threads are not pinned; same: all threads on the first core of --cores;\n"
     "                     cross: the network thread on the first, the workers on the others in turn (none)\n"
     "  --cores N,N,...    the cores to pin to (those this process may use)\n"
-    "  --batch N          datagrams a call, and requests a worker takes at a time, 1..1024 (64)\n"
+    "  --batch N          datagrams per call, and requests a worker takes at a time, 1..1024 (64)\n"
     "  --max-bytes N      longest message, 1..65507 (2048)\n"
     "  --gso              GRO receive, GSO send\n"
-    "  --spin             all threads spin; needs a core for each, so --pinning same is refused\n";
+    "  --spin             all threads spin; needs a core per thread, so --pinning same is refused\n";
 
-constexpr uint32_t RING_SLOTS = 4096;  // requests that may wait for a worker; more are dropped, as in a socket's buffer
+constexpr uint32_t RING_SLOTS = 4096;  // requests pending per worker; more are dropped, as in a full socket buffer
 
 struct Options {
     sockaddr_in address;
@@ -60,7 +60,7 @@ class Ring {
         memcpy(to.message(), message, bytes);
         return true;
     }
-    // What was put becomes visible; wakes the worker if it sleeps.
+    // Publishes the added requests; wakes the worker if it sleeps.
     void publish() {
         if (tail.load(std::memory_order_relaxed) == written) return;
         tail.store(written, std::memory_order_seq_cst);
@@ -71,12 +71,12 @@ class Ring {
             syscall(SYS_futex, &asleep, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
     }
 
-    // The worker. How many requests it may take.
+    // The worker. Number of requests it may take.
     uint32_t ready() const { return tail.load(std::memory_order_acquire) - head.load(std::memory_order_relaxed); }
     Slot& next(uint32_t i) { return at(head.load(std::memory_order_relaxed) + i); }
     void release(uint32_t count) { head.store(head.load(std::memory_order_relaxed) + count, std::memory_order_release); }
-    // Sleeps until something is published or the server ends. The flag is set before the last look, and the network thread
-    // looks at the flag after publishing: one of them sees the other.
+    // Sleeps until something is published or the server ends. The flag is set before the last check, and the network thread
+    // reads the flag after publishing: one of them sees the other.
     void sleep() {
         asleep.store(1, std::memory_order_seq_cst);
         while (tail.load(std::memory_order_seq_cst) == head.load(std::memory_order_relaxed) && going())
@@ -183,7 +183,7 @@ int main(int argc, char** argv) {
     const size_t pinning = flags.choice("--pinning", {"none", "same", "cross"});
     auto cores = flags.cores("--cores");
     flags.end();
-    if (options.spin && pinning == SAME) misused("--spin with --pinning same would have threads on one core wait for each other");
+    if (options.spin && pinning == SAME) misused("--spin with --pinning same would make threads on one core spin while they wait for each other");
     if (pinning == NONE && !cores.empty()) misused("--cores needs --pinning same or cross");
     if (cores.empty()) cores = allowed_cores();
     if (pinning == CROSS && cores.size() < 2) misused("--pinning cross needs two cores");

@@ -1,9 +1,9 @@
-// One connection to memcached over which pictures are looked up, several at a time.
+// One connection to memcached for looking up pictures, several at a time.
 //
-// Questions gather until `flush`, which sends them with one write: as `get` commands of up to `keys` keys each (memcached
-// answers the keys of a command in their order, leaves out those it does not have and ends with END). A connection that fails, or
-// owes an answer for longer than the time-out, is closed: what was asked over it is answered UNAVAILABLE. It is opened anew, at
-// first after 10 ms, then ever later up to 1 s.
+// Queries are collected until `flush`, which sends them with one write: as `get` commands of up to `keys` keys each (memcached
+// answers the keys of a command in order, omits missing ones and ends with END). A connection that fails, or
+// has not answered within the time-out, is closed: its queries are answered UNAVAILABLE. It is reopened, at
+// first after 10 ms, then with a back-off of up to 1 s.
 #ifndef SERVAL_BASELINES_LOOKUP_H
 #define SERVAL_BASELINES_LOOKUP_H
 
@@ -24,7 +24,7 @@ struct Found {
 };
 
 constexpr unsigned KEY_BYTES = 5 + 2 * LABEL_BYTES;  // face: and the label in hexadecimal
-constexpr unsigned QUESTIONS_MAX = 4096;             // under way on one connection
+constexpr unsigned QUESTIONS_MAX = 4096;             // in flight on one connection
 
 class Lookup {
   public:
@@ -39,7 +39,7 @@ class Lookup {
     int descriptor() const { return fd; }
     bool unsent() const { return written < output.size(); }
 
-    // Asks for a label's picture; false: there is no connection, or too much is under way.
+    // Queries a label's picture; false: there is no connection, or too many queries are in flight.
     bool ask(uint32_t id, const uint8_t* label, uint64_t now) {
         if (pending() == QUESTIONS_MAX || !connected(now)) return false;
         Question& question = questions[asked++ % QUESTIONS_MAX];
@@ -59,7 +59,7 @@ class Lookup {
         if (++in_command == keys) end_command();
         return true;
     }
-    // Sends what was asked.
+    // Sends the collected queries.
     template <class Answer>
     void flush(Answer answer) {
         if (in_command) end_command();
@@ -73,8 +73,8 @@ class Lookup {
         output.clear();
         written = 0;
     }
-    // Reads once, waiting if `wait`, and calls `answer(id, found)` for every question that is answered by it. Whether
-    // something was read.
+    // Reads once, waiting if `wait`, and calls `answer(id, found)` for every answered query. Returns whether
+    // anything was read.
     template <class Answer>
     bool receive(bool wait, Answer answer) {
         const ssize_t got = recv(fd, input.data() + filled, input.size() - filled, wait ? 0 : MSG_DONTWAIT);
@@ -88,7 +88,7 @@ class Lookup {
         if (!parse(answer)) give_up(answer);
         return true;
     }
-    // Gives the connection up if an answer is overdue.
+    // Closes the connection if an answer is overdue.
     template <class Answer>
     void expire(uint64_t now, Answer answer) {
         if (pending() && now - questions[answered % QUESTIONS_MAX].asked_ns > timeout_ns) give_up(answer);
@@ -144,7 +144,7 @@ class Lookup {
         close_and_wait(now_ns());
     }
 
-    // Takes whole values and ENDs from the front of the input; false: this is not what was asked.
+    // Parses complete values and ENDs at the front of the input; false: not an answer to these queries.
     template <class Answer>
     bool parse(Answer& answer) {
         size_t at = 0;
@@ -169,7 +169,7 @@ class Lookup {
                 (std::sscanf(text + VALUE_BYTES, "%*u %u", &bytes) != 1 || bytes > input.size() / 2))
                 return false;
             if (filled - at < line + bytes + 2) break;
-            // Those before it in the command are not in the database.
+            // The earlier keys of the command are not in the database.
             while (memcmp(questions[answered % QUESTIONS_MAX].key, text + 6, KEY_BYTES)) {
                 settle({Found::MISS, nullptr}, answer);
                 if (at_end) return false;

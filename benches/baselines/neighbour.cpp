@@ -1,5 +1,5 @@
-// A neighbour that nobody measures: multiplies matrices of integers on its cores, over and over, which keeps their caches, and
-// the cache and memory that all cores share, busy. As in Lynx (ASPLOS 2020): 1140 x 1140, 15 MiB in three matrices.
+// A noisy neighbour, not measured itself: multiplies integer matrices on its cores in a loop, which loads their caches, and
+// the shared cache and memory. As in Lynx (ASPLOS 2020): 1140 x 1140, 15 MiB in three matrices.
 #include <thread>
 
 #include "contract.h"
@@ -23,7 +23,7 @@ void multiply(size_t n, Account& account) {
                 for (size_t column = 0; column < n; column++) to[column] += factor * b[k * n + column];
             }
         }
-        // The next product has other factors, so that none can be left out.
+        // The next product has other factors, so that no product can be optimised away.
         a.swap(product);
         account.messages++;
         turns.end(true);

@@ -16,7 +16,7 @@ constexpr size_t READ_BYTES = 256 << 10;
 struct Connection {
     int fd;
     std::vector<uint8_t> rest;    // the beginning of a message
-    std::vector<uint8_t> unsent;  // what the socket did not take; while there is some, nothing is read
+    std::vector<uint8_t> unsent;  // output the socket did not accept; until it is sent, nothing is read
 };
 
 class TcpServer {
@@ -29,7 +29,7 @@ class TcpServer {
         watch(EPOLL_CTL_ADD, listener, EPOLLIN, nullptr);
         ready("echo", url("tcp", address));
     }
-    // One turn; whether there was work.
+    // One turn; returns whether there was work.
     template <class Function>
     bool turn(int wait_ms, Function& function, Account& account, Turns& turns) {
         epoll_event events[64];
@@ -60,8 +60,8 @@ class TcpServer {
             watch(EPOLL_CTL_ADD, fd, EPOLLIN, new Connection{fd, {}, {}});
         }
     }
-    // Answers what one read brings; whether the connection goes on. Replies are joined in `input` or `out`, in order: an
-    // in-place reply has the length of its message.
+    // Answers the messages of one read; returns whether the connection continues. Replies are joined in `input` or `out`, in
+    // order: an in-place reply has the length of its message.
     template <class Function>
     bool answer(Connection& c, Function& function, Account& account) {
         const size_t kept = c.rest.size();
@@ -73,7 +73,7 @@ class TcpServer {
         size_t reply_bytes = 0;
         for (; at + frame <= input.data() + bytes; at += frame) {
             const Reply reply = function(at, frame, room);
-            if (!reply.at) return false;  // the frame's length is not the function's
+            if (!reply.at) return false;  // the function does not accept this frame length
             if (reply.at == room) room += reply.bytes;
             if (!replies) replies = reply.at;
             reply_bytes += reply.bytes;

@@ -1,7 +1,7 @@
 // UDP in batches: recvmmsg with GRO, sendmmsg with GSO.
 //
-// With GRO the host kernel hands over a train of equal datagrams of one sender as one buffer; with GSO replies to one client
-// leave as such a train, which goes through the host kernel's stack once.
+// With GRO the host kernel returns equal-sized datagrams of one sender as one buffer; with GSO replies to one client
+// leave as such a batch, which passes through the host kernel's stack once.
 #ifndef SERVAL_BASELINES_UDP_H
 #define SERVAL_BASELINES_UDP_H
 
@@ -46,7 +46,7 @@ inline void set_option(int fd, int level, int name, int value, const char* what)
     if (setsockopt(fd, level, name, &value, sizeof value)) fail(what);
 }
 
-// A bound socket of `type`; `address` gets the port it was given. `shared`: others on the same port get a share of the senders.
+// A bound socket of `type`; `address` gets the assigned port. `shared`: other sockets on the same port get a share of the senders.
 inline int bound_socket(int type, sockaddr_in& address, bool shared = false) {
     const int fd = socket(AF_INET, type | SOCK_CLOEXEC, 0);
     if (fd < 0) fail("open a socket");
@@ -58,7 +58,7 @@ inline int bound_socket(int type, sockaddr_in& address, bool shared = false) {
     return fd;
 }
 
-// A receive with a time limit, so that a blocked server notices that it is to end.
+// A receive time limit, so that a blocked server notices a request to stop.
 inline void limit_waiting(int fd, long ms) {
     const timeval limit = {ms / 1000, ms % 1000 * 1000};
     if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit)) fail("set SO_RCVTIMEO");
@@ -66,7 +66,7 @@ inline void limit_waiting(int fd, long ms) {
 
 inline int udp_server(sockaddr_in& address, bool gro, bool shared = false) {
     const int fd = bound_socket(SOCK_DGRAM, address, shared);
-    // Beyond the machine's limit where one may, as Serval does.
+    // Beyond the system limit if permitted, as Serval does.
     const int bytes = SOCKET_BUFFER_BYTES;
     if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &bytes, sizeof bytes)) set_option(fd, SOL_SOCKET, SO_RCVBUF, bytes, "set SO_RCVBUF");
     if (setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes)) set_option(fd, SOL_SOCKET, SO_SNDBUF, bytes, "set SO_SNDBUF");
@@ -75,8 +75,8 @@ inline int udp_server(sockaddr_in& address, bool gro, bool shared = false) {
     return fd;
 }
 
-// A socket for each of `count` threads, all on one port. Bound before anybody sends: the host kernel spreads senders over those
-// that are there.
+// A socket for each of `count` threads, all on one port. All are bound before the first datagram: the host kernel spreads
+// senders over the sockets that exist.
 inline std::vector<int> udp_servers(sockaddr_in& address, bool gro, size_t count) {
     std::vector<int> sockets;
     for (size_t i = 0; i < count; i++) sockets.push_back(udp_server(address, gro, count > 1));
@@ -93,7 +93,7 @@ class Inbox {
     Inbox(unsigned slots, uint32_t bytes_max, bool gro)
         : gro(gro), bytes_max(gro ? 65536 : bytes_max), stride((this->bytes_max + 63) / 64 * 64 + 64), headers(slots), vectors(slots),
           peers(slots), controls(slots), buffers(new uint8_t[size_t(slots) * stride]) {
-        // Slots are an odd number of cache lines apart: with a power of two all would meet in the same few cache sets.
+        // Slots are an odd number of cache lines apart: a power of two would map all to the same few cache sets.
         for (unsigned i = 0; i < slots; i++) {
             vectors[i] = {buffers.get() + size_t(i) * stride, this->bytes_max};
             auto& header = headers[i].msg_hdr;
@@ -152,41 +152,41 @@ class Inbox {
     std::unique_ptr<uint8_t[]> buffers;
 };
 
-// Collects replies and sends them with one call; with GSO those of one client and one length as trains. What it is given
+// Collects replies and sends them with one call; with GSO, replies of one length to one client as batches. The replies
 // must stay in place until `flush`.
 class Outbox {
   public:
-    Outbox(int fd, unsigned trains, bool gso) : fd(fd), segments_max(gso ? SEGMENTS_MAX : 1), trains(trains), headers(trains) {
-        for (unsigned i = 0; i < trains; i++) {
+    Outbox(int fd, unsigned messages, bool gso) : fd(fd), segments_max(gso ? SEGMENTS_MAX : 1), batches(messages), headers(messages) {
+        for (unsigned i = 0; i < messages; i++) {
             auto& header = headers[i].msg_hdr;
             header = {};
-            header.msg_name = &this->trains[i].peer;
+            header.msg_name = &batches[i].peer;
             header.msg_namelen = sizeof(sockaddr_in);
-            header.msg_iov = this->trains[i].vectors;
+            header.msg_iov = batches[i].vectors;
         }
     }
     void add(const sockaddr_in& peer, uint8_t* at, uint32_t bytes) {
-        Train* train = segments_max > 1 ? open_train(peer, bytes) : nullptr;
-        if (!train) {
-            if (used == trains.size()) taken += flush();
-            train = &trains[used++];
-            train->peer = peer;
-            train->vectors[0] = {at, bytes};
-            train->vector_count = train->segments = 1;
-            train->step = train->bytes = bytes;
-            train->closed = bytes == 0;
+        Batch* batch = segments_max > 1 ? open_batch(peer, bytes) : nullptr;
+        if (!batch) {
+            if (used == batches.size()) taken += flush();
+            batch = &batches[used++];
+            batch->peer = peer;
+            batch->vectors[0] = {at, bytes};
+            batch->vector_count = batch->segments = 1;
+            batch->step = batch->bytes = bytes;
+            batch->closed = bytes == 0;
             return;
         }
-        auto& last = train->vectors[train->vector_count - 1];
+        auto& last = batch->vectors[batch->vector_count - 1];
         if (static_cast<uint8_t*>(last.iov_base) + last.iov_len == at)
             last.iov_len += bytes;
         else
-            train->vectors[train->vector_count++] = {at, bytes};
-        train->segments++;
-        train->bytes += bytes;
-        train->closed = bytes < train->step;
+            batch->vectors[batch->vector_count++] = {at, bytes};
+        batch->segments++;
+        batch->bytes += bytes;
+        batch->closed = bytes < batch->step;
     }
-    // Sends everything; the number of replies that the host kernel took.
+    // Sends everything; returns the number of replies that the host kernel accepted.
     uint64_t flush() {
         for (unsigned i = 0; i < used; i++) finish(i);
         uint64_t sent = taken;  // by `add`, when it had no room
@@ -194,8 +194,8 @@ class Outbox {
         for (unsigned from = 0; from < used;) {
             const int count = sendmmsg(fd, headers.data() + from, used - from, 0);
             if (count < 0 && errno == EINTR) continue;
-            // One that cannot be sent (a client that gave a port nobody may send to) is left out.
-            for (int i = 0; i < count; i++) sent += trains[from + unsigned(i)].segments;
+            // A reply that cannot be sent (to an invalid port) is skipped.
+            for (int i = 0; i < count; i++) sent += batches[from + unsigned(i)].segments;
             from += count > 0 ? unsigned(count) : 1;
         }
         used = 0;
@@ -203,39 +203,39 @@ class Outbox {
     }
 
   private:
-    struct Train {
+    struct Batch {
         sockaddr_in peer;
         uint32_t step, bytes, segments, vector_count;
-        bool closed;  // its last datagram is shorter: nothing may follow
+        bool closed;  // its last datagram is shorter: no more may follow
         Control control;
         iovec vectors[SEGMENTS_MAX];
     };
-    // The newest train of a client, if it can take another reply.
-    Train* open_train(const sockaddr_in& peer, uint32_t bytes) {
+    // The newest batch to a client, if it can take another reply.
+    Batch* open_batch(const sockaddr_in& peer, uint32_t bytes) {
         const unsigned oldest = used > 16 ? used - 16 : 0;
         for (unsigned i = used; i-- > oldest;) {
-            Train& train = trains[i];
-            if (train.peer.sin_port != peer.sin_port || train.peer.sin_addr.s_addr != peer.sin_addr.s_addr) continue;
-            const bool fits = !train.closed && bytes > 0 && bytes <= train.step && train.segments < segments_max &&
-                              train.bytes + bytes <= DATAGRAM_BYTES_MAX;
-            return fits ? &train : nullptr;
+            Batch& batch = batches[i];
+            if (batch.peer.sin_port != peer.sin_port || batch.peer.sin_addr.s_addr != peer.sin_addr.s_addr) continue;
+            const bool fits = !batch.closed && bytes > 0 && bytes <= batch.step && batch.segments < segments_max &&
+                              batch.bytes + bytes <= DATAGRAM_BYTES_MAX;
+            return fits ? &batch : nullptr;
         }
         return nullptr;
     }
     void finish(unsigned i) {
-        Train& train = trains[i];
+        Batch& batch = batches[i];
         auto& header = headers[i].msg_hdr;
-        header.msg_iovlen = train.vector_count;
+        header.msg_iovlen = batch.vector_count;
         header.msg_control = nullptr;
         header.msg_controllen = 0;
-        if (train.segments == 1) return;
-        header.msg_control = &train.control;
+        if (batch.segments == 1) return;
+        header.msg_control = &batch.control;
         header.msg_controllen = CMSG_SPACE(sizeof(uint16_t));
         auto* c = CMSG_FIRSTHDR(&header);
         c->cmsg_level = IPPROTO_UDP;
         c->cmsg_type = UDP_SEGMENT;
         c->cmsg_len = CMSG_LEN(sizeof(uint16_t));
-        const uint16_t step = uint16_t(train.step);
+        const uint16_t step = uint16_t(batch.step);
         memcpy(CMSG_DATA(c), &step, sizeof step);
     }
 
@@ -243,7 +243,7 @@ class Outbox {
     const unsigned segments_max;
     unsigned used = 0;
     uint64_t taken = 0;
-    std::vector<Train> trains;
+    std::vector<Batch> batches;
     std::vector<mmsghdr> headers;
 };
 

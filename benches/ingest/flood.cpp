@@ -1,5 +1,5 @@
-// Sends messages that nobody answers, as fast as they can be sent, from a thread on each core: trains of datagrams to a `udp://`
-// port, or through a `shm://` port. Prints what it sent; what arrived the server knows.
+// Sends messages without replies as fast as possible, from a thread on each core: GSO batches to a `udp://`
+// port, or through a `shm://` port. Prints the number sent; the server counts arrivals.
 #include <serval/client.h>
 
 #include "../baselines/contract.h"
@@ -12,7 +12,7 @@ const char HELP[] =
     "usage: flood URL [FLAGS]   sends messages without replies to udp://ADDRESS:PORT or shm:///PATH\n"
     "  --cores N,N,...    a thread with a client of its own on each of these cores (one thread, not pinned)\n"
     "  --bytes N          length of a message, 4..1024 (64)\n"
-    "  --seconds N        how long, 1..600 (3)\n";
+    "  --seconds N        duration, 1..600 (3)\n";
 
 constexpr size_t BURST = 1024;
 
@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
     const auto seconds = uint64_t(flags.number("--seconds", 3, 1, 600));
     flags.end();
     const bool udp = url.rfind("udp://", 0) == 0;
-    if (!udp && url.rfind("shm:///", 0) != 0) misused("the first word is udp://ADDRESS:PORT or shm:///PATH");
+    if (!udp && url.rfind("shm:///", 0) != 0) misused("the first argument must be udp://ADDRESS:PORT or shm:///PATH");
     stop_on_signals();
     const size_t count = std::max<size_t>(1, cores.size());
     std::vector<Account> accounts(count);

@@ -1,4 +1,4 @@
-// sink: receives, and that is all. For services that answer nothing.
+// sink: only receives. For services without replies.
 #include <serval/kernel.h>
 
 SERVAL_KERNEL(sink) (serval::Block& block, serval::Mqueue& q) {

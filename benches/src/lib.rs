@@ -1,8 +1,8 @@
-//! Microbenchmarks: what single operations of the data path cost, without a network and without other threads.
+//! Microbenchmarks: the cost of single operations of the data path, without a network and without other threads.
 //!
-//! `make microbench` runs them. Here are the workloads; the files `ring.rs`, `framing.rs` and `dispatch.rs` measure
-//! them. A workload counts and sums what goes in and what comes out, and the benchmark compares the two when it
-//! has ended: a figure of a run that lost or damaged a message is never printed.
+//! `make microbench` runs them. This file has the workloads; `ring.rs`, `framing.rs` and `dispatch.rs` measure
+//! them. A workload counts and sums its input and output, and the benchmark compares the two at the
+//! end: a run that lost or damaged a message prints no figure.
 #![forbid(unsafe_code)]
 
 use mqueue::abi::kind;
@@ -11,7 +11,7 @@ use mqueue::{
 };
 use wire::framing::{Framing, ParseState, Parsed};
 
-/// Slots of the rings: enough for the largest batch, few enough to stay in the nearest cache.
+/// Slots of the rings: enough for the largest batch, few enough to fit the L1 cache.
 const DEPTH: u32 = 128;
 
 /// Both ends of one ring on one thread.
@@ -21,7 +21,7 @@ pub struct Ring {
     payload: Vec<u8>,
     received: Vec<u8>,
     sent: u64,
-    /// Sums of the numbers in the messages that went in and came out.
+    /// Sums of the numbers in the messages written and read.
     sums: (u64, u64),
 }
 
@@ -57,7 +57,7 @@ impl Ring {
         self.producer.publish();
         while let Some(header) = self.consumer.peek().expect("an honest peer") {
             let payload = &mut self.received[..header.len as usize];
-            assert!(self.consumer.copy_out(&header, payload), "a message arrives whole");
+            assert!(self.consumer.copy_out(&header, payload), "a message arrives complete");
             let number = payload.first_chunk().expect("at least 8 bytes");
             let number = u64::from_le_bytes(*number);
             self.sums.1 = self.sums.1.wrapping_add(number).wrapping_add(header.token);
@@ -66,18 +66,18 @@ impl Ring {
         self.consumer.release();
     }
 
-    /// Panics unless every message that went in has come out as it was.
+    /// Panics unless every message written was read unchanged.
     pub fn check(&self) {
-        assert_eq!(self.consumer.consumed(), self.sent, "messages came out and went in");
-        assert_eq!(self.sums.0, self.sums.1, "what came out is what went in");
-        // A filter on the command line may have left this workload out.
+        assert_eq!(self.consumer.consumed(), self.sent, "messages read and written");
+        assert_eq!(self.sums.0, self.sums.1, "sums of messages read and written");
+        // A filter on the command line may have skipped this workload.
         if self.sent > 0 {
-            assert_eq!(self.received, self.payload, "the last message, to its end");
+            assert_eq!(self.received, self.payload, "the last message, completely");
         }
     }
 }
 
-/// A connection's receive buffer, full of requests: [`Pipeline::new`] checks that they can be taken apart again.
+/// A connection's receive buffer, full of requests: [`Pipeline::new`] checks that they can be parsed.
 pub struct Pipeline {
     framing: Framing,
     buffer: Vec<u8>,
@@ -98,11 +98,11 @@ impl Pipeline {
             assert_eq!(message, payload, "{framing}");
             found += 1;
         });
-        assert_eq!(found, requests, "{framing}: messages came out and went in");
+        assert_eq!(found, requests, "{framing}: messages parsed and written");
         pipeline
     }
 
-    /// Takes the buffer apart, one message after the other.
+    /// Parses the buffer, one message after the other.
     #[inline]
     pub fn parse(&self, mut take: impl FnMut(&[u8])) {
         let mut at = 0;

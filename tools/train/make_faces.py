@@ -199,7 +199,7 @@ def write_golden(path, pairs):
 
 def main():
     parser = argparse.ArgumentParser(description="Write the pictures of the face verification demo.")
-    parser.add_argument("--lfw", type=Path, metavar="FILE", help="write FILE from the photographs scikit-image ships, and nothing else")
+    parser.add_argument("--lfw", type=Path, metavar="FILE", help="write only FILE, from the photographs that scikit-image ships")
     parser.add_argument("--out", type=Path, default=MODELS, metavar="DIR")
     args = parser.parse_args()
     rng = np.random.Generator(np.random.PCG64(SEED))

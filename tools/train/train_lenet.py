@@ -24,7 +24,7 @@ with ReLU and max pooling: 28x28 padded by 2 -> conv 5x5 x6 -> pool -> conv 5x5 
 
 Repeatability. Every random draw comes from one seeded generator and uses only its integer and uniform streams; BLAS
 runs on one thread with one fixed kernel set (any x86-64 with AVX2); exponentials go through math.exp. The same
-package versions therefore write the same bytes. The schedule is fixed: nothing is chosen by looking at held-out digits.
+package versions therefore write the same bytes. The schedule is fixed: held-out digits influence no choice.
 """
 
 import argparse
@@ -126,7 +126,7 @@ def augment(pictures, rng):
     from_x = (cosine * x - (sine + shear) * y) * zoom_x + 13.5 + spread(2.0) + elastic[0]
     from_y = (sine * x + cosine * y) * zoom_y + 13.5 + spread(2.0) + elastic[1]
 
-    padded = np.zeros((n, 32, 32), np.float32)  # two empty pixels around: what lies outside the picture is paper
+    padded = np.zeros((n, 32, 32), np.float32)  # two empty pixels around: outside the picture is blank paper
     padded[:, 2:30, 2:30] = pictures
     from_x = np.clip(from_x + 2, 0, 30.999)
     from_y = np.clip(from_y + 2, 0, 30.999)
@@ -340,7 +340,7 @@ def write_digits(path, pictures, labels):
 
 
 def golden_pictures(held, rng):
-    """Held-out digits and pictures nobody would send: empty, full, noise, stripes, single pixels at every edge."""
+    """Held-out digits and unusual pictures: empty, full, noise, stripes, single pixels at every edge."""
     odd = [np.zeros((28, 28), np.uint8), np.full((28, 28), 255, np.uint8)]
     odd += [rng.integers(0, 256, (28, 28)).astype(np.uint8) for _ in range(8)]
     y, x = np.indices((28, 28))

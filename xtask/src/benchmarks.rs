@@ -1,8 +1,8 @@
-//! `docs/benchmarks.md`, made from the records in `docs/benchmarks/` that `serval compare --suite` writes, and the
+//! `docs/benchmarks.md`, generated from the records in `docs/benchmarks/` that `serval compare --suite` writes, and the
 //! figures that other documents take from them.
 //!
-//! A table for each machine has one line for each record, in the order of the suites; a folder in `docs/benchmarks/` is
-//! another machine, and its `note.md` says what else there is to know about it. A figure in a document is a median with
+//! There is a table per machine with one line per record, in the order of the suites. A folder in `docs/benchmarks/` is
+//! another machine; its `note.md` describes that machine. A figure in a document is a median with
 //! its interval and names its record: `43.67 (42.56 to 45.96)<!-- record: h200/gpu-rings-1 -->`.
 
 use std::collections::BTreeMap;
@@ -16,13 +16,13 @@ use crate::files::root;
 
 const PAGE: &str = "docs/benchmarks.md";
 const RECORDS: &str = "docs/benchmarks";
-/// What is measured, in the order of the page.
+/// The suites, in the order of the page.
 const SUITES: [&str; 2] = ["benches/speed.toml", "benches/gpu.toml"];
 /// Documents with figures that are taken from records.
 const DOCUMENTS: [&str; 2] = ["README.md", "docs/gpu.md"];
 const BEGIN: &str = "<!-- record: ";
 const END: &str = " -->";
-/// Units of documents, in those of records.
+/// Units of documents, as multiples of the records' unit.
 const UNITS: [f64; 4] = [1.0, 1e3, 1e6, 1e9];
 
 const HEAD: &str = "\
@@ -52,7 +52,7 @@ pub(crate) fn generate() -> Findings {
     }
 }
 
-/// Whether the page and the figures of other documents are those of the records.
+/// Checks that the page and the figures of other documents match the records.
 pub(crate) fn check() -> Findings {
     let mut findings = Findings::new();
     match (page(), fs::read_to_string(root().join(PAGE))) {
@@ -117,9 +117,11 @@ fn machine(page: &mut String, folder: &str, rows: &[Row]) -> Result<(), String> 
         }
     }
     if let Some(stray) = records.keys().next() {
-        return Err(format!("{path}/{stray}.json: no suite has such a row; remove the record"));
+        return Err(format!(
+            "{path}/{stray}.json: no suite has a row of this name; remove the record"
+        ));
     }
-    // What tools/gpu/map draws.
+    // Drawn by tools/gpu/map.
     if root().join(&path).join("map.svg").exists() {
         let what = "requests a second by number of mqueues and processing time, and the ratio to A";
         let _ = write!(page, "\n![{folder}: {what}](benchmarks/{folder}/map.svg)\n");
@@ -169,7 +171,7 @@ fn record(name: &str) -> Result<Json, String> {
     serde_json::from_str(&text).map_err(|error| format!("{path}: {error}"))
 }
 
-/// The figures of a document that are not those of the records that they name.
+/// The figures of a document that differ from the records they name.
 fn wrong_figures(
     path: &str,
     text: &str,
@@ -190,11 +192,11 @@ fn wrong_figures(
     findings
 }
 
-/// Whether the last three numbers of a text are the median and the interval of a record, rounded.
+/// Checks that the last three numbers of a text are the rounded median and interval of a record.
 fn compare(shown: &str, record: &Json) -> Result<(), String> {
     let numbers = numbers(shown);
     let Some(shown) = numbers.last_chunk::<3>() else {
-        return Err("no median and interval precede it".to_owned());
+        return Err("it does not follow a median and an interval".to_owned());
     };
     let value = &record["value"];
     let known = [&value["median"], &value["interval"]["low"], &value["interval"]["high"]];
@@ -210,7 +212,7 @@ fn compare(shown: &str, record: &Json) -> Result<(), String> {
     }
 }
 
-/// The numbers of a text; a digit behind a letter is part of a name.
+/// The numbers in a text; a digit after a letter is part of a name.
 fn numbers(text: &str) -> Vec<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '.');
     let number = |word: &'_ str| -> Option<usize> {

@@ -1,11 +1,11 @@
 //! Continuous integration: `cargo xtask ci STEP...`.
 //!
-//! Steps have two tiers. `test` is what `make test` runs after every change; `ci` is the rest, which `make ci` runs as well.
-//! `cargo xtask ci changed` runs the first and those of the second that the change touches.
+//! Steps have two tiers. `make test` runs the tier `test` after every change; `make ci` runs the tier `ci` as well.
+//! `cargo xtask ci changed` runs the first tier and those steps of the second that the change touches.
 //!
-//! Quiet about what passes: one line a step. A step that fails shows everything it printed. What could
-//! not run on this machine says why. The last lines count steps and tests, and name what was skipped (steps, tests
-//! that say SKIPPED, and ignored ones).
+//! A step that passes prints one line. A step that fails prints all its output. A step that cannot
+//! run on this machine prints why. The last lines count steps and tests, and name what was skipped (steps, tests
+//! that print SKIPPED, and ignored tests).
 
 mod miri;
 mod test_programs;
@@ -20,19 +20,19 @@ use crate::files::{self, root};
 use crate::side_by_side::cores;
 use crate::{Findings, abi, benchmarks, claims, drop_reasons, edges, fuzz, mutants, tidy, wasm};
 
-/// How a step ended well.
+/// The result of a step that did not fail.
 enum Done {
     Passed,
-    /// Having run these tests.
+    /// Passed, with these tests.
     Tested(Tally),
-    /// The machine lacks something; says what.
+    /// The machine lacks something, named here.
     NotRun(String),
 }
 
-/// How a step ended badly.
+/// The result of a step that failed.
 struct Failed {
     findings: Findings,
-    /// The tests that it ran.
+    /// The tests it ran.
     tests: Tally,
 }
 
@@ -44,17 +44,17 @@ impl From<Findings> for Failed {
 
 type Outcome = Result<Done, Failed>;
 
-/// Tests of a step.
+/// Test counts of a step.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tally {
     passed: u64,
     failed: u64,
-    /// Names of those that said SKIPPED or are ignored.
+    /// Names of tests that printed SKIPPED or are ignored.
     skipped: Vec<String>,
 }
 
 impl Tally {
-    /// Reads what `cargo test` printed.
+    /// Parses the output of `cargo test`.
     fn of(output: &str) -> Self {
         let mut tally = Self::default();
         let (mut speaker, mut silent) = ("", 0);
@@ -74,7 +74,7 @@ impl Tally {
                 tally.failed += count_before(counts, " failed;");
             }
         }
-        // Who says so ran, but did not test.
+        // A test that printed SKIPPED ran, but checked nothing.
         tally.passed = tally.passed.saturating_sub(silent);
         tally
     }
@@ -85,7 +85,7 @@ impl Tally {
         self.skipped.extend(other.skipped);
     }
 
-    /// Whether it is news.
+    /// Records a skipped test; false if it was known.
     fn skip(&mut self, test: &str) -> bool {
         let news = self.skipped.iter().all(|name| name != test);
         if news {
@@ -112,7 +112,7 @@ struct Step {
     name: &'static str,
     what: &'static str,
     tier: Tier,
-    /// Paths whose change calls for a step of tier `ci`.
+    /// Changes to these paths trigger a step of tier `ci`.
     touched_by: &'static [&'static str],
     run: fn() -> Outcome,
 }
@@ -228,7 +228,7 @@ const STEPS: &[Step] = &[
     after_changes(&["crates/"], "docs", "rustdoc, warnings refused, and its examples", docs),
 ];
 
-/// How long each target is fuzzed.
+/// Fuzzing time per target.
 const FUZZ_SECONDS: u32 = 30;
 
 /// Runs the steps that `names` asks for, or lists them.
@@ -259,7 +259,7 @@ fn usage() -> String {
 usage: cargo xtask ci STEP...
        cargo xtask ci test             the steps of `make test`
        cargo xtask ci all              every step
-       cargo xtask ci changed [BASE]   those of `make test`, and those that the changes since BASE (main) touch
+       cargo xtask ci changed [BASE]   those of `make test`, and those affected by the changes since BASE (default: main)
 "
     .to_owned();
     for (tier, title) in [(Tier::Test, "make test"), (Tier::Ci, "make ci, besides")] {
@@ -293,7 +293,7 @@ fn is_touched(step: &Step, paths: &[String]) -> bool {
     paths.iter().any(|path| step.touched_by.iter().any(|touching| path.starts_with(touching)))
 }
 
-/// What the steps came to.
+/// Results of the steps.
 #[derive(Default)]
 struct Summary {
     passed: u64,
@@ -303,10 +303,10 @@ struct Summary {
 }
 
 impl Summary {
-    /// Runs a step and tells how it ended.
+    /// Runs a step and prints its result.
     fn take(&mut self, step: &Step) {
         print!("{:13} {:50} ", step.name, step.what);
-        // A terminal shows what is running.
+        // Show which step is running.
         let _ = std::io::stdout().flush();
         let start = Instant::now();
         let outcome = (step.run)();
@@ -350,7 +350,7 @@ impl Summary {
         )
     }
 
-    /// The last line, for programs to read.
+    /// The last line, in machine-readable form.
     fn tests(&self) -> String {
         let Tally { passed, failed, skipped } = &self.tests;
         format!("Tests: {passed} passed, {failed} failed, {} skipped", skipped.len())
@@ -386,7 +386,7 @@ fn command(line: &str, environment: &[(&str, &str)]) -> Outcome {
     }
 }
 
-/// What tests printed, without the parts of those that passed.
+/// The output of tests, without the parts about passed tests.
 fn without_successes(output: &str) -> String {
     let mut passed = false;
     let mut kept = String::new();
@@ -409,14 +409,14 @@ fn clippy() -> Outcome {
     command("cargo clippy --workspace --all-targets -- -D warnings", &[])
 }
 
-/// The simulator's test over as many seeds.
+/// The simulator's test with this number of seeds.
 fn seeds(count: &str) -> Outcome {
     let test = "cargo test --package serval-sim --test seeds seeds_hold_and_reach_everything";
     command(test, &[("SERVAL_SEEDS", count)])
 }
 
-/// The tables of docs/configuration.md come from the code that reads a configuration: a test of it compares them
-/// (with every other one in `cargo test`) or, to `write`, makes them.
+/// The tables of docs/configuration.md are generated from the code that reads the configuration: a test compares them
+/// (as part of `cargo test`) or, with `write`, writes them.
 pub(crate) fn configuration(write: bool) -> Findings {
     let line = "cargo test --quiet --package serval-server --test config the_page_of_all_keys_is_what_is_read";
     let environment: &[_] = if write { &[("UPDATE_GOLDEN", "1")] } else { &[] };
@@ -430,7 +430,7 @@ fn microbench() -> Outcome {
     command("cargo bench --quiet --package serval-benches -- --test", &[])
 }
 
-/// Makes targets of a folder, on every processor.
+/// Runs targets of a Makefile with one job per core.
 fn make(folder_and_targets: &str, environment: &[(&str, &str)]) -> Outcome {
     let jobs = cores();
     let line = format!("make --no-print-directory --output-sync -j{jobs} -C {folder_and_targets}");
@@ -449,7 +449,7 @@ fn tsan() -> Outcome {
     make("device tsan", &[])
 }
 
-/// The compiler comes from PyPI (`device/Makefile` installs it); no GPU and no driver is needed.
+/// The compiler comes from PyPI (`device/Makefile` installs it); neither a GPU nor a driver is needed.
 fn nvcc() -> Outcome {
     make("device nvcc-check nvrtc", &[])?;
     make("benches/ingest", &[])?;
@@ -461,7 +461,7 @@ fn wasm() -> Outcome {
     if let Some(lacking) = lacks_target(target) {
         return Ok(lacking);
     }
-    // The simulator is a program around the three others: what it links is not thrown away.
+    // The simulator uses the three libraries, so the linker keeps their code.
     let crates = "-p serval-mqueue -p serval-wire -p serval-engine -p serval-sim";
     command(&format!("cargo build {crates} --target {target}"), &[])?;
     let module = root().join(format!("target/{target}/debug/serval-sim.wasm"));
@@ -469,7 +469,7 @@ fn wasm() -> Outcome {
     found(wasm::imports(&bytes))
 }
 
-/// What to say when the compiler has no standard library for `target`.
+/// The reason to skip if the standard library for `target` is not installed.
 fn lacks_target(target: &str) -> Option<Done> {
     let installed = Command::new("rustc")
         .args(["--print", "target-libdir", "--target", target])
@@ -478,9 +478,9 @@ fn lacks_target(target: &str) -> Option<Done> {
     (!installed).then(|| Done::NotRun(format!("`rustup target add {target}` installs the target")))
 }
 
-/// Where memory is ordered more weakly and pages may be larger. qemu interprets the rings' tests; it
-/// keeps the order of the machine it runs on, so this shows that the code is portable, not that no edge
-/// is missing: loom and `serval doctor --litmus` on the real thing do.
+/// aarch64: weaker memory ordering, and pages may be larger. qemu runs the tests of the rings; it keeps
+/// the memory ordering of the host, so this shows that the code is portable, not that no edge
+/// is missing. Loom, and `serval doctor --litmus` on real hardware, check the edges.
 fn arm() -> Outcome {
     let target = "aarch64-unknown-linux-gnu";
     if let Some(lacking) = lacks_target(target) {
@@ -512,7 +512,7 @@ fn docs() -> Outcome {
     command("cargo test --workspace --doc", &[])
 }
 
-/// Whether a command of the nightly toolchain works here.
+/// Whether a command of the nightly toolchain works on this machine.
 fn works(line: &str) -> bool {
     let mut words = line.split(' ');
     let program = words.next().expect("a program");
@@ -523,10 +523,10 @@ fn works(line: &str) -> bool {
 
 fn asan() -> Outcome {
     if !works("cargo +nightly --version") {
-        return Ok(Done::NotRun("no nightly here; `make setup-test` installs it".to_owned()));
+        return Ok(Done::NotRun("no nightly toolchain; `make setup-test` installs it".to_owned()));
     }
     let environment = [("RUSTFLAGS", "-Zsanitizer=address")];
-    // The target is named, so that build scripts and macros are built without the sanitizer.
+    // With an explicit target, build scripts and macros are built without the sanitizer.
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     command(&format!("cargo +nightly test -p serval-mqueue --target {target}"), &environment)
 }

@@ -1,10 +1,10 @@
-//! What documents say of tests: a claim is worth its test, so every `FILE::TEST` and fuzz target that a
-//! document names must exist.
+//! Tests that documents refer to: every `FILE::TEST` and fuzz target named in a
+//! document must exist.
 
 use crate::Findings;
 use crate::files::{self, File};
 
-/// A test, as documents name it: `crates/sim/tests/drops.rs::wrong_tokens_reach_nobody`.
+/// A test, as documents name it: `crates/sim/tests/drops.rs::replies_with_wrong_tokens_are_dropped`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TestName<'a> {
     /// The file, from the root.
@@ -14,14 +14,14 @@ pub(crate) struct TestName<'a> {
 }
 
 impl<'a> TestName<'a> {
-    /// `None` when `text` has another form.
+    /// `None` if `text` has another form.
     pub(crate) fn parse(text: &'a str) -> Option<Self> {
         let (path, test) = text.split_once("::")?;
         path.contains('/').then_some(Self { path, test })
     }
 
-    /// Whether its file has a test of this name: a function, or a line of a table of tests that a macro
-    /// makes functions of.
+    /// Whether its file has a test of this name: a function, or an entry in a macro's table of
+    /// tests.
     pub(crate) fn exists(&self) -> bool {
         let source = std::fs::read_to_string(files::root().join(self.path)).unwrap_or_default();
         let (function, row) = (format!("fn {}(", self.test), format!("{}: ", self.test));
@@ -37,33 +37,33 @@ fn quoted(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
 
-/// The fuzz targets that a line names behind the words "fuzz target(s)".
+/// The fuzz targets that a line names after the words "fuzz target(s)".
 fn fuzz_targets(line: &str) -> impl Iterator<Item = &str> {
     let is_target = |name: &&str| name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
     line.split("fuzz target").skip(1).flat_map(move |rest| quoted(rest).take_while(is_target))
 }
 
-/// The tests and fuzz targets of a line that do not exist, and how many it names.
+/// Reports the tests and fuzz targets of a line that do not exist; returns how many it names.
 fn check_line(document: &File, line: usize, text: &str, findings: &mut Findings) -> usize {
     let mut named = 0;
     for name in quoted(text).filter_map(TestName::parse) {
         named += 1;
         if !name.exists() {
             let TestName { path, test } = name;
-            findings.push(format!("{}: there is no test {path}::{test}", document.at(line)));
+            findings.push(format!("{}: test {path}::{test} does not exist", document.at(line)));
         }
     }
     for target in fuzz_targets(text) {
         named += 1;
         let path = format!("fuzz/fuzz_targets/{target}.rs");
         if !files::root().join(&path).exists() {
-            findings.push(format!("{}: there is no {path}", document.at(line)));
+            findings.push(format!("{}: {path} does not exist", document.at(line)));
         }
     }
     named
 }
 
-/// Checks a whole document, which must name at least one.
+/// Checks a whole document, which must name at least one test.
 pub(crate) fn check(document: &File, findings: &mut Findings) {
     let lines = document.text.lines().enumerate();
     let named: usize = lines.map(|(line, text)| check_line(document, line, text, findings)).sum();
@@ -72,7 +72,7 @@ pub(crate) fn check(document: &File, findings: &mut Findings) {
     }
 }
 
-/// The same of the document at this path.
+/// The same for the document at this path.
 pub(crate) fn check_document(path: &str) -> Findings {
     let text = match std::fs::read_to_string(files::root().join(path)) {
         Ok(text) => text,
@@ -93,7 +93,7 @@ mod tests {
         let mut findings = Findings::new();
         let here = "`xtask/src/claims.rs::tests_are_found_and_missing_ones_are_told`";
         let line = format!("{here}, `xtask/src/claims.rs::no`, fuzz targets `ring` and `nothing`");
-        // A name that nobody wrote is missing; the macro's name is not a file.
+        // A test that does not exist is reported; a macro's name is not a file.
         assert_eq!(check_line(&document, 0, &line, &mut findings), 4);
         assert_eq!(findings.len(), 2, "{findings:?}");
         assert_eq!(TestName::parse("std::process"), None);

@@ -1,20 +1,20 @@
 //! Drop reasons and the tests that provoke them: `cargo xtask drop-reasons`.
 //!
-//! A test that makes a reason happen and checks its counter says so in a comment of its own line,
-//! `// provokes: reason_name[, reason_name...]`. Every reason needs one. The table of docs/operations.md is written from
-//! the code (`cargo xtask gen-abi`).
+//! A test that provokes a reason and checks its counter is marked by a comment on a line of its own,
+//! `// provokes: reason_name[, reason_name...]`. Every reason needs one. The table of docs/operations.md is
+//! generated from the code (`cargo xtask gen-abi`).
 
 use wire::DropReason;
 
 use crate::Findings;
 use crate::files;
 
-/// Where operators find what to do about each reason.
+/// The operators' table of reasons and remedies.
 const PAGE: &str = "docs/operations.md";
 /// What stands above the rows of its table.
 const HEADING: &str = "| reason | scope | what it means | what to do |\n|---|---|---|---|\n";
 
-/// What is missing; `list` prints where each reason is provoked.
+/// Returns what is missing; `list` prints where each reason is provoked.
 pub(crate) fn check(list: bool) -> Findings {
     let mut findings = Vec::new();
     let mut provoked: Vec<(&str, Vec<String>)> =

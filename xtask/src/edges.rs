@@ -1,17 +1,17 @@
 //! Ordering edges: `cargo xtask edges`.
 //!
-//! Code that carries half of an edge says so in a comment of one form:
+//! Code that implements half of an edge is marked by a comment of this form:
 //!
 //! ```text
 //! // EDGE NAME [NAME...] (release half|acquire half|sleeper half|waker half)[: why]
 //! ```
 //!
-//! Here stands which halves must exist in Rust, in the device library, in the client library and in the attach library. A marker of another form,
-//! an edge nobody knows, an edge without a section in ORDERING.md and a missing half are findings. Prose in
-//! doc comments may name edges as it likes.
+//! This file lists which halves must exist in Rust, in the device library, in the client library and in the attach
+//! library. Malformed markers, unknown edges, edges without a section in ORDERING.md and missing halves are findings.
+//! Doc comments may mention edges in any form.
 //!
-//! ORDERING.md also has a table of what checks each edge. Every test it names must exist, and every edge
-//! needs a loom model that holds and one that fails when a half of the edge is taken away.
+//! ORDERING.md also has a table of the checks of each edge. Every test it names must exist, and every edge
+//! needs a loom model that passes and one that fails when half of the edge is removed.
 
 use crate::Findings;
 use crate::files::{self, File};
@@ -21,9 +21,9 @@ use crate::files::{self, File};
 enum Side {
     Rust,
     Device,
-    /// The C client library, which goes through the device library's rings.
+    /// The C client library, which uses the device library's rings.
     Client,
-    /// The C++ attach library, a runtime's side of a region.
+    /// The C++ attach library, the runtime's side of a region.
     Attach,
 }
 use Side::{Attach, Client, Device, Rust};
@@ -78,7 +78,7 @@ const EDGES: &[Edge] = &[
     Edge { name: "BOOKS", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
 ];
 
-/// One name of a marker.
+/// One name in a marker.
 #[derive(Debug, PartialEq, Eq)]
 struct Marker<'a> {
     name: &'a str,
@@ -137,10 +137,10 @@ fn undocumented(files: &[File]) -> Findings {
     missing.map(|edge| format!("ORDERING.md has no section on edge {}", edge.name)).collect()
 }
 
-/// A column of the table of checks: its head, where its tests are, and how a test's name stands there.
+/// A column of the table of checks: its heading, the folder of its tests, and how the table writes a test's name.
 type Column = (&'static str, &'static str, fn(&str) -> Vec<String>);
 
-/// The columns behind the edge's name.
+/// The columns after the edge's name.
 const COLUMNS: &[Column] = &[
     ("loom", "crates/mqueue-loom/tests/loom/", rust_test),
     ("weakened", "crates/mqueue-loom/tests/loom/", |name| vec![format!("{name}: ")]),
@@ -149,12 +149,12 @@ const COLUMNS: &[Column] = &[
     ("threads", "crates/", rust_test),
 ];
 
-/// A test function, or a line of a macro that makes one.
+/// A test function, or a macro line that creates one.
 fn rust_test(name: &str) -> Vec<String> {
     vec![format!("fn {name}("), format!("    {name}: ")]
 }
 
-/// Edges without a row in the table of checks, rows without a loom model, and names of no test.
+/// Edges without a row in the table of checks, rows without a loom model, and tests that do not exist.
 fn unchecked(files: &[File]) -> Findings {
     let text = files.iter().find(|file| file.path == "ORDERING.md").map_or("", |file| &file.text);
     let Some((_, table)) = text.split_once("| edge | loom |") else {
@@ -192,7 +192,7 @@ fn unchecked(files: &[File]) -> Findings {
     findings
 }
 
-/// Which side a file belongs to, if code in it may carry an edge. Tests may talk about edges freely.
+/// The side of a file whose code may carry an edge. Tests may mention edges freely.
 fn side_of(file: &File) -> Option<Side> {
     let source = file.path.starts_with("crates/") && file.path.contains("/src/");
     if source && file.extension() == "rs" {
@@ -208,24 +208,24 @@ fn side_of(file: &File) -> Option<Side> {
     }
 }
 
-/// The markers of a line: nothing, a marker of a wrong form, or its names with their half.
+/// The marker on a line: none, a malformed one, or its names with their half.
 fn parse(line: &str) -> Option<Result<Vec<Marker<'_>>, &'static str>> {
     let marker = line.split_once("// EDGE ")?.1;
     let Some((names, rest)) = marker.split_once(" (") else {
         return Some(Err("a marker reads `// EDGE NAME [NAME...] (HALF)[: why]`"));
     };
     let Some((half, rest)) = rest.split_once(')') else {
-        return Some(Err("the marker's half is not closed"));
+        return Some(Err("the closing parenthesis after the half is missing"));
     };
     if ![RELEASE, ACQUIRE, SLEEPER, WAKER].contains(&half) {
-        return Some(Err("a half is a release, acquire, sleeper or waker half"));
+        return Some(Err("the half must be a release, acquire, sleeper or waker half"));
     }
     if !(rest.is_empty() || rest.starts_with(": ")) {
-        return Some(Err("after the half there is nothing, or `: ` and the reason"));
+        return Some(Err("only `: ` and the reason may follow the half"));
     }
     let upper = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
     if names.is_empty() || !names.split(' ').all(upper) {
-        return Some(Err("names of edges are upper case, one space apart"));
+        return Some(Err("edge names are upper case, separated by one space"));
     }
     Some(Ok(names.split(' ').map(|name| Marker { name, half }).collect()))
 }

@@ -1,9 +1,9 @@
-//! The files of the checkout: tracked ones and new ones that git does not ignore.
+//! The files of the checkout: tracked ones, and new ones that git does not ignore.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The repository's root; where this program was not built, the folder it is run in.
+/// The repository's root; the working directory if this program was built elsewhere.
 pub(crate) fn root() -> &'static Path {
     let built_in = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the root");
     if built_in.exists() { built_in } else { Path::new(".") }
@@ -28,7 +28,7 @@ impl File {
     }
 }
 
-/// Every text file of the checkout; what is not UTF-8 is not text.
+/// Every text file of the checkout; files that are not UTF-8 are left out.
 pub(crate) fn all() -> Vec<File> {
     let output = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard"])
@@ -44,7 +44,7 @@ pub(crate) fn all() -> Vec<File> {
     list.lines().filter_map(read).collect()
 }
 
-/// Paths that differ from where this branch left `base`, new files among them.
+/// Paths that changed since this branch left `base`, including new files.
 pub(crate) fn changed_since(base: &str) -> Result<Vec<String>, String> {
     let from = git(&["merge-base", base, "HEAD"]).map_err(|error| {
         format!("{error}; name a commit to compare with: cargo xtask ci changed BASE")

@@ -1,14 +1,14 @@
 //! The fuzz targets: `cargo xtask fuzz SECONDS`, and the step `fuzz` of continuous integration.
 //!
-//! libFuzzer needs coverage counters in the code under test. The compiler pass that adds them is part of
-//! every toolchain, so this runs on the one that builds the product; only the address sanitizer would
-//! need another, and the code under test checks its own bounds. What a run learns stays in `.cache/fuzz`
-//! for the next one; what it finds is kept in `fuzz/artifacts` and fails the run.
+//! libFuzzer needs coverage counters in the code under test. Every toolchain has the compiler pass that adds
+//! them, so the targets are built with the product's toolchain; only the address sanitizer would
+//! need another one, and the code under test checks its own bounds. New corpus inputs are kept in `.cache/fuzz`
+//! for the next run; inputs that fail are kept in `fuzz/artifacts` and fail the run.
 //!
-//! `--build FOLDER` leaves the programs and this one in a folder, from which `--binaries FOLDER` runs them on a
+//! `--build FOLDER` writes the fuzz programs and this program to a folder, from which `--binaries FOLDER` runs them on a
 //! machine without a compiler.
 //!
-//! Whether a target finds anything is shown by [`planted`]: the same programs from sources with a bug.
+//! [`planted`] checks that each target finds a bug that was planted in its sources.
 
 mod planted;
 
@@ -22,7 +22,7 @@ use crate::Findings;
 use crate::files::root;
 use crate::side_by_side::{all_sound, cores};
 
-/// What `cargo fuzz` asks the compiler for, without a sanitizer.
+/// The compiler flags of `cargo fuzz`, without a sanitizer.
 const FLAGS: &[&str] = &[
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
@@ -32,33 +32,33 @@ const FLAGS: &[&str] = &[
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
 ];
 
-/// One input may take this long, in seconds, on a machine that does much else.
+/// Time limit per input in seconds, for a busy machine.
 const INPUT_SECONDS_MAX: u32 = 30;
 
-/// Of the times in /proc, on every architecture Linux has here.
+/// Clock ticks per second in /proc; the same on all architectures supported here.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// How the targets are run.
 #[derive(Default)]
 struct Options {
     seconds: u32,
-    /// Programs at a time; 0: as many as there are cores. With at least twice as many as targets, each target
-    /// runs in several, which learn from each other.
+    /// Programs at a time; 0: one per core. With at least twice as many as targets, each target
+    /// runs in several programs that share a corpus.
     jobs: usize,
-    /// Where the programs are; otherwise they are built.
+    /// The folder of the programs; if absent they are built.
     binaries: Option<PathBuf>,
 }
 
-/// What a target did.
+/// The result of a target.
 struct Run {
     target: String,
-    /// Of a processor: on a machine that does much else, less than went by.
+    /// CPU time: on a busy machine, less than the elapsed time.
     seconds: u64,
     inputs: u64,
     edges: u64,
 }
 
-/// `cargo xtask fuzz ARGUMENTS`: a line about each target, or what was found.
+/// `cargo xtask fuzz ARGUMENTS`: one line per target, or the findings.
 pub(crate) fn command(arguments: &[&str]) -> Result<Vec<String>, Findings> {
     match arguments {
         ["--planted"] => return planted::find_all(),
@@ -87,15 +87,15 @@ fn options(arguments: &[&str]) -> Result<Options, String> {
                 options.binaries = Some(PathBuf::from(folder));
             }
             seconds => {
-                let wrong = |_| format!("{seconds:?} is no number of seconds and no option");
+                let wrong = |_| format!("{seconds:?} is not a number of seconds or an option");
                 options.seconds = seconds.parse().map_err(wrong)?;
             }
         }
     }
-    if options.seconds == 0 { Err("for how many seconds?".to_owned()) } else { Ok(options) }
+    if options.seconds == 0 { Err("give the number of seconds".to_owned()) } else { Ok(options) }
 }
 
-/// Builds every target and runs it over its corpus and then for `seconds`.
+/// Builds every target, runs it over its corpus, then fuzzes it for `seconds`.
 pub(crate) fn run(seconds: u32) -> Result<(), Findings> {
     run_with(&Options { seconds, ..Options::default() }).map(|_| ())
 }
@@ -113,12 +113,12 @@ fn run_with(options: &Options) -> Result<Vec<Run>, Findings> {
     Ok(merged(all_sound(at_a_time, queue, run)?))
 }
 
-/// As many as asked for; 0: as many as there are cores.
+/// The number requested; 0: one per core.
 fn programs_at_a_time(jobs: usize) -> usize {
     if jobs == 0 { cores() } else { jobs }
 }
 
-/// One run for each target: time and inputs of its programs add up, coverage is the best. Sorted by target.
+/// One result per target: time and inputs of its programs are added, coverage is the maximum. Sorted by target.
 fn merged(runs: Vec<Run>) -> Vec<Run> {
     let mut merged: Vec<Run> = Vec::new();
     for run in runs {
@@ -144,18 +144,18 @@ fn targets() -> Result<Vec<String>, Findings> {
         .collect();
     names.sort();
     if names.is_empty() {
-        return Err(vec!["there are no targets in fuzz/fuzz_targets".to_owned()]);
+        return Err(vec!["fuzz/fuzz_targets has no targets".to_owned()]);
     }
     Ok(names)
 }
 
-/// Builds every target from the sources in `sources`; returns where the programs are.
+/// Builds every target from `sources`; returns the folder of the programs.
 fn build(sources: &Path, target_dir: &str) -> Result<PathBuf, Findings> {
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let target_dir = root().join(target_dir);
     let output = Command::new("cargo")
         .args(["build", "--quiet", "--release", "--manifest-path", "fuzz/Cargo.toml"])
-        // The target is named, so that build scripts and macros are built without counters.
+        // With an explicit target, build scripts and macros are built without counters.
         .args(["--target", &triple, "--target-dir"])
         .arg(&target_dir)
         .env("RUSTFLAGS", FLAGS.join(" "))
@@ -169,7 +169,7 @@ fn build(sources: &Path, target_dir: &str) -> Result<PathBuf, Findings> {
     }
 }
 
-/// Leaves the programs in a folder, stripped, with this one.
+/// Writes the programs, stripped, and this program to a folder.
 fn keep(folder: &Path) -> Result<Vec<String>, Findings> {
     let binaries = build(root(), "target/fuzz")?;
     let targets = targets()?;
@@ -177,7 +177,7 @@ fn keep(folder: &Path) -> Result<Vec<String>, Findings> {
     let failed = |what: &str, error: &dyn std::fmt::Display| vec![format!("{what}: {error}")];
     let own = std::env::current_exe().map_err(|e| failed("xtask", &e))?;
     fs::copy(own, folder.join("xtask")).map_err(|e| failed("xtask", &e))?;
-    // Best effort: what is not stripped is only larger.
+    // Best effort: a program that is not stripped is only larger.
     let _ = Command::new("strip").args(&targets).arg("xtask").current_dir(folder).status();
     Ok(vec![format!("{}: {} targets", folder.display(), targets.len())])
 }
@@ -199,7 +199,7 @@ fn libfuzzer(sources: &Path, binaries: &Path, target: &str, found: &str) -> Comm
         .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
         .arg(format!("-artifact_prefix={found}"))
         .arg("-print_final_stats=1");
-    // One for all targets of a kind: `framing.dict` for `framing_request` and `framing_response`.
+    // One dictionary per group of targets: `framing.dict` for `framing_request` and `framing_response`.
     let dictionary = format!("fuzz/{}.dict", target.split('_').next().unwrap_or(target));
     if sources.join(&dictionary).exists() {
         command.arg(format!("-dict={dictionary}"));
@@ -216,7 +216,7 @@ fn fuzz(sources: &Path, binaries: &Path, target: &str, seconds: u32) -> Result<R
         fs::create_dir_all(sources.join(folder)).map_err(|e| format!("{folder}: {e}"))?;
     }
     if fs::read_dir(sources.join(&corpus)).map_or(0, Iterator::count) == 0 {
-        return Err(format!("{corpus} is empty: give {target} something to start from"));
+        return Err(format!("{corpus} is empty: add a seed input for {target}"));
     }
     let mut command = libfuzzer(sources, binaries, target, &found);
     command.arg(format!("-max_total_time={seconds}")).args([&learnt, &corpus]);
@@ -256,7 +256,7 @@ fn fuzz(sources: &Path, binaries: &Path, target: &str, seconds: u32) -> Result<R
     }
 }
 
-/// The processor time in a process's `stat`, of user and system: proc(5), fields 14 and 15, counted behind the name.
+/// The CPU time in a process's `stat`, user and system: proc(5), fields 14 and 15, counted after the name.
 fn ticks_of(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split(' ').skip(14 - 3).map(str::parse::<u64>);

@@ -1,5 +1,5 @@
-//! Repository chores: `cargo xtask <chore>`. Every check of the house rules is one of them, and
-//! `cargo xtask ci` is the only entry to continuous integration.
+//! Repository tasks: `cargo xtask TASK`. Every check of the house rules is one of them, and
+//! `cargo xtask ci` is the only entry point of continuous integration.
 
 mod abi;
 mod benchmarks;
@@ -14,6 +14,7 @@ mod programs;
 mod side_by_side;
 mod tidy;
 mod wasm;
+mod words;
 
 use std::process::ExitCode;
 
@@ -24,20 +25,20 @@ usage: cargo xtask CHORE
   benchmarks    writes docs/benchmarks.md from the records; with --check says whether it is up to date, and
                 whether the figures in README.md and docs/gpu.md are those of their records
   configuration writes the tables of docs/configuration.md; with --check says whether they are up to date
-  edges         every ordering edge has both halves, where ORDERING.md says
-  tidy          file sizes, where unsafety lives, names, left-overs
-  drop-reasons  every drop reason is provoked by a test
+  edges         checks that every ordering edge has both halves in the places that ORDERING.md lists
+  tidy          checks file sizes, unsafety outside its crates, names, words and left-overs
+  drop-reasons  checks that a test provokes every drop reason
   mutants [NAME...]
-                every seeded mutant, or these, must be caught by a test
+                checks that a test catches every seeded mutant, or the named ones
   fuzz SECONDS [--jobs N] [--binaries FOLDER]
-                runs every fuzz target for that long
-  fuzz --planted         plants a bug for each fuzz target, which must find it
-  fuzz --build FOLDER    leaves the fuzz targets and this program where --binaries finds them
-  miri          every test of mqueue and wire under Miri, which takes most of an hour
+                runs every fuzz target for that time
+  fuzz --planted         plants a bug for each fuzz target and checks that the target finds it
+  fuzz --build FOLDER    writes the fuzz targets and this program to a folder for --binaries
+  miri          runs every test of mqueue and wire under Miri, for most of an hour
   ci [STEP...]  runs steps of continuous integration; without a step lists them
 ";
 
-/// What a check found; empty is good.
+/// The problems that a check found.
 type Findings = Vec<String>;
 
 fn main() -> ExitCode {
@@ -63,7 +64,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints what was done, or what was found.
+/// Prints the result of a task or its findings.
 fn report_lines(what: &str, result: Result<Vec<String>, Findings>) -> ExitCode {
     for line in result.iter().flatten() {
         println!("{line}");
@@ -71,7 +72,7 @@ fn report_lines(what: &str, result: Result<Vec<String>, Findings>) -> ExitCode {
     report(what, &result.err().unwrap_or_default())
 }
 
-/// Prints what a check found and turns it into an exit code.
+/// Prints the findings of a check and returns the exit code.
 fn report(what: &str, findings: &Findings) -> ExitCode {
     for finding in findings {
         eprintln!("{what}: {finding}");
@@ -79,7 +80,7 @@ fn report(what: &str, findings: &Findings) -> ExitCode {
     match findings.len() {
         0 => ExitCode::SUCCESS,
         count => {
-            eprintln!("{what}: {count} to mend");
+            eprintln!("{what}: {count} findings");
             ExitCode::FAILURE
         }
     }

@@ -1,9 +1,9 @@
 //! Seeded mutants: `cargo xtask mutants [NAME...]`, and the step `mutants` of continuous integration.
 //!
 //! A mutant is a deliberate bug behind `mutants::on("name")`, see `crates/mutants`. The tests are built
-//! once with all of them. Without one in force every test named here must pass; with one, at least one of
-//! its tests must fail. A mutant that lives on shows a test that is missing. A test that does not come to
-//! an end has caught it too: the same test ended in time without it.
+//! once with all of them. With no mutant enabled every test named here must pass; with one enabled, at least one of
+//! its tests must fail. A mutant that survives shows that a test is missing. A test that times out
+//! has caught it too: without the mutant the same test ended in time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::files;
 use crate::programs::{self, Program};
 use crate::side_by_side::{all_sound, cores};
 
-/// A bug, and the tests that know it, the quickest first.
+/// A bug, and the tests that detect it, the fastest first.
 struct Mutant {
     name: &'static str,
     bug: &'static str,
@@ -28,7 +28,7 @@ const fn mutant(name: &'static str, bug: &'static str, tests: &'static [&'static
 const SEEDS: &str = "crates/sim/tests/seeds.rs::it_does_not_matter_which_thread_runs_a_seed";
 
 const MUTANTS: &[Mutant] = &[
-    // The ones that are caught by waiting come first: the others run meanwhile.
+    // Mutants that are caught by a time-out come first: the others run meanwhile.
     mutant(
         "sleep_through",
         "an accelerator thread that sleeps is not woken",
@@ -36,7 +36,7 @@ const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "ignore_stop",
-        "blocks are not told to stop",
+        "blocks do not get the stop request",
         &[
             "crates/accel/tests/worker.rs::a_stop_ends_blocks_with_messages_waiting_and_blocks_that_sleep",
         ],
@@ -44,48 +44,48 @@ const MUTANTS: &[Mutant] = &[
     // Rings.
     mutant(
         "skip_release",
-        "slots that were read are not given back",
+        "slots that were read are not released",
         &["crates/mqueue/tests/ring.rs::every_protocol_carries_every_size", SEEDS],
     ),
     mutant(
         "publish_unordered",
-        "the head is stored before the messages it shows may be seen",
+        "the head is stored before the messages it publishes are visible",
         &["crates/mqueue-loom/tests/loom/rings.rs::doorbell_published_one_by_one"],
     ),
     mutant(
         "overrun_ring",
-        "a message is written over the oldest one of a full ring",
+        "a message overwrites the oldest one of a full ring",
         &["crates/mqueue/tests/property.rs::a_ring_is_a_bounded_queue", SEEDS],
     ),
     mutant(
         "wrap_sequence",
-        "sequences of units wrap after 65 536 messages",
+        "sequence numbers of units wrap after 65 536 messages",
         &["crates/mqueue/tests/property.rs::old_units_never_pass_for_new_ones"],
     ),
     mutant(
         "forget_restamp",
-        "units that no message writes keep their old sequence for ever",
+        "units that a message does not write keep their old sequence number",
         &["crates/mqueue/tests/property.rs::old_units_never_pass_for_new_ones"],
     ),
     mutant(
         "believe_head",
-        "an impossible head of the other side is used",
+        "an invalid head of the other side is used",
         &["crates/mqueue/tests/hostile.rs::a_flood_without_credit_ends", SEEDS],
     ),
     mutant(
         "believe_header",
-        "an impossible header of the other side is used",
+        "an invalid header of the other side is used",
         &["crates/mqueue/tests/hostile.rs::a_bad_header_is_skipped"],
     ),
     // Tokens.
     mutant(
         "reuse_token",
-        "a token is issued again as soon as it has ended",
+        "a token is reused as soon as it has ended",
         &["crates/wire/src/session.rs::a_token_dies_once_and_only_on_its_mqueue"],
     ),
     mutant(
         "forget_mqueue",
-        "a token is good on every mqueue",
+        "a token is valid on every mqueue",
         &["crates/wire/src/session.rs::a_token_dies_once_and_only_on_its_mqueue", SEEDS],
     ),
     // The turn.
@@ -101,22 +101,22 @@ const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "count_twice",
-        "a message that waits for credit is counted at every try",
+        "a message that waits for credit is counted at every attempt",
         &["crates/sim/tests/drops.rs::what_waits_for_credit_is_dropped_by_a_drain", SEEDS],
     ),
     mutant(
         "count_received_last",
-        "datagrams that are dropped at once are counted as dropped before they are counted as received",
+        "datagrams that are dropped immediately are counted as dropped before they are counted as received",
         &["crates/server/tests/overload.rs::the_books_hold_at_every_scrape"],
     ),
     mutant(
         "read_received_first",
-        "a snapshot reads what was received before what has ended",
+        "a snapshot reads the received counter before the outcomes",
         &["crates/server/tests/overload.rs::the_books_hold_at_every_scrape"],
     ),
     mutant(
         "answer_from_another_port",
-        "a reply leaves by another port than its request came in by",
+        "a reply leaves through another port than its request used",
         &[SEEDS, "crates/sim/tests/promises.rs::a_stuck_block_does_not_take_its_service_with_it"],
     ),
     mutant(
@@ -131,40 +131,40 @@ const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "leave_requests_in_ring",
-        "requests in the ring of a shared-memory client whose port goes get no outcome",
+        "requests in the ring of a shared-memory client whose port is removed get no outcome",
         &[
             "crates/bench/tests/reload_shm.rs::requests_in_the_ring_of_a_port_that_goes_have_outcomes",
         ],
     ),
     mutant(
         "serve_after_drain",
-        "what comes in during a drain is served",
+        "messages that arrive during a drain are served",
         &["crates/sim/tests/promises.rs::nothing_is_taken_once_a_drain_began"],
     ),
     mutant(
         "sleep_on_requests",
-        "a worker sleeps while requests are under way",
+        "a worker sleeps while requests are in flight",
         &["crates/sim/tests/drops.rs::an_unanswered_request_times_out", SEEDS],
     ),
     // Connections.
     mutant(
         "forget_generation",
-        "a reply goes to whoever has the place of a connection that ended",
+        "a reply goes to the connection that reused the slot of a closed one",
         &["crates/sim/tests/promises.rs::a_late_reply_does_not_reach_the_next_connection", SEEDS],
     ),
     mutant(
         "reorder_reply",
-        "a reply leaves as soon as it comes",
+        "a reply leaves out of order as soon as it is ready",
         &["crates/sim/tests/drops.rs::early_replies_have_bounded_memory", SEEDS],
     ),
     mutant(
         "misplace_reply",
-        "a reply that is early takes another one's place",
+        "an early reply takes the position of another one",
         &["crates/engine/src/endpoint/tcp/connection.rs::ordered_replies_leave_in_request_order"],
     ),
     mutant(
         "resume_write_late",
-        "after a partial write a byte is left out",
+        "after a partial write a byte is skipped",
         &[
             "crates/sim/tests/promises.rs::what_comes_before_the_end_is_written_before_the_end",
             SEEDS,
@@ -177,7 +177,7 @@ const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "read_once",
-        "what did not fit one read is never read",
+        "input beyond the size of one read is never read",
         &["crates/sim/tests/promises.rs::a_read_that_fills_the_buffer_is_followed_by_another"],
     ),
     // Limits.
@@ -188,23 +188,23 @@ const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "hoard_memory",
-        "a connection leaves memory behind",
+        "a closed connection leaks memory",
         &["crates/cli/tests/limits.rs::connections_come_and_go_in_every_way_and_leave_nothing"],
     ),
     mutant(
         "shed_silently",
-        "a datagram that finds no place is not counted",
+        "a datagram without a free slot is not counted",
         &["crates/cli/tests/crowd.rs::the_books_agree_when_much_is_lost"],
     ),
     mutant(
         "spin_without_descriptors",
-        "a worker that is short of descriptors tries again at once, for ever",
+        "a worker without free descriptors retries immediately, without a limit",
         &["crates/cli/tests/limits.rs::a_listener_without_a_descriptor_does_not_spin"],
     ),
     // Backends.
     mutant(
         "forget_late_answer",
-        "a late answer of a backend is taken for the next request's",
+        "a late answer of a backend is matched with the next request",
         &["crates/sim/tests/drops.rs::a_late_answer_of_a_backend_is_passed_over", SEEDS],
     ),
     mutant(
@@ -214,18 +214,18 @@ const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "answer_backend_twice",
-        "a kernel gets a late answer after it was told of the time-out",
+        "a kernel gets a late answer after it got the time-out",
         &["crates/sim/tests/drops.rs::a_late_answer_of_a_backend_is_passed_over", SEEDS],
     ),
-    // What goes and comes back.
+    // Accelerator and client generations.
     mutant(
         "outlive_generation",
-        "requests of a life of an accelerator that ended stay under way",
+        "requests of an accelerator generation that ended stay in flight",
         &["crates/sim/tests/promises.rs::what_is_with_an_accelerator_ends_with_its_life", SEEDS],
     ),
     mutant(
         "forget_client",
-        "a reply goes to whoever has the place of a shared-memory client that left",
+        "a reply goes to the shared-memory client that reused the slot of a departed one",
         &[
             "crates/engine/src/endpoint/shm.rs::a_reply_for_a_client_that_left_reaches_nobody",
             SEEDS,
@@ -233,12 +233,12 @@ const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "leave_with_debts",
-        "a service leaves before it has answered what it took",
+        "a service is removed before it has answered all accepted requests",
         &["crates/sim/tests/change.rs::connections_stay_or_are_closed_after_their_replies"],
     ),
     mutant(
         "hold_with_debts",
-        "a life ends as planned before what its service accepted is answered",
+        "a planned restart ends a generation before its accepted requests are answered",
         &["crates/sim/tests/change.rs::a_held_service_loses_nothing_at_any_step"],
     ),
     // Between workers.
@@ -249,62 +249,62 @@ const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "sleep_on_mail",
-        "a worker sleeps although another one has handed it something",
+        "a worker sleeps although another worker has handed over a message",
         &["crates/sim/tests/promises.rs::what_is_handed_to_a_sleeper_wakes_it"],
     ),
     mutant(
         "miss_wakeup",
-        "a worker that sleeps is not woken for what is handed to it",
+        "a sleeping worker is not woken for a handed-over message",
         &["crates/engine/src/endpoint/peer.rs::a_sleeper_is_woken_and_nobody_else"],
     ),
     // Sockets.
     mutant(
         "answer_from_another_address",
-        "a wildcard port answers from the address the route prefers",
+        "a wildcard port replies from the address that the route prefers",
         &[
             "crates/sys/tests/network/udp.rs::a_wildcard_port_answers_from_the_address_the_client_used",
         ],
     ),
     mutant(
         "gso_batch_ignores_destination",
-        "replies to several clients leave in one train to the first of them",
+        "replies to several clients leave in one GSO batch to the first of them",
         &["crates/sys/tests/network/udp.rs::order_is_kept_per_peer"],
     ),
     mutant(
         "join_evicted_batch",
-        "a reply joins the train of the client whose place its own takes",
+        "a reply joins the GSO batch of the client that evicted its own from the table",
         &[
             "crates/sys/src/socket_nic/segment_batches.rs::many_destinations_keep_their_order_and_bounded_delay",
         ],
     ),
     mutant(
         "overtake_held_back",
-        "a reply that waits for more to its client is overtaken by one that cannot join its train",
+        "a reply that is held back for its GSO batch is overtaken by one that cannot join the batch",
         &["crates/sys/src/socket_nic/segment_batches.rs::nothing_overtakes_held_back_datagrams"],
     ),
     mutant(
         "keep_for_ever",
-        "replies wait for more to their clients for as long as there is work",
+        "replies are held back for more replies as long as there is work",
         &[
             "crates/sim/tests/promises.rs::replies_wait_for_more_to_their_client_only_behind_other_work",
         ],
     ),
     mutant(
         "skip_after_partial_send",
-        "what a send did not take is counted as sent",
+        "datagrams that a send call did not accept are counted as sent",
         &["crates/sys/tests/network/udp.rs::refused_datagrams_are_counted_and_block_nothing"],
     ),
 ];
 
-/// One run of one test may take this long; without a mutant each ends in seconds, on a busy machine in half a minute.
+/// Time limit for one test run; without a mutant a test ends in seconds, on a busy machine in half a minute.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The crate with the switch and its feature; no other place may ask for it.
+/// The crate with the switch and its feature; nothing else may enable it.
 const FEATURE: &str = "serval-mutants/seeded";
 
-/// Tries the mutants with these names, or all; returns a line about each that was caught.
+/// Tests the mutants with these names, or all; returns one line for each that was caught.
 pub(crate) fn run(names: &[&str]) -> Result<Vec<String>, Findings> {
     if let Some(unknown) = names.iter().find(|name| MUTANTS.iter().all(|m| m.name != **name)) {
-        return Err(vec![format!("there is no mutant {unknown:?} in xtask/src/mutants.rs")]);
+        return Err(vec![format!("xtask/src/mutants.rs has no mutant {unknown:?}")]);
     }
     let chosen = || MUTANTS.iter().filter(|m| names.is_empty() || names.contains(&m.name));
     let tests: BTreeSet<&str> = chosen().flat_map(|m| m.tests).copied().collect();
@@ -325,7 +325,7 @@ pub(crate) fn run(names: &[&str]) -> Result<Vec<String>, Findings> {
             }
         }
         let (name, bug) = (mutant.name, mutant.bug);
-        Err(format!("{name} lives on ({bug}): none of {} failed", mutant.tests.join(", ")))
+        Err(format!("mutant {name} survives ({bug}): none of {} failed", mutant.tests.join(", ")))
     })
 }
 
@@ -334,7 +334,7 @@ struct Binaries(BTreeMap<(String, String), Program>);
 
 enum Ended {
     Passed,
-    /// And how.
+    /// The reason.
     Failed(&'static str),
 }
 
@@ -346,7 +346,7 @@ fn place(test: &str) -> (String, String, String) {
     (parts[..2].join("/"), target.to_owned(), test.to_owned())
 }
 
-/// Builds the programs of these tests with every mutant in them.
+/// Builds the programs of these tests with all mutants.
 fn build(tests: &BTreeSet<&str>) -> Result<Binaries, Findings> {
     let places: Vec<_> = tests.iter().map(|test| place(test)).collect();
     let packages: BTreeSet<&str> = places.iter().map(|(package, ..)| package.as_str()).collect();
@@ -367,7 +367,7 @@ fn build(tests: &BTreeSet<&str>) -> Result<Binaries, Findings> {
 }
 
 impl Binaries {
-    /// Runs one test with a mutant in force; with none when its name is empty.
+    /// Runs one test with a mutant enabled; with none if its name is empty.
     fn run(&self, test: &str, mutant: &str) -> Ended {
         let (package, target, name) = place(test);
         let Some(program) = self.0.get(&(package, target)) else {
@@ -376,13 +376,13 @@ impl Binaries {
         let environment = [
             ("SERVAL_MUTANT", mutant),
             ("RUST_BACKTRACE", "0"),
-            // What a mutant fails on is nothing to remember.
+            // Failures caused by a mutant must not become regression cases.
             ("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1"),
         ];
         let Ok(ran) = program.run(&[&name], &environment, PATIENCE) else {
             return Ended::Failed("cannot be started");
         };
-        let Some(status) = ran.status else { return Ended::Failed("did not end") };
+        let Some(status) = ran.status else { return Ended::Failed("timed out") };
         let failed = |line: &str| line.ends_with("FAILED") && line.contains(&name);
         match (status.success(), ran.stdout.lines().any(failed)) {
             (true, _) if ran.stdout.contains("test result: ok. 0 passed") => {
@@ -417,11 +417,11 @@ pub(crate) fn check() -> Findings {
     }
     for mutant in MUTANTS {
         if sites.remove(mutant.name).is_none() {
-            findings.push(format!("mutant {} is nowhere in the sources", mutant.name));
+            findings.push(format!("mutant {} does not occur in the sources", mutant.name));
         }
         for test in mutant.tests {
             if !TestName::parse(test).is_some_and(|name| name.exists()) {
-                findings.push(format!("mutant {}: there is no test {test}", mutant.name));
+                findings.push(format!("mutant {}: test {test} does not exist", mutant.name));
             }
         }
     }

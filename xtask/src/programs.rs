@@ -1,4 +1,4 @@
-//! Test programs: built by `cargo test --no-run`, run by this program as cargo would run them.
+//! Test programs: built by `cargo test --no-run`, run here as cargo would run them.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -22,9 +22,9 @@ pub(crate) struct Program {
     pub(crate) source: String,
 }
 
-/// What a program did.
+/// The result of a program.
 pub(crate) struct Ran {
-    /// None: it did not end in time, or did not start.
+    /// None: it timed out or did not start.
     pub(crate) status: Option<ExitStatus>,
     pub(crate) took: Duration,
     pub(crate) stdout: String,
@@ -44,7 +44,7 @@ impl Program {
         environment: &[(&str, &str)],
         limit: Duration,
     ) -> std::io::Result<Ran> {
-        // Files and not pipes: a process that outlives the program would hold a pipe open.
+        // Files instead of pipes: a process that outlives the program would keep a pipe open.
         let folder = root().join("target/test-output");
         fs::create_dir_all(&folder)?;
         let unique = format!("{:?}-{}", std::thread::current().id(), self.name().replace('/', "-"));
@@ -98,7 +98,7 @@ pub(crate) fn build(arguments: &[&str]) -> Result<Vec<Program>, Findings> {
     Ok(text.lines().filter_map(|line| program(line, &root)).collect())
 }
 
-/// The program of one of cargo's messages, if it tells of one.
+/// The program that a message of cargo describes, if any.
 fn program(message: &str, root: &Path) -> Option<Program> {
     let message: Json = serde_json::from_str(message).ok()?;
     let executable = message["executable"].as_str()?;

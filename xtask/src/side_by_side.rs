@@ -1,4 +1,4 @@
-//! Work on several things at a time.
+//! Parallel work on a list of items.
 
 use std::sync::Mutex;
 
@@ -9,7 +9,7 @@ pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Does something for each item, so many at a time; what came out, in order.
+/// Applies `work` to each item, `at_a_time` in parallel; returns the results in order.
 pub(crate) fn side_by_side<T: Send, O: Send>(
     at_a_time: usize,
     items: Vec<T>,
@@ -21,7 +21,7 @@ pub(crate) fn side_by_side<T: Send, O: Send>(
         for _ in 0..at_a_time {
             scope.spawn(|| {
                 loop {
-                    let next = queue.lock().expect("nobody panics with it").next();
+                    let next = queue.lock().expect("no thread panics while holding it").next();
                     let Some((item, place)) = next else { break };
                     *place = Some(work(item));
                 }
@@ -29,10 +29,10 @@ pub(crate) fn side_by_side<T: Send, O: Send>(
         }
     });
     drop(queue);
-    done.into_iter().map(|done| done.expect("each was worked on")).collect()
+    done.into_iter().map(|done| done.expect("each item was processed")).collect()
 }
 
-/// As [`side_by_side`], for work that may find something: what all of it came to, or everything that was found.
+/// Like [`side_by_side`], for work that can fail: all results, or all findings.
 pub(crate) fn all_sound<T: Send, O: Send>(
     at_a_time: usize,
     items: Vec<T>,

@@ -1,37 +1,37 @@
 //! House rules that a tool can check: `cargo xtask tidy`.
 
 use crate::files::{self, File};
-use crate::{Findings, claims, mutants};
+use crate::{Findings, claims, mutants, words};
 
 /// Lines of a source file without its tests.
 const LINES_MAX: usize = 800;
 /// Lines of any source file, tests included.
 const LINES_MAX_HARD: usize = 900;
-/// Files that a program wrote.
+/// Generated files.
 const GENERATED: &[&str] = &["device/include/serval/abi.h", "device/models/lenet_weights.h"];
 /// Crates that may contain unsafe code.
 const UNSAFE_CRATES: &[&str] =
     &["crates/mqueue/", "crates/mqueue-loom/", "crates/sys/", "crates/accel/"];
-/// Words that say nothing: not in names of types and modules.
-const BANNED_WORDS: &[&str] = &["manager", "handler", "helper", "data", "info", "ctx"];
+/// Words without information, which names of types and modules must not contain.
+const BANNED_WORDS: &[&str] = &["helper", "data", "info", "ctx"];
 
-/// What a message meets on its way.
-const ON_THE_WAY: &[&str] = &[
+/// The files of the data path.
+const DATA_PATH: &[&str] = &[
     "crates/mqueue/src/",
     "crates/wire/src/",
     "crates/engine/src/",
     "crates/accel/src/cpu/",
     "crates/sys/src/socket_nic",
 ];
-/// The locks there, each with what it is taken for; none of it is a message.
+/// The locks in these files, with their number and purpose; no message takes one.
 const LOCKS: &[(&str, usize, &str)] = &[
     (
         "crates/engine/src/endpoint/peer.rs",
         6,
-        "mail: a connection that was accepted, or news of the control side; the machine's addresses, between two turns",
+        "mailboxes: accepted connections and control messages; the machine's addresses, read between turns",
     ),
-    ("crates/engine/src/metrics.rs", 2, "which services there are; what became of lives"),
-    ("crates/accel/src/cpu/threads.rs", 3, "blocks that ended"),
+    ("crates/engine/src/metrics.rs", 2, "the list of services; results of accelerator generations"),
+    ("crates/accel/src/cpu/threads.rs", 3, "finished blocks"),
 ];
 
 pub(crate) fn check() -> Findings {
@@ -52,6 +52,7 @@ pub(crate) fn check() -> Findings {
             names(&file, &mut findings);
             vector_forms(&file, &mut findings);
         }
+        words::check(&file, &mut findings);
     }
     findings
 }
@@ -81,9 +82,9 @@ fn length(file: &File, findings: &mut Findings) {
     }
 }
 
-/// No message waits for a lock: whoever adds one where messages pass says here what it is for.
+/// No message waits for a lock: every lock on the data path must be listed with its purpose.
 fn locks(file: &File, findings: &mut Findings) {
-    if file.extension() != "rs" || !ON_THE_WAY.iter().any(|folder| file.path.starts_with(folder)) {
+    if file.extension() != "rs" || !DATA_PATH.iter().any(|folder| file.path.starts_with(folder)) {
         return;
     }
     let code = file.text.lines().take(lines_without_tests(&file.text)).map(code_of);
@@ -92,13 +93,13 @@ fn locks(file: &File, findings: &mut Findings) {
         LOCKS.iter().find(|(path, ..)| *path == file.path).map_or(0, |(_, count, _)| *count);
     if taken != known {
         findings.push(format!(
-            "{}: takes {taken} locks, not {known}: say in LOCKS of xtask/src/tidy.rs what for",
+            "{}: takes {taken} locks, expected {known}: add the purpose to LOCKS in xtask/src/tidy.rs",
             file.path
         ));
     }
 }
 
-/// How many locks a line of code takes; kinds of locks that have no place there count too.
+/// Number of locks that a line of code takes; kinds of locks that are not allowed count too.
 fn locks_of(line: &str) -> usize {
     let within_a_word = |at: usize| line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
     let taken = line.match_indices("lock(").filter(|(at, _)| !within_a_word(*at)).count();
@@ -107,7 +108,7 @@ fn locks_of(line: &str) -> usize {
     taken + others.iter().sum::<usize>()
 }
 
-/// Marks that a thing is unfinished. (Pieced together, so that this file is tidy itself.)
+/// Marks of unfinished code. (Concatenated, so that this file passes the check itself.)
 fn left_overs(file: &File, findings: &mut Findings) {
     let marks = [concat!("FIX", "ME"), concat!("todo", "!("), concat!("unimplemented", "!(")];
     for (line, text) in file.text.lines().enumerate() {
@@ -117,7 +118,7 @@ fn left_overs(file: &File, findings: &mut Findings) {
     }
 }
 
-/// Paths that exist on one machine only.
+/// Paths of a particular machine.
 fn machine_paths(file: &File, findings: &mut Findings) {
     let paths = [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/")];
     for (line, text) in file.text.lines().enumerate() {
@@ -133,7 +134,7 @@ fn machine_paths(file: &File, findings: &mut Findings) {
     }
 }
 
-/// The line without its strings and its comment, near enough for looking for a word.
+/// The line without its strings and its comment; an approximation that suffices for finding words.
 fn code_of(line: &str) -> String {
     let unescaped = line.replace("\\\"", "").replace("'\"'", "");
     let outside: Vec<&str> = unescaped.split('"').step_by(2).collect();
@@ -142,19 +143,18 @@ fn code_of(line: &str) -> String {
     code
 }
 
-fn words(text: &str) -> impl Iterator<Item = &str> {
+fn tokens(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// What only one kind of processor has, and the condition it must stand behind.
+/// Marks of code for one processor architecture, and the conditions that must precede them.
 const PROCESSOR_MARKS: &[&str] =
     &["arch::x86_64", "is_x86_feature_detected", "asm!", "_mm_", "immintrin.h"];
 const PROCESSOR_CONDITIONS: &[&str] = &["target_arch = \"x86_64\"", "__x86_64__"];
-/// Lines above a mark in which its condition stands.
+/// Maximum distance of a condition above its mark, in lines.
 const CONDITION_LINES: usize = 30;
 
-/// Code for one processor stands behind a condition; that there is something for the others is seen by the
-/// build for aarch64.
+/// Code for one architecture must be conditional. The build for aarch64 shows that there is code for other ones.
 fn one_processor(file: &File, findings: &mut Findings) {
     let lines: Vec<&str> = file.text.lines().collect();
     for (line, text) in lines.iter().enumerate() {
@@ -165,18 +165,18 @@ fn one_processor(file: &File, findings: &mut Findings) {
         let above = &lines[line.saturating_sub(CONDITION_LINES)..=line];
         if !above.iter().any(|text| PROCESSOR_CONDITIONS.iter().any(|c| text.contains(c))) {
             findings
-                .push(format!("{}: {mark} without a condition on the processor", file.at(line)));
+                .push(format!("{}: {mark} without a condition on the architecture", file.at(line)));
         }
     }
 }
 
-/// Moves through vector registers, in the form of processors without AVX; and the begin of the form of those with it, which
-/// the others do not understand.
+/// Vector register moves in their SSE form, and the prefix of the AVX forms, which processors without AVX do not
+/// support.
 const VECTOR_MOVES: &[&str] =
     &["movdqa ", "movdqu ", "movups ", "movaps ", "movupd ", "movapd ", "movntdq ", "vmov"];
 
-/// In a program built for processors with AVX an assembler's line in the old form costs hundreds of cycles, which no test
-/// of what it does shows: `vector!` writes it in the form that the program has.
+/// In a program built for AVX an SSE instruction in inline assembly costs hundreds of cycles, which no functional test
+/// shows: `vector!` emits the form that matches the build.
 fn vector_forms(file: &File, findings: &mut Findings) {
     for (line, text) in file.text.lines().enumerate() {
         let is_bare = |mark: &str| {
@@ -184,7 +184,7 @@ fn vector_forms(file: &File, findings: &mut Findings) {
             text.match_indices(&quoted).any(|(at, _)| !text[..at].ends_with("vector!("))
         };
         if VECTOR_MOVES.iter().any(|mark| is_bare(mark)) && file.path != "xtask/src/tidy.rs" {
-            findings.push(format!("{}: vector registers without vector!", file.at(line)));
+            findings.push(format!("{}: vector registers are used without vector!", file.at(line)));
         }
     }
 }
@@ -194,26 +194,26 @@ fn unsafe_address(file: &File, findings: &mut Findings) {
         return;
     }
     for (line, text) in file.text.lines().enumerate() {
-        if words(&code_of(text)).any(|word| word == "unsafe") {
+        if tokens(&code_of(text)).any(|word| word == "unsafe") {
             let crates = UNSAFE_CRATES.join(", ");
-            findings.push(format!("{}: unsafe code belongs into {crates}", file.at(line)));
+            findings.push(format!("{}: unsafe code is allowed only in {crates}", file.at(line)));
         }
     }
 }
 
-/// Names of types, modules and functions that are defined here.
+/// Checks names of types, modules and functions where they are defined.
 fn names(file: &File, findings: &mut Findings) {
     for (line, text) in file.text.lines().enumerate() {
         let code = code_of(text);
-        let mut words = words(&code).skip_while(|word| {
+        let mut tokens = tokens(&code).skip_while(|word| {
             ["pub", "crate", "super", "in", "const", "async", "unsafe", "extern", "C"]
                 .contains(word)
         });
-        let Some(kind) = words.next() else { continue };
+        let Some(kind) = tokens.next() else { continue };
         if !["struct", "enum", "trait", "type", "mod", "fn"].contains(&kind) {
             continue;
         }
-        let Some(name) = words.next() else { continue };
+        let Some(name) = tokens.next() else { continue };
         if let Some(problem) = banned(kind, name) {
             findings.push(format!("{}: {kind} {name}: {problem}", file.at(line)));
         }
@@ -222,13 +222,13 @@ fn names(file: &File, findings: &mut Findings) {
 
 fn banned(kind: &str, name: &str) -> Option<String> {
     if kind == "fn" && name.starts_with("get_") {
-        return Some("say what it returns, without get_".to_owned());
+        return Some("name it after the value it returns, without get_".to_owned());
     }
     if kind == "fn" {
         return None;
     }
     let word = parts(name).into_iter().find(|part| BANNED_WORDS.contains(&part.as_str()))?;
-    Some(format!("{word:?} says nothing; name the thing"))
+    Some(format!("{word:?} carries no information; use a specific name"))
 }
 
 /// The words of a name in snake or camel case, in lower case.
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn names_are_checked_word_by_word() {
-        assert_eq!(found(names, "a.rs", "pub(crate) struct RingManager;"), 1);
+        assert_eq!(found(names, "a.rs", "pub(crate) struct RingHelper;"), 1);
         assert_eq!(found(names, "a.rs", "    pub fn get_ring(&self) {"), 1);
         assert_eq!(found(names, "a.rs", "enum OnPathData {"), 1);
         assert_eq!(found(names, "a.rs", "struct Datagram; // data"), 0);

@@ -1,19 +1,19 @@
-//! What a WebAssembly module asks of its surroundings. A sans-IO crate asks for nothing: no clock, no
+//! The imports of a WebAssembly module. A sans-IO crate has none: no clock, no
 //! randomness, no file.
 
 use crate::Findings;
 
 const IMPORTS: u8 = 2;
 const CODE: u8 = 10;
-/// A module with less code than this, in bytes, has thrown away what it was built from.
+/// A module with less code than this, in bytes, has lost the crates to the linker.
 const CODE_BYTES_MIN: usize = 100_000;
 
-/// The modules that `module` imports something from, or why it shows nothing.
+/// The modules that `module` imports from, or why it proves nothing.
 pub(crate) fn imports(module: &[u8]) -> Findings {
     let mut reader = Reader(module);
     match check(&mut reader) {
         Some(findings) => findings,
-        None => vec!["this is no WebAssembly module".to_owned()],
+        None => vec!["this is not a WebAssembly module".to_owned()],
     }
 }
 
@@ -85,10 +85,10 @@ mod tests {
         let import = b"\x02\x0d\x01\x03env\x04time\x00\x00";
         let large = [&[10, 0x80, 0x80, 0x08][..], &vec![0; 128 << 10]].concat();
         assert_eq!(imports_of(&[b"\x02\x01\x00", &large]), Findings::new());
-        assert!(imports_of(&[&import[..12], b"", &large])[0].contains("no WebAssembly"));
+        assert!(imports_of(&[&import[..12], b"", &large])[0].contains("not a WebAssembly"));
         let import = b"\x02\x0c\x01\x03env\x04time\x00\x00";
         assert!(imports_of(&[import, &large])[0].contains("1 imports, the first one env.time"));
         assert!(imports_of(&[])[0].contains("nothing was linked"));
-        assert!(imports(b"MZ")[0].contains("no WebAssembly"));
+        assert!(imports(b"MZ")[0].contains("not a WebAssembly"));
     }
 }

@@ -1,4 +1,4 @@
-//! Every input of the committed fuzz corpus, once, without a fuzzer.
+//! Runs every input of the committed fuzz corpus once, without a fuzzer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ fn every_target_passes_its_corpus() {
         let inputs = entries(&corpus.join(name));
         assert!(!inputs.is_empty(), "fuzz/corpus/{name} is empty");
         for input in inputs {
-            // A panic inside the target shows this line in front of it.
+            // If the target panics, this line precedes the panic message.
             println!("{}", input.display());
             target(&fs::read(&input).unwrap());
         }

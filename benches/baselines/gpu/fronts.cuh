@@ -1,6 +1,6 @@
-// Where requests come from: a socket, a socket with a database behind it, or nowhere.
+// Sources of requests: a socket, a socket with a database behind it, or a generator.
 //
-// A front is asked in turn: `reply` for what is done, `flush`, `receive` when it is `empty`, `give_next` while the pool has room.
+// The loop calls `reply` for finished requests, `flush`, `receive` when the front is `empty`, and `give_next` while the pool has room.
 #ifndef SERVAL_BASELINES_GPU_FRONTS_CUH
 #define SERVAL_BASELINES_GPU_FRONTS_CUH
 
@@ -18,12 +18,12 @@ constexpr unsigned RECEIVE_BATCH = 64;
 struct FrontOptions {
     uint32_t bytes_max;
     bool gso;
-    // Faces: replies leave in the order of requests, also those that the GPU has no part in.
+    // Faces: replies leave in the order of requests, including those answered without the GPU.
     bool ordered;
     sockaddr_in memcached;
 };
 
-// Requests of one socket, taken one by one as there is room for them.
+// Requests of one socket, handed over one by one as there is room for them.
 class Network {
   public:
     using Peer = sockaddr_in;
@@ -60,8 +60,8 @@ class Network {
     size_t taken = 0;
 };
 
-// Face verification as faces.cpp does it asynchronously, with the comparison on the GPU: all requests that wait are asked for
-// with one write, and one whose picture has come goes to the GPU with both pictures.
+// Face verification like faces.cpp's asynchronous mode, with the comparison on the GPU: all pending requests are looked up
+// with one write, and a request whose picture has arrived goes to the GPU with both pictures.
 class Database {
   public:
     using Peer = uint32_t;  // which request
@@ -78,7 +78,7 @@ class Database {
         const auto answer = [this](uint32_t id, const Found& what) { settle(id, what); };
         const uint64_t now = now_ns();
         bool busy = false;
-        // Room for what one receive can bring; trains could bring more than ever fits, and then the last ones are lost.
+        // Room for one receive; GRO batches could bring more than ever fits, and the excess is dropped.
         if (unused.size() >= REQUESTS_MAX / 2) {
             const unsigned count = inbox.receive(fd, MSG_DONTWAIT);
             for (unsigned i = 0; i < count; i++)
@@ -166,7 +166,7 @@ class Database {
     size_t taken = 0;
 };
 
-// Requests without end and without a network.
+// An unlimited supply of requests, without a network.
 class Endless {
   public:
     struct Peer {};

@@ -1,7 +1,7 @@
-// What the GPU computes for a request: the functions of Serval's kernels as ordinary ones, a block a request.
+// The functions on the GPU: those of Serval's kernels as ordinary functions, one block per request.
 //
-// A function gets the message in shared memory and may change it. It says where in shared memory the reply lies; its length
-// the host knows from that of the message.
+// A function gets the message in shared memory and may modify it. It returns the reply's address in shared memory; the host
+// derives its length from the length of the message.
 #ifndef SERVAL_BASELINES_GPU_FUNCTIONS_CUH
 #define SERVAL_BASELINES_GPU_FUNCTIONS_CUH
 
@@ -14,25 +14,25 @@
 
 namespace gpu {
 
-// No message has this length: the block has nothing to do.
+// A length that no message has: the block has no request.
 constexpr uint32_t NOTHING = ~0u;
 
-// A request as the GPU reads it: this, then the message, both in one go.
+// A request as the GPU reads it: this header, then the message, in one read.
 struct alignas(16) Header {
     uint32_t bytes;
-    // Which launch it belongs to.
+    // The launch it belongs to.
     uint32_t launch;
     uint32_t unused[2];
 };
 
 struct Echo {
     static constexpr unsigned THREADS = 32;
-    // Length of the reply to a message; NOTHING when it gets none.
+    // Length of the reply to a message; NOTHING if there is none.
     __host__ __device__ uint32_t reply_bytes(uint32_t bytes) const { return bytes; }
     __device__ uint8_t* operator()(uint8_t* message, uint32_t) const { return message; }
 };
 
-// The reply is the request, a time later.
+// Replies with the request after a delay.
 struct Delay {
     static constexpr unsigned THREADS = 32;
     uint64_t ns;
@@ -69,7 +69,7 @@ struct LeNet {
     }
 };
 
-// The picture of the client, then the one from the database.
+// The client's picture, then the one from the database.
 struct Faces {
     static constexpr unsigned THREADS = 256;
     static constexpr uint32_t BYTES = 2 * serval_faces::PICTURE_BYTES;
@@ -89,18 +89,18 @@ struct Faces {
     }
 };
 
-// The requests of one launch and where their replies go, `request_stride` and `reply_stride` bytes apart.
+// The requests of one launch and the addresses of their replies, `request_stride` and `reply_stride` bytes apart.
 struct Work {
     const uint8_t* requests;
     uint8_t* replies;
     uint32_t request_stride, reply_stride;
-    // Gets the launch's number once all replies are there; null where the host asks the stream.
+    // Receives the launch's number once all replies are written; null if the host queries the stream.
     volatile uint32_t* done;
-    // Blocks that have arrived; in the GPU's memory.
+    // Number of finished blocks, in GPU memory.
     uint32_t* arrived;
 };
 
-// A block answers one request.
+// One block answers one request.
 template <class Function>
 __global__ void serve(Function function, Work work) {
     extern __shared__ uint4 staged[];
@@ -115,12 +115,12 @@ __global__ void serve(Function function, Work work) {
         for (unsigned i = threadIdx.x; i < (bytes + 15) / 16; i += blockDim.x) to[i] = reply[i];
     }
     if (!work.done) return;
-    // Every reply reaches the host before the word that says so.
+    // Every reply is visible to the host before the word that announces it.
     __threadfence_system();
     __syncthreads();
     if (threadIdx.x != 0) return;
     if (gridDim.x > 1) {
-        if (atomicAdd(work.arrived, 1) + 1 < gridDim.x) return;
+    // All replies are visible to the host before the word that announces them.
         *work.arrived = 0;
         __threadfence_system();
     }

@@ -1,7 +1,7 @@
-// The host-centric servers: an application on host cores receives requests and hands each to a GPU. pool.cuh has the three ways.
+// The host-centric servers: an application on host cores receives requests and passes each to a GPU. pool.cuh has the three ways.
 //
-// A thread has a socket of its own on the common port, streams of its own and no lock of its own; what the driver shares among
-// threads is the driver's. A turn: collect replies that are done, send them with one call, receive, launch.
+// A thread has its own socket on the common port, its own streams and takes no locks itself; only the driver shares state between
+// threads. A turn: collect finished replies, send them with one call, receive, launch.
 #include <thread>
 
 #include "fronts.cuh"
@@ -10,20 +10,20 @@
 namespace {
 
 const char HELP[] =
-    "usage: host_gpu [FLAGS]   a UDP server that hands its requests to a GPU, as host applications do\n"
+    "usage: host_gpu [FLAGS]   a UDP server that passes its requests to a GPU, as host applications do\n"
     "  --mode M           copy (A: copy in, launch, copy out), graph (B: graph, mapped memory) or batch (C: B with several requests) (copy)\n"
     "  --function F       echo, scale, lenet, faces or delay:MICROSECONDS (echo)\n"
     "  --listen A:P       address and port; port 0 takes a free one (127.0.0.1:0)\n"
     "  --cores N,N,...    a thread on each of these cores (one thread, not pinned)\n"
-    "  --streams N        launches under way for each thread, 1..1024 (32)\n"
-    "  --batch N          batch: requests of a launch at most, 2..1024 (64)\n"
-    "  --wait-us N        batch: longest wait for more requests while the GPU has work, 0..100000 (0)\n"
+    "  --streams N        launches in flight per thread, 1..1024 (32)\n"
+    "  --batch N          batch: maximum number of requests per launch, 2..1024 (64)\n"
+    "  --wait-us N        batch: longest wait for more requests while the GPU is busy, 0..100000 (0)\n"
     "  --max-bytes N      longest message, 1..8192 (64; lenet 784; faces both pictures)\n"
     "  --gso              GRO receive, GSO send\n"
-    "  --ordered          faces: replies in the order of requests, for clients that send trains\n"
-    "  --memcached A:P    faces: where memcached is (127.0.0.1:11211)\n"
+    "  --ordered          faces: replies in the order of requests, for clients that send batches of datagrams\n"
+    "  --memcached A:P    faces: memcached's address (127.0.0.1:11211)\n"
     "  --gpu N            the GPU's number (0)\n"
-    "  --tune             no server: tries thread, stream and batch counts on requests without a network; the last line is the best\n"
+    "  --tune             no server: tries thread, stream and batch counts on generated requests; the last line is the best\n"
     "  --tune-ms N        tune: time for each, 10..10000 (200)\n";
 
 struct Options {
@@ -74,7 +74,7 @@ int serve_network(const Options& options, Function function) {
     on_threads(options, count, [&](size_t thread) {
         gpu::Pool<Function, typename Front::Peer> pool(options.pool, function);
         Front front(sockets[thread], options.front);
-        // Making graphs takes long; clients are told when every thread has its own.
+        // Making graphs takes long; the server is ready once every thread has its own.
         if (++prepared == count) ready("host_gpu", url("udp", address));
         serve(front, pool, accounts[thread], going);
     });
@@ -161,8 +161,8 @@ int main(int argc, char** argv) {
     options.tune_ns = tuned ? uint64_t(flags.number("--tune-ms", 200, 10, 10'000)) * 1'000'000 : 0;
     flags.end();
     stop_on_signals();
-    // Streams share queues to the GPU, and what shares one may wait for each other. More than the usual 8 cost a twentieth of the
-    // rate of short kernels.
+    // Streams share hardware queues to the GPU, and streams on one queue may wait for each other. More queues than the default of
+    // 8 cost a twentieth of the rate of short kernels.
     if (options.pool.streams > 8) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     gpu::check(cudaSetDeviceFlags(cudaDeviceScheduleSpin | cudaDeviceMapHost), "prepare the GPU");
     gpu::check(cudaSetDevice(options.device), "use the GPU");

@@ -1,10 +1,10 @@
-// Launches under way on a GPU, oldest first. The three ways in which host applications hand requests over:
+// Launches in flight on a GPU, oldest first. The three ways in which host applications pass requests to a GPU:
 //
-// - COPY (A): each request is copied in, a kernel is launched for it, its reply is copied out, all on a stream of its own; the
-//   host asks the oldest stream whether it is done.
-// - GRAPH (B): requests and replies lie in host memory that the GPU sees; the kernel is launched as a graph made in advance and
-//   ends with a word that the host looks at.
-// - BATCH (C): the same for several requests at a time, a block each; there is a graph for 1, 2, 4... of them.
+// - COPY (A): each request is copied in, a kernel is launched for it, its reply is copied out, all on one stream; the
+//   host queries the oldest stream for completion.
+// - GRAPH (B): requests and replies are in host memory mapped into the GPU; the kernel is launched as a prebuilt graph and
+//   ends by writing a word that the host polls.
+// - BATCH (C): the same for several requests per launch, one block each; there is a graph for 1, 2, 4... of them.
 #ifndef SERVAL_BASELINES_GPU_POOL_CUH
 #define SERVAL_BASELINES_GPU_POOL_CUH
 
@@ -27,23 +27,23 @@ inline void check(cudaError_t code, const char* what) {
 
 struct PoolOptions {
     Mode mode;
-    // Launches under way at most, each on a stream of its own.
+    // Maximum number of launches in flight, each on a stream of its own.
     unsigned streams;
-    // Requests of a launch at most.
+    // Maximum number of requests per launch.
     unsigned batch;
-    // A launch waits this long for more requests, unless the GPU has nothing to do.
+    // A launch waits this long for more requests, unless the GPU is idle.
     uint64_t wait_ns;
     uint32_t bytes_max;
 };
 
-// `Peer` is what the host wants to know again of a request when its reply is there.
+// `Peer` is the host's data about a request, returned with its reply.
 template <class Function, class Peer>
 class Pool {
   public:
     Pool(const PoolOptions& options, Function function)
         : options(options), function(function), request_stride((sizeof(Header) + options.bytes_max + 63) / 64 * 64),
           reply_stride((options.bytes_max + 63) / 64 * 64), slots(options.streams) {
-        // Nothing may be allocated or awaited while another thread captures a graph.
+        // No allocation or synchronisation is allowed while another thread captures a graph.
         static std::mutex one_at_a_time;
         const std::lock_guard<std::mutex> guard(one_at_a_time);
         const size_t room = 64 + size_t(options.batch) * (request_stride + reply_stride);
@@ -68,7 +68,7 @@ class Pool {
     // Whether `add` may be called.
     bool room() const { return opened - released < slots.size(); }
 
-    // Puts a request into the launch that is being filled; false: the function has no reply to it.
+    // Adds a request to the launch that is being filled; false: the function has no reply to it.
     bool add(const Peer& peer, const uint8_t* message, uint32_t bytes) {
         const uint32_t reply = bytes > options.bytes_max ? NOTHING : function.reply_bytes(bytes);
         if (reply == NOTHING) return false;
@@ -82,7 +82,7 @@ class Pool {
         return true;
     }
 
-    // Launches what has not waited in vain for more. `more`: there is more to add at once.
+    // Launches the batch unless it should wait for more. `more`: the caller has more to add immediately.
     void launch_due(bool more) {
         if (more || !room()) return;
         const Slot& slot = slots[opened % slots.size()];
@@ -91,8 +91,8 @@ class Pool {
         launch();
     }
 
-    // Calls `reply(peer, at, bytes)` for each reply of the launches that are done, up to the first that is not. What lies
-    // there stays until `release`. Whether there were any.
+    // Calls `reply(peer, at, bytes)` for each reply of the finished launches, up to the first unfinished one. The memory
+    // stays valid until `release`. Returns whether there were any.
     template <class Give>
     bool collect(Give give) {
         const uint64_t before = collected;
@@ -161,7 +161,7 @@ class Pool {
         } else {
             unsigned which = 0;
             while (1u << which < slot.count) which++;
-            // The graph may be for more requests than there are.
+            // The graph may be for more requests than are present.
             for (unsigned i = slot.count; i < std::min(1u << which, options.batch); i++)
                 *reinterpret_cast<Header*>(slot.requests + size_t(i) * request_stride) = {NOTHING, slot.launch, {}};
             check(cudaGraphLaunch(slot.graphs[which], slot.stream), "launch a graph");
@@ -186,7 +186,7 @@ class Pool {
     const uint32_t request_stride, reply_stride;
     std::vector<Slot> slots;
     uint8_t *host, *device;
-    // Launches, of all time: begun, their replies given away, their slots free again. One more may be being filled.
+    // Total launches: started, replies collected, slots released. One more may be being filled.
     uint64_t opened = 0, collected = 0, released = 0;
 };
 

@@ -309,7 +309,7 @@ fn what_waits_for_credit_is_dropped_by_a_drain() {
 }
 
 #[test]
-fn wrong_tokens_reach_nobody() {
+fn replies_with_wrong_tokens_are_dropped() {
     let mut script = script(Framing::LengthU16);
     script.service().mqueues = 2;
     *script.behaviour() =

@@ -279,10 +279,14 @@ mod tests {
         while !child_has_ended(child.id()).unwrap() {
             std::thread::yield_now();
         }
-        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL), "it was there to wait for");
+        assert_eq!(
+            child.wait().unwrap().signal(),
+            Some(libc::SIGKILL),
+            "the child was not reaped before"
+        );
         assert!(child_has_ended(child.id()).is_err());
-        for nobody in [0, 1, u32::MAX, 1 << 31] {
-            for refused in [terminate(nobody), kill_group(nobody)] {
+        for invalid in [0, 1, u32::MAX, 1 << 31] {
+            for refused in [terminate(invalid), kill_group(invalid)] {
                 assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ESRCH));
             }
         }

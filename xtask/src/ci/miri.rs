@@ -1,8 +1,8 @@
-//! The tests of the rings and the codecs under Miri: a choice of them that takes a minute or two, which is a step, and all of
-//! them, `cargo xtask miri`, which `make miri` puts on record.
+//! The tests of the rings and the codecs under Miri. The CI step runs a selection that takes a minute or two;
+//! `cargo xtask miri` runs all of them, and `make miri` records the result.
 //!
-//! All of them are all that a processor without vector registers has: 16-byte granules are assembly. The models of loom need its
-//! own build and are a step of their own.
+//! "All" means the code for a processor without vector registers: 16-byte granules use assembly, which Miri cannot run.
+//! The loom models need a build of their own and are a separate step.
 
 use std::time::Instant;
 
@@ -10,22 +10,22 @@ use super::{Done, Failed, Findings, Outcome, Tally, command, works};
 use crate::files;
 use crate::side_by_side::{cores, side_by_side};
 
-/// Crates whose every test can run under Miri.
+/// Crates whose tests all run under Miri.
 const CRATES: [&str; 2] = ["mqueue", "wire"];
-/// Tests between threads: each of their seeds is another schedule, with other old values for loads.
+/// Multi-threaded tests: each seed is another schedule, with other stale values for loads.
 const THREADED: [&str; 2] = ["edges", "stress"];
-/// Seeds of those when everything runs.
+/// Seeds for those in a full run.
 const SEEDS: u32 = 8;
-/// What takes longest.
+/// The slowest programs.
 const LONG: [&str; 3] = ["stress", "hostile", "property"];
 
-/// The choice.
+/// The selection for the CI step.
 pub(super) fn step() -> Outcome {
     if let Some(lacking) = lacking() {
         return Ok(Done::NotRun(lacking));
     }
     under_miri("", "-p serval-mqueue -p serval-wire --no-run")?;
-    // Those first that take longest.
+    // The slowest first.
     let parts = [
         ("", "-p serval-mqueue --test stress"),
         ("", "-p serval-mqueue --lib --test ring"),
@@ -37,7 +37,7 @@ pub(super) fn step() -> Outcome {
     let (mut tests, mut findings) = (Tally::default(), Findings::new());
     for ((flags, _), outcome) in parts.iter().zip(ran) {
         match outcome {
-            // Miri's own way to several seeds mixes what they print, so they are not counted.
+            // With several seeds Miri interleaves their output, so the tests are not counted.
             Ok(Done::Tested(tested)) if flags.is_empty() => tests.add(tested),
             Ok(_) => {}
             Err(failed) => {
@@ -56,7 +56,7 @@ fn lacking() -> Option<String> {
 }
 
 fn under_miri(flags: &str, tests: &str) -> Outcome {
-    // The layout's tests read files, the others the clock.
+    // The layout tests read files, the others the clock.
     let environment = [
         ("MIRIFLAGS", &*format!("-Zmiri-disable-isolation {flags}")),
         ("CARGO_TARGET_DIR", "target/miri"),
@@ -65,7 +65,7 @@ fn under_miri(flags: &str, tests: &str) -> Outcome {
     command(&format!("cargo +nightly miri test {tests}"), &environment)
 }
 
-/// The tests of one program.
+/// A test program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Program {
     krate: String,
@@ -83,7 +83,7 @@ impl Program {
         let target = self.test.as_ref().map_or("--lib".to_owned(), |test| format!("--test {test}"));
         let tests = format!("-p serval-{} {target} --no-fail-fast -- --show-output", self.krate);
         let mut tally = Tally::default();
-        // Miri's own way to several seeds mixes what they print.
+        // With several seeds in one run Miri interleaves their output.
         for seed in 0..self.seeds() {
             match under_miri(&format!("-Zmiri-seed={seed}"), &tests) {
                 Ok(Done::Tested(tested)) => tally.add(tested),
@@ -97,7 +97,7 @@ impl Program {
         Ok(tally)
     }
 
-    /// What it came to, in a line.
+    /// One line with the result.
     fn line(&self, tally: &Tally, seconds: u64) -> String {
         let test = self.test.as_deref().unwrap_or("unit tests");
         let Tally { passed, failed, skipped } = tally;
@@ -116,7 +116,7 @@ impl Program {
     }
 }
 
-/// Runs every test of [`CRATES`], as many programs at a time as there are cores; tells of each when it has ended.
+/// Runs every test of [`CRATES`], one program per core at a time; prints each result as it finishes.
 pub(crate) fn every_test() -> Findings {
     if let Some(lacking) = lacking() {
         return vec![lacking];
@@ -145,14 +145,14 @@ pub(crate) fn every_test() -> Findings {
     findings
 }
 
-/// The programs of tests that these files are, those first that take longest.
+/// The test programs among these files, the slowest first.
 fn programs(paths: &[String]) -> Vec<Program> {
     let mut programs = Vec::new();
     for krate in CRATES {
         programs.push(Program { krate: krate.to_owned(), test: None });
         let folder = format!("crates/{krate}/tests/");
         let tests = paths.iter().filter_map(|path| path.strip_prefix(&folder)?.strip_suffix(".rs"));
-        // One in a folder is a module of another.
+        // A file in a folder is a module of another program.
         let tests = tests.filter(|test| !test.contains('/'));
         programs.extend(
             tests.map(|test| Program { krate: krate.to_owned(), test: Some(test.to_owned()) }),

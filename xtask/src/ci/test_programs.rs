@@ -1,14 +1,14 @@
 //! The tests of the workspace, several programs at a time.
 //!
-//! `cargo test` runs one program after another, and most of them wait most of the time. Here as many run side by side
-//! as there are cores and one more, those first that took longest the last time. A program is found because cargo builds
-//! it. Lines in its sources may say how it is run:
+//! `cargo test` runs one program after another, and most of them spend their time waiting. Here one more than the number of
+//! cores run side by side, the slowest of the previous run first. Programs are found from cargo's build output. Lines in
+//! their sources control how they run:
 //!
 //! | line | meaning |
 //! |---|---|
-//! | `// xtask: alone` | the program runs beside no other one |
+//! | `// xtask: alone` | the program runs with no other program beside it |
 //! | `// xtask: ci` | the program runs in `make ci` only: it tests tools and scripts, or needs what only `make ci` installs |
-//! | the same directly above `#[test]` | that test runs in `make ci` only |
+//! | the same directly above `#[test]` | this test runs in `make ci` only |
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,18 +20,18 @@ use crate::programs::{self, Program, Ran};
 use crate::side_by_side::{cores, side_by_side};
 
 const MARK: &str = "// xtask: ";
-/// Seconds that each program took the last time, by its name.
+/// Seconds per program in the previous run, by name.
 const TIMES: &str = "target/test-times.json";
-/// The longest that a program may run. Nothing takes a tenth of it; this ends a test that hangs.
+/// Time limit per program, more than ten times the slowest one; it ends a test that hangs.
 const LIMIT: Duration = Duration::from_secs(900);
 
 /// How a program is run.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Marks {
     alone: bool,
-    /// All of it is of the tier `ci`.
+    /// The whole program is of tier `ci`.
     ci: bool,
-    /// These tests of it are.
+    /// Tests that are of tier `ci`.
     ci_tests: Vec<String>,
 }
 
@@ -67,9 +67,9 @@ impl Marks {
         Ok(marks)
     }
 
-    /// What a program with these marks gets as arguments in this tier; none if nothing of it runs.
+    /// The program's arguments in this tier; none if no test of it runs.
     fn arguments(&self, tier: Tier) -> Option<Vec<String>> {
-        // What passing tests print tells which of them were skipped.
+        // The output of passing tests shows which were skipped.
         let show = "--show-output".to_owned();
         match (tier, self.ci) {
             (Tier::Test, true) => None,
@@ -120,18 +120,18 @@ fn run_program((program, arguments): (Program, Vec<String>)) -> (Program, std::i
     (program, ran)
 }
 
-/// What a program that failed said.
+/// The report of a failed program.
 fn failure(program: &Program, ran: &Ran) -> Option<String> {
     let how = match ran.status {
         Some(status) if status.success() => return None,
         Some(status) => status.to_string(),
-        None => format!("did not end within {} s", LIMIT.as_secs()),
+        None => format!("timed out after {} s", LIMIT.as_secs()),
     };
     let (name, said) = (program.name(), without_successes(&ran.stdout));
     Some(format!("{name}: {how}\n{said}{}", ran.stderr))
 }
 
-/// How long programs took.
+/// Durations of programs.
 struct Times(BTreeMap<String, f32>);
 
 impl Times {
@@ -140,12 +140,12 @@ impl Times {
         Self(serde_json::from_str(&text).unwrap_or_default())
     }
 
-    /// Milliseconds; a new program counts as a long one.
+    /// Milliseconds; an unknown program counts as slow.
     fn of(&self, program: &Program) -> u64 {
         self.0.get(&program.name()).map_or(u64::MAX, |seconds| (seconds * 1000.0) as u64)
     }
 
-    /// Best effort: without the file the next run begins with any program.
+    /// Best effort: without the file the order of the next run is arbitrary.
     fn write(&self) {
         let text = serde_json::to_string_pretty(&self.0).expect("JSON can be written");
         let _ = fs::write(root().join(TIMES), text + "\n");

@@ -1,8 +1,8 @@
-//! Whether the fuzz targets find anything: `cargo xtask fuzz --planted`.
+//! Checks that the fuzz targets find bugs: `cargo xtask fuzz --planted`.
 //!
-//! The sources are copied, a bug is planted in the code behind each target, and every target must find its
-//! own within a time, from the committed corpus. One that does not shows nothing when it finds nothing.
-//! A plant is text that stands exactly once in a file, and what takes its place.
+//! The sources are copied, one bug is planted in the code under each target, and every target must find its
+//! bug within a time limit, from the committed corpus. A target that fails this proves nothing when it finds nothing.
+//! A plant is a text that occurs exactly once in a file, and its replacement.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ struct Plant {
 const PLANTS: &[Plant] = &[
     Plant {
         target: "attach",
-        bug: "a message may go on after its end",
+        bug: "a message may continue after its end",
         file: "crates/wire/src/attach.rs",
         right: "if self.0.is_empty() {\n            Ok(message)",
         wrong: "if self.0.len() < 8 {\n            Ok(message)",
@@ -39,7 +39,7 @@ const PLANTS: &[Plant] = &[
     },
     Plant {
         target: "control",
-        bug: "an answer may have the control character DEL",
+        bug: "an answer may contain the control character DEL",
         file: "crates/server/src/control/protocol.rs",
         right: "c.is_control() && !(",
         wrong: "c.is_ascii_control() && c != '\u{7f}' && !(",
@@ -67,14 +67,14 @@ const PLANTS: &[Plant] = &[
     },
     Plant {
         target: "metrics_request",
-        bug: "a fragment stays in the path",
+        bug: "a fragment is kept in the path",
         file: "crates/server/src/exporter/http.rs",
         right: "target.split(['?', '#'])",
         wrong: "target.split(['?'])",
     },
     Plant {
         target: "region",
-        bug: "only the first slot must be inside the region",
+        bug: "only the first slot is checked to be inside the region",
         file: "crates/mqueue/src/region.rs",
         right: "inside(entry.slots_offset, u64::from(entry.depth) * u64::from(entry.slot_stride))",
         wrong: "inside(entry.slots_offset, u64::from(entry.slot_stride))",
@@ -88,17 +88,17 @@ const PLANTS: &[Plant] = &[
     },
     Plant {
         target: "worker",
-        bug: "requests that are taken together count as one",
+        bug: "a batch of requests counts as one",
         file: "crates/engine/src/endpoint/shm.rs",
         right: "counters.received.add(taken.into());",
         wrong: "counters.received.add(u64::from(taken > 0));",
     },
 ];
 
-/// How long a target may look for its bug, in seconds, on a machine that does much else.
+/// Time limit for a target to find its bug, in seconds, for a busy machine.
 const SECONDS_MAX: u32 = 120;
 
-/// Plants every bug and lets the targets look; a line about each.
+/// Plants every bug and runs the targets; returns one line per target.
 pub(super) fn find_all() -> Result<Vec<String>, Findings> {
     let targets = targets()?;
     let bare = |target: &&String| PLANTS.iter().all(|plant| plant.target != **target);
@@ -109,13 +109,13 @@ pub(super) fn find_all() -> Result<Vec<String>, Findings> {
     }
     let folder = root().join("target/planted");
     plant(&folder)?;
-    // Built where the sound ones are, so that what both depend on is built once; then away from there.
+    // The build starts in the usual folder to share dependencies, and is then moved away.
     let binaries = folder.join("programs");
     copy(&targets, &build(&folder, "target/fuzz")?, &binaries)?;
     all_sound(cores(), targets, |target| must_find(&folder, &binaries, &target))
 }
 
-/// Copies the sources, with the bugs. What is there already is left alone, so that it is not built again.
+/// Copies the sources, with the bugs. Unchanged files are not rewritten, so that they are not rebuilt.
 fn plant(folder: &Path) -> Result<(), Findings> {
     let mut findings = Findings::new();
     for file in files::all() {
@@ -124,7 +124,7 @@ fn plant(folder: &Path) -> Result<(), Findings> {
             match text.matches(plant.right).count() {
                 1 => text = text.replace(plant.right, plant.wrong),
                 count => findings.push(format!(
-                    "{}: `{}` stands there {count} times, not once: {} needs another bug",
+                    "{}: `{}` occurs {count} times instead of once: {} needs another bug",
                     plant.file, plant.right, plant.target
                 )),
             }
@@ -141,7 +141,7 @@ fn plant(folder: &Path) -> Result<(), Findings> {
 }
 
 fn must_find(folder: &Path, binaries: &Path, target: &str) -> Result<String, String> {
-    // From the committed corpus alone: what an earlier run learnt would make it easy.
+    // From the committed corpus alone: inputs from earlier runs would make it easy.
     let corpus = root().join("fuzz/corpus").join(target);
     let mut command = libfuzzer(folder, binaries, target, "planted-");
     command.arg(format!("-max_total_time={SECONDS_MAX}")).arg(corpus).arg("-seed=1");
@@ -151,7 +151,7 @@ fn must_find(folder: &Path, binaries: &Path, target: &str) -> Result<String, Str
     let seconds = start.elapsed().as_secs();
     let bug = PLANTS.iter().find(|plant| plant.target == target).map_or("", |plant| plant.bug);
     if output.status.success() || !text.contains("panicked at") {
-        return Err(format!("{target} did not find in {seconds} s that {bug}"));
+        return Err(format!("{target} did not find the bug in {seconds} s: {bug}"));
     }
-    Ok(format!("{target:18} found in {seconds:3} s that {bug}"))
+    Ok(format!("{target:18} found the bug in {seconds:3} s: {bug}"))
 }
