@@ -1,11 +1,11 @@
-//! Framings: one byte of the input chooses framing, maximum and chunks, the rest is the stream.
+//! Framings: two bytes of the input choose framing, maximum and chunks, the rest is the stream.
 
 #[allow(dead_code, reason = "shared with the property tests, which use more of it")]
 #[path = "../../crates/wire/tests/support/mod.rs"]
 mod support;
 
 use support::{Side, check_split, converse};
-use wire::framing::{Assembly, Framing, Piece, UdpHeader};
+use wire::framing::{Assembly, Delimits, Framing, Piece, UdpHeader};
 
 /// Longest stream that is cut at every place; longer ones are cut at the places the input chooses.
 const EVERY_CUT_BYTES: usize = 48;
@@ -20,23 +20,14 @@ pub fn response(input: &[u8]) {
     run(Side::Response, input);
 }
 
-/// bits 0-2: framing, bits 3-4: maximum, bits 5-7: chunk sizes.
+/// The first byte: framing. The second: bits 0-1 maximum, bits 2-4 chunk sizes.
 fn run(side: Side, input: &[u8]) {
-    let Some((selector, stream)) = input.split_first() else { return };
-    let framing = [
-        Framing::Memcached,
-        Framing::Line,
-        Framing::LengthU16,
-        Framing::LengthU32,
-        Framing::Sockperf,
-        Framing::Fixed(5),
-        Framing::Raw,
-        Framing::LineCrLf,
-    ][usize::from(selector & 7)];
-    let max = [4096, 64, 14, 1][usize::from(selector >> 3 & 3)];
+    let [framing, how, stream @ ..] = input else { return };
+    let framing = Framing::ALL[usize::from(*framing) % Framing::ALL.len()].with_parameter(5);
+    let max = [4096, 64, 14, 1][usize::from(how & 3)];
     let sizes: &[usize] =
         [&[1][..], &[2], &[3, 1], &[7, 64, 2], &[16], &[100, 1, 1], &[1500], &[13, 5]]
-            [usize::from(selector >> 5)];
+            [usize::from(how >> 2 & 7)];
     check_split(framing, side, max, stream, sizes);
     if stream.len() <= EVERY_CUT_BYTES {
         for cut in 1..stream.len() {
@@ -93,7 +84,7 @@ fn check_encoding(framing: Framing, side: Side, payload: &[u8]) {
         Side::Request => framing.encode_request(payload, &mut out),
         Side::Response => framing.encode_reply(payload, &mut out),
     };
-    let as_produced = matches!(framing, Framing::Raw | Framing::Fixed(_)) && side == Side::Response;
+    let as_produced = framing.delimits() != Delimits::Both && side == Side::Response;
     if encoded.is_err() {
         assert!(out.is_empty());
     } else if !as_produced {

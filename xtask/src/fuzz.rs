@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use wire::framing::Framing;
+
 use crate::Findings;
 use crate::files::root;
 use crate::side_by_side::{all_sound, cores};
@@ -199,13 +201,40 @@ fn libfuzzer(sources: &Path, binaries: &Path, target: &str, found: &str) -> Comm
         .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
         .arg(format!("-artifact_prefix={found}"))
         .arg("-print_final_stats=1");
-    // One dictionary per group of targets: `framing.dict` for `framing_request` and `framing_response`.
-    let dictionary = format!("fuzz/{}.dict", target.split('_').next().unwrap_or(target));
-    if sources.join(&dictionary).exists() {
-        command.arg(format!("-dict={dictionary}"));
+    // One dictionary per group of targets: that of `framing` for `framing_request` and `framing_response`.
+    let kind = target.split('_').next().unwrap_or(target);
+    let words = dictionary(sources, kind);
+    let path = format!(".cache/fuzz/{kind}.dict");
+    let written = || {
+        fs::create_dir_all(sources.join(".cache/fuzz"))?;
+        fs::write(sources.join(&path), words.as_bytes())
+    };
+    // Without it the target finds less.
+    if !words.is_empty() && written().is_ok() {
+        command.arg(format!("-dict={path}"));
     }
     command.current_dir(sources).stdin(Stdio::null());
     command
+}
+
+/// The dictionary of a kind of targets: the committed one, and what the code knows.
+fn dictionary(sources: &Path, kind: &str) -> String {
+    let mut text =
+        fs::read_to_string(sources.join(format!("fuzz/{kind}.dict"))).unwrap_or_default();
+    let all = Framing::ALL.iter();
+    let words: Vec<&str> = match kind {
+        "framing" => all.flat_map(|framing| framing.words()).copied().collect(),
+        "config" => all.map(|framing| framing.form().trim_end_matches('N')).collect(),
+        _ => Vec::new(),
+    };
+    for word in words {
+        let quoted = |byte: u8| match byte {
+            b'"' | b'\\' | 0..b' ' | 0x7f.. => format!("\\x{byte:02x}"),
+            _ => char::from(byte).to_string(),
+        };
+        text += &format!("\"{}\"\n", word.bytes().map(quoted).collect::<String>());
+    }
+    text
 }
 
 /// Runs one target.
@@ -266,6 +295,20 @@ fn ticks_of(stat: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dictionaries_hold_the_words_of_every_framing() {
+        let framing = dictionary(root(), "framing");
+        assert!(
+            framing.contains("\"get \"\n") && framing.contains("\"END\\x0d\\x0a\"\n"),
+            "{framing}"
+        );
+        let config = dictionary(root(), "config");
+        for framing in Framing::ALL {
+            assert!(config.contains(&format!("\"{}\"\n", framing.form().trim_end_matches('N'))));
+        }
+        assert_eq!(dictionary(root(), "handshake"), "");
+    }
 
     #[test]
     fn processor_time_is_found_behind_any_name() {

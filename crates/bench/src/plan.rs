@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use wire::framing::{Framing, SOCKPERF_HEADER_BYTES};
+use wire::framing::{Delimits, Framing, SOCKPERF_HEADER_BYTES};
 use wire::nic::UDP_PAYLOAD_MAX;
 
 use crate::client::workload::{
@@ -112,9 +112,10 @@ impl Plan {
 
     /// Framing of replies on TCP: replies of `raw` and `fixed` services are written as produced.
     pub fn reply_framing(&self) -> Framing {
-        match self.framing() {
-            Framing::Raw | Framing::Fixed(_) => Framing::Fixed(self.work.reply_bytes() as u32),
-            framing => framing,
+        let framing = self.framing();
+        match framing.delimits() {
+            Delimits::Both => framing,
+            _ => Framing::Fixed(self.work.reply_bytes() as u32),
         }
     }
 
@@ -152,7 +153,7 @@ impl Plan {
         // Replies of `raw` and `fixed` services do not say where they end.
         if let (Work::Custom(custom), Target::Tcp(_)) = (&self.work, &self.target)
             && custom.reply_bytes().is_none()
-            && matches!(self.framing(), Framing::Raw | Framing::Fixed(_))
+            && self.framing().delimits() != Delimits::Both
         {
             return Err(PlanError::ReplyBytes(self.framing()));
         }

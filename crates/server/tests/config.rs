@@ -2,12 +2,14 @@
 //!
 //! `tests/config/NAME.toml` is refused with `tests/config/NAME.stderr`. Comment lines at the top of a
 //! case give what comes after the file: `# env: NAME=VALUE` and `# set: KEY=VALUE`. After a change of
-//! wording, `UPDATE_GOLDEN=1 cargo test -p serval-server --test config` rewrites the texts; read the diff.
+//! wording, `UPDATE_GOLDEN=1 cargo test -p serval-server --test config` rewrites the texts; read the diff. `[framings]` stands
+//! for the names of all framings.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use server::config::{Config, Overrides};
+use wire::framing::Framing;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/config")
@@ -42,7 +44,7 @@ fn every_wrong_configuration_is_refused_with_its_text() {
             wrong.push(format!("{name}: was accepted"));
             continue;
         };
-        let shown = format!("{error}\n");
+        let shown = format!("{error}\n").replace(&Framing::choices(), "[framings]");
         let golden = path.with_extension("stderr");
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
             fs::write(&golden, &shown).unwrap();

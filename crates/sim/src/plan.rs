@@ -7,7 +7,7 @@ use engine::topology::{
     Limits, Listen, Polling, Replies, Rings, STACK_KIB, Service, Sockets, Topology,
 };
 use wire::DropReason;
-use wire::framing::Framing;
+use wire::framing::{Delimits, Framing};
 use wire::nic::{PortIndex, Transport};
 
 use crate::accelerator::Behaviour;
@@ -442,17 +442,9 @@ fn faults(rng: &mut Rng) -> Faults {
 }
 
 fn framing(rng: &mut Rng) -> Framing {
-    rng.pick(&[
-        Framing::Raw,
-        Framing::Fixed(100),
-        Framing::LengthU16,
-        Framing::LengthU32,
-        Framing::Sockperf,
-        Framing::Line,
-        Framing::LineCrLf,
-        Framing::Memcached,
-        Framing::Memcached,
-    ])
+    // The largest grammar, twice as often.
+    let all: Vec<Framing> = Framing::all(100).chain([Framing::Memcached]).collect();
+    rng.pick(&all)
 }
 
 fn service(
@@ -524,15 +516,9 @@ fn service(
 
 fn backend(rng: &mut Rng, index: usize) -> BackendSpec {
     let transport = rng.pick(&[Transport::Tcp, Transport::Tcp, Transport::Udp]);
-    let framing = rng.pick(&[
-        Framing::LengthU16,
-        Framing::LengthU32,
-        Framing::Fixed(64),
-        Framing::Sockperf,
-        Framing::Line,
-        Framing::LineCrLf,
-        Framing::Memcached,
-    ]);
+    // Where an answer ends must be known.
+    let all = Framing::all(64).filter(|framing| framing.delimits() != Delimits::Nothing);
+    let framing = rng.pick(&all.collect::<Vec<_>>());
     let address = SocketAddr::from(([203, 0, 113, 1 + index as u8], 11_211));
     let mut backend = BackendSpec::new("store", transport, address, framing);
     backend.connections = rng.between(1, 3) as u32;

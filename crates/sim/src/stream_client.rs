@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use wire::framing::Framing;
+use wire::framing::{ErrorReply, Framing};
 use wire::nic::{Close, PortIndex};
 
 use crate::client::Taste;
@@ -500,20 +500,17 @@ impl StreamClient {
 
     fn talk_nonsense(&mut self, net: &mut Network, life: &mut Life) {
         life.ended_own_side = true;
-        match self.taste.framing {
-            Framing::LengthU16 => life.output.extend([0xff; 9]),
-            Framing::LengthU32 => life.output.extend([0xff; 9]),
-            // A length shorter than the header.
-            Framing::Sockperf => life.output.extend([1; 10].iter().chain(&[0, 0, 0, 3])),
-            Framing::Line | Framing::LineCrLf => {
-                life.output.resize(self.taste.max_message_bytes + 9, b'x')
-            }
-            Framing::Memcached => {
-                let worst = [&b"set a 0 0 x\r\n"[..], b"\x80\x01", b"set a 0 0 1\r\nabc\r\n"];
-                life.output.extend(self.rng.pick(&worst));
-                life.expected.push_back(Expected::Error);
-            }
-            Framing::Fixed(_) | Framing::Raw => net.peer_shutdown(life.conn),
+        let framing = self.taste.framing;
+        let malformed = framing.malformed(self.taste.max_message_bytes);
+        let chosen = match malformed.len() {
+            // Any bytes are a message.
+            0 => return net.peer_shutdown(life.conn),
+            1 => 0,
+            several => self.rng.below(several as u64) as usize,
+        };
+        life.output.extend(&malformed[chosen]);
+        if framing.error_reply(ErrorReply::BadCommand).is_some() {
+            life.expected.push_back(Expected::Error);
         }
     }
 }

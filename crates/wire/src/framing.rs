@@ -42,309 +42,100 @@
 //!
 //! # Adding a framing
 //!
-//! One file that implements the `Grammar` trait, one variant of [`Framing`], its arm in `dispatch!`
-//! and its name in `FromStr` and `Display`.
+//! One file that implements the `Grammar` trait, with tests of its own, and one row in the table of `framings!` below.
+//! Everything else asks the table: configuration and its errors, documents (`cargo xtask configuration` writes them),
+//! property tests, fuzz targets, the simulator, the tests of the server.
 
+mod error;
 mod fixed;
+mod grammar;
 mod length;
 mod line;
 mod memcached;
 mod raw;
 mod sockperf;
 
+pub use error::{ErrorReply, FramingConfigError, FramingError, FramingParseError};
+pub use grammar::{Delimits, Expects, ParseState, Parsed};
 pub use memcached::{Assembly, Piece, UDP_HEADER_BYTES, UdpHeader};
 pub use sockperf::SOCKPERF_HEADER_BYTES;
 
-use crate::drop_reason::DropReason;
+use grammar::{Grammar, OFFSET_MAX, Sizes, offset};
 use std::fmt;
 use std::str::FromStr;
 
-/// A framing as configured: `raw`, `fixed:N`, `length:u16`, `length:u32`, `sockperf`, `line`,
-/// `line-crlf` or `memcached`. See the module's text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Framing {
-    /// A message is what one read returned, at most the maximum; the rest is the next message.
-    Raw,
-    /// Every request has this many bytes, from 1. Replies are written as produced.
-    Fixed(u32),
-    /// A length of two bytes in network byte order, not counting itself, then the message.
-    LengthU16,
-    /// A length of four bytes in network byte order, not counting itself, then the message.
-    LengthU32,
-    /// The header of the sockperf benchmark: u64 sequence, u16 flags, u32 length of the whole message.
-    Sockperf,
-    /// Text lines: LF or CR LF ends a request, and the reply ends as the client's lines do.
-    Line,
-    /// Text lines: LF or CR LF ends a request, CR LF a reply.
-    LineCrLf,
-    /// The memcached text protocol, classic and meta commands (memcached, doc/protocol.txt).
-    Memcached,
-}
+macro_rules! framings {
+    ($d:tt $( $(#[doc = $doc:literal])+ $variant:ident $(($parameter:ident: $type:ty))? = $name:literal, $grammar:expr; )+) => {
+        /// A framing as configured. See the module's text.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Framing { $( $(#[doc = $doc])+ $variant $(($type))?, )+ }
 
-/// How far the parser has read the front of a connection's buffer. Starts as `default()`; belongs to
-/// one direction of one connection; is back at its default whenever a message has been taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ParseState {
-    /// Offset of the line or part under examination; everything before it is valid.
-    settled: u32,
-    /// No line ending lies in `settled..scanned`.
-    scanned: u32,
-    /// Nothing can be decided before the buffer has this many bytes.
-    needed: u32,
-    /// Where in its grammar the parser stands; the grammar's own numbering, 0 at the start.
-    phase: u8,
-}
+        impl Framing {
+            /// Every framing, those with a parameter for messages of 64 bytes.
+            pub const ALL: &'static [Self] =
+                &[ $( Self::$variant $(({ let $parameter = EXAMPLE; $parameter }))? ),+ ];
 
-/// What the parser found at the front of the buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Parsed {
-    /// Not a whole message yet.
-    Incomplete {
-        /// At least this many more bytes (from 1) are needed before anything can be decided.
-        more: usize,
-    },
-    /// A whole message: its payload is `buffer[start..end]`.
-    Message {
-        /// Bytes to take off the front of the buffer.
-        consumed: usize,
-        /// Start of the payload.
-        start: usize,
-        /// End of the payload, at most `consumed`.
-        end: usize,
-        /// Whether the sender waits for a reply; `Nothing` for every response.
-        expects: Expects,
-    },
-    /// Not a message: the framing refuses it and answers by itself with
-    /// `error_reply(error.into())`, in the order of the replies. The connection goes on.
-    Refused {
-        /// Bytes to take off the front of the buffer, at least 1.
-        consumed: usize,
-        /// Why.
-        error: FramingError,
-    },
-    /// The client asks to end the connection: send what is owed, then close. Later bytes are ignored.
-    Quit {
-        /// Bytes to take off the front of the buffer, at least 1.
-        consumed: usize,
-    },
-}
-
-/// Whether a request will be answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Expects {
-    /// Exactly one reply.
-    Reply,
-    /// None: a reply would be taken for the answer to a later request. The request is finished once
-    /// the kernel has it.
-    Nothing,
-    /// The kernel decides (memcached's quiet meta commands are silent about the nominal outcome). The
-    /// request keeps its place in the order of replies until the kernel sends a reply, sends an empty
-    /// reply, or drops it; the latter two put nothing on the wire. The client finds the end of what
-    /// it asked by a command that always answers, `mn`.
-    ReplyOrNothing,
-}
-
-/// Why bytes or a payload do not fit the framing. The data path's error: small and `Copy`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum FramingError {
-    /// The message is, or is announced to be, longer than the maximum.
-    #[error("the message is longer than its configured maximum")]
-    TooLong,
-    /// A header contradicts itself (a sockperf length shorter than the header).
-    #[error("the message header contradicts itself")]
-    BadHeader,
-    /// memcached: no such command.
-    #[error("the memcached command is not known")]
-    UnknownCommand,
-    /// memcached: the command line is malformed.
-    #[error("the memcached command line is malformed")]
-    BadCommand,
-    /// A memcached data block does not end in CR LF where its length says.
-    #[error("the memcached data block does not end where its length says")]
-    BadDataBlock,
-    /// memcached: a backend's answer, or a kernel's reply, is not a response of the protocol.
-    #[error("the bytes are not a memcached response")]
-    BadResponse,
-    /// The payload cannot be carried: it holds the terminator, disagrees with its own header or with
-    /// the fixed size, exceeds the length field, or is not exactly one command or response.
-    #[error("the framing cannot carry this payload")]
-    Unframable,
-    /// A request to a backend that may stay unanswered (`noreply`, quiet) or whose answer has no end:
-    /// every later answer would be matched to the wrong request.
-    #[error("the request does not make the backend answer exactly once")]
-    NotAnswered,
-}
-
-/// What an error reply tells the client. See [`Framing::error_reply`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ErrorReply {
-    /// No such command.
-    UnknownCommand,
-    /// The request is malformed.
-    BadCommand,
-    /// The data of the request does not have the announced length.
-    BadDataBlock,
-    /// The request is too long.
-    TooLong,
-    /// The service has no room for the request now.
-    OutOfCapacity,
-    /// The request was accepted but its reply did not come in time.
-    Timeout,
-    /// The request was accepted and then lost or refused for another reason.
-    Failed,
-}
-
-/// A framing that cannot work with the configured sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FramingConfigError {
-    /// No message could ever arrive.
-    #[error("{key} is 0: give the length of the longest message in bytes, from 1")]
-    Zero {
-        /// The configuration key.
-        key: &'static str,
-    },
-    /// `fixed:0`.
-    #[error("framing fixed:0 carries no bytes: give the message length, from fixed:1")]
-    FixedZero,
-    /// Every message would be over the maximum.
-    #[error(
-        "messages of framing fixed:{size} exceed {key} = {max}: raise {key} to at least {size}"
-    )]
-    FixedOverMaximum {
-        /// N of `fixed:N`.
-        size: u32,
-        /// The configuration key.
-        key: &'static str,
-        /// Its value.
-        max: usize,
-    },
-    /// The length field cannot count to the maximum.
-    #[error(
-        "framing length:u16 carries at most 65535 bytes but {key} = {max}: lower {key} or use length:u32"
-    )]
-    LengthU16 {
-        /// The configuration key.
-        key: &'static str,
-        /// Its value.
-        max: usize,
-    },
-    /// Not even the header fits.
-    #[error(
-        "a sockperf message has at least 14 bytes but {key} = {max}: raise {key} to at least 14"
-    )]
-    SockperfUnderHeader {
-        /// The configuration key.
-        key: &'static str,
-        /// Its value.
-        max: usize,
-    },
-}
-
-/// A framing name that is none.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "unknown framing `{0}`: write raw, fixed:N (N bytes, from 1), length:u16, length:u32, sockperf, line, line-crlf or memcached"
-)]
-pub struct FramingParseError(String);
-
-/// One framing: two grammars, each parsed on one side and written on the other. See the module's
-/// text for the contract of the parsers; the other methods are described at [`Framing`].
-trait Grammar {
-    /// Refuses sizes with which the framing cannot work; the keys are named in the error.
-    fn check(&self, sizes: &Sizes) -> Result<(), FramingConfigError>;
-
-    /// The most bytes a request with a payload of `max` bytes takes on the wire.
-    fn request_bytes_max(&self, max: usize) -> usize;
-
-    /// The most bytes a response with a payload of `max` bytes takes on the wire.
-    fn response_bytes_max(&self, max: usize) -> usize {
-        self.request_bytes_max(max)
-    }
-
-    fn parse_request(
-        &self,
-        state: &mut ParseState,
-        buffer: &[u8],
-        max: usize,
-    ) -> Result<Parsed, FramingError>;
-
-    fn encode_reply(&self, reply: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError>;
-
-    fn encode_request(&self, request: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError>;
-
-    fn parse_response(
-        &self,
-        state: &mut ParseState,
-        buffer: &[u8],
-        max: usize,
-    ) -> Result<Parsed, FramingError>;
-
-    /// See [`Framing::mark`].
-    fn mark<'a>(&self, _request: &'a [u8]) -> &'a [u8] {
-        &[]
-    }
-
-    /// See [`Framing::fits`].
-    fn fits(&self, _mark: &[u8], _response: &[u8]) -> bool {
-        true
-    }
-
-    /// The protocol's own way to report an error.
-    fn error_reply(&self, _what: ErrorReply) -> Option<&'static [u8]> {
-        None
-    }
-}
-
-/// The two maxima a framing is checked against, with the configuration keys they come from.
-struct Sizes {
-    request_key: &'static str,
-    request_max: usize,
-    response_key: &'static str,
-    response_max: usize,
-    /// Whether this is a backend's framing, where the engine parses the responses.
-    backend: bool,
-}
-
-/// Evaluates `$body` with `$grammar` bound to the grammar of `$framing`: static dispatch, so that the
-/// short framings are inlined into the caller's loop.
-macro_rules! dispatch {
-    ($framing:expr, $grammar:ident => $body:expr) => {
-        match $framing {
-            Framing::Raw => {
-                let $grammar = raw::Raw;
-                $body
+            /// The name as it is written in documents: `fixed:N` for every N.
+            pub const fn form(self) -> &'static str {
+                match self { $( Self::$variant { .. } => $name, )+ }
             }
-            Framing::Fixed(size) => {
-                let $grammar = fixed::Fixed(size);
-                $body
+
+            /// The same framing for messages of `bytes`, where it has that parameter.
+            pub const fn with_parameter(self, bytes: u32) -> Self {
+                match self {
+                    $( Self::$variant { .. } => Self::$variant $(({ let $parameter = bytes; $parameter }))?, )+
+                }
             }
-            Framing::LengthU16 => {
-                let $grammar = length::Length::<2>;
-                $body
-            }
-            Framing::LengthU32 => {
-                let $grammar = length::Length::<4>;
-                $body
-            }
-            Framing::Sockperf => {
-                let $grammar = sockperf::Sockperf;
-                $body
-            }
-            Framing::Line => {
-                let $grammar = line::Line::<false>;
-                $body
-            }
-            Framing::LineCrLf => {
-                let $grammar = line::Line::<true>;
-                $body
-            }
-            Framing::Memcached => {
-                let $grammar = memcached::Memcached;
-                $body
+
+            /// The parameter, where the framing has one.
+            const fn parameter(self) -> Option<u32> {
+                match self {
+                    $( Self::$variant $(($parameter))? => {
+                        #[allow(unused_mut, unused_assignments)]
+                        let mut parameter = None;
+                        $( parameter = Some($parameter); )?
+                        parameter
+                    } )+
+                }
             }
         }
+
+        /// Evaluates `$body` with `$grammar` bound to the grammar of `$framing`: static dispatch, so that the
+        /// short framings are inlined into the caller's loop.
+        macro_rules! dispatch {
+            ($d framing:expr, $d name:ident => $d body:expr) => {
+                match $d framing {
+                    $( Framing::$variant $(($parameter))? => {
+                        let $d name = $grammar;
+                        $d body
+                    } )+
+                }
+            };
+        }
     };
+}
+
+/// Bytes of a message of the framings in [`Framing::ALL`] that need to know.
+const EXAMPLE: u32 = 64;
+
+// Fuzz corpora and the seeds of the simulator know framings by their place here: new ones stand at the end.
+framings! { $
+    /// A message is what one read returned, at most the maximum; the rest is the next message.
+    Raw = "raw", raw::Raw;
+    /// Every request has this many bytes, from 1. Replies are written as produced.
+    Fixed(bytes: u32) = "fixed:N", fixed::Fixed(bytes);
+    /// A length of two bytes in network byte order, not counting itself, then the message.
+    LengthU16 = "length:u16", length::Length::<2>;
+    /// A length of four bytes in network byte order, not counting itself, then the message.
+    LengthU32 = "length:u32", length::Length::<4>;
+    /// The header of the sockperf benchmark: u64 sequence, u16 flags, u32 length of the whole message.
+    Sockperf = "sockperf", sockperf::Sockperf;
+    /// Text lines: LF or CR LF ends a request, and the reply ends as the client's lines do.
+    Line = "line", line::Line::<false>;
+    /// Text lines: LF or CR LF ends a request, CR LF a reply.
+    LineCrLf = "line-crlf", line::Line::<true>;
+    /// The memcached text protocol, classic and meta commands (memcached, doc/protocol.txt).
+    Memcached = "memcached", memcached::Memcached;
 }
 
 impl Framing {
@@ -472,145 +263,125 @@ impl Framing {
     }
 }
 
+impl Framing {
+    /// [`Self::ALL`], those with a parameter for messages of `bytes`.
+    pub fn all(bytes: u32) -> impl Iterator<Item = Self> + Clone {
+        Self::ALL.iter().map(move |framing| framing.with_parameter(bytes))
+    }
+
+    /// The names to choose from, as part of a sentence.
+    pub fn choices() -> String {
+        let choice = |framing: &Self| match framing.parameter() {
+            Some(_) => format!("{} (N bytes, from 1)", framing.form()),
+            None => framing.form().to_owned(),
+        };
+        let all: Vec<_> = Self::ALL.iter().map(choice).collect();
+        let (last, others) = all.split_last().expect("there are framings");
+        format!("{} or {last}", others.join(", "))
+    }
+
+    /// What a message is on the wire, in Markdown: a cell of docs/configuration.md.
+    pub fn wire(self) -> &'static str {
+        dispatch!(self, grammar => wire_of(&grammar))
+    }
+
+    /// Which messages of a stream say where they end.
+    pub fn delimits(self) -> Delimits {
+        dispatch!(self, grammar => delimits_of(&grammar))
+    }
+
+    /// Words of the protocol, which a fuzzer would not guess.
+    pub fn words(self) -> &'static [&'static str] {
+        dispatch!(self, grammar => words_of(&grammar))
+    }
+
+    /// For tests: a request that expects a reply and that [`Self::encode_request`] accepts, made from any bytes and
+    /// about as long.
+    pub fn sample_request(self, data: &[u8]) -> Vec<u8> {
+        dispatch!(self, grammar => grammar.sample_request(data))
+    }
+
+    /// For tests: a reply that [`Self::encode_reply`] accepts and [`Self::parse_response`] reads, made from any bytes.
+    pub fn sample_reply(self, data: &[u8]) -> Vec<u8> {
+        dispatch!(self, grammar => grammar.sample_reply(data))
+    }
+
+    /// For tests: bytes of a stream of requests that are an error where messages have at most `max` bytes. None where any
+    /// bytes are a message.
+    pub fn malformed(self, max: usize) -> Vec<Vec<u8>> {
+        dispatch!(self, grammar => grammar.malformed(max))
+    }
+}
+
+fn wire_of<G: Grammar>(_: &G) -> &'static str {
+    G::WIRE
+}
+
+fn delimits_of<G: Grammar>(_: &G) -> Delimits {
+    G::DELIMITS
+}
+
+fn words_of<G: Grammar>(_: &G) -> &'static [&'static str] {
+    G::WORDS
+}
+
 impl FromStr for Framing {
     type Err = FramingParseError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let framing = match text {
-            "raw" => Self::Raw,
-            "length:u16" => Self::LengthU16,
-            "length:u32" => Self::LengthU32,
-            "sockperf" => Self::Sockperf,
-            "line" => Self::Line,
-            "line-crlf" => Self::LineCrLf,
-            "memcached" => Self::Memcached,
-            _ => text
-                .strip_prefix("fixed:")
+        let read = |framing: &Self| match framing.parameter() {
+            None => (text == framing.form()).then_some(*framing),
+            Some(_) => text
+                .strip_prefix(framing.form().strip_suffix('N')?)
                 // `parse` alone would also take a sign.
-                .filter(|size| size.bytes().all(|byte| byte.is_ascii_digit()))
-                .and_then(|size| size.parse().ok())
-                .filter(|size| *size > 0)
-                .map(Self::Fixed)
-                .ok_or_else(|| FramingParseError(text.to_owned()))?,
+                .filter(|bytes| bytes.bytes().all(|byte| byte.is_ascii_digit()))
+                .and_then(|bytes| bytes.parse().ok())
+                .filter(|bytes| *bytes > 0)
+                .map(|bytes| framing.with_parameter(bytes)),
         };
-        Ok(framing)
+        Self::ALL.iter().find_map(read).ok_or_else(|| FramingParseError(text.to_owned()))
     }
 }
 
 impl fmt::Display for Framing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Raw => f.write_str("raw"),
-            Self::Fixed(size) => write!(f, "fixed:{size}"),
-            Self::LengthU16 => f.write_str("length:u16"),
-            Self::LengthU32 => f.write_str("length:u32"),
-            Self::Sockperf => f.write_str("sockperf"),
-            Self::Line => f.write_str("line"),
-            Self::LineCrLf => f.write_str("line-crlf"),
-            Self::Memcached => f.write_str("memcached"),
+        match self.parameter() {
+            None => f.write_str(self.form()),
+            Some(bytes) => write!(f, "{}{bytes}", self.form().trim_end_matches('N')),
         }
     }
-}
-
-impl FramingError {
-    /// The reason to count for a client's stream, or for a reply that could not be encoded.
-    pub const fn drop_reason(self) -> DropReason {
-        match self {
-            Self::TooLong => DropReason::TooLong,
-            Self::BadResponse | Self::Unframable => DropReason::ReplyUnframable,
-            Self::BadHeader
-            | Self::UnknownCommand
-            | Self::BadCommand
-            | Self::BadDataBlock
-            | Self::NotAnswered => DropReason::BadFraming,
-        }
-    }
-
-    /// The reason to count for a backend's stream, or for a request to it that could not be encoded.
-    pub const fn backend_drop_reason(self) -> DropReason {
-        match self {
-            Self::TooLong => DropReason::BackendTooLong,
-            _ => DropReason::BackendProtocol,
-        }
-    }
-}
-
-impl From<FramingError> for ErrorReply {
-    fn from(error: FramingError) -> Self {
-        match error {
-            FramingError::TooLong => Self::TooLong,
-            FramingError::UnknownCommand => Self::UnknownCommand,
-            FramingError::BadHeader | FramingError::BadCommand => Self::BadCommand,
-            FramingError::BadDataBlock => Self::BadDataBlock,
-            FramingError::BadResponse | FramingError::Unframable | FramingError::NotAnswered => {
-                Self::Failed
-            }
-        }
-    }
-}
-
-impl From<DropReason> for ErrorReply {
-    /// What to tell the client of a request that was lost for `reason`.
-    fn from(reason: DropReason) -> Self {
-        match reason {
-            DropReason::TooLong => Self::TooLong,
-            DropReason::BadFraming | DropReason::TooShort | DropReason::BadLength => {
-                Self::BadCommand
-            }
-            DropReason::RequestTimeout => Self::Timeout,
-            DropReason::NoCredit
-            | DropReason::NoAccelerator
-            | DropReason::QueueTime
-            | DropReason::HandoverFull
-            | DropReason::ReplyMemory
-            | DropReason::Draining => Self::OutOfCapacity,
-            _ => Self::Failed,
-        }
-    }
-}
-
-impl ParseState {
-    /// Finds the LF that ends the line under examination, looking at each byte once over all calls.
-    fn find_lf(&mut self, window: &[u8]) -> Option<usize> {
-        let from = (self.scanned as usize).min(window.len());
-        let found = memchr::memchr(b'\n', &window[from..]).map(|at| from + at);
-        self.scanned = offset(found.unwrap_or(window.len()));
-        found
-    }
-
-    /// The bytes still missing to what an earlier call found necessary; `None` when they are there.
-    fn missing(&self, buffer: &[u8]) -> Option<Parsed> {
-        let more = (self.needed as usize).saturating_sub(buffer.len());
-        (more > 0).then_some(Parsed::Incomplete { more })
-    }
-}
-
-/// The largest offset that a [`ParseState`] holds, far above the largest message.
-const OFFSET_MAX: usize = u32::MAX as usize;
-
-/// A buffer offset as the state stores it; a larger one only lets the state remember less.
-fn offset(at: usize) -> u32 {
-    at.min(OFFSET_MAX) as u32
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drop_reason::DropReason;
 
-    const ALL: [Framing; 8] = [
-        Framing::Raw,
-        Framing::Fixed(784),
-        Framing::LengthU16,
-        Framing::LengthU32,
-        Framing::Sockperf,
-        Framing::Line,
-        Framing::LineCrLf,
-        Framing::Memcached,
-    ];
+    #[test]
+    fn every_framing_says_what_it_is_and_what_it_is_not() {
+        for framing in Framing::all(784) {
+            assert!(!framing.wire().is_empty() && !framing.wire().contains('|'), "{framing}");
+            assert!(Framing::choices().contains(framing.form()), "{framing}");
+            for bytes in framing.malformed(4096) {
+                let parsed = framing.parse_request(&mut ParseState::default(), &bytes, 4096);
+                assert!(
+                    matches!(parsed, Err(_) | Ok(Parsed::Refused { .. })),
+                    "{framing} {parsed:?}"
+                );
+            }
+            assert_eq!(
+                framing.malformed(4096).is_empty(),
+                matches!(framing, Framing::Raw | Framing::Fixed(_))
+            );
+        }
+        assert_eq!(Framing::Raw.delimits(), Delimits::Nothing);
+        assert_eq!(Framing::Fixed(1).delimits(), Delimits::Requests);
+        assert_eq!(Framing::Line.delimits(), Delimits::Both);
+    }
 
     #[test]
     fn names_are_read_as_they_are_written() {
-        for framing in ALL {
+        for framing in Framing::all(784) {
             assert_eq!(framing.to_string().parse(), Ok(framing));
         }
     }
@@ -667,7 +438,7 @@ mod tests {
             Framing::Sockperf.check(14, 13),
             Err(E::SockperfUnderHeader { key: reply, max: 13 })
         );
-        for framing in ALL {
+        for framing in Framing::all(784) {
             assert_eq!(framing.check(0, 1024), Err(E::Zero { key: message }));
             assert_eq!(framing.check(1024, 1024), Ok(()));
         }
@@ -707,7 +478,7 @@ mod tests {
             ErrorReply::Failed,
         ];
         for what in all {
-            for framing in ALL {
+            for framing in Framing::all(784) {
                 let reply = framing.error_reply(what);
                 assert_eq!(reply.is_some(), framing == Framing::Memcached, "{framing} {what:?}");
                 // What the framing says itself must be a reply of its own grammar.

@@ -6,18 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use support::{End, Event, Side, check_split, converse};
-use wire::framing::{Expects, Framing, FramingError, ParseState, Parsed};
-
-const FRAMINGS: [Framing; 8] = [
-    Framing::Raw,
-    Framing::Fixed(5),
-    Framing::LengthU16,
-    Framing::LengthU32,
-    Framing::Sockperf,
-    Framing::Line,
-    Framing::LineCrLf,
-    Framing::Memcached,
-];
+use wire::framing::{Delimits, Expects, Framing, FramingError, ParseState, Parsed};
 
 fn config() -> ProptestConfig {
     ProptestConfig {
@@ -28,7 +17,7 @@ fn config() -> ProptestConfig {
 }
 
 fn framing() -> impl Strategy<Value = Framing> {
-    select(FRAMINGS.to_vec())
+    select(Framing::all(5).collect::<Vec<_>>())
 }
 
 fn side() -> impl Strategy<Value = Side> {
@@ -102,34 +91,19 @@ fn memcached_fragment() -> impl Strategy<Value = Vec<u8>> {
 
 /// A payload that `framing` can carry as a request.
 fn request(framing: Framing) -> BoxedStrategy<Vec<u8>> {
+    let sample = vec(any::<u8>(), 0..64).prop_map(move |data| framing.sample_request(&data));
     match framing {
-        Framing::Memcached => memcached_request().boxed(),
-        _ => payload(framing),
+        Framing::Memcached => prop_oneof![1 => sample, 4 => memcached_request()].boxed(),
+        _ => sample.boxed(),
     }
 }
 
 /// A payload that `framing` can carry as a response.
 fn response(framing: Framing) -> BoxedStrategy<Vec<u8>> {
+    let sample = vec(any::<u8>(), 0..64).prop_map(move |data| framing.sample_reply(&data));
     match framing {
-        Framing::Memcached => memcached_response().boxed(),
-        _ => payload(framing),
-    }
-}
-
-fn payload(framing: Framing) -> BoxedStrategy<Vec<u8>> {
-    match framing {
-        Framing::Fixed(size) => vec(any::<u8>(), size as usize).boxed(),
-        Framing::Raw => vec(any::<u8>(), 1..64).boxed(),
-        Framing::Line | Framing::LineCrLf => {
-            vec(any::<u8>().prop_filter("LF", |byte| *byte != b'\n'), 0..64).boxed()
-        }
-        Framing::Sockperf => (any::<u64>(), vec(any::<u8>(), 0..64))
-            .prop_map(|(sequence, data)| {
-                let len = 14 + data.len() as u32;
-                [&sequence.to_be_bytes()[..], &[0, 3], &len.to_be_bytes(), &data].concat()
-            })
-            .boxed(),
-        _ => vec(any::<u8>(), 0..64).boxed(),
+        Framing::Memcached => prop_oneof![1 => sample, 4 => memcached_response()].boxed(),
+        _ => sample.boxed(),
     }
 }
 
@@ -187,7 +161,14 @@ fn stream() -> impl Strategy<Value = (Framing, Side, Vec<u8>)> {
     });
     let fragments = (Just(Framing::Memcached), side(), vec(memcached_fragment(), 0..60))
         .prop_map(|(framing, side, parts)| (framing, side, parts.concat()));
-    prop_oneof![4 => messages, 2 => fragments, 1 => (framing(), side(), vec(any::<u8>(), 0..300))]
+    let words = framing().prop_flat_map(|framing| {
+        let words = framing.words().iter().map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>();
+        let words = [words, vec![b"7".to_vec(), b"0".to_vec(), b" ".to_vec(), vec![0xff]]].concat();
+        (Just(framing), side(), vec(select(words), 0..60))
+            .prop_map(|(framing, side, parts)| (framing, side, parts.concat()))
+    });
+    let any_bytes = (framing(), side(), vec(any::<u8>(), 0..300));
+    prop_oneof![4 => messages, 2 => fragments, 1 => words, 1 => any_bytes]
 }
 
 fn encode(
@@ -244,7 +225,7 @@ proptest! {
         }
         let together = converse(framing, side, 4096, [&wire[..]], false);
         prop_assert_eq!(together.payload(), messages.concat());
-        if framing != Framing::Raw {
+        if framing.delimits() != Delimits::Nothing {
             prop_assert_eq!(together.events.len(), messages.len());
         }
     }
@@ -264,7 +245,7 @@ proptest! {
         prop_assert!(out.starts_with(b"before"));
         if result.is_err() {
             prop_assert_eq!(out, b"before");
-        } else if !(matches!(framing, Framing::Raw | Framing::Fixed(_)) && side == Side::Response) {
+        } else if framing.delimits() == Delimits::Both || side == Side::Request {
             // What was accepted is one message to the other side.
             let transcript = converse(framing, side, 4096, [&out[6..]], true);
             prop_assert_eq!(transcript.payload(), payload);
@@ -344,6 +325,26 @@ fn eight_mebibytes_pass_in_both_directions() {
 /// The announced buffer is needed: one byte less could not hold the longest message.
 #[test]
 fn the_announced_buffer_is_exact() {
+    for framing in Framing::all(100) {
+        for side in [Side::Request, Side::Response] {
+            for data in [0, 1, 100, 1000] {
+                let data = vec![b'x'; data];
+                let (payload, bytes_max) = match side {
+                    Side::Request => {
+                        let payload = framing.sample_request(&data);
+                        (payload.clone(), framing.request_bytes_max(payload.len()))
+                    }
+                    Side::Response => {
+                        let payload = framing.sample_reply(&data);
+                        (payload.clone(), framing.response_bytes_max(payload.len()))
+                    }
+                };
+                let mut wire = Vec::new();
+                encode(framing, side, &payload, &mut wire).unwrap();
+                assert!(wire.len() <= bytes_max, "{framing} {side:?} {}", payload.len());
+            }
+        }
+    }
     for framing in [Framing::LengthU16, Framing::LengthU32, Framing::LineCrLf] {
         let mut wire = Vec::new();
         framing.encode_request(&[b'x'; 100], &mut wire).unwrap();

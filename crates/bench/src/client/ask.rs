@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use wire::framing::{Framing, FramingError, ParseState, Parsed};
+use wire::framing::{Delimits, Framing, FramingError, ParseState, Parsed};
 
 use super::shm::{Client, Options, ShmError};
 use crate::Target;
@@ -147,7 +147,7 @@ fn tcp(
     let mut stream = TcpStream::connect_timeout(&address, left(deadline)?)?;
     stream.set_write_timeout(Some(left(deadline)?))?;
     stream.write_all(&framed)?;
-    let has_end = !matches!(how.framing, Framing::Raw | Framing::Fixed(_));
+    let has_end = how.framing.delimits() == Delimits::Both;
     let (mut read, mut state) = (Vec::new(), ParseState::default());
     let mut chunk = vec![0; 64 << 10];
     loop {

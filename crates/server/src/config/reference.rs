@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use serde_json::Value as Json;
+use wire::framing::Framing;
 
 use super::{BUILTINS, Config, ConfigError, Origin, Overrides};
 
@@ -39,6 +40,8 @@ enum Kind {
     /// One of some words, which are asked for.
     Word,
     Boolean,
+    /// A framing.
+    FramingName,
     /// In words.
     Other(&'static str),
 }
@@ -59,7 +62,7 @@ macro_rules! keys {
     (@ $sample:literal $at:literal) => { $at };
 }
 
-use Kind::{Boolean, Integer, Other, Word};
+use Kind::{Boolean, FramingName, Integer, Other, Word};
 
 /// Every table.
 pub(super) const TABLES: &[Table] = &[
@@ -165,7 +168,7 @@ pub(super) const TABLES: &[Table] = &[
             listen: Other("string or list: `udp://IP:PORT`, `tcp://IP:PORT`, `shm:///PATH`"), "required",
                 "Where clients come. `0.0.0.0` is every IPv4 address of the machine, `[::]` every IPv6 address; port 0 lets the host \
                  kernel choose.";
-            framing: Other("string: `raw`, `fixed:N`, `length:u16`, `length:u32`, `sockperf`, `line`, `line-crlf`, `memcached`"), "",
+            framing: FramingName, "",
                 "Where a message ends on a TCP connection. A datagram is a message by itself.";
             accelerator: Other("string, or list of strings"), "`process` for a kernel file: a process of its own; for a built-in kernel `acc0` where the file defines none, else required",
                 "The accelerators that run the kernel, by name. With several, requests go where there is credit. `acc0` runs a kernel file on \
@@ -306,6 +309,11 @@ impl Key {
                     right.trim_start_matches("must be ").replace(" or ", "`, `")
                 )
             }
+            FramingName => {
+                let names: Vec<_> =
+                    Framing::ALL.iter().map(|framing| format!("`{}`", framing.form())).collect();
+                format!("string: {}", names.join(", "))
+            }
             Other(what) => what.to_owned(),
         }
     }
@@ -358,7 +366,16 @@ pub fn tables() -> Vec<(&'static str, String)> {
         }
         (table.header, out)
     };
-    TABLES.iter().map(table).chain([("kernels", kernels())]).collect()
+    TABLES.iter().map(table).chain([("framings", framings()), ("kernels", kernels())]).collect()
+}
+
+/// The framings.
+fn framings() -> String {
+    let mut out = String::from("| framing | a message on the wire |\n|---|---|\n");
+    for framing in Framing::ALL {
+        let _ = writeln!(out, "| `{}` | {} |", framing.form(), cell(framing.wire()));
+    }
+    out
 }
 
 /// The built-in kernels.

@@ -137,7 +137,7 @@ pub(crate) fn pattern(len: usize, salt: usize) -> Vec<u8> {
 pub(crate) fn well_framed(framing: Framing, salt: usize) -> (Vec<u8>, Vec<u8>) {
     let payload = match framing {
         Framing::Fixed(bytes) => pattern(bytes as usize, salt),
-        Framing::Line => format!("line {salt}").into_bytes(),
+        Framing::Line | Framing::LineCrLf => format!("line {salt}").into_bytes(),
         Framing::Memcached => {
             return (format!("get key{salt}\r\n").into_bytes(), b"END\r\n".to_vec());
         }
@@ -149,7 +149,7 @@ pub(crate) fn well_framed(framing: Framing, salt: usize) -> (Vec<u8>, Vec<u8>) {
             message[10..14].copy_from_slice(&(len as u32).to_be_bytes());
             message
         }
-        _ => pattern(1 + salt % 300, salt),
+        _ => framing.sample_request(&pattern(1 + salt % 300, salt)),
     };
     let (mut request, mut reply) = (Vec::new(), Vec::new());
     framing.encode_request(&payload, &mut request).unwrap();

@@ -4,7 +4,9 @@
 //! learned to expect: `lenet` answers 784 bytes with 44. A backend is different, since the engine must
 //! find the end of its responses itself: there request and response both have N bytes.
 
-use super::{Expects, FramingConfigError, FramingError, Grammar, ParseState, Parsed, Sizes};
+use super::{
+    Delimits, Expects, FramingConfigError, FramingError, Grammar, ParseState, Parsed, Sizes,
+};
 
 pub(super) struct Fixed(pub(super) u32);
 
@@ -27,6 +29,20 @@ impl Fixed {
 }
 
 impl Grammar for Fixed {
+    const WIRE: &'static str = "N bytes; replies are written as they are";
+
+    const DELIMITS: Delimits = Delimits::Requests;
+
+    fn sample_request(&self, data: &[u8]) -> Vec<u8> {
+        let mut message = data.to_vec();
+        message.resize(self.0 as usize, 0);
+        message
+    }
+
+    fn malformed(&self, _max: usize) -> Vec<Vec<u8>> {
+        Vec::new()
+    }
+
     fn check(&self, sizes: &Sizes) -> Result<(), FramingConfigError> {
         let Self(size) = *self;
         if size == 0 {

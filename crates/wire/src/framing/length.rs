@@ -38,6 +38,15 @@ impl<const FIELD: usize> Length<FIELD> {
 }
 
 impl<const FIELD: usize> Grammar for Length<FIELD> {
+    const WIRE: &'static str = match FIELD {
+        2 => "a length of 2 bytes in network byte order, not counting itself, and as many bytes",
+        _ => "a length of 4 bytes in network byte order, not counting itself, and as many bytes",
+    };
+
+    fn malformed(&self, _max: usize) -> Vec<Vec<u8>> {
+        vec![vec![0xff; 9]]
+    }
+
     fn check(&self, sizes: &Sizes) -> Result<(), FramingConfigError> {
         let each =
             [(sizes.request_key, sizes.request_max), (sizes.response_key, sizes.response_max)];

@@ -52,6 +52,23 @@ fn encode(payload: &[u8], crlf: bool, out: &mut Vec<u8>) -> Result<(), FramingEr
 }
 
 impl<const CRLF: bool> Grammar for Line<CRLF> {
+    const WIRE: &'static str = if CRLF {
+        "as `line`, but everything that is sent ends in CR LF"
+    } else {
+        "up to a line feed (LF); a carriage return (CR) before it is dropped. Replies end as the client's own lines do, \
+         LF or CR LF. Requests to a backend end in LF."
+    };
+
+    const WORDS: &'static [&'static str] = &["\r\n", "\n"];
+
+    fn sample_request(&self, data: &[u8]) -> Vec<u8> {
+        data.iter().copied().filter(|byte| *byte != b'\n').collect()
+    }
+
+    fn malformed(&self, max: usize) -> Vec<Vec<u8>> {
+        vec![vec![b'x'; max.saturating_add(9)]]
+    }
+
     fn check(&self, _sizes: &Sizes) -> Result<(), FramingConfigError> {
         Ok(())
     }

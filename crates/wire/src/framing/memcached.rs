@@ -81,6 +81,54 @@ const CRLF: &[u8] = b"\r\n";
 pub(super) struct Memcached;
 
 impl Grammar for Memcached {
+    const WIRE: &'static str = "a command or a response of memcached's text protocol";
+
+    const WORDS: &'static [&'static str] = &[
+        "get ",
+        "gats ",
+        "set ",
+        "cas ",
+        "delete ",
+        "incr ",
+        "touch ",
+        "flush_all",
+        "noreply",
+        "version",
+        "stats",
+        "quit",
+        "mg ",
+        "ms ",
+        "md ",
+        "ma ",
+        "me ",
+        "mn",
+        " q",
+        "VALUE ",
+        "END\r\n",
+        "VA ",
+        "HD",
+        "STAT ",
+        "ITEM ",
+        "PREFIX ",
+        "STORED",
+        "ERROR",
+        "SERVER_ERROR ",
+    ];
+
+    fn sample_request(&self, data: &[u8]) -> Vec<u8> {
+        [format!("set key 0 0 {}\r\n", data.len()).as_bytes(), data, CRLF].concat()
+    }
+
+    fn sample_reply(&self, data: &[u8]) -> Vec<u8> {
+        [format!("VALUE key 0 {}\r\n", data.len()).as_bytes(), data, b"\r\nEND\r\n"].concat()
+    }
+
+    fn malformed(&self, _max: usize) -> Vec<Vec<u8>> {
+        // A length that is none, the binary protocol, a block of another length.
+        let all = [&b"set a 0 0 x\r\n"[..], b"\x80\x01", b"set a 0 0 1\r\nabc\r\n"];
+        all.map(<[u8]>::to_vec).to_vec()
+    }
+
     fn check(&self, _sizes: &Sizes) -> Result<(), FramingConfigError> {
         Ok(())
     }

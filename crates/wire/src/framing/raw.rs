@@ -5,7 +5,9 @@
 //! more than the maximum is not a message that is too long, there are no messages to be too long: it
 //! is cut at the maximum and the rest is the next message. No byte is lost or reordered.
 
-use super::{Expects, FramingConfigError, FramingError, Grammar, ParseState, Parsed, Sizes};
+use super::{
+    Delimits, Expects, FramingConfigError, FramingError, Grammar, ParseState, Parsed, Sizes,
+};
 
 pub(super) struct Raw;
 
@@ -22,6 +24,20 @@ fn parse(buffer: &[u8], max: usize, expects: Expects) -> Result<Parsed, FramingE
 }
 
 impl Grammar for Raw {
+    const WIRE: &'static str = "what one read of the connection returned, cut at `max_message_bytes`. TCP is a stream: \
+        two requests sent together may arrive as one message, and one request as several chunks. Use `raw` for \
+        clients that send one short request and wait, or for kernels that accept a stream of chunks.";
+
+    const DELIMITS: Delimits = Delimits::Nothing;
+
+    fn sample_request(&self, data: &[u8]) -> Vec<u8> {
+        if data.is_empty() { vec![0] } else { data.to_vec() }
+    }
+
+    fn malformed(&self, _max: usize) -> Vec<Vec<u8>> {
+        Vec::new()
+    }
+
     fn check(&self, _sizes: &Sizes) -> Result<(), FramingConfigError> {
         Ok(())
     }

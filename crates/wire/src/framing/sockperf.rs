@@ -61,6 +61,20 @@ fn encode(message: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
 }
 
 impl Grammar for Sockperf {
+    const WIRE: &'static str = "the header of the sockperf benchmark, 14 bytes with the length of the whole message, and its data";
+
+    fn sample_request(&self, data: &[u8]) -> Vec<u8> {
+        let len = (SOCKPERF_HEADER_BYTES + data.len()) as u32;
+        let sequence = data.len() as u64;
+        // From a client that wants a reply.
+        [&sequence.to_be_bytes()[..], &[0, 1 | FLAG_WANTS_REPLY], &len.to_be_bytes(), data].concat()
+    }
+
+    fn malformed(&self, _max: usize) -> Vec<Vec<u8>> {
+        // A length shorter than the header.
+        vec![[&[1; 10][..], &[0, 0, 0, 3]].concat()]
+    }
+
     fn check(&self, sizes: &Sizes) -> Result<(), FramingConfigError> {
         let each =
             [(sizes.request_key, sizes.request_max), (sizes.response_key, sizes.response_max)];

@@ -1,7 +1,7 @@
 //! A connection as the engine keeps one, which checks the contract of the parsers at every step.
 //! Shared by the property tests and the fuzz targets.
 
-use wire::framing::{Expects, Framing, FramingError, ParseState, Parsed};
+use wire::framing::{Delimits, Expects, Framing, FramingError, ParseState, Parsed};
 
 /// Which grammar is parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,8 +191,8 @@ pub(crate) fn check_split(
         rest = tail;
     }
     let split = converse(framing, side, max, chunks, true);
-    if framing == Framing::Raw {
-        // Where `raw` cuts depends on the reads; what arrives does not.
+    if framing.delimits() == Delimits::Nothing {
+        // Where it cuts depends on the reads; what arrives does not.
         assert_eq!(split.payload(), whole.payload());
         assert_eq!(split.payload(), stream);
     } else {

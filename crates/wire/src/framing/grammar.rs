@@ -1,0 +1,184 @@
+//! What a framing implements, and what its parsers take and answer.
+
+use super::{ErrorReply, FramingConfigError, FramingError};
+
+/// One framing: two grammars, each parsed on one side and written on the other. See the module's
+/// text for the contract of the parsers; the other methods are described at [`Framing`].
+pub(super) trait Grammar {
+    /// Refuses sizes with which the framing cannot work; the keys are named in the error.
+    fn check(&self, sizes: &Sizes) -> Result<(), FramingConfigError>;
+
+    /// The most bytes a request with a payload of `max` bytes takes on the wire.
+    fn request_bytes_max(&self, max: usize) -> usize;
+
+    /// The most bytes a response with a payload of `max` bytes takes on the wire.
+    fn response_bytes_max(&self, max: usize) -> usize {
+        self.request_bytes_max(max)
+    }
+
+    fn parse_request(
+        &self,
+        state: &mut ParseState,
+        buffer: &[u8],
+        max: usize,
+    ) -> Result<Parsed, FramingError>;
+
+    fn encode_reply(&self, reply: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError>;
+
+    fn encode_request(&self, request: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError>;
+
+    fn parse_response(
+        &self,
+        state: &mut ParseState,
+        buffer: &[u8],
+        max: usize,
+    ) -> Result<Parsed, FramingError>;
+
+    /// See [`Framing::mark`].
+    fn mark<'a>(&self, _request: &'a [u8]) -> &'a [u8] {
+        &[]
+    }
+
+    /// See [`Framing::fits`].
+    fn fits(&self, _mark: &[u8], _response: &[u8]) -> bool {
+        true
+    }
+
+    /// The protocol's own way to report an error.
+    fn error_reply(&self, _what: ErrorReply) -> Option<&'static [u8]> {
+        None
+    }
+
+    // What documents and tests know of every framing. None of it is on the data path.
+
+    /// What a message is on the wire, in Markdown.
+    const WIRE: &'static str;
+
+    /// See [`Framing::delimits`](super::Framing::delimits).
+    const DELIMITS: Delimits = Delimits::Both;
+
+    /// See [`Framing::words`](super::Framing::words).
+    const WORDS: &'static [&'static str] = &[];
+
+    /// See [`Framing::sample_request`](super::Framing::sample_request).
+    fn sample_request(&self, data: &[u8]) -> Vec<u8> {
+        data.to_vec()
+    }
+
+    /// See [`Framing::sample_reply`](super::Framing::sample_reply).
+    fn sample_reply(&self, data: &[u8]) -> Vec<u8> {
+        self.sample_request(data)
+    }
+
+    /// See [`Framing::malformed`](super::Framing::malformed).
+    fn malformed(&self, max: usize) -> Vec<Vec<u8>>;
+}
+
+/// The two maxima a framing is checked against, with the configuration keys they come from.
+pub(super) struct Sizes {
+    pub(super) request_key: &'static str,
+    pub(super) request_max: usize,
+    pub(super) response_key: &'static str,
+    pub(super) response_max: usize,
+    /// Whether this is a backend's framing, where the engine parses the responses.
+    pub(super) backend: bool,
+}
+
+/// Which messages of a stream say where they end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delimits {
+    /// Requests and replies.
+    Both,
+    /// Requests alone: replies are written as the kernel produced them.
+    Requests,
+    /// Neither.
+    Nothing,
+}
+
+/// How far the parser has read the front of a connection's buffer. Starts as `default()`; belongs to
+/// one direction of one connection; is back at its default whenever a message has been taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ParseState {
+    /// Offset of the line or part under examination; everything before it is valid.
+    pub(super) settled: u32,
+    /// No line ending lies in `settled..scanned`.
+    pub(super) scanned: u32,
+    /// Nothing can be decided before the buffer has this many bytes.
+    pub(super) needed: u32,
+    /// Where in its grammar the parser stands; the grammar's own numbering, 0 at the start.
+    pub(super) phase: u8,
+}
+
+/// What the parser found at the front of the buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Parsed {
+    /// Not a whole message yet.
+    Incomplete {
+        /// At least this many more bytes (from 1) are needed before anything can be decided.
+        more: usize,
+    },
+    /// A whole message: its payload is `buffer[start..end]`.
+    Message {
+        /// Bytes to take off the front of the buffer.
+        consumed: usize,
+        /// Start of the payload.
+        start: usize,
+        /// End of the payload, at most `consumed`.
+        end: usize,
+        /// Whether the sender waits for a reply; `Nothing` for every response.
+        expects: Expects,
+    },
+    /// Not a message: the framing refuses it and answers by itself with
+    /// `error_reply(error.into())`, in the order of the replies. The connection goes on.
+    Refused {
+        /// Bytes to take off the front of the buffer, at least 1.
+        consumed: usize,
+        /// Why.
+        error: FramingError,
+    },
+    /// The client asks to end the connection: send what is owed, then close. Later bytes are ignored.
+    Quit {
+        /// Bytes to take off the front of the buffer, at least 1.
+        consumed: usize,
+    },
+}
+
+/// Whether a request will be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Expects {
+    /// Exactly one reply.
+    Reply,
+    /// None: a reply would be taken for the answer to a later request. The request is finished once
+    /// the kernel has it.
+    Nothing,
+    /// The kernel decides (memcached's quiet meta commands are silent about the nominal outcome). The
+    /// request keeps its place in the order of replies until the kernel sends a reply, sends an empty
+    /// reply, or drops it; the latter two put nothing on the wire. The client finds the end of what
+    /// it asked by a command that always answers, `mn`.
+    ReplyOrNothing,
+}
+
+impl ParseState {
+    /// Finds the LF that ends the line under examination, looking at each byte once over all calls.
+    pub(super) fn find_lf(&mut self, window: &[u8]) -> Option<usize> {
+        let from = (self.scanned as usize).min(window.len());
+        let found = memchr::memchr(b'\n', &window[from..]).map(|at| from + at);
+        self.scanned = offset(found.unwrap_or(window.len()));
+        found
+    }
+
+    /// The bytes still missing to what an earlier call found necessary; `None` when they are there.
+    pub(super) fn missing(&self, buffer: &[u8]) -> Option<Parsed> {
+        let more = (self.needed as usize).saturating_sub(buffer.len());
+        (more > 0).then_some(Parsed::Incomplete { more })
+    }
+}
+
+/// The largest offset that a [`ParseState`] holds, far above the largest message.
+pub(super) const OFFSET_MAX: usize = u32::MAX as usize;
+
+/// A buffer offset as the state stores it; a larger one only lets the state remember less.
+pub(super) fn offset(at: usize) -> u32 {
+    at.min(OFFSET_MAX) as u32
+}
