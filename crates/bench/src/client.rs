@@ -19,7 +19,7 @@
 //!
 //! [`mod@ask`] sends one message and waits for its reply, without a load.
 //!
-//! [`workload`] has what can be asked. [`crate::bench`] makes measurements of it that say when they
+//! [`workload`] has what can be asked. The [crate] makes measurements of it that say when they
 //! are not to be believed.
 //!
 //! ```no_run

@@ -238,7 +238,7 @@ impl FromStr for Target {
     }
 }
 
-/// The kind of client; see [`crate::bench`].
+/// The kind of client; see the [crate].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Class {
     /// Ordinary kernel sockets

@@ -4,8 +4,8 @@
 //! `engine.control = "PATH"` is a Unix socket of type seqpacket with mode 0600: a message is a request,
 //! and one message comes back. Without the key it is where [`place`] says. Requests ([`protocol`]) are JSON objects on
 //! one line of at most [`REQUEST_BYTES_MAX`] bytes: `{"command": "status"}`, `"reload"` and `"metrics"`. Whoever is not of
-//! the engine's user or root is told so and closed; at most [`CONNECTIONS_MAX`] connections are open, each for
-//! [`SILENCE`] without a first request and [`PATIENCE`] without another one. One more makes the oldest go that has not
+//! the engine's user or root is told so and closed; at most `CONNECTIONS_MAX` connections are open, each for
+//! `SILENCE` without a first request and `PATIENCE` without another one. One more makes the oldest go that has not
 //! asked for anything, or else the one that has been idle for longest: who says nothing keeps nobody out.
 //!
 //! While one reload is under way another one may wait, and no more: it reads the file when its turn comes,
