@@ -1,12 +1,5 @@
 //! Configuration texts: a topology that the engine accepts, or mistakes with places inside the text.
 
-/// `server::config` without the rest of its crate, which would bring the kernels' C++ along.
-#[path = "../../crates/server/src"]
-mod server {
-    #[allow(dead_code, unused_imports, reason = "the command line uses more of it")]
-    pub(super) mod config;
-}
-
 use server::config::{Config, Overrides};
 
 const FILE: &str = "fuzz.toml";

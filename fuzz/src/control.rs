@@ -1,13 +1,8 @@
 //! The control socket: requests are read as they are written or refused in a short line; no answer
 //! steers the terminal of who asked.
 
-/// The protocol without the server behind it.
-#[allow(dead_code, reason = "the server uses more of it")]
-#[path = "../../crates/server/src/control/protocol.rs"]
-mod protocol;
-
-use protocol::{REQUEST_BYTES_MAX, Request, read_answer};
 use serde_json::Value as Json;
+use server::control::protocol::{REQUEST_BYTES_MAX, Request, read_answer};
 
 /// Longest reason for a refusal, in bytes: it goes into an answer, and does not repeat what was sent.
 const REASON_BYTES_MAX: usize = 200;

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ::bench::memcached::MemcachedError;
 use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, HEARTBEAT_MS, Launch, Limits,
-    Listen, Rings, STACK_KIB, Service, Topology,
+    Listen, STACK_KIB, Service, Topology,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value as Json;
@@ -36,6 +36,7 @@ use wire::nic::Transport;
 use crate::screen::Screen;
 use ::bench::client::{ClientError, Outcome};
 use ::bench::plot::Chart;
+use runtime::kinds;
 use server::{Server, ServerError};
 
 pub use baseline::HostCentric;
@@ -88,13 +89,15 @@ impl DemoGpu {
     fn place(&self, service: Service) -> (AcceleratorKind, Service) {
         let launch =
             Launch::Engine { program: None, threads: 0, cores: Vec::new(), stack_kib: STACK_KIB };
-        let gpu = Some(self.index);
-        let kind = AcceleratorKind::Process { launch, heartbeat_ms: HEARTBEAT_MS, gpu };
+        let index = ("gpu".to_owned(), self.index.into());
+        let device = kinds::device_spec("cuda", &[index]).expect("a GPU that was found");
+        let rings = kinds::default_rings(&device);
+        let kind = AcceleratorKind::Process { launch, heartbeat_ms: HEARTBEAT_MS, device };
         let kernel = match &self.kernels {
             Some(file) => format!("{}:{}", file.display(), service.kernel),
             None => service.kernel.clone(),
         };
-        (kind, Service { kernel, rings: Rings::Granule, ..service })
+        (kind, Service { kernel, rings, ..service })
     }
 }
 

@@ -20,6 +20,7 @@ use sys::process::find_program;
 use sys::{PortSpec, SocketNic, SocketOptions};
 use wire::nic::Transport;
 
+use runtime::kinds;
 use server::config::{Config, memory_url, url};
 
 /// Every capability of this machine. Takes milliseconds and changes nothing.
@@ -170,10 +171,10 @@ fn placement(kind: &AcceleratorKind) -> String {
                 if cores.is_empty() { String::new() } else { format!(" on cores {cores:?}") };
             format!("cpu, {threads} thread{plural} of its own{pinned}")
         }
-        AcceleratorKind::Process { launch: Launch::Engine { .. }, gpu: Some(gpu), .. } => {
-            format!("NVIDIA GPU {gpu}, by a process that the engine starts")
-        }
-        AcceleratorKind::Process { launch: Launch::Engine { threads, .. }, .. } => {
+        AcceleratorKind::Process { launch: Launch::Engine { threads, .. }, device, .. } => {
+            if let Some(place) = kinds::find(device.kind).and_then(|kind| kind.place(device)) {
+                return format!("{place}, by a process that the engine starts");
+            }
             let plural = if *threads == 1 { "" } else { "s" };
             format!("cpu, {threads} thread{plural} in a process of its own, started by the engine")
         }

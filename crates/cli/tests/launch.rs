@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use common::*;
-use engine::topology::{Accelerator, AcceleratorKind, Launch, STACK_KIB, Service};
+use engine::topology::{Accelerator, AcceleratorKind, DeviceSpec, Launch, STACK_KIB, Service};
 use server::{Server, ServerError};
 use wire::DropReason;
 
@@ -41,7 +41,8 @@ fn a_crash_loop_is_seen_and_left_behind() {
         let program = Some(script.clone());
         let launch =
             Launch::Engine { program, threads: 1, cores: Vec::new(), stack_kib: STACK_KIB };
-        let kind = AcceleratorKind::Process { launch, heartbeat_ms: 10_000, gpu: None };
+        let kind =
+            AcceleratorKind::Process { launch, heartbeat_ms: 10_000, device: DeviceSpec::host() };
         topology.accelerators = vec![Accelerator { name: "apart".into(), kind }];
         topology
     };

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use common::lives::*;
 use common::*;
-use engine::topology::{Accelerator, AcceleratorKind, Launch, Replies, STACK_KIB, Service};
+use engine::topology::{
+    Accelerator, AcceleratorKind, DeviceSpec, Launch, Replies, STACK_KIB, Service,
+};
 use runtime::{self, HostDevice, Wish};
 use server::Server;
 use sys::local::LocalListener;
@@ -126,7 +128,7 @@ fn a_process_never_says_hello() {
         cores: Vec::new(),
         stack_kib: STACK_KIB,
     };
-    let kind = AcceleratorKind::Process { launch, heartbeat_ms: 1000, gpu: None };
+    let kind = AcceleratorKind::Process { launch, heartbeat_ms: 1000, device: DeviceSpec::host() };
     topology.accelerators = vec![Accelerator { name: "mute".into(), kind }];
     let error = Server::start(topology).err().expect("nobody serves").to_string();
     assert!(error.contains("did not say hello within"), "{error}");

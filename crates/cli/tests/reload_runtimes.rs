@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use common::change::{Askers, change, change_under_load, message, never, service};
 use common::*;
-use engine::topology::{Accelerator, AcceleratorKind, Launch, STACK_KIB, Service, Topology};
+use engine::topology::{
+    Accelerator, AcceleratorKind, DeviceSpec, Launch, STACK_KIB, Service, Topology,
+};
 use server::{Fate, Server};
 use wire::DropReason;
 
@@ -23,13 +25,15 @@ fn path(name: &str) -> PathBuf {
 fn launched(name: &str) -> Accelerator {
     let program = Some(env!("CARGO_BIN_EXE_serval").into());
     let launch = Launch::Engine { program, threads: 1, cores: Vec::new(), stack_kib: STACK_KIB };
-    let kind = AcceleratorKind::Process { launch, heartbeat_ms: 20_000, gpu: None };
+    let kind =
+        AcceleratorKind::Process { launch, heartbeat_ms: 20_000, device: DeviceSpec::host() };
     Accelerator { name: name.into(), kind }
 }
 
 fn external(name: &str, attach: PathBuf) -> Accelerator {
     let launch = Launch::External { attach };
-    let kind = AcceleratorKind::Process { launch, heartbeat_ms: 20_000, gpu: None };
+    let kind =
+        AcceleratorKind::Process { launch, heartbeat_ms: 20_000, device: DeviceSpec::host() };
     Accelerator { name: name.into(), kind }
 }
 

@@ -131,9 +131,30 @@ pub enum AcceleratorKind {
         /// A runtime that does not beat for this long is lost, in milliseconds, in
         /// [[`HEARTBEAT_MS_MIN`], [`HEARTBEAT_MS_MAX`]].
         heartbeat_ms: u64,
-        /// The NVIDIA GPU that the kernels run on, from 0; none: host cores.
-        gpu: Option<u32>,
+        /// What the kernels run on.
+        device: DeviceSpec,
     },
+}
+
+/// What the kernels of a runtime run on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceSpec {
+    /// `kind` in a configuration.
+    pub kind: &'static str,
+    /// Values of the keys that only this kind has.
+    pub settings: Vec<(&'static str, u64)>,
+}
+
+impl DeviceSpec {
+    /// Host cores.
+    pub fn host() -> Self {
+        Self { kind: "process", settings: Vec::new() }
+    }
+
+    /// The value of one of its keys; 0 for a key it does not have.
+    pub fn get(&self, key: &str) -> u64 {
+        self.settings.iter().find(|(name, _)| *name == key).map_or(0, |(_, value)| *value)
+    }
 }
 
 /// Shortest `heartbeat_ms`.
@@ -164,11 +185,11 @@ pub enum Launch {
     Engine {
         /// The `serval` program; `None`: the one that runs.
         program: Option<PathBuf>,
-        /// Threads that share the blocks; on a GPU threads of each block, 0 for what suits the kernel.
+        /// Threads that share the blocks; without a meaning where blocks have no host threads.
         threads: usize,
         /// Cores to pin them to; empty: not pinned.
         cores: Vec<usize>,
-        /// As in [`AcceleratorKind::Cpu`]; without a meaning on a GPU.
+        /// As in [`AcceleratorKind::Cpu`]; without a meaning where blocks have no stacks.
         stack_kib: usize,
     },
     /// Somebody else; it attaches at this path.

@@ -172,10 +172,9 @@ pub fn find(kernel: &str) -> Result<Arc<Kernel>, AccelError> {
 pub fn inspect(
     path: &Path,
     name: Option<&str>,
-    on_gpu: bool,
+    target: Target,
     opened: &mut Vec<Arc<dyn Any>>,
 ) -> Result<(), String> {
-    let target = if on_gpu { Target::Gpu } else { Target::Host };
     let file = KernelFile::open(path, target).map_err(|error| error.to_string())?;
     opened.push(file.clone());
     file.check(name, &mut || false).map_err(|error| error.to_string())

@@ -16,8 +16,8 @@
 
 #![forbid(unsafe_code)]
 
-mod gpu;
 pub mod kernel_file;
+pub mod kinds;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,10 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use accel::process::{HostBlocks, HostOptions};
-use accel::{AccelError, Kernel};
-use engine::topology::STACK_KIB;
-pub use gpu::GpuDevice;
+pub use kinds::{GpuDevice, HostDevice};
 use mqueue::abi::{ABI_VERSION, reason, state, stop};
 use mqueue::{MappedMemory, Region, Words};
 use sys::local::{Bell, LocalSocket, wait_readable};
@@ -38,7 +35,7 @@ use wire::attach::{
     Bye, DESCRIPTORS, FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Offer, Ready,
 };
 
-use kernel_file::{FILE_BYTES_MAX, KernelFile, Target};
+use kernel_file::FILE_BYTES_MAX;
 
 /// How long the engine may take to answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
@@ -148,91 +145,6 @@ pub trait Device {
     /// word tells them already unless something failed. `Err`: not all of them could be ended, so that
     /// this process must not serve again.
     fn stop(&mut self, patience: Duration) -> Result<(), Failure>;
-}
-
-/// Runs `cpu` kernels on threads of this process.
-pub struct HostDevice {
-    threads: usize,
-    cores: Vec<usize>,
-    hung_after: Duration,
-    stack_kib: usize,
-    blocks: Option<HostBlocks>,
-}
-
-impl HostDevice {
-    /// At most `threads` threads, each on one of `cores` if there are any.
-    pub fn new(threads: usize, cores: Vec<usize>) -> Self {
-        Self { threads, cores, hung_after: HUNG_AFTER, stack_kib: STACK_KIB, blocks: None }
-    }
-
-    /// A block that works on one message for longer hangs: the life ends.
-    pub fn hung_after(self, hung_after: Duration) -> Self {
-        Self { hung_after, ..self }
-    }
-
-    /// The stack of each block in KiB, instead of [`STACK_KIB`].
-    pub fn stack_kib(self, stack_kib: usize) -> Self {
-        Self { stack_kib, ..self }
-    }
-}
-
-impl Device for HostDevice {
-    fn kind(&self) -> &str {
-        "cpu"
-    }
-
-    fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
-        let refused = |error: &dyn std::fmt::Display| Failure {
-            reason: reason::REFUSED,
-            text: error.to_string(),
-        };
-        let [job] = jobs else { return Err(refused(&"host cores run one service in a process")) };
-        let kernel = kernel(job).map_err(|e| refused(&e))?;
-        let bell = job.bell.clone();
-        let options = HostOptions {
-            service: job.service.clone(),
-            threads: self.threads.clamp(1, job.blocks as usize),
-            cores: self.cores.clone(),
-            stack_bytes: self.stack_kib << 10,
-            doze: Box::new(move |limit| {
-                wait_readable(&[bell.as_fd()], Some(limit));
-                bell.silence();
-            }),
-            hung_after: self.hung_after,
-        };
-        let memory = MappedMemory::new(job.memory.clone());
-        let started = HostBlocks::start(&memory, &kernel, &job.params, options);
-        self.blocks = Some(started.map_err(|e| refused(&e))?);
-        Ok(())
-    }
-
-    fn health(&mut self) -> Result<(), Failure> {
-        let health = self.blocks.as_mut().map_or(Ok(()), HostBlocks::health);
-        health.map_err(|(reason, text)| Failure { reason, text })
-    }
-
-    fn ended(&mut self) -> bool {
-        self.blocks.as_ref().is_none_or(HostBlocks::ended)
-    }
-
-    fn stop(&mut self, patience: Duration) -> Result<(), Failure> {
-        let Some(blocks) = self.blocks.take() else { return Ok(()) };
-        let hung = blocks.stop(patience);
-        if hung.is_empty() {
-            return Ok(());
-        }
-        Err(Failure { reason: reason::HUNG, text: format!("blocks {hung:?} did not end") })
-    }
-}
-
-/// The kernel of a job on host cores. What the engine passes it has loaded in a process of its own already.
-fn kernel(job: &Job) -> Result<Arc<Kernel>, AccelError> {
-    match (kernel_file::named(&job.kernel), &job.file) {
-        (Some((path, name)), Some(copy)) => {
-            Ok(KernelFile::received(path, Target::Host, copy.clone())?.load(name)?)
-        }
-        _ => kernel_file::find(&job.kernel),
-    }
 }
 
 /// Who a runtime wants to be.

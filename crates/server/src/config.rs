@@ -32,6 +32,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use engine::topology::{AcceleratorKind, CpuPlacement, Launch, Service, Topology};
+use runtime::kernel_file::Target;
 use sys::private_file::open_regular;
 use wire::framing::Framing;
 
@@ -68,7 +69,7 @@ pub struct Overrides {
 pub type Inspect = fn(
     path: &Path,
     name: Option<&str>,
-    on_gpu: bool,
+    target: Target,
     opened: &mut Vec<Arc<dyn Any>>,
 ) -> Result<(), String>;
 

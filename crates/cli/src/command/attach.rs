@@ -17,7 +17,8 @@ use sys::local::LocalSocket;
 use sys::signal::Signals;
 
 use super::{Failure, cancel_on_signal};
-use runtime::{self, Device, End, GpuDevice, HostDevice, RuntimeError, Wish};
+use runtime::kinds;
+use runtime::{self, Device, End, RuntimeError, Wish};
 
 pub(super) const HELP: &str = "\
 PATH is `attach` of an accelerator with kind = \"process\" or \"cuda\" and launch = \"external\". The
@@ -69,9 +70,17 @@ pub(super) struct Options {
           value_parser = clap::value_parser!(u64).range(STACK_KIB_MIN..=STACK_KIB_MAX))]
     stack_kib: u64,
 
-    /// Run CUDA kernels on the NVIDIA GPU of this number, from 0
+    /// Run CUDA kernels on the NVIDIA GPU of this number, from 0: short for --kind cuda --option gpu=N
     #[arg(long, value_name = "N")]
     gpu: Option<u32>,
+
+    /// The kind of accelerator, as in a configuration [default: process]
+    #[arg(long, value_name = "KIND", conflicts_with = "gpu")]
+    kind: Option<String>,
+
+    /// A key that only this kind of accelerator has; may be repeated
+    #[arg(long = "option", value_name = "KEY=N", value_parser = option)]
+    options: Vec<(String, u64)>,
 
     /// End with the first life
     #[arg(long)]
@@ -82,7 +91,37 @@ pub(super) struct Options {
     inherited: bool,
 }
 
+/// `KEY=N`.
+fn option(text: &str) -> Result<(String, u64), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=N, such as gpu=0")?;
+    let value = value.parse().map_err(|_| format!("{value:?} is not a number"))?;
+    Ok((key.to_owned(), value))
+}
+
 impl Options {
+    /// What runs the blocks.
+    fn device(&self) -> Result<Box<dyn Device>, Failure> {
+        let name =
+            self.kind.as_deref().unwrap_or(if self.gpu.is_some() { "cuda" } else { "process" });
+        let mut given = self.options.clone();
+        given.extend(self.gpu.map(|gpu| ("gpu".to_owned(), gpu.into())));
+        let kind = kinds::find(name);
+        // What threads are is up to the kind.
+        let has_threads =
+            kind.is_some_and(|kind| kind.keys().iter().any(|key| key.name == "threads"));
+        given
+            .extend(self.threads.filter(|_| has_threads).map(|n| ("threads".to_owned(), n.into())));
+        let spec = kinds::device_spec(name, &given).map_err(Failure::Usage)?;
+        let options = kinds::Options {
+            threads: self.threads.unwrap_or(1) as usize,
+            cores: self.cores.clone(),
+            stack_kib: self.stack_kib as usize,
+            hung_after: Duration::from_millis(self.hang_ms),
+        };
+        let kind = kind.expect("it was found");
+        kind.device(&spec, options).map_err(Failure::Usage)
+    }
+
     /// An engine reports what becomes of the processes it starts.
     pub(super) fn is_watched(&self) -> bool {
         !self.inherited
@@ -111,15 +150,7 @@ fn is_closed_to_us(path: &Path) -> bool {
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    let hung_after = Duration::from_millis(options.hang_ms);
-    let mut device: Box<dyn Device> = match options.gpu {
-        Some(gpu) => Box::new(GpuDevice::new(gpu, options.threads).hung_after(hung_after)),
-        None => {
-            let threads = options.threads.unwrap_or(1) as usize;
-            let device = HostDevice::new(threads, options.cores.clone()).hung_after(hung_after);
-            Box::new(device.stack_kib(options.stack_kib as usize))
-        }
-    };
+    let mut device = options.device()?;
     let wish = Wish { service: options.service.clone(), kernel: options.kernel.clone() };
     let cancel = Arc::new(AtomicBool::new(false));
     let end = match &options.path {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use engine::topology::{Accelerator, AcceleratorKind, Launch, Service};
+use engine::topology::{Accelerator, AcceleratorKind, DeviceSpec, Launch, Service};
 use mqueue::abi::{ABI_VERSION, kind};
 use mqueue::{Consumer, Head, MappedMemory, Producer, Region};
 use server::Server;
@@ -332,7 +332,7 @@ pub(crate) fn engine_at(at: &Path, heartbeat_ms: u64, change: impl FnOnce(&mut S
     change(&mut service);
     let mut topology = topology(vec![service]);
     let launch = Launch::External { attach: at.to_owned() };
-    let kind = AcceleratorKind::Process { launch, heartbeat_ms, gpu: None };
+    let kind = AcceleratorKind::Process { launch, heartbeat_ms, device: DeviceSpec::host() };
     topology.accelerators = vec![Accelerator { name: "out".into(), kind }];
     start(topology)
 }

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use engine::topology::{AcceleratorKind, Launch};
+use runtime::kernel_file::Target;
+use runtime::kinds::target;
 
 use super::Inspect;
 use super::reader::nearest;
@@ -156,15 +158,15 @@ pub(super) fn inspect(
     kinds: &[&AcceleratorKind],
     opened: &mut Vec<Arc<dyn Any>>,
 ) -> Result<(), (String, String)> {
-    let on_gpu = |kind: &&AcceleratorKind| match kind {
+    let target = |kind: &&AcceleratorKind| match kind {
         // What the path means there is up to the runtime.
         AcceleratorKind::Process { launch: Launch::External { .. }, .. } => None,
-        AcceleratorKind::Process { gpu, .. } => Some(gpu.is_some()),
-        AcceleratorKind::Cpu { .. } => Some(false),
+        AcceleratorKind::Process { device, .. } => Some(target(device)),
+        AcceleratorKind::Cpu { .. } => Some(Target::Host),
     };
-    let mut on_gpus: Vec<bool> = kinds.iter().filter_map(on_gpu).collect();
-    on_gpus.dedup();
-    let refused = on_gpus.into_iter().find_map(|on_gpu| open(path, name, on_gpu, opened).err());
+    let mut targets: Vec<Target> = kinds.iter().filter_map(target).collect();
+    targets.dedup();
+    let refused = targets.into_iter().find_map(|target| open(path, name, target, opened).err());
     refused.map_or(Ok(()), |text| match text.split_once(": ") {
         Some((what, right)) => Err((what.to_owned(), right.to_owned())),
         None => Err((text, "name another kernel file".to_owned())),

@@ -4,9 +4,12 @@
 //! reading a sample with and without wrong values, so that the page cannot say something else than what is read.
 //! `crates/server/tests/config.rs` holds the page to it; `cargo xtask configuration` writes it.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::LazyLock;
 
+use runtime::kinds::KINDS;
 use serde_json::Value as Json;
 use wire::framing::Framing;
 
@@ -17,23 +20,25 @@ pub(super) struct Table {
     /// Its header, as hints name it.
     pub(super) header: &'static str,
     /// Its keys in the order of the documentation.
-    pub(super) keys: &'static [Key],
+    pub(super) keys: Vec<Key>,
 }
 
 /// One key. A key that means different things in different tables of its kind has a line for each.
+#[derive(Clone)]
 pub(super) struct Key {
     pub(super) name: &'static str,
     /// The table of [`SAMPLE`] that has it.
-    sample: &'static str,
+    sample: Cow<'static, str>,
     /// Where it has a meaning; empty: everywhere.
-    only: &'static str,
+    only: Cow<'static, str>,
     kind: Kind,
     /// What holds without it, where the reader does not say it as a value.
     default: &'static str,
-    what: &'static str,
+    what: Cow<'static, str>,
 }
 
 /// What a value is.
+#[derive(Clone)]
 enum Kind {
     /// An integer; its unit. The range is asked for.
     Integer(&'static str),
@@ -51,11 +56,11 @@ macro_rules! keys {
     ($sample:literal: $( $name:ident $(($only:literal in $at:literal))?: $kind:expr, $default:literal, $what:literal; )+) => {
         &[ $( Key {
             name: stringify!($name),
-            sample: keys!(@ $sample $($at)?),
-            only: concat!($($only)?),
+            sample: Cow::Borrowed(keys!(@ $sample $($at)?)),
+            only: Cow::Borrowed(concat!($($only)?)),
             kind: $kind,
             default: $default,
-            what: $what,
+            what: Cow::Borrowed($what),
         }, )+ ]
     };
     (@ $sample:literal) => { $sample };
@@ -65,10 +70,39 @@ macro_rules! keys {
 use Kind::{Boolean, FramingName, Integer, Other, Word};
 
 /// Every table.
-pub(super) const TABLES: &[Table] = &[
-    Table {
-        header: "the top of the file",
-        keys: keys! { "":
+pub(super) static TABLES: LazyLock<Vec<Table>> = LazyLock::new(|| {
+    let table = |(header, keys): &(&'static str, &[Key])| Table { header, keys: keys.to_vec() };
+    let mut tables: Vec<Table> = COMMON.iter().map(table).collect();
+    let accelerators = tables.iter_mut().find(|table| table.header == "[[accelerator]]");
+    let accelerators = accelerators.expect("there is such a table");
+    let kind = accelerators.keys.iter_mut().find(|key| key.name == "kind");
+    let kinds = KINDS.iter().map(|kind| format!("`{}`: {}. ", kind.name(), kind.summary()));
+    kind.expect("accelerators have kinds").what =
+        (kinds.collect::<String>() + "`remote` is refused: not built yet.").into();
+    accelerators.keys.extend(own_keys());
+    tables
+});
+
+/// The keys that only one kind of accelerator has.
+fn own_keys() -> impl Iterator<Item = Key> {
+    KINDS.iter().flat_map(|kind| {
+        let name = kind.name();
+        kind.keys().iter().map(move |key| Key {
+            name: key.name,
+            sample: format!("accelerator.{name}").into(),
+            only: format!("`{name}` that the engine starts").into(),
+            kind: Integer(key.unit),
+            default: "",
+            what: key.what.into(),
+        })
+    })
+}
+
+/// The keys of every table, but for those that only one kind of accelerator has.
+const COMMON: &[(&str, &[Key])] = &[
+    (
+        "the top of the file",
+        keys! { "":
             schema: Other("integer: `1`"), "required",
                 "The version of the file's format. Stands before the first table.";
             engine: Other("table"), "every key's default", "`[engine]`, below.";
@@ -77,10 +111,10 @@ pub(super) const TABLES: &[Table] = &[
                 "`[[accelerator]]`, below: where kernels run.";
             service: Other("list of tables"), "required", "`[[service]]`, below: what is served.";
         },
-    },
-    Table {
-        header: "[engine]",
-        keys: keys! { "engine":
+    ),
+    (
+        "[engine]",
+        keys! { "engine":
             workers: Integer("threads"), "",
                 "Threads that receive, dispatch and send. Each has its own socket on every port. Raise it when `serval top` shows \
                  workers that are busy all the time and cores are free.";
@@ -100,10 +134,10 @@ pub(super) const TABLES: &[Table] = &[
                  `$XDG_RUNTIME_DIR/serval`, or in `/run/serval` where that variable is not set; both commands find it there. If it \
                  cannot be made, the server logs a warning and runs without one.";
         },
-    },
-    Table {
-        header: "[limits]",
-        keys: keys! { "limits":
+    ),
+    (
+        "[limits]",
+        keys! { "limits":
             connections: Integer("connections"), "",
                 "Open TCP connections and shared-memory clients of the whole engine; more are refused as `connection_limit`. The \
                  default gives way where the process may have fewer descriptors; a number that was asked for is refused then.";
@@ -124,31 +158,28 @@ pub(super) const TABLES: &[Table] = &[
                  DNS, NTP), and with a forged source two servers that answer anything would answer each other. `false`: such \
                  datagrams are dropped as `privileged_source`. `true` where clients use such ports, as old DNS resolvers do.";
         },
-    },
-    Table {
-        header: "[[accelerator]]",
-        keys: keys! { "accelerator.worker":
+    ),
+    (
+        "[[accelerator]]",
+        keys! { "accelerator.worker":
             name: Other("string: 1 to 64 letters, digits, `_`, `-`"), "required", "What services and metrics call it. Unique.";
             kind: Word, "",
-                "`cpu`: inside the engine's process. `process`: host cores, in a process of its own for each service. `cuda`: an NVIDIA \
-                 GPU (gpu.md). `remote` is refused: not built yet.";
+                "";
             launch: Word, "",
-                "Who starts the process (`process`, `cuda`): `engine` starts it and starts it again when it ends; `external` waits for \
+                "Who starts the process of a kind other than `cpu`: `engine` starts it and starts it again when it ends; `external` waits for \
                  `serval attach`, or a program of yours, at `attach`.";
             placement ("`cpu`" in "accelerator.worker"): Word, "",
                 "`worker`: kernels run in the worker's own thread: no hand-over, and a slow kernel holds the worker up. `threads`: on \
                  threads of their own: for kernels that take longer than some microseconds.";
             threads ("`placement = \"threads\"`, or `process` that the engine starts" in "accelerator.process"): Integer("threads"), "",
                 "Threads that share the blocks. As many as cores are to be used.";
-            threads ("`cuda` that the engine starts" in "accelerator.gpu"): Integer("threads of a block, a multiple of 32"), "",
-                "Size of each CUDA block; 0: what suits the kernel. Kernels of warps have 32 whatever it says.";
             cores ("`placement = \"threads\"`, or `process` that the engine starts" in "accelerator.process"): Other("`\"auto\"`, or a list of core numbers"), "", "Pins the threads, one core each.";
             stack_kib ("`cpu`, or `process` that the engine starts" in "accelerator.process"): Integer("KiB"), "",
                 "Stack of each block, rounded up to whole pages; only the pages that a kernel uses take memory. Raise it where a kernel needs \
                  large local arrays or deep recursion. With `launch = \"external\"` give it to the runtime: `serval attach PATH --stack-kib N`.";
             attach ("`launch = \"external\"`" in "accelerator.external"): Other("string: absolute path"), "required",
                 "The Unix socket where runtimes attach. The engine's user and root may.";
-            heartbeat_ms ("`process`, `cuda`" in "accelerator.process"): Integer("ms"), "",
+            heartbeat_ms ("all kinds but `cpu`" in "accelerator.process"): Integer("ms"), "",
                 "A runtime that stands still for longer is given up and replaced; what was with it ends as `accelerator_stalled`. Raise \
                  it on machines that pause (a suspended virtual machine, a debugger).";
             hang_ms ("`placement = \"threads\"`, or a process that the engine starts" in "accelerator.process"): Integer("ms"), "",
@@ -156,13 +187,11 @@ pub(super) const TABLES: &[Table] = &[
                  its mqueues are dead and `/readyz` fails until the service changes. Unless set, it is raised to the longest \
                  `request_timeout_ms` of the service; a value below that is refused. The engine does not know the limit of a runtime that attaches \
                  (`launch = \"external\"`): give it `serval attach --hang-ms N`, at least the longest `request_timeout_ms` of its services.";
-            gpu ("`cuda` that the engine starts" in "accelerator.gpu"): Integer("number"), "",
-                "The GPU, as `CUDA_VISIBLE_DEVICES` numbers them. `serval doctor --gpus` lists them.";
         },
-    },
-    Table {
-        header: "[[service]]",
-        keys: keys! { "service.digits":
+    ),
+    (
+        "[[service]]",
+        keys! { "service.digits":
             name: Other("string: 1 to 64 letters, digits, `_`, `-`"), "required",
                 "What metrics, the log and a reload know it by. Unique.";
             listen: Other("string or list: `udp://IP:PORT`, `tcp://IP:PORT`, `shm:///PATH`"), "required",
@@ -213,10 +242,10 @@ pub(super) const TABLES: &[Table] = &[
                  up to 1536 bytes.";
             backend: Other("list of tables"), "none", "`[[service.backend]]`, below.";
         },
-    },
-    Table {
-        header: "[[service.backend]]",
-        keys: keys! { "service.digits.backend.db":
+    ),
+    (
+        "[[service.backend]]",
+        keys! { "service.digits.backend.db":
             name: Other("string: 1 to 64 letters, digits, `_`, `-`"), "required",
                 "What metrics and messages call it. Kernels know backends by their order.";
             connect: Other("string: `tcp://HOST:PORT`, `udp://HOST:PORT`"), "required",
@@ -236,11 +265,19 @@ pub(super) const TABLES: &[Table] = &[
                 "`per-request`: each request has a connection or UDP socket of its own, which closes with its answer or its time-out. \
                  Slower, but no late or duplicate answer can reach another request.";
         },
-    },
+    ),
 ];
 
 /// A configuration with the least that each table needs, and an accelerator of each kind.
-const SAMPLE: &str = r#"schema = 1
+static SAMPLE: LazyLock<String> = LazyLock::new(|| {
+    let of_kinds = KINDS.iter().filter(|kind| !kind.keys().is_empty()).map(|kind| {
+        let name = kind.name();
+        format!("[[accelerator]]\nname = \"{name}\"\nkind = \"{name}\"\n")
+    });
+    [SAMPLE_ACCELERATORS, &of_kinds.collect::<String>(), SAMPLE_SERVICE].concat()
+});
+
+const SAMPLE_ACCELERATORS: &str = r#"schema = 1
 [[accelerator]]
 name = "worker"
 [[accelerator]]
@@ -254,10 +291,9 @@ name = "external"
 kind = "process"
 launch = "external"
 attach = "/run/serval/acc0"
-[[accelerator]]
-name = "gpu"
-kind = "cuda"
-[[service]]
+"#;
+
+const SAMPLE_SERVICE: &str = r#"[[service]]
 name = "digits"
 listen = "udp://127.0.0.1:9000"
 accelerator = "worker"
@@ -280,7 +316,7 @@ impl Key {
     /// What the reader says is right instead of a value that is not.
     fn right_instead_of(&self, value: &str) -> String {
         let set = format!("{}.{}={value}", self.sample, self.name);
-        let error = read(SAMPLE, Some(set)).expect_err("a wrong value");
+        let error = read(&SAMPLE, Some(set)).expect_err("a wrong value");
         let named = format!("`{}`", self.name);
         let entries = error.entries();
         let about = entries.iter().find(|entry| entry.what.starts_with(&named));
@@ -348,10 +384,10 @@ fn cell(text: &str) -> String {
 
 /// The tables of docs/configuration.md, each with the name that its place there has.
 pub fn tables() -> Vec<(&'static str, String)> {
-    let sample = read(SAMPLE, None).expect("the sample can be served");
+    let sample = read(&SAMPLE, None).expect("the sample can be served");
     let table = |table: &Table| {
         let mut out = String::from("| key | value | default | what it does |\n|---|---|---|---|\n");
-        for key in table.keys {
+        for key in &table.keys {
             let only = if key.only.is_empty() { String::new() } else { format!(" ({})", key.only) };
             let (value, default) = (key.value(), key.default_value(&sample));
             let _ = writeln!(
@@ -361,7 +397,7 @@ pub fn tables() -> Vec<(&'static str, String)> {
                 cell(&only),
                 cell(&value),
                 cell(&default),
-                cell(key.what)
+                cell(&key.what)
             );
         }
         (table.header, out)
@@ -411,9 +447,9 @@ mod tests {
     /// The keys that the reader says a table has.
     fn accepted(sample: &str) -> BTreeSet<String> {
         let error = if sample.is_empty() {
-            read(&format!("none_of_these = 1\n{SAMPLE}"), None)
+            read(&format!("none_of_these = 1\n{}", *SAMPLE), None)
         } else {
-            read(SAMPLE, Some(format!("{sample}.none_of_these=1")))
+            read(&SAMPLE, Some(format!("{sample}.none_of_these=1")))
         };
         let error = error.expect_err("an unknown key").to_string();
         let (_, keys) = error.rsplit_once(" has ").expect("the help lists the keys");
@@ -422,8 +458,10 @@ mod tests {
 
     #[test]
     fn every_key_that_is_read_is_described_and_no_other() {
-        let accelerators = ["worker", "threads", "process", "external", "gpu"];
-        for table in TABLES {
+        let kinds = KINDS.iter().map(|kind| kind.name()).filter(|name| *name != "cpu");
+        let accelerators: Vec<_> =
+            ["worker", "threads", "external"].into_iter().chain(kinds).collect();
+        for table in TABLES.iter() {
             let described: BTreeSet<String> =
                 table.keys.iter().map(|k| k.name.to_owned()).collect();
             let read: BTreeSet<String> = match table.header {
@@ -431,7 +469,7 @@ mod tests {
                     .iter()
                     .flat_map(|a| accepted(&format!("accelerator.{a}")))
                     .collect(),
-                _ => accepted(table.keys[0].sample),
+                _ => accepted(&table.keys[0].sample),
             };
             assert_eq!(described, read, "{}", table.header);
         }
@@ -456,7 +494,7 @@ mod tests {
         }
         assert!(read("schema = 1\n", None).is_err(), "service");
         let by_key = Some("service.digits.dispatch=key-hash".to_owned());
-        assert!(read(SAMPLE, by_key).unwrap_err().to_string().contains("add key ="));
+        assert!(read(&SAMPLE, by_key).unwrap_err().to_string().contains("add key ="));
     }
 
     #[test]

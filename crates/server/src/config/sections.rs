@@ -7,11 +7,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use engine::topology::{
-    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, HANG_MS, HANG_MS_MAX, HANG_MS_MIN,
-    HEARTBEAT_MS, HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN, Launch, Limits, Polling, Rings, STACK_KIB,
-    STACK_KIB_MAX, STACK_KIB_MIN, Service, Topology, TopologyError, WORKERS_MAX,
+    Accelerator, AcceleratorKind, CpuPlacement, DeviceSpec, EngineSettings, HANG_MS, HANG_MS_MAX,
+    HANG_MS_MIN, HEARTBEAT_MS, HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN, Launch, Limits, Polling, Rings,
+    STACK_KIB, STACK_KIB_MAX, STACK_KIB_MIN, Service, Topology, TopologyError, WORKERS_MAX,
 };
 use mqueue::abi::BACKENDS_MAX;
+use runtime::kinds::{self, KINDS, Kind};
 use sys::local::PATH_BYTES_MAX;
 
 use super::ControlSocket;
@@ -20,12 +21,12 @@ use super::diagnostic::{Problem, Span};
 use super::reader::{
     Places, Report, Section, boolean_of, integer_of, nearest, text_of, wrong_type,
 };
-use super::reference::{self, TABLES};
+use super::reference::TABLES;
 use super::tree::{Entry, Table, Value};
 
 /// The table that has a key of this name.
 pub(super) fn section_with(key: &str) -> Option<&'static str> {
-    let has = |table: &&reference::Table| table.keys.iter().any(|known| known.name == key);
+    let has = |table: &&super::reference::Table| table.keys.iter().any(|known| known.name == key);
     TABLES.iter().find(has).map(|table| table.header)
 }
 
@@ -136,26 +137,28 @@ fn implicit_process(declared: &[Accelerator]) -> Accelerator {
     let name = names.into_iter().find(is_free).expect("there are more names than accelerators");
     let launch =
         Launch::Engine { program: None, threads: 1, cores: Vec::new(), stack_kib: STACK_KIB };
-    let kind = AcceleratorKind::Process { launch, heartbeat_ms: HEARTBEAT_MS, gpu: None };
+    let device = DeviceSpec::host();
+    let kind = AcceleratorKind::Process { launch, heartbeat_ms: HEARTBEAT_MS, device };
     Accelerator { name, kind }
 }
 
-/// Rings for GPUs: one trip over the bus finds and fetches a message; with doorbells it takes two.
+/// What `rings = "auto"` means on each accelerator, as its kind says.
 fn choose_rings(service: &mut Service, accelerators: &[Accelerator]) {
-    let on_gpu = |index: &usize| {
-        matches!(accelerators[*index].kind, AcceleratorKind::Process { gpu: Some(_), .. })
+    let rings_on = |index: &usize| match &accelerators[*index].kind {
+        AcceleratorKind::Process { device, .. } => kinds::default_rings(device),
+        AcceleratorKind::Cpu { .. } => Rings::Auto,
     };
-    if service.rings != Rings::Auto || !service.accelerators.iter().any(on_gpu) {
+    let rings: Vec<Rings> = service.accelerators.iter().map(rings_on).collect();
+    if service.rings != Rings::Auto || rings.iter().all(|rings| *rings == Rings::Auto) {
         return;
     }
-    if service.shares.is_empty() && service.accelerators.iter().all(on_gpu) {
-        service.rings = Rings::Granule;
+    if service.shares.is_empty() && rings.iter().all(|other| *other == rings[0]) {
+        service.rings = rings[0];
         return;
     }
     service.share_out();
-    let shares = service.accelerators.iter().zip(&mut service.shares);
-    for (_, share) in shares.filter(|(index, _)| on_gpu(index)) {
-        share.rings = Rings::Granule;
+    for (share, rings) in service.shares.iter_mut().zip(rings) {
+        share.rings = rings;
     }
 }
 
@@ -309,9 +312,6 @@ fn read_limits(report: &mut Report<'_>, table: Option<&Table>, whole: Span) -> L
     }
 }
 
-/// Highest number of a GPU.
-const GPUS_MAX: u64 = 63;
-
 /// The accelerators; without any in the file there is one on host cores.
 /// With each its `hang_ms`, if it is given.
 fn read_accelerators(
@@ -359,22 +359,29 @@ fn read_hang_ms(
     }
 }
 
+/// Kinds that are planned.
+const NOT_BUILT: &str = "remote";
+
 fn read_kind(report: &mut Report<'_>, section: &mut Section<'_>) -> AcceleratorKind {
-    let kinds = [("cpu", "cpu"), ("cuda", "cuda"), ("process", "process"), ("remote", "remote")];
-    let kind = section.choice(report, "kind", &kinds, "cpu");
-    if kind == "remote" {
+    let names = KINDS.iter().map(|kind| (kind.name(), Some(*kind)));
+    let mut names: Vec<_> = names.chain([(NOT_BUILT, None)]).collect();
+    names.sort_by_key(|(name, _)| *name);
+    let kind = section.choice(report, "kind", &names, "cpu");
+    if kind.is_none() {
+        let built: Vec<_> = KINDS.iter().map(|kind| format!("\"{}\"", kind.name())).collect();
+        let (last, others) = built.split_last().expect("there are kinds");
         report.problem(Problem::new(
             section.place("kind"),
-            format!("accelerators of kind \"{kind}\" are not built yet"),
-            "this version drives kind = \"cpu\", \"process\" and \"cuda\"",
+            format!("accelerators of kind \"{NOT_BUILT}\" are not built yet"),
+            format!("this version drives kind = {} and {last}", others.join(", ")),
         ));
     }
     let launches = [("engine", true), ("external", false)];
     let launched = section.choice(report, "launch", &launches, "engine");
-    if matches!(kind, "process" | "cuda") {
+    if let Some(kind) = kind.filter(|kind| !kind.flags().in_engine) {
         return read_process(report, section, kind, launched);
     }
-    if !launched && kind == "cpu" {
+    if !launched && kind.is_some() {
         report.problem(Problem::new(
             section.place("launch"),
             "a cpu accelerator runs inside the engine and cannot attach by itself",
@@ -388,68 +395,80 @@ fn read_kind(report: &mut Report<'_>, section: &mut Section<'_>) -> AcceleratorK
     AcceleratorKind::Cpu { placement, stack_kib }
 }
 
-/// `kind = "process"` and `"cuda"`: who starts the process, and how long it may be silent; the GPU it uses.
+/// Kinds whose kernels run in a runtime: who starts it, how long it may be silent, and what it runs on.
 fn read_process(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
-    kind: &str,
+    kind: &dyn Kind,
     launched: bool,
 ) -> AcceleratorKind {
-    let on_gpu = kind == "cuda";
-    let with = format!("kind = \"{kind}\"");
+    let (name, flags) = (kind.name(), kind.flags());
+    let with = format!("kind = \"{name}\"");
     without(report, section, &["placement"], &with, "write kind = \"cpu\"");
-    if !on_gpu || !launched {
-        let with = if on_gpu { "launch = \"external\"" } else { with.as_str() };
-        let instead = if on_gpu {
-            "give it to the runtime: serval attach PATH --gpu N"
-        } else {
-            "write kind = \"cuda\""
+    for other in KINDS {
+        let own = |key: &&kinds::Key| {
+            let common = flags.host_threads && key.name == "threads";
+            !common && kind.keys().iter().all(|own| own.name != key.name)
         };
-        without(report, section, &["gpu"], with, instead);
+        for key in other.keys().iter().filter(own) {
+            let instead = format!("write kind = \"{}\"", other.name());
+            without(report, section, &[key.name], &with, &instead);
+        }
     }
-    let gpu = on_gpu
-        .then(|| if launched { section.integer(report, "gpu", 0..=GPUS_MAX, 0) as u32 } else { 0 });
+    let external = "launch = \"external\"";
+    let mut settings = Vec::new();
+    for key in kind.keys() {
+        let value = if launched {
+            read_own_key(report, section, key)
+        } else {
+            let instead = format!("give it to the runtime: serval attach PATH {}", key.flag);
+            without(report, section, &[key.name], external, &instead);
+            key.default
+        };
+        settings.push((key.name, value));
+    }
+    let device = DeviceSpec { kind: name, settings };
     let range = HEARTBEAT_MS_MIN..=HEARTBEAT_MS_MAX;
     let heartbeat_ms = section.integer(report, "heartbeat_ms", range, HEARTBEAT_MS);
-    if on_gpu {
-        without(report, section, &["stack_kib"], &with, "write kind = \"process\"");
+    let host = "write kind = \"process\"";
+    if !flags.host_threads {
+        without(report, section, &["cores"], &with, host);
+    }
+    if !flags.stack_kib {
+        without(report, section, &["stack_kib"], &with, host);
     }
     let launch = if launched {
-        let (threads, cores) = if on_gpu {
-            without(report, section, &["cores"], &with, "write kind = \"process\"");
-            (read_block_threads(report, section), Vec::new())
-        } else {
-            read_threads(report, section)
-        };
-        let stack_kib = if on_gpu { STACK_KIB } else { read_stack_kib(report, section) };
+        let (threads, cores) =
+            if flags.host_threads { read_threads(report, section) } else { (0, Vec::new()) };
+        let stack_kib = if flags.stack_kib { read_stack_kib(report, section) } else { STACK_KIB };
         without(report, section, &["attach"], "launch = \"engine\"", "write launch = \"external\"");
         Launch::Engine { program: None, threads, cores, stack_kib }
     } else {
-        let what = "launch = \"external\"";
-        let instead = "give them to the runtime: serval attach PATH --threads N";
-        without(report, section, &["threads", "cores"], what, instead);
-        if !on_gpu {
+        if flags.host_threads {
+            let instead = "give them to the runtime: serval attach PATH --threads N";
+            without(report, section, &["threads", "cores"], external, instead);
+        }
+        if flags.stack_kib {
             let instead = "give it to the runtime: serval attach PATH --stack-kib N";
-            without(report, section, &["stack_kib"], what, instead);
+            without(report, section, &["stack_kib"], external, instead);
         }
         Launch::External { attach: read_attach(report, section) }
     };
-    AcceleratorKind::Process { launch, heartbeat_ms, gpu }
+    AcceleratorKind::Process { launch, heartbeat_ms, device }
+}
+
+/// A key that only this kind has.
+fn read_own_key(report: &mut Report<'_>, section: &mut Section<'_>, key: &kinds::Key) -> u64 {
+    let value = section.integer(report, key.name, key.range.clone(), key.default);
+    if let Err((what, right)) = key.check(value) {
+        report.problem(Problem::new(section.place(key.name), what, right));
+    }
+    value
 }
 
 /// Stack of each block on host cores.
 fn read_stack_kib(report: &mut Report<'_>, section: &mut Section<'_>) -> usize {
     section.integer(report, "stack_kib", STACK_KIB_MIN..=STACK_KIB_MAX, STACK_KIB as u64) as usize
-}
-
-/// Threads of a block on a GPU; 0 for what suits the kernel.
-fn read_block_threads(report: &mut Report<'_>, section: &mut Section<'_>) -> usize {
-    let threads = section.integer(report, "threads", 0..=1024, 0);
-    if threads % 32 != 0 {
-        let what = format!("{threads} threads are not whole warps");
-        report.problem(Problem::new(section.place("threads"), what, "write a multiple of 32"));
-    }
-    threads as usize
 }
 
 /// Where external runtimes attach.

@@ -6,7 +6,7 @@
 //! and nothing can fail any more. Services that leave finish what they have accepted for up to `drain_ms`, and
 //! are let go: their runtimes end.
 //!
-//! Two runtimes cannot be had beside each other where a GPU would have to take turns, or somebody else starts
+//! Two runtimes cannot be had beside each other where a device such as a GPU would have to take turns, or somebody else starts
 //! them. There the next one comes when the last one is gone. Meanwhile the service is held (`engine/src/control/pause.rs`) if the
 //! engine starts it, else requests are dropped as `reconfiguring`.
 //!
@@ -31,6 +31,8 @@ use engine::{Detached, DrainBarrier, Leave, ServiceInstall, Switch, Worker};
 use sys::{OpenPort, PortSpec, SocketOptions};
 use wire::DropReason;
 use wire::nic::{Nic, PortIndex};
+
+use runtime::kinds;
 
 use super::files::KernelFiles;
 use super::memory_ports::{Going, Held, NewPorts};
@@ -229,20 +231,20 @@ struct Leaver {
     dropped_before: u64,
     /// Ports that no successor keeps.
     stopped: Vec<PortIndex>,
-    /// GPUs that it has, and for whom.
-    gpus: Vec<(u32, String)>,
+    /// Devices that it has, by [`kinds::Kind::exclusive_key`], and for whom.
+    devices: Vec<(String, String)>,
     /// Runtimes of its successor that wait for its own to end.
     after: Vec<SeatStart>,
 }
 
 impl Leaver {
-    /// Whether it may be in a process that has the GPU of the seat.
+    /// Whether it may be in a process that has the device of the seat.
     fn holds(&self, seat: &SeatStart) -> bool {
-        let (launch, _, gpu) = seat.post.launch();
-        let of = |(has, tenant): &(u32, String)| {
-            gpu == Some(*has) && seat.post.service.tenant == *tenant
+        let wanted = seat.post.exclusive_key();
+        let of = |(device, tenant): &(String, String)| {
+            wanted.as_ref() == Some(device) && seat.post.service.tenant == *tenant
         };
-        matches!(launch, Launch::Engine { .. }) && self.gpus.iter().any(of)
+        matches!(seat.post.launch().0, Launch::Engine { .. }) && self.devices.iter().any(of)
     }
 }
 
@@ -251,15 +253,15 @@ fn is_held_for(start: &SeatStart) -> bool {
     matches!(start.post.launch().0, Launch::Engine { .. })
 }
 
-/// The GPUs that a service is on, and for whom.
-fn gpus_of(topology: &Topology, service: &Service) -> Vec<(u32, String)> {
-    let gpu = |index: &usize| match &topology.accelerators[*index].kind {
-        AcceleratorKind::Process { launch: Launch::Engine { .. }, gpu, .. } => {
-            gpu.map(|gpu| (gpu, service.tenant.clone()))
+/// The devices that a service is on, and for whom.
+fn devices_of(topology: &Topology, service: &Service) -> Vec<(String, String)> {
+    let device = |index: &usize| match &topology.accelerators[*index].kind {
+        AcceleratorKind::Process { launch: Launch::Engine { .. }, device, .. } => {
+            kinds::exclusive_key(device).map(|key| (key, service.tenant.clone()))
         }
         _ => None,
     };
-    service.accelerators.iter().filter_map(gpu).collect()
+    service.accelerators.iter().filter_map(device).collect()
 }
 
 impl Server {
@@ -338,7 +340,7 @@ impl Server {
     }
 
     /// Lets go of the versions that leave, one after the other. Runtimes that waited for one come when nobody
-    /// who may share its process is left on their GPU, those that begin together at once.
+    /// who may share its process is left on their device, those that begin together at once.
     fn let_all_go(&mut self, leavers: Vec<Leaver>, give_up: &dyn Fn() -> bool) -> Vec<Outcome> {
         let mut outcomes: Vec<Outcome> = Vec::new();
         let mut waiting: Vec<(usize, Vec<SeatStart>)> = Vec::new();
@@ -603,7 +605,7 @@ impl Server {
             });
             let dropped_before = place.metrics.snapshot().dropped(DropReason::DrainTimeout);
             let (slot, metrics) = (place.slot, place.metrics);
-            let gpus = gpus_of(&before, service);
+            let devices = devices_of(&before, service);
             leavers.push(Leaver {
                 name,
                 slot,
@@ -611,7 +613,7 @@ impl Server {
                 barrier,
                 dropped_before,
                 stopped,
-                gpus,
+                devices,
                 after,
             });
         }

@@ -8,6 +8,7 @@ use engine::topology::{AcceleratorKind, Launch, Service, Topology};
 
 use super::{Server, ServerError};
 use runtime::kernel_file::{self, KernelFile, Target};
+use runtime::kinds::target;
 
 /// Of one service, by the accelerator's place in its list.
 pub(super) type KernelFiles = Vec<Option<Arc<KernelFile>>>;
@@ -29,8 +30,8 @@ pub(super) fn kernel_files(
             return Ok(None);
         };
         let target = match kind {
-            AcceleratorKind::Process { gpu: Some(_), .. } => Target::Gpu,
-            _ => Target::Host,
+            AcceleratorKind::Process { device, .. } => target(device),
+            AcceleratorKind::Cpu { .. } => Target::Host,
         };
         let opened = KernelFile::open(path, target);
         if matches!(kind, AcceleratorKind::Process { launch: Launch::External { .. }, .. }) {

@@ -18,7 +18,7 @@
 //! by themselves, the next life's region is made after such a pause: whoever takes offers and leaves, over and over,
 //! costs no more than that.
 //!
-//! *Seats on one GPU share a process*, which the engine starts for those that wait for one at that time. They have one
+//! *Seats on one device, such as a GPU, share a process*, which the engine starts for those that wait for one at that time. They have one
 //! connection, begin together and end together, whichever of them gave the reason. One whose service leaves ends the
 //! life of those that stay, once all that leave have answered. One that comes begins in a process of its own, which
 //! costs nobody anything should the change be undone; when it is certain, all of them begin anew together, no more than
@@ -58,7 +58,7 @@ use wire::attach::{MESSAGE_BYTES_MAX, Ready, TOGETHER_MAX};
 use super::heart::Heart;
 use super::lobby::Lobby;
 use runtime::Pulse;
-use seat::{Ending, First, Life, Seat, State, warn_of_shared_gpus, word_of};
+use seat::{Ending, First, Life, Seat, State, warn_of_shared_devices, word_of};
 pub(super) use seat::{Post, SeatStart};
 use together::Move;
 
@@ -345,7 +345,7 @@ enum Door {
 struct Dying {
     child: Child,
     /// What it has until it is gone …
-    gpu: Option<u32>,
+    device: Option<String>,
     /// … or until it is not waited for any more.
     until: Instant,
 }
@@ -401,7 +401,7 @@ impl Desk {
                             self.try_together_again(self.seated);
                         }
                     }
-                    warn_of_shared_gpus(&self.seats);
+                    warn_of_shared_devices(&self.seats);
                 }
                 Order::ChangeDoors { names, new, users, leaving, drain } => {
                     (self.users, self.drain) = (users, drain);
@@ -484,7 +484,7 @@ impl Desk {
         let now = Instant::now();
         let draining = self.draining();
         let due = self.seats[&id].next_try.is_some_and(|due| due <= now);
-        let held = due && (self.gpu_is_held(id) || self.others_come_along(id));
+        let held = due && (self.device_is_held(id) || self.others_come_along(id));
         let seat = self.seat(id);
         if due {
             seat.next_try = held.then(|| now + LEAVING_PAUSE);
@@ -662,11 +662,11 @@ impl Desk {
         if let Some(first) = seat.first.take_if(|_| !moving) {
             let _ = first.send(First::Told(seat.post.service.name.clone(), Err(ending.text)));
         }
-        let (launched, last, gpu) = (seat.is_launched(), seat.last, seat.gpu());
+        let (launched, last, device) = (seat.is_launched(), seat.last, seat.exclusive_key());
         if let Some(mut child) = seat.child.take() {
             // It may have ended already.
             let _ = child.kill();
-            self.dying.push(Dying { child, gpu, until: Instant::now() + GOODBYE_PATIENCE });
+            self.dying.push(Dying { child, device, until: Instant::now() + GOODBYE_PATIENCE });
         }
         // Whoever was offered the region may have written into it; before that it is as good as new.
         if !matches!(before, State::Vacant | State::Expected { .. }) {

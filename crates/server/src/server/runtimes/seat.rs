@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use accel::process::{RemoteBlocks, RemoteLink};
 use accel::reason_name;
 use engine::metrics::AcceleratorLives;
-use engine::topology::{Accelerator, AcceleratorKind, Launch, STACK_KIB, Service, Topology};
+use engine::topology::{
+    Accelerator, AcceleratorKind, DeviceSpec, Launch, STACK_KIB, Service, Topology,
+};
 use engine::{Attachment, DrainBarrier};
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
@@ -27,6 +29,7 @@ use crate::server::heart::{Beat, Heart};
 use crate::server::{MadeRegion, make_region};
 use runtime::Pulse;
 use runtime::kernel_file::KernelFile;
+use runtime::kinds::{self, Kind};
 
 /// The pause before a runtime is started again; it doubles …
 const BACK_OFF_MIN: Duration = Duration::from_millis(100);
@@ -68,12 +71,18 @@ pub(in crate::server) struct Post {
 }
 
 impl Post {
-    /// Who starts its runtimes, and on which GPU they run, if on one.
-    pub(in crate::server) fn launch(&self) -> (&Launch, Duration, Option<u32>) {
-        let AcceleratorKind::Process { launch, heartbeat_ms, gpu } = &self.accelerator.kind else {
+    /// Who starts its runtimes, when one is lost that does not beat, and what it runs on.
+    pub(in crate::server) fn launch(&self) -> (&Launch, Duration, &DeviceSpec) {
+        let AcceleratorKind::Process { launch, heartbeat_ms, device } = &self.accelerator.kind
+        else {
             unreachable!("seats are of accelerators whose blocks run elsewhere")
         };
-        (launch, Duration::from_millis(*heartbeat_ms), *gpu)
+        (launch, Duration::from_millis(*heartbeat_ms), device)
+    }
+
+    /// The device that its runtimes must not share unasked; see [`kinds::Kind::exclusive_key`].
+    pub(in crate::server) fn exclusive_key(&self) -> Option<String> {
+        kinds::exclusive_key(self.launch().2)
     }
 
     pub(super) fn blocks(&self) -> u32 {
@@ -91,21 +100,22 @@ impl Post {
         self.file.as_ref().filter(|_| launched).map(|file| file.copy().as_fd())
     }
 
-    /// Whether its runtime can only come when that of the service's version that runs is gone: both are
-    /// on one GPU, or one that somebody else starts changes over.
+    /// Whether its runtime can only come when that of the service's version that runs is gone: both need
+    /// one device, or one that somebody else starts changes over.
     pub(in crate::server) fn replaces(&self, running: &Topology, service: usize) -> bool {
-        let (launch, _, gpu) = self.launch();
+        let (launch, key) = (self.launch().0, self.exclusive_key());
         let running_on = running.services[service].accelerators.iter();
         running_on.map(|index| &running.accelerators[*index]).any(|accelerator| {
-            let AcceleratorKind::Process { launch: old, gpu: old_gpu, .. } = &accelerator.kind
-            else {
+            let AcceleratorKind::Process { launch: old, device, .. } = &accelerator.kind else {
                 return false;
             };
             match (launch, old) {
                 (Launch::External { .. }, Launch::External { .. }) => {
                     accelerator.name == self.accelerator.name
                 }
-                (Launch::Engine { .. }, Launch::Engine { .. }) => gpu.is_some() && gpu == *old_gpu,
+                (Launch::Engine { .. }, Launch::Engine { .. }) => {
+                    key.is_some() && key == kinds::exclusive_key(device)
+                }
                 _ => false,
             }
         })
@@ -272,8 +282,8 @@ impl Seat {
         matches!(self.post.launch().0, Launch::Engine { .. })
     }
 
-    pub(super) fn gpu(&self) -> Option<u32> {
-        self.post.launch().2
+    pub(super) fn exclusive_key(&self) -> Option<String> {
+        self.post.exclusive_key()
     }
 
     pub(super) fn heartbeat(&self) -> Duration {
@@ -299,17 +309,17 @@ impl Seat {
         step.into_iter().chain(self.next_try).min()
     }
 
-    /// Whether one process can run it and the other seat: the GPU gives processes turns of milliseconds, and
+    /// Whether one process can run it and the other seat: a GPU, say, gives processes turns of milliseconds, and
     /// blocks of one process run side by side. Tenants never share one.
     pub(super) fn goes_with(&self, other: &Self) -> bool {
         let may = |seat: &Self| !seat.alone && !seat.last;
         may(self) && may(other) && self.is_beside(other)
     }
 
-    /// Whether it is on the same GPU as the other seat and of the same tenant, so that one process could run both.
+    /// Whether it is on the same device as the other seat and of the same tenant, so that one process could run both.
     pub(super) fn is_beside(&self, other: &Self) -> bool {
         let post = |seat: &Self| (seat.post.accelerator.clone(), seat.post.service.tenant.clone());
-        self.is_launched() && self.gpu().is_some() && post(self) == post(other)
+        self.is_launched() && self.exclusive_key().is_some() && post(self) == post(other)
     }
 
     /// How long its blocks may work on one message.
@@ -319,7 +329,7 @@ impl Seat {
 
     /// Starts a process for it, in which a block hangs after `hang_ms`; returns the way to it.
     pub(super) fn launch(&mut self, hang_ms: u64) -> std::io::Result<LocalSocket> {
-        let (Launch::Engine { program, threads, cores, stack_kib }, _, gpu) = self.post.launch()
+        let (Launch::Engine { program, threads, cores, stack_kib }, _, device) = self.post.launch()
         else {
             unreachable!("only these are started by the engine")
         };
@@ -331,14 +341,15 @@ impl Seat {
         if *threads > 0 {
             command.args(["--threads", &threads.to_string()]);
         }
-        if let Some(gpu) = gpu {
-            command.args(["--gpu", &gpu.to_string()]);
+        command.args(["--kind", device.kind]);
+        for (key, value) in &device.settings {
+            command.args(["--option", &format!("{key}={value}")]);
         }
         if !cores.is_empty() {
             let cores: Vec<String> = cores.iter().map(usize::to_string).collect();
             command.args(["--cores", &cores.join(",")]);
         }
-        if gpu.is_none() && *stack_kib != STACK_KIB {
+        if *stack_kib != STACK_KIB {
             command.args(["--stack-kib", &stack_kib.to_string()]);
         }
         command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null());
@@ -430,23 +441,26 @@ impl Seat {
     }
 }
 
-/// Processes that share a GPU wait for each other's turns on it, which last for milliseconds.
-pub(super) fn warn_of_shared_gpus(seats: &BTreeMap<u64, Seat>) {
-    let mut by_gpu: BTreeMap<u32, Vec<&Seat>> = BTreeMap::new();
+/// Processes that share a device such as a GPU wait for each other's turns on it, which last for milliseconds.
+pub(super) fn warn_of_shared_devices(seats: &BTreeMap<u64, Seat>) {
+    let mut by_device: BTreeMap<String, Vec<&Seat>> = BTreeMap::new();
     for seat in seats.values().filter(|seat| seat.is_launched() && !seat.last) {
-        if let Some(gpu) = seat.gpu() {
-            by_gpu.entry(gpu).or_default().push(seat);
+        if let Some(device) = seat.exclusive_key() {
+            by_device.entry(device).or_default().push(seat);
         }
     }
     let apart = |seats: &Vec<&Seat>| seats.iter().any(|seat| !seat.goes_with(seats[0]));
-    for (gpu, seats) in by_gpu.into_iter().filter(|(_, seats)| seats.len() > 1 && apart(seats)) {
+    for (device, seats) in
+        by_device.into_iter().filter(|(_, seats)| seats.len() > 1 && apart(seats))
+    {
         let names = seats.iter().map(|seat| seat.post.service.name.as_str());
         let services = names.collect::<Vec<_>>().join(", ");
+        let noun = kinds::find(seats[0].post.launch().2.kind).map_or("device", Kind::device_noun);
         tracing::warn!(
-            gpu,
+            device,
             services,
-            "processes of several tenants or accelerators, or of services that did not start together, share a GPU: \
-             it gives each turns of milliseconds; give each a GPU of its own"
+            "processes of several tenants or accelerators, or of services that did not start together, share a {noun}: \
+             it gives each turns of milliseconds; give each a {noun} of its own"
         );
     }
 }

@@ -1,7 +1,7 @@
 //! What the thread does with seats, without the thread.
 
 use super::*;
-use engine::topology::{Accelerator, EngineSettings, Limits, STACK_KIB};
+use engine::topology::{Accelerator, DeviceSpec, EngineSettings, Limits, STACK_KIB};
 use mqueue::abi::ABI_VERSION;
 use sys::local::LocalSocket;
 use wire::attach::Hello;
@@ -11,8 +11,12 @@ fn topology(launch: Launch) -> Topology {
     on_gpu(launch, None)
 }
 
-fn on_gpu(launch: Launch, gpu: Option<u32>) -> Topology {
-    let kind = AcceleratorKind::Process { launch, heartbeat_ms: 1000, gpu };
+fn on_gpu(launch: Launch, gpu: Option<u64>) -> Topology {
+    let device = match gpu {
+        Some(gpu) => runtime::kinds::device_spec("cuda", &[("gpu".to_owned(), gpu)]).unwrap(),
+        None => DeviceSpec::host(),
+    };
+    let kind = AcceleratorKind::Process { launch, heartbeat_ms: 1000, device };
     Topology {
         engine: EngineSettings::default(),
         limits: Limits::default(),
@@ -294,7 +298,7 @@ fn a_gpu_is_not_free_before_the_process_that_was_killed_is_gone() {
     seat(&mut desk, &here, 0);
     seat(&mut desk, &on_gpu(started("/bin/false"), Some(1)), 1);
     seat(&mut desk, &topology(started("/bin/false")), 2);
-    let held = |desk: &Desk| [1, 2, 3].map(|id| desk.gpu_is_held(id));
+    let held = |desk: &Desk| [1, 2, 3].map(|id| desk.device_is_held(id));
     change_doors(&mut desk, &here, Vec::new());
     starting_together(&mut desk);
     desk.seat(2).process = 0;
@@ -306,7 +310,7 @@ fn a_gpu_is_not_free_before_the_process_that_was_killed_is_gone() {
     desk.dying[0].until = Instant::now();
     assert_eq!(held(&desk), [false; 3], "it is waited for without an end");
     desk.dying[0].until += GOODBYE_PATIENCE;
-    assert!(desk.gpu_is_held(1));
+    assert!(desk.device_is_held(1));
     desk.dying[0].child.wait().unwrap();
     desk.look_after_all();
     assert_eq!(held(&desk), [false; 3]);

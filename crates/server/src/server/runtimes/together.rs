@@ -1,4 +1,4 @@
-//! Who shares a process: seats on one GPU come together and part; see the text of [`super`].
+//! Who shares a process: seats on one device come together and part; see the text of [`super`].
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
@@ -7,7 +7,7 @@ use std::time::Instant;
 use engine::{DrainBarrier, RuntimeEvent};
 use wire::attach::TOGETHER_MAX;
 
-use super::seat::{Ending, First, Hold, Seat, State, warn_of_shared_gpus};
+use super::seat::{Ending, First, Hold, Seat, State, warn_of_shared_devices};
 use super::{Desk, Dying, GOODBYE_PATIENCE};
 
 /// A planned change of who shares a process. Lives of services that stay end for it, when all that they accepted has
@@ -161,7 +161,7 @@ impl Desk {
             apart |= seat.alone;
         }
         if apart {
-            warn_of_shared_gpus(&self.seats);
+            warn_of_shared_devices(&self.seats);
         }
     }
 
@@ -233,20 +233,24 @@ impl Desk {
         self.seats.iter().filter_map(with).collect()
     }
 
-    /// Whether a runtime that was told to end, or killed, may still have the GPU of a seat that waits.
-    pub(super) fn gpu_is_held(&self, id: u64) -> bool {
-        let (launched, gpu) = (self.seats[&id].is_launched(), self.seats[&id].gpu());
+    /// Whether a runtime that was told to end, or killed, may still have the device of a seat that waits.
+    pub(super) fn device_is_held(&self, id: u64) -> bool {
+        let seat = &self.seats[&id];
+        let Some(device) = seat.exclusive_key().filter(|_| seat.is_launched()) else {
+            return false;
+        };
         let now = Instant::now();
         // One that cannot even be killed is not waited for.
         let leaves = |seat: &Seat| match &seat.state {
             State::Leaving { until, .. } => {
-                seat.child.is_some() && now < *until + GOODBYE_PATIENCE && seat.gpu() == gpu
+                seat.child.is_some()
+                    && now < *until + GOODBYE_PATIENCE
+                    && seat.exclusive_key().as_ref() == Some(&device)
             }
             _ => false,
         };
-        let dies = |dying: &Dying| now < dying.until && dying.gpu == gpu;
-        let held = self.seats.values().any(leaves) || self.dying.iter().any(dies);
-        launched && gpu.is_some() && held
+        let dies = |dying: &Dying| now < dying.until && dying.device.as_ref() == Some(&device);
+        self.seats.values().any(leaves) || self.dying.iter().any(dies)
     }
 
     /// A seat serves or is about to: if others do that should share its process, all of them begin a new

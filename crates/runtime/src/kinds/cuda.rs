@@ -1,14 +1,91 @@
-//! Kernels on a GPU, as a [`Device`] of a runtime.
+//! `kind = "cuda"`: CUDA kernels on an NVIDIA GPU, in a process of their own.
 
 use std::time::Duration;
 
 use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service, mps_folder};
 use accel::{AccelError, CudaError, reason_name};
+use engine::topology::{DeviceSpec, Rings};
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
 
-use super::{Device, Failure, HUNG_AFTER, Job};
+use super::{Flags, Key, Kind};
 use crate::kernel_file::{self, KernelFile, Target};
+use crate::{Device, Failure, HUNG_AFTER, Job};
+
+pub(super) struct Cuda;
+
+const KEYS: &[Key] = &[
+    Key {
+        name: "threads",
+        unit: "threads of a block, a multiple of 32",
+        range: 0..=1024,
+        default: 0,
+        multiple_of: 32,
+        multiple: "warps",
+        flag: "--threads N",
+        what: "Size of each CUDA block; 0: what suits the kernel. Kernels of warps have 32 whatever it says.",
+    },
+    Key {
+        name: "gpu",
+        unit: "number",
+        range: 0..=63,
+        default: 0,
+        multiple_of: 1,
+        multiple: "",
+        flag: "--gpu N",
+        what: "The GPU, as `CUDA_VISIBLE_DEVICES` numbers them. `serval doctor --gpus` lists them.",
+    },
+];
+
+impl Kind for Cuda {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn summary(&self) -> &'static str {
+        "an NVIDIA GPU (gpu.md)"
+    }
+
+    fn flags(&self) -> Flags {
+        Flags::default()
+    }
+
+    fn keys(&self) -> &'static [Key] {
+        KEYS
+    }
+
+    /// The GPU gives processes turns of milliseconds; blocks of one process run side by side.
+    fn exclusive_key(&self, device: &DeviceSpec) -> Option<String> {
+        Some(format!("GPU {}", device.get("gpu")))
+    }
+
+    fn device_noun(&self) -> &'static str {
+        "GPU"
+    }
+
+    /// One trip over the bus finds and fetches a message; with doorbells it takes two.
+    fn default_rings(&self) -> Rings {
+        Rings::Granule
+    }
+
+    fn target(&self) -> Target {
+        Target::Gpu
+    }
+
+    fn place(&self, device: &DeviceSpec) -> Option<String> {
+        Some(format!("NVIDIA GPU {}", device.get("gpu")))
+    }
+
+    fn device(
+        &self,
+        device: &DeviceSpec,
+        options: super::Options,
+    ) -> Result<Box<dyn Device>, String> {
+        let number = |key| device.get(key) as u32;
+        let threads = Some(number("threads")).filter(|threads| *threads > 0);
+        Ok(Box::new(GpuDevice::new(number("gpu"), threads).hung_after(options.hung_after)))
+    }
+}
 
 /// Runs CUDA kernels on an NVIDIA GPU; loads the GPU's driver into this process with the first life.
 pub struct GpuDevice {

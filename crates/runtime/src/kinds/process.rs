@@ -1,0 +1,122 @@
+//! `kind = "process"`: host cores, in a process of its own for each service.
+
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use accel::process::{HostBlocks, HostOptions};
+use accel::{AccelError, Kernel};
+use engine::topology::{DeviceSpec, STACK_KIB};
+use mqueue::MappedMemory;
+use mqueue::abi::reason;
+use sys::local::wait_readable;
+
+use super::{Flags, Kind, Options};
+use crate::kernel_file::{self, KernelFile, Target};
+use crate::{Device, Failure, HUNG_AFTER, Job};
+
+pub(super) struct Process;
+
+impl Kind for Process {
+    fn name(&self) -> &'static str {
+        "process"
+    }
+
+    fn summary(&self) -> &'static str {
+        "host cores, in a process of its own for each service"
+    }
+
+    fn flags(&self) -> Flags {
+        Flags { in_engine: false, host_threads: true, stack_kib: true }
+    }
+
+    fn device(&self, _: &DeviceSpec, options: Options) -> Result<Box<dyn Device>, String> {
+        let Options { threads, cores, stack_kib, hung_after } = options;
+        Ok(Box::new(HostDevice::new(threads, cores).hung_after(hung_after).stack_kib(stack_kib)))
+    }
+}
+
+/// Runs `cpu` kernels on threads of this process.
+pub struct HostDevice {
+    threads: usize,
+    cores: Vec<usize>,
+    hung_after: Duration,
+    stack_kib: usize,
+    blocks: Option<HostBlocks>,
+}
+
+impl HostDevice {
+    /// At most `threads` threads, each on one of `cores` if there are any.
+    pub fn new(threads: usize, cores: Vec<usize>) -> Self {
+        Self { threads, cores, hung_after: HUNG_AFTER, stack_kib: STACK_KIB, blocks: None }
+    }
+
+    /// A block that works on one message for longer hangs: the life ends.
+    pub fn hung_after(self, hung_after: Duration) -> Self {
+        Self { hung_after, ..self }
+    }
+
+    /// The stack of each block in KiB, instead of [`STACK_KIB`].
+    pub fn stack_kib(self, stack_kib: usize) -> Self {
+        Self { stack_kib, ..self }
+    }
+}
+
+impl Device for HostDevice {
+    fn kind(&self) -> &str {
+        "cpu"
+    }
+
+    fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
+        let refused = |error: &dyn std::fmt::Display| Failure {
+            reason: reason::REFUSED,
+            text: error.to_string(),
+        };
+        let [job] = jobs else { return Err(refused(&"host cores run one service in a process")) };
+        let kernel = kernel(job).map_err(|e| refused(&e))?;
+        let bell = job.bell.clone();
+        let options = HostOptions {
+            service: job.service.clone(),
+            threads: self.threads.clamp(1, job.blocks as usize),
+            cores: self.cores.clone(),
+            stack_bytes: self.stack_kib << 10,
+            doze: Box::new(move |limit| {
+                wait_readable(&[bell.as_fd()], Some(limit));
+                bell.silence();
+            }),
+            hung_after: self.hung_after,
+        };
+        let memory = MappedMemory::new(job.memory.clone());
+        let started = HostBlocks::start(&memory, &kernel, &job.params, options);
+        self.blocks = Some(started.map_err(|e| refused(&e))?);
+        Ok(())
+    }
+
+    fn health(&mut self) -> Result<(), Failure> {
+        let health = self.blocks.as_mut().map_or(Ok(()), HostBlocks::health);
+        health.map_err(|(reason, text)| Failure { reason, text })
+    }
+
+    fn ended(&mut self) -> bool {
+        self.blocks.as_ref().is_none_or(HostBlocks::ended)
+    }
+
+    fn stop(&mut self, patience: Duration) -> Result<(), Failure> {
+        let Some(blocks) = self.blocks.take() else { return Ok(()) };
+        let hung = blocks.stop(patience);
+        if hung.is_empty() {
+            return Ok(());
+        }
+        Err(Failure { reason: reason::HUNG, text: format!("blocks {hung:?} did not end") })
+    }
+}
+
+/// The kernel of a job on host cores. What the engine passes it has loaded in a process of its own already.
+fn kernel(job: &Job) -> Result<Arc<Kernel>, AccelError> {
+    match (kernel_file::named(&job.kernel), &job.file) {
+        (Some((path, name)), Some(copy)) => {
+            Ok(KernelFile::received(path, Target::Host, copy.clone())?.load(name)?)
+        }
+        _ => kernel_file::find(&job.kernel),
+    }
+}
