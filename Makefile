@@ -10,13 +10,14 @@ SERVAL := $(BUILT)/release/serval
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help demo demo-faces install uninstall absolute-prefix cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-ci setup-miri build clean
+.PHONY: help demo demo-faces install uninstall deb absolute-prefix cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-ci setup-miri build clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo        build Serval and watch clients being answered by an accelerator (2 minutes)"
 	@echo "make demo-faces  the same with a real memcached behind the kernel (installs it)"
 	@echo "make install     builds Serval and puts it into PREFIX=/usr/local; PREFIX=\$$HOME/.local needs no root. make uninstall takes it away"
+	@echo "make deb         a Debian package of the same files, in target/debian"
 	@echo "make cuda-kernels  the kernels for NVIDIA GPUs, for the next build (happens by itself where a GPU is)"
 	@echo "make test        what guards the behaviour: lints, house rules, tests (under 8 minutes on 2 cores, the first time under 20)"
 	@echo "make test-gpu    the cuda accelerator on this machine's GPU (5 minutes)"
@@ -50,7 +51,7 @@ build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 # whoever runs it, in folders as here, so that links among them hold. The unit is an example among them, and not where systemd looks: it
 # names a user and a file that have to be there first.
 PAGES = README.md LICENSE CHANGELOG.md docs/getting-started.md docs/kernels.md docs/configuration.md docs/operations.md docs/gpu.md \
-	docs/serval.svg docs/grafana.json
+	docs/serval.svg docs/demo-gpu.svg docs/grafana.json
 UNIT = docs/serval.service
 INTO = $(DESTDIR)$(PREFIX)
 DOC = $(INTO)/share/doc/serval
@@ -99,6 +100,10 @@ absolute-prefix:
 		{ printf 'PREFIX has to be a path that begins with /, of A-Z a-z 0-9 / . _ + ~ - alone, not %s\n' "$$GIVEN_PREFIX"; exit 1; }
 	@LC_ALL=C; [[ "$$GIVEN_DESTDIR" =~ ^([A-Za-z0-9/._][A-Za-z0-9/._+~-]*)?$$ ]] || \
 		{ printf 'DESTDIR has to be a path of A-Z a-z 0-9 / . _ + ~ - alone, the last three not at its beginning, not %s\n' "$$GIVEN_DESTDIR"; exit 1; }
+
+# A Debian package of the same files.
+deb: build
+	@SERVAL="$(SERVAL)" tools/deb
 
 # The built-in kernels for NVIDIA GPUs, for the next build. Takes nvcc from the machine, or fetches one.
 cuda-kernels:
