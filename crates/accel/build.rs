@@ -7,7 +7,8 @@ use std::{env, fs};
 
 fn main() {
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
-    let device = manifest.join("../../device");
+    // A link to the folder of the repository, so that a packaged crate has the files as well.
+    let device = manifest.join("device");
     for watched in ["include", "kernels", "models"] {
         println!("cargo:rerun-if-changed={}", device.join(watched).display());
     }

@@ -4,7 +4,7 @@ use super::Workload;
 
 /// Pictures that took no part in training: magic, u32 LE count, then label and 784 bytes each
 /// (device/models/README.md).
-const HELD_OUT: &[u8] = include_bytes!("../../../../../device/models/digits_heldout.bin");
+const HELD_OUT: &[u8] = include_bytes!("../../../models/digits_heldout.bin");
 const MAGIC: &[u8] = b"SVDIGIT1";
 /// How far a logit may be from the expected one: other compilers sum in another order.
 const LOGIT_TOLERANCE: f32 = 1e-3;

@@ -4,7 +4,7 @@ use super::Workload;
 
 /// Labelled pictures: magic, u32 LE count, u32 LE length of a note, the note, then for each person a
 /// 12-byte label, the stored picture and a second one (device/models/README.md).
-const BUILT_IN: &[u8] = include_bytes!("../../../../../device/models/faces_demo.bin");
+const BUILT_IN: &[u8] = include_bytes!("../../../models/faces_demo.bin");
 const MAGIC: &[u8] = b"SVFACES1";
 const LABEL_BYTES: usize = 12;
 const PICTURE_BYTES: usize = 1024;
