@@ -7,7 +7,10 @@ use std::sync::Arc;
 use engine::accelerator::Blocks;
 use engine::metrics::Metrics;
 use engine::topology::Topology;
-use engine::{Attachment, BlockEnds, Fabric, ShmClient, ShmPeer, Worker, WorkerParts, peer_links};
+use engine::{
+    Attachment, BlockEnds, ControlMessage, Fabric, ShmClient, ShmPeer, Worker, WorkerParts,
+    peer_links,
+};
 use mqueue::memory::{Memory, Ordering};
 use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Producer, Region, RegionPlan, abi};
 use wire::nic::{
@@ -71,7 +74,7 @@ struct Scene {
     topology: Topology,
     worker: Worker<Nowhere>,
     metrics: Metrics,
-    fabric: Arc<Fabric<()>>,
+    fabric: Arc<Fabric<ControlMessage<(), ()>>>,
     accelerator: MappedMemory,
     blocks: Vec<Ends>,
     client: Client,
@@ -123,7 +126,7 @@ impl Scene {
 
     /// The client's process dies, and another one comes.
     fn replace_client(&mut self) {
-        self.fabric.dismiss(0, self.ids);
+        self.fabric.post(0, ControlMessage::ShmGone(self.ids));
         self.ids += 1;
         self.client = admit(&self.topology, &self.fabric, self.ids);
     }
@@ -151,15 +154,16 @@ impl Scene {
     }
 }
 
-fn admit(topology: &Topology, fabric: &Fabric<()>, id: u64) -> Client {
+fn admit(topology: &Topology, fabric: &Fabric<ControlMessage<(), ()>>, id: u64) -> Client {
     let plan = topology.services[0].client_region_plan(4);
     let (memory, mut near, mut far) = region(&plan);
     let (replies, requests) = near.engine_ends(0);
-    let worker = fabric.seat_memory_client();
+    let worker = fabric.assign_shm_client();
     let words = near.words();
     let depth = plan.mqueues[0].depth;
     let peer = Box::new(Nobody);
-    fabric.admit(worker, ShmClient { id, service: 0, depth, replies, requests, words, peer });
+    let client = ShmClient { id, service: 0, depth, replies, requests, words, peer };
+    fabric.post(worker, ControlMessage::ShmAttached(Box::new(client)));
     Client { memory, ends: far.accelerator_ends(0) }
 }
 

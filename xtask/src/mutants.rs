@@ -255,7 +255,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "miss_wakeup",
         "a sleeping worker is not woken for a handed-over message",
-        &["crates/engine/src/endpoint/peer.rs::a_sleeper_is_woken_and_nobody_else"],
+        &["crates/engine/src/fabric.rs::a_sleeper_is_woken_and_nobody_else"],
     ),
     // Sockets.
     mutant(

@@ -25,10 +25,11 @@ const DATA_PATH: &[&str] = &[
 ];
 /// The locks in these files, with their number and purpose; no message takes one.
 const LOCKS: &[(&str, usize, &str)] = &[
+    ("crates/engine/src/fabric.rs", 2, "the machine's addresses, at a change"),
     (
-        "crates/engine/src/endpoint/peer.rs",
-        6,
-        "mailboxes: accepted connections and control messages; the machine's addresses, read between turns",
+        "crates/engine/src/control/mailbox.rs",
+        5,
+        "messages of the control side, and accepted connections",
     ),
     ("crates/engine/src/metrics.rs", 2, "the list of services; results of accelerator generations"),
     ("crates/accel/src/cpu/threads.rs", 3, "finished blocks"),

@@ -23,7 +23,9 @@ use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, Polling, Rings,
     STACK_KIB, Service, Topology,
 };
-use engine::{Attachment, BlockEnds, Fabric, ShmPeer, Worker, WorkerParts, peer_links};
+use engine::{
+    Attachment, BlockEnds, ControlMessage, Fabric, ShmPeer, Worker, WorkerParts, peer_links,
+};
 use mqueue::memory::Mapping;
 use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Producer, Region, Words, abi};
 use wire::nic::{
@@ -191,7 +193,7 @@ impl Blocks for FarBlocks {
 
 struct Rig {
     worker: Worker<Echo>,
-    fabric: Arc<Fabric<()>>,
+    fabric: Arc<Fabric<ControlMessage<(), ()>>>,
     service: Service,
     far: Option<Far>,
 }
@@ -269,10 +271,10 @@ impl ShmClient {
         let (replies, requests) = region.engine_ends(0);
         let depth = plan.mqueues[0].depth;
         let (words, peer) = (region.words(), Box::new(Silent));
-        let worker = fabric.seat_memory_client();
+        let worker = fabric.assign_shm_client();
         let engine_side =
             engine::ShmClient { id: 1, service: 0, depth, replies, requests, words, peer };
-        fabric.admit(worker, engine_side);
+        fabric.post(worker, ControlMessage::ShmAttached(Box::new(engine_side)));
         let mut region = Region::join(memory).expect("just formatted");
         let (replies, requests) = region.accelerator_ends(0);
         Self { requests, replies, sent: 0, answered: 0 }

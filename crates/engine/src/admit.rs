@@ -7,7 +7,9 @@ use wire::framing::{ErrorReply, Expects, Parsed};
 use wire::nic::{Close, Nic, Read, StreamKey};
 use wire::session::Origin;
 
-use crate::endpoint::peer::{ANY, Accepted, ENVELOPE_BYTES, Envelope};
+use crate::control::message::{Accepted, ControlMessage};
+use crate::endpoint::peer::{ANY, ENVELOPE_BYTES, Envelope};
+use crate::endpoint::ports::NO_SERVICE;
 use crate::endpoint::tcp::connection::{Connection, Outcome, Reading};
 use crate::service::dispatch::Route;
 use crate::service::share::ServiceShare;
@@ -355,26 +357,17 @@ impl<N: Nic> Worker<N> {
             if worker == self.index {
                 self.adopt_connection(accepted);
             } else {
-                self.fabric.post(worker, accepted);
+                self.fabric.post_from_worker(worker, ControlMessage::Connection(accepted));
             }
         }
         self.ports[port as usize].ready = true;
     }
 
-    /// Adopts the connections that other workers accepted for this one.
-    pub(crate) fn collect_connections(&mut self) {
-        if !self.fabric.has_mail(self.index) {
-            return;
-        }
-        for accepted in self.fabric.collect(self.index) {
-            self.adopt_connection(accepted);
-        }
-        self.collect_control_mail();
-    }
-
-    fn adopt_connection(&mut self, accepted: Accepted<N::Socket>) {
+    /// Takes an accepted connection, perhaps from another worker.
+    pub(crate) fn adopt_connection(&mut self, accepted: Accepted<N::Socket>) {
         let Accepted { port, socket, peer } = accepted;
-        let service = self.ports[port as usize].service;
+        // The port may have left meanwhile.
+        let service = self.ports.get(usize::from(port)).map_or(NO_SERVICE, |port| port.service);
         let leaves = |share: &ServiceShare| share.leaving.is_some();
         if self.draining || self.services.get(usize::from(service)).is_none_or(leaves) {
             // Its service goes or has gone meanwhile, which no limit is to blame for; dropping the socket closes it.

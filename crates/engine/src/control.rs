@@ -3,4 +3,6 @@
 pub(crate) mod drain;
 pub(crate) mod generation;
 pub(crate) mod install;
+pub(crate) mod mailbox;
+pub(crate) mod message;
 pub(crate) mod pause;

@@ -25,11 +25,13 @@ use wire::admission::flow_hash;
 use wire::nic::{Close, Event, Nic, RxBatch, StreamKey};
 use wire::session::Origin;
 
-use crate::endpoint::peer::{Fabric, Link};
+use crate::control::message::MessageOf;
+use crate::endpoint::peer::Link;
 use crate::endpoint::ports::Port;
 use crate::endpoint::shm::ShmClients;
 use crate::endpoint::sources::Sources;
 use crate::endpoint::tcp::connection::{Connections, Pool, Reading};
+use crate::fabric::Fabric;
 use crate::metrics::WorkerCounters;
 use crate::service::share::{HEADS_READ, ServiceShare, TxPending};
 use crate::topology::{Polling, Replies};
@@ -77,7 +79,7 @@ pub struct Worker<N: Nic> {
     pub(crate) memory: ShmClients,
     /// By worker and service; none to itself.
     pub(crate) links: Vec<Vec<Option<Link>>>,
-    pub(crate) fabric: Arc<Fabric<N::Socket>>,
+    pub(crate) fabric: Arc<Fabric<MessageOf<N>>>,
     pub(crate) counters: Arc<WorkerCounters>,
     pub(crate) connections_max: u32,
     pub(crate) pipelined: u32,
@@ -113,6 +115,8 @@ pub struct Worker<N: Nic> {
     pub(crate) ended: Vec<(u32, u64)>,
     pub(crate) hung: bool,
     pub(crate) settled: bool,
+    /// It takes no further turn.
+    pub(crate) stopped: bool,
 }
 
 impl<N: Nic> Worker<N> {
@@ -136,7 +140,7 @@ impl<N: Nic> Worker<N> {
         }
         let mail = !alone
             && !mutants::on("sleep_on_mail")
-            && (self.fabric.has_mail(self.index)
+            && (self.fabric.mailbox(self.index).len() > 0
                 || self.links_hinted()
                 || self.memory.hinted(|of| self.services[usize::from(of)].is_paused()));
         if !mail {
@@ -185,7 +189,7 @@ impl<N: Nic> Worker<N> {
         self.work = false;
         // Inhale.
         self.sort_events();
-        self.collect_connections();
+        self.drain_mailbox();
         self.take_replies();
         self.take_requests_in();
         // Accelerate.

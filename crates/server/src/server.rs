@@ -21,7 +21,6 @@ mod watch;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,7 +30,9 @@ use accel::{AccelError, Kernel};
 use engine::accelerator::{Blocks, StartError};
 use engine::metrics::{AcceleratorLives, Metrics};
 use engine::topology::{AcceleratorKind, CpuPlacement, Listen, Service, Topology, TopologyError};
-use engine::{Attachment, BlockEnds, Fabric, PeerLinks, Worker, WorkerParts, peer_links};
+use engine::{
+    Attachment, BlockEnds, ControlMessage, Fabric, PeerLinks, Worker, WorkerParts, peer_links,
+};
 use mqueue::{MappedMemory, Words};
 use sys::socket_nic::AcceptedSocket;
 use sys::tap::TapFile;
@@ -46,7 +47,7 @@ use stopping::BLOCKS_PATIENCE;
 pub use stopping::ShutdownReport;
 pub use watch::{Stall, Stalls};
 
-use change::{Burnt, Inbox, Patience, Place};
+use change::{Burnt, Patience, Place};
 use files::{KernelFiles, kernel_files};
 use heart::{Beat, Heart};
 use memory_ports::{Doorman, MemoryPort, NewPorts};
@@ -161,9 +162,6 @@ fn why_not_seated(error: &StartError) -> String {
     }
 }
 
-const RUN: u32 = 0;
-const DRAIN: u32 = 1;
-const STOP: u32 = 2;
 /// How long a worker that stops waits for the others' last turns.
 const STOPPED_TOGETHER: Duration = Duration::from_secs(1);
 /// How often somebody who may give up is asked while workers start.
@@ -175,6 +173,9 @@ const READY_LATE: Duration = Duration::from_secs(30);
 /// Services there is room for besides those of the start. While services change, both versions count.
 const SERVICES_SPARE: usize = 256;
 
+/// The fabric of workers over sockets.
+type ServerFabric = Fabric<ControlMessage<AcceptedSocket, OpenPort>>;
+
 /// A running engine. Dropping it stops it without draining.
 pub struct Server {
     topology: Arc<Topology>,
@@ -182,11 +183,8 @@ pub struct Server {
     places: Vec<Place>,
     burnt: Vec<Burnt>,
     patience: Patience,
-    /// What the workers are told, by worker.
-    inboxes: Vec<Arc<Inbox>>,
     metrics: Metrics,
-    phase: Arc<AtomicU32>,
-    fabric: Arc<Fabric<AcceptedSocket>>,
+    fabric: Arc<ServerFabric>,
     workers: Vec<JoinHandle<bool>>,
     /// With the slots of their services.
     accelerators: Vec<(u16, CpuAccelerator)>,
@@ -228,7 +226,7 @@ impl Attached {
 }
 
 /// Workers drop datagrams whose source is a port of this server; see `engine/src/endpoint/sources.rs`.
-fn tell_local_addresses<S>(fabric: &Fabric<S>) {
+fn tell_local_addresses(fabric: &ServerFabric) {
     match sys::addresses::local_addresses() {
         Ok(addresses) => fabric.set_local_addresses(addresses),
         Err(error) => tracing::warn!(
@@ -296,9 +294,7 @@ impl Server {
             places: change::places(&topology, &addresses, &metrics),
             burnt: Vec::new(),
             patience: Patience::default(),
-            inboxes: (0..worker_count).map(|_| Arc::default()).collect(),
             metrics,
-            phase: Arc::new(AtomicU32::new(RUN)),
             fabric,
             workers: Vec::new(),
             accelerators: Vec::new(),
@@ -489,10 +485,8 @@ impl Server {
                 attachments,
                 topology: self.topology.clone(),
                 addresses: addresses.to_vec(),
-                inbox: self.inboxes[index].clone(),
                 metrics: self.metrics.clone(),
                 fabric: self.fabric.clone(),
-                phase: self.phase.clone(),
                 turning: Turning(turning.clone()),
                 watch: self.watch.shared(),
             };
@@ -510,8 +504,7 @@ impl Server {
     /// themselves, or with the process.
     fn leave_workers(&mut self) {
         self.watch.expect_the_end();
-        self.phase.store(STOP, Ordering::Relaxed);
-        self.fabric.wake_all();
+        self.fabric.post_to_all(|_| ControlMessage::Stop);
         let deadline = Instant::now() + LEFT_PATIENCE;
         while !self.workers.iter().all(JoinHandle::is_finished) && Instant::now() < deadline {
             std::thread::sleep(READY_PAUSE);
@@ -650,10 +643,8 @@ struct WorkerStart<N> {
     attachments: Vec<Vec<Attachment>>,
     topology: Arc<Topology>,
     addresses: Vec<SocketAddr>,
-    inbox: Arc<Inbox>,
     metrics: Metrics,
-    fabric: Arc<Fabric<AcceptedSocket>>,
-    phase: Arc<AtomicU32>,
+    fabric: Arc<ServerFabric>,
     turning: Turning,
     watch: Arc<watch::Shared>,
 }
@@ -684,10 +675,8 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> WorkerStart<N> {
             mut attachments,
             topology,
             addresses,
-            inbox,
             metrics,
             fabric,
-            phase,
             turning,
             watch,
         } = self;
@@ -716,12 +705,9 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> WorkerStart<N> {
         loop {
             let now_ns = sys::time::monotonic_ns();
             worker.turn(now_ns);
-            match phase.load(Ordering::Relaxed) {
-                RUN => {}
-                DRAIN => worker.begin_drain(),
-                _ => break,
+            if worker.is_stopped() {
+                break;
             }
-            inbox.obey(&mut worker);
             let sleep_ns = worker.sleep_ns(now_ns);
             if sleep_ns == 0 && worker.should_yield(now_ns) {
                 let from_ns = sys::time::monotonic_ns();
@@ -732,6 +718,6 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> WorkerStart<N> {
         }
         // What another worker handed over in its last turn is accounted for here as well.
         turning.end();
-        worker.finish()
+        worker.shutdown()
     }
 }

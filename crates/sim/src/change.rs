@@ -1,11 +1,15 @@
 //! Services that come to a running world, change and leave it, as the control side of a server does it.
 //!
-//! A change goes in steps (`engine/src/control/install.rs`): every worker takes its seat, then every worker
-//! switches, then what leaves is released everywhere once all have settled. Within a step the workers
-//! follow one by one, whenever the test says so: [`World::follow`].
+//! A change goes in steps (`engine/src/control/install.rs`): every worker installs the new service, then every worker
+//! switches, then what leaves is released everywhere once all have voted. Within a step the workers
+//! are asked one by one, whenever the test says so ([`World::follow`]), and do it in their next turns.
 
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+
+use engine::accelerator::StartError;
 use engine::topology::Service;
-use engine::{DrainBarrier, Leave, ServiceInstall, Switch};
+use engine::{ControlMessage, Detached, DrainBarrier, Leave, ServiceInstall, Switch};
 use wire::nic::{Nic, PortIndex};
 
 use crate::net::{Network, lock};
@@ -38,9 +42,12 @@ pub(crate) struct Change {
     comes: bool,
     /// Shared-memory ports that do not stay.
     closes_ports: bool,
-    /// By worker, until it has taken its seat.
+    /// By worker, until it is posted.
     installs: Vec<Option<ServiceInstall<()>>>,
+    /// By worker.
+    progress: Vec<Progress>,
     switch: Switch,
+    /// Workers that have switched.
     switched: Vec<bool>,
     barrier: DrainBarrier,
     /// The slot that is given up, if any, and who has done so.
@@ -49,6 +56,59 @@ pub(crate) struct Change {
     /// When what is left is dropped, and who has done so.
     expires_ns: u64,
     expired: Vec<bool>,
+}
+
+/// The last message to a worker, until it has answered.
+#[derive(Default)]
+enum Progress {
+    #[default]
+    Idle,
+    Installs(Receiver<Result<(), StartError>>),
+    Switches(Receiver<()>),
+    Releases(Receiver<Detached>),
+}
+
+impl Change {
+    /// Takes the answers that have come; whether a worker has answered everything.
+    fn collect(&mut self) {
+        for (worker, progress) in self.progress.iter_mut().enumerate() {
+            let answered = match progress {
+                Progress::Idle => false,
+                Progress::Installs(replies) => replies.try_recv().is_ok_and(|installed| {
+                    installed.expect("model blocks start");
+                    true
+                }),
+                Progress::Switches(replies) => {
+                    self.switched[worker] |= replies.try_recv().is_ok();
+                    self.switched[worker]
+                }
+                Progress::Releases(replies) => {
+                    self.released[worker] |= replies.try_recv().is_ok();
+                    self.released[worker]
+                }
+            };
+            if answered {
+                *progress = Progress::Idle;
+            }
+        }
+    }
+
+    fn is_installed(&self) -> bool {
+        let installs = |progress: &Progress| matches!(progress, Progress::Installs(_));
+        self.installs.iter().all(Option::is_none) && !self.progress.iter().any(installs)
+    }
+
+    /// Some workers have been asked to switch.
+    fn switches(&self) -> bool {
+        let switches = |progress: &Progress| matches!(progress, Progress::Switches(_));
+        self.switched.contains(&true) || self.progress.iter().any(switches)
+    }
+
+    /// Some workers have been asked to let go.
+    fn releases(&self) -> bool {
+        let releases = |progress: &Progress| matches!(progress, Progress::Releases(_));
+        self.released.contains(&true) || self.progress.iter().any(releases)
+    }
 }
 
 impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
@@ -86,7 +146,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     /// after the other, or to a service that is not there.
     pub fn memory_door(&self, service: usize) -> Option<u16> {
         match &self.change {
-            Some(change) if !self.is_switched() && change.switched.contains(&true) => None,
+            Some(change) if !self.is_switched() && change.switches() => None,
             Some(change) if change.service == service && !self.is_switched() => change.leaves,
             Some(change) if change.service == service && !change.comes => None,
             _ => self.slots[service].last().copied(),
@@ -142,6 +202,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             comes: next.is_some(),
             closes_ports: next.is_some_and(|keeps| !keeps.memory_ports),
             installs,
+            progress: (0..workers).map(|_| Progress::default()).collect(),
             switch: Switch {
                 leave: leave.into_iter().collect(),
                 lead: lead.map_or(Vec::new(), |slot| ports.iter().map(|p| (*p, slot)).collect()),
@@ -177,31 +238,38 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             .collect()
     }
 
-    /// A worker does what the change wants of it next, unless others have to do something first.
+    /// Posts to a worker what the change wants of it next, unless it has not answered yet or others have to do something
+    /// first.
     pub fn follow(&mut self, worker: usize) {
         let (now_ns, workers) = (self.now_ns(), self.workers.len());
         let Some(mut change) = self.change.take() else { return };
-        self.asleep_until_ns[worker] = 0;
-        let entry = &mut self.workers[worker];
-        if let Some(seat) = change.installs[worker].take() {
-            entry.install(seat).expect("model blocks start");
-        } else if change.installs.iter().all(Option::is_none) && !change.switched[worker] {
-            if !change.switched.contains(&true) {
+        change.collect();
+        let post = |message| self.fabric.post(worker as u16, message);
+        if !matches!(change.progress[worker], Progress::Idle) {
+        } else if let Some(install) = change.installs[worker].take() {
+            let (reply, replies) = mpsc::channel();
+            change.progress[worker] = Progress::Installs(replies);
+            post(ControlMessage::Install(Box::new(install), reply));
+        } else if change.is_installed() && !change.switched[worker] {
+            if !change.switches() {
                 send_away(&mut lock(&self.net), &mut self.rng, &mut change);
             }
-            entry.switch(&change.switch);
-            change.switched[worker] = true;
+            let (reply, replies) = mpsc::channel();
+            change.progress[worker] = Progress::Switches(replies);
+            post(ControlMessage::Switch(Arc::new(change.switch.clone()), reply));
         } else if let Some(slot) = change.leaves
             && change.switched.iter().all(|done| *done)
         {
-            if change.barrier.is_complete(workers) || change.released.contains(&true) {
-                if !std::mem::replace(&mut change.released[worker], true) {
-                    drop(entry.release(slot));
+            if change.barrier.is_complete(workers) || change.releases() {
+                if !change.released[worker] {
+                    let (reply, replies) = mpsc::channel();
+                    change.progress[worker] = Progress::Releases(replies);
+                    post(ControlMessage::Release(slot, reply));
                 }
             } else if now_ns >= change.expires_ns
                 && !std::mem::replace(&mut change.expired[worker], true)
             {
-                entry.expire(slot);
+                post(ControlMessage::Expire(slot));
             }
         }
         let done = change.switched.iter().all(|d| *d) && change.released.iter().all(|d| *d);

@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use engine::{Attachment, DrainBarrier, RuntimeEvent};
+use engine::{Attachment, ControlMessage, DrainBarrier, RuntimeEvent};
 use wire::DropReason;
 use wire::nic::Nic;
 
@@ -160,7 +160,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             let attachment = Attachment { blocks: Box::new(ModelBlocks(model)), ends };
             let (service, accelerator) = (self.slot_of(service), accelerator as u16);
             let news = RuntimeEvent::RingsReplaced { service, accelerator, attachment };
-            self.fabric.post_runtime_event(worker as u16, news);
+            self.fabric.post(worker as u16, ControlMessage::Runtime(news));
         }
     }
 
@@ -176,9 +176,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     }
 
     fn tell_lives(&self, news: impl Fn() -> RuntimeEvent) {
-        for worker in 0..self.workers.len() {
-            self.fabric.post_runtime_event(worker as u16, news());
-        }
+        self.fabric.post_to_all(|_| ControlMessage::Runtime(news()));
     }
 
     /// Where the model of an accelerator's blocks on a worker is in the list.

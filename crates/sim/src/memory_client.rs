@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine::topology::{Replies, Service};
-use engine::{Fabric, ShmClient, ShmPeer};
+use engine::{ControlMessage, Fabric, ShmClient, ShmPeer};
 use mqueue::abi::kind;
 use mqueue::memory::Ordering as Order;
 use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Memory, Producer, Region, RegionPlan};
@@ -27,8 +27,8 @@ use crate::client::Taste;
 use crate::fault::Fault;
 use crate::message::{Body, Flavor, decode_reply, request_payload};
 use crate::net::Network;
-use crate::nic::SimSocket;
 use crate::rng::Rng;
+use crate::world::Message;
 
 /// How a client goes about it.
 #[derive(Clone, Copy, Debug)]
@@ -176,7 +176,7 @@ impl ModelShmClient {
     pub fn step(
         &mut self,
         net: &mut Network,
-        door: (&Fabric<SimSocket>, &Service, u32, Option<u16>),
+        door: (&Fabric<Message>, &Service, u32, Option<u16>),
         next_id: &mut u32,
     ) {
         if self.next_ns > net.now_ns() || self.due_ns() == u64::MAX {
@@ -202,7 +202,7 @@ impl ModelShmClient {
     fn connect(
         &mut self,
         net: &mut Network,
-        (fabric, spec, limit, slot): (&Fabric<SimSocket>, &Service, u32, Option<u16>),
+        (fabric, spec, limit, slot): (&Fabric<Message>, &Service, u32, Option<u16>),
         next_id: &mut u32,
     ) {
         let Some(slot) = slot else { return };
@@ -222,20 +222,18 @@ impl ModelShmClient {
         let mut far = Region::join(memory.clone()).expect("just formatted");
         let (own_replies, own_requests) = far.accelerator_ends(0);
         let closed = Arc::new(AtomicBool::new(false));
-        let worker = fabric.seat_memory_client();
+        let worker = fabric.assign_shm_client();
         net.trace.note(net.now_ns(), "map", &[id.into(), self.service as u64, worker.into()]);
-        fabric.admit(
-            worker,
-            ShmClient {
-                id: id.into(),
-                service: slot,
-                depth: plan.mqueues[0].depth,
-                replies,
-                requests,
-                words: near.words(),
-                peer: Box::new(Peer(closed.clone())),
-            },
-        );
+        let client = ShmClient {
+            id: id.into(),
+            service: slot,
+            depth: plan.mqueues[0].depth,
+            replies,
+            requests,
+            words: near.words(),
+            peer: Box::new(Peer(closed.clone())),
+        };
+        fabric.post(worker, ControlMessage::ShmAttached(Box::new(client)));
         if self.manner.deaf {
             net.struck.one(Fault::MemoryDeaf);
         }
@@ -364,14 +362,9 @@ impl ModelShmClient {
     }
 
     /// Does what no client should; false when it is gone.
-    fn misbehave(
-        &mut self,
-        net: &mut Network,
-        life: &mut Life,
-        fabric: &Fabric<SimSocket>,
-    ) -> bool {
+    fn misbehave(&mut self, net: &mut Network, life: &mut Life, fabric: &Fabric<Message>) -> bool {
         if net.struck.strikes(&mut self.rng, Fault::MemoryLeave, self.manner.leave) {
-            fabric.dismiss(life.worker, life.id.into());
+            fabric.post(life.worker, ControlMessage::ShmGone(life.id.into()));
             net.memory_clients.remove(&life.id);
             return false;
         }
@@ -411,10 +404,10 @@ impl ModelShmClient {
     }
 
     /// The client's process ends.
-    pub fn leave(&mut self, fabric: &Fabric<SimSocket>) {
+    pub fn leave(&mut self, fabric: &Fabric<Message>) {
         self.lives = 0;
         if let Some(life) = self.life.take() {
-            fabric.dismiss(life.worker, life.id.into());
+            fabric.post(life.worker, ControlMessage::ShmGone(life.id.into()));
         }
     }
 

@@ -391,7 +391,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             for (worker, draining) in draining.iter_mut().enumerate() {
                 if !*draining && self.rng.chance(300) {
                     *draining = true;
-                    self.world.workers[worker].begin_drain();
+                    self.world.drain_worker(worker);
                 }
             }
             // Every worker turns once after it has heard of it.

@@ -10,12 +10,13 @@
 //! tested there.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use engine::metrics::{Metrics, ServiceMetrics, ServiceSnapshot};
 use engine::stages::ObservationSnapshot;
 use engine::topology::{Replies, Topology};
-use engine::{Attachment, BlockEnds, Fabric, Worker, WorkerParts, peer_links};
+use engine::{Attachment, BlockEnds, ControlMessage, Fabric, Worker, WorkerParts, peer_links};
 use mqueue::abi::RingEntry;
 use mqueue::{HeapMapping, MappedMemory, Region, Words};
 use wire::DropReason;
@@ -102,8 +103,11 @@ impl Setup {
     }
 }
 
+/// What the workers of a world are asked.
+pub type Message = ControlMessage<SimSocket, ()>;
+
 /// See the module's text.
-pub struct World<N: Nic<Socket = SimSocket>> {
+pub struct World<N: Nic<Socket = SimSocket, Port = ()>> {
     /// The network, with its clock and ledger.
     pub net: SharedNetwork,
     /// The engine's counters.
@@ -126,10 +130,12 @@ pub struct World<N: Nic<Socket = SimSocket>> {
     pub(crate) setup: Setup,
     pub(crate) rng: Rng,
     pub(crate) topology: Topology,
-    pub(crate) fabric: Arc<Fabric<SimSocket>>,
+    pub(crate) fabric: Arc<Fabric<Message>>,
     pub(crate) words: Vec<Words<MappedMemory>>,
     /// Until when each worker sleeps unless something happens; 0: it does not.
-    pub(crate) asleep_until_ns: Vec<u64>,
+    asleep_until_ns: Vec<u64>,
+    /// By worker: it was woken since its last turn.
+    woken: Vec<Arc<AtomicBool>>,
     /// The engine's counters by service.
     services: Arc<[Arc<ServiceMetrics>]>,
     /// What was found right last, by worker and service.
@@ -222,7 +228,7 @@ pub(crate) fn share_out(
     out
 }
 
-impl<N: Nic<Socket = SimSocket>> World<N> {
+impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     /// Puts everything together; `wrap` may put something between a worker and its network.
     pub fn build(setup: &Setup, wrap: impl Fn(SimNic) -> N) -> Self {
         let topology = setup.topology.clone();
@@ -249,7 +255,10 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
                 models.extend(of_worker);
             }
         }
-        let wakers = (0..workers).map(|_| Box::new(|| {}) as Box<dyn Fn() + Send + Sync>);
+        let woken: Vec<Arc<AtomicBool>> = (0..workers).map(|_| Arc::default()).collect();
+        let waker = |woken: Arc<AtomicBool>| move || woken.store(true, Ordering::Relaxed);
+        let wakers = woken.iter().cloned();
+        let wakers = wakers.map(|woken| Box::new(waker(woken)) as Box<dyn Fn() + Send + Sync>);
         let fabric = Fabric::new(wakers.collect(), services + SPARE_SLOTS);
         fabric.set_local_addresses(LOCAL.to_vec());
         let metrics = Metrics::new(workers, topology.services.iter().map(|s| s.name.clone()));
@@ -277,6 +286,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
             fabric,
             words,
             asleep_until_ns: vec![0; workers],
+            woken,
             books: (0..workers).map(|_| (0..services).map(|_| None).collect()).collect(),
             services: metrics.services(),
             metrics,
@@ -309,6 +319,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
     /// Whether a worker has a reason to run.
     pub fn is_awake(&mut self, worker: usize) -> bool {
         self.asleep_until_ns[worker] <= self.now_ns()
+            || self.woken[worker].load(Ordering::Relaxed)
             || lock(&self.net).has_events(worker)
             || !self.would_sleep(worker)
     }
@@ -333,6 +344,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
     pub fn turn(&mut self, worker: usize) -> bool {
         let now_ns = self.now_ns();
         let slept = self.asleep_until_ns[worker] > 0;
+        self.woken[worker].store(false, Ordering::Relaxed);
         let entry = &mut self.workers[worker];
         // Whatever the sleep was, it is over.
         entry.wait(u64::from(slept));
@@ -482,12 +494,14 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
         self.services[service].snapshot().dropped(reason)
     }
 
+    /// A worker stops accepting, from its next turn on.
+    pub fn drain_worker(&self, worker: usize) {
+        self.fabric.post(worker as u16, ControlMessage::Drain);
+    }
+
     /// Every worker stops accepting.
     pub fn begin_drain(&mut self) {
-        for worker in &mut self.workers {
-            worker.begin_drain();
-        }
-        self.asleep_until_ns.fill(0);
+        (0..self.workers.len()).for_each(|worker| self.drain_worker(worker));
     }
 
     /// Whether every draining worker has answered everything.
@@ -499,7 +513,7 @@ impl<N: Nic<Socket = SimSocket>> World<N> {
     pub fn finish(&mut self) -> bool {
         let mut hung = false;
         for worker in &mut self.workers {
-            hung |= worker.finish();
+            hung |= worker.shutdown();
         }
         for words in &self.words {
             words.set_stop(mqueue::abi::stop::NOW);

@@ -307,6 +307,7 @@ fn workers_sleep_beside_a_service_that_is_expired_and_kept() {
     while !stage.world.is_switched() {
         stage.world.follow(0);
         stage.world.follow(1);
+        stage.world.run(1, 1000);
     }
     stage.world.follow(0);
     assert!(!stage.world.is_changed(), "it is expired, not released");
@@ -414,7 +415,7 @@ fn a_drain_and_a_change_end_a_hold() {
             stage.world.lose(STAYS, 0, DropReason::Reconfiguring);
         }
         if seed % 2 == 0 {
-            stage.world.workers.iter_mut().for_each(|worker| worker.begin_drain());
+            stage.world.begin_drain();
         } else {
             let spec = stage.world.topology().services[STAYS].clone();
             stage.world.put(spec, STAYS, Keeps::all(true), 1000 * MS);

@@ -158,6 +158,7 @@ fn replies_wait_for_more_to_their_client_only_behind_other_work() {
     scene.run(1);
     assert_eq!((scene.replied(), scene.world.metrics.service(1).replied), (0, 1));
     scene.world.follow(0);
+    scene.world.turn(0);
     assert_eq!(scene.replied(), answered);
     assert_eq!(scene.dropped(DropReason::DrainTimeout), 120 - answered);
 }
@@ -338,14 +339,14 @@ fn nothing_settles_while_something_crosses() {
     let caller = scene.connect_to(1);
     scene.run(3);
     // The owner of the mqueue drains first and has nothing to do.
-    scene.world.workers[0].begin_drain();
+    scene.world.drain_worker(0);
     scene.wait_ms(3);
     scene.call(caller, request(0));
     scene.world.advance(0);
     scene.world.turn(1);
     assert_eq!(scene.world.metrics.service(0).handed_out, 1);
     // The other one follows at once and has handed everything over.
-    scene.world.workers[1].begin_drain();
+    scene.world.drain_worker(1);
     for _ in 0..3 {
         scene.world.advance(2 * MS);
         scene.world.turn(1);

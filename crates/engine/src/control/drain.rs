@@ -58,6 +58,11 @@ pub(crate) struct Leaving {
 }
 
 impl ServiceShare {
+    /// Whether this is the place of a service that is not there.
+    pub(crate) fn is_vacant(&self) -> bool {
+        self.accelerators.is_empty()
+    }
+
     /// Whether it leaves and has something left that is looked after.
     pub(crate) fn is_leaving_busy(&self) -> bool {
         self.leaving.as_ref().is_some_and(|leaving| !leaving.vote.given)
@@ -117,11 +122,12 @@ impl<N: Nic> Worker<N> {
 
     /// The time of a service that leaves is over: whatever it has not answered is dropped as
     /// `drain_timeout`, connections that do not take their replies are closed.
-    pub fn expire(&mut self, slot: u16) {
-        if let Some(leaving) = &mut self.services[usize::from(slot)].leaving {
+    pub(crate) fn expire(&mut self, slot: u16) {
+        let share = self.services.get_mut(usize::from(slot));
+        if let Some(leaving) = share.and_then(|share| share.leaving.as_mut()) {
             leaving.expired = true;
+            self.drop_outstanding(slot.into());
         }
-        self.drop_outstanding(slot.into());
     }
 
     /// Drops everything that a service has under way on this worker, as `drain_timeout`.
@@ -155,9 +161,7 @@ impl<N: Nic> Worker<N> {
 
     /// Lets go of a service that was never switched on, or that has left; its slot and its ports are free
     /// afterwards. Blocks on this worker's core are stopped.
-    pub fn release(&mut self, slot: u16) -> Detached {
-        // A connection may have been accepted for it before its port was stopped.
-        self.collect_connections();
+    pub(crate) fn release(&mut self, slot: u16) -> Detached {
         let number = usize::from(slot);
         if number >= self.services.len() {
             // Another share of the change failed before this worker got its own.
@@ -197,7 +201,7 @@ impl<N: Nic> Worker<N> {
     }
 
     /// From now on nothing new is accepted; what was accepted is answered.
-    pub fn begin_drain(&mut self) {
+    pub(crate) fn begin_drain(&mut self) {
         if std::mem::replace(&mut self.draining, true) {
             return;
         }
@@ -230,7 +234,7 @@ impl<N: Nic> Worker<N> {
 
     /// Ends everything: what was not answered is dropped as `drain_timeout`. The blocks are stopped
     /// and the connections closed. Returns whether a block of this worker hangs.
-    pub fn finish(&mut self) -> bool {
+    pub fn shutdown(&mut self) -> bool {
         self.begin_drain();
         self.discard_handed_over();
         for share in 0..self.services.len() {
@@ -239,6 +243,11 @@ impl<N: Nic> Worker<N> {
         self.close_memory_clients();
         self.counters.outstanding.set(self.outstanding());
         self.hung
+    }
+
+    /// Whether it was asked to stop: it takes no further turn.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
     }
 
     /// Whether a block of this worker hangs or has hung.

@@ -3,7 +3,7 @@
 //! A service share always has the rings of one generation of each of its accelerators: of the one that runs, or of the next one. The
 //! control side, outside the workers, notices that a runtime is gone, makes the next generation's region and
 //! lets a runtime have it; what that means to a worker comes as [`RuntimeEvent`] through
-//! [`crate::Fabric::post_runtime_event`], between two turns:
+//! [`ControlMessage::Runtime`](crate::ControlMessage::Runtime):
 //!
 //! ```text
 //!   absent ── Started ──▶ serving ── Ended ──▶ absent (old rings) ── RingsReplaced ──▶ absent (new rings) ── Started ──▶ …
@@ -24,7 +24,6 @@ use wire::DropReason;
 use wire::nic::Nic;
 
 use crate::control::drain::DrainBarrier;
-use crate::endpoint::peer::ControlMail;
 use crate::service::share::Attachment;
 use crate::topology::Replies;
 use crate::worker::Worker;
@@ -78,30 +77,18 @@ pub enum RuntimeEvent {
 }
 
 impl<N: Nic> Worker<N> {
-    /// Does what the control side asks for.
-    pub(crate) fn collect_control_mail(&mut self) {
-        for mail in self.fabric.collect_control_mail(self.index) {
-            match mail {
-                ControlMail::Joined(client) => self.adopt_shm_client(*client),
-                ControlMail::Left(id) => self.remove_shm_client(id),
-                ControlMail::Runtime(news) => self.apply_runtime_event(*news),
-            }
-        }
-    }
-
-    fn apply_runtime_event(&mut self, news: RuntimeEvent) {
-        self.busy();
+    pub(crate) fn apply_runtime_event(&mut self, event: RuntimeEvent) {
         let (RuntimeEvent::Started { service, accelerator }
         | RuntimeEvent::RingsReplaced { service, accelerator, .. }
         | RuntimeEvent::Paused { service, accelerator, .. }
         | RuntimeEvent::Resumed { service, accelerator }
-        | RuntimeEvent::Ended { service, accelerator, .. }) = &news;
-        let share = &self.services[usize::from(*service)];
-        if usize::from(*accelerator) >= share.accelerators.len() {
-            // The service has left; see `control/install.rs`.
+        | RuntimeEvent::Ended { service, accelerator, .. }) = &event;
+        let share = self.services.get(usize::from(*service));
+        if share.is_none_or(|share| usize::from(*accelerator) >= share.accelerators.len()) {
+            // The service has left.
             return;
         }
-        match news {
+        match event {
             RuntimeEvent::Started { service, accelerator } => {
                 self.services[usize::from(service)].mark_present(accelerator.into());
                 self.end_pauses(service.into(), Some(accelerator));

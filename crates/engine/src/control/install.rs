@@ -24,11 +24,13 @@ use wire::nic::{Nic, PortIndex, StreamKey, Transport};
 
 use crate::accelerator::StartError;
 use crate::control::drain::{DrainBarrier, DrainVote, Leaving};
-use crate::endpoint::peer::{ENVELOPE_BYTES, Fabric, ServiceLinks, links};
+use crate::control::message::MessageOf;
+use crate::endpoint::peer::{ENVELOPE_BYTES, ServiceLinks, links};
 use crate::endpoint::ports::{Port, reply_ratio};
 use crate::endpoint::shm::ShmClients;
 use crate::endpoint::sources::{Sources, lowest_source};
 use crate::endpoint::tcp::connection::{Connections, Pool};
+use crate::fabric::Fabric;
 use crate::metrics::{Metrics, ServiceMetrics};
 use crate::service::share::{Attachment, ServiceShare};
 use crate::topology::{Limits, Listen, Polling, Service, Topology};
@@ -164,7 +166,7 @@ impl<N: Nic> Worker<N> {
         parts: WorkerParts<N>,
         topology: &Topology,
         metrics: &Metrics,
-        fabric: Arc<Fabric<N::Socket>>,
+        fabric: Arc<Fabric<MessageOf<N>>>,
     ) -> Self {
         let WorkerParts { index, nic, addresses, attachments, links } = parts;
         let (counters, service_counters) = metrics.of_worker(index);
@@ -210,6 +212,7 @@ impl<N: Nic> Worker<N> {
             ended: Vec::new(),
             hung: false,
             settled: false,
+            stopped: false,
         };
         let parts = topology.services.iter().zip(attachments).zip(service_counters).zip(links.0);
         for (slot, (((service, attachments), counters), links)) in parts.enumerate() {
@@ -226,7 +229,7 @@ impl<N: Nic> Worker<N> {
     }
 
     /// Takes a service's share; see the module's text. With an error nothing has changed.
-    pub fn install(&mut self, install: ServiceInstall<N::Port>) -> Result<(), StartError> {
+    pub(crate) fn install(&mut self, install: ServiceInstall<N::Port>) -> Result<(), StartError> {
         let ServiceInstall { slot, mut share, links, ports, scratch, awaited } = install;
         for drive in &mut share.accelerators {
             drive.blocks.start()?;
@@ -289,9 +292,7 @@ impl<N: Nic> Worker<N> {
     }
 
     /// Everything at once, so that no request meets a service that is half there. See the module's text.
-    pub fn switch(&mut self, switch: &Switch) {
-        // Who was let in before is among those who stay or go.
-        self.collect_connections();
+    pub(crate) fn switch(&mut self, switch: &Switch) {
         self.refresh_own_ports();
         self.read_credit();
         let limits = &switch.limits;

@@ -14,20 +14,16 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use mqueue::{
-    Consumer, Head, HeapMapping, LoanError, MappedMemory, MqueuePlan, ParkWord, Producer, Region,
-    RegionPlan, RingPlan, abi,
+    Consumer, Head, HeapMapping, LoanError, MappedMemory, MqueuePlan, Producer, Region, RegionPlan,
+    RingPlan, abi,
 };
 use wire::DropReason;
 use wire::framing::Expects;
 use wire::nic::PortIndex;
 use wire::session::Origin;
 
-use crate::control::generation::RuntimeEvent;
-use crate::endpoint::shm::ShmClient;
 use crate::topology::Service;
 
 /// Slots of a hand-over ring.
@@ -273,246 +269,9 @@ fn pairs(workers: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..workers).flat_map(move |a| (0..workers).filter(move |b| *b != a).map(move |b| (a, b)))
 }
 
-/// What all workers of an engine share: who sleeps, who has credit, who gets a new connection.
-///
-/// `S` is the [`wire::nic::Nic::Socket`] of accepted connections. Nothing here is on the way of a
-/// message, but for the credit hints and waking a sleeper when there are several workers.
-pub struct Fabric<S> {
-    workers: Box<[WorkerCell<S>]>,
-    /// Requests each worker still takes, by service: hints for hand-over.
-    credit: Box<[AtomicU32]>,
-    services: usize,
-    /// Workers that have nothing left to answer (draining).
-    settled: AtomicUsize,
-    /// Of this machine.
-    addresses: Mutex<Arc<[IpAddr]>>,
-}
-
-struct WorkerCell<S> {
-    parked: ParkWord,
-    wake: Box<dyn Fn() + Send + Sync>,
-    connections: AtomicUsize,
-    mail_waiting: AtomicBool,
-    mail: Mutex<Vec<Accepted<S>>>,
-    control_mail: Mutex<Vec<ControlMail>>,
-}
-
-/// What the control side tells a worker.
-pub(crate) enum ControlMail {
-    /// About an accelerator whose blocks run elsewhere.
-    Runtime(Box<RuntimeEvent>),
-    /// A new shared-memory client of this worker.
-    Joined(Box<ShmClient>),
-    /// The shared-memory client with this id is gone.
-    Left(u64),
-}
-
-/// An accepted connection on its way to its worker.
-pub(crate) struct Accepted<S> {
-    pub(crate) port: PortIndex,
-    pub(crate) socket: S,
-    pub(crate) peer: SocketAddr,
-}
-
-impl<S> Fabric<S> {
-    /// `wakers[w]` ends the sleep of worker `w`. There are never more than `services` slots of services.
-    pub fn new(wakers: Vec<Box<dyn Fn() + Send + Sync>>, services: usize) -> Arc<Self> {
-        let credit = (0..wakers.len() * services).map(|_| AtomicU32::new(0)).collect();
-        let cell = |wake| WorkerCell {
-            parked: ParkWord::default(),
-            wake,
-            connections: AtomicUsize::new(0),
-            mail_waiting: AtomicBool::new(false),
-            mail: Mutex::default(),
-            control_mail: Mutex::default(),
-        };
-        let workers = wakers.into_iter().map(cell).collect();
-        Arc::new(Self {
-            workers,
-            credit,
-            services,
-            settled: AtomicUsize::new(0),
-            addresses: Mutex::default(),
-        })
-    }
-
-    /// Number of workers.
-    pub fn workers(&self) -> usize {
-        self.workers.len()
-    }
-
-    /// How many slots of services there can be.
-    pub fn services_max(&self) -> usize {
-        self.services
-    }
-
-    /// A worker is about to sleep: from here on others wake it. It must look for work once more
-    /// before it sleeps.
-    pub(crate) fn fall_asleep(&self, worker: u16) {
-        self.workers[worker as usize].parked.set(true);
-    }
-
-    pub(crate) fn awake(&self, worker: u16) {
-        self.workers[worker as usize].parked.set(false);
-    }
-
-    /// After publishing something for a worker: ends its sleep if it sleeps.
-    pub(crate) fn wake(&self, worker: u16) {
-        let cell = &self.workers[worker as usize];
-        if cell.parked.sleeps() && !mutants::on("miss_wakeup") {
-            (cell.wake)();
-        }
-    }
-
-    /// Ends every worker's sleep (for the control thread).
-    pub fn wake_all(&self) {
-        for cell in &self.workers {
-            (cell.wake)();
-        }
-    }
-
-    /// A worker tells how many requests it still takes for a service.
-    pub(crate) fn publish_credit(&self, worker: u16, service: u16, credit: u32) {
-        let cell = &self.credit[worker as usize * self.services + service as usize];
-        if cell.load(Ordering::Relaxed) != credit {
-            cell.store(credit, Ordering::Relaxed);
-        }
-    }
-
-    /// What a worker last told with [`Self::tell_credit`].
-    pub(crate) fn credit_of(&self, worker: usize, service: usize) -> u32 {
-        self.credit[worker * self.services + service].load(Ordering::Relaxed)
-    }
-
-    /// Open connections of the whole engine, shared-memory clients among them.
-    pub fn connections(&self) -> usize {
-        self.workers.iter().map(|s| s.connections.load(Ordering::Relaxed)).sum()
-    }
-
-    /// The worker with the fewest connections, `own` if it is among them; the connection is counted.
-    pub(crate) fn assign_connection(&self, own: u16) -> u16 {
-        let count = |w: usize| self.workers[w].connections.load(Ordering::Relaxed);
-        let least = (0..self.workers()).min_by_key(|w| (count(*w), *w != own as usize));
-        let worker = least.unwrap_or(own as usize);
-        self.workers[worker].connections.fetch_add(1, Ordering::Relaxed);
-        worker as u16
-    }
-
-    /// A connection of `worker` ended.
-    pub(crate) fn release_connection(&self, worker: u16) {
-        self.workers[worker as usize].connections.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Gives an accepted connection to another worker.
-    pub(crate) fn post(&self, worker: u16, accepted: Accepted<S>) {
-        let cell = &self.workers[worker as usize];
-        cell.mail.lock().expect("nothing panics with the lock paused").push(accepted);
-        cell.mail_waiting.store(true, Ordering::Release);
-        self.wake(worker);
-    }
-
-    /// The worker that a new shared-memory client goes to, which [`Self::admit`] must follow: the one
-    /// with the fewest connections. The client is counted as one.
-    pub fn seat_memory_client(&self) -> u16 {
-        self.assign_connection(0)
-    }
-
-    /// A seat was taken for a shared-memory client that is not [admitted](Self::admit) after all.
-    pub fn unseat_memory_client(&self, worker: u16) {
-        self.release_connection(worker);
-    }
-
-    /// Gives a shared-memory client to the worker it was seated with.
-    pub fn admit(&self, worker: u16, client: ShmClient) {
-        self.tell(worker, ControlMail::Joined(Box::new(client)));
-    }
-
-    /// Tells a worker that a shared-memory client's process is gone.
-    pub fn dismiss(&self, worker: u16, id: u64) {
-        self.tell(worker, ControlMail::Left(id));
-    }
-
-    /// Tells a worker about the generation of an accelerator.
-    pub fn post_runtime_event(&self, worker: u16, news: RuntimeEvent) {
-        self.tell(worker, ControlMail::Runtime(Box::new(news)));
-    }
-
-    fn tell(&self, worker: u16, mail: ControlMail) {
-        let cell = &self.workers[worker as usize];
-        cell.control_mail.lock().expect("nothing panics with the lock paused").push(mail);
-        cell.mail_waiting.store(true, Ordering::Release);
-        (cell.wake)();
-    }
-
-    /// Takes what the control side told `worker`, in order.
-    pub(crate) fn collect_control_mail(&self, worker: u16) -> Vec<ControlMail> {
-        let cell = &self.workers[worker as usize];
-        std::mem::take(&mut *cell.control_mail.lock().expect("nothing panics with the lock paused"))
-    }
-
-    /// Whether [`Self::collect`] would find something.
-    #[inline]
-    pub(crate) fn has_mail(&self, worker: u16) -> bool {
-        self.workers[worker as usize].mail_waiting.load(Ordering::Acquire)
-    }
-
-    /// Takes the connections that were given to `worker`.
-    pub(crate) fn collect(&self, worker: u16) -> Vec<Accepted<S>> {
-        let cell = &self.workers[worker as usize];
-        cell.mail_waiting.store(false, Ordering::Relaxed);
-        std::mem::take(&mut *cell.mail.lock().expect("nothing panics with the lock paused"))
-    }
-
-    /// Tells the addresses of this machine. Workers learn of them when they are made and at each
-    /// [`Switch`](crate::Switch).
-    pub fn set_local_addresses(&self, addresses: Vec<IpAddr>) {
-        *self.addresses.lock().expect("nothing panics with the lock paused") = addresses.into();
-    }
-
-    /// What was last told with [`Self::set_local_addresses`].
-    pub(crate) fn local_addresses(&self) -> Arc<[IpAddr]> {
-        self.addresses.lock().expect("nothing panics with the lock paused").clone()
-    }
-
-    /// A draining worker has (`true`) or no longer has nothing left to answer.
-    pub(crate) fn settle(&self, settled: bool) {
-        if settled {
-            self.settled.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.settled.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether every draining worker has nothing left to answer.
-    pub fn all_settled(&self) -> bool {
-        self.settled.load(Ordering::Relaxed) == self.workers()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_sleeper_is_woken_and_nobody_else() {
-        let woken = Arc::new(AtomicUsize::new(0));
-        let waker = |by: usize| {
-            let woken = woken.clone();
-            Box::new(move || _ = woken.fetch_add(by, Ordering::Relaxed)) as Box<_>
-        };
-        let fabric: Arc<Fabric<()>> = Fabric::new(vec![waker(1), waker(100)], 1);
-        fabric.fall_asleep(1);
-        fabric.wake(0);
-        assert_eq!(woken.load(Ordering::Relaxed), 0, "it is awake");
-        fabric.wake(1);
-        assert_eq!(woken.load(Ordering::Relaxed), 100);
-        let peer = "127.0.0.1:9".parse().unwrap();
-        fabric.post(1, Accepted { port: 0, socket: (), peer });
-        assert_eq!(woken.load(Ordering::Relaxed), 200, "a connection is news too");
-        fabric.awake(1);
-        fabric.wake(1);
-        assert_eq!(woken.load(Ordering::Relaxed), 200, "it looks before it sleeps again");
-    }
 
     #[test]
     fn envelopes_survive() {

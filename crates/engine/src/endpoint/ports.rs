@@ -11,7 +11,7 @@ use crate::topology::Limits;
 const TX_ITEMS: usize = 1024;
 const TX_BYTES: usize = 1 << 20;
 /// The service of a port that is not there.
-const NO_SERVICE: u16 = u16::MAX;
+pub(crate) const NO_SERVICE: u16 = u16::MAX;
 
 /// One listening address on this worker.
 pub(crate) struct Port {

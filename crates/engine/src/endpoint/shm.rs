@@ -20,7 +20,7 @@
 //! as `client_gone` when their replies come.
 //!
 //! Who listens, shakes hands and notices that a client's process is gone is outside the engine: it
-//! [admits](crate::Fabric::admit) and [dismisses](crate::Fabric::dismiss) clients. A worker looks at
+//! posts [`ShmAttached`](crate::ControlMessage::ShmAttached) and [`ShmGone`](crate::ControlMessage::ShmGone). A worker looks at
 //! the head word of each of its clients once a turn; before it sleeps it says so in every client's
 //! region (edge PARK), and clients then wake it through the network's readiness call.
 
@@ -309,7 +309,11 @@ impl<N: Nic> Worker<N> {
     }
 
     pub(crate) fn adopt_shm_client(&mut self, client: ShmClient) {
-        let share = &self.services[client.service as usize];
+        let share = self.services.get(usize::from(client.service));
+        let Some(share) = share.filter(|share| !share.is_vacant()) else {
+            // The service has left. Dropping the client ends its connection.
+            return self.fabric.release_connection(self.index);
+        };
         let goes = self.draining || share.leaving.is_some();
         share.counters.connections_accepted.one();
         let answers = share.replies == Replies::One;

@@ -10,7 +10,7 @@
 //! them. There the next one comes when the last one is gone. Meanwhile the service is held (`engine/src/control/pause.rs`) if the
 //! engine starts it, else requests are dropped as `reconfiguring`.
 //!
-//! Workers get their orders between two turns, through an [`Inbox`]; see `engine/src/control/install.rs`. What a worker that a kernel
+//! Workers take the steps of a change from their mailboxes; see `engine/src/control/install.rs`. What a worker that a kernel
 //! holds up may still have is given to nobody else, and shown as left behind until a change after it has come back.
 
 mod leave;
@@ -19,18 +19,16 @@ mod tests;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::mpsc;
 use std::time::Duration;
 
-use engine::accelerator::StartError;
 use engine::metrics::{AcceleratorLives, Metrics, ServiceMetrics};
 use engine::topology::{AcceleratorKind, Launch, Listen, Service, Topology};
-use engine::{Detached, DrainBarrier, Leave, ServiceInstall, Switch, Worker};
+use engine::{ControlMessage, DrainBarrier, Leave, ServiceInstall, Switch};
 use sys::{OpenPort, PortSpec, SocketOptions};
 use wire::DropReason;
-use wire::nic::{Nic, PortIndex};
+use wire::nic::PortIndex;
 
 use runtime::kinds;
 
@@ -151,60 +149,6 @@ pub(super) fn places(
         files: Vec::new(),
     };
     services.map(place).collect()
-}
-
-/// What the control side wants of one worker.
-enum Order {
-    Install(Box<ServiceInstall<OpenPort>>, Sender<Result<(), StartError>>),
-    Switch(Arc<Switch>, Sender<()>),
-    Expire(u16),
-    Release(u16, Sender<Detached>),
-}
-
-/// Orders on their way to one worker.
-#[derive(Default)]
-pub(super) struct Inbox {
-    waiting: AtomicBool,
-    orders: Mutex<Vec<Order>>,
-}
-
-impl Inbox {
-    fn put(&self, order: Order) {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
-        self.waiting.store(true, Ordering::Release);
-    }
-
-    /// Between two turns: does what was ordered.
-    #[inline]
-    pub(super) fn obey<N: Nic<Port = OpenPort>>(&self, worker: &mut Worker<N>) {
-        if self.waiting.load(Ordering::Relaxed) {
-            self.obey_all(worker);
-        }
-    }
-
-    #[cold]
-    fn obey_all<N: Nic<Port = OpenPort>>(&self, worker: &mut Worker<N>) {
-        // The flag first: what is put in after it was taken down raises it again.
-        self.waiting.swap(false, Ordering::Acquire);
-        let orders =
-            std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner));
-        // Whoever ordered may have lost its patience: then nobody needs the answer.
-        for order in orders {
-            match order {
-                Order::Install(seat, answer) => {
-                    let _ = answer.send(worker.install(*seat));
-                }
-                Order::Switch(switch, answer) => {
-                    worker.switch(&switch);
-                    let _ = answer.send(());
-                }
-                Order::Expire(slot) => worker.expire(slot),
-                Order::Release(slot, answer) => {
-                    let _ = answer.send(worker.release(slot));
-                }
-            }
-        }
-    }
 }
 
 /// A service that is ready to be seated.
@@ -461,12 +405,12 @@ impl Server {
         let patience = self.patience.obeyed;
         for Prepared { index, installs, .. } in prepared {
             let (answer, answers) = mpsc::channel();
-            for (inbox, seat) in self.inboxes.iter().zip(std::mem::take(installs)) {
-                inbox.put(Order::Install(Box::new(seat), answer.clone()));
+            for (worker, install) in (0..).zip(std::mem::take(installs)) {
+                let install = ControlMessage::Install(Box::new(install), answer.clone());
+                self.fabric.post(worker, install);
             }
             drop(answer);
-            self.fabric.wake_all();
-            for _ in 0..self.inboxes.len() {
+            for _ in 0..self.fabric.workers() {
                 let stuck = |_| ChangeError::Stuck(patience);
                 let answer = answers.recv_timeout(patience).map_err(stuck)?;
                 let service = &wanted.services[*index];
@@ -629,12 +573,9 @@ impl Server {
         }
         let (answer, answers) = mpsc::channel();
         let switch = Arc::new(switch);
-        for inbox in self.inboxes.iter() {
-            inbox.put(Order::Switch(switch.clone(), answer.clone()));
-        }
+        self.fabric.post_to_all(|_| ControlMessage::Switch(switch.clone(), answer.clone()));
         drop(answer);
-        self.fabric.wake_all();
-        for _ in 0..self.inboxes.len() {
+        for _ in 0..self.fabric.workers() {
             if answers.recv_timeout(self.patience.obeyed).is_err() {
                 // It switches when it comes back, and until then what leaves cannot be let go of.
                 let stuck = ChangeError::Stuck(self.patience.obeyed);

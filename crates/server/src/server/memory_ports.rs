@@ -21,14 +21,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use engine::topology::{Limits, Replies, Service, Topology};
-use engine::{Fabric, ShmClient, ShmPeer};
+use engine::{ControlMessage, ShmClient, ShmPeer};
 use mqueue::abi::ABI_VERSION;
 use mqueue::{MappedMemory, Region};
 use sys::local::{Bell, BellPull, LocalError, LocalListener, LocalSocket, wait_readable};
-use sys::socket_nic::AcceptedSocket;
 use sys::{RegionOptions, SharedMemory, Waker};
 use wire::handshake::{Answer, DEPTH_DEFAULT, HELLO_BYTES, Hello, Terms};
 
+use super::ServerFabric;
 use super::lobby::{Arrived, Lobby, check_user};
 
 /// How often to look whether a worker has let go of a region.
@@ -134,7 +134,7 @@ impl Doorman {
     /// Starts the thread; it has no ports. `wakers` are the workers', in order.
     pub(super) fn start(
         limits: Limits,
-        fabric: Arc<Fabric<AcceptedSocket>>,
+        fabric: Arc<ServerFabric>,
         wakers: Vec<Waker>,
     ) -> std::io::Result<Self> {
         let call = Arc::new(Call {
@@ -240,7 +240,7 @@ struct Desk {
     lobby: Lobby<Arc<Path>>,
     ports: Vec<MemoryPort>,
     limits: Limits,
-    fabric: Arc<Fabric<AcceptedSocket>>,
+    fabric: Arc<ServerFabric>,
     wakers: Vec<Waker>,
     call: Arc<Call>,
     guests: Vec<Guest>,
@@ -373,9 +373,9 @@ impl Desk {
         let engine_bell = Bell::new().map_err(own)?;
         let (bell_pull, client_bell) = BellPull::new().map_err(own)?;
         let socket = socket.clone();
-        let worker = self.fabric.seat_memory_client();
+        let worker = self.fabric.assign_shm_client();
         self.wakers[usize::from(worker)].listen_to(&engine_bell).map_err(|error| {
-            self.fabric.unseat_memory_client(worker);
+            self.fabric.release_shm_client(worker);
             own(error)
         })?;
         let depth = plan.mqueues[0].depth;
@@ -389,18 +389,16 @@ impl Desk {
         let words = region.words();
         let why = Arc::new(OnceLock::new());
         // The worker first: it serves whatever the client does as soon as it has its answer.
-        self.fabric.admit(
-            worker,
-            ShmClient {
-                id: self.ids,
-                service: slot,
-                depth,
-                replies,
-                requests,
-                words,
-                peer: Box::new(Peer { why: why.clone(), socket: socket.clone(), bell: bell_pull }),
-            },
-        );
+        let client = ShmClient {
+            id: self.ids,
+            service: slot,
+            depth,
+            replies,
+            requests,
+            words,
+            peer: Box::new(Peer { why: why.clone(), socket: socket.clone(), bell: bell_pull }),
+        };
+        self.fabric.post(worker, ControlMessage::ShmAttached(Box::new(client)));
         let descriptors = [memory.fd(), engine_bell.as_fd(), client_bell.as_fd()];
         let sent = socket.send(&Answer::Accepted(terms).encode(), &descriptors);
         let (id, path) = (self.ids, path.clone());
@@ -417,7 +415,7 @@ impl Desk {
         let guest = self.guests.swap_remove(index);
         self.wakers[usize::from(guest.worker)].forget(&guest.engine_bell);
         guest.socket.shut_down();
-        self.fabric.dismiss(guest.worker, guest.id);
+        self.fabric.post(guest.worker, ControlMessage::ShmGone(guest.id));
         self.leaving.push(guest.memory);
     }
 }
@@ -450,7 +448,7 @@ mod tests {
             lobby: Lobby::new(HELLO_BYTES),
             ports: Vec::new(),
             limits: Limits::default(),
-            fabric: Fabric::new(Vec::new(), 1),
+            fabric: engine::Fabric::new(Vec::new(), 1),
             wakers: Vec::new(),
             call: call.clone(),
             guests: vec![guest],

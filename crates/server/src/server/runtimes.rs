@@ -47,14 +47,14 @@ use std::time::{Duration, Instant};
 
 use engine::metrics::AcceleratorLives;
 use engine::topology::{AcceleratorKind, Launch, Service, Topology};
-use engine::{Fabric, RuntimeEvent};
+use engine::{ControlMessage, RuntimeEvent};
 use mqueue::abi::{state, stop};
 use sys::SharedMemory;
 use sys::local::{Bell, LocalError, LocalListener, wait_readable};
-use sys::socket_nic::AcceptedSocket;
 use wire::DropReason;
 use wire::attach::{MESSAGE_BYTES_MAX, Ready, TOGETHER_MAX};
 
+use super::ServerFabric;
 use super::heart::Heart;
 use super::lobby::Lobby;
 use runtime::Pulse;
@@ -226,10 +226,7 @@ impl Awaited {
 
 impl Runtimes {
     /// Starts the thread; it has neither seats nor doors.
-    pub(super) fn start(
-        fabric: Arc<Fabric<AcceptedSocket>>,
-        heart: Arc<Heart>,
-    ) -> std::io::Result<Self> {
+    pub(super) fn start(fabric: Arc<ServerFabric>, heart: Arc<Heart>) -> std::io::Result<Self> {
         let call = Arc::new(Call {
             bell: Bell::new()?,
             draining: AtomicBool::new(false),
@@ -359,7 +356,7 @@ struct Desk {
     seated: u64,
     /// See [`users`]; of the topology that runs.
     users: Vec<(String, String)>,
-    fabric: Arc<Fabric<AcceptedSocket>>,
+    fabric: Arc<ServerFabric>,
     heart: Arc<Heart>,
     call: Arc<Call>,
     /// Regions of lives that ended, until the workers have let go of them.
@@ -604,9 +601,8 @@ impl Desk {
         seat.state = State::Serving { socket, since: Instant::now(), pulse };
         seat.post.told.begin(seat.generation);
         let (service, accelerator) = (seat.post.slot, seat.post.place as u16);
-        for worker in 0..fabric.workers() as u16 {
-            fabric.post_runtime_event(worker, RuntimeEvent::Started { service, accelerator });
-        }
+        let started = || RuntimeEvent::Started { service, accelerator };
+        fabric.post_to_all(|_| ControlMessage::Runtime(started()));
         let AcceleratorLives { service, accelerator, .. } = &*seat.post.told;
         tracing::info!(service, accelerator, generation = seat.generation, "a runtime serves");
         (seat.moving, seat.lost_at_start) = (false, false);
@@ -633,12 +629,8 @@ impl Desk {
         if let State::Serving { since, .. } = &before {
             lasted = since.elapsed();
             let reason = ending.reason;
-            for worker in 0..fabric.workers() as u16 {
-                fabric.post_runtime_event(
-                    worker,
-                    RuntimeEvent::Ended { service, accelerator, reason },
-                );
-            }
+            let ended = || RuntimeEvent::Ended { service, accelerator, reason };
+            fabric.post_to_all(|_| ControlMessage::Runtime(ended()));
         }
         seat.post.told.end(seat.generation, ending.word);
         seat.process = 0;
@@ -699,8 +691,8 @@ impl Desk {
                 }
                 let (service, accelerator) = (seat.post.slot, seat.post.place as u16);
                 for (worker, attachment) in shares.into_iter().enumerate() {
-                    let news = RuntimeEvent::RingsReplaced { service, accelerator, attachment };
-                    fabric.post_runtime_event(worker as u16, news);
+                    let replaced = RuntimeEvent::RingsReplaced { service, accelerator, attachment };
+                    fabric.post(worker as u16, ControlMessage::Runtime(replaced));
                 }
             }
             Err(error) => {

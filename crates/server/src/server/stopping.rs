@@ -1,14 +1,14 @@
 //! How a server stops: it drains, then it stops what runs, and waits for nothing without a limit.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use engine::ControlMessage;
 use engine::metrics::ServiceMetrics;
 use mqueue::abi::stop;
 use wire::DropReason;
 
-use super::{DRAIN, STOP, Server};
+use super::Server;
 
 /// How long workers may take to stop after a drain. None needs it but one whose kernel does not return.
 const WORKERS_PATIENCE: Duration = Duration::from_secs(2);
@@ -46,7 +46,7 @@ impl Server {
         if let Some(runtimes) = &self.runtimes {
             runtimes.drain();
         }
-        self.phase.store(DRAIN, Ordering::Relaxed);
+        self.fabric.post_to_all(|_| ControlMessage::Drain);
         while !self.fabric.all_settled() && Instant::now() < deadline {
             self.fabric.wake_all();
             std::thread::sleep(Duration::from_millis(1));
@@ -73,8 +73,7 @@ impl Server {
     /// Stops the workers, then the accelerator threads, within a few seconds after `drained`. Returns whether something hangs.
     pub(super) fn stop(&mut self, drained: Instant) -> bool {
         self.watch.expect_the_end();
-        self.phase.store(STOP, Ordering::Relaxed);
-        self.fabric.wake_all();
+        self.fabric.post_to_all(|_| ControlMessage::Stop);
         let mut hung = self.join_workers(drained + WORKERS_PATIENCE);
         // Asks the runtimes to end, then makes them.
         self.runtimes = None;

@@ -36,7 +36,6 @@ fn a_worker_that_panics_while_it_starts_is_noticed_beside_one_that_runs() {
     .unwrap();
     // Its place is taken by another start, with blocks of this test.
     server.stop(Instant::now());
-    server.phase.store(RUN, Ordering::Relaxed);
     let spec = PortSpec { transport: listen.transport, address: listen.address };
     let first = SocketNic::open(&[spec], SocketOptions::default()).unwrap();
     let (addresses, second) = (first.local_addresses(), first.sibling().unwrap());

@@ -8,13 +8,13 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use engine::metrics::ServiceMetrics;
-use engine::{Detached, DrainBarrier};
+use engine::{ControlMessage, Detached, DrainBarrier};
 use mqueue::abi::stop;
 use wire::DropReason;
 use wire::nic::PortIndex;
 
 use super::super::{BLOCKS_PATIENCE, Server};
-use super::{Leaver, Order, Outcome};
+use super::{Leaver, Outcome};
 
 /// Between two looks whether the workers have settled.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
@@ -60,9 +60,7 @@ impl Server {
         let Leaver { name, slot, metrics, barrier, dropped_before, stopped, .. } = leaver;
         let mut settled = self.wait_for(&barrier, self.drain_time(), give_up);
         if !settled && !give_up() {
-            for inbox in self.inboxes.iter() {
-                inbox.put(Order::Expire(slot));
-            }
+            self.fabric.post_to_all(|_| ControlMessage::Expire(slot));
             settled = self.wait_for(&barrier, self.patience.expired, give_up);
         }
         let gone = if settled {
@@ -112,7 +110,7 @@ impl Server {
         let before = self.burnt.len();
         for mut burnt in std::mem::take(&mut self.burnt) {
             let complete = match &mut burnt.keeper {
-                Keeper::Unsettled(barrier) => barrier.is_complete(self.inboxes.len()),
+                Keeper::Unsettled(barrier) => barrier.is_complete(self.fabric.workers()),
                 Keeper::Unreleased(releasing, _) => releasing.is_complete(Duration::ZERO),
                 Keeper::Running => false,
             };
@@ -153,7 +151,7 @@ impl Server {
         give_up: &dyn Fn() -> bool,
     ) -> bool {
         let deadline = Instant::now() + patience;
-        while !barrier.is_complete(self.inboxes.len()) {
+        while !barrier.is_complete(self.fabric.workers()) {
             if Instant::now() >= deadline || give_up() {
                 return false;
             }
@@ -166,11 +164,8 @@ impl Server {
     /// Every worker is told to let go of a slot.
     fn release(&self, slot: u16) -> Releasing {
         let (answer, answers) = mpsc::channel();
-        for inbox in self.inboxes.iter() {
-            inbox.put(Order::Release(slot, answer.clone()));
-        }
-        self.fabric.wake_all();
-        Releasing { answers, missing: self.inboxes.len() }
+        self.fabric.post_to_all(|_| ControlMessage::Release(slot, answer.clone()));
+        Releasing { answers, missing: self.fabric.workers() }
     }
 
     /// Stops the accelerator threads of a slot and gives its regions back; whether all of the

@@ -41,7 +41,7 @@ fn desk() -> Desk {
         seats: BTreeMap::new(),
         seated: 0,
         users: Vec::new(),
-        fabric: Fabric::new(vec![Box::new(|| ())], 4),
+        fabric: engine::Fabric::new(vec![Box::new(|| ())], 4),
         heart: Heart::start().unwrap().into(),
         call: Arc::new(Call {
             bell: Bell::new().unwrap(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use engine::{DrainBarrier, RuntimeEvent};
+use engine::{ControlMessage, DrainBarrier, RuntimeEvent};
 use wire::attach::TOGETHER_MAX;
 
 use super::seat::{Ending, First, Hold, Seat, State, warn_of_shared_devices};
@@ -87,13 +87,15 @@ impl Desk {
         let barrier = DrainBarrier::default();
         let (service, accelerator) = (seat.post.slot, seat.post.place as u16);
         let drain_ns = u64::try_from(drain.as_nanos()).unwrap_or(u64::MAX);
-        for worker in 0..fabric.workers() as u16 {
+        fabric.post_to_all(|_| {
             let barrier = barrier.clone();
-            fabric.post_runtime_event(
-                worker,
-                RuntimeEvent::Paused { service, accelerator, drain_ns, barrier },
-            );
-        }
+            ControlMessage::Runtime(RuntimeEvent::Paused {
+                service,
+                accelerator,
+                drain_ns,
+                barrier,
+            })
+        });
         seat.hold = Some(Hold { barrier, until: Instant::now() + drain, wanted: true });
         let service = &seat.post.service.name;
         tracing::info!(service, "held: its runtime begins anew for a change of others");
@@ -105,9 +107,8 @@ impl Desk {
         let seat = self.seat(id);
         seat.hold = None;
         let (service, accelerator) = (seat.post.slot, seat.post.place as u16);
-        for worker in 0..fabric.workers() as u16 {
-            fabric.post_runtime_event(worker, RuntimeEvent::Resumed { service, accelerator });
-        }
+        let resumed = || RuntimeEvent::Resumed { service, accelerator };
+        fabric.post_to_all(|_| ControlMessage::Runtime(resumed()));
         let service = &seat.post.service.name;
         tracing::info!(service, "no longer held: its runtime goes on");
         if let Some(first) = seat.first.take() {
