@@ -155,6 +155,18 @@ struct Runtime::Ring {
     uint64_t head, tail, depth;
 };
 
+// Where the words of an mqueue's rings are, RX and TX: offsets that were checked. Depth 0: not described yet.
+struct Runtime::Mqueue {
+    uint64_t head[2], tail[2];
+    uint32_t depth[2];
+};
+
+// Where a block is described in the directory, and which mqueues it has.
+struct Runtime::Block {
+    uint32_t ring_first, ring_count;
+    uint32_t mqueue_first, mqueue_count;
+};
+
 // What was seen of a block, and for how long it has been so.
 struct Runtime::Watch {
     uint64_t waiting;
@@ -340,40 +352,80 @@ bool Runtime::map(uint64_t region_bytes_said) {
 
 // Holds the region against what was said about it, and keeps what later depends on.
 bool Runtime::take_region(uint64_t mapped_bytes) {
-    serval_block_args args = {};
-    args.region = reinterpret_cast<uint64_t>(region_);
-    args.region_bytes = mapped_bytes;
-    detail::Place place;
-    if (!detail::find_place(place, args))
-        return fail("the engine's offer cannot be used: this is not a Serval region, or of another version");
+    detail::Layout layout;
     serval_region_header header;
+    if (mapped_bytes < sizeof header) return fail("the engine's offer cannot be used: this is not a Serval region");
     detail::fetch(header, region_);
-    if (header.generation != generation_ || header.block_count != blocks_)
+    if (header.magic == SERVAL_REGION_MAGIC && header.abi_version != SERVAL_ABI_VERSION)
+        return fail("the engine's offer cannot be used: the region has ABI version %u, this library speaks %u: use matching builds",
+                    header.abi_version, SERVAL_ABI_VERSION);
+    if (!detail::find_layout(layout, reinterpret_cast<uint64_t>(region_), mapped_bytes))
+        return fail("the engine's offer cannot be used: this is not a Serval region");
+    if (header.generation != generation_ || layout.block_count != blocks_)
         return fail("the engine's offer cannot be used: the region is of another life");
-    region_bytes_ = place.size;
-    blocks_offset_ = static_cast<uint64_t>(reinterpret_cast<uint8_t*>(place.words) - region_);
-    // The header was checked once, by find_place; what is read again here is held to the same limits.
-    if (!detail::within(blocks_offset_, uint64_t{blocks_} * sizeof(serval_block_words), mapped_bytes))
-        return fail("the engine's offer cannot be used: the region changes while it is read");
-    directory_ = place.directory;
-    mqueues_per_block_ = place.mqueues_per_block;
+    region_bytes_ = layout.size;
+    blocks_offset_ = layout.blocks;
+    watches_ = static_cast<Watch*>(calloc(blocks_, sizeof *watches_));
+    rings_of_ = static_cast<Block*>(calloc(blocks_, sizeof *rings_of_));
+    if (!watches_ || !rings_of_) return fail("no memory for %u blocks", blocks_);
+    if (!read_directory(layout)) return false;
+    step_ = Step::SERVING;
+    return true;
+}
+
+// Reads which mqueues each block has and where their words are. The directory lies in shared memory, so each entry is copied and
+// what is taken from the copy is checked; whoever changes it meanwhile finds other mqueues, but none outside the region.
+bool Runtime::read_directory(const detail::Layout& layout) {
+    const char* const impossible = "the engine's offer cannot be used: the region's directory is impossible";
+    for (uint32_t i = 0; i < layout.ring_count; i++) {
+        const detail::EntryName name = layout.name(i);
+        if (detail::is_refused(name))
+            return fail("the engine's offer cannot be used: ring %u of the region's directory is of kind %u, version %u, which the region "
+                        "requires and this library does not know: use matching builds",
+                        i, unsigned{name.kind}, unsigned{name.version});
+        const bool is_mqueues = detail::is_of_mqueue(name);
+        if (name.block == SERVAL_NO_BLOCK && !is_mqueues) continue;
+        if (name.block >= blocks_) return fail("%s", impossible);
+        Block& block = rings_of_[name.block];
+        if (block.ring_count == 0) block.ring_first = i;
+        if (block.ring_first + block.ring_count != i) return fail("%s", impossible);
+        block.ring_count++;
+        if (is_mqueues && detail::is_rx(name)) block.mqueue_count++;
+    }
+    uint32_t count = 0, most = 0;
+    for (uint32_t i = 0; i < blocks_; i++) {
+        Block& block = rings_of_[i];
+        if (block.mqueue_count == 0 || block.mqueue_count > 1 + SERVAL_BACKENDS_MAX) return fail("%s", impossible);
+        block.mqueue_first = count;
+        count += block.mqueue_count;
+        if (block.mqueue_count > most) most = block.mqueue_count;
+    }
+    mqueues_ = static_cast<Mqueue*>(calloc(count, sizeof *mqueues_));
+    if (!mqueues_) return fail("no memory for %u mqueues", count);
     uint64_t longest = 0;
-    const uint64_t rings = 2ull * blocks_ * place.mqueues_per_block;
-    if (!detail::within(place.directory, rings * sizeof(serval_ring_entry), mapped_bytes))
-        return fail("the engine's offer cannot be used: the region changes while it is read");
-    for (uint64_t i = 0; i < rings; i++) {
+    for (uint32_t i = 0; i < layout.ring_count; i++) {
         serval_ring_entry entry;
-        detail::fetch(entry, region_ + place.directory + i * sizeof entry);
-        if (entry.message_bytes_max > SERVAL_MESSAGE_BYTES_MAX)
-            return fail("the engine's offer cannot be used: the region's directory is impossible");
+        detail::fetch(entry, layout.region + layout.entry(i));
+        const detail::EntryName name = {entry.kind, entry.version, entry.flags, entry.block, entry.index};
+        if (!detail::is_of_mqueue(name)) continue;
+        const uint64_t place = detail::is_of_server(name) ? 0 : uint64_t{1} + name.index;
+        if (name.block >= blocks_ || place >= rings_of_[name.block].mqueue_count) return fail("%s", impossible);
+        Mqueue& mqueue = mqueues_[rings_of_[name.block].mqueue_first + place];
+        const unsigned tx = detail::is_rx(name) ? 0 : 1;
+        const bool words = entry.head_offset % 8 == 0 && detail::within(entry.head_offset, 8, layout.size) && entry.tail_offset % 8 == 0 &&
+                           detail::within(entry.tail_offset, 8, layout.size);
+        if (mqueue.depth[tx] != 0 || entry.depth == 0 || !words || entry.message_bytes_max > SERVAL_MESSAGE_BYTES_MAX)
+            return fail("%s", impossible);
+        mqueue.head[tx] = entry.head_offset;
+        mqueue.tail[tx] = entry.tail_offset;
+        mqueue.depth[tx] = entry.depth;
         if (entry.message_bytes_max > longest) longest = entry.message_bytes_max;
     }
-    watches_ = static_cast<Watch*>(calloc(blocks_, sizeof *watches_));
-    if (!watches_) return fail("no memory for %u blocks", blocks_);
+    for (uint32_t i = 0; i < count; i++)
+        if (mqueues_[i].depth[0] == 0 || mqueues_[i].depth[1] == 0) return fail("%s", impossible);
     // With room for the word behind a reply by which a write past it is noticed.
     staging_stride_ = static_cast<uint32_t>(((longest + 7) / 8 * 8 + 8 + 63) / 64 * 64);
-    staging_bytes_ = 2ull * place.mqueues_per_block * staging_stride_;
-    step_ = Step::SERVING;
+    staging_bytes_ = 2ull * most * staging_stride_;
     return true;
 }
 
@@ -385,6 +437,8 @@ serval_block_args Runtime::block_args(uint32_t n) const {
     args.block = n;
     args.param_count = param_count_;
     args.staging_stride = staging_stride_;
+    args.ring_first = rings_of_[n].ring_first;
+    args.ring_count = rings_of_[n].ring_count;
     args.region = reinterpret_cast<uint64_t>(region_);
     args.region_bytes = region_bytes_;
     args.params = param_count_ ? reinterpret_cast<uint64_t>(params_) : 0;
@@ -404,25 +458,16 @@ bool Runtime::ended() const {
     return true;
 }
 
-// False: the directory is not what it was when it was checked, so its engine is no engine any more.
-bool Runtime::read_ring(uint64_t index, Ring& ring) const {
-    serval_ring_entry entry;
-    detail::fetch(entry, region_ + directory_ + index * sizeof entry);
-    const uint64_t offsets[] = {entry.head_offset, entry.tail_offset};
-    for (const uint64_t offset : offsets)
-        if (offset % 8 || !detail::within(offset, 8, mapped_bytes_)) return false;
-    ring.head = detail::load_relaxed(reinterpret_cast<uint64_t*>(region_ + entry.head_offset));
-    ring.tail = detail::load_relaxed(reinterpret_cast<uint64_t*>(region_ + entry.tail_offset));
-    ring.depth = entry.depth;
-    return true;
+Runtime::Ring Runtime::read_ring(const Mqueue& mqueue, bool tx) const {
+    const auto load = [this](uint64_t offset) { return detail::load_relaxed(reinterpret_cast<uint64_t*>(region_ + offset)); };
+    return {load(mqueue.head[tx]), load(mqueue.tail[tx]), mqueue.depth[tx]};
 }
 
 // Looks at a block; whether it has something to do and everything that it needs for that. The rules are those of
 // crates/accel/src/cuda/watch.rs.
 bool Runtime::could_work(uint32_t block, Watch& now) const {
-    const uint64_t mqueue = block * mqueues_per_block_;
-    Ring rx, tx;
-    if (!read_ring(2 * mqueue, rx) || !read_ring(2 * mqueue + 1, tx)) return false;
+    const Mqueue* const mqueue = mqueues_ + rings_of_[block].mqueue_first;
+    const Ring rx = read_ring(*mqueue, false), tx = read_ring(*mqueue, true);
     now.waiting = rx.head - rx.tail;
     now.moved[0] = rx.tail;
     now.moved[1] = tx.head;
@@ -432,9 +477,8 @@ bool Runtime::could_work(uint32_t block, Watch& now) const {
     if (block_word(block, offsetof(serval_block_words, state)) == SERVAL_STATE_ENDED) return false;
     // The engine owes an answer to every question to a backend that it took, be it that time is up, and to those that it can
     // take, because their answers have room.
-    for (uint64_t client = mqueue + 1; client < mqueue + mqueues_per_block_; client++) {
-        Ring answers, questions;
-        if (!read_ring(2 * client, answers) || !read_ring(2 * client + 1, questions)) return false;
+    for (uint32_t client = 1; client < rings_of_[block].mqueue_count; client++) {
+        const Ring answers = read_ring(mqueue[client], false), questions = read_ring(mqueue[client], true);
         const bool can_take = questions.head != questions.tail && answers.head - answers.tail < answers.depth;
         if (questions.tail > answers.head || can_take) return false;
     }
@@ -528,7 +572,11 @@ void Runtime::leave(uint64_t reason, const char* text) {
         munmap(region_, mapped_bytes_);
         region_ = nullptr;
         free(watches_);
+        free(rings_of_);
+        free(mqueues_);
         watches_ = nullptr;
+        rings_of_ = nullptr;
+        mqueues_ = nullptr;
     }
     int* const files[] = {&socket_, &file_, &bell_};
     for (int* file : files) {

@@ -30,7 +30,7 @@ impl Ring {
     pub fn new(protocol: u8, bytes: usize) -> Self {
         let ring = RingPlan { protocol, message_bytes_max: bytes as u32, arena_bytes: 0 };
         let mqueues = vec![MqueuePlan { depth: DEPTH, rx: ring, tx: ring }];
-        let plan = RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 };
+        let plan = RegionPlan::of_blocks(1, &mqueues, 1);
         let memory = HeapMapping::memory(plan.bytes().expect("a sound plan") as usize);
         let mut engine = Region::format(memory.clone(), &plan).expect("enough memory");
         let mut accelerator = Region::join(memory).expect("just formatted");

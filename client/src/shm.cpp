@@ -218,17 +218,35 @@ int map(serval_shm* client) {
 }
 
 int take_rings(serval_shm* client) {
-    serval_block_args args = {};
-    args.region = reinterpret_cast<uint64_t>(client->region);
-    args.region_bytes = client->region_bytes;
-    serval::detail::Place place;
-    if (!serval::detail::find_place(place, args)) return unusable("its header is impossible, or of another version");
-    if (place.mqueues_per_block != 1) return unusable("it is not the one that was agreed on");
+    serval_region_header header;
+    if (client->region_bytes < sizeof header) return unusable("it is shorter than a header");
+    serval::detail::fetch(header, client->region);
+    if (header.magic == SERVAL_REGION_MAGIC && header.abi_version != SERVAL_ABI_VERSION)
+        return serval_fail(SERVAL_ERROR_REGION,
+                           "the region that the engine passed has ABI version %u, this library speaks %u: use matching builds",
+                           header.abi_version, SERVAL_ABI_VERSION);
+    serval::detail::Place place = {};
+    serval::detail::Layout& layout = place.layout;
+    if (!serval::detail::find_layout(layout, reinterpret_cast<uint64_t>(client->region), client->region_bytes))
+        return unusable("its header is impossible");
+    place.count = layout.ring_count;
+    for (uint32_t i = 0; i < place.count; i++) {
+        const serval::detail::EntryName name = layout.name(i);
+        if (serval::detail::is_refused(name))
+            return serval_fail(SERVAL_ERROR_REGION,
+                               "ring %u of the region that the engine passed is of kind %u, version %u, which the region requires and this "
+                               "library does not know: use matching builds",
+                               i, unsigned{name.kind}, unsigned{name.version});
+    }
+    if (layout.block_count != 1 || serval::detail::count_mqueues(layout, 0, 0, place.count) != 1)
+        return unusable("it is not the one that was agreed on");
     auto& in = client->replies.ring;
     auto& out = client->requests.ring;
-    const uint64_t rx_entry = place.directory, tx_entry = rx_entry + sizeof(serval_ring_entry);
-    if (!serval::detail::open_ring(in, place.region, place.size, rx_entry, SERVAL_RING_SERVER_RX) ||
-        !serval::detail::open_ring(out, place.region, place.size, tx_entry, SERVAL_RING_SERVER_TX))
+    const uint64_t rx_entry = serval::detail::find_ring(place, SERVAL_RING_SERVER_RX, 0);
+    const uint64_t tx_entry = serval::detail::find_ring(place, SERVAL_RING_SERVER_TX, 0);
+    if (rx_entry == 0 || tx_entry == 0 ||
+        !serval::detail::open_ring(in, layout.region, layout.size, rx_entry, SERVAL_RING_SERVER_RX) ||
+        !serval::detail::open_ring(out, layout.region, layout.size, tx_entry, SERVAL_RING_SERVER_TX))
         return unusable("its directory is impossible");
     if (!serval::detail::open_consumer(client->replies) || !serval::detail::open_producer(client->requests))
         return unusable("its rings are in use");

@@ -722,6 +722,17 @@ TEST(unsuitable_arguments_are_refused) {
         [](Bench& b) { b.runner.args.wait = 0; },
         [](Bench& b) { b.region.entry(0, false)->kind = SERVAL_RING_CLIENT_RX; },
         [](Bench& b) { b.region.entry(0, true)->kind = SERVAL_RING_SERVER_RX; },
+        [](Bench& b) { b.region.entry(0, false)->kind = 0; },
+        [](Bench& b) { b.region.entry(0, false)->kind = 77; },
+        [](Bench& b) { b.region.entry(0, false)->version++; },
+        [](Bench& b) { b.region.entry(0, true)->block++; },
+        [](Bench& b) { b.region.entry(0, true)->index++; },
+        [](Bench& b) { b.runner.args.ring_first = 1; },
+        [](Bench& b) { b.runner.args.ring_first = ~0u; },
+        [](Bench& b) { b.runner.args.ring_count = 0; },
+        [](Bench& b) { b.runner.args.ring_count = 1; },
+        [](Bench& b) { b.runner.args.ring_count = 3; },
+        [](Bench& b) { b.runner.args.ring_count = ~0u; },
         [](Bench& b) { b.region.entry(0, false)->protocol = 0; },
         [](Bench& b) { b.region.entry(0, false)->protocol = 4; },
         [](Bench& b) { b.region.entry(0, false)->depth = 0; },
@@ -767,8 +778,9 @@ TEST(unknown_regions_are_left_alone) {
         [](Bench& b) { b.region.header()->abi_version++; },
         [](Bench& b) { b.region.header()->block_count = 0; },
         [](Bench& b) { b.region.header()->block_count = ~0u; },
-        [](Bench& b) { b.region.header()->mqueues_per_block = 0; },
-        [](Bench& b) { b.region.header()->mqueues_per_block = 17; },
+        [](Bench& b) { b.region.header()->ring_count = 0; },
+        [](Bench& b) { b.region.header()->ring_count = ~0u; },
+        [](Bench& b) { b.region.header()->ring_count = SERVAL_RINGS_MAX; },
         [](Bench& b) { b.region.header()->blocks_offset = b.region.bytes - 64; },
         [](Bench& b) { b.region.header()->directory_offset = ~uint64_t{127}; },
         [](Bench& b) { b.region.header()->region_bytes++; },
@@ -785,6 +797,39 @@ TEST(unknown_regions_are_left_alone) {
         CHECK(b.runner.run("t_echo"));
         CHECK(std::memcmp(before.data(), b.region.base, b.region.bytes) == 0);
         CHECK_EQ(notes.messages, 0);
+    }
+}
+
+// Which ring is which is what the entries say: their order is nobody's business.
+TEST(rings_are_found_wherever_their_entries_stand) {
+    Shape s;
+    s.backends = 2;
+    Bench b(s);
+    CHECK(b.push(1, "a"));
+    serval_ring_entry* first = b.region.entry(0, false);
+    std::reverse(first, first + 6);
+    CHECK(b.runner.run("t_echo"));
+    CHECK(b.pop());
+    CHECK_EQ(b.tx.message.token, 1);
+    CHECK_EQ(b.words()->reason, SERVAL_REASON_STOPPED);
+}
+
+// The entries of the second block stand for those of kinds that came later.
+TEST(entries_of_unknown_kinds_are_skipped_unless_they_must_be_known) {
+    Shape s;
+    s.blocks = 2;
+    for (const uint32_t flags : {0u, ~SERVAL_RING_REQUIRED, SERVAL_RING_REQUIRED, ~0u}) {
+        const bool is_required = flags & SERVAL_RING_REQUIRED;
+        Bench b(s);
+        CHECK(b.push(1, "a"));
+        b.runner.args.ring_count = 4;
+        b.region.entry(1, false)->kind = 77;
+        b.region.entry(1, false)->flags = flags;
+        b.region.entry(1, true)->version++;
+        b.region.entry(1, true)->flags = 0;
+        CHECK(b.runner.run("t_echo"));
+        CHECK_EQ(b.pop(), !is_required);
+        CHECK_EQ(b.words()->reason, is_required ? SERVAL_REASON_REFUSED : SERVAL_REASON_STOPPED);
     }
 }
 

@@ -133,6 +133,8 @@ struct Service {
             a.block = i;
             a.param_count = static_cast<uint32_t>(params.size());
             a.staging_stride = static_cast<uint32_t>(stride);
+            a.ring_first = 2 * (1 + s.backends) * i;
+            a.ring_count = 2 * (1 + s.backends);
             a.region = base;
             a.region_bytes = region.bytes;
             a.params = parameters;

@@ -64,6 +64,10 @@ class Region {
                 bool server = q % per_block == 0;
                 e.kind = server ? (tx ? SERVAL_RING_SERVER_TX : SERVAL_RING_SERVER_RX)
                                 : (tx ? SERVAL_RING_CLIENT_TX : SERVAL_RING_CLIENT_RX);
+                e.version = SERVAL_RING_VERSION_MQUEUE;
+                e.flags = SERVAL_RING_REQUIRED;
+                e.block = q / per_block;
+                e.index = server ? 0 : q % per_block - 1;
                 e.protocol = static_cast<uint8_t>(s.protocol);
                 e.placement = SERVAL_PLACEMENT_HOST;
                 e.mqueue = q;
@@ -80,6 +84,8 @@ class Region {
                     e.arena_bytes = s.arena_bytes;
                     at = align(at + s.arena_bytes, 128);
                 }
+                e.offset = e.slots_offset;
+                e.bytes = at - e.offset;
                 entries.push_back(e);
             }
         }
@@ -93,7 +99,8 @@ class Region {
         h.region_bytes = bytes;
         h.generation = 1;
         h.block_count = s.blocks;
-        h.mqueues_per_block = per_block;
+        h.mqueue_count = mqueues;
+        h.ring_count = 2 * mqueues;
         h.blocks_offset = SERVAL_BLOCKS_OFFSET;
         h.directory_offset = directory;
         h.rx_heads_offset = words[0];
@@ -205,6 +212,8 @@ class Runner {
         args.abi_version = SERVAL_ABI_VERSION;
         args.block = block;
         args.staging_stride = stride;
+        args.ring_first = 2 * (1 + r.shape.backends) * block;
+        args.ring_count = 2 * (1 + r.shape.backends);
         args.region = reinterpret_cast<uint64_t>(r.base);
         args.region_bytes = r.bytes;
         args.staging = reinterpret_cast<uint64_t>(staging);

@@ -58,8 +58,12 @@ pub fn region(input: &[u8]) {
     let Ok(mut region) = Region::join(memory.clone()) else { return };
     let (mut tape, mut seen) = (Tape::new(input), Seen::default());
     // Every ring, both ends; accesses outside the memory panic.
-    let mqueues = region.entries().len() as u32 / 2;
-    for mqueue in 0..mqueues.min(8) {
+    for mqueue in 0..region.mqueue_count().min(8) {
+        // What the directory says of it agrees with itself.
+        let (block, _) = region.role(mqueue);
+        assert!(region.mqueues_of(block).contains(&mqueue));
+        let entries = region.directory_of(block);
+        assert!(entries.len() >= 2 * region.mqueues_of(block).len());
         let (mut producer, mut consumer) = region.engine_ends(mqueue);
         let len = producer.credit().unwrap_or(0) as usize;
         let _ = producer.push(support::head(1), &support::payload(1, len));

@@ -100,11 +100,7 @@ impl Scene {
         let service = &topology.services[0];
         let (accelerator, mut near, mut far) = region(&service.region_plan(0, 1));
         let blocks = 0..service.mqueues;
-        let ends = blocks.clone().map(|block| BlockEnds {
-            block,
-            server: near.engine_ends(block),
-            clients: Vec::new(),
-        });
+        let ends = blocks.clone().map(|block| BlockEnds::take(&mut near, block));
         let attachment = Attachment {
             ends: ends.collect(),
             blocks: Box::new(Elsewhere { mqueues: service.mqueues }),
@@ -160,7 +156,7 @@ fn admit(topology: &Topology, fabric: &Fabric<ControlMessage<(), ()>>, id: u64) 
     let (replies, requests) = near.engine_ends(0);
     let worker = fabric.assign_shm_client();
     let words = near.words();
-    let depth = plan.mqueues[0].depth;
+    let depth = plan.rings[0].depth;
     let peer = Box::new(Nobody);
     let client = ShmClient { id, service: 0, depth, replies, requests, words, peer };
     fabric.post(worker, ControlMessage::ShmAttached(Box::new(client)));

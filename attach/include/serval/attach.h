@@ -35,6 +35,9 @@
 #include <serval/pulse.h>
 
 namespace serval {
+namespace detail {
+struct Layout;
+}
 
 // What a program offers to run, in texts of at most 64 bytes (the kernel 1024).
 struct Wish {
@@ -134,8 +137,11 @@ class Runtime {
     uint64_t* engine_word(uint64_t field) const;
     uint64_t block_word(uint32_t block, uint64_t field) const;
     struct Ring;
+    struct Mqueue;
+    struct Block;
     struct Watch;
-    bool read_ring(uint64_t index, Ring& ring) const;
+    bool read_directory(const detail::Layout& layout);
+    Ring read_ring(const Mqueue& mqueue, bool tx) const;
     bool could_work(uint32_t block, Watch& now) const;
 
     char why_[512] = "";
@@ -153,9 +159,12 @@ class Runtime {
     uint64_t beats_ = 0;
     // The engine's beat: whether it stands still.
     detail::Pulse engine_pulse_ = {};
-    // Where the rings are described, how many mqueues each block has, what was seen of each block, and when.
-    uint64_t directory_ = 0, mqueues_per_block_ = 0, watched_ns_ = 0;
+    // By block: where it is described, and what was seen of it, when.
+    Block* rings_of_ = nullptr;
     Watch* watches_ = nullptr;
+    uint64_t watched_ns_ = 0;
+    // Where the words of each mqueue are, those of a block together, its server mqueue first.
+    Mqueue* mqueues_ = nullptr;
 };
 
 }  // namespace serval

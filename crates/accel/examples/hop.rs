@@ -34,12 +34,8 @@ struct Bench {
 impl Bench {
     fn new(mqueues: u32, protocol: u8, threads: bool) -> Self {
         let ring = RingPlan { protocol, message_bytes_max: BYTES as u32, arena_bytes: 0 };
-        let plan = RegionPlan {
-            block_count: mqueues,
-            mqueues: vec![MqueuePlan { depth: 64, rx: ring, tx: ring }],
-            generation: 1,
-            start: 0,
-        };
+        let mqueue = MqueuePlan { depth: 64, rx: ring, tx: ring };
+        let plan = RegionPlan::of_blocks(mqueues, &[mqueue], 1);
         let memory = HeapMapping::memory(plan.bytes().expect("a sound plan") as usize);
         let mut region = Region::format(memory.clone(), &plan).expect("a sound plan");
         let ends = (0..mqueues).map(|mqueue| region.engine_ends(mqueue)).collect();

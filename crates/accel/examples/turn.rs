@@ -221,9 +221,7 @@ fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
     let memory = MappedMemory::new(mapping.clone());
     let mut region = Region::format(memory.clone(), &plan).expect("a sound plan");
     let own: Vec<u32> = (0..mqueues).collect();
-    let mut ends =
-        |&block: &u32| BlockEnds { block, server: region.engine_ends(block), clients: Vec::new() };
-    let ends = own.iter().map(&mut ends).collect();
+    let ends = own.iter().map(|block| BlockEnds::take(&mut region, *block)).collect();
     let (blocks, far): (Box<dyn Blocks>, _) = if far {
         let mut region = Region::join(memory).expect("just formatted");
         let entries = region.entries().as_chunks::<2>().0.to_vec();
@@ -269,7 +267,7 @@ impl ShmClient {
         let memory = HeapMapping::memory(plan.bytes().expect("a sound plan") as usize);
         let mut region = Region::format(memory.clone(), &plan).expect("a sound plan");
         let (replies, requests) = region.engine_ends(0);
-        let depth = plan.mqueues[0].depth;
+        let depth = plan.rings[0].depth;
         let (words, peer) = (region.words(), Box::new(Silent));
         let worker = fabric.assign_shm_client();
         let engine_side =

@@ -68,15 +68,9 @@ impl RemoteLink {
 }
 
 impl RemoteBlocks {
-    /// The share that consists of `blocks`, each of `per_block` mqueues.
-    pub fn new(
-        words: Words<MappedMemory>,
-        blocks: impl Iterator<Item = u32>,
-        per_block: u32,
-        link: Arc<RemoteLink>,
-    ) -> Self {
-        let mqueues = blocks.flat_map(|block| block * per_block..(block + 1) * per_block);
-        Self { words, mqueues: mqueues.collect(), link }
+    /// The share that consists of these mqueues.
+    pub fn new(words: Words<MappedMemory>, mqueues: Box<[u32]>, link: Arc<RemoteLink>) -> Self {
+        Self { words, mqueues, link }
     }
 }
 
@@ -185,7 +179,7 @@ impl HostBlocks {
             let runner = Runner {
                 memory: memory.clone(),
                 words: words.clone(),
-                per_block: region.mqueues_per_block(),
+                mqueues: blocks.iter().flat_map(|b| region.mqueues_of(*b)).copied().collect(),
                 kernel: kernel.clone(),
                 service: options.service.clone(),
                 stack_bytes: options.stack_bytes,
@@ -345,7 +339,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Runner {
     memory: MappedMemory,
     words: Words<MappedMemory>,
-    per_block: u32,
+    mqueues: Vec<u32>,
     kernel: Arc<Kernel>,
     service: String,
     stack_bytes: usize,
@@ -382,9 +376,8 @@ impl Runner {
     }
 
     fn serve(&self, mut blocks: WorkerBlocks, spin: Duration) {
-        let mqueues = self.blocks.iter().flat_map(|b| b * self.per_block..(b + 1) * self.per_block);
         // No head is 0 once something was published, so what came before the start is found.
-        let mut seen: Vec<(u32, u64)> = mqueues.map(|mqueue| (mqueue, 0)).collect();
+        let mut seen: Vec<(u32, u64)> = self.mqueues.iter().map(|mqueue| (*mqueue, 0)).collect();
         let (mut rang, mut ended) = (Vec::new(), Vec::new());
         let mut idle_since_ns = None;
         while blocks.running() > 0 {

@@ -62,8 +62,9 @@ fn host(
         hung_after,
     };
     let host = HostBlocks::start(&engine.memory, kernel, &params(given), options)?;
-    let blocks = engine.all_blocks().into_iter();
-    Ok((host, RemoteBlocks::new(engine.words.clone(), blocks, 1, link), rung))
+    // One mqueue each.
+    let mqueues = engine.all_blocks().into();
+    Ok((host, RemoteBlocks::new(engine.words.clone(), mqueues, link), rung))
 }
 
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {

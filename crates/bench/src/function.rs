@@ -46,7 +46,7 @@ impl KernelFunction {
         let ring = |max| RingPlan::doorbell(max, 0);
         let (rx, tx) = (ring(max_message_bytes), ring(max_reply_bytes));
         let mqueues = vec![MqueuePlan { depth: 2, rx, tx }];
-        let plan = RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 };
+        let plan = RegionPlan::of_blocks(1, &mqueues, 1);
         let bytes = plan.bytes().expect("a plan of one mqueue") as usize;
         let memory = HeapMapping::memory(bytes);
         let mut region = Region::format(memory.clone(), &plan).expect("memory of that size");

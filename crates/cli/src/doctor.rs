@@ -195,7 +195,7 @@ fn rings(service: &Service) -> String {
         if ring.arena_bytes > 0 { format!("{name} with arena") } else { name.to_owned() }
     };
     let protocols = |place: usize| {
-        let server = &service.region_plan(place, 1).mqueues[0];
+        let server = &service.mqueue_plans(place)[0];
         let (rx, tx) = (name(&server.rx), name(&server.tx));
         if rx == tx { rx } else { format!("RX {rx}, TX {tx}") }
     };

@@ -317,7 +317,7 @@ fn welcome() -> Answer {
 fn region(depth: u32) -> (Arc<SharedMemory>, Region<MappedMemory>) {
     let ring = RingPlan::doorbell(BYTES_MAX, 0);
     let mqueues = vec![MqueuePlan { depth, rx: ring, tx: ring }];
-    let plan = RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 };
+    let plan = RegionPlan::of_blocks(1, &mqueues, 1);
     let bytes = plan.bytes().unwrap() as usize;
     let memory = Arc::new(SharedMemory::create("test", bytes, &RegionOptions::default()).unwrap());
     let region = Region::format(MappedMemory::new(memory.clone()), &plan).unwrap();

@@ -59,8 +59,7 @@ impl Onlooker {
         assert_eq!(version, abi::ABI_VERSION);
         let bytes = self.u64_at(offset_of!(RegionHeader, region_bytes) as u64);
         assert!(bytes <= self.bytes);
-        let blocks = self.u32_at(offset_of!(RegionHeader, block_count) as u64);
-        let per_block = self.u32_at(offset_of!(RegionHeader, mqueues_per_block) as u64);
+        let rings = self.u32_at(offset_of!(RegionHeader, ring_count) as u64);
         let directory = self.u64_at(offset_of!(RegionHeader, directory_offset) as u64);
         let entry = |n: u64| {
             let at = directory + n * size_of::<RingEntry>() as u64;
@@ -68,7 +67,7 @@ impl Onlooker {
             let u32_of = |field: usize| self.u32_at(at + field as u64);
             let u64_of = |field: usize| self.u64_at(at + field as u64);
             Ring {
-                kind: bytes[offset_of!(RingEntry, kind)],
+                kind: u32_of(offset_of!(RingEntry, kind)) as u16,
                 protocol: bytes[offset_of!(RingEntry, protocol)],
                 depth: u32_of(offset_of!(RingEntry, depth)).into(),
                 stride: u32_of(offset_of!(RingEntry, slot_stride)).into(),
@@ -78,7 +77,7 @@ impl Onlooker {
                 arena: u64_of(offset_of!(RingEntry, arena_offset)),
             }
         };
-        (0..2 * u64::from(blocks * per_block)).map(entry).collect()
+        (0..u64::from(rings)).map(entry).collect()
     }
 
     /// Message `n` of a ring.
@@ -111,7 +110,7 @@ fn ungranule(slot: &[u8], data_bytes: usize, n: u64) -> Vec<u8> {
 
 #[derive(Debug)]
 struct Ring {
-    kind: u8,
+    kind: u16,
     protocol: u8,
     depth: u64,
     stride: u64,

@@ -20,5 +20,5 @@ pub use control::message::{Accepted, ControlMessage, MessageOf};
 pub use control::pause::PAUSE_NS;
 pub use endpoint::shm::{ShmClient, ShmPeer};
 pub use fabric::Fabric;
-pub use service::share::{Attachment, BlockEnds};
+pub use service::ends::{Attachment, BlockEnds, MqueueEnds};
 pub use worker::Worker;

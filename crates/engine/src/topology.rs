@@ -727,8 +727,9 @@ impl Service {
         if ring.arena_bytes > 0 { ring } else { RingPlan { protocol: granule, ..ring } }
     }
 
-    /// The region of the `generation`-th generation of the accelerator at this place of the service's list.
-    pub fn region_plan(&self, place: usize, generation: u64) -> RegionPlan {
+    /// The mqueues of each block on the accelerator at this place of the service's list: the server mqueue, then those of
+    /// the backends.
+    pub fn mqueue_plans(&self, place: usize) -> Vec<MqueuePlan> {
         let server = MqueuePlan {
             depth: self.slots,
             rx: self.server_ring(place, self.max_message_bytes),
@@ -740,7 +741,12 @@ impl Service {
         };
         let mut mqueues = vec![server];
         mqueues.extend(self.backends.iter().map(client));
-        RegionPlan { block_count: self.mqueues_on(place), mqueues, generation, start: 0 }
+        mqueues
+    }
+
+    /// The region of the `generation`-th generation of the accelerator at this place of the service's list.
+    pub fn region_plan(&self, place: usize, generation: u64) -> RegionPlan {
+        RegionPlan::of_blocks(self.mqueues_on(place), &self.mqueue_plans(place), generation)
     }
 
     /// The region of one shared-memory client that wishes `depth` slots: one mqueue, in which the client
@@ -753,8 +759,7 @@ impl Service {
         let depth = depth.clamp(1, DEPTH_MAX).next_power_of_two().min(most);
         let ring = |bytes: u32| RingPlan::doorbell(bytes, arena_for(depth, bytes));
         let (rx, tx) = (ring(self.max_reply_bytes), ring(self.max_message_bytes));
-        let mqueues = vec![MqueuePlan { depth, rx, tx }];
-        RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 }
+        RegionPlan::of_blocks(1, &[MqueuePlan { depth, rx, tx }], 1)
     }
 
     /// Why a region is too large, as a sum a person can check.

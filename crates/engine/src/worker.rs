@@ -33,7 +33,8 @@ use crate::endpoint::sources::Sources;
 use crate::endpoint::tcp::connection::{Connections, Pool, Reading};
 use crate::fabric::Fabric;
 use crate::metrics::WorkerCounters;
-use crate::service::share::{HEADS_READ, ServiceShare, TxPending};
+use crate::service::ends::ShareMqueue;
+use crate::service::share::{HEADS_READ, ServiceShare};
 use crate::topology::{Polling, Replies};
 
 /// How long an adaptive worker looks for work before it sleeps: about what two wake-ups cost, so that
@@ -366,8 +367,9 @@ impl<N: Nic> Worker<N> {
                 for (index, shown) in (first..count).zip(shown) {
                     self.services[share].fetch_ahead(drive, index);
                     match self.services[share].tx_pending(drive, index) {
-                        TxPending::Server(mqueue) => self.gather_replies(share, mqueue, shown),
-                        TxPending::Client(client) => self.take_backend_requests(share, client),
+                        ShareMqueue::Server(mqueue) => self.gather_replies(share, mqueue, shown),
+                        ShareMqueue::Client(client) => self.take_backend_requests(share, client),
+                        ShareMqueue::Foreign => {}
                     }
                 }
             }

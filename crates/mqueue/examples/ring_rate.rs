@@ -34,7 +34,7 @@ type In = Consumer<MappedMemory>;
 fn mqueue(protocol: u8, depth: u32) -> (Ends<Out, In>, Ends<In, Out>) {
     let ring = RingPlan { protocol, message_bytes_max: PAYLOAD_BYTES as u32, arena_bytes: 0 };
     let mqueues = vec![MqueuePlan { depth, rx: ring, tx: ring }];
-    let plan = RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 };
+    let plan = RegionPlan::of_blocks(1, &mqueues, 1);
     let memory = HeapMapping::memory(plan.bytes().expect("a good plan") as usize);
     let mut engine = Region::format(memory.clone(), &plan).expect("enough memory");
     let mut accelerator = Region::join(memory).expect("just formatted");

@@ -13,15 +13,25 @@
 //! 256    AcceleratorWords    written by the accelerator runtime only
 //! 384    (zero)
 //! 512    BlockWords × block_count        each written by its block only: the status page
-//!        RingEntry  × 2 × mqueue_count   the directory, constant; entry 2q = RX, 2q + 1 = TX of mqueue q
+//!        DirectoryEntry × ring_count     the directory, constant
 //!        rx_heads, tx_tails              u64 × mqueue_count each, written by the engine
 //!        rx_tails, tx_heads              u64 × mqueue_count each, written by the accelerator
-//!        slots and arenas, each ring's aligned to 128, wherever the directory says
+//!        the rings' memory, each aligned to 128, wherever the directory says
 //! ```
 //!
-//! A block serves `mqueues_per_block` mqueues: the first is its server mqueue, the others its client
-//! mqueues (backends) in the order of the configuration. Mqueue `q` belongs to block
-//! `q / mqueues_per_block`.
+//! # Directory
+//!
+//! An entry describes one ring: its kind, the version of that kind's description, the block it belongs to (or
+//! [`NO_BLOCK`]), a number among the rings of that kind and block, the memory it takes, and a part of fixed size that the
+//! kind defines. Nothing follows from an entry's position but this: the entries of one block stand together. The memory
+//! of two entries never overlaps.
+//!
+//! A reader skips an entry whose kind, or version of it, it does not know. If the entry has
+//! [`ring_flags::REQUIRED`], it refuses the region instead. So a new kind needs no new [`ABI_VERSION`].
+//!
+//! Kinds today: the rings of mqueues ([`ring_kind`]), described by a [`RingEntry`]. Every block has one server mqueue and up
+//! to [`BACKENDS_MAX`] client mqueues (backends), whose index is that of the configuration. An mqueue is an RX and a TX ring
+//! of the same block and index. It has a number in [0, mqueue_count), which is its place in the arrays of heads and tails.
 //!
 //! Heads and tails are *counts*: of messages published and of slots released since the region was
 //! formatted. They never wrap (2⁶⁴ messages). Message `n` lies in slot `n % depth`; `depth` is a
@@ -49,10 +59,14 @@
 //! payloads one after the other (8-byte aligned), skips the tail end when a payload does not fit
 //! before it, and takes space back as slots are released. Rings with an arena use `doorbell`.
 
+mod header;
+
+pub use header::{c_header, layout_table};
+
 /// First eight bytes of a region: "SERVALRG", little endian.
 pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"SERVALRG");
 /// Version of this layout. A runtime or kernel library of another version is refused.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 /// Distance that keeps words of different writers apart (two x86 lines: adjacent-line prefetch).
 pub const LINE_BYTES: u64 = 128;
 /// Largest inline payload of a slot in bytes: what an Ethernet frame carries fits.
@@ -71,6 +85,12 @@ pub const START_MAX: u64 = 1 << 62;
 pub const BLOCKS_MAX: u32 = 4_096;
 /// Most backends (client mqueues) of one block.
 pub const BACKENDS_MAX: u32 = 15;
+/// Most mqueues in one region.
+pub const MQUEUES_MAX: u32 = BLOCKS_MAX * (1 + BACKENDS_MAX);
+/// Most entries of one directory: twice what the rings of that many mqueues need.
+pub const RINGS_MAX: u32 = 4 * MQUEUES_MAX;
+/// [`DirectoryEntry::block`] of a ring that belongs to no block.
+pub const NO_BLOCK: u32 = u32::MAX;
 /// Most parameters of a kernel.
 pub const PARAMS_MAX: u32 = 32;
 
@@ -169,16 +189,28 @@ pub mod reason {
     }
 }
 
-/// Values of [`RingEntry::kind`].
+/// Values of [`DirectoryEntry::kind`].
 pub mod ring_kind {
     /// Requests to a block.
-    pub const SERVER_RX: u8 = 1;
+    pub const SERVER_RX: u16 = 1;
     /// Replies of a block.
-    pub const SERVER_TX: u8 = 2;
+    pub const SERVER_TX: u16 = 2;
     /// Answers of a backend to a block.
-    pub const CLIENT_RX: u8 = 3;
+    pub const CLIENT_RX: u16 = 3;
     /// Requests of a block to a backend.
-    pub const CLIENT_TX: u8 = 4;
+    pub const CLIENT_TX: u16 = 4;
+}
+
+/// Values of [`DirectoryEntry::version`].
+pub mod ring_version {
+    /// Of the four kinds that an mqueue's rings have: see [`RingEntry`](super::RingEntry).
+    pub const MQUEUE: u16 = 1;
+}
+
+/// Bits of [`DirectoryEntry::flags`].
+pub mod ring_flags {
+    /// A reader that does not know this kind, or this version of it, must refuse the region.
+    pub const REQUIRED: u32 = 1;
 }
 
 /// Values of [`RingEntry::protocol`].
@@ -264,11 +296,11 @@ shared_structs! {
         generation: u64,
         /// Blocks, in [1, BLOCKS_MAX].
         block_count: u32,
-        /// Mqueues of each block: 1 + backends, in [1, 1 + BACKENDS_MAX].
-        mqueues_per_block: u32,
+        /// Mqueues, in [1, MQUEUES_MAX].
+        mqueue_count: u32,
         /// Offset of the first BlockWords.
         blocks_offset: u64,
-        /// Offset of the first RingEntry.
+        /// Offset of the first DirectoryEntry.
         directory_offset: u64,
         /// Offset of the array of RX heads (written by the engine).
         rx_heads_offset: u64,
@@ -278,8 +310,12 @@ shared_structs! {
         rx_tails_offset: u64,
         /// Offset of the array of TX heads (written by the accelerator).
         tx_heads_offset: u64,
+        /// Entries of the directory, in [1, RINGS_MAX].
+        ring_count: u32,
         /// Zero.
-        reserved: [u64; 5],
+        pad: u32,
+        /// Zero.
+        reserved: [u64; 4],
     }
 
     /// Words the engine writes.
@@ -324,17 +360,49 @@ shared_structs! {
         reserved: [u64; 11],
     }
 
-    /// The directory's description of one ring. Constant once formatted.
+    /// What the directory says of every ring, whatever its kind. Constant once formatted.
+    struct DirectoryEntry as "serval_directory_entry", size 128 {
+        /// What the ring is for, and what the kind's own part describes: SERVER_RX ...
+        kind: u16,
+        /// Version of the kind's description.
+        version: u16,
+        /// REQUIRED or 0.
+        flags: u32,
+        /// The block it belongs to, or NO_BLOCK.
+        block: u32,
+        /// Its number among the rings of this kind and block, from 0.
+        index: u32,
+        /// Offset of the memory it takes; 0 for none.
+        offset: u64,
+        /// Bytes of that memory.
+        bytes: u64,
+        /// The kind's own part.
+        own: [u64; 12],
+    }
+
+    /// The entry of a ring of an mqueue: kind SERVER_RX, SERVER_TX, CLIENT_RX or CLIENT_TX, version 1. Constant once formatted.
     struct RingEntry as "serval_ring_entry", size 128 {
-        /// SERVER_RX, SERVER_TX, CLIENT_RX or CLIENT_TX.
-        kind: u8,
+        /// As in every entry.
+        kind: u16,
+        /// As in every entry.
+        version: u16,
+        /// As in every entry.
+        flags: u32,
+        /// The block it belongs to.
+        block: u32,
+        /// Server mqueues: 0. Client mqueues: the backend, in the order of the configuration.
+        index: u32,
+        /// Offset of the memory that slots and arena lie in.
+        offset: u64,
+        /// Bytes of that memory.
+        bytes: u64,
         /// DOORBELL, GRANULE8 or GRANULE16.
         protocol: u8,
         /// HOST.
         placement: u8,
         /// Zero.
-        pad: u8,
-        /// Index of the mqueue.
+        pad: u16,
+        /// Number of the mqueue.
         mqueue: u32,
         /// Slots; a power of two in [1, DEPTH_MAX].
         depth: u32,
@@ -355,7 +423,7 @@ shared_structs! {
         /// Size of the arena; 0 without one, else a multiple of 8.
         arena_bytes: u64,
         /// Zero.
-        reserved: [u64; 8],
+        reserved: [u64; 4],
     }
 
     /// Head of every message in a ring.
@@ -385,15 +453,19 @@ shared_structs! {
     }
 
     /// What a block is started with.
-    struct BlockArgs as "serval_block_args", size 104 {
+    struct BlockArgs as "serval_block_args", size 112 {
         /// ABI_VERSION of whoever starts the block.
         abi_version: u32,
         /// This block, in [0, block_count).
         block: u32,
         /// Parameters, in [0, PARAMS_MAX].
         param_count: u32,
-        /// Staging bytes of one message buffer; a multiple of 64. A block has 2 × mqueues_per_block of them.
+        /// Staging bytes of one message buffer; a multiple of 64. A block has two for each of its mqueues.
         staging_stride: u32,
+        /// The block's entries in the directory: index of the first.
+        ring_first: u32,
+        /// How many there are.
+        ring_count: u32,
         /// Address of the region as the block sees it.
         region: u64,
         /// Bytes of the region that are mapped there.
@@ -455,125 +527,3 @@ pub const ENGINE_WORDS_OFFSET: u64 = 128;
 pub const ACCELERATOR_WORDS_OFFSET: u64 = 256;
 /// Offset of the first [`BlockWords`].
 pub const BLOCKS_OFFSET: u64 = 512;
-
-/// The C header that describes this layout (`device/include/serval/abi.h`).
-pub fn c_header() -> String {
-    use std::fmt::Write;
-    let mut h = String::from(
-        "/* Generated from crates/mqueue/src/abi.rs by `cargo xtask gen-abi`. Do not edit.\n \
-         * The concepts are explained there. */\n#ifndef SERVAL_ABI_H\n#define SERVAL_ABI_H\n\n\
-         #include <stddef.h>\n#include <stdint.h>\n\n",
-    );
-    let mut define = |name: &str, value: u64| {
-        let suffix = if value > i32::MAX as u64 { "ull" } else { "u" };
-        let _ = writeln!(h, "#define SERVAL_{name} {value}{suffix}");
-    };
-    define("REGION_MAGIC", REGION_MAGIC);
-    define("ABI_VERSION", ABI_VERSION.into());
-    define("LINE_BYTES", LINE_BYTES);
-    define("INLINE_BYTES_MAX", INLINE_BYTES_MAX.into());
-    define("DEPTH_MAX", DEPTH_MAX.into());
-    define("RESTAMP_LAPS", RESTAMP_LAPS);
-    define("MESSAGE_BYTES_MAX", MESSAGE_BYTES_MAX.into());
-    define("BLOCKS_MAX", BLOCKS_MAX.into());
-    define("BACKENDS_MAX", BACKENDS_MAX.into());
-    define("PARAMS_MAX", PARAMS_MAX.into());
-    define("ENGINE_WORDS_OFFSET", ENGINE_WORDS_OFFSET);
-    define("ACCELERATOR_WORDS_OFFSET", ACCELERATOR_WORDS_OFFSET);
-    define("BLOCKS_OFFSET", BLOCKS_OFFSET);
-    define("NO_DEADLINE", NO_DEADLINE);
-    define("KIND_MESSAGE", kind::MESSAGE.into());
-    define("KIND_DROP", kind::DROP.into());
-    define("FLAG_ARENA", flags::ARENA.into());
-    define("STATUS_OK", status::OK.into());
-    define("STATUS_TIMEOUT", status::TIMEOUT.into());
-    define("STATUS_REFUSED", status::REFUSED.into());
-    define("STATUS_CLOSED", status::CLOSED.into());
-    define("STATUS_PROTOCOL", status::PROTOCOL.into());
-    define("STATUS_TOO_LONG", status::TOO_LONG.into());
-    define("STATUS_BAD_LENGTH", status::BAD_LENGTH.into());
-    define("STATUS_REJECTED", status::REJECTED.into());
-    define("STOP_RUN", stop::RUN);
-    define("STOP_DRAIN", stop::DRAIN);
-    define("STOP_NOW", stop::NOW);
-    define("STATE_ABSENT", state::ABSENT);
-    define("STATE_READY", state::READY);
-    define("STATE_ENDED", state::ENDED);
-    define("REASON_NONE", reason::NONE);
-    define("REASON_STOPPED", reason::STOPPED);
-    define("REASON_ENGINE_LOST", reason::ENGINE_LOST);
-    define("REASON_RING_CORRUPT", reason::RING_CORRUPT);
-    define("REASON_RETURNED", reason::RETURNED);
-    define("REASON_CONTRACT", reason::CONTRACT);
-    define("REASON_HUNG", reason::HUNG);
-    define("REASON_REFUSED", reason::REFUSED);
-    define("REASON_DEVICE_FAILED", reason::DEVICE_FAILED);
-    define("RING_SERVER_RX", ring_kind::SERVER_RX.into());
-    define("RING_SERVER_TX", ring_kind::SERVER_TX.into());
-    define("RING_CLIENT_RX", ring_kind::CLIENT_RX.into());
-    define("RING_CLIENT_TX", ring_kind::CLIENT_TX.into());
-    define("PROTOCOL_DOORBELL", protocol::DOORBELL.into());
-    define("PROTOCOL_GRANULE8", protocol::GRANULE8.into());
-    define("PROTOCOL_GRANULE16", protocol::GRANULE16.into());
-    define("PLACEMENT_HOST", placement::HOST.into());
-    define("WAIT_RX", wait::RX.into());
-    define("WAIT_TX", wait::TX.into());
-    define("WAIT_BACKEND", wait::BACKEND.into());
-    define("WAIT_TIME", wait::TIME.into());
-    define("WAIT_BUDGET", wait::BUDGET.into());
-    for s in STRUCTS {
-        let _ = writeln!(h, "\n/*{} */\nstruct {} {{", s.doc, s.c_name);
-        for f in s.fields {
-            let (ty, array) = c_type(f.ty);
-            let _ = writeln!(h, "  {ty} {}{array}; /* {}:{} */", f.name, f.offset, f.doc);
-        }
-        let _ = writeln!(h, "}};");
-    }
-    h.push_str(
-        "\n#if defined(__cplusplus)\n#define SERVAL_ASSERT_LAYOUT(what) static_assert(what, #what)\n\
-         #else\n#define SERVAL_ASSERT_LAYOUT(what) _Static_assert(what, #what)\n#endif\n",
-    );
-    for s in STRUCTS {
-        let _ = writeln!(h, "SERVAL_ASSERT_LAYOUT(sizeof(struct {}) == {});", s.c_name, s.size);
-        for f in s.fields {
-            let _ = writeln!(
-                h,
-                "SERVAL_ASSERT_LAYOUT(offsetof(struct {}, {}) == {});",
-                s.c_name, f.name, f.offset
-            );
-        }
-    }
-    h.push_str("\n#endif\n");
-    h
-}
-
-/// Every field of every shared structure with its offset and size: the table that `tests/layout.rs`
-/// compares with the committed one, `tests/layout.snapshot`.
-pub fn layout_table() -> String {
-    use std::fmt::Write;
-    let mut table = String::from(
-        "# Generated by `cargo xtask gen-abi`. Every shared structure: field, type, offset, bytes.\n\
-         # A change here needs a new ABI_VERSION.\n",
-    );
-    for s in STRUCTS {
-        let _ = writeln!(table, "\n{} ({} bytes)", s.c_name, s.size);
-        let ends = s.fields.iter().skip(1).map(|f| f.offset).chain([s.size]);
-        for (field, end) in s.fields.iter().zip(ends) {
-            let (name, ty, at) = (field.name, field.ty, field.offset);
-            let _ = writeln!(table, "  {name:18} {ty:9} {at:4} {:4}", end - at);
-        }
-    }
-    table
-}
-
-fn c_type(rust: &str) -> (String, String) {
-    let scalar = |t: &str| match t {
-        "f64" => "double".to_owned(),
-        t => format!("uint{}_t", &t[1..]),
-    };
-    match rust.strip_prefix('[').and_then(|t| t.strip_suffix(']')).and_then(|t| t.split_once("; "))
-    {
-        Some((element, count)) => (scalar(element), format!("[{count}]")),
-        None => (scalar(rust), String::new()),
-    }
-}

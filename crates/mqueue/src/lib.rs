@@ -21,5 +21,7 @@ pub mod ring;
 
 pub use bell::{Doorbells, Listener, ParkWord};
 pub use memory::{HeapMapping, MappedMemory, Mapping, Memory};
-pub use region::{JoinError, MqueuePlan, PlanError, Region, RegionPlan, RingPlan, Words};
+pub use region::{
+    JoinError, MqueuePlan, PlanError, Region, RegionPlan, RingPlan, RingSpec, Role, Words,
+};
 pub use ring::{Consumer, Head, Loan, LoanError, Producer, RingError};

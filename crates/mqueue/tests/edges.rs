@@ -22,7 +22,7 @@ const MEETINGS: u64 = if cfg!(miri) { 12 } else { 20_000 };
 fn plan(generation: u64) -> RegionPlan {
     let ring = RingPlan { protocol: abi::protocol::DOORBELL, message_bytes_max: 8, arena_bytes: 0 };
     let mqueues = vec![MqueuePlan { depth: 4, rx: ring, tx: ring }];
-    RegionPlan { block_count: 1, mqueues, generation, start: 0 }
+    RegionPlan::of_blocks(1, &mqueues, generation)
 }
 
 fn region() -> Region<MappedMemory> {

@@ -9,7 +9,9 @@ mod support;
 
 use std::mem::offset_of;
 
-use mqueue::abi::{ABI_VERSION, INLINE_BYTES_MAX, RegionHeader, RingEntry, kind, protocol};
+use mqueue::abi::{
+    ABI_VERSION, INLINE_BYTES_MAX, RINGS_MAX, RegionHeader, RingEntry, kind, protocol,
+};
 use mqueue::memory::{Memory, Ordering};
 use mqueue::{
     HeapMapping, JoinError, MappedMemory, MqueuePlan, Region, RegionPlan, RingError, RingPlan,
@@ -239,7 +241,7 @@ fn larger(shape: Shape) -> (RegionPlan, MappedMemory) {
         MqueuePlan { depth: 4, rx: ring, tx: small },
         MqueuePlan { depth: 2, rx: small, tx: ring },
     ];
-    let plan = RegionPlan { block_count: 2, mqueues, generation: 3, start: 0 };
+    let plan = RegionPlan::of_blocks(2, &mqueues, 3);
     let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
     Region::format(memory.clone(), &plan).unwrap();
     (plan, memory)
@@ -362,7 +364,12 @@ fn what_is_wrong_is_said() {
     assert_eq!(join(16, 1 << 40), JoinError::Header("larger than the memory"));
     assert_eq!(join(32, 0), JoinError::Header("block count"));
     assert_eq!(join(32, u64::MAX), JoinError::Header("block count"));
-    assert_eq!(join(32, 1 | 17 << 32), JoinError::Header("mqueues per block"));
+    assert_eq!(join(32, 2), JoinError::Header("mqueue count"));
+    assert_eq!(join(32, 2 | 5 << 32), JoinError::Header("mqueue count"));
+    assert_eq!(join(32, 2 | u64::MAX << 32), JoinError::Header("mqueue count"));
+    assert_eq!(join(88, 0), JoinError::Header("ring count"));
+    assert_eq!(join(88, u64::from(u32::MAX)), JoinError::Header("ring count"));
+    assert_eq!(join(88, u64::from(RINGS_MAX)), JoinError::Header("directory"));
     assert_eq!(join(40, !127), JoinError::Header("status page"));
     assert_eq!(join(48, 64), JoinError::Header("directory"));
     for (at, what) in [(56, "RX heads"), (64, "TX tails"), (72, "RX tails"), (80, "TX heads")] {
@@ -398,11 +405,12 @@ fn what_is_wrong_with_a_ring_is_said() {
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(refused(&|e| e.kind = 2), "kind");
+        assert_eq!(refused(&|e| e.kind = 2), "head word");
         assert_eq!(refused(&|e| e.protocol = 0), "protocol");
         assert_eq!(refused(&|e| e.protocol = 4), "protocol");
         assert_eq!(refused(&|e| e.placement = 2), "placement");
-        assert_eq!(refused(&|e| e.mqueue += 1), "mqueue index");
+        assert_eq!(refused(&|e| e.mqueue += 1), "head word");
+        assert_eq!(refused(&|e| e.mqueue += 4), "mqueue index");
         assert_eq!(refused(&|e| e.depth = 0), "depth");
         assert_eq!(refused(&|e| e.depth = 3), "depth");
         assert_eq!(refused(&|e| e.depth = 32_768), "depth");

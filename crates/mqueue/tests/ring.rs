@@ -4,7 +4,9 @@ mod support;
 
 use std::mem::offset_of;
 
-use mqueue::abi::{ARENA_BYTES_MAX, RegionHeader, RingEntry, SlotHeader, kind, protocol};
+use mqueue::abi::{
+    ARENA_BYTES_MAX, RINGS_MAX, RegionHeader, RingEntry, SlotHeader, kind, protocol,
+};
 use mqueue::memory::{Memory, Ordering};
 use mqueue::{
     Head, HeapMapping, JoinError, LoanError, MappedMemory, MqueuePlan, PlanError, Region,
@@ -119,19 +121,20 @@ fn a_plan_outside_its_ranges_is_refused() {
         ("block_count", &|p| p.block_count = 0),
         ("block_count", &|p| p.block_count = 4097),
         ("block_count", &|p| p.block_count = u32::MAX),
-        ("mqueues per block", &|p| p.mqueues.clear()),
-        ("mqueues per block", &|p| p.mqueues = vec![p.mqueues[0]; 17]),
+        ("rings", &|p| p.rings.clear()),
+        ("rings", &|p| p.rings = vec![p.rings[0]; RINGS_MAX as usize + 1]),
+        ("placement", &|p| p.rings[1].placement = 2),
         ("generation", &|p| p.generation = 0),
         ("start", &|p| p.start = u64::MAX),
-        ("ring depth", &|p| p.mqueues[0].depth = 0),
-        ("ring depth", &|p| p.mqueues[0].depth = 32_768),
-        ("message_bytes_max", &|p| p.mqueues[0].rx.message_bytes_max = 0),
-        ("message_bytes_max", &|p| p.mqueues[0].tx.message_bytes_max = u32::MAX),
-        ("protocol", &|p| p.mqueues[0].rx.protocol = 0),
-        ("protocol", &|p| p.mqueues[0].rx.protocol = 4),
-        ("arena_bytes", &|p| p.mqueues[0].tx.arena_bytes = u64::MAX - 7),
-        ("arena_bytes", &|p| p.mqueues[0].tx = RingPlan::doorbell(2048, u64::MAX)),
-        ("arena_bytes", &|p| p.mqueues[0].rx.arena_bytes = ARENA_BYTES_MAX + 8),
+        ("ring depth", &|p| p.rings[0].depth = 0),
+        ("ring depth", &|p| p.rings[0].depth = 32_768),
+        ("message_bytes_max", &|p| p.rings[0].messages.message_bytes_max = 0),
+        ("message_bytes_max", &|p| p.rings[1].messages.message_bytes_max = u32::MAX),
+        ("protocol", &|p| p.rings[0].messages.protocol = 0),
+        ("protocol", &|p| p.rings[0].messages.protocol = 4),
+        ("arena_bytes", &|p| p.rings[1].messages.arena_bytes = u64::MAX - 7),
+        ("arena_bytes", &|p| p.rings[1].messages = RingPlan::doorbell(2048, u64::MAX)),
+        ("arena_bytes", &|p| p.rings[0].messages.arena_bytes = ARENA_BYTES_MAX + 8),
     ];
     for (expected, change) in ranges {
         match refused(change) {
@@ -139,10 +142,10 @@ fn a_plan_outside_its_ranges_is_refused() {
             other => panic!("{expected}: {other}"),
         }
     }
-    assert_eq!(refused(&|p| p.mqueues[0].depth = 12), PlanError::Depth(12));
+    assert_eq!(refused(&|p| p.rings[0].depth = 12), PlanError::Depth(12));
     let long = |protocol, arena_bytes| {
         refused(&|p| {
-            p.mqueues[0].rx = RingPlan { protocol, message_bytes_max: 2048, arena_bytes };
+            p.rings[0].messages = RingPlan { protocol, message_bytes_max: 2048, arena_bytes };
         })
     };
     assert_eq!(long(protocol::DOORBELL, 0), PlanError::Arena(2048));
@@ -164,7 +167,7 @@ fn a_region_needs_all_of_its_memory() {
 fn granule16_needs_its_atomic_access() {
     let ring = RingPlan { protocol: protocol::GRANULE16, message_bytes_max: 64, arena_bytes: 0 };
     let mqueues = vec![MqueuePlan { depth: 4, rx: ring, tx: ring }];
-    let plan = RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 };
+    let plan = RegionPlan::of_blocks(1, &mqueues, 1);
     let formatted = Region::format(HeapMapping::memory(plan.bytes().unwrap() as usize), &plan);
     let expected = (!mqueue::memory::unit16_is_atomic()).then_some(PlanError::Unit16);
     assert_eq!(formatted.err(), expected);
@@ -357,7 +360,7 @@ fn granule16_is_not_joined_without_its_atomic_access() {
     // room for the same payload, so the entry is sound.
     let ring = RingPlan { protocol: protocol::GRANULE8, message_bytes_max: 64, arena_bytes: 0 };
     let mqueues = vec![MqueuePlan { depth: 4, rx: ring, tx: ring }];
-    let plan = RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 };
+    let plan = RegionPlan::of_blocks(1, &mqueues, 1);
     let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
     Region::format(memory.clone(), &plan).unwrap();
     let first = memory.load(offset_of!(RegionHeader, directory_offset) as u64, Ordering::Relaxed);
@@ -377,7 +380,7 @@ fn granule16_is_not_joined_without_its_atomic_access() {
 fn those_with_waiting_messages_are_found_among_many() {
     let ring = RingPlan::doorbell(64, 0);
     let mqueues = vec![MqueuePlan { depth: 4, rx: ring, tx: ring }];
-    let plan = RegionPlan { block_count: 100, mqueues, generation: 1, start: 7 };
+    let plan = RegionPlan::of_blocks(100, &mqueues, 1).starting_at(7);
     let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
     let mut engine = Region::format(memory.clone(), &plan).unwrap();
     let mut accelerator = Region::join(memory).unwrap();

@@ -28,11 +28,11 @@ impl Device for Reverser {
         let [job] = jobs else { return Err(refused("one service at a time".to_owned())) };
         let region = Region::join(MappedMemory::new(job.memory.clone()));
         let mut region = region.map_err(|error| refused(error.to_string()))?;
-        if region.mqueues_per_block() != 1 {
-            return Err(refused("this accelerator asks no backends".to_owned()));
-        }
         for block in 0..job.blocks {
-            let (rx, tx) = region.accelerator_ends(block);
+            let &[mqueue] = region.mqueues_of(block) else {
+                return Err(refused("this accelerator asks no backends".to_owned()));
+            };
+            let (rx, tx) = region.accelerator_ends(mqueue);
             let words = job.words.clone();
             self.blocks.push(thread::spawn(move || serve(&words, rx, tx)));
         }

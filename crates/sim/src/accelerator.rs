@@ -123,6 +123,10 @@ pub struct BackendRole {
 pub struct BlockShare {
     /// Index in the region.
     pub block: u32,
+    /// Its mqueues in the region: the server mqueue, then the client mqueues.
+    pub mqueues: Vec<u32>,
+    /// Their rings: RX and TX of each.
+    pub rings: Vec<RingEntry>,
     /// The server mqueue.
     pub server: (Consumer<MappedMemory>, Producer<MappedMemory>),
     /// The client mqueues.
@@ -157,6 +161,8 @@ struct Client {
 
 struct Block {
     index: u32,
+    mqueues: Vec<u32>,
+    rings: Vec<RingEntry>,
     rx: Consumer<MappedMemory>,
     tx: Producer<MappedMemory>,
     clients: Vec<Client>,
@@ -184,7 +190,6 @@ pub struct Model {
     blocks: Vec<Block>,
     memory: MappedMemory,
     entries: Vec<RingEntry>,
-    per_block: u32,
     net: SharedNetwork,
     rng: Rng,
     tokens: SeenTokens,
@@ -209,6 +214,8 @@ impl Model {
         let client = |(rx, tx)| Client { rx, tx, next_tag: 1, open: BTreeMap::new() };
         let block = |share: BlockShare| Block {
             index: share.block,
+            mqueues: share.mqueues,
+            rings: share.rings,
             rx: share.server.0,
             tx: share.server.1,
             clients: share.clients.into_iter().map(client).collect(),
@@ -218,7 +225,6 @@ impl Model {
             runnable: false,
         };
         Self {
-            per_block: 1 + role.backends.len() as u32,
             role,
             behaviour,
             blocks: shares.into_iter().map(block).collect(),
@@ -387,11 +393,10 @@ impl Model {
     fn publish(&mut self, number: usize) {
         let wide = self.behaviour.is_wide();
         let block = &mut self.blocks[number];
-        let first = block.index * self.per_block;
         let clients = block.clients.iter_mut().map(|client| &mut client.tx);
-        for (tx, mqueue) in std::iter::once(&mut block.tx).chain(clients).zip(first..) {
-            if (tx.publish() || wide) && !self.touched.contains(&mqueue) {
-                self.touched.push(mqueue);
+        for (tx, mqueue) in std::iter::once(&mut block.tx).chain(clients).zip(&block.mqueues) {
+            if (tx.publish() || wide) && !self.touched.contains(mqueue) {
+                self.touched.push(*mqueue);
             }
         }
     }
@@ -590,7 +595,7 @@ impl Model {
     /// stand in one piece.
     fn spoil_header(&mut self, number: usize) {
         let block = &self.blocks[number];
-        let entry = self.entries[2 * (block.index * self.per_block) as usize + 1];
+        let entry = block.rings[1];
         if entry.protocol != abi::protocol::DOORBELL {
             return;
         }
@@ -612,10 +617,9 @@ impl Model {
 
     /// Overwrites a few words of the block's rings.
     fn scribble(&mut self, number: usize) {
-        let first = self.blocks[number].index * self.per_block;
         for _ in 0..self.rng.below(4) {
-            let ring = 2 * first as u64 + self.rng.below(2 * u64::from(self.per_block));
-            let entry = self.entries[ring as usize];
+            let rings = &self.blocks[number].rings;
+            let entry = rings[self.rng.below(rings.len() as u64) as usize];
             let slots = u64::from(entry.depth) * u64::from(entry.slot_stride) / 8;
             let at = match self.rng.below(4) {
                 _ if self.behaviour.wide && self.rng.chance(500) => {
@@ -638,7 +642,7 @@ impl Model {
             };
             self.memory.store(at, new, Ordering::Relaxed);
         }
-        self.publish_touch(first);
+        self.publish_touch(number);
     }
 
     fn region_bytes(&self) -> u64 {
@@ -649,10 +653,10 @@ impl Model {
         self.entries.iter().map(end).max().expect("a region has rings")
     }
 
-    fn publish_touch(&mut self, first: u32) {
-        for mqueue in first..first + self.per_block {
-            if !self.touched.contains(&mqueue) {
-                self.touched.push(mqueue);
+    fn publish_touch(&mut self, number: usize) {
+        for mqueue in &self.blocks[number].mqueues {
+            if !self.touched.contains(mqueue) {
+                self.touched.push(*mqueue);
             }
         }
     }
@@ -738,8 +742,7 @@ impl Blocks for ModelBlocks {
     fn drive(&mut self, now_ns: u64, rang: &[u32], touched: &mut Vec<u32>) {
         let mut model = lock(&self.0);
         for mqueue in rang {
-            let block = mqueue / model.per_block;
-            let found = model.blocks.iter_mut().find(|b| b.index == block);
+            let found = model.blocks.iter_mut().find(|b| b.mqueues.contains(mqueue));
             found.expect("the engine rings its own blocks").runnable = true;
         }
         if !model.behaviour.remote {
@@ -750,8 +753,7 @@ impl Blocks for ModelBlocks {
         let spurious = if muted { 0 } else { model.behaviour.spurious };
         for number in 0..model.blocks.len() {
             if model.strikes(Fault::FalseAlarm, spurious) {
-                let first = model.blocks[number].index * model.per_block;
-                model.publish_touch(first);
+                model.publish_touch(number);
             }
         }
         touched.append(&mut model.touched);

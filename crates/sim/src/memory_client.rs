@@ -19,7 +19,7 @@ use engine::topology::{Replies, Service};
 use engine::{ControlMessage, Fabric, ShmClient, ShmPeer};
 use mqueue::abi::kind;
 use mqueue::memory::Ordering as Order;
-use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Memory, Producer, Region, RegionPlan};
+use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Memory, Producer, Region};
 use wire::DropReason;
 use wire::framing::Framing;
 
@@ -214,7 +214,7 @@ impl ModelShmClient {
         *next_id += 1;
         net.memory_clients.insert(id, self.service);
         let plan = spec.client_region_plan(self.manner.depth);
-        let plan = RegionPlan { start: self.ring_start, ..plan };
+        let plan = plan.starting_at(self.ring_start);
         let bytes = plan.bytes().expect("a region of a client is small");
         let memory = HeapMapping::memory(bytes as usize);
         let mut near = Region::format(memory.clone(), &plan).expect("memory of the planned size");
@@ -227,7 +227,7 @@ impl ModelShmClient {
         let client = ShmClient {
             id: id.into(),
             service: slot,
-            depth: plan.mqueues[0].depth,
+            depth: plan.rings[0].depth,
             replies,
             requests,
             words: near.words(),
@@ -249,7 +249,7 @@ impl ModelShmClient {
             sequence: 0,
             open: BTreeMap::new(),
             hostile: false,
-            depth: plan.mqueues[0].depth,
+            depth: plan.rings[0].depth,
         });
     }
 

@@ -163,26 +163,26 @@ pub(crate) struct Divided {
 pub(crate) fn divide(setup: &Setup, service: usize, place: usize, generation: u64) -> Divided {
     let workers = setup.topology.engine.workers;
     let service = &setup.topology.services[service];
-    let plan =
-        mqueue::RegionPlan { start: setup.ring_start, ..service.region_plan(place, generation) };
+    let mut plan = service.region_plan(place, generation).starting_at(setup.ring_start);
+    // Which ring is which is what the directory says, and it may say it otherwise in each life.
+    if generation % 2 == 0 {
+        plan.rings.reverse();
+    }
     let memory = HeapMapping::memory(plan.bytes().expect("the topology was checked") as usize);
     let mut near = Region::format(memory.clone(), &plan).expect("memory of the planned size");
     let mut far = Region::join(memory.clone()).expect("just formatted");
-    let per_block = plan.mqueues.len() as u32;
     let mut ends: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
     let mut shares: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
     for block in 0..plan.block_count {
-        let first = block * per_block;
         let worker = block as usize % workers;
-        ends[worker].push(BlockEnds {
-            block,
-            server: near.engine_ends(first),
-            clients: (1..per_block).map(|i| near.engine_ends(first + i)).collect(),
-        });
+        ends[worker].push(BlockEnds::take(&mut near, block));
+        let mqueues = far.mqueues_of(block).to_vec();
         shares[worker].push(BlockShare {
             block,
-            server: far.accelerator_ends(first),
-            clients: (1..per_block).map(|i| far.accelerator_ends(first + i)).collect(),
+            rings: mqueues.iter().flat_map(|mqueue| far.rings_of(*mqueue)).copied().collect(),
+            server: far.accelerator_ends(mqueues[0]),
+            clients: mqueues[1..].iter().map(|mqueue| far.accelerator_ends(*mqueue)).collect(),
+            mqueues,
         });
     }
     Divided { words: near.words(), memory, entries: near.entries().to_vec(), ends, shares }

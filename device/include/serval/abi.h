@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #define SERVAL_REGION_MAGIC 5139253968287974739ull
-#define SERVAL_ABI_VERSION 4u
+#define SERVAL_ABI_VERSION 5u
 #define SERVAL_LINE_BYTES 128u
 #define SERVAL_INLINE_BYTES_MAX 1536u
 #define SERVAL_DEPTH_MAX 16384u
@@ -15,6 +15,9 @@
 #define SERVAL_MESSAGE_BYTES_MAX 8388608u
 #define SERVAL_BLOCKS_MAX 4096u
 #define SERVAL_BACKENDS_MAX 15u
+#define SERVAL_MQUEUES_MAX 65536u
+#define SERVAL_RINGS_MAX 262144u
+#define SERVAL_NO_BLOCK 4294967295ull
 #define SERVAL_PARAMS_MAX 32u
 #define SERVAL_ENGINE_WORDS_OFFSET 128u
 #define SERVAL_ACCELERATOR_WORDS_OFFSET 256u
@@ -50,6 +53,8 @@
 #define SERVAL_RING_SERVER_TX 2u
 #define SERVAL_RING_CLIENT_RX 3u
 #define SERVAL_RING_CLIENT_TX 4u
+#define SERVAL_RING_VERSION_MQUEUE 1u
+#define SERVAL_RING_REQUIRED 1u
 #define SERVAL_PROTOCOL_DOORBELL 1u
 #define SERVAL_PROTOCOL_GRANULE8 2u
 #define SERVAL_PROTOCOL_GRANULE16 3u
@@ -68,14 +73,16 @@ struct serval_region_header {
   uint64_t region_bytes; /* 16: Size of the whole region in bytes. */
   uint64_t generation; /* 24: The accelerator's life this region belongs to, from 1. */
   uint32_t block_count; /* 32: Blocks, in [1, BLOCKS_MAX]. */
-  uint32_t mqueues_per_block; /* 36: Mqueues of each block: 1 + backends, in [1, 1 + BACKENDS_MAX]. */
+  uint32_t mqueue_count; /* 36: Mqueues, in [1, MQUEUES_MAX]. */
   uint64_t blocks_offset; /* 40: Offset of the first BlockWords. */
-  uint64_t directory_offset; /* 48: Offset of the first RingEntry. */
+  uint64_t directory_offset; /* 48: Offset of the first DirectoryEntry. */
   uint64_t rx_heads_offset; /* 56: Offset of the array of RX heads (written by the engine). */
   uint64_t tx_tails_offset; /* 64: Offset of the array of TX tails (written by the engine). */
   uint64_t rx_tails_offset; /* 72: Offset of the array of RX tails (written by the accelerator). */
   uint64_t tx_heads_offset; /* 80: Offset of the array of TX heads (written by the accelerator). */
-  uint64_t reserved[5]; /* 88: Zero. */
+  uint32_t ring_count; /* 88: Entries of the directory, in [1, RINGS_MAX]. */
+  uint32_t pad; /* 92: Zero. */
+  uint64_t reserved[4]; /* 96: Zero. */
 };
 
 /* Words the engine writes. */
@@ -105,23 +112,41 @@ struct serval_block_words {
   uint64_t reserved[11]; /* 40: Zero. */
 };
 
-/* The directory's description of one ring. Constant once formatted. */
+/* What the directory says of every ring, whatever its kind. Constant once formatted. */
+struct serval_directory_entry {
+  uint16_t kind; /* 0: What the ring is for, and what the kind's own part describes: SERVER_RX ... */
+  uint16_t version; /* 2: Version of the kind's description. */
+  uint32_t flags; /* 4: REQUIRED or 0. */
+  uint32_t block; /* 8: The block it belongs to, or NO_BLOCK. */
+  uint32_t index; /* 12: Its number among the rings of this kind and block, from 0. */
+  uint64_t offset; /* 16: Offset of the memory it takes; 0 for none. */
+  uint64_t bytes; /* 24: Bytes of that memory. */
+  uint64_t own[12]; /* 32: The kind's own part. */
+};
+
+/* The entry of a ring of an mqueue: kind SERVER_RX, SERVER_TX, CLIENT_RX or CLIENT_TX, version 1. Constant once formatted. */
 struct serval_ring_entry {
-  uint8_t kind; /* 0: SERVER_RX, SERVER_TX, CLIENT_RX or CLIENT_TX. */
-  uint8_t protocol; /* 1: DOORBELL, GRANULE8 or GRANULE16. */
-  uint8_t placement; /* 2: HOST. */
-  uint8_t pad; /* 3: Zero. */
-  uint32_t mqueue; /* 4: Index of the mqueue. */
-  uint32_t depth; /* 8: Slots; a power of two in [1, DEPTH_MAX]. */
-  uint32_t slot_stride; /* 12: Distance between slots in bytes; a multiple of 64. */
-  uint32_t inline_bytes; /* 16: Payload bytes that fit into a slot; a multiple of 8 in [8, INLINE_BYTES_MAX]. */
-  uint32_t message_bytes_max; /* 20: Longest payload of this ring, in [1, MESSAGE_BYTES_MAX]. */
-  uint64_t slots_offset; /* 24: Offset of the slots. */
-  uint64_t head_offset; /* 32: Offset of the head word: messages published. */
-  uint64_t tail_offset; /* 40: Offset of the tail word: slots released. */
-  uint64_t arena_offset; /* 48: Offset of the arena; 0 without one. */
-  uint64_t arena_bytes; /* 56: Size of the arena; 0 without one, else a multiple of 8. */
-  uint64_t reserved[8]; /* 64: Zero. */
+  uint16_t kind; /* 0: As in every entry. */
+  uint16_t version; /* 2: As in every entry. */
+  uint32_t flags; /* 4: As in every entry. */
+  uint32_t block; /* 8: The block it belongs to. */
+  uint32_t index; /* 12: Server mqueues: 0. Client mqueues: the backend, in the order of the configuration. */
+  uint64_t offset; /* 16: Offset of the memory that slots and arena lie in. */
+  uint64_t bytes; /* 24: Bytes of that memory. */
+  uint8_t protocol; /* 32: DOORBELL, GRANULE8 or GRANULE16. */
+  uint8_t placement; /* 33: HOST. */
+  uint16_t pad; /* 34: Zero. */
+  uint32_t mqueue; /* 36: Number of the mqueue. */
+  uint32_t depth; /* 40: Slots; a power of two in [1, DEPTH_MAX]. */
+  uint32_t slot_stride; /* 44: Distance between slots in bytes; a multiple of 64. */
+  uint32_t inline_bytes; /* 48: Payload bytes that fit into a slot; a multiple of 8 in [8, INLINE_BYTES_MAX]. */
+  uint32_t message_bytes_max; /* 52: Longest payload of this ring, in [1, MESSAGE_BYTES_MAX]. */
+  uint64_t slots_offset; /* 56: Offset of the slots. */
+  uint64_t head_offset; /* 64: Offset of the head word: messages published. */
+  uint64_t tail_offset; /* 72: Offset of the tail word: slots released. */
+  uint64_t arena_offset; /* 80: Offset of the arena; 0 without one. */
+  uint64_t arena_bytes; /* 88: Size of the arena; 0 without one, else a multiple of 8. */
+  uint64_t reserved[4]; /* 96: Zero. */
 };
 
 /* Head of every message in a ring. */
@@ -146,18 +171,20 @@ struct serval_block_args {
   uint32_t abi_version; /* 0: ABI_VERSION of whoever starts the block. */
   uint32_t block; /* 4: This block, in [0, block_count). */
   uint32_t param_count; /* 8: Parameters, in [0, PARAMS_MAX]. */
-  uint32_t staging_stride; /* 12: Staging bytes of one message buffer; a multiple of 64. A block has 2 × mqueues_per_block of them. */
-  uint64_t region; /* 16: Address of the region as the block sees it. */
-  uint64_t region_bytes; /* 24: Bytes of the region that are mapped there. */
-  uint64_t params; /* 32: Address of the parameters. */
-  uint64_t staging; /* 40: Address of the block's private staging memory. */
-  uint64_t staging_bytes; /* 48: Bytes of staging memory. */
-  uint64_t wait; /* 56: Host only: address of a function void(void* wait_self, u32 why, u64 deadline_ns) that suspends the block. */
-  uint64_t wait_self; /* 64: Host only: first argument of wait. */
-  uint64_t now; /* 72: Host only: address of a function u64(void* wait_self) that tells monotonic nanoseconds; 0 to use the clock. */
-  uint64_t budget; /* 80: Messages a block may handle before it must call wait with BUDGET; 0 for no limit. */
-  uint64_t sink; /* 88: Address of memory for replies that are too long to send; what a kernel writes there is never sent. 0 on the host: the kernel library makes its own. */
-  uint64_t sink_bytes; /* 96: Bytes of that memory. On the host more than a length can say. On CUDA a reply that does not fit ends its block. */
+  uint32_t staging_stride; /* 12: Staging bytes of one message buffer; a multiple of 64. A block has two for each of its mqueues. */
+  uint32_t ring_first; /* 16: The block's entries in the directory: index of the first. */
+  uint32_t ring_count; /* 20: How many there are. */
+  uint64_t region; /* 24: Address of the region as the block sees it. */
+  uint64_t region_bytes; /* 32: Bytes of the region that are mapped there. */
+  uint64_t params; /* 40: Address of the parameters. */
+  uint64_t staging; /* 48: Address of the block's private staging memory. */
+  uint64_t staging_bytes; /* 56: Bytes of staging memory. */
+  uint64_t wait; /* 64: Host only: address of a function void(void* wait_self, u32 why, u64 deadline_ns) that suspends the block. */
+  uint64_t wait_self; /* 72: Host only: first argument of wait. */
+  uint64_t now; /* 80: Host only: address of a function u64(void* wait_self) that tells monotonic nanoseconds; 0 to use the clock. */
+  uint64_t budget; /* 88: Messages a block may handle before it must call wait with BUDGET; 0 for no limit. */
+  uint64_t sink; /* 96: Address of memory for replies that are too long to send; what a kernel writes there is never sent. 0 on the host: the kernel library makes its own. */
+  uint64_t sink_bytes; /* 104: Bytes of that memory. On the host more than a length can say. On CUDA a reply that does not fit ends its block. */
 };
 
 /* One kernel of a kernel library (host). */
@@ -180,14 +207,16 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, header_bytes) == 12);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, region_bytes) == 16);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, generation) == 24);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, block_count) == 32);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, mqueues_per_block) == 36);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, mqueue_count) == 36);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, blocks_offset) == 40);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, directory_offset) == 48);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, rx_heads_offset) == 56);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, tx_tails_offset) == 64);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, rx_tails_offset) == 72);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, tx_heads_offset) == 80);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, reserved) == 88);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, ring_count) == 88);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, pad) == 92);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_region_header, reserved) == 96);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_engine_words) == 128);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_engine_words, stop) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_engine_words, heartbeat) == 8);
@@ -206,22 +235,37 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, received) == 16);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, sent) == 24);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, dropped) == 32);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, reserved) == 40);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_directory_entry) == 128);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_directory_entry, kind) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_directory_entry, version) == 2);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_directory_entry, flags) == 4);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_directory_entry, block) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_directory_entry, index) == 12);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_directory_entry, offset) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_directory_entry, bytes) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_directory_entry, own) == 32);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_ring_entry) == 128);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, kind) == 0);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, protocol) == 1);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, placement) == 2);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, pad) == 3);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, mqueue) == 4);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, depth) == 8);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, slot_stride) == 12);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, inline_bytes) == 16);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, message_bytes_max) == 20);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, slots_offset) == 24);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, head_offset) == 32);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, tail_offset) == 40);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, arena_offset) == 48);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, arena_bytes) == 56);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, reserved) == 64);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, version) == 2);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, flags) == 4);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, block) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, index) == 12);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, offset) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, bytes) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, protocol) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, placement) == 33);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, pad) == 34);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, mqueue) == 36);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, depth) == 40);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, slot_stride) == 44);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, inline_bytes) == 48);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, message_bytes_max) == 52);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, slots_offset) == 56);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, head_offset) == 64);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, tail_offset) == 72);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, arena_offset) == 80);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, arena_bytes) == 88);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, reserved) == 96);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_slot_header) == 32);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, token) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, tag) == 8);
@@ -233,22 +277,24 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, flags) == 30);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_param) == 32);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_param, name) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_param, value) == 24);
-SERVAL_ASSERT_LAYOUT(sizeof(struct serval_block_args) == 104);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_block_args) == 112);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, abi_version) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, block) == 4);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, param_count) == 8);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, staging_stride) == 12);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, region) == 16);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, region_bytes) == 24);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, params) == 32);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, staging) == 40);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, staging_bytes) == 48);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, wait) == 56);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, wait_self) == 64);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, now) == 72);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, budget) == 80);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, sink) == 88);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, sink_bytes) == 96);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, ring_first) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, ring_count) == 20);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, region) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, region_bytes) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, params) == 40);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, staging) == 48);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, staging_bytes) == 56);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, wait) == 64);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, wait_self) == 72);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, now) == 80);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, budget) == 88);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, sink) == 96);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_args, sink_bytes) == 104);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_kernel_entry) == 32);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_kernel_entry, name) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_kernel_entry, entry) == 8);

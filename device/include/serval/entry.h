@@ -4,7 +4,7 @@
 // Host: each kernel adds a serval_kernel_entry to a list when its library is loaded; the library exports
 // serval_kernel_abi_version() and serval_kernel_list(). CUDA: `extern "C" __global__ serval_kernel_NAME(blocks)`, launched
 // with one CUDA block for each serval_block_args in the array, of 32 to SERVAL_BLOCK_THREADS_MAX threads, a multiple of 32. Staging
-// is in shared memory when the launch gives enough of it (2 * mqueues_per_block * staging_stride dynamic bytes for each block), else
+// is in shared memory when the launch gives enough of it (the arguments' staging_bytes of dynamic memory for each block), else
 // where the arguments say. A kernel of SERVAL_WARP_KERNEL has an empty function `serval_warps_NAME` beside it, and is launched with
 // CUDA blocks of 32 threads by 1 to SERVAL_WARPS_MAX: each warp is a block, the next in the array. A warp that is one too many is
 // told of a block that the region does not have, and does nothing.
@@ -53,13 +53,10 @@ SERVAL_DEVICE void run_block(const serval_block_args* given) {
         if (find_place(place, args)) {
             uint32_t shared_bytes;
             asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(shared_bytes));
-            const uint64_t needed = 2ull * place.mqueues_per_block * args.staging_stride;
-            if (shared_bytes >= needed * blockDim.y) {
-                args.staging = reinterpret_cast<uint64_t>(shared_staging) + row * needed;
-                args.staging_bytes = needed;
-            }
+            if (shared_bytes >= args.staging_bytes * blockDim.y)
+                args.staging = reinterpret_cast<uint64_t>(shared_staging) + row * args.staging_bytes;
             block.open(args, place);
-            go = suits(place, args) && suits_launch(WARPS) && place.mqueues_per_block <= 1 + BACKENDS_MAX &&
+            go = suits(place, args) && suits_launch(WARPS) && place.mqueue_count <= 1 + BACKENDS_MAX &&
                  mqueue.open(block, args, place, backends);
             if (go) {
                 block.ready();
@@ -101,8 +98,8 @@ __attribute__((noinline)) void run_block(const serval_block_args* given) {
     Block block;
     Mqueue mqueue;
     Backend* backends = nullptr;
-    if (place.mqueues_per_block > 1)
-        backends = static_cast<Backend*>(__builtin_alloca(sizeof(Backend) * (place.mqueues_per_block - 1)));
+    if (place.mqueue_count > 1)
+        backends = static_cast<Backend*>(__builtin_alloca(sizeof(Backend) * (place.mqueue_count - 1)));
     const bool has_sink = provide_sink(args);
     block.open(args, place);
     if (!has_sink || !suits(place, args) || !mqueue.open(block, args, place, backends)) return block.refuse();

@@ -1,7 +1,10 @@
 // Joining a region: what a block checks before it believes anything, and what it keeps of it.
 //
-// The directory is constant once formatted, but it lies in shared memory: it is read once, here, and every number in it is
-// checked against the mapping before it becomes an address.
+// Which ring is which is what the directory says, not where an entry stands. Entries of kinds that this library does not know are skipped,
+// unless they must be known.
+//
+// The directory is constant once formatted, but it lies in shared memory: what becomes an address is a copy, and every number in it is
+// checked against the mapping.
 #ifndef SERVAL_JOIN_H
 #define SERVAL_JOIN_H
 
@@ -39,12 +42,35 @@ inline SERVAL_DEVICE uint64_t slot_bytes(unsigned protocol, unsigned inline_byte
     }
 }
 
+// What an entry is called: the first bytes of each, whatever its kind.
+struct EntryName {
+    uint16_t kind, version;
+    uint32_t flags, block, index;
+};
+static_assert(sizeof(EntryName) == 16 && offsetof(serval_directory_entry, index) == 12, "the first part of an entry");
+static_assert(sizeof(serval_directory_entry) == sizeof(serval_ring_entry) && offsetof(serval_ring_entry, index) == 12,
+              "entries have one size and one first part");
+
+// Is it the entry of an mqueue's ring, as this library knows it?
+inline SERVAL_DEVICE bool is_of_mqueue(const EntryName& name) {
+    return name.kind >= SERVAL_RING_SERVER_RX && name.kind <= SERVAL_RING_CLIENT_TX && name.version == SERVAL_RING_VERSION_MQUEUE;
+}
+inline SERVAL_DEVICE bool is_of_server(const EntryName& name) { return name.kind <= SERVAL_RING_SERVER_TX; }
+inline SERVAL_DEVICE bool is_rx(const EntryName& name) {
+    return name.kind == SERVAL_RING_SERVER_RX || name.kind == SERVAL_RING_CLIENT_RX;
+}
+
+// Must a reader that does not know this kind refuse the region?
+inline SERVAL_DEVICE bool is_refused(const EntryName& name) {
+    return !is_of_mqueue(name) && (name.flags & SERVAL_RING_REQUIRED) != 0;
+}
+
 // Fills `ring` from the directory's entry; false when the entry is not one this block can serve.
 inline SERVAL_DEVICE bool open_ring(Ring& ring, uint8_t* region, uint64_t size, uint64_t entry_offset, unsigned kind) {
     serval_ring_entry e;
     fetch(e, region + entry_offset);
     bool power_of_two = e.depth != 0 && (e.depth & (e.depth - 1)) == 0;
-    if (e.kind != kind || !power_of_two || e.depth > SERVAL_DEPTH_MAX) return false;
+    if (e.kind != kind || e.version != SERVAL_RING_VERSION_MQUEUE || !power_of_two || e.depth > SERVAL_DEPTH_MAX) return false;
     // Not more than staging for a longest message has room for: inline payloads are fetched before their length is checked.
     if (e.inline_bytes > ((static_cast<uint64_t>(e.message_bytes_max) + 7) & ~uint64_t{7})) return false;
     if (e.inline_bytes < 8 || e.inline_bytes > SERVAL_INLINE_BYTES_MAX || e.inline_bytes % 8) return false;
@@ -100,34 +126,82 @@ inline SERVAL_DEVICE bool open_producer(Producer& p) {
     return p.ring.len_max <= p.ring.inline_bytes || p.next == p.tail;
 }
 
-// The block's place in the region.
-struct Place {
+// Where the parts of a region are that are found by number.
+struct Layout {
     uint8_t* region;
     uint64_t size;
+    uint64_t blocks;
     uint64_t directory;
     uint32_t block_count;
-    uint32_t mqueues_per_block;
+    uint32_t ring_count;
+
+    // Entry `ring`, which must be below ring_count.
+    SERVAL_INLINE uint64_t entry(uint64_t ring) const { return directory + ring * sizeof(serval_directory_entry); }
+    inline SERVAL_DEVICE EntryName name(uint64_t ring) const {
+        EntryName name;
+        fetch(name, region + entry(ring));
+        return name;
+    }
+};
+
+// Reads the header. False when this is no region of this version.
+inline SERVAL_DEVICE bool find_layout(Layout& layout, uint64_t region, uint64_t bytes) {
+    layout.region = reinterpret_cast<uint8_t*>(region);
+    if (region == 0 || region % SERVAL_LINE_BYTES || bytes < SERVAL_BLOCKS_OFFSET) return false;
+    serval_region_header h;
+    fetch(h, layout.region);
+    if (h.magic != SERVAL_REGION_MAGIC || h.abi_version != SERVAL_ABI_VERSION || h.region_bytes > bytes) return false;
+    if (h.block_count == 0 || h.block_count > SERVAL_BLOCKS_MAX || h.ring_count == 0 || h.ring_count > SERVAL_RINGS_MAX) return false;
+    if (h.blocks_offset % 64 || h.directory_offset % 64) return false;
+    if (!within(h.blocks_offset, h.block_count * sizeof(serval_block_words), h.region_bytes)) return false;
+    if (!within(h.directory_offset, h.ring_count * sizeof(serval_directory_entry), h.region_bytes)) return false;
+    layout.size = h.region_bytes;
+    layout.blocks = h.blocks_offset;
+    layout.directory = h.directory_offset;
+    layout.block_count = h.block_count;
+    layout.ring_count = h.ring_count;
+    return true;
+}
+
+// The block's place in the region.
+struct Place {
+    Layout layout;
+    // Its entries in the directory.
+    uint32_t first, count;
+    // Its mqueues; 0 when its entries cannot be used.
+    uint32_t mqueue_count;
     serval_block_words* words;
 };
 
-// Finds the block's words. False when the region cannot even be told why the block refuses.
+// How many mqueues the block's entries describe; 0 when one of them must be known and is not, or belongs to another block, or when they
+// cannot make up mqueues. Whether each of the mqueues has both rings is seen when they are opened.
+inline SERVAL_DEVICE uint32_t count_mqueues(const Layout& layout, uint32_t block, uint32_t first, uint32_t count) {
+    if (!within(first, count, layout.ring_count)) return 0;
+    uint32_t rings = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const EntryName name = layout.name(uint64_t{first} + i);
+        if (is_refused(name) || (is_of_mqueue(name) && name.block != block)) return 0;
+        rings += is_of_mqueue(name);
+    }
+    return rings % 2 == 0 && rings / 2 <= 1 + SERVAL_BACKENDS_MAX ? rings / 2 : 0;
+}
+
+// The offset of the entry of this kind and index among the block's; 0 when there is none.
+inline SERVAL_DEVICE uint64_t find_ring(const Place& place, unsigned kind, uint32_t index) {
+    for (uint32_t i = 0; i < place.count; i++) {
+        const EntryName name = place.layout.name(uint64_t{place.first} + i);
+        if (name.kind == kind && name.index == index && is_of_mqueue(name)) return place.layout.entry(uint64_t{place.first} + i);
+    }
+    return 0;
+}
+
+// Finds the block's words and entries. False when the region cannot even be told why the block refuses.
 inline SERVAL_DEVICE bool find_place(Place& place, const serval_block_args& args) {
-    place.region = reinterpret_cast<uint8_t*>(args.region);
-    if (args.region == 0 || args.region % SERVAL_LINE_BYTES || args.region_bytes < SERVAL_BLOCKS_OFFSET) return false;
-    serval_region_header h;
-    fetch(h, place.region);
-    if (h.magic != SERVAL_REGION_MAGIC || h.abi_version != SERVAL_ABI_VERSION) return false;
-    if (h.region_bytes > args.region_bytes || h.block_count > SERVAL_BLOCKS_MAX || args.block >= h.block_count) return false;
-    if (h.mqueues_per_block == 0 || h.mqueues_per_block > 1 + SERVAL_BACKENDS_MAX) return false;
-    uint64_t mqueues = static_cast<uint64_t>(h.block_count) * h.mqueues_per_block;
-    if (h.blocks_offset % 64 || h.directory_offset % 64) return false;
-    if (!within(h.blocks_offset, h.block_count * sizeof(serval_block_words), h.region_bytes)) return false;
-    if (!within(h.directory_offset, mqueues * 2 * sizeof(serval_ring_entry), h.region_bytes)) return false;
-    place.size = h.region_bytes;
-    place.directory = h.directory_offset;
-    place.block_count = h.block_count;
-    place.mqueues_per_block = h.mqueues_per_block;
-    place.words = reinterpret_cast<serval_block_words*>(place.region + h.blocks_offset) + args.block;
+    if (!find_layout(place.layout, args.region, args.region_bytes) || args.block >= place.layout.block_count) return false;
+    place.first = args.ring_first;
+    place.count = args.ring_count;
+    place.mqueue_count = count_mqueues(place.layout, args.block, place.first, place.count);
+    place.words = reinterpret_cast<serval_block_words*>(place.layout.region + place.layout.blocks) + args.block;
     return true;
 }
 
@@ -136,7 +210,7 @@ inline SERVAL_DEVICE bool suits(const Place& place, const serval_block_args& arg
     if (args.abi_version != SERVAL_ABI_VERSION) return false;
     if (args.param_count > SERVAL_PARAMS_MAX || (args.param_count && (args.params == 0 || args.params % 8))) return false;
     if (args.staging == 0 || args.staging % 16 || args.staging_stride == 0 || args.staging_stride % 64) return false;
-    if (args.staging_bytes < 2ull * place.mqueues_per_block * args.staging_stride) return false;
+    if (place.mqueue_count == 0 || args.staging_bytes < 2ull * place.mqueue_count * args.staging_stride) return false;
     return SERVAL_CUDA || args.wait != 0;
 }
 

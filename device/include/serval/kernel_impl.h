@@ -88,7 +88,7 @@ inline SERVAL_DEVICE double Block::param(const char* name, double otherwise) con
 
 inline SERVAL_DEVICE void Block::open(const serval_block_args& args, const detail::Place& place) {
     args_ = args;
-    engine_ = reinterpret_cast<serval_engine_words*>(place.region + SERVAL_ENGINE_WORDS_OFFSET);
+    engine_ = reinterpret_cast<serval_engine_words*>(place.layout.region + SERVAL_ENGINE_WORDS_OFFSET);
     words_ = place.words;
     reason_ = SERVAL_REASON_NONE;
     if (args_.budget == 0) args_.budget = ~uint64_t{0};
@@ -235,13 +235,14 @@ namespace detail {
 
 inline SERVAL_DEVICE bool Channel::open(const serval_block_args& args, const Place& place, unsigned i) {
     const bool server = i == 0;
-    const uint64_t mqueue = static_cast<uint64_t>(args.block) * place.mqueues_per_block + i;
-    const uint64_t entry = place.directory + 2 * mqueue * sizeof(serval_ring_entry);
-    if (!open_ring(rx_.ring, place.region, place.size, entry, server ? SERVAL_RING_SERVER_RX : SERVAL_RING_CLIENT_RX))
-        return false;
-    if (!open_ring(tx_.ring, place.region, place.size, entry + sizeof(serval_ring_entry),
-                   server ? SERVAL_RING_SERVER_TX : SERVAL_RING_CLIENT_TX))
-        return false;
+    const unsigned rx_kind = server ? SERVAL_RING_SERVER_RX : SERVAL_RING_CLIENT_RX;
+    const unsigned tx_kind = server ? SERVAL_RING_SERVER_TX : SERVAL_RING_CLIENT_TX;
+    const uint32_t index = server ? 0 : i - 1;
+    const uint64_t rx_entry = find_ring(place, rx_kind, index), tx_entry = find_ring(place, tx_kind, index);
+    if (rx_entry == 0 || tx_entry == 0) return false;
+    const Layout& layout = place.layout;
+    if (!open_ring(rx_.ring, layout.region, layout.size, rx_entry, rx_kind)) return false;
+    if (!open_ring(tx_.ring, layout.region, layout.size, tx_entry, tx_kind)) return false;
     if (round8(rx_.ring.len_max) > args.staging_stride || round8(tx_.ring.len_max) > args.staging_stride) return false;
     in_ = reinterpret_cast<uint8_t*>(args.staging) + static_cast<uint64_t>(2 * i) * args.staging_stride;
     out_ = in_ + args.staging_stride;
@@ -249,7 +250,7 @@ inline SERVAL_DEVICE bool Channel::open(const serval_block_args& args, const Pla
     is_server_ = server;
     polls_ = 0;
 #if SERVAL_CUDA
-    brief_from_ = place.block_count <= BLOCKS_OF_WHOLE_LOOKS ? ~0u : LONG_TRIES;
+    brief_from_ = layout.block_count <= BLOCKS_OF_WHOLE_LOOKS ? ~0u : LONG_TRIES;
     lines_ = nullptr;
     kept_first_ = kept_count_ = 0;
     asked_ = static_cast<uint32_t>(~uint64_t{0});
@@ -641,7 +642,7 @@ inline SERVAL_DEVICE Message Backend::try_recv(Block& block) { return recv_until
 inline SERVAL_DEVICE bool Mqueue::open([[maybe_unused]] Block& block, const serval_block_args& args, const detail::Place& place,
                                         Backend* backends) {
     backends_ = backends;
-    backend_count_ = place.mqueues_per_block - 1;
+    backend_count_ = place.mqueue_count - 1;
     if (!channel_.open(args, place, 0)) return false;
 #if SERVAL_CUDA
     channel_.lines_ = lines_;

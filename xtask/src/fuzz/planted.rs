@@ -75,14 +75,14 @@ const PLANTS: &[Plant] = &[
     Plant {
         target: "region",
         bug: "only the first slot is checked to be inside the region",
-        file: "crates/mqueue/src/region.rs",
-        right: "inside(entry.slots_offset, u64::from(entry.depth) * u64::from(entry.slot_stride))",
+        file: "crates/mqueue/src/region/directory.rs",
+        right: "inside(entry.slots_offset, slots_bytes)",
         wrong: "inside(entry.slots_offset, u64::from(entry.slot_stride))",
     },
     Plant {
         target: "ring",
         bug: "a payload may be 64 bytes longer than its slot",
-        file: "crates/mqueue/src/ring.rs",
+        file: "crates/mqueue/src/ring/consumer.rs",
         right: "u64::from(header.len) <= self.inline_max;",
         wrong: "u64::from(header.len) <= self.inline_max + 64;",
     },

@@ -47,8 +47,7 @@ struct Running {
 
 fn plan(mqueues: u32, depth: u32, protocol: u8, bytes: usize) -> RegionPlan {
     let ring = RingPlan { protocol, message_bytes_max: bytes as u32, arena_bytes: 0 };
-    let mqueues_of_a_block = vec![MqueuePlan { depth, rx: ring, tx: ring }];
-    RegionPlan { block_count: mqueues, mqueues: mqueues_of_a_block, generation: 1, start: 0 }
+    RegionPlan::of_blocks(mqueues, &[MqueuePlan { depth, rx: ring, tx: ring }], 1)
 }
 
 /// The `echo` that is measured: the built-in one, or that of `--kernel`.
@@ -362,7 +361,7 @@ fn work<const MAX: usize>(
 /// Echoes through all mqueues for `time`, with the engine's ends on `threads` threads. Returns messages a
 /// second and how many there were.
 fn storm(plan: &RegionPlan, threads: usize, time: Duration) -> Result<(f64, u64), AccelError> {
-    match plan.mqueues[0].rx.message_bytes_max as usize {
+    match plan.rings[0].messages.message_bytes_max as usize {
         BYTES => storm_of::<BYTES>(plan, threads, time),
         _ => storm_of::<1024>(plan, threads, time),
     }
@@ -373,11 +372,11 @@ fn storm_of<const MAX: usize>(
     threads: usize,
     time: Duration,
 ) -> Result<(f64, u64), AccelError> {
-    let bytes = plan.mqueues[0].rx.message_bytes_max as usize;
+    let bytes = plan.rings[0].messages.message_bytes_max as usize;
     let mut running = start(plan, &echo(), &[])?;
     let words = running.words.clone();
     let share = running.ends.len().div_ceil(threads);
-    let manner = Manner::of(plan.mqueues[0].depth);
+    let manner = Manner::of(plan.rings[0].depth);
     let begin = Instant::now();
     let messages = std::thread::scope(|scope| {
         let workers: Vec<_> = (running.ends.chunks_mut(share).enumerate())

@@ -211,12 +211,8 @@ pub(super) fn lines(image: &str, json: bool) -> Result<(), AccelError> {
         let share = (kib << 10) / u64::from(BLOCKS);
         let ring =
             RingPlan { protocol: protocol::DOORBELL, message_bytes_max: 64, arena_bytes: share };
-        let plan = RegionPlan {
-            block_count: BLOCKS,
-            mqueues: vec![MqueuePlan { depth: 4, rx: ring, tx: ring }],
-            generation: 1,
-            start: 0,
-        };
+        let mqueue = MqueuePlan { depth: 4, rx: ring, tx: ring };
+        let plan = RegionPlan::of_blocks(BLOCKS, &[mqueue], 1);
         let huge = super::huge_pages();
         let pages = Arc::new(Pages::new(plan.bytes().expect("a sound plan") as usize, huge));
         let memory = MappedMemory::new(pages);

@@ -3,13 +3,14 @@
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::sync::Arc;
 
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use mqueue::abi::{
     ABI_VERSION, BlockArgs, NO_DEADLINE, Param, RingEntry, reason, state, stop, wait,
 };
-use mqueue::{MappedMemory, Region, Words};
+use mqueue::{MappedMemory, Region, Role, Words};
 
 use super::stack::{BlockStack, Stacks};
 use super::staging::{Staging, sink};
@@ -39,7 +40,16 @@ impl Observer for Vec<u32> {
 const OVER: u32 = u32::MAX;
 /// Lines of a suspended block's stack that are fetched ahead.
 const FRAME_LINES: usize = 10;
-/// Not one of this scheduler's mqueues.
+/// What an mqueue of the region is to this scheduler.
+#[derive(Clone, Copy)]
+struct MqueueRole {
+    /// Which of its blocks it belongs to; [`FOREIGN`] for none.
+    block: u32,
+    /// What a block that waits for its messages waits for: [`wait::RX`] or [`wait::BACKEND`].
+    waits_for: u32,
+}
+
+/// Of a block that is not this scheduler's.
 const FOREIGN: u32 = u32::MAX;
 /// How often a block that ignores the stop word is resumed before it is given up.
 const LAST_RESUMES: u32 = 256;
@@ -65,6 +75,8 @@ struct Block {
     number: u32,
     /// Its server mqueue.
     mqueue: u32,
+    /// Its client mqueues among the scheduler's.
+    clients: Range<u32>,
     clock: *const Clock,
 }
 
@@ -94,9 +106,8 @@ pub(super) struct Scheduler {
 struct Body {
     words: Words<MappedMemory>,
     blocks: Box<[Block]>,
-    /// Block of this scheduler by mqueue of the region.
-    block_of: Box<[u32]>,
-    per_block: u32,
+    /// By mqueue of the region.
+    roles: Box<[MqueueRole]>,
     /// To be resumed in this run, in order.
     ready: Vec<u32>,
     /// To be resumed in the next run, whatever happens.
@@ -110,8 +121,8 @@ struct Body {
     abandoned: usize,
     /// Mqueues whose TX ring got messages during the start: told in the first run.
     early: Vec<u32>,
-    /// TX heads of client mqueues as last told, `per_block - 1` for each block.
-    client_tx_heads: Box<[u64]>,
+    /// Client mqueues of all blocks, those of a block together, and their TX heads as last told.
+    clients: Box<[(u32, u64)]>,
     /// Blocks that ended since the owner asked, and why.
     ended: Vec<(u32, u64)>,
     staging: Staging,
@@ -186,25 +197,16 @@ impl Scheduler {
         let params = params::encode(params)?.into_boxed_slice();
         let region = Region::join(memory.clone())?;
         check_blocks(blocks, region.block_count())?;
-        let per_block = region.mqueues_per_block();
         let stride = staging_stride(region.entries());
-        let staging_bytes = 2 * per_block as usize * stride as usize;
+        let staging_bytes = 2 * region.mqueues_per_block_max() as usize * stride as usize;
         let staging = Staging::new(blocks.len(), staging_bytes);
         let os = |error| AccelError::Os { what: "map the blocks' stacks", error };
         let stacks = Stacks::new(blocks.len(), options.stack_bytes).map_err(os)?;
         let clock = Box::new(options.clock.clone());
         let mut args = block_args(blocks, &region, &params, &staging, stride, options)?;
         let words = region.words();
-        let mut block_of = vec![FOREIGN; (region.block_count() * per_block) as usize];
-        for (i, &block) in blocks.iter().enumerate() {
-            let first = (block * per_block) as usize;
-            block_of[first..first + per_block as usize].fill(i as u32);
-        }
-        let client_tx_heads = blocks
-            .iter()
-            .flat_map(|&block| (1..per_block).map(move |i| block * per_block + i))
-            .map(|mqueue| words.tx_head(mqueue))
-            .collect();
+        let clients = blocks.iter().flat_map(|block| &region.mqueues_of(*block)[1..]);
+        let clients = clients.map(|&mqueue| (mqueue, words.tx_head(mqueue))).collect();
         let scene = Scene {
             service: options.service.clone(),
             kernel: kernel.name().to_owned(),
@@ -213,20 +215,19 @@ impl Scheduler {
             guards: stacks.guards(),
             stack_bytes: options.stack_bytes,
         };
-        let places = place_blocks(&mut args, per_block, &words, &kernel, &stacks, &clock);
+        let places = place_blocks(&mut args, &region, &kernel, &stacks, &clock);
         Ok(Self {
             body: ManuallyDrop::new(Body {
                 stop: words.stop(),
                 words,
-                block_of: block_of.into_boxed_slice(),
-                per_block,
+                roles: roles(&region, blocks),
                 ready: Vec::with_capacity(blocks.len()),
                 next: Vec::with_capacity(blocks.len()),
                 timers: Timers::new(blocks.len()),
                 running: 0,
                 abandoned: 0,
                 early: Vec::new(),
-                client_tx_heads,
+                clients,
                 ended: Vec::with_capacity(blocks.len()),
                 blocks: places,
                 staging,
@@ -382,15 +383,13 @@ impl Body {
 
     #[inline]
     fn queue_rung(&mut self, mqueue: u32) {
-        let Some(&i) = self.block_of.get(mqueue as usize) else { return };
-        if i == FOREIGN {
+        let Some(&MqueueRole { block, waits_for }) = self.roles.get(mqueue as usize) else {
             return;
-        }
-        let server = self.per_block == 1 || mqueue % self.per_block == 0;
-        let waits_for = if server { wait::RX } else { wait::BACKEND };
+        };
+        let Some(waiting) = self.blocks.get(block as usize) else { return };
         // A block that waits for something else looks at this ring before it waits for it.
-        if self.blocks[i as usize].why.get() == waits_for {
-            self.queue(i);
+        if waiting.why.get() == waits_for {
+            self.queue(block);
         }
     }
 
@@ -428,7 +427,7 @@ impl Body {
         if block.tx_head.replace(head) != head {
             observer.touched(block.mqueue);
         }
-        if self.per_block > 1 {
+        if !block.clients.is_empty() {
             self.tell_clients(i, observer);
         }
         if matches!(result, CoroutineResult::Return(())) {
@@ -458,15 +457,11 @@ impl Body {
     }
 
     fn tell_clients(&mut self, i: usize, observer: &mut impl Observer) {
-        let first = self.blocks[i].mqueue + 1;
-        let clients = self.per_block as usize - 1;
-        for (client, seen) in
-            self.client_tx_heads[i * clients..(i + 1) * clients].iter_mut().enumerate()
-        {
-            let mqueue = first + client as u32;
-            let head = self.words.tx_head(mqueue);
+        let Range { start, end } = self.blocks[i].clients;
+        for (mqueue, seen) in &mut self.clients[start as usize..end as usize] {
+            let head = self.words.tx_head(*mqueue);
             if std::mem::replace(seen, head) != head {
-                observer.touched(mqueue);
+                observer.touched(*mqueue);
             }
         }
     }
@@ -526,6 +521,8 @@ fn block_args(
         block,
         param_count: params.len() as u32,
         staging_stride,
+        ring_first: region.directory_of(block).start,
+        ring_count: region.directory_of(block).len() as u32,
         region: region.memory().base().expose_provenance() as u64,
         region_bytes: region.bytes(),
         params: params.as_ptr().expose_provenance() as u64,
@@ -547,16 +544,18 @@ fn block_args(
 /// Builds the blocks and completes their arguments, which they refer to.
 fn place_blocks(
     args: &mut [BlockArgs],
-    per_block: u32,
-    words: &Words<MappedMemory>,
+    region: &Region<MappedMemory>,
     kernel: &Kernel,
     stacks: &Stacks,
     clock: &Clock,
 ) -> Box<[Block]> {
+    let words = region.words();
+    let mut clients = 0;
     let mut places = Box::new_uninit_slice(args.len());
     for (i, (place, args)) in places.iter_mut().zip(args).enumerate() {
         let block: *mut Block = place.as_mut_ptr();
         args.wait_self = block.expose_provenance() as u64;
+        let mqueues = region.mqueues_of(args.block);
         let start = Start { entry: kernel.entry(), args, block };
         // SAFETY: stack `i` is given to this coroutine only, and the stacks outlive it in Body.
         let coroutine = start.coroutine(unsafe { stacks.get(i) });
@@ -567,14 +566,32 @@ fn place_blocks(
             deadline: Cell::new(NO_DEADLINE),
             why: Cell::new(wait::BUDGET),
             queued: Cell::new(false),
-            tx_head: Cell::new(words.tx_head(args.block * per_block)),
+            tx_head: Cell::new(words.tx_head(mqueues[0])),
             number: args.block,
-            mqueue: args.block * per_block,
+            mqueue: mqueues[0],
+            clients: clients..clients + mqueues.len() as u32 - 1,
             clock,
         });
+        clients += mqueues.len() as u32 - 1;
     }
     // SAFETY: every element was written.
     unsafe { places.assume_init() }
+}
+
+/// What each mqueue of the region is to a scheduler of these blocks.
+fn roles(region: &Region<MappedMemory>, blocks: &[u32]) -> Box<[MqueueRole]> {
+    let foreign = MqueueRole { block: FOREIGN, waits_for: wait::RX };
+    let mut roles = vec![foreign; region.mqueue_count() as usize];
+    for (block, number) in (0..).zip(blocks) {
+        for &mqueue in region.mqueues_of(*number) {
+            let waits_for = match region.role(mqueue).1 {
+                Role::Server => wait::RX,
+                Role::Client(_) => wait::BACKEND,
+            };
+            roles[mqueue as usize] = MqueueRole { block, waits_for };
+        }
+    }
+    roles.into_boxed_slice()
 }
 
 pub(super) fn check_blocks(blocks: &[u32], count: u32) -> Result<(), AccelError> {

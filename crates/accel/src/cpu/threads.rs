@@ -136,7 +136,6 @@ impl ThreadBlocks {
             return Err(AccelError::Range { what: "threads", value, min: 1, max });
         }
         let words = joined.words();
-        let per_block = joined.mqueues_per_block();
         let mut workers: Vec<Self> =
             blocks_by_worker.iter().map(|_| Self::without_links(&joined, options)).collect();
         let (report, reports) = mpsc::channel();
@@ -145,7 +144,7 @@ impl ThreadBlocks {
             // Neighbours in the list belong to the same worker: a thread meets few workers.
             let share = number * owned.len() / threads..(number + 1) * owned.len() / threads;
             let state = Arc::new(ThreadState::default());
-            let links = link(&mut workers, &owned[share.clone()], per_block, &state);
+            let links = link(&mut workers, &owned[share.clone()], &joined, &state);
             let runner = Runner {
                 region: region.clone(),
                 kernel: Arc::clone(kernel),
@@ -179,11 +178,10 @@ impl ThreadBlocks {
     }
 
     fn without_links(region: &Region<MappedMemory>, options: &Options) -> Self {
-        let mqueues = region.block_count() * region.mqueues_per_block();
         let words = region.words();
         Self {
             links: Vec::new(),
-            places: vec![NOWHERE; mqueues as usize].into_boxed_slice(),
+            places: vec![NOWHERE; region.mqueue_count() as usize].into_boxed_slice(),
             stop: words.stop(),
             words,
             hung_after_ns: options.hung_after.as_nanos() as u64,
@@ -195,17 +193,15 @@ impl ThreadBlocks {
 fn link(
     workers: &mut [ThreadBlocks],
     owned: &[(usize, u32)],
-    per_block: u32,
+    region: &Region<MappedMemory>,
     state: &Arc<ThreadState>,
 ) -> Vec<Arc<Link>> {
     let mut links = Vec::new();
     for run in owned.chunk_by(|a, b| a.0 == b.0) {
         let worker = &mut workers[run[0].0];
         let blocks: Box<[u32]> = run.iter().map(|(_, block)| *block).collect();
-        let mqueues: Box<[u32]> = blocks
-            .iter()
-            .flat_map(|&block| (0..per_block).map(move |i| block * per_block + i))
-            .collect();
+        let mqueues: Box<[u32]> =
+            blocks.iter().flat_map(|block| region.mqueues_of(*block)).copied().collect();
         for (place, &mqueue) in mqueues.iter().enumerate() {
             worker.places[mqueue as usize] = (worker.links.len() as u16, place as u32);
         }

@@ -358,7 +358,7 @@ impl Prepared {
         let ask = |attribute| driver.function_attribute(function, attribute);
         // Its warps are blocks, several of which share a CUDA block: as few as spread over all multiprocessors.
         let of_warps = driver.function(module, &image.mark_of_warps()?)?.is_some();
-        let backends = region.mqueues_per_block() - 1;
+        let backends = region.mqueues_per_block_max() - 1;
         if of_warps && backends > WARP_BACKENDS_MAX {
             return Err(CudaError::WarpBackends { kernel: image.name, backends }.into());
         }
@@ -397,6 +397,8 @@ impl Prepared {
             block: 0,
             param_count: encoded.len() as u32,
             staging_stride: staging.stride,
+            ring_first: 0,
+            ring_count: 0,
             region: base,
             region_bytes: region.bytes(),
             params: held.give(&encoded)?,
@@ -409,7 +411,7 @@ impl Prepared {
             sink: sink.base,
             sink_bytes: sink.bytes,
         };
-        let arguments = give_arguments(&mut held, common, grid)?;
+        let arguments = give_arguments(&mut held, common, grid, &region)?;
         Ok(Self {
             service: service.name.clone(),
             kernel: image.name,
@@ -451,7 +453,7 @@ impl Staging {
         let longest = region.entries().iter().map(|entry| entry.message_bytes_max).max();
         // With room for the word behind a reply by which a write past it is noticed.
         let stride = (longest.unwrap_or(0).next_multiple_of(8) + 8).next_multiple_of(64);
-        let buffers = 2 * u64::from(region.mqueues_per_block());
+        let buffers = 2 * u64::from(region.mqueues_per_block_max());
         Self { stride, block_bytes: buffers * u64::from(stride) }
     }
 }
@@ -462,14 +464,22 @@ fn give_arguments(
     held: &mut Held,
     common: BlockArgs,
     grid: Grid,
+    region: &Region<MappedMemory>,
 ) -> Result<DeviceAddress, CudaError> {
     let staging_of = |block: u32| match common.staging {
         0 => 0,
         base => base + u64::from(block) * common.staging_bytes,
     };
-    let all: Vec<BlockArgs> = (0..grid.blocks * grid.rows)
-        .map(|block| BlockArgs { block, staging: staging_of(block), ..common })
-        .collect();
+    let entries_of = |block: u32| match block < region.block_count() {
+        true => region.directory_of(block),
+        false => 0..0,
+    };
+    let of = |block: u32| {
+        let (staging, entries) = (staging_of(block), entries_of(block));
+        let (ring_first, ring_count) = (entries.start, entries.len() as u32);
+        BlockArgs { block, staging, ring_first, ring_count, ..common }
+    };
+    let all: Vec<BlockArgs> = (0..grid.blocks * grid.rows).map(of).collect();
     held.give(&all)
 }
 
@@ -551,13 +561,12 @@ impl Launch {
     }
 
     fn look_at(&self, block: u32) -> Look {
-        let per_block = self.region.mqueues_per_block();
-        let mqueue = block * per_block;
-        let [rx, tx] = self.rings(mqueue);
+        let (server, clients) = self.region.mqueues_of(block).split_first().expect("one server");
+        let [rx, tx] = self.rings(*server);
         let counts = self.words.block(block);
         Look {
             waiting: rx.held(),
-            owed: (mqueue + 1..mqueue + per_block).any(|client| self.owes(client)),
+            owed: clients.iter().any(|client| self.owes(*client)),
             credit: tx.depth.saturating_sub(tx.held()),
             moved: [rx.tail, tx.head, counts.received, counts.sent, counts.dropped],
         }
@@ -572,8 +581,7 @@ impl Launch {
 
     /// The RX and the TX ring of an mqueue.
     fn rings(&self, mqueue: u32) -> [RingWords; 2] {
-        [2 * mqueue, 2 * mqueue + 1].map(|ring| {
-            let entry = &self.region.entries()[ring as usize];
+        self.region.rings_of(mqueue).map(|entry| {
             let load = |offset| self.region.memory().load(offset, Ordering::Relaxed);
             let (head, tail) = (load(entry.head_offset), load(entry.tail_offset));
             RingWords { head, tail, depth: entry.depth.into() }

@@ -59,12 +59,8 @@ impl Engine {
             protocol => RingPlan { protocol, message_bytes_max: shape.bytes_max, arena_bytes: 0 },
         };
         let mqueue = MqueuePlan { depth: shape.depth, rx: ring, tx: ring };
-        let plan = RegionPlan {
-            block_count: shape.blocks,
-            mqueues: vec![mqueue; 1 + shape.backends as usize],
-            generation: 1,
-            start: shape.start,
-        };
+        let mqueues = vec![mqueue; 1 + shape.backends as usize];
+        let plan = RegionPlan::of_blocks(shape.blocks, &mqueues, 1).starting_at(shape.start);
         let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
         let mut region = Region::format(memory.clone(), &plan).unwrap();
         let words = region.words();

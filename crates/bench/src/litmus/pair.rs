@@ -72,14 +72,14 @@ fn plan() -> RegionPlan {
         ring(protocol::DOORBELL, 8, 0),
         ring(protocol::DOORBELL, 8, 0),
     ];
-    RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 }
+    RegionPlan::of_blocks(1, &mqueues, 1)
 }
 
 /// A region that is formatted and joined in every round, inside the window.
 pub(super) fn small_plan(generation: u64) -> RegionPlan {
     let ring = RingPlan { protocol: protocol::DOORBELL, message_bytes_max: 8, arena_bytes: 0 };
     let mqueues = vec![MqueuePlan { depth: 1, rx: ring, tx: ring }];
-    RegionPlan { block_count: 1, mqueues, generation, start: 0 }
+    RegionPlan::of_blocks(1, &mqueues, generation)
 }
 
 /// Part of the shared memory as a memory of its own, behind region and words.
@@ -319,7 +319,7 @@ pub(super) fn second(region: OwnedFd) -> Result<Side, LitmusError> {
     let shared = SharedMemory::open(region, REGION_BYTES_MAX, false)?;
     let memory = MappedMemory::new(Arc::new(shared));
     let region = Region::join(memory.clone()).map_err(|e| LitmusError::Region(e.to_string()))?;
-    if region.entries().len() != 2 * plan().mqueues.len() {
+    if region.entries().len() != plan().rings.len() {
         return Err(LitmusError::Region("another number of rings".to_owned()));
     }
     stay_on(1);

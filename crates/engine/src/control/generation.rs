@@ -24,7 +24,7 @@ use wire::DropReason;
 use wire::nic::Nic;
 
 use crate::control::drain::DrainBarrier;
-use crate::service::share::Attachment;
+use crate::service::ends::Attachment;
 use crate::topology::Replies;
 use crate::worker::Worker;
 

@@ -32,7 +32,8 @@ use crate::endpoint::sources::{Sources, lowest_source};
 use crate::endpoint::tcp::connection::{Connections, Pool};
 use crate::fabric::Fabric;
 use crate::metrics::{Metrics, ServiceMetrics};
-use crate::service::share::{Attachment, ServiceShare};
+use crate::service::ends::Attachment;
+use crate::service::share::ServiceShare;
 use crate::topology::{Limits, Listen, Polling, Service, Topology};
 use crate::worker::{PENDING_LOSSES, StreamOwner, Worker};
 

@@ -33,6 +33,7 @@ use wire::nic::{Nic, StreamKey, Transport};
 
 use self::datagram::DatagramSocket;
 use self::stream::BackendConnection;
+use crate::service::ends::MqueueEnds;
 use crate::service::share::ServiceShare;
 use crate::topology::{Backend, Sockets};
 
@@ -44,6 +45,8 @@ pub(crate) struct ClientMqueue {
     /// ServiceShare number of the block's server mqueue.
     pub(crate) server: u32,
     pub(crate) backend: u16,
+    /// Its number in the region.
+    pub(crate) region_mqueue: u32,
     rx: Producer<MappedMemory>,
     tx: Consumer<MappedMemory>,
     rx_pending: bool,
@@ -59,17 +62,13 @@ pub(crate) struct ClientMqueue {
 }
 
 impl ClientMqueue {
-    pub(crate) fn new(
-        server: u32,
-        backend: u16,
-        rx: Producer<MappedMemory>,
-        tx: Consumer<MappedMemory>,
-    ) -> Self {
+    pub(crate) fn new(server: u32, backend: u16, ends: MqueueEnds) -> Self {
         Self {
             server,
             backend,
-            rx,
-            tx,
+            region_mqueue: ends.mqueue,
+            rx: ends.rx,
+            tx: ends.tx,
             rx_pending: false,
             alive: true,
             in_flight: 0,
@@ -81,8 +80,9 @@ impl ClientMqueue {
     }
 
     /// Takes the rings of the accelerator's next generation; nothing of the last one is left.
-    pub(crate) fn replace_rings(&mut self, rx: Producer<MappedMemory>, tx: Consumer<MappedMemory>) {
-        (self.rx, self.tx) = (rx, tx);
+    pub(crate) fn replace_rings(&mut self, ends: MqueueEnds) {
+        self.region_mqueue = ends.mqueue;
+        (self.rx, self.tx) = (ends.rx, ends.tx);
         (self.rx_pending, self.alive) = (false, true);
         (self.in_flight, self.blocked_since_ns) = (0, 0);
     }

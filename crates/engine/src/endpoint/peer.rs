@@ -257,7 +257,7 @@ fn region(service: &Service) -> (Near, Far) {
         rx: ring(service.max_message_bytes),
         tx: ring(service.max_reply_bytes),
     };
-    let plan = RegionPlan { block_count: 1, mqueues: vec![mqueue], generation: 1, start: 0 };
+    let plan = RegionPlan::of_blocks(1, &[mqueue], 1);
     let bytes = plan.bytes().expect("a plan within limits") as usize;
     let memory = HeapMapping::memory(bytes);
     let mut near = Region::format(memory.clone(), &plan).expect("memory of the planned size");

@@ -602,7 +602,7 @@ mod tests {
     fn region() -> (Region<MappedMemory>, Region<MappedMemory>) {
         let ring = RingPlan::doorbell(64, 0);
         let mqueues = vec![MqueuePlan { depth: 4, rx: ring, tx: ring }];
-        let plan = RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 };
+        let plan = RegionPlan::of_blocks(1, &mqueues, 1);
         let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
         let near = Region::format(memory.clone(), &plan).unwrap();
         (near, Region::join(memory).unwrap())

@@ -17,31 +17,16 @@ use crate::endpoint::backend::{BackendPool, ClientMqueue};
 use crate::endpoint::peer::ANY;
 use crate::metrics::ServiceCounters;
 use crate::service::dispatch::{Credit, Dispatcher, Owner, Route};
+use crate::service::ends::{Attachment, ShareMqueue, share_mqueues};
 use crate::stages::{NO_TOKEN, Observations, Sampler};
 use crate::topology::{Replies, Service};
-
-/// The engine's ends of the mqueues of one block: producer of RX, consumer of TX.
-pub struct BlockEnds {
-    /// Index of the block in its region.
-    pub block: u32,
-    /// The server mqueue.
-    pub server: (Producer<MappedMemory>, Consumer<MappedMemory>),
-    /// The client mqueues, in the order of the service's backends.
-    pub clients: Vec<(Producer<MappedMemory>, Consumer<MappedMemory>)>,
-}
-
-/// One worker's share of one accelerator that serves one service.
-pub struct Attachment {
-    /// The blocks this worker owns, running.
-    pub blocks: Box<dyn Blocks>,
-    /// The ends of their mqueues, in block order.
-    pub ends: Vec<BlockEnds>,
-}
 
 /// A server mqueue of this worker.
 pub(crate) struct ServerMqueue {
     pub(crate) attachment: u16,
     pub(crate) block: u32,
+    /// Its number in the region.
+    region_mqueue: u32,
     /// The accelerator wrote impossible ring words; housekeeping buries the mqueue.
     pub(crate) tx_corrupt: bool,
     /// Listed in [`ServiceShare::blocked`].
@@ -142,6 +127,8 @@ pub(crate) struct AcceleratorShare {
     pub(crate) rx_pending: Vec<u32>,
     /// Region mqueues whose TX ring may hold messages.
     pub(crate) tx_pending: Vec<u32>,
+    /// By mqueue of the region.
+    share_mqueues: Box<[ShareMqueue]>,
     /// ServiceShare number of the attachment's first server mqueue.
     pub(crate) first: u32,
 }
@@ -162,8 +149,6 @@ pub(crate) struct ServiceShare {
     pub(crate) timeout_ns: u64,
     queue_ns_max: u64,
     slots: u32,
-    workers: u32,
-    per_block: u32,
     pub(crate) counters: Arc<ServiceCounters>,
     pub(crate) sampler: Sampler,
     pub(crate) sessions: Sessions,
@@ -222,23 +207,25 @@ impl ServiceShare {
                 tx_pending: Vec::with_capacity(
                     attachment.ends.len() * (1 + service.backends.len()),
                 ),
+                share_mqueues: share_mqueues(&attachment.ends, mqueues.len() as u32),
                 first: mqueues.len() as u32,
             });
             for ends in attachment.ends {
                 let server = mqueues.len() as u32;
-                for (backend, (rx, tx)) in ends.clients.into_iter().enumerate() {
-                    clients.push(ClientMqueue::new(server, backend as u16, rx, tx));
+                for (backend, ends) in ends.clients.into_iter().enumerate() {
+                    clients.push(ClientMqueue::new(server, backend as u16, ends));
                 }
                 let waits = if queue_ns_max > 0 { service.slots as usize } else { 0 };
                 mqueues.push(ServerMqueue {
                     attachment: number as u16,
                     block: ends.block,
+                    region_mqueue: ends.server.mqueue,
                     tx_corrupt: false,
                     is_blocked: false,
                     write_ahead,
-                    consumed: ends.server.0.released(),
-                    rx: ends.server.0,
-                    tx: ends.server.1,
+                    consumed: ends.server.rx.released(),
+                    rx: ends.server.rx,
+                    tx: ends.server.tx,
                     arrivals: vec![0; waits].into_boxed_slice(),
                     sampled: NO_TOKEN,
                     gathered_ns: 0,
@@ -267,8 +254,6 @@ impl ServiceShare {
             timeout_ns: service.request_timeout_ms * 1_000_000,
             queue_ns_max,
             slots: service.slots,
-            workers,
-            per_block: 1 + service.backends.len() as u32,
             counters,
             sampler: Sampler::new(observed),
             sessions: Sessions::new(capacity, 1),
@@ -357,7 +342,7 @@ impl ServiceShare {
         if !load.rx_pending {
             load.rx_pending = true;
             let drive = &mut self.accelerators[mqueue.attachment as usize];
-            drive.rx_pending.push(mqueue.block * self.per_block);
+            drive.rx_pending.push(mqueue.region_mqueue);
         }
         self.counters.accepted.one();
         if self.sampler.is_due() {
@@ -449,14 +434,13 @@ impl ServiceShare {
         }
         for drive in &mut self.accelerators {
             for region_mqueue in &drive.rx_pending {
-                let local = (region_mqueue / self.per_block / self.workers + drive.first) as usize;
-                if region_mqueue % self.per_block == 0 {
-                    self.mqueues[local].rx.publish();
-                    self.loads[local].rx_pending = false;
-                } else {
-                    let backends = (self.per_block - 1) as usize;
-                    let client = local * backends + (region_mqueue % self.per_block) as usize - 1;
-                    self.clients[client].publish();
+                match drive.share_mqueues[*region_mqueue as usize] {
+                    ShareMqueue::Server(mqueue) => {
+                        self.mqueues[mqueue as usize].rx.publish();
+                        self.loads[mqueue as usize].rx_pending = false;
+                    }
+                    ShareMqueue::Client(client) => self.clients[client as usize].publish(),
+                    ShareMqueue::Foreign => {}
                 }
             }
             drive.tx_pending.clear();
@@ -471,9 +455,8 @@ impl ServiceShare {
         if entry.rx_pending() {
             return;
         }
-        let mqueue = &self.mqueues[entry.server as usize];
-        let region_mqueue = mqueue.block * self.per_block + 1 + u32::from(entry.backend);
-        self.accelerators[mqueue.attachment as usize].rx_pending.push(region_mqueue);
+        let attachment = self.mqueues[entry.server as usize].attachment;
+        self.accelerators[attachment as usize].rx_pending.push(entry.region_mqueue);
     }
 
     /// How many messages the head of a server mqueue's TX ring shows, as a hostile accelerator tells it, too.
@@ -489,7 +472,7 @@ impl ServiceShare {
         let mut shown = [0; HEADS_READ];
         let count = self.accelerators[drive].tx_pending.len();
         for (index, shown) in (first..count).zip(&mut shown) {
-            if let TxPending::Server(mqueue) = self.tx_pending(drive, index) {
+            if let ShareMqueue::Server(mqueue) = self.tx_pending(drive, index) {
                 *shown = self.shown(mqueue);
             }
         }
@@ -506,7 +489,7 @@ impl ServiceShare {
         }
         let from = if index == 0 { 1 } else { index + AHEAD };
         for ahead in from..tx_pending.len().min(index + AHEAD + 1) {
-            if let TxPending::Server(mqueue) = self.tx_pending(drive, ahead) {
+            if let ShareMqueue::Server(mqueue) = self.tx_pending(drive, ahead) {
                 self.fetch(mqueue, 0);
             }
         }
@@ -533,15 +516,12 @@ impl ServiceShare {
         self.mqueues[mqueue as usize].tx.prefetch_at(ahead, SHORT_BYTES);
     }
 
-    /// ServiceShare numbers of what [`Self::drive`] found touched: (server mqueue, or client mqueue).
-    pub(crate) fn tx_pending(&self, drive: usize, index: usize) -> TxPending {
+    /// Which of the share's mqueues is in this place of those whose TX ring may hold messages.
+    #[inline]
+    pub(crate) fn tx_pending(&self, drive: usize, index: usize) -> ShareMqueue {
         let drive = &self.accelerators[drive];
-        let region_mqueue = drive.tx_pending[index];
-        let server = region_mqueue / self.per_block / self.workers + drive.first;
-        match region_mqueue % self.per_block {
-            0 => TxPending::Server(server),
-            client => TxPending::Client(server * (self.per_block - 1) + client - 1),
-        }
+        let mqueue = drive.tx_pending[index] as usize;
+        drive.share_mqueues.get(mqueue).copied().unwrap_or(ShareMqueue::Foreign)
     }
 
     /// Services without replies: counts what kernels released since the last call.
@@ -614,30 +594,33 @@ impl ServiceShare {
 
     /// What the blocks of these mqueues ask of backends finds nobody, and what they still want to ask nobody takes.
     pub(crate) fn drop_backend_requests_of<N: Nic>(&mut self, mqueues: Range<u32>, nic: &mut N) {
-        let backends = self.per_block - 1;
+        let backends = self.backends.len() as u32;
         self.drop_backend_requests(nic, mqueues.start * backends..mqueues.end * backends);
     }
 
     /// The rings of an accelerator's next generation take the place of those of the last one.
     pub(crate) fn replace_rings(&mut self, accelerator: usize, attachment: Attachment) {
         let mqueues = self.mqueues_of(accelerator);
-        let backends = self.per_block - 1;
+        let backends = self.backends.len() as u32;
         let Attachment { blocks, ends } = attachment;
         assert_eq!(ends.len(), mqueues.len(), "every life has the same blocks");
+        let table = share_mqueues(&ends, mqueues.start);
         for (mqueue, ends) in mqueues.zip(ends) {
             let entry = &mut self.mqueues[mqueue as usize];
             assert_eq!(entry.block, ends.block, "every life has the same blocks");
             entry.tx_corrupt = false;
             entry.write_ahead = write_ahead(&*blocks);
-            entry.consumed = ends.server.0.released();
-            (entry.rx, entry.tx) = ends.server;
+            entry.consumed = ends.server.rx.released();
+            entry.region_mqueue = ends.server.mqueue;
+            (entry.rx, entry.tx) = (ends.server.rx, ends.server.tx);
             entry.left = 0;
-            for (client, (rx, tx)) in (mqueue * backends..).zip(ends.clients) {
-                self.clients[client as usize].replace_rings(rx, tx);
+            for (client, ends) in (mqueue * backends..).zip(ends.clients) {
+                self.clients[client as usize].replace_rings(ends);
             }
         }
         let drive = &mut self.accelerators[accelerator];
         drive.blocks = blocks;
+        drive.share_mqueues = table;
         drive.rx_pending.clear();
     }
 
@@ -690,15 +673,6 @@ impl ServiceShare {
         let alive = self.loads.iter().filter(|load| load.alive);
         alive.map(|load| self.slots.saturating_sub(load.outstanding)).sum()
     }
-}
-
-/// See [`ServiceShare::touched`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TxPending {
-    /// A server mqueue.
-    Server(u32),
-    /// A client mqueue.
-    Client(u32),
 }
 
 /// The dispatcher's view of a service share, without the dispatcher itself.

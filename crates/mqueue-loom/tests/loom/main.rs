@@ -157,7 +157,7 @@ const DEPTH: u32 = 2;
 fn plan(protocol: u8, depth: u32, message_bytes_max: u32, start: u64) -> RegionPlan {
     let ring = RingPlan { protocol, message_bytes_max, arena_bytes: 0 };
     let mqueues = vec![MqueuePlan { depth, rx: ring, tx: ring }];
-    RegionPlan { block_count: 1, mqueues, generation: 1, start }
+    RegionPlan::of_blocks(1, &mqueues, 1).starting_at(start)
 }
 
 /// Where things are in a region of `plan`, found on ordinary memory.

@@ -42,7 +42,7 @@ fn arena(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
     let ring =
         RingPlan { protocol: protocol::DOORBELL, message_bytes_max: 1544, arena_bytes: 1664 };
     let mqueues = vec![MqueuePlan { depth: DEPTH, rx: ring, tx: ring }];
-    let plan = RegionPlan { block_count: 1, mqueues, generation: 1, start: 0 };
+    let plan = RegionPlan::of_blocks(1, &mqueues, 1);
     let places = places(&plan);
     let heap = mqueue::HeapMapping::memory(places.len_bytes as usize);
     let arena_offset = Region::format(heap, &plan).unwrap().entries()[0].arena_offset;

@@ -43,7 +43,7 @@ pub(crate) fn plan(shape: Shape, depth: u32, start: u64) -> RegionPlan {
     let Shape { protocol, message_bytes_max, arena_bytes, .. } = shape;
     let ring = RingPlan { protocol, message_bytes_max, arena_bytes };
     let mqueues = vec![MqueuePlan { depth, rx: ring, tx: ring }];
-    RegionPlan { block_count: 1, mqueues, generation: 1, start }
+    RegionPlan::of_blocks(1, &mqueues, 1).starting_at(start)
 }
 
 /// A formatted region and the two ends of its RX ring.

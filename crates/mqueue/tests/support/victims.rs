@@ -93,7 +93,7 @@ pub(crate) fn victims(memory: &MappedMemory) -> Result<Victims, JoinError> {
     let (near, far) = (Fenced::new(memory.clone()), Fenced::new(memory.clone()));
     let mut engine = Region::join(near.clone())?;
     let mut accelerator = Region::join(far.clone())?;
-    let entry = engine.entries()[0];
+    let entry = *engine.rings_of(0)[0];
     let (producer, _) = engine.engine_ends(0);
     let (consumer, _) = accelerator.accelerator_ends(0);
 

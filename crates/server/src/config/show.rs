@@ -1,7 +1,6 @@
 //! A configuration as `serval check-config` shows it.
 
 use engine::topology::Service;
-use mqueue::RegionPlan;
 use serde_json::{Map, Value as Json, json};
 
 use super::Config;
@@ -30,7 +29,7 @@ impl Config {
                     service: service.name.clone(),
                     accelerator: self.topology.accelerators[*index].name.clone(),
                     bytes: plan.bytes().expect("the topology was checked"),
-                    arithmetic: arithmetic(service, &plan),
+                    arithmetic: arithmetic(service, place),
                 });
             }
         }
@@ -68,7 +67,7 @@ impl Config {
 
 /// `4 mqueues x (RX 64 slots x 1024 B + TX 64 slots x 1024 B)`: payload room; headers, rounding and
 /// status words make up the rest of the region.
-fn arithmetic(service: &Service, plan: &RegionPlan) -> String {
+fn arithmetic(service: &Service, place: usize) -> String {
     let part = |(index, mqueue): (usize, &mqueue::MqueuePlan)| {
         let ring = |name: &str, ring: &mqueue::RingPlan| {
             let slots = format!("{name} {} slots x {} B", mqueue.depth, ring.inline_bytes());
@@ -83,8 +82,8 @@ fn arithmetic(service: &Service, plan: &RegionPlan) -> String {
             None => rings,
         }
     };
-    let parts: Vec<String> = plan.mqueues.iter().enumerate().map(part).collect();
-    format!("{} mqueues x ({})", plan.block_count, parts.join("; "))
+    let parts: Vec<String> = service.mqueue_plans(place).iter().enumerate().map(part).collect();
+    format!("{} mqueues x ({})", service.mqueues_on(place), parts.join("; "))
 }
 
 /// Bytes for people: `552.3 KiB`.

@@ -378,7 +378,7 @@ impl Desk {
             self.fabric.release_shm_client(worker);
             own(error)
         })?;
-        let depth = plan.mqueues[0].depth;
+        let depth = plan.rings[0].depth;
         let terms = Terms {
             depth,
             request_bytes_max: service.max_message_bytes,

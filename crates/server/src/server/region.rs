@@ -29,13 +29,9 @@ pub(super) fn make_region(
     let memory = Arc::new(SharedMemory::create(&name, bytes, &RegionOptions::default())?);
     let mapped = MappedMemory::new(memory.clone());
     let mut region = Region::format(mapped, &plan).expect("memory of the planned size");
-    let per_block = plan.mqueues.len() as u32;
     let mut ends: Vec<Vec<BlockEnds>> = (0..workers).map(|_| Vec::new()).collect();
     for block in 0..plan.block_count {
-        let server = region.engine_ends(block * per_block);
-        let clients = (1..per_block).map(|i| region.engine_ends(block * per_block + i));
-        let entry = BlockEnds { block, server, clients: clients.collect() };
-        ends[block as usize % workers].push(entry);
+        ends[block as usize % workers].push(BlockEnds::take(&mut region, block));
     }
     Ok(MadeRegion { memory, words: region.words(), ends })
 }

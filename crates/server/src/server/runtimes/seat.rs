@@ -15,7 +15,7 @@ use engine::metrics::AcceleratorLives;
 use engine::topology::{
     Accelerator, AcceleratorKind, DeviceSpec, Launch, STACK_KIB, Service, Topology,
 };
-use engine::{Attachment, DrainBarrier};
+use engine::{Attachment, BlockEnds, DrainBarrier};
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
 use sys::SharedMemory;
@@ -138,10 +138,9 @@ impl Life {
             source,
         })?;
         let link = RemoteLink::new(move || pull.ring());
-        let per_block = 1 + service.backends.len() as u32;
-        let share = |ends: Vec<engine::BlockEnds>| {
-            let own = ends.iter().map(|e| e.block);
-            let blocks = RemoteBlocks::new(words.clone(), own, per_block, link.clone());
+        let share = |ends: Vec<BlockEnds>| {
+            let own = ends.iter().flat_map(BlockEnds::mqueues).collect();
+            let blocks = RemoteBlocks::new(words.clone(), own, link.clone());
             Attachment { blocks: Box::new(blocks), ends }
         };
         let shares = ends.into_iter().map(share).collect();

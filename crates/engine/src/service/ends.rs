@@ -1,0 +1,81 @@
+//! What a worker gets of a region: the ends of its blocks' mqueues, and the table that says which mqueue of the region is which of
+//! the worker's. The table is made once, when the rings are installed; messages only look it up.
+
+use mqueue::{Consumer, MappedMemory, Producer, Region};
+
+use crate::accelerator::Blocks;
+
+/// The engine's ends of one mqueue.
+pub struct MqueueEnds {
+    /// Number of the mqueue in its region.
+    pub mqueue: u32,
+    /// Toward the block.
+    pub rx: Producer<MappedMemory>,
+    /// From the block.
+    pub tx: Consumer<MappedMemory>,
+}
+
+/// The engine's ends of the mqueues of one block.
+pub struct BlockEnds {
+    /// Index of the block in its region.
+    pub block: u32,
+    /// The server mqueue.
+    pub server: MqueueEnds,
+    /// The client mqueues, in the order of the service's backends.
+    pub clients: Vec<MqueueEnds>,
+}
+
+impl BlockEnds {
+    /// Takes the ends of a block's mqueues out of its region. Panics when taken before.
+    pub fn take(region: &mut Region<MappedMemory>, block: u32) -> Self {
+        let mqueues = region.mqueues_of(block).to_vec();
+        let mut ends = mqueues.into_iter().map(|mqueue| {
+            let (rx, tx) = region.engine_ends(mqueue);
+            MqueueEnds { mqueue, rx, tx }
+        });
+        let server = ends.next().expect("every block has a server mqueue");
+        Self { block, server, clients: ends.collect() }
+    }
+
+    /// Their numbers in the region: the server mqueue's, then those of the client mqueues.
+    pub fn mqueues(&self) -> impl Iterator<Item = u32> + '_ {
+        std::iter::once(self.server.mqueue).chain(self.clients.iter().map(|client| client.mqueue))
+    }
+}
+
+/// One worker's share of one accelerator that serves one service.
+pub struct Attachment {
+    /// The blocks this worker owns, running.
+    pub blocks: Box<dyn Blocks>,
+    /// The ends of their mqueues, in block order.
+    pub ends: Vec<BlockEnds>,
+}
+
+/// Which of a service share's mqueues an mqueue of a region is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ShareMqueue {
+    /// A server mqueue.
+    Server(u32),
+    /// A client mqueue.
+    Client(u32),
+    /// Another worker's.
+    Foreign,
+}
+
+/// By mqueue of the region: which of the share's it is, if the blocks' server mqueues have numbers from `first` on.
+pub(super) fn share_mqueues(ends: &[BlockEnds], first: u32) -> Box<[ShareMqueue]> {
+    let mut table = Vec::new();
+    let mut enter = |mqueue: u32, is: ShareMqueue| {
+        let place = mqueue as usize;
+        table.resize(table.len().max(place + 1), ShareMqueue::Foreign);
+        table[place] = is;
+    };
+    for (server, ends) in (first..).zip(ends) {
+        enter(ends.server.mqueue, ShareMqueue::Server(server));
+        let client = server * ends.clients.len() as u32;
+        for (client, ends) in (client..).zip(&ends.clients) {
+            enter(ends.mqueue, ShareMqueue::Client(client));
+        }
+    }
+    table.into_boxed_slice()
+}

@@ -1,0 +1,357 @@
+//! The directory: what a reader checks before it believes an entry, and what the entries say together.
+//!
+//! Each entry is a copy. What holds for every kind is checked first (owner, memory), then whether the kind is known, then the
+//! kind's own part. At the end the rings must make up whole mqueues, and no two parts of the region may overlap. The
+//! formatter's own plan goes through the same checks.
+
+use std::ops::Range;
+
+use crate::abi::*;
+use crate::ring::slot_bytes;
+
+const SERVERLESS: &str = "a block without a server mqueue";
+
+/// What is wrong with an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    /// Index in the directory.
+    pub(super) ring: u32,
+    pub(super) what: &'static str,
+}
+
+/// Why a directory is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// Of one entry.
+    Ring(Problem),
+    /// Of what the header says about all of them.
+    Header(&'static str),
+    /// An entry of a kind, or of a version of it, that must be known and is not.
+    Required { ring: u32, kind: u16, version: u16 },
+}
+
+/// What an mqueue is to its block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Requests of clients and their replies.
+    Server,
+    /// Requests to this backend, by its place in the configuration, and its answers.
+    Client(u32),
+}
+
+impl Role {
+    fn of(entry: &RingEntry) -> Option<Self> {
+        match (mqueue_kind(entry.kind)?.0, entry.index) {
+            (true, 0) => Some(Self::Server),
+            (false, index) if index < BACKENDS_MAX => Some(Self::Client(index)),
+            _ => None,
+        }
+    }
+}
+
+/// Of a kind of ring that mqueues have: whether of server mqueues, and whether it is the RX ring.
+pub(super) fn mqueue_kind(kind: u16) -> Option<(bool, bool)> {
+    match kind {
+        ring_kind::SERVER_RX => Some((true, true)),
+        ring_kind::SERVER_TX => Some((true, false)),
+        ring_kind::CLIENT_RX => Some((false, true)),
+        ring_kind::CLIENT_TX => Some((false, false)),
+        _ => None,
+    }
+}
+
+/// Offsets of the arrays of heads and of tails for rings of this kind of an mqueue.
+pub(super) fn words_of_mqueues(kind: u16, header: &RegionHeader) -> (u64, u64) {
+    match mqueue_kind(kind) {
+        Some((_, true)) => (header.rx_heads_offset, header.rx_tails_offset),
+        _ => (header.tx_heads_offset, header.tx_tails_offset),
+    }
+}
+
+/// Whether [offset, offset + bytes) is aligned and lies in the part of the region that is described.
+pub(super) fn is_inside(offset: u64, bytes: u64, header: &RegionHeader) -> bool {
+    offset % LINE_BYTES == 0
+        && offset >= BLOCKS_OFFSET
+        && offset.checked_add(bytes).is_some_and(|end| end <= header.region_bytes)
+}
+
+/// The parts of a region that are not rings' memory: offset, bytes and what they are called.
+pub(super) fn fixed_parts(header: &RegionHeader) -> [(u64, u64, &'static str); 6] {
+    let words = 8 * u64::from(header.mqueue_count);
+    let blocks = u64::from(header.block_count) * size_of::<BlockWords>() as u64;
+    let directory = u64::from(header.ring_count) * size_of::<DirectoryEntry>() as u64;
+    [
+        (header.blocks_offset, blocks, "status page"),
+        (header.directory_offset, directory, "directory"),
+        (header.rx_heads_offset, words, "RX heads"),
+        (header.tx_tails_offset, words, "TX tails"),
+        (header.rx_tails_offset, words, "RX tails"),
+        (header.tx_heads_offset, words, "TX heads"),
+    ]
+}
+
+/// A checked directory.
+pub(super) struct Directory {
+    /// The rings of mqueues, in the order of their entries.
+    pub(super) entries: Vec<RingEntry>,
+    /// Of each of them: its index in the directory.
+    pub(super) numbers: Vec<u32>,
+    /// By mqueue.
+    mqueues: Vec<Mqueue>,
+    /// Mqueues by block, server first, then clients by index; those of block `b` are in `starts[b]..starts[b + 1]`.
+    of_blocks: Vec<u32>,
+    starts: Vec<u32>,
+    /// By block: its entries in the directory.
+    spans: Vec<Range<u32>>,
+}
+
+/// One mqueue of a checked directory.
+#[derive(Clone, Copy)]
+struct Mqueue {
+    block: u32,
+    role: Role,
+    /// Places of its RX and its TX ring in [`Directory::entries`].
+    rings: [u32; 2],
+}
+
+impl Directory {
+    /// Checks the entries, as many as the (checked) header says.
+    pub(super) fn of(
+        entries: impl Iterator<Item = DirectoryEntry>,
+        header: &RegionHeader,
+    ) -> Result<Self, Refusal> {
+        let mut reader = Reader::new(header);
+        for (ring, entry) in (0..).zip(entries) {
+            reader.read(ring, entry)?;
+        }
+        reader.finish()
+    }
+
+    pub(super) fn mqueue_count(&self) -> u32 {
+        self.mqueues.len() as u32
+    }
+
+    pub(super) fn role(&self, mqueue: u32) -> (u32, Role) {
+        let mqueue = &self.mqueues[mqueue as usize];
+        (mqueue.block, mqueue.role)
+    }
+
+    /// Places of an mqueue's rings in [`Self::entries`].
+    pub(super) fn rings(&self, mqueue: u32) -> [u32; 2] {
+        self.mqueues[mqueue as usize].rings
+    }
+
+    pub(super) fn mqueues_of(&self, block: u32) -> &[u32] {
+        let [from, to] = [block, block + 1].map(|at| self.starts[at as usize] as usize);
+        &self.of_blocks[from..to]
+    }
+
+    pub(super) fn span(&self, block: u32) -> Range<u32> {
+        self.spans[block as usize].clone()
+    }
+}
+
+/// Reads a directory entry by entry.
+struct Reader<'a> {
+    header: &'a RegionHeader,
+    entries: Vec<RingEntry>,
+    /// See [`Directory::numbers`].
+    numbers: Vec<u32>,
+    spans: Vec<Range<u32>>,
+    /// By mqueue: places in `entries`.
+    rings: Vec<[Option<u32>; 2]>,
+    /// Memory of all entries: offset, end and index in the directory.
+    memory: Vec<(u64, u64, u32)>,
+}
+
+impl<'a> Reader<'a> {
+    /// The header was checked, so what is allocated here is bounded by the size of the region.
+    fn new(header: &'a RegionHeader) -> Self {
+        let capacity = header.ring_count as usize;
+        Self {
+            header,
+            entries: Vec::with_capacity(capacity),
+            numbers: Vec::with_capacity(capacity),
+            spans: vec![0..0; header.block_count as usize],
+            rings: vec![[None; 2]; header.mqueue_count as usize],
+            memory: Vec::with_capacity(capacity),
+        }
+    }
+
+    fn read(&mut self, ring: u32, entry: DirectoryEntry) -> Result<(), Refusal> {
+        let wrong = |what| Refusal::Ring(Problem { ring, what });
+        self.read_common(ring, &entry).map_err(wrong)?;
+        let known = mqueue_kind(entry.kind).is_some() && entry.version == ring_version::MQUEUE;
+        if !known && entry.flags & ring_flags::REQUIRED != 0 {
+            return Err(Refusal::Required { ring, kind: entry.kind, version: entry.version });
+        }
+        if known {
+            self.read_mqueue_ring(ring, RingEntry::from(entry)).map_err(wrong)?;
+        }
+        Ok(())
+    }
+
+    /// What holds for entries of every kind.
+    fn read_common(&mut self, ring: u32, entry: &DirectoryEntry) -> Result<(), &'static str> {
+        if entry.block != NO_BLOCK {
+            let span = self.spans.get_mut(entry.block as usize).ok_or("owner block")?;
+            if span.end == 0 {
+                span.start = ring;
+            } else if span.end != ring {
+                return Err("apart from the others of its block");
+            }
+            span.end = ring + 1;
+        }
+        match entry.bytes {
+            0 if entry.offset == 0 => {}
+            bytes if bytes > 0 && is_inside(entry.offset, bytes, self.header) => {
+                self.memory.push((entry.offset, entry.offset + bytes, ring));
+            }
+            _ => return Err("memory"),
+        }
+        Ok(())
+    }
+
+    fn read_mqueue_ring(&mut self, ring: u32, entry: RingEntry) -> Result<(), &'static str> {
+        check_mqueue_ring(&entry, self.header)?;
+        let tx = usize::from(mqueue_kind(entry.kind).is_some_and(|(_, rx)| !rx));
+        let rings = &mut self.rings[entry.mqueue as usize];
+        if rings[tx].is_some() {
+            return Err("mqueue described twice");
+        }
+        if let Some(other) = rings[1 - tx] {
+            let other = &self.entries[other as usize];
+            if (other.block, Role::of(other)) != (entry.block, Role::of(&entry)) {
+                return Err("mqueue of another block or index");
+            }
+        }
+        rings[tx] = Some(self.entries.len() as u32);
+        self.entries.push(entry);
+        self.numbers.push(ring);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Directory, Refusal> {
+        self.check_overlaps()?;
+        let mqueues = self.whole_mqueues()?;
+        let (of_blocks, starts) = self.by_block(&mqueues)?;
+        let Self { entries, numbers, spans, .. } = self;
+        Ok(Directory { entries, numbers, mqueues, of_blocks, starts, spans })
+    }
+
+    /// No two parts of a region share memory.
+    fn check_overlaps(&mut self) -> Result<(), Refusal> {
+        let fixed = fixed_parts(self.header).map(|(at, bytes, what)| (at, at + bytes, Err(what)));
+        let rings = self.memory.drain(..).map(|(at, end, ring)| (at, end, Ok(ring)));
+        let mut parts: Vec<_> = fixed.into_iter().chain(rings).collect();
+        parts.sort_unstable_by_key(|(at, ..)| *at);
+        for pair in parts.windows(2) {
+            let [(_, end, first), (at, _, second)] = pair else { unreachable!("windows of two") };
+            if end <= at {
+                continue;
+            }
+            return Err(match second.or(*first) {
+                Ok(ring) => Refusal::Ring(Problem { ring, what: "memory that is another's" }),
+                Err(what) => Refusal::Header(what),
+            });
+        }
+        Ok(())
+    }
+
+    /// Every mqueue has both rings.
+    fn whole_mqueues(&self) -> Result<Vec<Mqueue>, Refusal> {
+        let whole = |rings: &[Option<u32>; 2]| match *rings {
+            [Some(rx), Some(tx)] => {
+                let entry = &self.entries[rx as usize];
+                let role = Role::of(entry).expect("it was checked");
+                Ok(Mqueue { block: entry.block, role, rings: [rx, tx] })
+            }
+            [None, None] => Err(Refusal::Header("mqueue count")),
+            [one, other] => {
+                let place = one.or(other).expect("one of them is there");
+                let ring = self.numbers[place as usize];
+                Err(Refusal::Ring(Problem { ring, what: "mqueue without its other ring" }))
+            }
+        };
+        self.rings.iter().map(whole).collect()
+    }
+
+    /// Every block has one server mqueue, and client mqueues without a gap.
+    fn by_block(&self, mqueues: &[Mqueue]) -> Result<(Vec<u32>, Vec<u32>), Refusal> {
+        let mut order: Vec<u32> = (0..mqueues.len() as u32).collect();
+        let place = |mqueue: &u32| {
+            let mqueue = &mqueues[*mqueue as usize];
+            (mqueue.block, mqueue.role)
+        };
+        order.sort_unstable_by_key(place);
+        let mut starts = vec![0; self.header.block_count as usize + 1];
+        let (mut block, mut next) = (0, Role::Server);
+        for (at, mqueue) in (0..).zip(&order) {
+            let (of, role) = place(mqueue);
+            if of != block {
+                if next == Role::Server || of != block + 1 {
+                    return Err(Refusal::Header(SERVERLESS));
+                }
+                (block, next) = (of, Role::Server);
+                starts[of as usize] = at;
+            }
+            if role != next {
+                let ring = self.numbers[mqueues[*mqueue as usize].rings[0] as usize];
+                let what = if next == Role::Server { SERVERLESS } else { "index" };
+                return Err(Refusal::Ring(Problem { ring, what }));
+            }
+            next = Role::Client(if let Role::Client(index) = role { index + 1 } else { 0 });
+        }
+        if next == Role::Server || block + 1 != self.header.block_count {
+            return Err(Refusal::Header(SERVERLESS));
+        }
+        *starts.last_mut().expect("one more than blocks") = order.len() as u32;
+        Ok((order, starts))
+    }
+}
+
+/// Checks the kind's own part of an entry whose memory was checked.
+fn check_mqueue_ring(entry: &RingEntry, header: &RegionHeader) -> Result<(), &'static str> {
+    let mqueue = u64::from(entry.mqueue);
+    let (heads, tails) = words_of_mqueues(entry.kind, header);
+    let memory = entry.offset..entry.offset + entry.bytes;
+    let inside = |offset: u64, bytes: u64| {
+        is_inside(offset, bytes, header) && memory.start <= offset && offset + bytes <= memory.end
+    };
+    let slot = slot_bytes(entry.protocol, entry.inline_bytes.into()).ok_or("protocol")?;
+    let needs_arena = entry.message_bytes_max > entry.inline_bytes;
+    let granule = entry.protocol != protocol::DOORBELL;
+    let arena_need = u64::from(entry.message_bytes_max).next_multiple_of(8);
+    let slots_bytes = u64::from(entry.depth) * u64::from(entry.slot_stride);
+    let checks = [
+        (entry.flags & !ring_flags::REQUIRED == 0, "flags"),
+        (entry.block < header.block_count, "owner block"),
+        (Role::of(entry).is_some(), "index"),
+        (entry.mqueue < header.mqueue_count, "mqueue index"),
+        (entry.placement == placement::HOST, "placement"),
+        (entry.depth.is_power_of_two() && entry.depth <= DEPTH_MAX, "depth"),
+        (entry.inline_bytes % 8 == 0, "inline bytes"),
+        ((8..=INLINE_BYTES_MAX).contains(&entry.inline_bytes), "inline bytes"),
+        ((1..=MESSAGE_BYTES_MAX).contains(&entry.message_bytes_max), "longest message"),
+        // Block code fetches inline payloads before it checks their length.
+        (u64::from(entry.inline_bytes) <= arena_need, "inline bytes"),
+        (u64::from(entry.slot_stride) >= slot && entry.slot_stride % 64 == 0, "slot stride"),
+        (inside(entry.slots_offset, slots_bytes), "slots"),
+        (entry.head_offset == heads + 8 * mqueue, "head word"),
+        (entry.tail_offset == tails + 8 * mqueue, "tail word"),
+        (!(granule && (needs_arena || entry.arena_bytes > 0)), "arena of a granule ring"),
+        (!needs_arena || entry.arena_bytes >= arena_need, "arena size"),
+        (
+            match entry.arena_bytes {
+                0 => entry.arena_offset == 0,
+                bytes => inside(entry.arena_offset, bytes),
+            },
+            "arena",
+        ),
+        (entry.arena_bytes % 8 == 0, "arena size"),
+    ];
+    match checks.iter().find(|(good, _)| !good) {
+        Some((_, what)) => Err(what),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,317 @@
+//! Planning a region: the list of its rings, and where everything in it goes.
+
+use super::directory::{self, Directory, Problem, Refusal};
+use crate::abi::*;
+use crate::ring::slot_bytes;
+
+/// One mqueue as planned: an RX ring (toward the accelerator) and a TX ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MqueuePlan {
+    /// Slots of each ring; a power of two in [1, DEPTH_MAX].
+    pub depth: u32,
+    /// The RX ring.
+    pub rx: RingPlan,
+    /// The TX ring.
+    pub tx: RingPlan,
+}
+
+/// How messages lie in one ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingPlan {
+    /// One of [`crate::abi::protocol`].
+    pub protocol: u8,
+    /// Longest payload, in [1, MESSAGE_BYTES_MAX].
+    pub message_bytes_max: u32,
+    /// Size of the arena for payloads above [`Self::inline_bytes`], at least one longest message and
+    /// at most ARENA_BYTES_MAX; 0 for none.
+    pub arena_bytes: u64,
+}
+
+impl RingPlan {
+    /// A `doorbell` ring for payloads of up to `message_bytes_max` bytes; above the inline limit it has
+    /// an arena of `arena_bytes`, or of four longest messages when that is 0.
+    pub fn doorbell(message_bytes_max: u32, arena_bytes: u64) -> Self {
+        let arena_bytes = if message_bytes_max <= INLINE_BYTES_MAX {
+            0
+        } else {
+            // One that overflows is refused with the plan.
+            let bytes = arena_bytes.max(4 * u64::from(message_bytes_max));
+            bytes.checked_next_multiple_of(LINE_BYTES).unwrap_or(bytes)
+        };
+        Self { protocol: protocol::DOORBELL, message_bytes_max, arena_bytes }
+    }
+
+    /// Payload bytes of a slot.
+    pub fn inline_bytes(&self) -> u32 {
+        self.message_bytes_max.min(INLINE_BYTES_MAX).next_multiple_of(8)
+    }
+
+    fn slot_stride(&self) -> Option<u64> {
+        Some(slot_bytes(self.protocol, self.inline_bytes().into())?.next_multiple_of(64))
+    }
+
+    fn check(&self) -> Result<(), PlanError> {
+        let max = self.message_bytes_max;
+        in_range("message_bytes_max", max.into(), 1, MESSAGE_BYTES_MAX.into())?;
+        in_range("protocol", self.protocol.into(), 1, 3)?;
+        in_range("arena_bytes", self.arena_bytes, 0, ARENA_BYTES_MAX)?;
+        let needs_arena = max > self.inline_bytes();
+        let granule = self.protocol != protocol::DOORBELL;
+        if needs_arena && (granule || self.arena_bytes < u64::from(max).next_multiple_of(8))
+            || (granule && self.arena_bytes > 0)
+            || self.arena_bytes % 8 != 0
+        {
+            return Err(PlanError::Arena(max));
+        }
+        Ok(())
+    }
+}
+
+/// One ring of a region, as its entry in the directory will describe it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingSpec {
+    /// One of [`crate::abi::ring_kind`].
+    pub kind: u16,
+    /// The block it belongs to.
+    pub block: u32,
+    /// Its number among the rings of this kind and block: of a client mqueue, the backend.
+    pub index: u32,
+    /// One of [`crate::abi::placement`].
+    pub placement: u8,
+    /// Slots; a power of two in [1, DEPTH_MAX].
+    pub depth: u32,
+    /// How messages lie in it.
+    pub messages: RingPlan,
+}
+
+/// A region as planned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionPlan {
+    /// Blocks, in [1, BLOCKS_MAX].
+    pub block_count: u32,
+    /// The rings, in the order of their entries. Those of one block stand together.
+    pub rings: Vec<RingSpec>,
+    /// The accelerator's life, from 1.
+    pub generation: u64,
+    /// Initial value of every head and tail, in [0, START_MAX]: 0, but for tests of sequence wrap.
+    pub start: u64,
+}
+
+/// Why a plan cannot be laid out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// A number is outside its range.
+    #[error("{what} is {value}, must be in [{min}, {max}]")]
+    Range {
+        /// Which number.
+        what: &'static str,
+        /// What it is.
+        value: u64,
+        /// Smallest allowed.
+        min: u64,
+        /// Largest allowed.
+        max: u64,
+    },
+    /// The depth is not a power of two.
+    #[error("ring depth is {0}, must be a power of two")]
+    Depth(u32),
+    /// A ring whose messages do not fit inline has no arena, or one too small, or uses `granule`.
+    #[error("messages of {0} bytes need an arena and the doorbell protocol")]
+    Arena(u32),
+    /// A `granule16` ring in memory without 16-byte atomic accesses.
+    #[error("{}: use granule8 or doorbell", super::UNIT16_MISSING)]
+    Unit16,
+    /// The rings do not make up whole mqueues, one server mqueue for each block.
+    #[error("ring {ring} of the plan is impossible: {what}")]
+    Ring {
+        /// Index in the plan.
+        ring: u32,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The memory given is smaller than the plan.
+    #[error("the region needs {need} bytes, the memory has {have}")]
+    Memory {
+        /// Bytes the plan needs.
+        need: u64,
+        /// Bytes there are.
+        have: u64,
+    },
+}
+
+fn in_range(what: &'static str, value: u64, min: u64, max: u64) -> Result<(), PlanError> {
+    if value < min || value > max {
+        Err(PlanError::Range { what, value, min, max })
+    } else {
+        Ok(())
+    }
+}
+
+/// Offsets of everything in a region.
+pub(super) struct Arrangement {
+    pub(super) header: RegionHeader,
+    pub(super) directory: Directory,
+}
+
+/// Places parts of a region one behind the other.
+struct Cursor(u64);
+
+impl Cursor {
+    fn place(&mut self, bytes: u64) -> u64 {
+        let at = self.0;
+        self.0 = (at + bytes).next_multiple_of(LINE_BYTES);
+        at
+    }
+}
+
+impl RegionPlan {
+    /// A region of `block_count` blocks that have the same mqueues: the server mqueue, then the client mqueues in the
+    /// order of the backends.
+    pub fn of_blocks(block_count: u32, mqueues: &[MqueuePlan], generation: u64) -> Self {
+        let rings_of = |block: u32| {
+            mqueues.iter().enumerate().flat_map(move |(at, mqueue)| {
+                let (rx, tx) = match at {
+                    0 => (ring_kind::SERVER_RX, ring_kind::SERVER_TX),
+                    _ => (ring_kind::CLIENT_RX, ring_kind::CLIENT_TX),
+                };
+                [(rx, mqueue.rx), (tx, mqueue.tx)].map(|(kind, messages)| RingSpec {
+                    kind,
+                    block,
+                    index: at.saturating_sub(1) as u32,
+                    placement: placement::HOST,
+                    depth: mqueue.depth,
+                    messages,
+                })
+            })
+        };
+        // More blocks than there may be are refused with the plan, which needs no rings for that.
+        let listed = block_count.min(BLOCKS_MAX);
+        Self { block_count, rings: (0..listed).flat_map(rings_of).collect(), generation, start: 0 }
+    }
+
+    /// The same with this initial value of every head and tail.
+    pub fn starting_at(self, start: u64) -> Self {
+        Self { start, ..self }
+    }
+
+    /// Bytes of memory this region needs.
+    pub fn bytes(&self) -> Result<u64, PlanError> {
+        Ok(self.arrange()?.header.region_bytes)
+    }
+
+    fn check(&self) -> Result<(), PlanError> {
+        in_range("block_count", self.block_count.into(), 1, BLOCKS_MAX.into())?;
+        in_range("generation", self.generation, 1, u64::MAX)?;
+        in_range("start", self.start, 0, START_MAX)?;
+        in_range("rings", self.rings.len() as u64, 1, RINGS_MAX.into())?;
+        for ring in &self.rings {
+            in_range("ring depth", ring.depth.into(), 1, DEPTH_MAX.into())?;
+            if !ring.depth.is_power_of_two() {
+                return Err(PlanError::Depth(ring.depth));
+            }
+            in_range(
+                "placement",
+                ring.placement.into(),
+                placement::HOST.into(),
+                placement::HOST.into(),
+            )?;
+            ring.messages.check()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn arrange(&self) -> Result<Arrangement, PlanError> {
+        self.check()?;
+        let numbers = self.number_mqueues()?;
+        let mqueue_count = numbers.iter().max().map_or(0, |last| last + 1);
+        let words_bytes = 8 * u64::from(mqueue_count);
+        let mut cursor = Cursor(BLOCKS_OFFSET);
+        let blocks_offset =
+            cursor.place(u64::from(self.block_count) * size_of::<BlockWords>() as u64);
+        let directory_offset =
+            cursor.place(self.rings.len() as u64 * size_of::<DirectoryEntry>() as u64);
+        let [rx_heads, tx_tails, rx_tails, tx_heads] = [(); 4].map(|()| cursor.place(words_bytes));
+        let mut header = RegionHeader {
+            magic: REGION_MAGIC,
+            abi_version: ABI_VERSION,
+            header_bytes: size_of::<RegionHeader>() as u32,
+            region_bytes: 0,
+            generation: self.generation,
+            block_count: self.block_count,
+            mqueue_count,
+            blocks_offset,
+            directory_offset,
+            rx_heads_offset: rx_heads,
+            tx_tails_offset: tx_tails,
+            rx_tails_offset: rx_tails,
+            tx_heads_offset: tx_heads,
+            ring_count: self.rings.len() as u32,
+            pad: 0,
+            reserved: [0; 4],
+        };
+        let rings = self.rings.iter().zip(numbers);
+        let entries: Vec<_> = rings
+            .map(|(spec, mqueue)| DirectoryEntry::from(spec.entry(mqueue, &header, &mut cursor)))
+            .collect();
+        header.region_bytes = cursor.place(0);
+        let directory = Directory::of(entries.into_iter(), &header).map_err(|refusal| {
+            let (ring, what) = match refusal {
+                Refusal::Ring(Problem { ring, what }) => (ring, what),
+                Refusal::Header(what) => (0, what),
+                Refusal::Required { ring, .. } => (ring, "kind"),
+            };
+            PlanError::Ring { ring, what }
+        })?;
+        Ok(Arrangement { header, directory })
+    }
+
+    /// The mqueue of each ring: numbered in the order in which the plan names them.
+    fn number_mqueues(&self) -> Result<Vec<u32>, PlanError> {
+        let mut numbers = std::collections::BTreeMap::new();
+        let mqueue_of = |(ring, spec): (u32, &RingSpec)| {
+            let Some((server, _)) = directory::mqueue_kind(spec.kind) else {
+                return Err(PlanError::Ring { ring, what: "kind" });
+            };
+            let next = numbers.len() as u32;
+            Ok(*numbers.entry((spec.block, !server, spec.index)).or_insert(next))
+        };
+        (0..).zip(&self.rings).map(mqueue_of).collect()
+    }
+}
+
+impl RingSpec {
+    /// Its entry; its memory comes next.
+    fn entry(&self, mqueue: u32, header: &RegionHeader, cursor: &mut Cursor) -> RingEntry {
+        let messages = &self.messages;
+        let slot_stride = messages.slot_stride().expect("protocol was checked");
+        let (heads, tails) = directory::words_of_mqueues(self.kind, header);
+        let slots_offset = cursor.place(u64::from(self.depth) * slot_stride);
+        let arena_offset = match messages.arena_bytes {
+            0 => 0,
+            bytes => cursor.place(bytes),
+        };
+        RingEntry {
+            kind: self.kind,
+            version: ring_version::MQUEUE,
+            flags: ring_flags::REQUIRED,
+            block: self.block,
+            index: self.index,
+            offset: slots_offset,
+            bytes: cursor.0 - slots_offset,
+            protocol: messages.protocol,
+            placement: self.placement,
+            pad: 0,
+            mqueue,
+            depth: self.depth,
+            slot_stride: slot_stride as u32,
+            inline_bytes: messages.inline_bytes(),
+            message_bytes_max: messages.message_bytes_max,
+            slots_offset,
+            head_offset: heads + 8 * u64::from(mqueue),
+            tail_offset: tails + 8 * u64::from(mqueue),
+            arena_offset,
+            arena_bytes: messages.arena_bytes,
+            reserved: [0; 4],
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The reading end of a ring.
+
+use super::{Counts, HEADER_BYTES, Layout, Protocol, RingError, header_of, prefetch_slot};
+use crate::abi::{RingEntry, SlotHeader, flags};
+use crate::granule;
+use crate::memory::{Memory, Ordering};
+
+/// The reading end of a ring.
+///
+/// [`Self::peek`] → [`Self::copy_out`] → [`Self::advance`] reads a message; [`Self::release`] returns
+/// every slot read so far with one store.
+pub struct Consumer<M: Memory> {
+    pub(super) memory: M,
+    pub(super) layout: Layout,
+    /// The producer's head as last seen (`doorbell`).
+    head: u64,
+    /// Messages read.
+    pub(super) tail: u64,
+    /// Messages released.
+    released: u64,
+    /// Longest payload that lies in its slot.
+    inline_max: u64,
+}
+
+impl<M: Memory> Consumer<M> {
+    pub(crate) fn new(memory: M, entry: &RingEntry, counts: Counts) -> Self {
+        let layout = Layout::of(entry);
+        let (tail, inline_max) = (counts.tail, layout.inline_max());
+        Self { memory, layout, head: tail, tail, released: tail, inline_max }
+    }
+
+    /// Messages read since the region was formatted.
+    pub fn consumed(&self) -> u64 {
+        self.tail
+    }
+
+    /// The header of the next message, if one is published. Nothing is consumed. At most `depth`
+    /// messages can be read between two calls of [`Self::release`].
+    // Always inline: a header that is returned through memory is stored in parts and loaded as a whole,
+    // which the processor cannot forward.
+    #[inline(always)]
+    pub fn peek(&mut self) -> Result<Option<SlotHeader>, RingError> {
+        if self.tail - self.released == self.layout.depth {
+            // Every slot was read and none given back: what a producer shows now it had no credit for.
+            // So whoever reads until there is nothing left comes to an end, whatever the peer does.
+            return Ok(None);
+        }
+        let header = match self.layout.protocol {
+            Protocol::Doorbell => {
+                if self.head == self.tail && !self.look()? {
+                    return Ok(None);
+                }
+                header_of(self.memory.load_words(self.layout.slot(self.tail)))
+            }
+            _ => match self.granule_header() {
+                Some(words) => header_of(words),
+                None => return Ok(None),
+            },
+        };
+        self.check(&header)?;
+        Ok(Some(header))
+    }
+
+    // Inline as peek() is.
+    #[inline(always)]
+    fn granule_header(&self) -> Option<[u64; 4]> {
+        if self.layout.protocol == Protocol::Granule8 {
+            self.granule8_header()
+        } else {
+            granule::read_header::<M, 3>(&self.memory, &self.layout, self.tail)
+        }
+    }
+
+    // Never inline: where 16-byte units are atomic few rings have units of 8, and what reads them would burden the others.
+    #[inline(never)]
+    fn granule8_header(&self) -> Option<[u64; 4]> {
+        granule::read_header::<M, 1>(&self.memory, &self.layout, self.tail)
+    }
+
+    // Never inline, as granule8_header() is.
+    #[inline(never)]
+    fn granule8_payload(&self, payload: &mut [u8]) -> bool {
+        granule::read_payload::<M, 1>(&self.memory, &self.layout, self.tail, payload)
+    }
+
+    /// Loads the head; whether there is a message.
+    #[inline]
+    fn look(&mut self) -> Result<bool, RingError> {
+        // EDGE RX_PUBLISH TX_PUBLISH HANDOVER (acquire half)
+        let head = self.memory.load(self.layout.head_offset, Ordering::Acquire);
+        let impossible = head < self.head || head - self.released > self.layout.depth;
+        if impossible && !mutants::on("believe_head") {
+            return Err(RingError::Corrupt);
+        }
+        self.head = head;
+        Ok(head != self.tail)
+    }
+
+    #[inline]
+    fn check(&self, header: &SlotHeader) -> Result<(), RingError> {
+        let plain = header.flags == 0 && u64::from(header.len) <= self.inline_max;
+        if plain && header.kind != 0 { Ok(()) } else { self.check_closely(header) }
+    }
+
+    fn check_closely(&self, header: &SlotHeader) -> Result<(), RingError> {
+        let len = u64::from(header.len);
+        let layout = &self.layout;
+        let fits = match header.flags {
+            0 => len <= layout.inline_bytes,
+            flags::ARENA => {
+                // Not even an empty payload lies in an arena that is none.
+                layout.protocol == Protocol::Doorbell
+                    && layout.arena_bytes > 0
+                    && header.arena_offset % 8 == 0
+                    && header.arena_offset.checked_add(len).is_some_and(|e| e <= layout.arena_bytes)
+            }
+            _ => false,
+        };
+        let fits = fits && len <= layout.message_bytes_max && header.kind != 0;
+        if fits || mutants::on("believe_header") { Ok(()) } else { Err(RingError::BadHeader) }
+    }
+
+    /// Copies the payload of the message whose header [`Self::peek`] just returned into `payload`,
+    /// which must be exactly that long. False when part of it has not arrived yet (`granule`).
+    // Always inline, as push_words() is.
+    #[inline(always)]
+    #[must_use]
+    pub fn copy_out(&self, header: &SlotHeader, payload: &mut [u8]) -> bool {
+        assert_eq!(payload.len(), header.len as usize, "the payload has another length");
+        match self.layout.protocol {
+            Protocol::Doorbell => {
+                let at = if header.flags & flags::ARENA != 0 {
+                    self.layout.arena_offset + header.arena_offset
+                } else {
+                    self.layout.slot(self.tail) + HEADER_BYTES
+                };
+                self.memory.copy_out(at, payload);
+                true
+            }
+            _ => self.granule_payload(payload),
+        }
+    }
+
+    // Always inline, as push_words() is.
+    #[inline(always)]
+    fn granule_payload(&self, payload: &mut [u8]) -> bool {
+        if self.layout.protocol == Protocol::Granule8 {
+            self.granule8_payload(payload)
+        } else {
+            granule::read_payload::<M, 3>(&self.memory, &self.layout, self.tail, payload)
+        }
+    }
+
+    /// Done with the message [`Self::peek`] showed, or with the one whose header it refused.
+    #[inline]
+    pub fn advance(&mut self) {
+        debug_assert!(
+            self.layout.protocol != Protocol::Doorbell || self.tail < self.head,
+            "there was no message"
+        );
+        self.tail += 1;
+    }
+
+    /// Returns every slot read so far to the producer. One store, however many slots. Says whether there
+    /// were any.
+    #[inline]
+    pub fn release(&mut self) -> bool {
+        let any = self.released != self.tail;
+        if any {
+            if !mutants::on("skip_release") {
+                // EDGE RX_RELEASE TX_RELEASE HANDOVER (release half)
+                self.memory.store(self.layout.tail_offset, self.tail, Ordering::Release);
+            }
+            self.released = self.tail;
+        }
+        any
+    }
+
+    /// Fetches the slot `ahead` messages on from the producer's cache, if it is known to be published: a
+    /// slot that is being written would only be taken away from its writer.
+    #[inline]
+    pub fn prefetch(&self, ahead: u64, bytes: u64) {
+        let n = self.tail + ahead;
+        if n < self.head {
+            prefetch_slot(&self.memory, &self.layout, n, bytes, false);
+        }
+    }
+
+    /// Fetches the slot `ahead` messages on whether it is published or not: for a producer beyond a bus, from
+    /// whose caches nothing is taken.
+    #[inline]
+    pub fn prefetch_at(&self, ahead: u64, bytes: u64) {
+        prefetch_slot(&self.memory, &self.layout, self.tail + ahead, bytes, false);
+    }
+
+    /// Whether the head word says that something is waiting: a cheap look at the doorbell.
+    #[inline]
+    pub fn hinted(&self) -> bool {
+        self.hint() != 0
+    }
+
+    /// How many messages are waiting if the head word tells the truth, which nothing has checked.
+    #[inline]
+    pub fn hint(&self) -> u64 {
+        self.memory.load(self.layout.head_offset, Ordering::Relaxed).wrapping_sub(self.tail)
+    }
+}
