@@ -1,4 +1,4 @@
-/* Asks a service over UDP, 64 datagrams with one system call, and says how long it took.
+/* Asks a service over UDP, 64 datagrams with one system call, and prints the time per request.
  *   ./burst udp://127.0.0.1:9000 [bursts] */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 static void must(int result, const char* what) {
     if (result == SERVAL_OK) return;
-    /* Some results have more to say. */
+    /* Some results have a detail. */
     const char* detail = serval_detail();
     fprintf(stderr, "%s: %s%s%s\n", what, serval_strerror(result), *detail ? ": " : "", detail);
     exit(1);
@@ -27,12 +27,12 @@ int main(int count, char** arguments) {
     unsigned long received = 0, lost = 0;
     const uint64_t start = serval_now_ns();
     for (unsigned long n = 0; n < bursts; n++) {
-        /* The datagrams lie one after the other. */
+        /* The datagrams are contiguous. */
         char requests[BURST][BYTES] = {{0}};
         for (unsigned i = 0; i < BURST; i++) snprintf(requests[i], BYTES, "%lu.%u", n, i);
         must(serval_burst_send(client, requests, BYTES, BURST, NULL), "send");
 
-        /* Datagrams may get lost, so nobody waits for ever. */
+        /* Datagrams may be lost, so the wait has a deadline. */
         const uint64_t deadline = serval_now_ns() + 1000000000u;
         for (size_t have = 0, more; have < BURST; have += more) {
             serval_datagram replies[BURST];

@@ -1,4 +1,4 @@
-/* Asks a service on this machine a million times through shared memory, and says how long it took.
+/* Sends a million requests to a service on this machine through shared memory, and prints the time per request.
  *   ./shm /tmp/echo.sock [requests] */
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 static void must(int result, const char* what) {
     if (result == SERVAL_OK) return;
-    /* Some results have more to say. */
+    /* Some results have a detail. */
     const char* detail = serval_detail();
     fprintf(stderr, "%s: %s%s%s\n", what, serval_strerror(result), *detail ? ": " : "", detail);
     exit(1);
@@ -24,7 +24,7 @@ int main(int count, char** arguments) {
     unsigned long sent = 0, received = 0, lost = 0;
     const uint64_t start = serval_now_ns();
     while (received < requests) {
-        /* As many as there is room for; the engine sees them at the next wait. */
+        /* As many as fit; the next wait publishes them to the engine. */
         while (sent < requests) {
             char request[32] = {0};
             snprintf(request, sizeof request, "request %lu", sent);
@@ -39,7 +39,7 @@ int main(int count, char** arguments) {
         serval_reply reply;
         while (serval_shm_recv(client, buffer, sizeof buffer, &reply) == SERVAL_OK) {
             received++;
-            /* The engine says of every request what became of it. */
+            /* Every request has an outcome. */
             if (reply.lost) {
                 fprintf(stderr, "request %llu: %s\n", (unsigned long long)reply.tag, serval_drop_reason(reply.reason));
                 lost++;

@@ -1,5 +1,5 @@
-// An accelerator of one's own on a GPU: the blocks of a service as one persistent kernel of this program.
-//   gpu PATH    PATH is `attach` of the accelerator; ends with code 0 when the engine asks for it
+// An accelerator of your own on a GPU: the blocks of a service as one persistent kernel of this program.
+//   gpu PATH    PATH is `attach` of the accelerator; exits with code 0 after a drain that the engine requested
 //
 // Everything is allocated and loaded before the launch: an allocation, a free or a synchronisation would wait for blocks that
 // do not end.
@@ -23,12 +23,12 @@
     } while (0)
 
 constexpr int THREADS = 32;
-// Memory for replies that are too long to send: a kernel that asks for more than this ends. Twice what a message may have.
+// Memory for replies that are too long to send; a kernel that prepares a longer reply ends. Twice the longest message.
 constexpr size_t SINK_BYTES = size_t{2} * SERVAL_MESSAGE_BYTES_MAX;
-// A block hangs that has messages and has done nothing for this long, or that does not end within it.
+// A block hangs if it has messages and makes no progress for this long, or if it does not end within this time.
 constexpr uint32_t HUNG_MS = 10000;
 
-// The driver waits for blocks that run wherever it gives something back, also on the way out of main(). The end of the process does not, and
+// The driver waits for running blocks whenever it frees something, also when main() returns. _exit() does not, and the end of the process
 // frees the GPU.
 [[noreturn]] static void end_with_blocks_left() {
     fflush(nullptr);
@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
         return 1;
     }
     const uint32_t blocks = runtime.blocks();
-    // A block that waits for room would never serve its mqueue.
+    // A block that is not resident would never serve its mqueue.
     cudaDeviceProp gpu;
     int fit = 0;
     CHECK(cudaGetDeviceProperties(&gpu, 0));
@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
         fprintf(stderr, "%u blocks do not fit: ask for at most %d mqueues\n", blocks, fit * gpu.multiProcessorCount);
         return 1;
     }
-    // The region as the GPU sees it, private memory for each block, and the arguments, all of which the kernel reads there.
+    // The region in the GPU's address space, private memory for each block, and the arguments, which the kernel reads on the GPU.
     void *region = nullptr, *staging = nullptr, *sink = nullptr;
     serval_block_args* args = nullptr;
     serval_param* params = nullptr;
@@ -93,11 +93,11 @@ int main(int argc, char** argv) {
     while (runtime.starting() && look(1)) {
     }
     if (step != serval::Step::OVER && runtime.ready()) {
-        printf("serving %s on %s, life %llu\n", runtime.service(), gpu.name, static_cast<unsigned long long>(runtime.generation()));
+        printf("serving %s on %s, generation %llu\n", runtime.service(), gpu.name, static_cast<unsigned long long>(runtime.generation()));
         fflush(stdout);
         while (look(100)) {
         }
-        // Blocks that have nothing left end as soon as the engine wishes it, which may be before it says so here.
+        // Blocks without messages end as soon as the stop word is set, possibly before the engine's message arrives here.
         const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
         while (running == cudaSuccess && step == serval::Step::SERVING && std::chrono::steady_clock::now() < until) look(100);
     }
@@ -110,11 +110,11 @@ int main(int argc, char** argv) {
         fprintf(stderr, "block %u hangs: it has messages and has done nothing for %u s\n", hung, HUNG_MS / 1000);
         end_with_blocks_left();
     }
-    // The kernel ends with the stop word; one that faulted has ended. A synchronisation would wait for a block that hangs for ever.
+    // The kernel ends with the stop word; a kernel that faulted has ended. A synchronisation would wait without end for a block that hangs.
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(HUNG_MS);
     while (cudaStreamQuery(stream) == cudaErrorNotReady) {
         if (std::chrono::steady_clock::now() >= until) {
-            fprintf(stderr, "a block hangs: it has not ended %u s after it was told to\n", HUNG_MS / 1000);
+            fprintf(stderr, "a block hangs: it has not ended %u s after the stop request\n", HUNG_MS / 1000);
             end_with_blocks_left();
         }
         usleep(1000);

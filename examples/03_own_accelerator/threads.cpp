@@ -1,5 +1,5 @@
-// An accelerator of one's own: the blocks of a service on plain threads of this program.
-//   threads PATH    PATH is `attach` of the accelerator; ends with code 0 when the engine asks for it
+// An accelerator of your own: the blocks of a service on plain threads of this program.
+//   threads PATH    PATH is `attach` of the accelerator; exits with code 0 after a drain that the engine requested
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -12,10 +12,10 @@
 
 #include "reverse.h"
 
-// A block hangs that has messages and has done nothing for this long, or that does not end within it.
+// A block hangs if it has messages and makes no progress for this long, or if it does not end within this time.
 constexpr uint32_t HUNG_MS = 10000;
 
-// What a block calls while it has nothing to do.
+// A block without work calls this function.
 static void pause_block(void*, uint32_t, uint64_t) { usleep(50); }
 
 static void run_block(serval_block_args args) {
@@ -44,10 +44,10 @@ int main(int argc, char** argv) {
     serval::Step step = serval::Step::SERVING;
     while (runtime.starting() && step != serval::Step::OVER) step = runtime.look(1);
     if (step != serval::Step::OVER && runtime.ready()) {
-        printf("serving %s, life %llu\n", runtime.service(), static_cast<unsigned long long>(runtime.generation()));
+        printf("serving %s, generation %llu\n", runtime.service(), static_cast<unsigned long long>(runtime.generation()));
         fflush(stdout);
         while (step != serval::Step::OVER && !runtime.ended() && runtime.hung(HUNG_MS) == runtime.blocks()) step = runtime.look(100);
-        // Blocks that have nothing left end as soon as the engine wishes it, which may be before it says so here.
+        // Blocks without messages end as soon as the stop word is set, possibly before the engine's message arrives here.
         const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
         while (step == serval::Step::SERVING && std::chrono::steady_clock::now() < until) step = runtime.look(100);
     }
@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(HUNG_MS);
     while (hung == runtime.blocks() && !runtime.ended() && std::chrono::steady_clock::now() < until) usleep(1000);
     if (!runtime.ended()) {
-        // Nothing ends a thread from outside but the end of its process.
+        // Only the end of the process ends a thread from outside.
         fprintf(stderr, "a block hangs: it has done nothing, or has not ended, for %u s\n", HUNG_MS / 1000);
         _exit(1);
     }

@@ -1,34 +1,34 @@
-// The attach library of Serval: an accelerator that a program of yours drives, behind the ports of an engine.
+// The attach library of Serval: a program of yours drives an accelerator behind the ports of an engine.
 //
-// A configuration has an accelerator with `launch = "external"` and a path; this program joins there, and gets the region of one
-// service by descriptor: a message queue for each block. Blocks run wherever the program likes, for example on threads, or
-// as one persistent kernel on a GPU with which it has registered the region. The kernels themselves are written with the
-// device library (device/include, also part of `serval kernel build`). No code of the engine runs here, and nothing is called
-// for a message.
+// The configuration has an accelerator with `launch = "external"` and a path. The program joins there, and receives the region of one
+// service as a file descriptor: a message queue for each block. The program chooses where blocks run, for example on threads, or
+// as one persistent kernel on a GPU with which it has registered the region. The kernels are written with the
+// device library (device/include, also part of `serval kernel build`). No code of the engine runs in the program, and no function is called
+// per message.
 //
 //     serval::Runtime runtime;
 //     if (!runtime.join("/run/serval/acc0")) fail(runtime.why());
 //     ... start runtime.blocks() blocks with runtime.block_args(n) ...
-//     while (runtime.starting()) { ... }              // until each has got to its first receive
+//     while (runtime.starting()) { ... }              // until each has reached its first receive
 //     runtime.ready();
-//     while (runtime.look(100) != serval::Step::OVER) // beats; hears the engine
+//     while (runtime.look(100) != serval::Step::OVER) // sends the heartbeat, reads from the engine
 //         ... leave the loop if the blocks have ended: runtime.ended(), or one hangs: runtime.hung(10000) < runtime.blocks() ...
-//     ... while look() said SERVING: call it for a second more. Blocks may end before the engine says that it stops ...
+//     ... if look() returned SERVING: call it for another second. Blocks may end before the engine's message that it stops arrives ...
 //     runtime.stop_blocks();
-//     ... wait until no block runs any more, but not for ever: where one does not end, end the process ...
+//     ... wait until no block runs any more, with a deadline: if a block does not end, end the process ...
 //     runtime.leave();
 //
-// One Runtime is one life: after leave(), or when the engine is gone, make a new one and join again. Its functions are called by
-// one thread at a time, look() at least four times in heartbeat_ms(): a program that does not is taken for lost, and the engine
-// goes on with the next who joins.
+// One Runtime object is one generation: after leave(), or when the engine is gone, create a new one and join again. Call its functions from
+// one thread at a time, and look() at least four times per heartbeat_ms(): otherwise the engine considers the program lost, and
+// accepts the next program that joins.
 //
-// Blocks that hang are this program's to notice, with hung() or in its own way. The engine sees look() beat, which goes on whatever the
-// blocks do, and would give a block that never comes back requests as long as it has room, all of which time out. What cannot be
-// ended from outside, like a block on a GPU or on a thread, ends with the process: say why and call _exit(). That frees the GPU, the
-// engine gives requests that were with the program their reason, and the next one may join.
+// The program must detect blocks that hang, with hung() or in its own way. The engine sees only the heartbeat of look(), which does not depend on
+// the blocks, and would send requests to a block that hangs as long as its ring has room; all of them would time out. A block that cannot be
+// ended from outside, such as a block on a GPU or on a thread, ends with the process: print the reason and call _exit(). This frees the GPU, the
+// engine drops the requests in flight there with a reason, and the next program may join.
 //
-// Trust. The engine has to be of this process's user or of root. Even so it is not believed: every message and the region are
-// checked before they are used, every wait has an end. Errors are values with a sentence; nothing is printed, nothing thrown.
+// Trust. The engine must run as the user of this process or as root. Even so it is not trusted: every message and the region are
+// checked before they are used, and every wait has a deadline. Errors are return values with a sentence; the library prints nothing and throws nothing.
 #ifndef SERVAL_ATTACH_H
 #define SERVAL_ATTACH_H
 
@@ -39,44 +39,44 @@ namespace detail {
 struct Layout;
 }
 
-// What a program offers to run, in texts of at most 64 bytes (the kernel 1024).
+// What a program offers to run. Texts have at most 64 bytes (the kernel 1024).
 struct Wish {
-    // What the blocks run on, in one word for people.
+    // What the blocks run on, in one word, for logs.
     const char* kind = "own";
     // The service to serve; empty: any that needs a runtime.
     const char* service = "";
-    // The only kernel that this program has, as the configuration names it; empty: whichever is asked for.
+    // The only kernel that this program has, as the configuration names it; empty: any kernel that the engine names.
     const char* kernel = "";
-    // How long the engine may take to answer, in milliseconds.
+    // Time limit for answers of the engine, in milliseconds.
     uint32_t timeout_ms = 10000;
 };
 
-// How far a life has come.
+// The state of a generation.
 enum class Step {
-    // Requests come.
+    // Requests arrive.
     SERVING,
-    // What was received is to be answered; the stop word tells the blocks, which end when they have.
+    // The blocks answer the requests they have received, then end: the stop word says so to them.
     DRAINING,
-    // It is over, see why(): end the blocks.
+    // The generation has ended, see why(): end the blocks.
     OVER,
 };
 
 class Runtime {
   public:
     Runtime() = default;
-    // Leaves, if that has not been done. No block may run any more.
+    // Calls leave() if the program has not. No block may run any more.
     ~Runtime();
     Runtime(const Runtime&) = delete;
     Runtime& operator=(const Runtime&) = delete;
 
-    // Connects to the engine at `path`, introduces this program, and maps the region it is offered. False: see why(). Once for
-    // each Runtime.
+    // Connects to the engine at `path`, sends `wish`, and maps the region that the engine offers. False: see why(). Call it once per
+    // Runtime.
     bool join(const char* path, const Wish& wish = {});
 
-    // Why join() failed or the life is over, in one sentence.
+    // Why join() failed or the generation ended, in one sentence.
     const char* why() const { return why_; }
 
-    // What was offered: the names of the configuration, the number of this life (from 1), the region as it is mapped here.
+    // The offer: names of the configuration, the number of this generation (from 1), the region as mapped in this process.
     const char* service() const { return service_; }
     const char* accelerator() const { return accelerator_; }
     const char* kernel() const { return kernel_; }
@@ -88,38 +88,38 @@ class Runtime {
     const serval_param* params() const { return params_; }
     uint32_t param_count() const { return param_count_; }
 
-    // Private memory that each block needs for messages, in bytes; aligned to 64, given by the caller.
+    // Private memory that each block needs for messages, in bytes. The caller provides it, aligned to 64.
     uint64_t staging_bytes() const { return staging_bytes_; }
 
-    // What block `n` is started with, with addresses of this process. The caller adds staging; on the host wait; on a GPU a sink, memory
-    // where kernels write replies that are too long to send (a longer one ends its block). Where the blocks see other addresses it replaces
+    // The arguments of block `n`, with addresses of this process. The caller adds staging; on the host `wait`; on a GPU a sink, memory
+    // into which kernels write replies that are too long to send (a reply longer than the sink ends its block). If blocks see other addresses, the caller replaces
     // those of region and params.
     serval_block_args block_args(uint32_t n) const;
 
-    // Whether a block has not got to its first receive yet. Every block has, or has ended, when this is false.
+    // True while a block has not reached its first receive and has not ended.
     bool starting() const;
-    // Whether every block has ended.
+    // True when every block has ended.
     bool ended() const;
 
-    // The number of a block that had requests in its ring and did nothing for `limit_ms`, although it had room for its replies and waited for
-    // no backend; blocks() if there is none. On host cores the request that a block is at is no longer in the ring: one that hangs is
-    // noticed when others lie behind. Call it with each look(): time between two calls counts for at most half of the limit, which is to be
-    // several times what the longest message takes, and several seconds: a block may tell what it has done once a second.
+    // The number of a block that had requests in its ring and made no progress for `limit_ms`, although it had room for its replies and waited for
+    // no backend; blocks() if there is none. On host cores the request that a block works on is no longer in the ring, so a block that hangs is
+    // detected only if further requests wait. Call it with each look(): time between two calls counts for at most half of the limit. The limit must be
+    // several times the duration of the longest message, and several seconds, because a block may publish its progress only once a second.
     uint32_t hung(uint32_t limit_ms);
 
-    // Tells the engine that the blocks run: requests come from now on. False: the engine is gone.
+    // Reports to the engine that the blocks run: requests arrive from now on. False: the engine is gone.
     bool ready();
 
-    // Beats, and waits for the engine to say something, for at most `timeout_ms` and never as long as a heartbeat may take.
+    // Sends the heartbeat, and waits for a message of the engine, for at most `timeout_ms` and less than the heartbeat period.
     Step look(uint32_t timeout_ms);
 
-    // Tells the blocks to end now, unless the engine already has.
+    // Makes the blocks end now, unless the engine already has.
     void stop_blocks();
 
-    // Says goodbye with a reason (SERVAL_REASON_*) and a sentence, and lets go of the region. No block may run any more.
+    // Sends a reason (SERVAL_REASON_*) and a sentence to the engine, disconnects and unmaps the region. No block may run any more.
     void leave(uint64_t reason = SERVAL_REASON_STOPPED, const char* text = "");
 
-    // Readable when the engine has rung, which it does if the accelerator's `parked` word says that the blocks' side sleeps.
+    // Readable when the engine has sent a wake-up, which it does while the accelerator's `parked` word is set.
     int bell() const { return bell_; }
 
   private:
@@ -151,15 +151,15 @@ class Runtime {
     uint64_t generation_ = 0, region_bytes_ = 0, mapped_bytes_ = 0, staging_bytes_ = 0, blocks_offset_ = 0;
     uint8_t* region_ = nullptr;
     int socket_ = -1, file_ = -1, bell_ = -1;
-    // Joining was tried.
+    // join() was called.
     bool used_ = false;
     Step step_ = Step::OVER;
-    // The drain ends here, whatever the blocks do.
+    // The drain ends at this time, even if blocks still run.
     uint64_t drain_until_ns_ = 0;
     uint64_t beats_ = 0;
-    // The engine's beat: whether it stands still.
+    // Detects that the engine's heartbeat has stopped.
     detail::Pulse engine_pulse_ = {};
-    // By block: where it is described, and what was seen of it, when.
+    // By block: where its rings are described, and its last observed progress with the time.
     Block* rings_of_ = nullptr;
     Watch* watches_ = nullptr;
     uint64_t watched_ns_ = 0;

@@ -135,7 +135,7 @@ fn a_program_serves_is_killed_comes_again_and_ends_with_its_engine() {
     let at = path("lives");
     let served = served("own-lives", &at);
     let mut first = Program::start("first", &at);
-    assert_eq!(first.line(), "serving reverse, life 1\n");
+    assert_eq!(first.line(), "serving reverse, generation 1\n");
     reverses(&served);
     first.process.stop();
     eventually("its end is noticed", || life(&served, "up") == 0);
@@ -147,7 +147,7 @@ fn a_program_serves_is_killed_comes_again_and_ends_with_its_engine() {
     let mut second = None;
     eventually("there is a place", || {
         let mut program = Program::start("second", &at);
-        if program.line() == "serving reverse, life 2\n" {
+        if program.line() == "serving reverse, generation 2\n" {
             second = Some(program);
             return true;
         }
@@ -165,7 +165,7 @@ fn a_program_that_stands_still_loses_its_place_and_notices() {
     let at = path("still");
     let served = served("own-still", &at);
     let mut program = Program::start("still", &at);
-    assert_eq!(program.line(), "serving reverse, life 1\n");
+    assert_eq!(program.line(), "serving reverse, generation 1\n");
     program.process.suspend();
     eventually("it is lost", || life(&served, "up") == 0);
     program.process.signal("CONT");
@@ -180,7 +180,7 @@ fn a_program_whose_engine_is_killed_says_so_and_ends() {
     let at = path("orphan");
     let mut served = served("own-orphan", &at);
     let mut program = Program::start("orphan", &at);
-    assert_eq!(program.line(), "serving reverse, life 1\n");
+    assert_eq!(program.line(), "serving reverse, generation 1\n");
     reverses(&served);
     served.process.stop();
     let (code, said) = program.end();
@@ -266,7 +266,7 @@ fn blocks_that_end_before_the_engine_says_that_it_stops_end_in_order() {
     });
     let socket = socket.unwrap();
     socket.send(&offers.offer("echo", 0), &offers.good()).unwrap();
-    assert_eq!(program.line(), "serving a, life 1\n");
+    assert_eq!(program.line(), "serving a, generation 1\n");
     let region = Region::join(MappedMemory::new(offers.good.clone())).unwrap();
     let words = region.words();
     words.set_stop(stop::DRAIN);
