@@ -1,13 +1,13 @@
 #!/bin/sh
-# Prints the path of an nvcc, or of the library that compiles like one.
+# Prints the path of nvcc, or of the compiler library.
 #   find_nvcc.sh any VENV VERSION      $NVCC, one on the PATH or of an installed toolkit of CUDA 12.8 or later, else as below
 #   find_nvcc.sh wheels VENV VERSION   the one of this version, fetched as Python wheels into a virtual environment
-#   find_nvcc.sh nvrtc VENV VERSION    libnvrtc of this version, fetched likewise with all that it needs
+#   find_nvcc.sh nvrtc VENV VERSION    libnvrtc of this version, fetched in the same way with its dependencies
 set -eu
 how=$1 venv=$2 version=$3
 fetch() { # PACKAGE...
     mkdir -p "$(dirname "$venv")"
-    # Whoever comes meanwhile (make -j) waits for it.
+    # A concurrent call (make -j) waits for it.
     (
         flock 9
         [ ! -e "$venv/cuda-$version" ] || exit 0

@@ -529,8 +529,8 @@ Step Runtime::look(uint32_t timeout_ms) {
     const uint64_t now = now_ns();
     if (step_ == Step::DRAINING && now >= drain_until_ns_) return over("the time for draining is up");
     const auto* engine = reinterpret_cast<const serval_engine_words*>(engine_word(0));
-    // EDGE HEARTBEAT (acquire half): in pulse.h, as the kernels see it too
-    return engine_pulse_.is_lost(engine, now_ns) ? over("the engine is gone: its heartbeat stands still") : step_;
+    // EDGE HEARTBEAT (acquire half): in heartbeat.h, shared with the kernels
+    return engine_heartbeat_.is_lost(engine, now_ns) ? over("the engine is gone: its heartbeat stands still") : step_;
 }
 
 // Reads one message, if there is one.

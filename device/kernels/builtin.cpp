@@ -1,4 +1,4 @@
-// The built-in kernels as one translation unit: linked statically, their registrations cannot be left out one by one.
+// The built-in kernels as one translation unit: in a static link, no registration can be left out.
 #include "delay.cpp"
 #include "echo.cpp"
 #include "faces.cpp"
@@ -8,7 +8,7 @@
 #include "spin.cpp"
 
 #if !SERVAL_CUDA
-// For a runtime in this program: the sink of all its blocks, whatever library their kernels are in. Null: errno says why not.
+// For a runtime in this program: the sink of all its blocks, for kernels of any library. Null on failure, see errno.
 extern "C" void* serval_sink(uint64_t* bytes) {
     *bytes = serval::detail::SINK_BYTES;
     return serval::detail::provide_host_sink();

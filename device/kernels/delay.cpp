@@ -1,4 +1,4 @@
-// delay: the reply is the request, `params.microseconds` later. Stands for a busy accelerator: the mqueue is occupied, the
+// delay: echoes the request after `params.microseconds`. Emulates a busy accelerator: the mqueue is occupied, the
 // processor is not, so one host thread can emulate as many accelerators as it has blocks.
 #include "send_back.h"
 

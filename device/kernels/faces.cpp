@@ -1,16 +1,16 @@
-// faces: is this the face that the database knows under this label?
+// faces: does this picture show the face stored in the database under this label?
 //
 // Request: 12-byte label, then 32x32 grey bytes. Reply: u32 verdict (0 no match, 1 match, 2 unknown label, 3 database
-// unavailable), float32 distance, both little endian; the distance is 0 when nothing was compared. `params.threshold` is the
+// unavailable), float32 distance, both little endian; the distance is 0 if nothing was compared. `params.threshold` is the
 // largest distance of a match. The comparison is in models/faces.h.
 //
-// Backend 0 is a memcached database (1.6 or later), spoken to with its meta commands: the request is a whole command, line end
-// included, and the answer is the whole response. Key: `face:` and the label as 24 hex digits. Value: the 1024 bytes of the
+// Backend 0 is a memcached database (1.6 or later), used through its meta commands: the request is a complete command with line
+// end, and the answer is the complete response. Key: `face:` and the label as 24 hex digits. Value: the 1024 bytes of the
 // picture. An answer that is neither that value nor a miss counts as an unavailable database.
 //
-// `mg KEY k v` gives the value with its key, as `get KEY` does, but memcached collects the answers to meta commands that
-// come together and sends them with one call, where it makes one for each `get`: with dozens in flight that is most of what
-// a request costs it (counted with memcached 1.6.18, 64 in flight: one sendmsg for 16 requests instead of one for each).
+// `mg KEY k v` returns the value with its key, as `get KEY` does, but memcached collects the answers to meta commands that
+// arrive together and sends them with one call, while it makes one call per `get`: with dozens in flight that is most of
+// its cost per request (counted with memcached 1.6.18, 64 in flight: one sendmsg for 16 requests instead of one for each).
 #include <serval/kernel.h>
 
 #include "../models/faces.h"
@@ -27,8 +27,8 @@ struct Answer {
     float distance;
 };
 
-// Requests of one block that wait for the database at a time: its round trip, through the engine, is longer than a few
-// comparisons, and what asks together is answered together.
+// Requests of one block that wait for the database at a time: the round trip through the engine takes longer than a few
+// comparisons, and queries sent together are answered together.
 constexpr unsigned AHEAD = 8;
 struct Place {
     alignas(16) uint8_t picture[PICTURE_BYTES];
@@ -63,7 +63,7 @@ struct Reader {
     }
 };
 
-// The picture in the response to `query`; null when there is none, `verdict` says why.
+// The picture in the response to `query`; null if there is none, see `verdict`.
 inline SERVAL_DEVICE const uint8_t* read_response(const serval::Message& answer, const char* query, uint32_t& verdict) {
     verdict = UNAVAILABLE;
     if (answer.status() != serval::OK) return nullptr;
@@ -93,11 +93,11 @@ SERVAL_KERNEL(faces) (serval::Block& block, serval::Mqueue& q) {
     SERVAL_SHARED serval_faces::Scratch scratch;
     SERVAL_SHARED Place places[AHEAD];
     const float threshold = static_cast<float>(block.param("threshold", serval_faces::DEFAULT_THRESHOLD));
-    serval::Message asked[AHEAD];  // who asked for what lies in the place of the same number; nothing in a free place
+    serval::Message asked[AHEAD];  // the request for each entry of `places`; empty if the entry is free
     uint64_t tag = 0;
     unsigned waiting = 0;
     for (;;) {
-        // Ask the database for what is there before waiting for its answers. A place is free again when its answer has come.
+        // Query the database for all available requests before waiting for its answers. An entry is free again once its answer arrived.
         const bool free = !asked[tag % AHEAD];
         if (waiting == 0 || free) {
             const serval::Message msg = waiting == 0 ? q.recv(block) : q.try_recv(block);

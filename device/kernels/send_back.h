@@ -1,10 +1,10 @@
-// Replies with the request itself: the end of several kernels.
+// Replies with the request itself; used by several kernels.
 #ifndef SERVAL_KERNELS_SEND_BACK_H
 #define SERVAL_KERNELS_SEND_BACK_H
 
 #include <serval/kernel.h>
 
-// A request longer than a reply may be is dropped as TOO_LONG.
+// A request longer than the maximum reply is dropped as TOO_LONG.
 SERVAL_INLINE bool send_back(serval::Block& block, serval::Mqueue& q, const serval::Message& msg) {
     auto reply = q.reply(block, msg, msg.len());
     if (reply)

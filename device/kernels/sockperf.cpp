@@ -1,9 +1,9 @@
 // sockperf: answers the stock sockperf client (3.x) in its ping-pong, under-load and throughput modes.
 //
 // A message starts with 14 bytes in network byte order: sequence number u64, flags u16, length of the whole message u32. Flag
-// bits: 1 sent by a client, 2 asks for an answer (pong), 4 warm-up. As in sockperf's own server, a client message that asks for an
-// answer and is no warm-up comes back with the client bit cleared; other messages of clients get none and count as consumed.
-// What no client sends is dropped as REJECTED, a length that is not the message's as BAD_LENGTH.
+// bits: 1 sent by a client, 2 requests an answer (pong), 4 warm-up. As in sockperf's own server, a client message that requests an
+// answer and is not a warm-up is returned with the client bit cleared; other client messages get no reply and count as consumed.
+// Messages that no client sends are dropped as REJECTED, messages with a wrong length as BAD_LENGTH.
 #include <serval/kernel.h>
 
 namespace serval_sockperf {

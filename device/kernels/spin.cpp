@@ -1,4 +1,4 @@
-// spin: the reply is the request, after computing for `params.microseconds`. Stands for a kernel that keeps its processor busy.
+// spin: echoes the request after computing for `params.microseconds`. Emulates a kernel that keeps its processor busy.
 #include "send_back.h"
 
 SERVAL_KERNEL(spin) (serval::Block& block, serval::Mqueue& q) {

@@ -1,4 +1,4 @@
-// Face verification: is the picture a client sent the same face as the picture in the database? The numeric core of the
+// Face verification: does a client's picture show the same face as the picture in the database? The numeric core of the
 // built-in `faces` kernel.
 //
 // The method is Ahonen, Hadid, Pietikainen, "Face description with local binary patterns" (PAMI 2006), as in the face
@@ -6,12 +6,12 @@
 //
 // - a picture is 32x32 grey u8, row by row from the top;
 // - the code of a pixel has one bit for each of its 8 neighbours, set when neighbour >= pixel; bit 0 is the upper left
-//   neighbour, then clockwise (bit 1 above, 3 right, 5 below, 7 left). Outside the picture the nearest pixel counts, so
+//   neighbour, then clockwise (bit 1 above, 3 right, 5 below, 7 left). Outside the picture the nearest pixel is used, so
 //   every pixel has a code;
 // - the picture is 4x4 cells of 8x8 pixels, each described by the histogram of its 64 codes (256 bins);
-// - two pictures are as far apart as the chi-square distance of their histograms, summed over the cells:
-//   sum (p - s)^2 / (p + s), from 0 (the same codes) to 2048 (no code in common). It is symmetric, and no change of
-//   brightness or contrast that keeps the order of the grey values moves it.
+// - the distance of two pictures is the chi-square distance of their histograms, summed over the cells:
+//   sum (p - s)^2 / (p + s), from 0 (the same codes) to 2048 (no code in common). It is symmetric, and invariant under changes
+//   of brightness or contrast that keep the order of the grey values.
 //
 // Because the counts of a cell add up to 64, the distance is 2048 - 4 * sum p*s/(p+s). Each p*s/(p+s) is rounded to a
 // multiple of 2^-19 and summed in integers: the distance is the same bit for bit whatever the order of the sum, the
@@ -42,7 +42,7 @@ constexpr float MAX_DISTANCE = 2.0f * PICTURE_BYTES;
 // Accepts the same picture under other light and with sensor noise, rejects another face. Measured by
 // tools/train/make_faces.py: none of 4950 pairs of different synthetic faces are accepted (0.06 % of pairs of real
 // photographs, skimage.data.lfw_subset) and no true pair is rejected with noise of up to 2 grey levels (0.5 % of the
-// photographs at 3). It knows a picture again, not a person: another pose is another face.
+// photographs at 3). It recognises a picture, not a person: another pose counts as another face.
 constexpr float DEFAULT_THRESHOLD = 800.0f;
 
 struct Result {
@@ -79,7 +79,7 @@ SERVAL_DEVICE inline float distance_of(uint32_t sum) {
     return float((uint32_t(MAX_DISTANCE) << shift) - sum) * (1.0f / (1u << shift));
 }
 
-// Where the code of pixel (x, y) is kept.
+// Where the code of pixel (x, y) is stored.
 SERVAL_DEVICE constexpr unsigned place(unsigned x, unsigned y) { return (y / 8 * 4 + x / 8) * 64 + y % 8 * 8 + x % 8; }
 
 }  // namespace detail

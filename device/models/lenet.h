@@ -31,7 +31,7 @@
 namespace serval_lenet {
 
 constexpr unsigned INPUT_BYTES = 784;  // 28 rows of 28 pixels, 0 paper .. 255 ink
-constexpr unsigned OUTPUT_BYTES = 44;  // what the kernel replies: u8 digit, 3 zero bytes, 10 float32 LE logits
+constexpr unsigned OUTPUT_BYTES = 44;  // the kernel's reply: u8 digit, 3 zero bytes, 10 float32 LE logits
 constexpr unsigned CLASSES = 10;
 
 // The padded picture is kept as 32 rows; in each the 16 even columns come first, then the 16 odd ones, both with 4
@@ -52,7 +52,7 @@ struct Scratch {
     alignas(64) float hidden2[FC2_WIDTH];
 };
 
-// Index of the largest logit: the digit. The first of equals wins.
+// Index of the largest logit: the digit. The first one wins a tie.
 SERVAL_DEVICE inline uint8_t digit(const float* logits) {
     uint8_t best = 0;
     for (uint8_t i = 1; i < CLASSES; ++i)
@@ -60,7 +60,7 @@ SERVAL_DEVICE inline uint8_t digit(const float* logits) {
     return best;
 }
 
-// A GPU hides the wait for a weight only by asking for more of them meanwhile: its loops are unrolled this far, and
+// A GPU hides the latency of a weight only by loading more of them meanwhile: its loops are unrolled this far, and
 // weights are loaded several at a time.
 #ifdef __CUDACC__
 #define SERVAL_LENET_UNROLL(n) _Pragma(SERVAL_LENET_TEXT(unroll n))
@@ -73,7 +73,7 @@ namespace shared {  // the cooperative form: each function does the share of thr
 
 SERVAL_DEVICE inline float larger(float a, float b) { return a > b ? a : b; }
 
-// sum += a * b, rounded once where the target can: said outright, so that no compiler flag decides.
+// sum += a * b, rounded once if the target can: explicit, so that it does not depend on compiler flags.
 SERVAL_DEVICE inline void add_product(float& sum, float a, float b) {
 #if defined(__CUDACC__)
     sum = __fmaf_rn(a, b, sum);
@@ -104,8 +104,8 @@ struct alignas(4 * N) Pack {
     SERVAL_DEVICE explicit Pack(const float* from) : Pack(*reinterpret_cast<const Pack*>(from)) {}
 };
 
-// Two or four weights of the first full layer. Its 200 KiB are read once a picture; past the L1 cache of a GPU, so that
-// they do not push out all the other weights, which fit.
+// Two or four weights of the first full layer. Its 200 KiB are read once per picture, bypassing the L1 cache of a GPU, so that
+// they do not evict all the other weights, which fit.
 template <unsigned N>
 SERVAL_DEVICE Pack<N> streamed(const float* from) {
 #ifdef __CUDACC__
@@ -123,7 +123,7 @@ SERVAL_DEVICE Pack<N> streamed(const float* from) {
 
 // Adds one input map under one 2x2 pooling window to the sums of N channels: sums[channel] are the window's upper left,
 // upper right, lower left and lower right. `patch` is the first row of its 6x6 inputs, the next row is STRIDE further,
-// column j lies at column(j). `taps` are the 25 taps of the first channel, WIDTH floats apart.
+// column j is at column(j). `taps` are the 25 taps of the first channel, WIDTH floats apart.
 template <unsigned N, unsigned STRIDE, unsigned WIDTH, class Column>
 SERVAL_DEVICE void convolve(const float* patch, Column column, const float* taps, float (&sums)[N][4]) {
     float upper[6], lower[6];

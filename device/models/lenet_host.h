@@ -54,7 +54,7 @@ namespace serval_lenet::host {
 
 enum class Isa : int { baseline = 1, avx2 = 2, avx512 = 3 };  // each implies the ones before it
 
-// The best variant that this CPU has and the host kernel saves the registers of.
+// The best variant that this CPU supports and whose registers the host kernel saves.
 inline Isa detect() {
 #if defined(__x86_64__)
     unsigned a, b, c, d;
@@ -70,7 +70,7 @@ inline Isa detect() {
     return Isa::baseline;
 }
 
-// One picture by one thread with a variant the CPU is known to have.
+// One picture by one thread with a variant that the CPU is known to support.
 inline void infer_with(Isa isa, const uint8_t* image, float* logits, Scratch& scratch) {
 #if defined(__x86_64__)
     if (isa == Isa::avx512) return avx512::infer(image, logits, scratch);

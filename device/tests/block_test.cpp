@@ -1,5 +1,5 @@
-// Blocks: what a kernel sees of an mqueue, how it starts, waits, stops and ends. The engine is played by the wait callback,
-// on the same thread, so that every step is known.
+// Blocks: what a kernel sees of an mqueue, and how it starts, waits, stops and ends. The wait callback acts as the engine,
+// on the same thread, so that every step is deterministic.
 #include <string>
 
 #include "region.h"
@@ -7,7 +7,7 @@
 using namespace testing;
 
 namespace {
-// What the kernels below note for their test.
+// Recorded by the kernels below for their test.
 struct Notes {
     unsigned messages = 0, attempts = 0, timeouts = 0;
     bool ended = false, sent = true;
@@ -36,7 +36,7 @@ SERVAL_KERNEL(t_empty_reply) (serval::Block& block, serval::Mqueue& q) {
     }
 }
 
-// Fills the reply in without a look at it.
+// Fills in the reply without checking it.
 SERVAL_KERNEL(t_fill) (serval::Block& block, serval::Mqueue& q) {
     while (auto msg = q.recv(block)) {
         auto reply = q.reply(block, msg, static_cast<uint32_t>(block.param("len", 8)));
@@ -84,7 +84,7 @@ SERVAL_KERNEL(t_until) (serval::Block& block, serval::Mqueue& q) {
     }
 }
 
-// Deadlines that have passed already: every receive is a try.
+// Deadlines that have already passed: every receive is a try.
 SERVAL_KERNEL(t_past) (serval::Block& block, serval::Mqueue& q) {
     while (!q.ended(block)) q.recv_until(block, block.now_ns());
 }
@@ -100,7 +100,7 @@ SERVAL_KERNEL(t_sleep) (serval::Block& block, serval::Mqueue& q) {
     }
 }
 
-// Sends each request on to backend 0 and answers with what comes back.
+// Forwards each request to backend 0 and replies with its answer.
 SERVAL_KERNEL(t_forward) (serval::Block& block, serval::Mqueue& q) {
     while (auto msg = q.recv(block)) {
         serval::Backend& db = q.backend(0);
@@ -114,13 +114,13 @@ SERVAL_KERNEL(t_forward) (serval::Block& block, serval::Mqueue& q) {
     }
 }
 
-// Asks backend 0 for ever and takes no answer.
+// Sends to backend 0 without end and receives no answer.
 SERVAL_KERNEL(t_flood) (serval::Block& block, serval::Mqueue& q) {
     while (auto msg = q.recv(block))
         while ((notes.sent = q.backend(0).send(block, msg.as<uint8_t>(), msg.len(), 0))) notes.attempts++;
 }
 
-// Looks at a backend that it has asked nothing before it looks for requests.
+// Polls a backend without an outstanding request before it polls for requests.
 SERVAL_KERNEL(t_try_both) (serval::Block& block, serval::Mqueue& q) {
     while (!q.ended(block)) {
         if (q.backend(0).try_recv(block) || q.backend(0).recv_until(block, block.now_ns())) notes.timeouts++;
@@ -332,7 +332,7 @@ TEST(recv_until_ends_at_its_deadline) {
     unsigned rounds = 0;
     b.runner.waiting = [&](uint32_t why, uint64_t deadline) {
         if (why != SERVAL_WAIT_RX || deadline < fake_now || deadline > fake_now + 1000)
-            check::fail(__FILE__, __LINE__, "the wait knows the deadline");
+            check::fail(__FILE__, __LINE__, "the wait gets the deadline");
         fake_now += 600;  // wakes once before and once after it
         if (++rounds == 6) b.push(1, "x");
         if (rounds == 9) b.stop(SERVAL_STOP_NOW);
@@ -349,7 +349,7 @@ TEST(sleep_waits_for_the_time) {
     CHECK(b.push(1, "x"));
     b.runner.waiting = [&](uint32_t why, uint64_t deadline) {
         if (why == SERVAL_WAIT_TIME) {
-            if (deadline != 6000) check::fail(__FILE__, __LINE__, "the wait knows when");
+            if (deadline != 6000) check::fail(__FILE__, __LINE__, "the wait gets the deadline");
             fake_now += 2000;
         } else {
             b.stop(SERVAL_STOP_NOW);
@@ -373,7 +373,7 @@ TEST(a_silent_engine_ends_the_block) {
     };
     CHECK(b.runner.run("t_echo"));
     CHECK_EQ(b.words()->reason, SERVAL_REASON_ENGINE_LOST);
-    // Half a second a round: lost after five seconds of silence, not before.
+    // Half a second per round: lost after five seconds of silence, not before.
     CHECK(rounds > 100 + 9 && rounds < 100 + 14);
 }
 
@@ -393,7 +393,7 @@ TEST(a_suspended_machine_is_not_a_lost_engine) {
     CHECK_EQ(b.words()->reason, SERVAL_REASON_STOPPED);
 }
 
-// No wait of these kernels is a long one, so none of them alone would notice.
+// No single wait of these kernels is long enough to notice the loss.
 TEST(a_lost_engine_ends_kernels_that_never_wait_long) {
     for (const char* kernel : {"t_try", "t_until", "t_past", "t_past_backend"}) {
         Shape s;
@@ -449,7 +449,7 @@ TEST(corrupt_rings_end_the_block) {
         CHECK_EQ(b.words()->state, SERVAL_STATE_ENDED);
         CHECK_EQ(b.words()->reason, SERVAL_REASON_RING_CORRUPT);
     }
-    // A kind that no RX ring carries.
+    // A kind that is invalid in an RX ring.
     Bench b;
     CHECK(send(b.rx, message(1, 0, SERVAL_KIND_DROP), nullptr));
     CHECK(b.runner.run("t_echo"));
@@ -505,7 +505,7 @@ TEST(writing_to_a_reply_that_is_too_long_is_harmless) {
         CHECK_EQ(b.tx.message.status, SERVAL_STATUS_TOO_LONG);
         CHECK_EQ(b.data.size(), 0);
         CHECK_EQ(b.words()->reason, SERVAL_REASON_STOPPED);
-        // Nothing of it is in a reply.
+        // None of it is in a reply.
         Bench c;
         CHECK(c.push(2, "b"));
         c.runner.param("len", 256);
@@ -620,13 +620,13 @@ TEST(stop_now_ends_a_wait_for_a_backend) {
     CHECK_EQ(b.words()->reason, SERVAL_REASON_STOPPED);
 }
 
-// Nobody can answer what was not sent: a wait for it would never end.
+// A request that was not sent has no answer: a wait for it would never end.
 TEST(a_wait_for_an_answer_to_nothing_breaks_the_contract) {
     for (bool drains : {false, true}) {
         Shape s;
         s.backends = 1;
         Bench b(s);
-        // The request is longer than the backend carries, which the kernel does not heed.
+        // The request is longer than the backend's maximum, and the kernel ignores the error.
         b.region.entry(1, true)->inline_bytes = 8;
         b.region.entry(1, true)->message_bytes_max = 4;
         CHECK(b.push(5, "longer than four"));
@@ -666,7 +666,7 @@ TEST(a_block_that_asks_on_and_takes_no_answers_breaks_the_contract) {
         unsigned answered = 0;
         b.runner.waiting = [&](uint32_t why, uint64_t) {
             if (why != SERVAL_WAIT_TX) check::fail(__FILE__, __LINE__, "waits for room");
-            // As the engine: what has room for its answer is taken.
+            // As the engine: takes requests that have room for their answer.
             while (room(db_rx, 2) == Look::FOUND && recv(db_tx, b.data) == Look::FOUND) answered += send(db_rx, message(0, 2), "ok");
         };
         CHECK(b.runner.run("t_flood"));
@@ -677,7 +677,7 @@ TEST(a_block_that_asks_on_and_takes_no_answers_breaks_the_contract) {
     }
 }
 
-// Answers in an arena: the engine alone knows how many have room, so the block takes it by the time in which nothing moves.
+// Answers in an arena: only the engine knows how many have room, so the block detects the wait by a time without progress.
 TEST(a_block_that_fills_an_arena_with_answers_breaks_the_contract) {
     for (bool answers : {true, false}) {
         Shape s;
@@ -695,7 +695,7 @@ TEST(a_block_that_fills_an_arena_with_answers_breaks_the_contract) {
         b.runner.waiting = [&](uint32_t, uint64_t) {
             fake_now += 100000000;
             b.region.engine()->heartbeat++;
-            // Where one of those that were taken has no answer the engine waits for a slow backend, which is not the block's fault.
+            // If a request that was taken has no answer, the engine waits for a slow backend, which is not the block's fault.
             for (; taken < 2 && recv(db_tx, b.data) == Look::FOUND; taken++)
                 if (answers || taken == 0) send(db_rx, message(0, 512), answer.data());
             if (fake_now > 100000000000) b.stop(SERVAL_STOP_NOW);

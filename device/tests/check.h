@@ -1,4 +1,4 @@
-// A test harness in a page: TEST(name) { CHECK(...); } in any number of files, one main.
+// A one-page test harness: TEST(name) { CHECK(...); } in any number of files, one main.
 #ifndef SERVAL_TESTS_CHECK_H
 #define SERVAL_TESTS_CHECK_H
 
@@ -70,7 +70,7 @@ struct Random {
 
 }  // namespace check
 
-// `return`s from the test on failure: what follows would only repeat it.
+// Returns from the test on failure if later checks would only repeat it.
 #define CHECK(what)                                                   \
     do {                                                              \
         if (!(what)) { check::fail(__FILE__, __LINE__, #what); return; } \

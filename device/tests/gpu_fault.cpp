@@ -1,4 +1,4 @@
-// A kernel that faults on a GPU with its first message: it writes where no memory is.
+// A kernel that faults on a GPU at its first message: it writes to an unmapped address.
 #include <serval/kernel.h>
 
 SERVAL_KERNEL(gpu_fault) (serval::Block& block, serval::Mqueue& q) {

@@ -1,5 +1,5 @@
-// Takes the memory of the first GPU down to the last MiB, says how much is left, and holds it for a minute: another program's fault, for
-// tools/gpu/check. Needs the driver only, which it loads itself.
+// Allocates the memory of the first GPU down to the last MiB, prints how much is left, and holds it for a minute: emulates another program,
+// for tools/gpu/check. Needs only the driver, which it loads itself.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -34,7 +34,7 @@ int main() {
     void* context = nullptr;
     const int failed = init(0) || device_get(&device, 0) || retain(&context, device) || set_current(context);
     if (failed) return std::printf("the GPU cannot be used\n"), 2;
-    // As much as there is, in smaller and smaller pieces.
+    // All available memory, in smaller and smaller pieces.
     uint64_t taken = 0;
     for (size_t piece = size_t{64} << 30; piece >= size_t{1} << 20; piece /= 2)
         while (alloc(&taken, piece) == 0) {

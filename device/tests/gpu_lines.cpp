@@ -1,6 +1,6 @@
-// gpu_lines: for the probe of how fast a host thread reads what a GPU has just written (crates/accel/examples/gpu). A message without
-// payload has the block write its share of the TX ring's arena with 16-byte units, as granules are written; one with payload
-// has it read the RX ring's, so that the next write of the host finds lines that the GPU has had. The reply comes when that is done.
+// gpu_lines: measures how fast a host thread reads lines that a GPU has just written (crates/accel/examples/gpu). For a message without
+// payload the block writes its share of the TX ring's arena in 16-byte units, as granules are written; for one with payload
+// it reads the RX ring's arena, so that the host's next write finds lines that the GPU has had. It replies when that is done.
 #include <serval/kernel.h>
 
 namespace serval {

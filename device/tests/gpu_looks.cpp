@@ -1,6 +1,6 @@
-// gpu_looks: an echo for the probe of what looks cost (crates/accel/examples/gpu): its blocks, one warp each, look at their rings in one
-// manner for ever, unlike the library's, which change it. `units`: 1 to look at the first unit of a message only, 0 at its line.
-// `rest_ns`: how long a block rests between two looks. Serves granule16 messages that end in one line.
+// gpu_looks: an echo kernel that measures the cost of polling (crates/accel/examples/gpu): its blocks, one warp each, always poll their rings
+// with the same strategy, unlike the library's, which adapt. `units`: 1 polls only the first unit of a message, 0 its line.
+// `rest_ns`: pause of a block between two polls. Serves granule16 messages that end in one line.
 #include "../kernels/send_back.h"
 
 namespace serval {
@@ -12,7 +12,7 @@ struct Inspector {
         return units && !at.peep<Granule16>() ? Look::NONE : channel.rx_.judge(at, at.ask<Granule16>(), channel.in_, h);
     }
 
-    // The next message. Nothing when the service stops.
+    // The next message. Nothing if the service stops.
     static SERVAL_DEVICE Message recv(Block& block, Mqueue& q, bool units, unsigned rest) {
         Channel& channel = q.channel_;
         Message m;

@@ -1,4 +1,4 @@
-// The CUDA build of the library on a GPU: host code that plays the engine, kernels that nvcc built. Needs the driver only, which it
+// The CUDA build of the library on a GPU: host code that acts as the engine, kernels built by nvcc. Needs only the driver, which it
 // loads itself. Usage: gpu_test DIRECTORY [CASE], with DIRECTORY/NAME.cubin for each kernel.
 //
 // Every kernel here ends by itself when something goes wrong: by the stop word, or by the heartbeat when this program dies.
@@ -112,7 +112,7 @@ struct Service {
         params.push_back(p);
     }
 
-    // `rows` of more than one: a kernel of warps, so many of them in a CUDA block.
+    // `rows` of more than one: a kernel of warps, with this many in a CUDA block.
     void start(const std::string& kernel, unsigned threads, bool shared_staging = true, uint32_t abi_version = SERVAL_ABI_VERSION,
                unsigned rows = 1) {
         void *module = nullptr, *function = nullptr;
@@ -147,7 +147,7 @@ struct Service {
         const unsigned dynamic = shared_staging && rows * per_block <= 16384 ? static_cast<unsigned>(rows * per_block) : 0;
         Driver::check("cuLaunchKernel", driver->launch(function, blocks, 1, 1, threads, rows, 1, dynamic, nullptr, values, nullptr));
     }
-    // Called in every loop: the heart beats, and a test that hangs ends.
+    // Called in every loop: updates the heartbeat, and ends a test that hangs.
     bool alive() {
         uint64_t* beat = &region.engine()->heartbeat;
         // EDGE HEARTBEAT (release half)
@@ -186,7 +186,7 @@ Shape shape_of(unsigned protocol, unsigned blocks) {
     return s;
 }
 
-// Keeps `flight` messages of random sizes in flight on every block; each must come back whole and in order.
+// Keeps `flight` messages of random sizes in flight on every block; each must return complete and in order.
 void echo_storm(const Shape& shape, unsigned threads, bool shared_staging, uint64_t count) {
     Service s(shape);
     s.start("echo", threads, shared_staging);
@@ -316,7 +316,7 @@ TEST(gpu_kernels_end_with_the_engine) {
     CHECK(took > 4000000000u && took < 20000000000u);
 }
 
-// No single wait of these kernels is long enough to have a turn for the stop word or the heartbeat.
+// No single wait of these kernels is long enough to read the stop word or the heartbeat.
 TEST(gpu_kernels_of_short_waits_end_with_the_engine) {
     for (double wait : {0.0, 20000.0, 1000000.0}) {
         for (uint64_t how : {uint64_t{SERVAL_STOP_DRAIN}, uint64_t{SERVAL_STOP_NOW}, uint64_t{SERVAL_STOP_RUN}}) {
@@ -394,7 +394,7 @@ struct Watched {
     uint64_t looks, early;
 };
 
-// Stores words as fast as it can for `seconds`, while every block watches.
+// Stores words as fast as possible for `seconds`, while every block watches.
 Watched store_words(bool beats, bool control, double seconds) {
     Service s(shape_of(SERVAL_PROTOCOL_DOORBELL, 64));
     uint64_t* data = reinterpret_cast<uint64_t*>(s.region.slot(0, false, 0));
@@ -421,7 +421,7 @@ Watched store_words(bool beats, bool control, double seconds) {
     return all;
 }
 
-// Blocks that end and are ready again, each noted for `seconds`.
+// Blocks that end and become ready again, each change recorded for `seconds`.
 Watched note_states(bool control, double seconds) {
     Service s(shape_of(SERVAL_PROTOCOL_DOORBELL, 64));
     s.param("mode", 2);
@@ -456,14 +456,14 @@ Watched note_states(bool control, double seconds) {
     return all;
 }
 
-TEST(gpu_words_vouch) {
+TEST(gpu_words_publish) {
     const char* const edges[] = {"STOP", "HEARTBEAT", "STATE"};
     for (unsigned edge = 0; edge < 3; edge++) {
         for (bool control : {false, true}) {
             const double seconds = control ? 0.5 : 3;
             const Watched seen = edge == 2 ? note_states(control, seconds) : store_words(edge == 1, control, seconds);
-            std::printf("%s%s: %llu looks, %llu saw the word before what it vouches for\n", edges[edge],
-                        control ? ", turned around" : "", static_cast<unsigned long long>(seen.looks),
+            std::printf("%s%s: %llu polls, %llu saw the word before the data it publishes\n", edges[edge],
+                        control ? ", reversed" : "", static_cast<unsigned long long>(seen.looks),
                         static_cast<unsigned long long>(seen.early));
             CHECK(seen.looks > 100000);
             CHECK(control ? seen.early > 0 : seen.early == 0);
@@ -509,7 +509,7 @@ TEST(gpu_small_kernels_answer_right) {
     }
 }
 
-// Eight warps in a CUDA block, each a block with an mqueue of its own; the last CUDA block has warps that are none.
+// Eight warps in a CUDA block, each a block with an mqueue of its own; the last CUDA block has surplus warps.
 TEST(gpu_warps_are_blocks) {
     for (unsigned protocol : PROTOCOLS) {
         for (unsigned rows : {1u, 3u, 8u}) {

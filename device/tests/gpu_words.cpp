@@ -1,12 +1,12 @@
-// gpu_words: what the ordering edges of the words vouch for, watched from a GPU while this machine's engine stores as fast as it can
-// (gpu_test.cpp has its half). Every access that is under test is the library's own. `mode`:
+// gpu_words: checks on a GPU the ordering edges of words, while this machine's engine stores as fast as it can
+// (gpu_test.cpp has its half). All accesses under test are the library's own. `mode`:
 //
-//   0 STOP       a stop word that is seen vouches for what was stored before it
-//   1 HEARTBEAT  so does a beat
-//   2 STATE      a state that the engine sees vouches for reason and counts
+//   0 STOP       the data stored before a stop word is visible once the stop word is
+//   1 HEARTBEAT  the same for a heartbeat
+//   2 STATE      reason and counts are visible once the engine sees the state
 //
-// With `control` the orders are turned around on purpose: whoever watches must see it. `data` is the offset of four words in four
-// lines of the region that the engine stores before each stop word or beat. Numbers grow; the one of LAST ends the watch.
+// With `control` the orders are reversed intentionally: the watching side must detect it. `data` is the offset of four words in four
+// lines of the region that the engine stores before each stop word or heartbeat. Numbers increase; LAST ends the test.
 #include <serval/kernel.h>
 
 namespace serval {
@@ -27,7 +27,7 @@ struct Inspector {
         block_sync();
     }
 
-    // By the crew. Looks in sent_, those that saw a word before its data in dropped_.
+    // By the crew. Counts polls in sent_, and in dropped_ those that saw a word before its data.
     SERVAL_DEVICE void watch(bool beats, uint64_t data_offset) {
         const uint64_t* data = reinterpret_cast<const uint64_t*>(block.args_.region + data_offset) + crew_rank() % 4 * 16;
         uint64_t looks = 0, early = 0;
@@ -44,10 +44,10 @@ struct Inspector {
 
     SERVAL_DEVICE uint64_t beat() {
         if (leader()) block.check_heartbeat();
-        return crew_first(block.pulse_.beat);
+        return crew_first(block.heartbeat_.beat);
     }
 
-    // By the leader. The engine takes note of each state in the mqueue's first slot, a count up.
+    // By the leader. The engine acknowledges each state in the mqueue's first slot by a counter.
     SERVAL_DEVICE void end_again_and_again() {
         const uint64_t* noted = reinterpret_cast<const uint64_t*>(q.channel_.rx_.ring.slots);
         auto await = [&](uint64_t n) {

@@ -1,5 +1,5 @@
-// impatient: a kernel that never waits for long, for tests that it still ends with its engine. It echoes; between messages it
-// looks again and again, with waits of `wait` nanoseconds, or none when that is 0.
+// impatient: a kernel that never waits for long, to test that it still ends with its engine. It echoes; between messages it
+// polls continuously, with waits of `wait` nanoseconds, or none if that is 0.
 #include <serval/kernel.h>
 
 SERVAL_KERNEL(impatient) (serval::Block& block, serval::Mqueue& q) {

@@ -1,4 +1,4 @@
-// The built-in kernels, and misbehave: what they answer to good and to bad requests.
+// The built-in kernels, and misbehave: their answers to valid and invalid requests.
 #include <cmath>
 #include <map>
 #include <string>
@@ -21,7 +21,7 @@ struct Answer {
 uint64_t fake_now;
 uint64_t fake_clock(void*) { return fake_now += 100; }
 
-// Gives `requests` to a kernel, with tokens 0, 1, ..., and drains. `database` answers backend 0.
+// Passes `requests` to a kernel, with tokens 0, 1, ..., and drains. `database` answers backend 0.
 struct Service {
     Region region;
     Runner runner;
@@ -99,7 +99,7 @@ TEST(echo_spin_and_delay_send_the_request_back) {
             CHECK_EQ(answers[i].kind, SERVAL_KIND_MESSAGE);
             CHECK(answers[i].data == requests[i]);
         }
-        // spin burns its time, delay waits for it, echo does neither.
+        // spin uses CPU time, delay waits, echo does neither.
         CHECK_EQ(fake_now >= 8 * 50000, kernel[0] != 'e');
         CHECK_EQ(s.runner.waits[SERVAL_WAIT_TIME], kernel[0] == 'd' ? 8 : 0);
     }
@@ -172,7 +172,7 @@ TEST(sockperf_answers_pings_and_swallows_the_rest) {
         CHECK_EQ(answers[i].status, cases[i].status);
         if (cases[i].dropped) continue;
         std::vector<uint8_t> want = requests[i];
-        want[9] = 2;  // no client any more, still a pong
+        want[9] = 2;  // the client bit is cleared, still a pong
         CHECK(answers[i].data == want);
     }
 }

@@ -1,24 +1,24 @@
-// misbehave: a kernel that breaks its contract on purpose, for tests of everything that must survive it. It echoes `after`
-// messages and then does what `mode` says, with each message:
+// misbehave: a kernel that breaks its contract intentionally, to test that everything else survives it. It echoes `after`
+// messages and then acts as `mode` says, for each message:
 //
-//   0 behaves (echoes)
+//   0 behaves correctly (echoes)
 //   1 answers twice
-//   2 answers with the tokens of others: random ones, and the right index with a wrong generation
+//   2 answers with tokens of other requests: random ones, and the right index with a wrong generation
 //   3 answers with a length beyond the ring's maximum
 //   4 answers with a header of random bytes
 //   5 fills its TX slots with random bytes and publishes them
 //   6 writes random values to its TX head
 //   7 writes random values to its RX tail
 //   8 returns
-//   9 never comes back (for half a minute on CUDA, where nothing could end it)
+//   9 never returns from its code (for half a minute on CUDA, where nothing could end it)
 //  10 takes messages and never answers
-//  11 answers with an arena payload that lies outside the arena
-//  12 fills the TX ring and runs over it, without waiting for credit
-//  13 scribbles over its own status words
-//  14 asks its first backend for ever and takes no answer
-//  15 waits for an answer of its first backend, which it has not asked
+//  11 answers with an arena payload outside the arena
+//  12 fills the TX ring and overruns it, without waiting for credit
+//  13 overwrites its own status words with random values
+//  14 sends to its first backend without end and receives no answer
+//  15 waits for an answer of its first backend without a request
 //
-// Modes 3 to 7, 11, 12 write to the region past the library, as broken or hostile accelerator code would.
+// Modes 3 to 7, 11, 12 write to the region bypassing the library, as broken or hostile accelerator code would.
 #include <serval/kernel.h>
 
 namespace serval {
@@ -54,13 +54,13 @@ struct Inspector {
 
     static SERVAL_DEVICE Producer& tx(Mqueue& q) { return q.channel_.tx_; }
 
-    // Publishes a message with this header, whatever it says; `len` of it is not looked at.
+    // Publishes a message with this header; its `len` is not checked.
     SERVAL_DEVICE void publish(Mqueue& q, Header h) {
         Producer& p = q.channel_.tx_;
         if (leader()) {
             uint8_t* slot = p.ring.slot(p.next);
             const uint32_t sequence = static_cast<uint32_t>(p.next + 1);
-            // Every unit of the slot is made valid, so that only the header is at fault.
+            // Every unit of the slot is made valid, so that only the header is wrong.
             if (p.ring.protocol == SERVAL_PROTOCOL_GRANULE8) {
                 for (unsigned i = 0; i < units_for<Granule8>(p.ring.inline_bytes); i++)
                     Granule8{{i < 8 ? h.word(i) : 0}, sequence}.store(slot + 8 * i);

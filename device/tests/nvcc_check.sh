@@ -1,6 +1,6 @@
 #!/bin/sh
-# Compiles a kernel for CUDA, without a GPU, and checks that it has its entry and moves 16-byte granules in one access. Code that fails
-# a check is not there afterwards.
+# Compiles a kernel for CUDA, without a GPU, and checks that it has its entry point and accesses 16-byte granules atomically. If a
+# check fails, the output is removed.
 # Usage: nvcc_check.sh VENV CUDA_VERSION ARCH KERNEL.cpp OUT.cubin
 set -eu
 cd "$(dirname "$0")/.."

@@ -1,5 +1,5 @@
-// A region for tests, and the engine's side of it. Formats what crates/mqueue formats, with one addition: the counts may
-// start anywhere, as if that many messages had passed.
+// A region for tests, and the engine's side of it. Has the format of crates/mqueue, with one addition: the counters may
+// start at any value, as if that many messages had passed.
 #ifndef SERVAL_TESTS_REGION_H
 #define SERVAL_TESTS_REGION_H
 
@@ -19,7 +19,7 @@ using serval::detail::Header;
 using serval::detail::Look;
 using serval::detail::Producer;
 
-// The protocols that this machine has.
+// The protocols that this machine supports.
 constexpr unsigned PROTOCOLS[] = {SERVAL_PROTOCOL_DOORBELL, SERVAL_PROTOCOL_GRANULE8,
 #if SERVAL_HAS_GRANULE16
                                   SERVAL_PROTOCOL_GRANULE16
@@ -130,7 +130,7 @@ class Region {
         return base + e->slots_offset + n % e->depth * e->slot_stride;
     }
 
-    // An end of a ring, for whichever side the test plays.
+    // An end of a ring, for the side that the test acts as.
     Producer producer(unsigned mqueue, bool tx) {
         Producer p;
         if (!open(p.ring, mqueue, tx) || !serval::detail::open_producer(p)) std::abort();
@@ -153,7 +153,7 @@ class Region {
                                          entry(mqueue, tx)->kind);
     }
 
-    // Leaves every unit of every slot with the sequence of the last message that used the slot before `start`.
+    // Gives every unit of every slot the sequence of the last message that used the slot before `start`.
     void age(const serval_ring_entry& e) {
         *reinterpret_cast<uint64_t*>(base + e.head_offset) = shape.start;
         *reinterpret_cast<uint64_t*>(base + e.tail_offset) = shape.start;
@@ -180,7 +180,7 @@ inline Look room(Producer& p, uint32_t len) {
     return p.reserve();
 }
 
-// Sends when there is room.
+// Sends if there is room.
 inline bool send(Producer& p, const Header& h, const void* data) {
     p.begin(h);
     if (p.reserve() != Look::FOUND) return false;
@@ -189,7 +189,7 @@ inline bool send(Producer& p, const Header& h, const void* data) {
     return true;
 }
 
-// Receives when there is something; the header is in c.message.
+// Receives if there is a message; the header is in c.message.
 inline Look recv(Consumer& c, std::vector<uint8_t>& data) {
     data.assign((c.ring.len_max + 7) / 8 * 8, 0xaa);
     Look look = c.look(data.data());
@@ -201,7 +201,7 @@ inline Look recv(Consumer& c, std::vector<uint8_t>& data) {
     return look;
 }
 
-// Runs kernels of this program against a region. `waiting` plays the engine: it is called whenever the block waits.
+// Runs kernels of this program on a region. `waiting` acts as the engine: it is called whenever the block waits.
 class Runner {
   public:
     explicit Runner(Region& r, unsigned block = 0) : region(r) {
@@ -234,7 +234,7 @@ class Runner {
         args.param_count = static_cast<uint32_t>(params.size());
     }
 
-    // False when this program has no such kernel.
+    // False if this program has no such kernel.
     bool run(const char* name) {
         for (const serval_kernel_entry* e = serval_kernel_list(); e; e = reinterpret_cast<const serval_kernel_entry*>(e->next)) {
             if (std::strcmp(reinterpret_cast<const char*>(e->name), name) != 0) continue;

@@ -1,4 +1,4 @@
-// Rings: what goes in comes out, and nothing a hostile peer writes leads outside.
+// Rings: messages arrive unchanged, and a hostile peer cannot cause an access outside the ring.
 #include "region.h"
 
 using namespace testing;
@@ -29,7 +29,7 @@ void round_trip(const Shape& shape, uint64_t count, uint64_t seed) {
             s.h = {random.next(), random.next(), 0, len, SERVAL_KIND_MESSAGE, static_cast<uint8_t>(random.below(20)), 0};
             if (!send(p, s.h, s.data.data())) {
                 refused++;
-                CHECK(sent.size() > received);  // a ring that is empty has room for everything
+                CHECK(sent.size() > received);  // an empty ring has room for any message
                 break;
             }
             sent.push_back(s);
@@ -98,7 +98,7 @@ TEST(arena_wraps_and_skips) {
         s.len_max = 1000;
         s.arena_bytes = arena;
         round_trip(s, 5000, arena);
-        s.depth = 128;  // more payloads in flight than the producer keeps apart
+        s.depth = 128;  // more payloads in flight than the producer tracks separately
         s.len_max = 200;
         round_trip(s, 5000, arena + 1);
     }
@@ -159,7 +159,7 @@ TEST(arena_space_comes_back_however_late_it_is_asked_for) {
     }
 }
 
-// Where 16-byte units could tear, their rings are refused when they are opened.
+// If 16-byte units can tear, their rings are refused when they are opened.
 TEST(granule16_is_refused_where_units_could_tear) {
     const bool opened = serval::detail::slot_bytes(SERVAL_PROTOCOL_GRANULE16, 64) != 0;
     CHECK(opened == serval::detail::granule16_supported());
@@ -207,7 +207,7 @@ TEST(padding_never_carries_old_bytes) {
 }
 
 TEST(nothing_is_read_beyond_the_payload) {
-    // The payload ends where its allocation ends: the address sanitizer build would tell.
+    // The payload ends at the end of its allocation: the address sanitizer build would report an overrun.
     for (unsigned protocol : PROTOCOLS) {
         Shape s = shape_of(protocol);
         Region region(s);
@@ -330,11 +330,11 @@ TEST(impossible_headers_are_corrupt) {
         {10, 1, 2, 0, false, false},
         {10, 1, 0xffff, 0, false, false},
         {10, 1, SERVAL_FLAG_ARENA, 0, false, false},
-        {0, 1, SERVAL_FLAG_ARENA, 0, false, false},  // not even nothing lies in an arena that is none
+        {0, 1, SERVAL_FLAG_ARENA, 0, false, false},  // without an arena, even an empty arena payload is invalid
         {10, 1, SERVAL_FLAG_ARENA, 0, true, true},
         {1000, 1, SERVAL_FLAG_ARENA, 3096, true, true},
         {1000, 1, SERVAL_FLAG_ARENA, 3104, true, false},
-        {1001, 1, SERVAL_FLAG_ARENA, 3088, true, true},  // in the arena, and no longer than the ring's 2000
+        {1001, 1, SERVAL_FLAG_ARENA, 3088, true, true},  // in the arena, and within the ring's maximum of 2000
         {1000, 1, SERVAL_FLAG_ARENA, 4, true, false},
         {1000, 1, SERVAL_FLAG_ARENA, ~7ull, true, false},
         {1000, 1, SERVAL_FLAG_ARENA, 1ull << 63, true, false},
@@ -361,7 +361,7 @@ TEST(impossible_granule_headers_are_corrupt) {
     for (unsigned protocol : GRANULES) {
         for (int what = 0; what < 3; what++) {
             Region region(shape_of(protocol));
-            // A producer that believes in longer messages than the ring carries.
+            // A producer configured for longer messages than the ring's maximum.
             Producer p = region.producer(0, false);
             Consumer c = region.consumer(0, false);
             uint8_t payload[256] = {};
@@ -377,7 +377,7 @@ TEST(impossible_granule_headers_are_corrupt) {
 }
 
 TEST(random_ring_contents_are_contained) {
-    // The sanitizer build checks that no access leaves the region or the buffer.
+    // The sanitizer build checks that no access is outside the region or the buffer.
     check::Random random(99);
     unsigned found = 0;
     for (int round = 0; round < 3000; round++) {
@@ -390,7 +390,7 @@ TEST(random_ring_contents_are_contained) {
         for (unsigned n = 0; n < s.depth; n++) {
             uint8_t* slot = region.slot(0, false, n);
             random.fill(slot, region.entry(0, false)->slot_stride);
-            // Make some of it plausible, else nothing gets past the first check.
+            // Make some of it plausible, otherwise nothing passes the first check.
             if (s.protocol == SERVAL_PROTOCOL_DOORBELL && random.below(2)) {
                 serval_slot_header h = {random.next(), random.next(), random.below(1200), static_cast<uint32_t>(random.below(600)),
                                         static_cast<uint8_t>(random.below(3)), 0, static_cast<uint16_t>(random.below(2))};

@@ -1,7 +1,7 @@
-// Two threads at the two ends of a ring, and an engine thread facing a block: every message arrives once, in order and whole.
-// Built also with the thread sanitizer, which checks that every access to a region is an atomic one. Atomic accesses never race,
-// so plain witness words beside the ring stand for the payload: reading one that the other thread wrote is a race unless the
-// ring's PUBLISH (doorbell only) or RELEASE edge orders the two. The sanitizer does not see into inline assembly, so 16-byte
+// Two threads at the two ends of a ring, and an engine thread facing a block: every message arrives once, in order and complete.
+// Also built with the thread sanitizer, which checks that every access to a region is atomic. Atomic accesses never race,
+// so plain witness words beside the ring stand in for the payload: reading one that the other thread wrote is a race unless the
+// ring's PUBLISH (doorbell only) or RELEASE edge orders the two. The sanitizer does not see inline assembly, so 16-byte
 // granules are left out there.
 #include <sched.h>
 
@@ -29,7 +29,7 @@ std::vector<unsigned> protocols() {
     return all;
 }
 
-// Message n's length and bytes follow from n alone.
+// Message n's length and bytes are functions of n.
 uint32_t len_of(uint64_t n, uint32_t len_max) { return static_cast<uint32_t>(check::Random(n).below(len_max + 1)); }
 uint8_t byte_of(uint64_t n, uint32_t i) { return static_cast<uint8_t>(n * 31 + i * 7 + (n >> 8)); }
 
@@ -62,7 +62,7 @@ void two_threads(const Shape& shape, uint64_t count) {
             p.write(data.data());
             p.publish();
         }
-        if (wrong) check::fail(__FILE__, __LINE__, "a slot is written only once it was released");
+        if (wrong) check::fail(__FILE__, __LINE__, "a slot is written only after it was released");
     });
     Consumer c = region.consumer(0, false);
     std::vector<uint8_t> data;
@@ -97,8 +97,8 @@ SERVAL_KERNEL(s_echo) (serval::Block& block, serval::Mqueue& q) {
     }
 }
 
-// What a block says to the engine, and the engine to a block, outside the region: plain words, which race unless
-// the edge that vouches for them orders the two.
+// Data that a block and the engine pass to each other outside the region: plain words, which race unless
+// the edge that publishes them orders the two.
 uint64_t before_stop[2], before_end[2];
 
 SERVAL_KERNEL(s_witness) (serval::Block& block, serval::Mqueue& q) {
@@ -109,7 +109,7 @@ SERVAL_KERNEL(s_witness) (serval::Block& block, serval::Mqueue& q) {
     before_end[block.index()] = before_stop[block.index()] + 1;
 }
 
-TEST(words_vouch) {
+TEST(words_publish) {
     for (unsigned protocol : protocols()) {
         Shape s;
         s.protocol = protocol;
@@ -128,7 +128,7 @@ TEST(words_vouch) {
         }
         std::thread listener([&] {
             while (load_acquire(&region.engine()->heartbeat) == 0) sched_yield();
-            if (before_beat != 7) check::fail(__FILE__, __LINE__, "a beat before what was done before it");
+            if (before_beat != 7) check::fail(__FILE__, __LINE__, "a heartbeat before the writes it publishes");
         });
         before_beat = 7;
         // EDGE HEARTBEAT (release half)

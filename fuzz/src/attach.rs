@@ -1,15 +1,15 @@
-//! The conversation of accelerator runtimes and engines: read as it was written, or refused.
+//! Messages between accelerator runtimes and engines: decoded as they were encoded, or refused.
 
 use wire::attach::{Bye, FromEngine, FromRuntime, MESSAGE_BYTES_MAX};
 
-/// What a process says at an accelerator's socket, and what a false engine says to a runtime.
+/// A message to an accelerator's socket, and one from a false engine to a runtime.
 pub fn message(input: &[u8]) {
     let from_runtime = FromRuntime::decode(input);
     let from_engine = FromEngine::decode(input);
-    assert!(from_runtime.is_err() || from_engine.is_err(), "a message of both sides");
-    // A message has one form; a parameter may be no number, so bytes are compared.
+    assert!(from_runtime.is_err() || from_engine.is_err(), "a message is valid in both directions");
+    // A message has one encoding; a parameter may be NaN, so bytes are compared.
     match from_runtime {
-        // Control characters in a sentence are read as question marks.
+        // Control characters in a sentence are decoded as question marks.
         Ok(FromRuntime::Bye(Bye { text, .. })) if text.contains('?') => {
             assert!(!text.contains(char::is_control));
         }
@@ -17,7 +17,7 @@ pub fn message(input: &[u8]) {
         Err(_) => {}
     }
     match from_engine {
-        // A refusal is read whatever its version and its letters; what is written is sound and short enough.
+        // A refusal is decoded whatever its version and characters; an encoded one is valid and short enough.
         Ok(refusal @ FromEngine::Refuse(_)) => {
             let bytes = refusal.encode();
             assert!(bytes.len() <= MESSAGE_BYTES_MAX);

@@ -1,17 +1,17 @@
-//! Configuration texts: a topology that the engine accepts, or mistakes with places inside the text.
+//! Configuration texts: a topology that the engine accepts, or errors with positions inside the text.
 
 use server::config::{Config, Overrides};
 
 const FILE: &str = "fuzz.toml";
 
-/// The topology of a text that is right.
+/// The topology of a valid text.
 pub(crate) fn topology(text: &str) -> engine::topology::Topology {
     let overrides = Overrides { environment: Vec::new(), sets: Vec::new(), inspect: None };
     let config = Config::parse(FILE, text, "nowhere".as_ref(), &overrides);
     config.unwrap_or_else(|error| panic!("{}", error.render(false))).topology
 }
 
-/// A file's text; after a zero byte the values of `--set`, one a line.
+/// A file's text; after a zero byte the values of `--set`, one per line.
 pub fn text(input: &[u8]) {
     let (text, sets) = match input.iter().position(|byte| *byte == 0) {
         Some(at) => (&input[..at], &input[at + 1..]),
@@ -23,7 +23,7 @@ pub fn text(input: &[u8]) {
     let overrides = Overrides { environment: Vec::new(), sets, inspect: None };
     match Config::parse(FILE, text, "nowhere".as_ref(), &overrides) {
         Ok(config) => {
-            config.topology.check().expect("a configuration that was accepted");
+            config.topology.check().expect("an accepted configuration is valid");
             assert!(!config.settings.is_empty());
             assert!(config.json().is_object());
         }

@@ -1,13 +1,13 @@
-//! The control socket: requests are read as they are written or refused in a short line; no answer
-//! steers the terminal of who asked.
+//! The control socket: requests are decoded as they were encoded or refused in a short line; no answer
+//! can send control sequences to the terminal of the process that asked.
 
 use serde_json::Value as Json;
 use server::control::protocol::{REQUEST_BYTES_MAX, Request, read_answer};
 
-/// Longest reason for a refusal, in bytes: it goes into an answer, and does not repeat what was sent.
+/// Longest reason for a refusal, in bytes: it becomes part of an answer, and does not repeat the request.
 const REASON_BYTES_MAX: usize = 200;
 
-/// What a process says at the control socket, and what a false engine answers.
+/// A message to the control socket, and one from a false engine.
 pub fn message(input: &[u8]) {
     match Request::parse(input) {
         Ok(request) => {
@@ -15,8 +15,8 @@ pub fn message(input: &[u8]) {
             assert_eq!(Request::parse(request.line().as_bytes()), Ok(request));
             let sent: Json = serde_json::from_slice(input).expect("a request is JSON");
             let written: Json =
-                serde_json::from_str(&request.line()).expect("what is written is JSON");
-            assert_eq!(sent["command"], written["command"], "what was asked is what is done");
+                serde_json::from_str(&request.line()).expect("an encoded request is JSON");
+            assert_eq!(sent["command"], written["command"], "the decoded command is the one sent");
         }
         Err(why) => {
             assert!(!why.is_empty() && why.len() <= REASON_BYTES_MAX, "{why:?}");
@@ -27,15 +27,15 @@ pub fn message(input: &[u8]) {
         Ok(answer) => {
             assert!(answer.is_object());
             assert_tame(&answer);
-            // (Numbers may lose their last digit on the way.)
+            // (Numbers may lose their last digit.)
             let again = read_answer(answer.to_string().as_bytes());
-            assert!(again.is_ok(), "what is shown can be read: {again:?}");
+            assert!(again.is_ok(), "a printed answer can be parsed: {again:?}");
         }
         Err(why) => assert!(!why.contains(char::is_control), "{why:?}"),
     }
 }
 
-/// Nothing but ends of lines in a value; none at all in a key.
+/// A value may contain line breaks and no other control character; a key none at all.
 fn assert_tame(value: &Json) {
     match value {
         Json::String(text) => {

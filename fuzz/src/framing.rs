@@ -1,4 +1,4 @@
-//! Framings: two bytes of the input choose framing, maximum and chunks, the rest is the stream.
+//! Framings: two bytes of the input select framing, maximum and chunks, the rest is the stream.
 
 #[allow(dead_code, reason = "shared with the property tests, which use more of it")]
 #[path = "../../crates/wire/tests/support/mod.rs"]
@@ -7,15 +7,15 @@ mod support;
 use support::{Side, check_split, converse};
 use wire::framing::{Assembly, Delimits, Framing, Piece, UdpHeader};
 
-/// Longest stream that is cut at every place; longer ones are cut at the places the input chooses.
+/// Longest stream that is cut at every position; longer ones are cut where the input says.
 const EVERY_CUT_BYTES: usize = 48;
 
-/// What clients send.
+/// Requests of clients.
 pub fn request(input: &[u8]) {
     run(Side::Request, input);
 }
 
-/// What backends answer.
+/// Responses of backends.
 pub fn response(input: &[u8]) {
     run(Side::Response, input);
 }
@@ -41,7 +41,7 @@ fn run(side: Side, input: &[u8]) {
     }
 }
 
-/// Datagrams of 12 bytes each, as pieces of a response of memcached over UDP.
+/// Datagrams of 12 bytes each, as fragments of a response of memcached over UDP.
 fn check_datagrams(stream: &[u8], max: usize) {
     let mut assembly = Assembly::default();
     let mut taken = 0;
@@ -66,18 +66,18 @@ fn check_datagrams(stream: &[u8], max: usize) {
     }
 }
 
-/// A command, a zero byte, and what a backend answers: compared whatever both are.
+/// A command, a zero byte, and a backend's answer: matched, whatever their content.
 fn check_match(framing: Framing, stream: &[u8]) {
     let mut parts = stream.splitn(2, |byte| *byte == 0);
     let (Some(request), Some(response)) = (parts.next(), parts.next()) else { return };
     let mark = framing.mark(request);
     assert!(mark.len() <= request.len());
-    // An error answers every command; no answer is one to nothing.
+    // An error matches every command; no answer matches an empty command.
     assert!(framing.fits(mark, b"ERROR\r\n") || mark.iter().all(|byte| *byte == b' '));
     assert!(!response.is_empty() || framing != Framing::Memcached || !framing.fits(mark, response));
 }
 
-/// The stream as a payload: either refused without a trace, or one message to the other side.
+/// The stream as a payload: refused without output, or encoded as one message for the other side.
 fn check_encoding(framing: Framing, side: Side, payload: &[u8]) {
     let mut out = Vec::new();
     let encoded = match side {

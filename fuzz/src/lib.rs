@@ -1,25 +1,25 @@
-//! What the fuzz targets run: one function for each thing that strangers can write, from bytes to a
-//! check of what must hold for all of them. A panic is a finding.
+//! The fuzz targets: one function for each input that an untrusted party can write, from bytes to a
+//! check of the properties that must hold for all inputs. A panic is a finding.
 //!
-//! | target | the stranger | what must hold |
+//! | target | untrusted party | properties |
 //! |---|---|---|
-//! | `framing_request`, `framing_response` | a client, a backend | no panic, bounded buffers, the same messages however the stream is cut, what is written is read |
-//! | `region` | whoever formatted the memory that is joined | refused, or its rings touch only what the directory gives them |
-//! | `ring` | the peer at the other end of a ring | errors at most; nothing outside the ring is touched; every loop ends |
-//! | `worker` | a shared-memory client and an accelerator, any word of their regions | no panic; every request that was taken has one outcome or is outstanding |
-//! | `config` | a file, an environment, flags | no panic; every mistake has a place inside the text; what is accepted passes the engine's own check |
-//! | `metrics_request` | whoever reaches the metrics port | decided once, whatever the chunks; no request without its end |
-//! | `control` | a process at the control socket, or a false engine that answers | a request is read as written, or refused in a short line; no answer steers a terminal |
-//! | `attach` | a process at an accelerator's socket, or a false engine | a message has one form, or is refused |
-//! | `handshake` | a process at a shared-memory port, or a false engine | read as written, or refused |
+//! | `framing_request`, `framing_response` | a client, a backend | no panic, bounded buffers, the same messages however the stream is cut, encoded messages are decoded |
+//! | `region` | the process that formatted the joined memory | refused, or its rings access only what the directory gives them |
+//! | `ring` | the peer at the other end of a ring | at worst errors; no access outside the ring; every loop ends |
+//! | `worker` | a shared-memory client and an accelerator, any word of their regions | no panic; every accepted request has one outcome or is outstanding |
+//! | `config` | a file, an environment, flags | no panic; every error has a position inside the text; an accepted configuration passes the engine's own check |
+//! | `metrics_request` | a client of the metrics port | decided once, whatever the chunks; no request without its end |
+//! | `control` | a process at the control socket, or a false engine that answers | a request is decoded as encoded, or refused in a short line; no answer contains terminal control sequences |
+//! | `attach` | a process at an accelerator's socket, or a false engine | a message has one encoding, or is refused |
+//! | `handshake` | a process at a shared-memory port, or a false engine | decoded as encoded, or refused |
 //!
-//! The targets are coverage-guided (libFuzzer) and need nothing but the stable compiler:
+//! The targets are coverage-guided (libFuzzer) and need only the stable compiler:
 //! `cargo xtask fuzz SECONDS` builds them, runs each over its corpus and then for that long; `make test` runs each over
 //! its corpus (`xtask/tests/corpus.rs`);
-//! `cargo xtask fuzz --planted` shows that each finds a bug that is planted for it.
+//! `cargo xtask fuzz --planted` checks that each finds a bug that is planted for it.
 //!
-//! Not here, because no stranger writes them: hand-over envelopes (private memory of one process), the command
-//! line (whoever gives it runs the program), the tap's file (written, never read).
+//! There are no targets for data that untrusted parties cannot write: hand-over envelopes (private memory of one process), the
+//! command line (its author already runs the program), the tap's file (written, never read).
 
 pub mod attach;
 pub mod config;
@@ -30,7 +30,7 @@ pub mod metrics;
 pub mod rings;
 pub mod worker;
 
-/// What each target runs on an input.
+/// The function of each target.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("attach", attach::message),
     ("config", config::text),

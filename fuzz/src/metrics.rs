@@ -1,15 +1,15 @@
-//! Requests to the metrics endpoint: the answer does not depend on how the bytes arrive.
+//! Requests to the metrics endpoint: the answer does not depend on how the bytes are split.
 
 #[path = "../../crates/server/src/exporter"]
 mod exporter {
     #[allow(dead_code, reason = "the exporter uses more of it")]
     mod http;
 
-    /// A request, in pieces of the first byte's size.
+    /// A request, in chunks of the size that the first byte gives.
     pub fn request(input: &[u8]) {
         let Some((size, bytes)) = input.split_first() else { return };
         let whole = http::parse(bytes);
-        // The endpoint asks after every read and stops at the first decision.
+        // The endpoint parses after every read and stops at the first decision.
         let piece = usize::from(*size).max(1);
         let first = (0..bytes.len())
             .step_by(piece)

@@ -1,4 +1,4 @@
-//! Shared memory that somebody else wrote: regions that are joined, and rings whose other end lies.
+//! Hostile shared memory: regions that are joined, and rings whose peer misbehaves.
 
 #[allow(dead_code, reason = "shared with the tests of mqueue, which use more of it")]
 #[path = "../../crates/mqueue/tests/support/mod.rs"]
@@ -13,10 +13,10 @@ pub(crate) use support::Choose;
 
 /// Largest memory that is joined, in bytes.
 const REGION_BYTES_MAX: usize = 64 << 10;
-/// What both ends of a ring do to a region that can be joined, in operations.
+/// Number of operations that both ends of a ring perform on a region that can be joined.
 const OPERATIONS: usize = 64;
 
-/// Decisions from the input: small ones cost a byte. Zeros when it is used up.
+/// Decisions from the input: small ones use a byte. Zeros once it is used up.
 pub(crate) struct Tape<'a> {
     rest: &'a [u8],
 }
@@ -51,15 +51,15 @@ impl Choose for Tape<'_> {
     }
 }
 
-/// Memory as it was found: the input is its content.
+/// Untrusted memory: the input is its content.
 pub fn region(input: &[u8]) {
     let input = &input[..input.len().min(REGION_BYTES_MAX)];
     let memory = memory_of(input);
     let Ok(mut region) = Region::join(memory.clone()) else { return };
     let (mut tape, mut seen) = (Tape::new(input), Seen::default());
-    // Every ring, both ends; accesses outside the memory panic.
+    // Every ring, both ends; an access outside the memory panics.
     for mqueue in 0..region.mqueue_count().min(8) {
-        // What the directory says of it agrees with itself.
+        // The directory's information about it is consistent.
         let (block, _) = region.role(mqueue);
         assert!(region.mqueues_of(block).contains(&mqueue));
         let entries = region.directory_of(block);
@@ -81,7 +81,7 @@ pub fn region(input: &[u8]) {
         }
         consumer.release();
     }
-    // The first ring once more, fenced in by its directory entry.
+    // The first ring once more, with access limited to its directory entry.
     if let Ok(mut ends) = victims(&memory_of(input)) {
         for _ in 0..OPERATIONS {
             ends.step(&mut tape, &mut seen);
@@ -103,8 +103,8 @@ fn memory_of(bytes: &[u8]) -> MappedMemory {
     memory
 }
 
-/// A sound ring whose words and slots the other side overwrites while both ends work. The first bytes
-/// choose the ring, the others what happens to it.
+/// A valid ring whose words and slots the other side overwrites while both ends work. The first bytes
+/// select the ring, the others the operations.
 pub fn ring(input: &[u8]) {
     let mut tape = Tape::new(input);
     let shapes = shapes();
@@ -117,11 +117,11 @@ pub fn ring(input: &[u8]) {
     while !tape.is_empty() {
         match tape.below(8) {
             0..3 => ends.scribble(&mut tape),
-            3 => ends.mend(),
+            3 => ends.restore(),
             _ => ends.step(&mut tape, &mut seen),
         }
     }
-    // Whatever the ring holds now, whoever reads it to its end comes to an end.
+    // Whatever the ring contains now, reading it to its end terminates.
     let mut read = 0;
     while matches!(ends.consumer.peek(), Ok(Some(_)) | Err(mqueue::RingError::BadHeader)) {
         ends.consumer.advance();

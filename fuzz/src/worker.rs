@@ -1,5 +1,5 @@
-//! A worker between two liars: a shared-memory client and an accelerator, which may write any word of their
-//! regions at any time. The real turn runs; its books must agree after every one.
+//! A worker between two hostile peers: a shared-memory client and an accelerator, which may write any word of their
+//! regions at any time. The real turn runs; its counters must balance after every turn.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ max_message_bytes = 256
 /// Operations of one input.
 const OPERATIONS_MAX: usize = 2000;
 
-/// What the input makes of a worker with one client and two blocks.
+/// Applies the input to a worker with one client and two blocks.
 pub fn memory(input: &[u8]) {
     let mut tape = Tape::new(input);
     let mut scene = Scene::new();
@@ -61,7 +61,7 @@ pub fn memory(input: &[u8]) {
     }
 }
 
-/// Somebody else's word changes.
+/// A peer overwrites a word.
 fn scribble(memory: &MappedMemory, tape: &mut Tape<'_>) {
     let at = 8 * tape.below(memory.len_bytes() / 8);
     let near = memory.load(at, Ordering::Relaxed);
@@ -120,14 +120,14 @@ impl Scene {
         Self { topology, worker, metrics, fabric, accelerator, blocks, client, ids: 1 }
     }
 
-    /// The client's process dies, and another one comes.
+    /// The client's process dies, and another client connects.
     fn replace_client(&mut self) {
         self.fabric.post(0, ControlMessage::ShmGone(self.ids));
         self.ids += 1;
         self.client = admit(&self.topology, &self.fabric, self.ids);
     }
 
-    /// A block takes a request and answers it, perhaps with another token.
+    /// A block takes a request and answers it, possibly with another token.
     fn answer(&mut self, tape: &mut Tape<'_>) {
         let block = tape.below(self.blocks.len() as u64) as usize;
         let (requests, replies) = &mut self.blocks[block];
@@ -137,12 +137,12 @@ impl Scene {
         let token = if tape.below(8) == 0 { tape.hostile(header.token) } else { header.token };
         let head = Head { token, kind: abi::kind::MESSAGE, ..Head::default() };
         let len = (header.len as usize).min(256);
-        // A ring that lies takes nothing.
+        // A corrupted ring accepts nothing.
         let _ = replies.push(head, &[7; 256][..len]);
         replies.publish();
     }
 
-    /// Everything that was received has ended, or is outstanding.
+    /// Every received request has an outcome, or is outstanding.
     fn check(&self) {
         let counted = self.metrics.service(0);
         let ended = counted.replied + counted.consumed + counted.dropped_requests();
@@ -157,7 +157,7 @@ fn admit(topology: &Topology, fabric: &Fabric<ControlMessage<(), ()>>, id: u64) 
     let worker = fabric.assign_shm_client();
     let words = near.words();
     let depth = plan.rings[0].depth;
-    let peer = Box::new(Nobody);
+    let peer = Box::new(SilentPeer);
     let client = ShmClient { id, service: 0, depth, replies, requests, words, peer };
     fabric.post(worker, ControlMessage::ShmAttached(Box::new(client)));
     Client { memory, ends: far.accelerator_ends(0) }
@@ -179,13 +179,13 @@ impl Client {
     }
 }
 
-struct Nobody;
+struct SilentPeer;
 
-impl ShmPeer for Nobody {
+impl ShmPeer for SilentPeer {
     fn wake(&self) {}
 }
 
-/// Blocks that always may have said something.
+/// Blocks that may always have replies.
 struct Elsewhere {
     mqueues: u32,
 }
@@ -206,7 +206,7 @@ impl Blocks for Elsewhere {
     fn ended(&mut self, _into: &mut Vec<(u32, u64)>) {}
 }
 
-/// A network without anybody.
+/// A network without peers.
 struct Nowhere;
 
 impl Nic for Nowhere {

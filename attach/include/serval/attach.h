@@ -32,7 +32,7 @@
 #ifndef SERVAL_ATTACH_H
 #define SERVAL_ATTACH_H
 
-#include <serval/pulse.h>
+#include <serval/heartbeat.h>
 
 namespace serval {
 namespace detail {
@@ -158,7 +158,7 @@ class Runtime {
     uint64_t drain_until_ns_ = 0;
     uint64_t beats_ = 0;
     // Detects that the engine's heartbeat has stopped.
-    detail::Pulse engine_pulse_ = {};
+    detail::HeartbeatMonitor engine_heartbeat_ = {};
     // By block: where its rings are described, and its last observed progress with the time.
     Block* rings_of_ = nullptr;
     Watch* watches_ = nullptr;

@@ -120,7 +120,7 @@ __global__ void serve(Function function, Work work) {
     __syncthreads();
     if (threadIdx.x != 0) return;
     if (gridDim.x > 1) {
-    // All replies are visible to the host before the word that announces them.
+        if (atomicAdd(work.arrived, 1) + 1 < gridDim.x) return;
         *work.arrived = 0;
         __threadfence_system();
     }

@@ -73,7 +73,7 @@ fn set_number(other: &MappedMemory, n: u64) {
 }
 
 #[test]
-fn the_wish_to_stop_vouches() {
+fn stop_request_publishes() {
     vouches(
         |words, other, n| (set_number(other, n), words.set_stop(n)).1,
         |words, other| (words.stop(), number(other)),
@@ -81,7 +81,7 @@ fn the_wish_to_stop_vouches() {
 }
 
 #[test]
-fn beats_vouch() {
+fn heartbeats_publish() {
     vouches(
         |words, other, n| (set_number(other, n), words.set_engine_heartbeat(n)).1,
         |words, other| (words.engine_heartbeat(), number(other)),

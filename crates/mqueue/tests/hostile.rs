@@ -35,7 +35,7 @@ fn random_words_anywhere_at_any_time() {
                     victims.scribble(&mut numbers);
                 }
                 if step % 16 == 0 {
-                    victims.mend();
+                    victims.restore();
                 }
                 victims.step(&mut numbers, &mut seen);
             }

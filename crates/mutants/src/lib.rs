@@ -1,6 +1,6 @@
 //! Seeded mutants: deliberate bugs, each behind a switch, that prove that the tests can fail.
 //!
-//! Code that carries one asks [`on`] for its name and does the wrong thing if it is in force:
+//! Code with a mutant calls [`on`] with its name and misbehaves if the mutant is enabled:
 //!
 //! ```
 //! # let (mut outstanding, name) = (1, "leak_credit");
@@ -10,20 +10,20 @@
 //! # assert_eq!(outstanding, 0);
 //! ```
 //!
-//! In every ordinary build the answer is a constant `false`, and nothing of the mutant is left. With the
-//! feature `seeded` the environment variable `SERVAL_MUTANT` names the one that is in force; so one build
-//! of the tests serves for all of them. `xtask/src/mutants.rs` lists them with the tests that must catch
-//! each; `cargo xtask mutants` tries them.
+//! In an ordinary build the result is a constant `false`, and the compiler removes the mutant. With the
+//! feature `seeded` the environment variable `SERVAL_MUTANT` names the enabled mutant, so one build
+//! of the tests serves all of them. `xtask/src/mutants.rs` lists them with the tests that must catch
+//! each; `cargo xtask mutants` runs them.
 #![forbid(unsafe_code)]
 
-/// Whether the mutant called `name` is in force.
+/// Whether the mutant called `name` is enabled.
 #[cfg(not(feature = "seeded"))]
 #[inline(always)]
 pub const fn on(_name: &str) -> bool {
     false
 }
 
-/// Whether the mutant called `name` is in force: the one in `SERVAL_MUTANT` when first asked.
+/// Whether the mutant called `name` is enabled: the one in `SERVAL_MUTANT` at the first call.
 #[cfg(feature = "seeded")]
 pub fn on(name: &str) -> bool {
     static IN_FORCE: std::sync::OnceLock<String> = std::sync::OnceLock::new();

@@ -4,10 +4,10 @@
 // Host: each kernel adds a serval_kernel_entry to a list when its library is loaded; the library exports
 // serval_kernel_abi_version() and serval_kernel_list(). CUDA: `extern "C" __global__ serval_kernel_NAME(blocks)`, launched
 // with one CUDA block for each serval_block_args in the array, of 32 to SERVAL_BLOCK_THREADS_MAX threads, a multiple of 32. Staging
-// is in shared memory when the launch gives enough of it (the arguments' staging_bytes of dynamic memory for each block), else
-// where the arguments say. A kernel of SERVAL_WARP_KERNEL has an empty function `serval_warps_NAME` beside it, and is launched with
-// CUDA blocks of 32 threads by 1 to SERVAL_WARPS_MAX: each warp is a block, the next in the array. A warp that is one too many is
-// told of a block that the region does not have, and does nothing.
+// is in shared memory if the launch provides enough of it (the arguments' staging_bytes of dynamic memory per block), else
+// at the address in the arguments. A kernel of SERVAL_WARP_KERNEL has an empty function `serval_warps_NAME` beside it, and is launched with
+// CUDA blocks of 32 threads by 1 to SERVAL_WARPS_MAX: each warp is a block, in the order of the array. Surplus warps get
+// a block number outside the region, and do nothing.
 #ifndef SERVAL_ENTRY_H
 #define SERVAL_ENTRY_H
 
@@ -20,7 +20,7 @@ namespace detail {
 
 #if SERVAL_CUDA
 
-// What the threads of the WARPS blocks in a CUDA block share.
+// State shared by the threads of the WARPS blocks in a CUDA block.
 template <unsigned WARPS>
 struct Shared {
     static constexpr unsigned BACKENDS_MAX = WARPS == 1 ? SERVAL_BACKENDS_MAX : SERVAL_WARP_BACKENDS_MAX;
@@ -35,8 +35,8 @@ SERVAL_INLINE Shared<WARPS>& shared() {
     return all;
 }
 
-// Of WARPS blocks that share a CUDA block this is the one of row threadIdx.y: its threads are a warp, and the library is used as in a
-// block that is its crew.
+// Runs the block of row threadIdx.y among the WARPS blocks of a CUDA block: its threads are one warp, and the library treats it
+// as a block that is its own crew.
 template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS>
 SERVAL_DEVICE void run_block(const serval_block_args* given) {
     constexpr unsigned BACKENDS_MAX = Shared<WARPS>::BACKENDS_MAX;
@@ -76,7 +76,7 @@ SERVAL_DEVICE void run_block(const serval_block_args* given) {
     }
 }
 
-// A block of one warp has code of its own: without barriers, and without the branches around them, a message takes it a twentieth less.
+// A block of one warp has code of its own: without barriers and the branches around them, a message takes a twentieth less time.
 template <void (*KERNEL)(Block&, Mqueue&)>
 SERVAL_INLINE void run_sized(const serval_block_args* given) {
     if (blockDim.x == CREW_SIZE) {
@@ -89,7 +89,7 @@ SERVAL_INLINE void run_sized(const serval_block_args* given) {
 
 #else
 
-// Not inlined, so that the backends can lie on its stack frame.
+// Not inlined, so that the backends are on its stack frame.
 template <void (*KERNEL)(Block&, Mqueue&), unsigned>
 __attribute__((noinline)) void run_block(const serval_block_args* given) {
     Place place;
@@ -110,7 +110,7 @@ __attribute__((noinline)) void run_block(const serval_block_args* given) {
 }
 
 // First kernel of this library. Hidden, and weak instead of inline: two libraries in one process must not share it, and the
-// linker makes inline variables unique in a process.
+// linker would unify inline variables within a process.
 __attribute__((weak, visibility("hidden"))) const serval_kernel_entry* first_kernel = nullptr;
 
 struct Registration {
@@ -152,7 +152,7 @@ struct Registration {
 extern "C" inline __attribute__((used, visibility("default"))) uint32_t serval_kernel_abi_version(void) {
     return SERVAL_ABI_VERSION;
 }
-// The library's kernels; null when it has none.
+// The library's kernels; null if it has none.
 extern "C" inline __attribute__((used, visibility("default"))) const struct serval_kernel_entry* serval_kernel_list(void) {
     return serval::detail::first_kernel;
 }

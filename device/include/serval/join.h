@@ -1,9 +1,9 @@
-// Joining a region: what a block checks before it believes anything, and what it keeps of it.
+// Joining a region: validation by a block, and its private copy of the ring descriptions.
 //
-// Which ring is which is what the directory says, not where an entry stands. Entries of kinds that this library does not know are skipped,
-// unless they must be known.
+// The directory, not the position of an entry, identifies a ring. Entries of unknown kinds are skipped, unless they are
+// marked as required.
 //
-// The directory is constant once formatted, but it lies in shared memory: what becomes an address is a copy, and every number in it is
+// The directory is constant once formatted, but it is in shared memory: addresses are computed from a copy, and every number in it is
 // checked against the mapping.
 #ifndef SERVAL_JOIN_H
 #define SERVAL_JOIN_H
@@ -13,7 +13,7 @@
 namespace serval {
 namespace detail {
 
-// Does [offset, offset + bytes) lie in a region of `size` bytes?
+// Is [offset, offset + bytes) inside a region of `size` bytes?
 SERVAL_INLINE bool within(uint64_t offset, uint64_t bytes, uint64_t size) {
     return bytes <= size && offset <= size - bytes;
 }
@@ -26,7 +26,7 @@ inline SERVAL_DEVICE void fetch(T& to, const uint8_t* from) {
         private_store(reinterpret_cast<uint8_t*>(&to) + i, load_relaxed(reinterpret_cast<const uint64_t*>(from + i)));
 }
 
-// Bytes that a slot of this protocol needs; 0 for a protocol this machine does not have.
+// Bytes of a slot of this protocol; 0 for a protocol that this machine does not support.
 inline SERVAL_DEVICE uint64_t slot_bytes(unsigned protocol, unsigned inline_bytes) {
     switch (protocol) {
         case SERVAL_PROTOCOL_DOORBELL:
@@ -42,7 +42,7 @@ inline SERVAL_DEVICE uint64_t slot_bytes(unsigned protocol, unsigned inline_byte
     }
 }
 
-// What an entry is called: the first bytes of each, whatever its kind.
+// The identification of an entry: the first bytes, common to all kinds.
 struct EntryName {
     uint16_t kind, version;
     uint32_t flags, block, index;
@@ -51,7 +51,7 @@ static_assert(sizeof(EntryName) == 16 && offsetof(serval_directory_entry, index)
 static_assert(sizeof(serval_directory_entry) == sizeof(serval_ring_entry) && offsetof(serval_ring_entry, index) == 12,
               "entries have one size and one first part");
 
-// Is it the entry of an mqueue's ring, as this library knows it?
+// Is it the entry of an mqueue's ring, in a version that this library supports?
 inline SERVAL_DEVICE bool is_of_mqueue(const EntryName& name) {
     return name.kind >= SERVAL_RING_SERVER_RX && name.kind <= SERVAL_RING_CLIENT_TX && name.version == SERVAL_RING_VERSION_MQUEUE;
 }
@@ -60,18 +60,18 @@ inline SERVAL_DEVICE bool is_rx(const EntryName& name) {
     return name.kind == SERVAL_RING_SERVER_RX || name.kind == SERVAL_RING_CLIENT_RX;
 }
 
-// Must a reader that does not know this kind refuse the region?
+// Must this library refuse the region, because the entry is required and unknown?
 inline SERVAL_DEVICE bool is_refused(const EntryName& name) {
     return !is_of_mqueue(name) && (name.flags & SERVAL_RING_REQUIRED) != 0;
 }
 
-// Fills `ring` from the directory's entry; false when the entry is not one this block can serve.
+// Fills in `ring` from the directory's entry; false if this block cannot serve the entry.
 inline SERVAL_DEVICE bool open_ring(Ring& ring, uint8_t* region, uint64_t size, uint64_t entry_offset, unsigned kind) {
     serval_ring_entry e;
     fetch(e, region + entry_offset);
     bool power_of_two = e.depth != 0 && (e.depth & (e.depth - 1)) == 0;
     if (e.kind != kind || e.version != SERVAL_RING_VERSION_MQUEUE || !power_of_two || e.depth > SERVAL_DEPTH_MAX) return false;
-    // Not more than staging for a longest message has room for: inline payloads are fetched before their length is checked.
+    // At most the size of staging for the longest message: inline payloads are fetched before their length is checked.
     if (e.inline_bytes > ((static_cast<uint64_t>(e.message_bytes_max) + 7) & ~uint64_t{7})) return false;
     if (e.inline_bytes < 8 || e.inline_bytes > SERVAL_INLINE_BYTES_MAX || e.inline_bytes % 8) return false;
     if (e.message_bytes_max == 0 || e.message_bytes_max > SERVAL_MESSAGE_BYTES_MAX) return false;
@@ -82,7 +82,7 @@ inline SERVAL_DEVICE bool open_ring(Ring& ring, uint8_t* region, uint64_t size, 
         return false;
     if (e.arena_offset % 8 || e.arena_bytes % 8 || !within(e.arena_offset, e.arena_bytes, size)) return false;
     if (e.message_bytes_max > e.inline_bytes) {
-        // Longer messages need an arena that holds at least one.
+        // Longer messages need an arena that holds at least one of them.
         uint64_t room = (static_cast<uint64_t>(e.message_bytes_max) + 7) & ~uint64_t{7};
         if (e.protocol != SERVAL_PROTOCOL_DOORBELL || e.arena_bytes < room) return false;
     }
@@ -100,8 +100,8 @@ inline SERVAL_DEVICE bool open_ring(Ring& ring, uint8_t* region, uint64_t size, 
     return true;
 }
 
-// A reader goes on where the tail stands: what is in the ring already is served. It keeps no more than a quarter of the ring, counted in
-// longest messages where these fill an arena before the slots.
+// A consumer continues at the tail: messages already in the ring are served. It holds back at most a quarter of the ring, counted in
+// longest messages if these fill an arena before the slots.
 inline SERVAL_DEVICE bool open_consumer(Consumer& c) {
     c.held_max = (c.ring.depth() + 3) / 4;
     if (c.ring.len_max > c.ring.inline_bytes) {
@@ -113,8 +113,8 @@ inline SERVAL_DEVICE bool open_consumer(Consumer& c) {
     return true;
 }
 
-// A writer goes on where the head stands. One with an arena cannot know which parts of it are still unread: its ring must
-// have been emptied.
+// A producer continues at the head. With an arena it cannot know which parts are still unread, so its ring must
+// be empty.
 inline SERVAL_DEVICE bool open_producer(Producer& p) {
     p.next = load_relaxed(p.ring.head);
     // EDGE TX_RELEASE (acquire half)
@@ -126,7 +126,7 @@ inline SERVAL_DEVICE bool open_producer(Producer& p) {
     return p.ring.len_max <= p.ring.inline_bytes || p.next == p.tail;
 }
 
-// Where the parts of a region are that are found by number.
+// Locations of the arrays of a region.
 struct Layout {
     uint8_t* region;
     uint64_t size;
@@ -144,7 +144,7 @@ struct Layout {
     }
 };
 
-// Reads the header. False when this is no region of this version.
+// Reads the header. False if this is not a region of this version.
 inline SERVAL_DEVICE bool find_layout(Layout& layout, uint64_t region, uint64_t bytes) {
     layout.region = reinterpret_cast<uint8_t*>(region);
     if (region == 0 || region % SERVAL_LINE_BYTES || bytes < SERVAL_BLOCKS_OFFSET) return false;
@@ -163,18 +163,18 @@ inline SERVAL_DEVICE bool find_layout(Layout& layout, uint64_t region, uint64_t 
     return true;
 }
 
-// The block's place in the region.
+// The block's part of the region.
 struct Place {
     Layout layout;
     // Its entries in the directory.
     uint32_t first, count;
-    // Its mqueues; 0 when its entries cannot be used.
+    // Number of its mqueues; 0 if its entries cannot be used.
     uint32_t mqueue_count;
     serval_block_words* words;
 };
 
-// How many mqueues the block's entries describe; 0 when one of them must be known and is not, or belongs to another block, or when they
-// cannot make up mqueues. Whether each of the mqueues has both rings is seen when they are opened.
+// Number of mqueues that the block's entries describe; 0 if a required one is unknown, if one belongs to another block, or if
+// they cannot form mqueues. Opening the mqueues checks that each has both rings.
 inline SERVAL_DEVICE uint32_t count_mqueues(const Layout& layout, uint32_t block, uint32_t first, uint32_t count) {
     if (!within(first, count, layout.ring_count)) return 0;
     uint32_t rings = 0;
@@ -186,7 +186,7 @@ inline SERVAL_DEVICE uint32_t count_mqueues(const Layout& layout, uint32_t block
     return rings % 2 == 0 && rings / 2 <= 1 + SERVAL_BACKENDS_MAX ? rings / 2 : 0;
 }
 
-// The offset of the entry of this kind and index among the block's; 0 when there is none.
+// The offset of the block's entry of this kind and index; 0 if there is none.
 inline SERVAL_DEVICE uint64_t find_ring(const Place& place, unsigned kind, uint32_t index) {
     for (uint32_t i = 0; i < place.count; i++) {
         const EntryName name = place.layout.name(uint64_t{place.first} + i);
@@ -195,7 +195,7 @@ inline SERVAL_DEVICE uint64_t find_ring(const Place& place, unsigned kind, uint3
     return 0;
 }
 
-// Finds the block's words and entries. False when the region cannot even be told why the block refuses.
+// Finds the block's words and entries. False if the region is too broken to report why the block refuses.
 inline SERVAL_DEVICE bool find_place(Place& place, const serval_block_args& args) {
     if (!find_layout(place.layout, args.region, args.region_bytes) || args.block >= place.layout.block_count) return false;
     place.first = args.ring_first;
@@ -205,7 +205,7 @@ inline SERVAL_DEVICE bool find_place(Place& place, const serval_block_args& args
     return true;
 }
 
-// Are the arguments ones this library understands, with enough staging memory?
+// Does this library support the arguments, and is there enough staging memory?
 inline SERVAL_DEVICE bool suits(const Place& place, const serval_block_args& args) {
     if (args.abi_version != SERVAL_ABI_VERSION) return false;
     if (args.param_count > SERVAL_PARAMS_MAX || (args.param_count && (args.params == 0 || args.params % 8))) return false;
@@ -215,7 +215,7 @@ inline SERVAL_DEVICE bool suits(const Place& place, const serval_block_args& arg
 }
 
 #if SERVAL_CUDA
-// Is the CUDA block one block of the service, or `warps` of them at most, each a warp?
+// Is the CUDA block one block of the service, or at most `warps` of them, one per warp?
 inline SERVAL_DEVICE bool suits_launch(unsigned warps) {
     if (blockDim.y > warps || blockDim.z != 1) return false;
     return warps == 1 ? blockDim.x >= CREW_SIZE && blockDim.x % CREW_SIZE == 0 : blockDim.x == CREW_SIZE;

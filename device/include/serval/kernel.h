@@ -21,54 +21,54 @@
 // nvcc makes it a CUDA block of 32 to SERVAL_BLOCK_THREADS_MAX threads in one dimension:
 //     nvcc -x cu -std=c++17 -arch=sm_80
 //
-// A kernel that needs no more than a warp for a message says SERVAL_WARP_KERNEL instead. It is the same kernel on the host; on CUDA
+// A kernel that needs at most a warp per message uses SERVAL_WARP_KERNEL instead. On the host it is the same; on CUDA
 // each warp is a block, with an mqueue of its own (`block.size() == 32`), and up to SERVAL_WARPS_MAX of them share a CUDA block, so
 // that more mqueues fit on a GPU. It has no SERVAL_SHARED variables, which all warps would share, and at most
-// SERVAL_WARP_BACKENDS_MAX backends. There is no form for single threads: one thread fetches in eight loads what a warp fetches in
+// SERVAL_WARP_BACKENDS_MAX backends. There is no form for single threads: one thread needs eight loads to fetch what a warp fetches in
 // one, and 32 mqueues of one warp would wait for each other.
 //
-// Rules. Every function below but Block::rank, size, now_ns and the accessors of Message and Reply is called by *all*
-// threads of the block together, with the same arguments. Messages and replies live in staging memory that belongs to the
-// block: a pointer into a message is good until the next receive on the same mqueue, one into a reply until it is sent. No
-// pointer a kernel sees ever points into a ring. On CUDA a kernel's code is there twice, once for blocks of one warp: labels in inline
-// assembly stand in braces. A host kernel must not throw, and must come back to recv, send or
-// sleep_until now and then: until it does, nothing else runs on its thread.
+// Rules. Every function below except Block::rank, size, now_ns and the accessors of Message and Reply must be called by *all*
+// threads of the block together, with the same arguments. Messages and replies are in staging memory owned by the
+// block: a pointer into a message is valid until the next receive on the same mqueue, one into a reply until it is sent. A
+// kernel never gets a pointer into a ring. On CUDA a kernel is compiled twice, once for blocks of one warp, so labels in inline
+// assembly must be inside braces. A host kernel must not throw, and must call recv, send or
+// sleep_until regularly: until it does, nothing else runs on its thread.
 #ifndef SERVAL_KERNEL_H
 #define SERVAL_KERNEL_H
 
-#include "pulse.h"
+#include "heartbeat.h"
 #include "join.h"
 #include "sink.h"
 
-// Largest CUDA block that kernels are compiled for, in threads.
+// Maximum CUDA block size that kernels are compiled for, in threads.
 #ifndef SERVAL_BLOCK_THREADS_MAX
 #define SERVAL_BLOCK_THREADS_MAX 256
 #endif
-// How many blocks of so many threads a multiprocessor is to have registers for: 768 threads leave each 80. A kernel that needs more defines
-// less before it includes this.
+// The number of threads per multiprocessor to reserve registers for: with 768 threads each has 80. A kernel that needs more registers defines
+// a smaller number before it includes this header.
 #ifndef SERVAL_BLOCKS_MIN
 #define SERVAL_BLOCKS_MIN (SERVAL_BLOCK_THREADS_MAX < 768 ? 768 / SERVAL_BLOCK_THREADS_MAX : 1)
 #endif
 
-// Most blocks of a SERVAL_WARP_KERNEL in a CUDA block, and most backends of each: their state is in shared memory.
+// Maximum number of blocks of a SERVAL_WARP_KERNEL in a CUDA block, and of backends of each: their state is in shared memory.
 #define SERVAL_WARPS_MAX 8
 #define SERVAL_WARP_BACKENDS_MAX 2
 
 namespace serval {
 
-// What became of a request to a backend, and why a kernel drops a message.
+// The outcome of a request to a backend, or the reason why a kernel drops a message.
 enum Status : uint8_t {
-    OK = SERVAL_STATUS_OK,                  // drop: nothing is wrong, and nothing is to be answered
+    OK = SERVAL_STATUS_OK,                  // drop: no error, and no reply is wanted
     TIMEOUT = SERVAL_STATUS_TIMEOUT,        // backend: no answer in time
     REFUSED = SERVAL_STATUS_REFUSED,        // backend: could not be reached
     CLOSED = SERVAL_STATUS_CLOSED,          // backend: the connection ended before the answer
     PROTOCOL = SERVAL_STATUS_PROTOCOL,      // backend: the answer breaks its framing
-    TOO_LONG = SERVAL_STATUS_TOO_LONG,      // longer than the mqueue carries
+    TOO_LONG = SERVAL_STATUS_TOO_LONG,      // exceeds the mqueue's maximum
     BAD_LENGTH = SERVAL_STATUS_BAD_LENGTH,  // drop: the message has a length the kernel does not accept
     REJECTED = SERVAL_STATUS_REJECTED,      // drop: any other reason
 };
 
-// A deadline that never comes.
+// No deadline.
 constexpr uint64_t NO_DEADLINE = SERVAL_NO_DEADLINE;
 
 class Block;
@@ -76,12 +76,12 @@ class Mqueue;
 class Backend;
 namespace detail {
 class Channel;
-struct Inspector;  // defined by tests that break the rules on purpose
+struct Inspector;  // defined by tests that break the rules intentionally
 template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS>
 SERVAL_DEVICE void run_block(const serval_block_args* args);
 }  // namespace detail
 
-// A received message, or nothing: true in a condition when there is one.
+// A received message; false in a condition if there is none.
 class Message {
   public:
     SERVAL_INLINE explicit operator bool() const { return data_ != nullptr; }
@@ -92,7 +92,7 @@ class Message {
     SERVAL_INLINE const T* as() const {
         return reinterpret_cast<const T*>(data_);
     }
-    // Backend answers: OK, TIMEOUT, REFUSED, CLOSED, PROTOCOL or TOO_LONG. The payload counts only with OK.
+    // Backend answers: OK, TIMEOUT, REFUSED, CLOSED, PROTOCOL or TOO_LONG. The payload is valid only with OK.
     SERVAL_INLINE Status status() const { return static_cast<Status>(status_); }
     // Backend answers: the tag of the request.
     SERVAL_INLINE uint64_t tag() const { return tag_; }
@@ -108,9 +108,9 @@ class Message {
     uint8_t status_ = OK;
 };
 
-// A reply under construction: zeroed staging of exactly len() bytes. False in a condition when the length is more than the mqueue
-// carries: as() then points to a *sink* of len() bytes. Writing to a sink is harmless, what it holds is undefined and is never sent,
-// and sending the reply drops the request as TOO_LONG. Check the reply where filling it in takes time: a length may come from a client.
+// A reply under construction: zeroed staging of exactly len() bytes. False in a condition if the length exceeds the mqueue's
+// maximum: as() then points to a *sink* of len() bytes. Writing to a sink is harmless; its content is undefined and never sent,
+// and sending the reply drops the request as TOO_LONG. Check the reply if filling it in takes time: a length may come from a client.
 class Reply {
   public:
     SERVAL_INLINE explicit operator bool() const { return fits_; }
@@ -127,25 +127,25 @@ class Reply {
     uint64_t token_ = 0;
     uint32_t len_ = 0;
     bool live_ = false;  // not sent yet
-    bool fits_ = false;  // the mqueue carries it; if not, `data_` is the sink
+    bool fits_ = false;  // within the mqueue's maximum; if not, `data_` is the sink
 };
 
 // The threads that serve one mqueue.
 class Block {
   public:
-    // This thread, in [0, size()).
+    // Index of this thread, in [0, size()).
     SERVAL_INLINE unsigned rank() const { return detail::block_rank(); }
     // Threads of the block; 1 on the host.
     SERVAL_INLINE unsigned size() const { return detail::block_size(); }
-    // Waits until every thread is here; what they wrote before is visible to all afterwards.
+    // Barrier for all threads; writes made before it are visible to all threads afterwards.
     SERVAL_INLINE void sync() const { detail::block_sync(); }
-    // This block, in [0, block count of the service).
+    // Index of this block, in [0, block count of the service).
     SERVAL_INLINE uint32_t index() const { return args_.block; }
     // Nanoseconds of a monotonic clock. On CUDA the device's global timer.
     SERVAL_INLINE uint64_t now_ns() const;
-    // Waits until now_ns() reaches `deadline_ns`, or until the service stops at once.
+    // Waits until now_ns() reaches `deadline_ns`, or until an immediate stop of the service.
     inline SERVAL_DEVICE void sleep_until(uint64_t deadline_ns);
-    // The value of a parameter of the service (`params`), or `otherwise`. Look parameters up once, before the first recv.
+    // The value of a parameter of the service (`params`), or `otherwise`. Read parameters once, before the first recv.
     inline SERVAL_DEVICE double param(const char* name, double otherwise) const;
 
   private:
@@ -161,23 +161,23 @@ class Block {
     inline SERVAL_DEVICE void finish();
     inline SERVAL_DEVICE void refuse();
 
-    // By the crew: the stop word. On CUDA, where it is a trip over the bus, it is read when `turn` is the engine's only, RUN
-    // otherwise.
+    // By the crew: the stop word. On CUDA, where reading it is a trip over the bus, it is read only if `turn` is due, otherwise the
+    // result is RUN.
     SERVAL_INLINE uint64_t poll_engine(uint64_t turn);
-    SERVAL_INLINE bool is_engines(uint64_t turn) const;
-    SERVAL_INLINE bool is_engines(uint64_t from, uint64_t to) const;
-    // By the crew, on CUDA, now and then: the heartbeat, and the counts.
+    SERVAL_INLINE bool engine_words_due(uint64_t turn) const;
+    SERVAL_INLINE bool engine_words_due(uint64_t from, uint64_t to) const;
+    // By the crew, on CUDA, at intervals: the heartbeat, and the counts.
     SERVAL_CALL void watch_engine();
-    SERVAL_INLINE bool is_heartbeats(uint64_t from, uint64_t to) const;
-    SERVAL_INLINE bool comes_round(uint64_t from, uint64_t to, uint32_t every, uint32_t offset) const;
-    // By the crew: the stop word, and everything that was published before it.
+    SERVAL_INLINE bool heartbeat_due(uint64_t from, uint64_t to) const;
+    SERVAL_INLINE bool is_due(uint64_t from, uint64_t to, uint32_t every, uint32_t offset) const;
+    // By the crew: the stop word, and everything published before it.
     SERVAL_INLINE uint64_t stop_word();
-    // By the crew: waits a little, on the host until the runtime resumes the block.
+    // By the crew: waits briefly, on the host until the runtime resumes the block.
     SERVAL_INLINE void pause(uint32_t why, uint64_t deadline_ns, unsigned tries);
     SERVAL_INLINE void charge();
     SERVAL_INLINE void end(uint64_t reason);
     SERVAL_INLINE bool ended() const { return reason_ != SERVAL_REASON_NONE; }
-    // Ended for a reason after which nothing can be sent any more.
+    // Ended for a reason after which nothing can be sent.
     SERVAL_INLINE bool broken() const { return reason_ > SERVAL_REASON_STOPPED; }
     inline SERVAL_DEVICE void check_heartbeat();
     SERVAL_INLINE void count(uint64_t& counter, uint64_t* word);
@@ -186,9 +186,9 @@ class Block {
     SERVAL_CALL void rest(unsigned tries);
     SERVAL_INLINE bool counts_are_due() const;
     SERVAL_CALL void publish_counts_in_time();
-    uint32_t sleeps_;        // looks at the clock by sleeps
-    uint32_t published_at_;  // upper bits of the multiprocessor's clock at the last time that this published
-    // What counts messages of the server mqueue, and where that began; null before there is one.
+    uint32_t sleeps_;        // clock reads by sleeps
+    uint32_t published_at_;  // upper bits of the multiprocessor's clock at the last publication
+    // The counters of server mqueue messages, and their initial values; null before there is an mqueue.
     const uint64_t *received_of_, *sent_of_;
     uint64_t received_from_, sent_from_;
 #endif
@@ -199,12 +199,12 @@ class Block {
     uint64_t reason_;
     uint64_t budget_left_;
     uint64_t received_, sent_, dropped_;
-    detail::Pulse pulse_;
+    detail::HeartbeatMonitor heartbeat_;
 };
 
 namespace detail {
 
-// An mqueue's two rings and its staging: what server and client mqueues have in common.
+// An mqueue's two rings and its staging: common to server and client mqueues.
 class Channel {
   private:
     friend class serval::Mqueue;
@@ -218,7 +218,7 @@ class Channel {
     SERVAL_CALL bool transmit(Block& block, Header h, const uint8_t* data);
 #if SERVAL_CUDA
     SERVAL_INLINE bool send_short(Block& block, const Header& h, const Producer::Draft& draft);
-    // Does the short way carry it? The crew does all of it.
+    // Is it eligible for the short path? The crew does all of it.
     SERVAL_INLINE bool is_short(const Header& h) const {
         return SERVAL_LIKELY(tx_.ring.protocol == SERVAL_PROTOCOL_GRANULE16 && units_for<Granule16>(h.len) <= CREW_SIZE);
     }
@@ -246,41 +246,41 @@ class Channel {
     uint8_t* in_;
     uint8_t* out_;
     uint32_t out_bytes_;
-    uint32_t polls_;  // looks by receives that do not wait for ever, of a granule16 ring on CUDA those in vain
+    uint32_t polls_;  // polls by receives with a time limit; for a granule16 ring on CUDA, unsuccessful ones
 #if SERVAL_CUDA
-    uint32_t brief_from_;  // looks in vain after which looks are brief
-    Granule16* lines_;     // lines of messages that a look brought besides the one it was for; null where there is no room
+    uint32_t brief_from_;  // unsuccessful polls after which polls are brief
+    Granule16* lines_;     // lines of later messages that a poll fetched as well; null if there is no room
     uint32_t kept_first_;  // number of the first of those messages
     uint32_t kept_count_;
-    uint32_t asked_;  // number of the message before which the engine's words had their turn last
-    bool pays_;       // the last message was there at once: more of them are worth a look
+    uint32_t asked_;  // number of the message at which the engine's words were last read
+    bool pays_;       // the last message was found at once: polling for more of them pays off
 #endif
     bool is_server_;
-    bool go_;         // the crew's answer to the block
+    bool go_;         // the crew's result for the block
 };
 
 }  // namespace detail
 
 // A client mqueue: requests to one backend of the service, and its answers. Every request is answered: by the backend, or
-// by the engine with a status that says why not.
+// by the engine with a status that gives the reason.
 class Backend {
   public:
-    // Sends `len` bytes at `data`, private memory that all threads see, of any alignment. Waits for room. False, and nothing was sent, when
-    // `len` is more than the mqueue carries or the service stops at once. The tag comes back with the answer. An answer has its place before
-    // its request leaves: a block that sends on while answers fill the ring and it receives none would wait for itself, which breaks
-    // its contract (as many as the service has `slots`; of answers that do not fit a slot, what the arena holds: there
-    // it takes ten seconds during which nothing moves). The block ends.
+    // Sends `len` bytes at `data`, private memory visible to all threads, with any alignment. Waits for room. False, and nothing was sent,
+    // if `len` exceeds the mqueue's maximum or the service stops immediately. The tag is returned with the answer. Room for an answer is
+    // reserved before its request leaves: a block that keeps sending without receiving, until answers fill the ring, would wait for itself,
+    // which breaks its contract (as many as the service has `slots`; for answers that do not fit a slot, as many as the arena holds: this
+    // is detected after ten seconds without progress). The block ends.
     inline SERVAL_DEVICE bool send(Block& block, const void* data, uint32_t len, uint64_t tag);
-    // The next answer. Nothing when the service stops at once; one that drains still waits for answers that are due. To wait
-    // for an answer when none is outstanding breaks the contract, unless the service stops: the block ends.
+    // The next answer. Nothing if the service stops immediately; a drain still waits for outstanding answers. Waiting
+    // without an outstanding request breaks the contract, unless the service stops: the block ends.
     inline SERVAL_DEVICE Message recv(Block& block);
-    // As recv, but nothing also when there is none yet, and also when none is outstanding.
+    // As recv, but also returns nothing if no answer is available yet, or no request is outstanding.
     inline SERVAL_DEVICE Message try_recv(Block& block);
-    // As try_recv, but nothing only when none came until now_ns() was `deadline_ns`.
+    // As try_recv, but waits for an answer until now_ns() reaches `deadline_ns`.
     inline SERVAL_DEVICE Message recv_until(Block& block, uint64_t deadline_ns);
-    // Requests whose answers were not received yet.
+    // Requests whose answers have not been received.
     SERVAL_INLINE uint64_t outstanding() const {
-        detail::block_sync();  // whoever sends or receives counts when the others have gone on already
+        detail::block_sync();  // other threads may already be in the next send or receive
         return outstanding_;
     }
 
@@ -293,23 +293,23 @@ class Backend {
 // A server mqueue: the requests of many clients, and the replies to them.
 class Mqueue {
   public:
-    // The next request. Nothing when the service stops: after the last waiting request when it drains.
+    // The next request. Nothing if the service stops; when it drains, after the last pending request.
     SERVAL_INLINE Message recv(Block& block);
-    // As recv, but nothing also when there is none yet; ended() tells the two apart.
+    // As recv, but also returns nothing if no request is available; ended() distinguishes the two.
     SERVAL_INLINE Message try_recv(Block& block);
-    // As recv, but nothing also when none came until now_ns() was `deadline_ns`.
+    // As recv, but returns nothing if no request arrived until now_ns() reached `deadline_ns`.
     SERVAL_INLINE Message recv_until(Block& block, uint64_t deadline_ns);
-    // True once the service stops: a receive returned nothing, and so will all others.
+    // True once the service stops: a receive returned nothing, and all later ones will.
     SERVAL_INLINE bool ended(const Block& block) const { return block.ended(); }
 
-    // Zeroed staging for a reply of `len` bytes to `msg`, or a sink if the mqueue carries fewer. There is one staging buffer: send it
-    // before the next reply.
+    // Zeroed staging for a reply of `len` bytes to `msg`, or a sink if that exceeds the mqueue's maximum. There is one staging buffer: send
+    // the reply before starting the next one.
     SERVAL_INLINE Reply reply(Block& block, const Message& msg, uint32_t len);
-    // Sends the reply to the client that asked. Waits for room. False, and nothing was sent, when the service stops at once.
-    // Sending a reply twice, or writing beyond it, breaks the kernel's contract: the block ends.
+    // Sends the reply to the client that sent the request. Waits for room. False, and nothing was sent, if the service stops immediately.
+    // Sending a reply twice, or writing past its end, breaks the kernel's contract: the block ends.
     SERVAL_INLINE bool send(Block& block, Reply& reply);
-    // Ends a request without a reply. Reasons: BAD_LENGTH, REJECTED; OK where the protocol wants no reply: the request counts as
-    // consumed and not as dropped.
+    // Ends a request without a reply. Reasons: BAD_LENGTH, REJECTED; OK if the protocol wants no reply: the request then counts as
+    // consumed instead of dropped.
     SERVAL_INLINE bool drop(Block& block, const Message& msg, Status reason);
 
     // Client mqueues of this block.

@@ -1,4 +1,4 @@
-// Bodies of the functions declared in kernel.h, which says what they do.
+// Bodies of the functions declared and documented in kernel.h.
 #ifndef SERVAL_KERNEL_IMPL_H
 #define SERVAL_KERNEL_IMPL_H
 
@@ -9,41 +9,41 @@
 namespace serval {
 namespace detail {
 
-// Stands behind a reply: a kernel that wrote too far has changed it.
+// A guard word after a reply: a kernel that wrote too far has changed it.
 constexpr uint64_t GUARD = 0x5e57a1d0c0ffee5eu;
 
 constexpr uint64_t NOT_WAITING = 0;
 
-// A block on CUDA looks this often for a message before it sees to anything else, some 40 us.
+// A block on CUDA polls this often for a message before it does anything else, about 40 us.
 constexpr unsigned LOOKS = 30;
-// From this many looks in vain on, or the end of the LOOKS that are under way then, it waits, which is told, and where many blocks do it
-// looks at no more than tells it that something is there: every look is a read over the bus, and a few hundred blocks that look at whole
-// lines fill half of it.
+// After this many unsuccessful polls, and the rest of the current LOOKS, the block counts as waiting, which it publishes; if many blocks
+// wait, its polls become brief and only detect that a message is there: every poll is a read over the bus, and a few hundred blocks that
+// poll whole lines use half of its bandwidth.
 constexpr unsigned LONG_TRIES = 64;
-// The blocks of a service that has so few look at whole lines for ever: an eighth of the bus at most.
+// The blocks of a service with at most this many keep polling whole lines: an eighth of the bus at most.
 constexpr unsigned BLOCKS_OF_WHOLE_LOOKS = 64;
-// From this many looks in vain on it rests between two.
+// After this many unsuccessful polls it pauses between polls.
 constexpr unsigned RESTLESS_TRIES = 1024;
 
-// On CUDA a block reads the engine's words once in so many looks, about every five milliseconds. All blocks read the same line, and the
-// bus brings one line to one reader at a time, a microsecond each: when each block read it with every 64th look, 57 million
-// messages a second were all that any number of blocks could do, and a few hundred that waited made each other wait for hundreds of
+// On CUDA a block reads the engine's words once in this many polls, about every five milliseconds. All blocks read the same line, and the
+// bus delivers one line to one reader at a time, a microsecond each: when each block read it with every 64th poll, the limit for any number
+// of blocks was 57 million messages per second, and a few hundred waiting blocks delayed each other by hundreds of
 // microseconds.
 constexpr unsigned ENGINE_TRIES = 4096;
-// By how many looks the turns of a block and of the next one are apart, and half of it those of the first from the first look of a wait:
-// the looks of waits are counted from their beginning, and what arrives with the first would always wait for the engine's words.
+// Offset in polls between the turns of a block and of the next one; half of it is the offset from the first poll of a wait:
+// polls are counted from the start of a wait, and a message that arrives with the first one would always wait for the engine's words.
 constexpr unsigned APART_TRIES = 16;
 
-// On CUDA a block tells its counts whenever 2 to this power cycles have passed: about every half second, and far more often than the
-// runtime's patience with a block that shows nothing.
+// On CUDA a block publishes its counts each time 2 to this power cycles have passed: about every half second, far more often than the
+// runtime's time limit for a block without progress.
 constexpr unsigned PUBLISH_CYCLES_LOG = 30;
 
-// A wait for room in a client mqueue asks once in so many tries whether it waits for its own block ...
+// A wait for room in a client mqueue checks once in this many tries whether the block waits for itself ...
 constexpr unsigned STANDSTILL_TRIES = 64;
-// ... which where only the engine can know how many answers have room is taken for certain after this long without any movement.
+// ... and, where only the engine can know how many answers have room, assumes so after this long without progress.
 constexpr uint64_t STANDSTILL_NS = 10000000000u;
 
-// Of the length of a message, which is at most SERVAL_MESSAGE_BYTES_MAX.
+// Bits of the length of a message, which is at most SERVAL_MESSAGE_BYTES_MAX.
 SERVAL_INLINE uint32_t round8(uint32_t bytes) { return (bytes + 7) & ~7u; }
 
 }  // namespace detail
@@ -59,13 +59,13 @@ SERVAL_INLINE uint64_t Block::now_ns() const {
 }
 
 inline SERVAL_DEVICE void Block::sleep_until(uint64_t deadline_ns) {
-    detail::block_sync();  // nobody still asks why the block ended
+    detail::block_sync();  // no thread still reads why the block ended
     if (detail::in_crew()) {
         for (unsigned tries = 0;; tries++) {
-            // Every thread of the crew must take the same way here.
+            // All threads of the crew must take the same branch here.
             if (detail::crew_first(now_ns() >= deadline_ns || broken())) break;
 #if SERVAL_CUDA
-            const uint64_t turn = detail::crew_first(detail::leader() ? sleeps_++ : 0);  // from sleep to sleep: many are short
+            const uint64_t turn = detail::crew_first(detail::leader() ? sleeps_++ : 0);  // across sleeps: many are short
 #else
             const uint64_t turn = tries;
 #endif
@@ -94,7 +94,7 @@ inline SERVAL_DEVICE void Block::open(const serval_block_args& args, const detai
     if (args_.budget == 0) args_.budget = ~uint64_t{0};
     budget_left_ = args_.budget;
     received_ = sent_ = dropped_ = 0;
-    pulse_ = {};
+    heartbeat_ = {};
 #if SERVAL_CUDA
     published_at_ = 0;
     sleeps_ = 0;
@@ -118,26 +118,26 @@ inline SERVAL_DEVICE void Block::refuse() {
     finish();
 }
 
-// Have the engine's words their turn in [from, to)? Blocks take turns with it.
-SERVAL_INLINE bool Block::is_engines(uint64_t from, uint64_t to) const { return comes_round(from, to, detail::ENGINE_TRIES, 0); }
-SERVAL_INLINE bool Block::is_engines(uint64_t turn) const { return is_engines(turn, turn + 1); }
-SERVAL_INLINE bool Block::is_heartbeats(uint64_t from, uint64_t to) const {
-    return comes_round(from, to, 4 * detail::ENGINE_TRIES, detail::ENGINE_TRIES / 2);
+// Is a read of the engine's words due in [from, to)? Blocks take turns.
+SERVAL_INLINE bool Block::engine_words_due(uint64_t from, uint64_t to) const { return is_due(from, to, detail::ENGINE_TRIES, 0); }
+SERVAL_INLINE bool Block::engine_words_due(uint64_t turn) const { return engine_words_due(turn, turn + 1); }
+SERVAL_INLINE bool Block::heartbeat_due(uint64_t from, uint64_t to) const {
+    return is_due(from, to, 4 * detail::ENGINE_TRIES, detail::ENGINE_TRIES / 2);
 }
-// Does this block's own multiple of `every` lie in [from, to)?
-SERVAL_INLINE bool Block::comes_round(uint64_t from, uint64_t to, uint32_t every, uint32_t offset) const {
+// Is this block's own multiple of `every` in [from, to)?
+SERVAL_INLINE bool Block::is_due(uint64_t from, uint64_t to, uint32_t every, uint32_t offset) const {
     const uint32_t shift = detail::APART_TRIES * args_.block + detail::APART_TRIES / 2 + offset;
     const uint32_t passed = (static_cast<uint32_t>(to) - 1 + shift) % every;
     return passed < static_cast<uint32_t>(to - from);
 }
 
 SERVAL_INLINE uint64_t Block::poll_engine(uint64_t turn) {
-    if (SERVAL_CUDA && is_heartbeats(turn, turn + 1)) watch_engine();
-    return !SERVAL_CUDA || is_engines(turn) ? stop_word() : SERVAL_STOP_RUN;
+    if (SERVAL_CUDA && heartbeat_due(turn, turn + 1)) watch_engine();
+    return !SERVAL_CUDA || engine_words_due(turn) ? stop_word() : SERVAL_STOP_RUN;
 }
 
 SERVAL_CALL void Block::watch_engine() {
-    detail::crew_sync();  // nobody still reads the reason
+    detail::crew_sync();  // no thread still reads the reason
     if (detail::leader()) {
         check_heartbeat();
         publish_counts();
@@ -157,8 +157,8 @@ SERVAL_INLINE void Block::pause(uint32_t why, uint64_t deadline_ns, unsigned tri
     if (detail::leader() && tries >= detail::LONG_TRIES) rest(tries);
     detail::crew_sync();
 #else
-    // A wait for messages alone looks from its second turn on: a busy block has the messages as a sign of life. A kernel of short
-    // waits, or of none, never gets there.
+    // A wait for messages alone checks from its second turn on: for a busy block the messages are a sign of life. A kernel with short
+    // waits, or none, never gets there.
     if (tries || deadline_ns != NO_DEADLINE) check_heartbeat();
     if (broken()) return;
     reinterpret_cast<void (*)(void*, uint32_t, uint64_t)>(args_.wait)(reinterpret_cast<void*>(args_.wait_self), why,
@@ -168,14 +168,14 @@ SERVAL_INLINE void Block::pause(uint32_t why, uint64_t deadline_ns, unsigned tri
 }
 
 #if SERVAL_CUDA
-// By the leader, in a wait that is no short one any more: an idle block leaves the bus to others.
+// By the leader, once a wait is not short any more: an idle block leaves the bus to others.
 SERVAL_CALL void Block::rest(unsigned tries) {
     if (tries == detail::LONG_TRIES) publish_counts();
     if (tries >= detail::RESTLESS_TRIES) detail::rest_ns(tries >= 65536 ? 1000 : 100);
 }
 #endif
 
-// Gives the thread back to its other blocks after `budget` receives without a wait.
+// Yields the thread to its other blocks after `budget` receives without a wait.
 SERVAL_INLINE void Block::charge() {
 #if !SERVAL_CUDA
     if (SERVAL_UNLIKELY(budget_left_ == 0)) pause(SERVAL_WAIT_BUDGET, detail::NOT_WAITING, 0);
@@ -183,7 +183,7 @@ SERVAL_INLINE void Block::charge() {
 #endif
 }
 
-// By the crew. The first reason stands, but a fault outdoes a stop.
+// By the crew. The first reason is kept, but a fault overrides a stop.
 SERVAL_INLINE void Block::end(uint64_t reason) {
     const bool keep = broken();
     detail::crew_sync();
@@ -192,11 +192,11 @@ SERVAL_INLINE void Block::end(uint64_t reason) {
 }
 
 inline SERVAL_DEVICE void Block::check_heartbeat() {
-    if (pulse_.is_lost(engine_, [this] { return now_ns(); }) && !broken()) reason_ = SERVAL_REASON_ENGINE_LOST;
+    if (heartbeat_.is_lost(engine_, [this] { return now_ns(); }) && !broken()) reason_ = SERVAL_REASON_ENGINE_LOST;
 }
 
-// By the leader. The host tells every count at once. On CUDA, where each is a trip over the bus, most of them are known from the rings:
-// they are told when idle, when the engine's words have their turn, and now and then.
+// By the leader. On the host every count is published at once. On CUDA, where each costs a trip over the bus, most of them can be derived
+// from the rings: they are published when idle, when the engine's words are read, and at intervals.
 SERVAL_INLINE void Block::count(uint64_t& counter, uint64_t* word) {
     counter++;
     if (!SERVAL_CUDA) detail::store_relaxed(word, counter);
@@ -204,7 +204,7 @@ SERVAL_INLINE void Block::count(uint64_t& counter, uint64_t* word) {
 
 inline SERVAL_DEVICE void Block::publish_counts() {
 #if SERVAL_CUDA
-    // Messages that were sent are replies and drops.
+    // Messages sent are replies and drops.
     if (received_of_) {
         received_ = *received_of_ - received_from_;
         sent_ = *sent_of_ - sent_from_ - dropped_;
@@ -216,8 +216,8 @@ inline SERVAL_DEVICE void Block::publish_counts() {
 }
 
 #if SERVAL_CUDA
-// By the crew: has it been long since the counts were told? A block that sends nothing and gives slots back rarely would look hung without
-// it. A clock that jumps, because the block came to another multiprocessor, costs one time too many.
+// By the crew: were the counts last published long ago? A block that sends nothing and rarely releases slots would look hung without
+// this. If the clock jumps, because the block moved to another multiprocessor, the counts are published once too often.
 SERVAL_INLINE bool Block::counts_are_due() const {
     return !detail::crew_all(static_cast<uint32_t>(clock64() >> detail::PUBLISH_CYCLES_LOG) == published_at_);
 }
@@ -260,42 +260,42 @@ inline SERVAL_DEVICE bool Channel::open(const serval_block_args& args, const Pla
     return open_producer(tx_);
 }
 
-// By the leader: gives slots of RX back. A release is cheap on the host and done at once. On CUDA it takes the bus, with doorbell rings
-// about as long as a message travels, so it is kept out of the way: done for a quarter of the ring at a time, or when there is
+// By the leader: releases slots of RX. On the host a release is cheap and done immediately. On CUDA it uses the bus, with doorbell rings
+// for about as long as a message travels, so it is deferred: until a quarter of the ring can be released, or there is
 // nothing else to do.
 SERVAL_INLINE void Channel::release_if(bool idle) {
     const uint64_t held = rx_.next - rx_.released;
     if (held != 0 && (idle || held >= rx_.held_max)) rx_.release();
 }
 #if SERVAL_CUDA
-// By the crew: release_if(false) by the leader. All threads ask, so that they stay together; the others' answer counts for nothing.
+// By the crew: release_if(false) by the leader. All threads call it, so that they stay together; the result is valid for the leader only.
 SERVAL_INLINE void Channel::release_when_due() {
     if (SERVAL_UNLIKELY(rx_.next - rx_.released >= rx_.held_max) && leader()) rx_.release();
 }
 #endif
 
-// A ring so short that each slot counts gets it back when the message has been answered, others with the next receive, behind whose look it
-// does not show.
+// In a ring so short that each slot counts, a slot is released when the message has been answered; in others with the next receive, after
+// whose poll the cost is hidden.
 SERVAL_INLINE bool Channel::each_slot_counts() const { return SERVAL_UNLIKELY(rx_.held_max == 1); }
 
 #if SERVAL_CUDA
-// By the crew: true when a message of a granule16 ring was found, all of it; `h` is its header then. What a message does not need is in
-// settle(): a look and the next, and a reply and the look behind it, are to be close together.
+// By the crew: true when a message of a granule16 ring was found completely; `h` is its header then. Work that is not needed for a message is
+// in settle(): consecutive polls, and a reply and the next poll, should be close together.
 //
-// Where messages are found at once, looks go further: the threads that the message's line leaves idle ask for a line each of the messages
-// that follow, and these lines are kept. A unit that has the sequence of its message stays right until that message is read; any other says
-// nothing, and its slot is looked at again.
+// While messages are found at once, polls go further: the threads that are idle for the message's line request the lines of the
+// following messages, and these lines are kept. A unit with its message's sequence stays valid until that message is read; other units
+// are ignored, and their slots are polled again.
 SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_on_drain, Header& h, bool asks) {
     if (SERVAL_UNLIKELY(block.ended() && (block.broken() || ends_on_drain))) return false;
     release_when_due();
-    // What a message that lies there needs of shared memory is read at once, and not behind branches.
+    // The shared memory that a message needs is read at once, and not after branches.
     uint8_t* const in = in_;
     Granule16* const lines = lines_;
     const uint32_t number = static_cast<uint32_t>(rx_.next), line = number - kept_first_;
     const Consumer::Spot spot = rx_.spot();
     bool is_kept = line < kept_count_, goes_far = pays_;
-    // The engine's words have their turn too while messages keep coming.
-    asks = asks | (block.is_engines(number) & (number != asked_));
+    // The engine's words are also read while messages keep arriving.
+    asks = asks | (block.engine_words_due(number) & (number != asked_));
     for (unsigned tries = 0, settled = 0;;) {
         Granule16 unit;
         if (is_kept) {
@@ -309,7 +309,7 @@ SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_o
                 unit = spot.ask<Granule16>();
                 tries++;
                 while (!spot.has_begun(unit) && --looks) {
-                    // Credit that runs out costs a reply a trip over the bus: it comes along with a look that takes one anyway, once.
+                    // If credit runs out, a reply costs a trip over the bus: it is refreshed once together with a poll.
                     const bool low = looks == LOOKS - 1 && tx_.is_low();
                     const uint64_t seen = low ? tx_.ask_tail() : 0;
                     unit = spot.ask<Granule16>();
@@ -336,7 +336,7 @@ SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_o
             if (leader()) pays_ = lines && tries <= 1;
             return true;
         }
-        // A short message of which part is on its way is there for the next look, most likely, and nothing shall come before that.
+        // A partially visible short message will most likely be complete at the next poll, and nothing should delay that.
         if (!is_kept && (look != Look::NONE || asks || tries >= LOOKS || deadline_ns != NO_DEADLINE)) {
             tries = settled = settle(block, deadline_ns, ends_on_drain, look != Look::NONE && !found, found, asks, settled, tries);
             if (tries == 0) return false;
@@ -346,34 +346,34 @@ SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_o
     }
 }
 
-// By the crew, when find() has no message to pass on: how many looks there were, or 0 if there shall be no more. It may have found nonsense,
-// or a message that waits: part of it is on its way, or the engine's words have their turn.
+// By the crew, when find() has no message to pass on: the number of polls so far, or 0 if polling ends. There may have been an invalid message,
+// or one that has to wait: it is partially visible, or the engine's words are due.
 SERVAL_CALL unsigned Channel::settle(Block& block, uint64_t deadline_ns, bool ends_on_drain, bool nonsense, bool found, bool asks,
                                      unsigned before, unsigned tries) {
     if (nonsense) {
         block.end(SERVAL_REASON_RING_CORRUPT);
         return 0;
     }
-    crew_sync();  // everybody has read what changes here
+    crew_sync();  // all threads have read the values that change here
     if (leader()) {
         kept_count_ = 0;
         pays_ = false;
         if (asks) asked_ = static_cast<uint32_t>(rx_.next);
     }
-    // The looks of a kernel that only tries, or waits briefly, are counted from receive to receive, and by mqueue, because only a look at
-    // this one ends it when the service drains.
+    // The polls of a kernel that only tries, or waits briefly, are counted across receives, per mqueue, because only a poll of
+    // this mqueue ends it when the service drains.
     uint64_t from = before, to = tries;
     if (deadline_ns != NO_DEADLINE) from = crew_first(leader() ? polls_++ : 0), to = from + 1;
-    if (asks || block.is_heartbeats(from, to)) {
+    if (asks || block.heartbeat_due(from, to)) {
         block.watch_engine();
         if (block.broken()) return 0;
     }
-    const uint64_t stop = asks || block.is_engines(from, to) ? block.stop_word() : SERVAL_STOP_RUN;
+    const uint64_t stop = asks || block.engine_words_due(from, to) ? block.stop_word() : SERVAL_STOP_RUN;
     if (stop >= SERVAL_STOP_NOW) {
         block.end(SERVAL_REASON_STOPPED);
         return 0;
     }
-    // Only a ring that is empty once the wish was seen holds nothing that was sent before.
+    // Only a ring that is empty after the stop word was read contains no earlier message.
     if (stop != SERVAL_STOP_RUN && ends_on_drain && !rx_.spot().peep<Granule16>()) {
         block.end(SERVAL_REASON_STOPPED);
         return 0;
@@ -388,7 +388,7 @@ SERVAL_CALL unsigned Channel::settle(Block& block, uint64_t deadline_ns, bool en
 }
 #endif
 
-// By the crew: true when a message was found; `h` is its header then. `tries` is how many looks found nothing before.
+// By the crew: true when a message was found; `h` is its header then. `tries` is the number of unsuccessful polls before.
 SERVAL_CALL bool Channel::await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries,
                                 [[maybe_unused]] bool asks_first) {
     if (SERVAL_UNLIKELY(block.ended() && (block.broken() || ends_on_drain))) return false;
@@ -399,29 +399,29 @@ SERVAL_CALL bool Channel::await(Block& block, uint32_t why, uint64_t deadline_ns
     constexpr unsigned STOP_RANK = CREW_SIZE - 1;
 #endif
     for (;; tries++) {
-        // The engine's words have their turn too while messages keep coming, and for a kernel that only tries or waits briefly: its
-        // looks are counted from receive to receive, by mqueue, because only a look at this one ends it when the service drains.
+        // The engine's words are also read while messages keep arriving, and for a kernel that only tries or waits briefly: its
+        // polls are counted across receives, per mqueue, because only a poll of this mqueue ends it when the service drains.
         uint64_t turn = tries ? tries : rx_.next;
         if (SERVAL_CUDA && deadline_ns != NO_DEADLINE) turn = crew_first(leader() ? polls_++ : 0);
 #if SERVAL_CUDA
-        // Over the bus the stop word travels beside a look, which it says nothing about, to a thread that has no unit to load.
+        // Over the bus a thread without a unit to load reads the stop word beside the poll; the two are not ordered.
         const bool is_first = asks_first && tries == 0;
-        if (is_first || block.is_heartbeats(turn, turn + 1)) {
+        if (is_first || block.heartbeat_due(turn, turn + 1)) {
             block.watch_engine();
             if (block.broken()) return false;
         }
-        const bool asks = is_first || block.is_engines(turn);
+        const bool asks = is_first || block.engine_words_due(turn);
         uint64_t wish = 0;
         if (crew_rank() == STOP_RANK && asks) wish = load_relaxed(&block.engine_->stop);
         const Look look = rx_.look(in, h, tries >= brief_from_);
         if (SERVAL_LIKELY(look == Look::FOUND && h.kind == SERVAL_KIND_MESSAGE && !asks)) return true;
         if (asks && SERVAL_UNLIKELY(__shfl_sync(~0u, static_cast<unsigned long long>(wish), STOP_RANK) != stop)) {
-            // There is a new wish: only a ring that is empty once the wish was seen holds nothing that was sent before.
+            // The stop word changed: only a ring that is empty after it was read contains no earlier message.
             stop = block.stop_word();
             if (stop < SERVAL_STOP_NOW && look == Look::NONE) continue;
         }
 #else
-        // Read before the ring: a message that is not there once the stop word was seen was never sent.
+        // Read before the ring: a message that is not visible after the stop word was read was never sent.
         stop = block.poll_engine(turn);
 #endif
         if (SERVAL_UNLIKELY(stop >= SERVAL_STOP_NOW)) {
@@ -448,7 +448,7 @@ SERVAL_CALL bool Channel::await(Block& block, uint32_t why, uint64_t deadline_ns
     }
 }
 
-// What the crew knows, for the whole block, which has been in step since the last time.
+// The crew's result for the whole block, which has been in step since the previous result.
 SERVAL_INLINE bool Channel::tell_block(bool value) {
     if (solo()) return value;
     if (leader()) go_ = value;
@@ -456,12 +456,12 @@ SERVAL_INLINE bool Channel::tell_block(bool value) {
     return go_;
 }
 
-// The next message, in `in_` until the next call. On CUDA the short way of granule16 is part of the kernel: a call costs as much as the
-// rest of it.
+// The next message, in `in_` until the next call. On CUDA the short path of granule16 is inlined into the kernel: a call costs as much as
+// the rest of it.
 SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, [[maybe_unused]] bool asks) {
     Message m;
-    block_sync();  // every thread is done with the previous message
-    // What is needed once there is a message is read before.
+    block_sync();  // every thread has finished with the previous message
+    // Values needed once a message is there are read in advance.
     const unsigned protocol = rx_.ring.protocol;
     const uint64_t number = rx_.next;
     uint8_t* const in = in_;
@@ -471,10 +471,10 @@ SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadlin
     if (in_crew()) {
         if (SERVAL_LIKELY(protocol == SERVAL_PROTOCOL_GRANULE16)) {
             found = find(block, deadline_ns, ends_on_drain, h, asks);
-            copies = false;  // known, so that no register has to keep it meanwhile
+            copies = false;  // known, so that it does not occupy a register
         } else {
-            // Again while a message is found of which part is on its way.
-            Header other = {};  // whose address is taken, unlike that of one that stays in registers
+            // Repeated while a partially visible message is found.
+            Header other = {};  // has its address taken, unlike a header that stays in registers
             unsigned tries = 0;
             do {
                 found = await(block, why, deadline_ns, ends_on_drain, other, tries++, asks);
@@ -506,21 +506,21 @@ SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadlin
     return m;
 }
 
-// What a wait for room saw last.
+// The last observation of a wait for room.
 struct Channel::Standstill {
     uint64_t taken = 0, answers = 0;
-    uint64_t since_ns = 0;  // 0: something has just moved
+    uint64_t since_ns = 0;  // 0: there was progress
 };
 
-// By the leader, in a wait for room: does the block wait for itself? The engine takes no request whose answer has no room, and room
-// comes of answers that the block receives: never, while it waits here.
+// By the leader, in a wait for room: does the block wait for itself? The engine takes no request without room for its answer, and room
+// appears only when the block receives answers, which it does not do while it waits here.
 SERVAL_INLINE bool Channel::waits_for_itself(Standstill& last, uint64_t now_ns) const {
-    if (is_server_) return false;  // a reply has its room
+    if (is_server_) return false;  // a reply has its room reserved
     const uint64_t answers = load_relaxed(rx_.ring.head), taken = load_relaxed(tx_.ring.tail);
     const uint64_t unread = answers - rx_.next;
     if (unread >= rx_.ring.depth()) return true;
     if (!rx_.ring.arena_bytes) return false;
-    // Of those in an arena the engine knows how many have room: fewer unread ones may be all. It takes no more, and has answered what it took.
+    // The engine knows how many answers in an arena have room: there may be fewer unread ones. It takes no more, and has answered those it took.
     if (unread == 0 || taken != answers || taken != last.taken || answers != last.answers || !last.since_ns) {
         last = {taken, answers, now_ns};
         return false;
@@ -528,17 +528,17 @@ SERVAL_INLINE bool Channel::waits_for_itself(Standstill& last, uint64_t now_ns) 
     return now_ns - last.since_ns >= STANDSTILL_NS;
 }
 
-// By the crew: whether there is room for the message that was begun.
+// By the crew: whether there is room for the current message.
 SERVAL_INLINE Look Channel::reserve() { return static_cast<Look>(crew_first(leader() ? static_cast<uint64_t>(tx_.reserve()) : 0)); }
 
-// By the crew: true when the message may be written.
+// By the crew: true if the message may be written.
 SERVAL_CALL bool Channel::await_credit(Block& block) {
     if (SERVAL_UNLIKELY(block.broken())) return false;
     const Look look = reserve();
     return SERVAL_LIKELY(look == Look::FOUND) || wait_for_credit(block, look);
 }
 
-// By the crew, when there is no room.
+// By the crew, if there is no room.
 template <class B>
 SERVAL_RARE bool Channel::wait_for_credit(B& block, Look look) {
     Standstill last;
@@ -563,7 +563,7 @@ SERVAL_RARE bool Channel::wait_for_credit(B& block, Look look) {
     return true;
 }
 
-// Called in step: sends any message, the whole block at work.
+// Called in step: sends any message, with the whole block taking part.
 SERVAL_CALL bool Channel::transmit(Block& block, Header h, const uint8_t* data) {
     if (leader()) tx_.begin(h);
     block_sync();
@@ -578,7 +578,7 @@ SERVAL_CALL bool Channel::transmit(Block& block, Header h, const uint8_t* data) 
 }
 
 #if SERVAL_CUDA
-// By the crew: sends a message that it can write at once.
+// By the crew: sends a message that can be written immediately.
 SERVAL_INLINE bool Channel::send_short(Block& block, const Header& h, const Producer::Draft& draft) {
     const bool gives_back = each_slot_counts();  // read early
     if (SERVAL_UNLIKELY(!draft.has_slot)) {
@@ -593,7 +593,7 @@ SERVAL_INLINE bool Channel::send_short(Block& block, const Header& h, const Prod
 }
 #endif
 
-// Called in step: what other threads wrote to `data` is complete.
+// Called in step: writes of other threads to `data` are complete.
 SERVAL_INLINE bool Channel::send(Block& block, const Header& h, const uint8_t* data) {
 #if SERVAL_CUDA
     if (is_short(h)) return tell_block(in_crew() && send_short(block, h, tx_.draft(h, data)));
@@ -671,12 +671,12 @@ inline SERVAL_DEVICE void Mqueue::close([[maybe_unused]] Block& block) {
 SERVAL_INLINE Message Mqueue::take(Block& block, uint64_t deadline_ns) {
     if (detail::in_crew()) block.charge();
 #if SERVAL_CUDA
-    // The warps of a block come here one after the other: the crew decides.
+    // The warps of a block arrive one after the other: the crew decides.
     bool is_due = false;
     if (detail::in_crew()) {
         is_due = block.counts_are_due();
         if (SERVAL_UNLIKELY(is_due)) {
-            detail::crew_sync();  // everybody has read when that was last
+            detail::crew_sync();  // all threads have read the previous value
             if (detail::leader()) block.publish_counts_in_time();
         }
     }
@@ -695,7 +695,7 @@ SERVAL_INLINE Message Mqueue::recv_until(Block& block, uint64_t deadline_ns) {
 }
 
 #if SERVAL_CUDA
-// By all threads: ends the block when the kernel cannot go on.
+// By all threads: ends the block if the kernel cannot continue.
 template <class B>
 SERVAL_RARE void Mqueue::exit(B& block) {
     detail::block_sync();
@@ -742,7 +742,7 @@ SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
     const detail::Header h = {reply.token_, 0, 0, reply.len_, SERVAL_KIND_MESSAGE, SERVAL_STATUS_OK, 0};
     const uint32_t room = detail::round8(reply.len_);
 #if SERVAL_CUDA
-    // What the short way reads is on its way while the guard is looked at.
+    // The loads of the short path are in flight while the guard word is checked.
     const bool is_short = reply.fits_ && channel_.is_short(h);
     detail::Producer::Draft draft = {};
     if (is_short && detail::in_crew()) draft = channel_.tx_.draft(h, reply.data_);

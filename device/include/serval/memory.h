@@ -1,9 +1,9 @@
 // Every access to shared memory that this library makes, and its only atomics.
 //
-// A region is written by another party while we read it. So each access is an atomic load or store of a naturally aligned
-// unit: 64-bit words for headers, payloads and ring words, and 8- or 16-byte granules. There is no read-modify-write: a bus
-// between the two sides would not carry it. Private memory (staging, the kernel's own) is read and written with plain
-// accesses through copies of constant size, which make no demands on the type of what lies there.
+// Another party writes a region while we read it. So each access is an atomic load or store of a naturally aligned
+// unit: 64-bit words for headers, payloads and ring words, and 8- or 16-byte granules. There is no read-modify-write: the bus
+// between the two sides may not support it. Private memory (staging, the kernel's own) is accessed with plain
+// copies of constant size, which do not depend on the type of the objects there.
 //
 // 16-byte granules. x86-64: aligned 16-byte SSE moves are single-copy atomic on every processor that has AVX (Intel SDM
 // vol. 3A, 9.1.1; AMD APM vol. 2, 7.3.2). CUDA: `.b128` accesses are one memory operation of the PTX model (PTX ISA 8.3, sm_70).
@@ -58,20 +58,20 @@ SERVAL_INLINE uint64_t private_bytes(const uint8_t* p, unsigned bytes) {
     for (unsigned i = 0; i < bytes; i++) v |= static_cast<uint64_t>(p[i]) << (8 * i);
     return v;
 }
-// Reads a word of private memory; on CUDA, which has no unaligned accesses, a naturally aligned one.
+// Reads a word of private memory; on CUDA, which has no unaligned accesses, p must be naturally aligned.
 template <class T>
 SERVAL_INLINE T private_load(const void* p) {
     T v;
     __builtin_memcpy(&v, SERVAL_CUDA ? __builtin_assume_aligned(p, sizeof v) : p, sizeof v);
     return v;
 }
-// Writes a naturally aligned word of private memory, whatever the type of what lies there.
+// Writes a naturally aligned word of private memory, whatever the type of the object there.
 template <class T>
 SERVAL_INLINE void private_store(void* p, T v) {
     __builtin_memcpy(__builtin_assume_aligned(p, sizeof v), &v, sizeof v);
 }
 
-// A unit of a granule ring: data words and the sequence that says which message they belong to.
+// A unit of a granule ring: data words and the sequence number of the message they belong to.
 struct Granule8 {
     static constexpr unsigned BYTES = 8, WORDS = 1;
     uint32_t data[WORDS];
@@ -148,7 +148,7 @@ SERVAL_INLINE void Granule16::store(uint8_t* p) const {
 #define SERVAL_HAS_GRANULE16 0
 #endif
 
-// Does this machine move 16-byte granules in one piece?
+// Does this machine access 16-byte granules atomically?
 inline SERVAL_DEVICE bool granule16_supported() {
 #if SERVAL_CUDA
     return true;
@@ -160,9 +160,9 @@ inline SERVAL_DEVICE bool granule16_supported() {
 #endif
 }
 
-// Copies of payload between private and shared memory by one thread: words, and on x86-64 pieces of 32 bytes. Nothing is asked of
-// their order or atomicity, the edges order a payload as a whole; inline assembly, because what the other side writes meanwhile
-// must not meet what a compiler assumes of plain accesses. ThreadSanitizer gets to see words.
+// Copies of payload between private and shared memory by one thread: words, and on x86-64 pieces of 32 bytes. Their
+// order and atomicity do not matter, because the edges order a payload as a whole. Inline assembly, because concurrent writes by the other
+// side would violate a compiler's assumptions about plain accesses. Under ThreadSanitizer words are used.
 #if !SERVAL_CUDA && defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 constexpr unsigned PIECE_WORDS = 4;
 struct __attribute__((may_alias)) Piece {
@@ -186,7 +186,7 @@ SERVAL_INLINE unsigned move_pieces(void* to, const void* from, unsigned words) {
         move_piece(static_cast<uint8_t*>(to) + 8 * i, static_cast<const uint8_t*>(from) + 8 * i);
     return i;
 }
-// Clears as many of the first `bytes` bytes, which are private, as make whole pieces; returns how many.
+// Clears as many of the first `bytes` private bytes as make whole pieces; returns how many.
 SERVAL_INLINE uint32_t clear_pieces(uint8_t* to, uint32_t bytes) {
     const Vector16 zero = {};
     uint32_t at = 0;
@@ -211,8 +211,8 @@ SERVAL_INLINE void copy_words_in(uint64_t* to, const uint8_t* from, unsigned wor
 }
 #endif
 
-// Keeps the host compiler from moving granule accesses (inline assembly) across; the processor side is the business of the
-// ordered load or store that stands next to it.
+// Keeps the host compiler from moving granule accesses (inline assembly) across; the processor's ordering is provided by the
+// ordered load or store next to it.
 SERVAL_INLINE void granule_barrier() {
 #if !SERVAL_CUDA
     __atomic_signal_fence(__ATOMIC_SEQ_CST);

@@ -1,10 +1,10 @@
-// What differs between the two compilers a kernel is written for.
+// The differences between the two compilers of a kernel.
 //
 // A kernel is one source, compiled twice: by the host compiler, where a block is one thread, and by nvcc, where a block
 // is one CUDA block. Two groups of threads appear in this library:
 //
 // - the *block*: every thread that runs the kernel function;
-// - the *crew*: the threads of a block that look at rings and wait. One thread on the host, the first warp on CUDA, so that
+// - the *crew*: the threads of a block that poll rings and wait. One thread on the host, the first warp on CUDA, so that
 //   one poll can fetch a whole line of a ring.
 //
 // Functions of both groups must be called by all their threads together.
@@ -25,11 +25,11 @@
 // Marks a variable inside a kernel that all threads of the block share (trivial types only).
 #define SERVAL_SHARED __shared__
 #define SERVAL_INLINE __device__ __forceinline__
-// The body of a receive or a send: inline on the host, where it is a few nanoseconds; one copy on CUDA, where it is a trip over
+// The body of a receive or a send: inline on the host, where it takes a few nanoseconds; one copy on CUDA, where it takes a trip over
 // the bus and the instruction cache matters more.
 #define SERVAL_CALL inline __device__ __noinline__
-// What is rarely needed, out of the way of the rest. For templates: others would have to be `inline` too, which compilers take for a
-// contradiction.
+// For rarely executed code, placed apart from the rest. For templates only: other functions would have to be `inline` as well, which
+// compilers report as a contradiction.
 #define SERVAL_RARE __device__ __noinline__
 #else
 #define SERVAL_CUDA 0
@@ -53,7 +53,7 @@ constexpr unsigned CREW_SIZE = 32;
 
 SERVAL_INLINE unsigned block_rank() { return threadIdx.x; }
 SERVAL_INLINE unsigned block_size() { return blockDim.x; }
-// The block is its crew: what its threads tell each other needs no barrier of the block.
+// The block is its own crew: its threads communicate without a barrier of the block.
 SERVAL_INLINE bool solo() { return blockDim.x == CREW_SIZE; }
 SERVAL_INLINE void block_sync() {
     if (solo())
@@ -66,14 +66,14 @@ SERVAL_INLINE unsigned crew_rank() { return threadIdx.x; }
 SERVAL_INLINE void crew_sync() { __syncwarp(); }
 SERVAL_INLINE bool crew_all(bool value) { return __all_sync(~0u, value); }
 
-// The value that the crew's first thread has.
+// The value of the crew's first thread.
 SERVAL_INLINE uint64_t crew_first(uint64_t value) {
     value = __shfl_sync(~0u, static_cast<unsigned long long>(value), 0);
     __syncwarp();
     return value;
 }
 
-// Does nothing for about as long.
+// Pauses for about this long.
 SERVAL_INLINE void rest_ns(unsigned ns) { __nanosleep(ns); }
 
 #else
@@ -92,7 +92,7 @@ SERVAL_INLINE constexpr uint64_t crew_first(uint64_t value) { return value; }
 
 #endif
 
-// True on the one thread that writes what a block shares.
+// True on the one thread that writes the block's shared state.
 SERVAL_INLINE bool leader() { return block_rank() == 0; }
 
 // Nanoseconds of a clock that never goes back. On CUDA the device's global timer: compare its values only with each other.

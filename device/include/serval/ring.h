@@ -1,16 +1,16 @@
 // The two ends of a ring: Consumer reads messages, Producer writes them. The layout, the protocols and the arena are
 // explained in crates/mqueue/src/abi.rs, their correctness in ORDERING.md.
 //
-// Neither end trusts what it reads: a word is loaded once, checked, and the checked copy is used. What a ring says about
-// itself was checked when the block started (join.h) and is kept in private memory.
+// Neither end trusts what it reads: a word is loaded once, checked, and the checked copy is used. A ring's description
+// was checked when the block started (join.h) and is kept in private memory.
 //
-// Ordering edges (`RX_*` when the ring runs toward the accelerator, `TX_*` when it runs toward the engine; this library uses
-// Consumer for RX rings and Producer for TX rings, its tests also play the engine with the other halves):
+// Ordering edges (`RX_*` if the ring runs toward the accelerator, `TX_*` if it runs toward the engine; this library uses
+// Consumer for RX rings and Producer for TX rings, its tests also act as the engine with the other halves):
 //
 // - PUBLISH: the producer's payload and header happen before the consumer's copy. `doorbell`: release store of the head,
-//   acquire load of the head. `granule`: each unit proves itself by its sequence; no two units are ordered.
+//   acquire load of the head. `granule`: each unit is validated by its sequence; units are not ordered.
 // - RELEASE: the consumer's copy happens before the producer's next write of the slot. `doorbell`: release store of the tail,
-//   acquire load of the tail. `granule`: none is needed either; on CUDA, where a release waits for the bus, there is none.
+//   acquire load of the tail. `granule`: not needed; on CUDA, where a release waits for the bus, there is none.
 #ifndef SERVAL_RING_H
 #define SERVAL_RING_H
 
@@ -20,7 +20,7 @@
 namespace serval {
 namespace detail {
 
-// A private copy of a slot's header, arranged as in the slot.
+// A private copy of a slot's header, with the layout of the slot.
 struct Header {
     uint64_t token;
     uint64_t tag;
@@ -57,7 +57,7 @@ SERVAL_INLINE unsigned units_for(unsigned len) {
     return (HEADER_BYTES + len + 4 * Granule::WORDS - 1) / (4 * Granule::WORDS);
 }
 
-// A checked, private description of a ring.
+// A validated, private description of a ring.
 struct Ring {
     uint8_t* slots;
     uint64_t* head;
@@ -74,7 +74,7 @@ struct Ring {
     SERVAL_INLINE uint8_t* slot(uint64_t n) const { return slots + static_cast<uint64_t>(n & mask) * stride; }
     SERVAL_INLINE uint64_t depth() const { return static_cast<uint64_t>(mask) + 1; }
 
-    // May a message have this header?
+    // Is this header valid for a message?
     SERVAL_INLINE bool accepts(const Header& h) const {
         if (h.kind - 1u >= 2u || h.len > len_max) return false;
         if (SERVAL_LIKELY(h.flags == 0)) return h.len <= inline_bytes;
@@ -85,26 +85,26 @@ struct Ring {
 };
 
 #if SERVAL_CUDA
-// 16-byte units of a line.
+// 16-byte units per line.
 constexpr unsigned LINE_UNITS16 = SERVAL_LINE_BYTES / Granule16::BYTES;
 #endif
 
 enum class Look : uint8_t { NONE, FOUND, CORRUPT };
 
-// The reading end of a ring. Look for a message, copy it, advance over it, in this order; release gives slots back.
+// The reading end of a ring. Poll for a message, copy it, advance past it, in this order; release frees slots.
 struct Consumer {
     Ring ring;
     uint64_t next;      // messages read
-    uint64_t released;  // of those, the ones whose slots were given back
-    uint64_t held_max;  // messages read whose slots may be kept while there is more to do
+    uint64_t released;  // of those, messages whose slots were released
+    uint64_t held_max;  // messages read whose slots may be held back while there is more to do
     uint64_t head;      // messages known to be published (doorbell)
-    Header message;     // what look() found
+    Header message;     // the message that look() found
 
-    // Called by the crew. FOUND: `message` is filled and checked (not where the crew is the block and has it as `h`, below). With
+    // Called by the crew. FOUND: `message` is filled in and checked (except when the crew is the block and has it as `h`, below). With
     // the granule protocols the payload is then already in `to`, which has room for len_max rounded up to 8 bytes; with doorbell
-    // part of it. A message of which not every unit is there yet is NONE. On CUDA every thread of the crew gets the header as `h`
-    // too, without a trip through memory, and of a granule message only the first line is fetched: complete() has the rest. A brief
-    // look takes less of the bus while there is nothing, and a trip more when there is something.
+    // only part of it. A message with missing units is NONE. On CUDA every thread of the crew also gets the header as `h`,
+    // without a trip through memory, and only the first line of a granule message is fetched: complete() fetches the rest. A brief
+    // poll uses less of the bus if there is no message, and another trip if there is one.
 #if SERVAL_CUDA
     SERVAL_INLINE Look look(uint8_t* to, Header& h, bool brief) {
         if (ring.protocol == SERVAL_PROTOCOL_DOORBELL) return look_doorbell(to, h);
@@ -112,23 +112,23 @@ struct Consumer {
         return brief && !at.peep<Granule8>() ? Look::NONE : judge(at, at.ask<Granule8>(), to, h);
     }
 
-    // Where the next message will be, and what tells it: what looks read of a granule ring before they begin, the same until next
-    // moves.
+    // Where the next message will be, and how it is recognised: values that polls of a granule ring read in advance, constant until
+    // `next` changes.
     struct Spot {
         const uint8_t* slot;
         uint32_t sequence;
         uint32_t stride;
         uint32_t len_max;
 
-        // A unit that is not there.
+        // A unit that is missing.
         template <class Granule>
         SERVAL_INLINE Granule nothing() const {
             Granule unit = {};
             unit.sequence = ~sequence;
             return unit;
         }
-        // Sends for this thread's unit of the slot's first line: one look reads one 128-byte line, a lane a unit, so that a short message
-        // arrives with the look that finds it.
+        // Loads this thread's unit of the slot's first line: one poll reads one 128-byte line, one unit per lane, so that a short message
+        // arrives with the poll that finds it.
         template <class Granule>
         SERVAL_INLINE Granule ask() const {
             const unsigned lane = crew_rank();
@@ -141,7 +141,7 @@ struct Consumer {
         SERVAL_INLINE bool has_begun(const Granule& unit) const {
             return crew_all(unit.sequence == sequence || crew_rank() * Granule::WORDS >= HEADER_WORDS);
         }
-        // Is the first unit there? A quarter of a line over the bus.
+        // Is the first unit there? Reads a quarter of a line over the bus.
         template <class Granule>
         SERVAL_INLINE bool peep() const {
             return crew_first(crew_rank() == 0 && Granule::load(slot).sequence == sequence);
@@ -149,7 +149,7 @@ struct Consumer {
     };
     SERVAL_INLINE Spot spot() const { return {ring.slot(next), static_cast<uint32_t>(next + 1), ring.stride, ring.len_max}; }
 
-    // By the crew: as ask(), and threads that a line leaves idle ask for the lines of the messages that follow: a trip then brings up to
+    // By the crew: as ask(), and threads that are idle for that line load the lines of the following messages: a trip then fetches up to
     // LINES messages, this thread's unit of message `next + crew_rank() / LINE_UNITS`.
     static constexpr unsigned LINES = CREW_SIZE / LINE_UNITS16;
     SERVAL_INLINE Granule16 ask_ahead() const {
@@ -160,26 +160,26 @@ struct Consumer {
         return unit;
     }
 
-    // By the crew: what look() says of the units that were asked for. What stands between the answer and the message is kept short:
-    // nothing else of a round trip is the library's own.
+    // By the crew: the result of look() for the loaded units. The work between the response and the message is kept short:
+    // it is all that the library adds to a round trip.
     template <class Granule>
     SERVAL_INLINE Look judge(const Spot& at, const Granule& unit, uint8_t* to, Header& h) {
         const unsigned lane = crew_rank();
-        // How many units are there, from the first to the last before one that is not.
+        // The number of valid units before the first invalid one.
         const unsigned ready = __ffs(~__ballot_sync(~0u, lane < LINE_UNITS<Granule> && unit.sequence == at.sequence)) - 1;
         h.unpack(header_pair(unit, 3));
         h.token = header_pair(unit, 0);
         h.tag = header_pair(unit, 1);
-        // There is no arena, and no message longer than a slot. One branch for a message that is there and sound.
+        // There is no arena, and no message longer than a slot. One branch for a complete, valid message.
         const bool has_header = ready * Granule::WORDS >= HEADER_WORDS;
         const bool is_sound = (h.kind - 1u < 2u) & (h.flags == 0) & (h.len <= at.len_max);
         const bool is_whole = (ready >= LINE_UNITS<Granule>) | (4 * ready * Granule::WORDS >= HEADER_BYTES + h.len);
         if (SERVAL_UNLIKELY(!(has_header & is_sound & is_whole))) {
-            // Only a header whose units are all there says anything, and one of kind 0 was never written.
+            // A header is meaningful only if all its units are valid, and one of kind 0 was never written.
             return has_header && !is_sound && h.kind != 0 ? Look::CORRUPT : Look::NONE;
         }
         if (solo()) {
-            // Those who look have the header in registers. No branch: the lanes stay together.
+            // The polling threads have the header in registers. No branch: the lanes stay together.
 #pragma unroll
             for (unsigned k = 0; k < Granule::WORDS; k++) {
                 const uint32_t place = 4 * (lane * Granule::WORDS + k) - HEADER_BYTES;  // huge where the header is
@@ -197,8 +197,8 @@ struct Consumer {
         return ring.protocol == SERVAL_PROTOCOL_DOORBELL || in_line<Granule8>(len) || fetch_rest<Granule8>(len, to);
     }
 
-    // What of a granule message is beyond the line that look() fetches, many loads under way at once. False while part of it is on
-    // its way.
+    // Fetches the part of a granule message beyond the line that look() fetched, with many loads in flight at once. False while part of it
+    // is not visible yet.
     template <class Granule>
     SERVAL_CALL bool fetch_rest(uint32_t len, uint8_t* to) {
         constexpr unsigned BATCH = 3;
@@ -238,7 +238,7 @@ struct Consumer {
     }
 #endif
 
-    // Called by the block after FOUND: copies what look() has left of the payload to `to`.
+    // Called by the block after FOUND: copies the part of the payload that look() did not fetch to `to`.
     SERVAL_INLINE void copy(uint8_t* to) const {
         if (ring.protocol != SERVAL_PROTOCOL_DOORBELL) return;
         const bool in_slot = SERVAL_LIKELY(message.flags == 0);
@@ -255,7 +255,7 @@ struct Consumer {
     // Called by the leader once every thread has copied.
     SERVAL_INLINE void advance() { next++; }
 
-    // Called by the leader: the producer may use the slots of all messages read again.
+    // Called by the leader: the producer may reuse the slots of all messages read.
     SERVAL_INLINE void release() {
         released = next;
         granule_barrier();
@@ -275,7 +275,7 @@ struct Consumer {
     // Payload words that look() fetches together with a doorbell header.
     static constexpr unsigned FETCHED_WORDS = SERVAL_CUDA ? CREW_SIZE - HEADER_BYTES / 8 : 0;
 
-    // Is a message published that was not read yet?
+    // Is there a published message that was not read?
     SERVAL_INLINE Look look_head() {
         if (next == head) {
             // EDGE RX_PUBLISH (acquire half)
@@ -288,7 +288,7 @@ struct Consumer {
     }
 
 #if SERVAL_CUDA
-    // One trip for the header and a short payload: every lane fetches a word.
+    // One trip for the header and a short payload: every lane loads a word.
     SERVAL_INLINE Look look_doorbell(uint8_t* to, Header& h) {
         const Look look = look_head();
         if (look != Look::FOUND) return look;
@@ -318,7 +318,7 @@ struct Consumer {
         return low | static_cast<uint64_t>(word(2 * n + 1)) << 32;
     }
 
-    // Puts the words of unit `i` where they belong, the header's into `message`; none beyond `len` rounded up to 4.
+    // Stores the words of unit `i` to their destination, the header's into `message`; none beyond `len` rounded up to 4.
     template <class Granule>
     SERVAL_INLINE void deliver(const Granule& unit, unsigned i, uint32_t len, uint8_t* to) {
 #pragma unroll
@@ -349,7 +349,7 @@ struct Consumer {
 
         uint32_t word[HEADER_UNITS * Granule::WORDS];
         for (unsigned i = 0; i < HEADER_UNITS; i++) {
-            // EDGE RX_PUBLISH (acquire half): the unit carries its own proof.
+            // EDGE RX_PUBLISH (acquire half): the unit validates itself.
             Granule unit = Granule::load(slot + i * Granule::BYTES);
             if (unit.sequence != sequence) return Look::NONE;
             for (unsigned k = 0; k < Granule::WORDS; k++) word[i * Granule::WORDS + k] = unit.data[k];
@@ -371,7 +371,7 @@ struct Consumer {
         return Look::FOUND;
     }
 
-    // False for kind 0: memory that was never written is no message, whatever its sequence.
+    // False for kind 0: memory that was never written is not a message, whatever its sequence.
     static SERVAL_INLINE bool unpack_words(const uint32_t* word, Header& h) {
         h.token = word[0] | static_cast<uint64_t>(word[1]) << 32;
         h.tag = word[2] | static_cast<uint64_t>(word[3]) << 32;
@@ -380,7 +380,7 @@ struct Consumer {
         return h.kind != 0;
     }
 
-    // Writes the payload words of unit `i` to their place; none beyond `len` rounded up to 4.
+    // Stores the payload words of unit `i`; none beyond `len` rounded up to 4.
     template <class Granule>
     static SERVAL_INLINE void deliver(const Granule& unit, unsigned i, uint32_t len, uint8_t* to) {
         const unsigned word = i * Granule::WORDS;
@@ -395,11 +395,11 @@ struct Consumer {
 #endif
 };
 
-// Arena space a producer waits for: in the order of sending, so that space is taken back from the front. A message beyond
-// the last entry joins it, which only delays when its space comes back.
+// Arena space that a producer waits for: in the order of sending, so that space is reclaimed from the front. A message beyond
+// the last entry joins it, which only delays the reclamation of its space.
 struct ArenaUse {
     static constexpr unsigned ENTRIES = 16;
-    uint64_t after[ENTRIES];  // space is free once the tail has reached this
+    uint64_t after[ENTRIES];  // space is free once the tail has reached this value
     uint64_t bytes[ENTRIES];
     uint32_t first;
     uint32_t count;
@@ -407,18 +407,18 @@ struct ArenaUse {
     uint64_t used;
 };
 
-// The writing end of a ring. Begin, reserve until there is room, write, publish, in this order. Whoever shows several messages
-// with one store commits each and then shows them.
+// The writing end of a ring. Begin, reserve until there is room, write, publish, in this order. To publish several messages
+// with one store, commit each and then call show().
 struct Producer {
     Ring ring;
     uint64_t next;        // messages committed
     uint64_t tail;        // slots known to be released
-    Header message;       // under way
+    Header message;       // in progress
     uint64_t place_end;   // where its payload ends in the arena
-    uint64_t place_room;  // arena bytes it takes, the skipped end included; 0 for an inline payload
+    uint64_t place_room;  // arena bytes it uses, including a skipped end; 0 for an inline payload
     ArenaUse use;
 
-    // Called by the leader: the next message has this header. Arena offset and flags are this end's business.
+    // Called by the leader: starts a message with this header. This end sets arena offset and flags.
     SERVAL_INLINE void begin(const Header& h) {
         message = h;
         place_room = 0;
@@ -434,7 +434,7 @@ struct Producer {
     }
 
     // Called by the block: writes the message with its payload `data`, the same for every thread. The host reads nothing beyond its
-    // length; on CUDA `data` is 8-byte aligned and readable to a multiple of 8 bytes.
+    // length; on CUDA `data` is 8-byte aligned and readable up to a multiple of 8 bytes.
     SERVAL_INLINE void write(const uint8_t* data) const {
         if (ring.protocol == SERVAL_PROTOCOL_DOORBELL) return write_doorbell(data);
 #if SERVAL_HAS_GRANULE16
@@ -444,7 +444,7 @@ struct Producer {
     }
 
 #if SERVAL_CUDA
-    // Is half of the credit used, as far as is known? Only of granule rings: the tail of others is nothing without its order.
+    // Is half of the credit used, according to the last known tail? Only for granule rings: the tail of others needs an ordered load.
     SERVAL_INLINE bool is_low() const {
         return static_cast<uint32_t>(next - tail) > ring.mask / 2 && ring.protocol != SERVAL_PROTOCOL_DOORBELL;
     }
@@ -452,12 +452,12 @@ struct Producer {
         // EDGE TX_RELEASE (acquire half): of granule rings, which need no order.
         return load_relaxed(ring.tail);
     }
-    // Called by the leader of a granule ring with what ask_tail() brought. Nonsense is left to reserve() to find.
+    // Called by the leader of a granule ring with the result of ask_tail(). Invalid values are left for reserve() to detect.
     SERVAL_INLINE void learn_tail(uint64_t seen) {
         if (next - seen <= ring.depth()) tail = seen;
     }
 
-    // A message of at most CREW_SIZE units as a thread of the crew is about to write it: everything that a send reads, read at once.
+    // A message of at most CREW_SIZE units before a thread of the crew writes it: all values that a send reads, read at once.
     struct Draft {
         Granule16 unit;
         uint8_t* slot;
@@ -466,17 +466,17 @@ struct Producer {
         bool has_slot;
         bool restamps;
     };
-    // The same demands on `data` as write(), and readable 4 bytes even without payload. Lanes hold different words: no branch, so
-    // that they stay together, and what they choose from is computed before.
+    // `data` as for write(), and readable for 4 bytes even without payload. Lanes hold different words: no branch, so
+    // that they stay together, and the values to choose from are computed first.
     SERVAL_INLINE Draft draft(const Header& h, const uint8_t* data) const {
         constexpr unsigned WORDS = Granule16::WORDS;
         const unsigned lane = crew_rank();
         Draft d;
 #pragma unroll
         for (unsigned k = 0; k < WORDS; k++) {
-            const uint32_t at = 4 * (lane * WORDS + k) - HEADER_BYTES;  // huge, or as a signed number negative, where the header is
+            const uint32_t at = 4 * (lane * WORDS + k) - HEADER_BYTES;  // for the header: huge, or negative as a signed number
             const uint32_t here = private_load<uint32_t>(data + (at < h.len ? at : 0));
-            // Bytes of this word that are beyond the payload: zeros. 32 bits and more shift all of it away.
+            // Bytes of this word beyond the payload become zeros. A shift by 32 bits or more clears all of it.
             const int beyond = max(static_cast<int>(at + 4 - h.len), 0);
             const uint32_t payload = here & __funnelshift_rc(~0u, 0, 8 * beyond);
             const uint32_t first = h.word(k), second = h.word(WORDS + k), third = k < HEADER_WORDS % WORDS ? h.word(2 * WORDS + k) : payload;
@@ -490,9 +490,9 @@ struct Producer {
         d.unit.sequence = static_cast<uint32_t>(next + 1);
         return d;
     }
-    // Called by the crew when there is a slot, without begin and reserve: writes the message and shows it, as write() and publish() do.
+    // Called by the crew if there is a slot, without begin and reserve: writes and publishes the message, as write() and publish() do.
     SERVAL_INLINE void send(const Draft& d, uint32_t len) {
-        // EDGE TX_PUBLISH (release half): the unit carries its own proof.
+        // EDGE TX_PUBLISH (release half): the unit validates itself.
         if (4 * Granule16::WORDS * crew_rank() < HEADER_BYTES + len) d.unit.store(d.slot + crew_rank() * Granule16::BYTES);
         if (SERVAL_UNLIKELY(d.restamps)) stamp<Granule16>(d.slot, units_for<Granule16>(len));
         crew_sync();
@@ -514,14 +514,14 @@ struct Producer {
 #endif
     }
 
-    // Called by the leader: the consumer sees every message committed.
+    // Called by the leader: makes every committed message visible to the consumer.
     SERVAL_INLINE void show() {
         if (ring.protocol == SERVAL_PROTOCOL_DOORBELL) {
             // EDGE TX_PUBLISH (release half)
             store_release(ring.head, next);
         } else {
-            // No consumer needs it, the units were published one by one. But on the host others look at heads to learn which rings
-            // to look at, and see this one only with its units.
+            // The consumer does not need the head, the units were published one by one. But on the host other readers use heads to find the
+            // rings to poll, and must see the head only after its units.
             granule_barrier();
             // EDGE TX_PUBLISH (release half): for listeners of doorbells
             if (SERVAL_CUDA)
@@ -619,16 +619,16 @@ struct Producer {
             } else {
                 for (unsigned k = 0; k < Granule::WORDS; k++) unit.data[k] = string_word(data, len, first + k);
             }
-            // EDGE TX_PUBLISH (release half): the unit carries its own proof.
+            // EDGE TX_PUBLISH (release half): the unit validates itself.
             unit.store(slot + i * Granule::BYTES);
         }
     }
 
-    // Every unit is stamped anew in some laps, so that no old sequence can come round again.
+    // In some laps every unit is rewritten, so that an old sequence cannot become valid again.
     SERVAL_INLINE bool restamps() const { return (next >> ring.shift) % SERVAL_RESTAMP_LAPS == 0; }
 
 #if SERVAL_CUDA
-    // By the crew: stamps a slot's units from `first` on.
+    // By the crew: writes the sequence of a slot's units from `first` on.
     template <class Granule>
     SERVAL_CALL void stamp(uint8_t* slot, unsigned first) const {
         Granule unit = {};

@@ -1,8 +1,8 @@
-// The sink: where a kernel writes a reply that is too long to send.
+// The sink: memory to which a kernel writes a reply that is too long to send.
 //
-// The length of such a reply may be anything that 32 bits hold, and may come from a client, so that neither a fault nor memory of that
-// length will do. The sink is a range of addresses longer than any length. All of it is one small piece of memory that is mapped again and
-// again. Who writes there overwrites what was written before; nobody reads it, and nothing of it is sent.
+// The length of such a reply may be any 32-bit number, possibly chosen by a client, so neither a fault nor an allocation of that
+// length is acceptable. The sink is an address range longer than any length. All of it maps the same small piece of memory
+// repeatedly. Writes overwrite each other; the content is never read or sent.
 #ifndef SERVAL_SINK_H
 #define SERVAL_SINK_H
 
@@ -18,7 +18,7 @@
 namespace serval {
 namespace detail {
 
-// Bytes that a kernel may write past a length when it writes in units: of 16 bytes at most.
+// Bytes that a kernel may write past a length if it writes in units of at most 16 bytes.
 constexpr uint64_t SINK_UNIT_BYTES = 16;
 
 // May a kernel write a reply of `len` bytes to the sink?
@@ -28,11 +28,11 @@ SERVAL_INLINE bool fits_sink(const serval_block_args& args, uint32_t len) {
 
 #if !SERVAL_CUDA
 
-// The physical memory of a sink, and its addresses: more than a length can say.
+// The physical memory of a sink, and its address range, which exceeds any length.
 constexpr uint64_t SINK_PIECE_BYTES = uint64_t{16} << 20;
 constexpr uint64_t SINK_BYTES = (uint64_t{1} << 32) + SINK_PIECE_BYTES;
 
-// Maps the piece at all of a sink's addresses: the memory at `piece` once more, which mremap(2) does with an old size of 0, or the file.
+// Maps the piece at all of a sink's addresses: the memory at `piece` again, which mremap(2) does with an old size of 0, or the file.
 inline bool fill_sink(void* at, void* piece, int file) {
     for (uint64_t offset = 0; offset < SINK_BYTES; offset += SINK_PIECE_BYTES) {
         void* const to = static_cast<uint8_t*>(at) + offset;
@@ -40,13 +40,13 @@ inline bool fill_sink(void* at, void* piece, int file) {
                                     : mmap(to, SINK_PIECE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file, 0);
         if (made == MAP_FAILED) return false;
     }
-    // A core file has no use for it.
+    // Excluded from core files.
     madvise(at, SINK_BYTES, MADV_DONTDUMP);
     return true;
 }
 
-// Maps a sink; null when the host kernel refuses, errno says why. The memory has no file, whose size may be limited (RLIMIT_FSIZE), except
-// where an emulator of processors (qemu-user) does not map memory twice.
+// Maps a sink; null if the host kernel refuses, see errno. The memory has no file, whose size may be limited (RLIMIT_FSIZE), except
+// under a processor emulator (qemu-user), which cannot map anonymous memory twice.
 inline void* map_sink() {
     void* at = mmap(nullptr, SINK_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) return nullptr;
@@ -67,7 +67,7 @@ inline void* map_sink() {
 // The sink of this library, once it was needed. Hidden, and weak instead of inline: see `first_kernel`.
 __attribute__((weak, visibility("hidden"))) void* host_sink = nullptr;
 
-// The sink of this library, which stays; null when the host kernel refuses it, errno says why.
+// The sink of this library, never unmapped; null if the host kernel refuses it, see errno.
 inline void* provide_host_sink() {
     void* sink = __atomic_load_n(&host_sink, __ATOMIC_ACQUIRE);
     if (sink) return sink;
@@ -77,7 +77,7 @@ inline void* provide_host_sink() {
     return sink;
 }
 
-// Completes the arguments of a block whose runtime gave it no sink for every length.
+// Completes the arguments of a block whose runtime provided no sink.
 inline bool provide_sink(serval_block_args& args) {
     if (fits_sink(args, ~uint32_t{0})) return true;
     args.sink = reinterpret_cast<uint64_t>(provide_host_sink());

@@ -1,4 +1,4 @@
-// What one core does with lenet.h and faces.h in a bare loop: the upper bound of what a service can answer.
+// lenet.h and faces.h in a plain loop on one core: the upper bound for a service.
 #include <chrono>
 
 #include "../faces.h"
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Best of several short rounds, in calls a second: on a shared machine the others measure the neighbours.
+// Best of several short rounds, in calls per second: on a shared machine the other rounds measure the neighbours.
 template <class Call>
 double rate(Call call) {
     using Clock = std::chrono::steady_clock;

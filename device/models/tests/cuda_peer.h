@@ -1,4 +1,4 @@
-// The host forms of lenet.h and faces.h for the CUDA test, which nvcc must not compile itself.
+// The host forms of lenet.h and faces.h for the CUDA test; nvcc must not compile them itself.
 #ifndef SERVAL_MODELS_TESTS_CUDA_PEER_H
 #define SERVAL_MODELS_TESTS_CUDA_PEER_H
 

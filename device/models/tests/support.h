@@ -1,4 +1,4 @@
-// What the tests of this folder share: files, checks, guarded buffers, and a block of real threads.
+// Shared by the tests of this folder: files, checks, guarded buffers, and a block of real threads.
 #ifndef SERVAL_MODELS_TESTS_SUPPORT_H
 #define SERVAL_MODELS_TESTS_SUPPORT_H
 
@@ -47,7 +47,7 @@ struct Records {
     const uint8_t* operator[](size_t i) const { return &bytes[first + i * size]; }
 };
 
-// A buffer that ends where an unmapped page begins: reading or writing past it ends the test.
+// A buffer that ends at an unmapped page: reading or writing past it ends the test.
 class Guarded {
     uint8_t* pages;
     size_t page, used;

@@ -1,5 +1,5 @@
-// lenet.h and faces.h on a GPU against the host forms: the same bits for any number of threads. Then what one GPU does
-// in a bare loop over pictures that already are in its memory.
+// lenet.h and faces.h on a GPU against the host forms: the same bits for any number of threads. Then the rate of one GPU
+// in a plain loop over pictures in its memory.
 #include <cmath>
 
 #include "../faces.h"

@@ -1,4 +1,4 @@
-// lenet.h against the float64 reference of tools/train/train_lenet.py, in every form this CPU can run.
+// lenet.h against the float64 reference of tools/train/train_lenet.py, in every form that this CPU supports.
 #include <cmath>
 
 #include "../lenet.h"
@@ -20,7 +20,7 @@ struct Logits {
     bool operator==(const Logits& other) const { return !memcmp(at, other.at, sizeof at); }
 };
 
-// Scratch as the previous owner might have left it: full of NaNs.
+// Scratch as a previous user may have left it: full of NaNs.
 void poison(Scratch& scratch) { memset(&scratch, 0xff, sizeof scratch); }
 
 // Runs `form(image, logits, scratch)` with image and logits at the end of their pages.
@@ -78,7 +78,7 @@ void every_variant(const Records& golden) {
     const Isa best = host::detect();
     for (const Variant& variant : VARIANTS) {
         if (variant.isa > best) {
-            std::printf("lenet %s: NOT CHECKED, this CPU does not have it\n", variant.name);
+            std::printf("lenet %s: NOT CHECKED, this CPU does not support it\n", variant.name);
             continue;
         }
         against_reference(variant.name, golden, [&](const uint8_t* image) { return run_isa(variant.isa, image); });
@@ -121,7 +121,7 @@ void held_out_digits_are_recognised(const Records& digits) {
     for (uint32_t i = 0; i < digits.count; ++i)
         right += digit(run_isa(host::detect(), digits[i] + 1).at) == digits[i][0];
     std::printf("lenet held-out digits: %u of %u right\n", right, digits.count);
-    CHECK(right >= 0.985 * digits.count, "weights are worse than promised");
+    CHECK(right >= 0.985 * digits.count, "the weights are worse than documented");
 }
 
 void digit_takes_the_first_of_equals() {

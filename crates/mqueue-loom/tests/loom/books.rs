@@ -1,4 +1,5 @@
-//! BOOKS: a reader that loads the counters of ends first finds their beginnings, whichever thread counted them.
+//! BOOKS: a reader that loads the outcome counters before the received counters never sees an outcome without its message,
+//! whichever thread counted it.
 
 use std::sync::atomic::AtomicU64 as AtomicOfOwner;
 
@@ -6,7 +7,7 @@ use mqueue::count::{Atomic, Counter, EndCounter};
 
 use super::*;
 
-/// What is made relaxed.
+/// The accesses that are made relaxed.
 #[derive(Clone, Copy, PartialEq)]
 enum Relaxed {
     Nothing,
@@ -16,8 +17,8 @@ enum Relaxed {
 
 struct Cell {
     word: AtomicU64,
-    /// What its owner stored last. (A load by the owner would hide the loads of others from loom, which looks no further
-    /// back than the last access when it decides what the owner's next store may be exchanged with.)
+    /// The value its owner stored last. (A load by the owner would hide other threads' loads from loom, which only considers
+    /// accesses since the last one when it decides which values the owner's next store may race with.)
     own: AtomicOfOwner,
     relaxed: Relaxed,
 }
@@ -39,7 +40,7 @@ impl Atomic for Cell {
     }
 }
 
-/// What one worker counts.
+/// One worker's counters.
 struct Books {
     received: Counter<Cell>,
     ended: EndCounter<Cell>,
@@ -52,14 +53,14 @@ impl Books {
     }
 }
 
-/// Reads all ends, then all beginnings, as a scrape does.
+/// Reads all outcome counters, then all received counters, as a scrape does.
 fn scrape(books: &[Books; 2]) {
     let ended: u64 = books.iter().map(|worker| worker.ended.value()).sum();
     let received: u64 = books.iter().map(|worker| worker.received.value()).sum();
-    assert!(received >= ended, "more ends than beginnings");
+    assert!(received >= ended, "more outcomes than messages");
 }
 
-/// One worker receives two requests and ends them.
+/// One worker receives two requests and completes them.
 fn one_worker(relaxed: Relaxed) -> impl Fn() + Sync + Send {
     move || {
         let books = Rc::new([Books::new(relaxed), Books::new(relaxed)]);
@@ -75,7 +76,7 @@ fn one_worker(relaxed: Relaxed) -> impl Fn() + Sync + Send {
     }
 }
 
-/// One worker receives a request and hands it over; the other one ends it.
+/// One worker receives a request and hands it over; the other one completes it.
 fn two_workers(relaxed: Relaxed) -> impl Fn() + Sync + Send {
     move || {
         let books = Rc::new([Books::new(relaxed), Books::new(relaxed)]);
@@ -104,8 +105,8 @@ holds! {
 }
 
 fails! {
-    books_without_release: one_worker(Relaxed::Stores), "more ends than beginnings";
-    books_without_acquire: one_worker(Relaxed::Loads), "more ends than beginnings";
-    books_of_two_without_release: two_workers(Relaxed::Stores), "more ends than beginnings";
-    books_of_two_without_acquire: two_workers(Relaxed::Loads), "more ends than beginnings";
+    books_without_release: one_worker(Relaxed::Stores), "more outcomes than messages";
+    books_without_acquire: one_worker(Relaxed::Loads), "more outcomes than messages";
+    books_of_two_without_release: two_workers(Relaxed::Stores), "more outcomes than messages";
+    books_of_two_without_acquire: two_workers(Relaxed::Loads), "more outcomes than messages";
 }

@@ -1,13 +1,13 @@
-//! The ring code itself, run by loom over every interleaving and every stale read that the memory
+//! The ring code itself under loom, which explores every interleaving and every stale read that the memory
 //! model allows (within a bound on preemptions): `cargo xtask ci loom`.
 //!
-//! Two kinds of check. Slots, arenas and the directory are memory that nobody may touch while another
-//! writes it, so here they are loom cells: an access that no edge orders after the other side's is a
-//! failure, whatever value it sees. Words that are meant to be raced for (heads, tails, status words,
-//! granule units) are loom atomics, and what they vouch for is compared.
+//! There are two kinds of checks. Slots, arenas and the directory must not be accessed while the other side
+//! writes them, so here they are loom cells: an access that no edge orders after the other side's is a
+//! failure, whatever value it reads. Words that both sides access concurrently (heads, tails, status words,
+//! granule units) are loom atomics, and the models compare the data that they publish.
 //!
-//! Every edge has its negative control: the same model with that edge made relaxed must fail, each
-//! half of it alone. A check that cannot fail proves nothing.
+//! Every edge has negative controls: the same model must fail with each half of that edge made
+//! relaxed. A check that cannot fail proves nothing.
 
 use std::mem::offset_of;
 use std::ops::Range;
@@ -47,7 +47,7 @@ mod rings;
 mod sleep;
 mod words;
 
-/// An edge, or half of one, made relaxed.
+/// An edge, or half of one, that is made relaxed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Weak {
     Nothing,
@@ -62,24 +62,24 @@ enum Weak {
 }
 
 enum Word {
-    /// Outside the model: written before the threads start, constant afterwards.
+    /// Constant: written before the threads start.
     Constant(std::sync::atomic::AtomicU64),
-    /// Raced for.
+    /// Accessed concurrently.
     Atomic(AtomicU64),
-    /// Raced for, in two halves: the negative control of the granule protocol.
+    /// Accessed concurrently, in two halves: the negative control of the granule protocol.
     Halves([AtomicU64; 2]),
     /// Owned by one side at a time.
     Owned(UnsafeCell<u64>),
 }
 
-/// Which words are what; the rest is constant.
+/// The kinds of words; unlisted ones are constant.
 #[derive(Clone, Default)]
 struct Kinds {
     atomic: Vec<Range<u64>>,
     owned: Vec<Range<u64>>,
 }
 
-/// (`Rc`, because loom runs its threads as coroutines of one.)
+/// (`Rc`, because loom runs its threads as coroutines of one thread.)
 #[derive(Clone)]
 struct LoomMemory {
     words: Rc<Vec<Word>>,
@@ -145,7 +145,7 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
     check_within(5, model);
 }
 
-/// `LOOM_MAX_PREEMPTIONS` asks for more.
+/// `LOOM_MAX_PREEMPTIONS` raises the bound.
 fn check_within(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound.get_or_insert(preemptions);
@@ -160,7 +160,7 @@ fn plan(protocol: u8, depth: u32, message_bytes_max: u32, start: u64) -> RegionP
     RegionPlan::of_blocks(1, &mqueues, 1).starting_at(start)
 }
 
-/// Where things are in a region of `plan`, found on ordinary memory.
+/// Offsets in a region of `plan`, determined in ordinary memory.
 struct Places {
     len_bytes: u64,
     rx_head: u64,
@@ -196,7 +196,7 @@ fn word(at: u64) -> Range<u64> {
     at..at + 8
 }
 
-/// Both ends of the RX ring of a fresh region, over loom's memory.
+/// Both ends of the RX ring of a new region, in loom's memory.
 fn ends(plan: &RegionPlan, kinds: &Kinds, weak: Weak) -> (Region<LoomMemory>, Out, In) {
     let memory = LoomMemory::new(plan.bytes().unwrap(), kinds, weak);
     let mut engine = Region::format(memory.clone(), plan).unwrap();
@@ -206,8 +206,8 @@ fn ends(plan: &RegionPlan, kinds: &Kinds, weak: Weak) -> (Region<LoomMemory>, Ou
     (engine, producer, consumer)
 }
 
-/// A model that has both ends of the RX ring of a fresh region of `plan`. Which words are what, and what is weak, may
-/// depend on where things are.
+/// A model that uses both ends of the RX ring of a new region of `plan`. The kinds of words, and the relaxed edge, may
+/// depend on the offsets.
 fn with_ends(
     plan: RegionPlan,
     kinds: impl Fn(&Places, Weak) -> Kinds,
@@ -223,7 +223,7 @@ fn with_ends(
     }
 }
 
-/// A doorbell ring of which head and tail are raced for and a slot has one owner at a time.
+/// A doorbell ring: head and tail are accessed concurrently, and a slot has one owner at a time.
 fn doorbell_words(places: &Places, _: Weak) -> Kinds {
     Kinds {
         atomic: vec![word(places.rx_head), word(places.rx_tail)],
@@ -250,7 +250,7 @@ fn push(producer: &mut Out, n: u64, len: usize) {
     }
 }
 
-/// Reads message `n` if it is there.
+/// Reads message `n` if it has been published.
 fn read(consumer: &mut In, n: u64, len: usize) -> bool {
     let Some(header) = consumer.peek().unwrap() else { return false };
     let expected = head(n);

@@ -10,7 +10,7 @@ use mqueue::memory::{Memory, Ordering};
 
 use super::*;
 
-/// Three messages through a ring of two slots: one slot is written again.
+/// Three messages through a ring of two slots: one slot is reused.
 fn doorbell(batch: bool, weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
     with_ends(plan, doorbell_words, weak, move |_, mut producer, mut consumer| {
@@ -36,9 +36,9 @@ fn doorbell(batch: bool, weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + S
     })
 }
 
-/// Payloads in the arena, which has room for one of them: its bytes are written again.
+/// Payloads in an arena that has room for one: its bytes are reused.
 fn arena(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
-    // Formatted for payloads beyond the inline limit, then cut down to a size that loom can bear.
+    // Formatted for payloads beyond the inline limit, then reduced to a size that loom can handle.
     let ring =
         RingPlan { protocol: protocol::DOORBELL, message_bytes_max: 1544, arena_bytes: 1664 };
     let mqueues = vec![MqueuePlan { depth: DEPTH, rx: ring, tx: ring }];
@@ -78,8 +78,8 @@ fn arena(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
 }
 
 /// Two messages through one slot of self-validating units, starting just before the sequence wraps.
-/// Nothing orders the units, so stale ones of the message before are seen in every combination.
-/// What the release edge guards is compared through a cell: the consumer has done with a message before
+/// The units are not ordered, so stale ones of the previous message are seen in every combination.
+/// A cell checks the release edge: the consumer has finished with a message before
 /// the producer overwrites it.
 fn granule(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::GRANULE8, 1, 8, (1 << 32) - 2);
@@ -120,7 +120,7 @@ fn granule(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
         }
         let sent = 1 + u64::from(writer.join().unwrap());
         while next < sent {
-            assert!(read(&mut consumer, next, 4), "everything has arrived by now");
+            assert!(read(&mut consumer, next, 4), "all units are visible by now");
             consumer.release();
             next += 1;
         }
@@ -128,7 +128,7 @@ fn granule(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
     })
 }
 
-/// A listener that sees a head of a granule ring, and will not come back until it moves, finds every
+/// A consumer that reads the head of a granule ring, and does not poll again until the head changes, finds every
 /// message below it.
 fn listener(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::GRANULE8, DEPTH, 8, 0);
@@ -151,7 +151,7 @@ fn listener(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
     })
 }
 
-/// Worker to worker: the message names an object in private memory that the first worker wrote.
+/// Worker to worker: the message refers to an object in private memory that the first worker wrote.
 fn handover(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, 1, 8, 0);
     with_ends(plan, doorbell_words, weak, |_, mut producer, mut consumer| {
@@ -165,13 +165,13 @@ fn handover(weak: impl Fn(&Places) -> Weak) -> impl Fn() + Sync + Send {
             while producer.credit() != Ok(1) {
                 thread::yield_now();
             }
-            // SAFETY: as above; the slot came back, so the second worker has done with the object.
+            // SAFETY: as above; the slot was released, so the second worker has finished with the object.
             theirs.with_mut(|object| unsafe { *object = 43 });
         });
         while !read(&mut consumer, 0, 8) {
             thread::yield_now();
         }
-        // SAFETY: as above; the message says that the object is ours now.
+        // SAFETY: as above; the message transfers the object to this worker.
         object.with(|object| unsafe { assert_eq!(*object, 42) });
         consumer.release();
         first.join().unwrap();

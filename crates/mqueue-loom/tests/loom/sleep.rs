@@ -1,7 +1,7 @@
-//! Sleeping and waking: PARK wherever it is crossed, with the DOORBELL that accelerator threads look at.
+//! Sleeping and waking: PARK wherever it is used, with the DOORBELL that accelerator threads poll.
 //!
-//! A sleep is loom's `Notify`: one token, like an eventfd or a parked thread. Who sleeps for ever is a
-//! deadlock, and loom reports it.
+//! A sleep is loom's `Notify`: one token, like an eventfd or a parked thread. A missed wake-up is a
+//! deadlock, which loom reports.
 
 use std::rc::Rc;
 
@@ -12,14 +12,14 @@ use mqueue::{Doorbells, Listener, ParkWord, Region, Words};
 
 use super::*;
 
-/// Who sleeps: the engine's worker, or the accelerator's side (a shared-memory client).
+/// The sleeping side: the engine's worker, or the accelerator's side (a shared-memory client).
 #[derive(Clone, Copy, PartialEq)]
 enum Sleeper {
     Worker,
     Client,
 }
 
-/// The words that the models here race for, and the slots that no model races for.
+/// The words that these models access concurrently; no model shares slots.
 fn kinds_of(places: &Places, _: Weak) -> Kinds {
     let raced = [places.rx_head, places.rx_tail, places.tx_head, places.tx_tail];
     let parked = [ENGINE_PARKED, CLIENT_PARKED, STOP_OFFSET];
@@ -29,8 +29,8 @@ fn kinds_of(places: &Places, _: Weak) -> Kinds {
     }
 }
 
-/// Takes messages from `ring` until there were `count`; between them sleeps as `sleep` does, which is told
-/// how to look at the ring once more.
+/// Takes `count` messages from `ring`; when it is empty, calls `sleep` with a function that checks
+/// the ring once more.
 fn take(ring: &mut In, count: u64, mut sleep: impl FnMut(&mut In)) {
     let mut taken = 0;
     while taken < count {
@@ -92,7 +92,7 @@ fn park(who: Sleeper, weak: Weak) -> impl Fn() + Sync + Send {
     }
 }
 
-/// A worker that says so in every client's region before it sleeps, and then looks at all of their rings.
+/// A worker that sets the parked word in every client's region before it sleeps, and then checks all their rings.
 fn park_for_two(weak: Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
     let kinds = kinds_of(&places(&plan), weak);
@@ -132,7 +132,7 @@ fn park_for_two(weak: Weak) -> impl Fn() + Sync + Send {
     }
 }
 
-/// Worker to worker, or a ring whose listener sleeps in a word of its own.
+/// Worker to worker, or a ring whose consumer sleeps on a separate word.
 fn handover_wakes(weak: Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
     with_ends(plan, kinds_of, strong, move |_, mut producer, mut consumer| {
@@ -165,8 +165,8 @@ fn park_words(weak: Weak) -> (ParkWord<LoomMemory>, ParkWord<LoomMemory>) {
     (ParkWord::over(memory.clone()), ParkWord::over(memory))
 }
 
-/// A worker rings for the groups of mqueues it published to; the thread looks at no head whose count did
-/// not move, and sleeps when none did.
+/// A worker rings the doorbells of the groups of mqueues it published to; the thread reads no head whose doorbell count
+/// is unchanged, and sleeps if none changed.
 fn doorbells(bells_weak: Weak, park_weak: Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
     with_ends(plan, kinds_of, strong, move |engine, mut producer, mut consumer| {
@@ -208,7 +208,7 @@ fn doorbells(bells_weak: Weak, park_weak: Weak) -> impl Fn() + Sync + Send {
     })
 }
 
-/// The wish to stop ends a sleep like a message does.
+/// A stop request ends a sleep as a message does.
 fn stop_wakes(weak: Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
     with_ends(plan, kinds_of, strong, move |engine, _, _| {

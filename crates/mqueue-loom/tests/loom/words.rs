@@ -1,4 +1,4 @@
-//! Words that vouch for what was done before: STOP, HEARTBEAT, STATE (also for giving a region back), FORMAT.
+//! Words that publish earlier writes: STOP, HEARTBEAT, STATE (also before a region is freed), FORMAT.
 
 use loom::thread;
 use mqueue::abi::{protocol, reason, state, stop};
@@ -35,7 +35,7 @@ fn drain(protocol: u8, weak: Weak) -> impl Fn() + Sync + Send {
                 if read(&mut consumer, received, 8) {
                     received += 1;
                 } else if draining {
-                    assert_eq!(received, 1, "a message was left behind");
+                    assert_eq!(received, 1, "a message was missed");
                     break;
                 } else {
                     thread::yield_now();
@@ -52,7 +52,7 @@ enum Beats {
     Accelerator,
 }
 
-/// Whoever sees a beat sees what the beating side did before it.
+/// A reader of a heartbeat sees everything the other side did before it.
 fn heartbeat(who: Beats, weak: Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
     let words = [ACCELERATOR_STATE, ACCELERATOR_HEARTBEAT, STOP_OFFSET, ENGINE_HEARTBEAT];
@@ -77,12 +77,12 @@ fn heartbeat(who: Beats, weak: Weak) -> impl Fn() + Sync + Send {
                 (words.accelerator_heartbeat(), words.accelerator_state() == state::READY)
             }
         };
-        assert!(beat == 0 || before, "a beat before what it vouches for");
+        assert!(beat == 0 || before, "a heartbeat before the writes it publishes");
         beating.join().unwrap();
     }
 }
 
-/// Whoever sees ENDED sees why.
+/// A reader that sees ENDED sees the reason.
 fn ended(weak: Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
     let both = [ACCELERATOR_STATE, BLOCK_STATE];
@@ -108,7 +108,7 @@ fn ended(weak: Weak) -> impl Fn() + Sync + Send {
     }
 }
 
-/// Whoever sees the magic number sees the whole directory.
+/// A reader that sees the magic number sees the complete directory.
 fn format(weak: Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
     let places = places(&plan);
@@ -126,8 +126,8 @@ fn format(weak: Weak) -> impl Fn() + Sync + Send {
     }
 }
 
-/// A generation ends: who sees the block's ENDED finds its last reply and final counts, and may give the
-/// region's memory back, which is an access to all of it.
+/// A generation ends: a reader that sees the block's ENDED finds its last reply and final counts, and may free
+/// the region's memory, which counts as an access to all of it.
 fn retire(weak: Weak) -> impl Fn() + Sync + Send {
     let plan = plan(protocol::DOORBELL, DEPTH, 8, 0);
     let places = places(&plan);
@@ -145,7 +145,7 @@ fn retire(weak: Weak) -> impl Fn() + Sync + Send {
         requests.publish();
         let counts = memory.clone();
         let block = thread::spawn(move || {
-            // DRAIN was seen: what is there is answered, then the block ends.
+            // DRAIN was seen: pending messages are answered, then the block ends.
             assert!(read(&mut consumer, 0, 8));
             consumer.release();
             push(&mut producer, 0, 8);
@@ -155,7 +155,7 @@ fn retire(weak: Weak) -> impl Fn() + Sync + Send {
         });
         if engine.words().block_state(0) == state::ENDED {
             assert_eq!(engine.words().block(0).sent, 1, "final counts");
-            assert!(read(&mut replies, 0, 8), "the last reply was left behind");
+            assert!(read(&mut replies, 0, 8), "the last reply was missed");
             for at in places.slots.clone().chain(places.tx_slots.clone()).step_by(8) {
                 memory.store(at, 0, Ordering::Relaxed);
             }
@@ -167,8 +167,8 @@ fn retire(weak: Weak) -> impl Fn() + Sync + Send {
 holds! {
     stop_drains: drain(protocol::DOORBELL, Weak::Nothing);
     stop_drains_granule: drain(protocol::GRANULE8, Weak::Nothing);
-    heartbeat_vouches: heartbeat(Beats::Accelerator, Weak::Nothing);
-    engine_heartbeat_vouches: heartbeat(Beats::Engine, Weak::Nothing);
+    heartbeat_publishes: heartbeat(Beats::Accelerator, Weak::Nothing);
+    engine_heartbeat_publishes: heartbeat(Beats::Engine, Weak::Nothing);
     ended_has_a_reason: ended(Weak::Nothing);
     ended_gives_the_region_back: retire(Weak::Nothing);
     join_after_format: format(Weak::Nothing);
@@ -179,10 +179,10 @@ fails! {
     stop_without_acquire: drain(protocol::DOORBELL, Weak::Acquire(STOP_OFFSET)), "left behind";
     stop_without_release_granule: drain(protocol::GRANULE8, Weak::Release(STOP_OFFSET)), "left behind";
     stop_without_acquire_granule: drain(protocol::GRANULE8, Weak::Acquire(STOP_OFFSET)), "left behind";
-    heartbeat_without_release: heartbeat(Beats::Accelerator, Weak::Release(ACCELERATOR_HEARTBEAT)), "before what it vouches for";
-    heartbeat_without_acquire: heartbeat(Beats::Accelerator, Weak::Acquire(ACCELERATOR_HEARTBEAT)), "before what it vouches for";
-    engine_heartbeat_without_release: heartbeat(Beats::Engine, Weak::Release(ENGINE_HEARTBEAT)), "before what it vouches for";
-    engine_heartbeat_without_acquire: heartbeat(Beats::Engine, Weak::Acquire(ENGINE_HEARTBEAT)), "before what it vouches for";
+    heartbeat_without_release: heartbeat(Beats::Accelerator, Weak::Release(ACCELERATOR_HEARTBEAT)), "before the writes it publishes";
+    heartbeat_without_acquire: heartbeat(Beats::Accelerator, Weak::Acquire(ACCELERATOR_HEARTBEAT)), "before the writes it publishes";
+    engine_heartbeat_without_release: heartbeat(Beats::Engine, Weak::Release(ENGINE_HEARTBEAT)), "before the writes it publishes";
+    engine_heartbeat_without_acquire: heartbeat(Beats::Engine, Weak::Acquire(ENGINE_HEARTBEAT)), "before the writes it publishes";
     state_without_release: ended(Weak::Release(ACCELERATOR_STATE)), "without a reason";
     state_without_acquire: ended(Weak::Acquire(ACCELERATOR_STATE)), "without a reason";
     block_state_without_release: ended(Weak::Release(BLOCK_STATE)), "without a reason";

@@ -142,7 +142,7 @@ impl Victims {
     }
 
     /// The attacker mends the counts, so that the ring is not dead for the rest of the test.
-    pub(crate) fn mend(&self) {
+    pub(crate) fn restore(&self) {
         let tail = self.consumer.consumed().max(self.producer.released());
         self.memory.store(self.targets[0], self.producer.committed().max(tail), Ordering::Relaxed);
         self.memory.store(self.targets[1], tail, Ordering::Relaxed);

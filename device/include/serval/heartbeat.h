@@ -1,6 +1,6 @@
-// The engine's heartbeat, watched: blocks end when it stands still, because nothing may spin on an accelerator for a process that is gone.
-#ifndef SERVAL_PULSE_H
-#define SERVAL_PULSE_H
+// Monitors the engine's heartbeat: blocks end when it stops, because nothing may spin on an accelerator for a process that is gone.
+#ifndef SERVAL_HEARTBEAT_H
+#define SERVAL_HEARTBEAT_H
 
 #include "abi.h"
 #include "memory.h"
@@ -8,18 +8,18 @@
 namespace serval {
 namespace detail {
 
-// The engine is lost when its heartbeat stood still for this long.
+// The engine counts as lost if its heartbeat did not change for this long.
 constexpr uint64_t ENGINE_LOST_NS = 5000000000u;
-// Most silence that one check adds. A machine that was suspended, or a debugger, stops both sides: it must not look lost.
+// Maximum silence added by one check. After a suspend, or in a debugger, both sides were stopped: that must not count as loss.
 constexpr uint64_t SILENCE_STEP_NS = 1000000000u;
 
-// The heartbeat as one block knows it.
-struct Pulse {
+// One block's view of the heartbeat.
+struct HeartbeatMonitor {
     uint64_t beat;       // as last seen
-    uint64_t at;         // time of the last check; 0 before the first that found it unchanged
-    uint64_t silent_ns;  // how long it has not moved
+    uint64_t at;         // time of the last check; 0 before the first check that found it unchanged
+    uint64_t silent_ns;  // time without a change
 
-    // Is the engine lost? `now` tells nanoseconds, and is asked only when the heart did not beat.
+    // Is the engine lost? `now` returns nanoseconds, and is called only if the heartbeat did not change.
     template <class Now>
     SERVAL_INLINE bool is_lost(const serval_engine_words* engine, Now now) {
         // EDGE HEARTBEAT (acquire half)
