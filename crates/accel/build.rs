@@ -1,5 +1,5 @@
-//! Compiles the built-in kernels and lists the device library's headers, so that an installed
-//! program can build kernels without a checkout.
+//! Compiles the built-in kernels and embeds the device library's headers, so that an installed
+//! program can build kernels without the source tree.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ fn main() {
 }
 
 /// One translation unit that includes every built-in kernel: their registrations, which are static
-/// constructors, come along with the list function that Rust calls.
+/// constructors, are linked together with the list function that Rust calls.
 fn compile_kernels(device: &Path) {
     cc::Build::new()
         .cpp(true)
@@ -35,8 +35,8 @@ fn compile_kernels(device: &Path) {
         .compile("serval_kernels");
 }
 
-/// Writes `cuda_kernels.rs`: `&[(name, image)]` of the built-in kernels, from the fatbins that `make cuda-kernels` made;
-/// an empty list when one is missing or older than a source. nvcc is never needed for a build.
+/// Writes `cuda_kernels.rs`: `&[(name, image)]` of the built-in kernels, from the fatbins of `make cuda-kernels`;
+/// an empty list if one is missing or older than a source. A build never needs nvcc.
 fn embed_cuda_kernels(device: &Path) {
     let folder = device.join("cuda");
     println!("cargo:rerun-if-changed={}", folder.display());
@@ -53,7 +53,7 @@ fn embed_cuda_kernels(device: &Path) {
     let names = builtin_names(device);
     let made: Vec<&String> = names.iter().filter(|name| fatbin(name).exists()).collect();
     let current = made.len() == names.len() && made.iter().all(|n| changed(&fatbin(n)) >= newest);
-    // Where all of them used to be.
+    // The former location of all of them.
     let former = folder.join("kernels.fatbin").exists();
     if !current && (former || !made.is_empty()) {
         println!(
@@ -70,7 +70,7 @@ fn embed_cuda_kernels(device: &Path) {
     fs::write(out.join("cuda_kernels.rs"), list).expect("OUT_DIR is writable");
 }
 
-/// The kernels that the translation unit of all of them includes.
+/// The kernels that `builtin.cpp` includes.
 fn builtin_names(device: &Path) -> Vec<String> {
     let all = fs::read_to_string(device.join("kernels/builtin.cpp")).expect("part of the source");
     let name =

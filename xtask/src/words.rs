@@ -9,6 +9,7 @@ use crate::files::File;
 /// Folders and files in which the words are refused.
 const FOLDERS: &[&str] = &[
     "benches/",
+    "crates/accel/",
     "crates/mqueue-loom/",
     "crates/mutants/",
     "crates/sys/",

@@ -1,10 +1,10 @@
-//! What the hop through the `cpu` accelerator costs, without any network: publish into RX rings, drive
+//! The cost of the hop through the `cpu` accelerator, without a network: publish into RX rings, drive
 //! the blocks, gather from TX rings; 64-byte echo.
 //!
 //! `cargo run --release -p serval-accel --example hop [seconds per figure] [threads]`
 //!
-//! With `threads` the blocks run on one accelerator thread instead of the caller's. It never sleeps here:
-//! without a second core the figures mean nothing.
+//! With `threads` the blocks run on one accelerator thread instead of the caller's. That thread never sleeps here:
+//! without a second core the figures are meaningless.
 
 use std::time::{Duration, Instant};
 
@@ -64,7 +64,7 @@ impl Bench {
         }
     }
 
-    /// One turn: fill up to `window` in flight, in runs of `run` messages a mqueue, drive and gather.
+    /// One turn: fill up to `window` in flight, in runs of `run` messages per mqueue, drive and gather.
     #[inline]
     fn turn(&mut self, window: u64, run: u64, payload: &mut [u8; BYTES]) {
         'fill: while self.outstanding < window {
@@ -106,7 +106,7 @@ impl Bench {
         }
     }
 
-    /// The fastest tenth of many short measurements: what the hop costs when nobody else has the core.
+    /// The fastest tenth of many short measurements: the cost of the hop on an otherwise idle core.
     fn nanoseconds_per_message(&mut self, window: u64, run: u64, time: Duration) -> f64 {
         let mut payload = [7; BYTES];
         let mut measured = Vec::new();
@@ -128,7 +128,7 @@ fn main() {
     let time = Duration::from_secs_f64(seconds);
     let threads = std::env::args().nth(2).is_some_and(|argument| argument == "threads");
     println!(
-        "ns a message (64 B echo): publish, drive, gather; with one in flight it is the round trip"
+        "ns per message (64 B echo): publish, drive, gather; with one in flight it is the round trip"
     );
     println!("mqueues protocol  one in flight  64 in flight  64, runs of 8  one each  60 each");
     for mqueues in [1, 28, 240] {

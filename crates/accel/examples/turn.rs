@@ -1,14 +1,14 @@
-//! What a message costs on the engine's turn without a network: a `Nic` that hands in batches of 64-byte
-//! datagrams and takes the replies, echo blocks on the worker's own core.
+//! The cost of a message on the engine's turn without a network: a `Nic` that delivers batches of 64-byte
+//! datagrams and takes the replies, with echo blocks on the worker's own core.
 //!
 //! `cargo run --release -p serval-accel --example turn [seconds per figure] [mqueues] [batch] [column]`
 //!
-//! Columns: datagrams of one client each (`single`), and trains of 64 datagrams of one client (`train`), as
-//! receive offload delivers them, and one shared-memory client on the same thread, its part included
+//! Columns: datagrams of one client each (`single`); batches of 64 datagrams of one client (`train`), as
+//! receive offload delivers them; one shared-memory client on the same thread, its part included
 //! (`memory`). In `far` the blocks of that client's requests stand for a GPU: the replies are written between
-//! two turns, which alone are timed, and no processor's cache holds the lines they were written to, nor those
-//! that the requests were read from. `far-train` is the same for trains of datagrams, whose batches do not overlap.
-//! `shed` is what a datagram costs for which no mqueue has credit, since nobody answers.
+//! two turns, which alone are timed, and the lines of replies and requests are in no processor's
+//! cache. `far-train` is the same for GRO batches, whose messages do not overlap.
+//! `shed` is the cost of a datagram for which no mqueue has credit, since no block answers.
 //! Nanoseconds per message, the fastest tenth of many short measurements.
 
 use std::net::SocketAddr;
@@ -34,14 +34,14 @@ use wire::nic::{
 };
 
 const BYTES: usize = 64;
-/// What a message takes of its slot in units of 16 bytes.
+/// Bytes of a slot that a message uses, in units of 16 bytes.
 const SLOT_BYTES: u64 = (32 + BYTES as u64).div_ceil(12) * 16;
 const TRAIN: usize = 64;
 const SLOTS: u32 = 64;
-/// Of the shared-memory client, which in `far` has several batches under way.
+/// Slots of the shared-memory client, which has several batches in flight in `far`.
 const CLIENT_SLOTS: u32 = 1024;
 
-/// Hands in `batch` datagrams whenever all earlier ones are answered, or in every turn.
+/// Delivers `batch` datagrams whenever all earlier ones are answered, or in every turn.
 struct Echo {
     batch: usize,
     train: bool,
@@ -127,10 +127,10 @@ impl Nic for Echo {
     fn stop_listening(&mut self) {}
 }
 
-/// What plays the GPU: echo on the accelerator's ends of all mqueues, and what it wrote out of the caches.
+/// Acts as the GPU: echo on the accelerator's ends of all mqueues, with its writes flushed from the caches.
 struct Far {
     ends: Vec<(Consumer<MappedMemory>, Producer<MappedMemory>)>,
-    /// Of the RX and TX rings.
+    /// Slots of the RX and TX rings.
     entries: Vec<[abi::RingEntry; 2]>,
     mapping: Arc<HeapMapping>,
 }
@@ -162,17 +162,17 @@ impl Far {
     }
 }
 
-/// Throws a line out of the caches.
+/// Evicts a line from the caches.
 fn flush(mapping: &HeapMapping, at: u64) {
     assert!(at < mapping.len_bytes() as u64);
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: an address inside the mapping; nothing is changed.
+    // SAFETY: an address inside the mapping; memory is not modified.
     unsafe {
         std::arch::x86_64::_mm_clflush(mapping.base().add(at as usize));
     }
 }
 
-/// The engine's view of blocks beyond a bus.
+/// The engine's view of blocks on the other side of a bus.
 struct FarBlocks {
     words: Words<MappedMemory>,
     mqueues: Box<[u32]>,
@@ -247,7 +247,7 @@ fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
     Rig { worker, fabric, service, far }
 }
 
-/// A shared-memory client that sends a batch and reads what came back.
+/// A shared-memory client that sends a batch and reads the replies.
 struct ShmClient {
     requests: Producer<MappedMemory>,
     replies: Consumer<MappedMemory>,
@@ -327,7 +327,7 @@ fn memory_nanoseconds_per_message(mqueues: u32, batch: usize, time: Duration) ->
     measured[measured.len() / 10]
 }
 
-/// One batch of requests in and one of replies out a turn: of a shared-memory client, or in trains of datagrams.
+/// One batch of requests in and one of replies out per turn: of a shared-memory client, or in batches of datagrams.
 fn far_nanoseconds_per_message(mqueues: u32, batch: usize, train: bool, time: Duration) -> f64 {
     let mut rig = rig(mqueues, Echo::new(if train { batch } else { 0 }, train), true);
     let mut client = ShmClient::new(&rig);
@@ -426,7 +426,7 @@ fn main() {
     for mqueues in mqueues.unwrap_or(vec![1, 28, 240]) {
         for batch in batches.clone().unwrap_or(vec![1, 64, 256]) {
             if batch > (mqueues * SLOTS).min(CLIENT_SLOTS / 4) as usize {
-                // Those without credit would never be answered, those without a slot cannot be sent.
+                // Messages without credit would never be answered, and without a slot they cannot be sent.
                 continue;
             }
             print!("{mqueues:7}  {batch:5}");

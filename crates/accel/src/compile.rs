@@ -1,8 +1,8 @@
-//! Building kernels from one source: a library for the `cpu` accelerator with a C++ compiler, a fatbin for
-//! the `cuda` accelerator with nvcc, or with NVRTC where there is none. What `serval kernel build FILE` does.
+//! Building kernels from source: a library for the `cpu` accelerator with a C++ compiler, a fatbin for
+//! the `cuda` accelerator with nvcc, or with NVRTC if there is no nvcc. The implementation of `serval kernel build FILE`.
 //!
-//! The device library's headers are part of this program and are written to a temporary folder for the
-//! compiler, so that a kernel always matches the engine it was built with and no checkout is needed.
+//! The device library's headers are embedded in this program and written to a temporary folder for the
+//! compiler, so that a kernel always matches the engine and no source tree is needed.
 
 mod nvrtc;
 mod toolkit;
@@ -19,8 +19,8 @@ use crate::kernel::{KernelError, KernelLibrary};
 /// The device library's headers: name and text.
 pub const HEADERS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/headers.rs"));
 
-/// What every kernel is compiled with: no exceptions, because a block's frames are left by returning
-/// only; every page of a large frame touched, because a stack has one guard page.
+/// Flags for every kernel: no exceptions, because a block's frames are left only by returning;
+/// every page of a large frame is touched, because a stack has one guard page.
 const FLAGS: &[&str] = &[
     "-x",
     "c++",
@@ -35,41 +35,41 @@ const FLAGS: &[&str] = &[
     "-Wl,-z,defs",
 ];
 
-/// The same for nvcc, whose assembler tells the names of what it compiles.
+/// The same for nvcc, whose assembler lists the entry functions.
 const CUDA_FLAGS: &[&str] = &["-x", "cu", "-std=c++17", "-O3", "-Xptxas", "-v"];
 
-/// Compilers that are tried in this order.
+/// Compilers, tried in this order.
 const COMPILERS: &[&str] = &["c++", "g++", "clang++"];
 const CUDA_COMPILERS: &[&str] = &["nvcc", "/usr/local/cuda/bin/nvcc"];
 
-/// What names NVRTC where a compiler is named; so does the path of its library.
+/// The name that selects NVRTC instead of a compiler program; the path of its library does too.
 const NVRTC: &str = "nvrtc";
 
-/// GPUs that a kernel is built for where nobody names one.
+/// GPUs that a kernel is built for by default.
 pub const GPUS_DEFAULT: &[&str] = &["sm_80", "sm_90", "sm_100"];
 
-/// What a kernel is built for.
+/// The accelerator a kernel is built for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Target {
     /// The `cpu` accelerator: a shared library.
     #[default]
     Cpu,
-    /// The `cuda` accelerator: a fatbin with code for GPUs of these architectures, such as `sm_90`, and for
-    /// later ones than the last in a form that the driver translates. Empty: [`GPUS_DEFAULT`]. Code for a single one
-    /// and nothing else if the file to write ends in `.cubin`.
+    /// The `cuda` accelerator: a fatbin with code for GPUs of these architectures, such as `sm_90`, and PTX for
+    /// GPUs later than the last one, which the driver translates. Empty: [`GPUS_DEFAULT`]. If the output file ends in
+    /// `.cubin`: only code for a single one.
     Cuda(Vec<String>),
 }
 
-/// How a kernel is built.
+/// Options of a build.
 #[derive(Clone, Debug, Default)]
 pub struct BuildOptions {
-    /// What for.
+    /// The accelerator.
     pub target: Target,
-    /// The compiler, with arguments; otherwise $CXX, `c++`, `g++` or `clang++`, whichever is found first. For
-    /// GPUs $NVCC, `nvcc` or that of /usr/local/cuda, else the library NVRTC, which `nvrtc` and the path of a
-    /// libnvrtc mean as well.
+    /// The compiler, with arguments; by default $CXX, or the first of `c++`, `g++` and `clang++`. For
+    /// GPUs $NVCC, `nvcc` or that of /usr/local/cuda, otherwise the library NVRTC; `nvrtc` or the path of a
+    /// libnvrtc selects NVRTC explicitly.
     pub compiler: Option<String>,
-    /// Folders that are searched for headers besides the device library's.
+    /// Header search folders besides the device library's.
     pub include: Vec<PathBuf>,
     /// Compile for this machine's processor only (`-march=native`); not for GPUs.
     pub native: bool,
@@ -77,7 +77,7 @@ pub struct BuildOptions {
     pub arguments: Vec<OsString>,
 }
 
-/// What was built.
+/// The result of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Built {
     /// The compiler and its arguments, as run.
@@ -98,67 +98,67 @@ pub enum BuildError {
     /// No C++ compiler.
     #[error("no C++ compiler found (tried {tried}): install g++ or clang++, or set CXX")]
     NoCompiler {
-        /// What was looked for.
+        /// The compilers tried.
         tried: String,
     },
-    /// No nvcc, nor NVRTC.
+    /// Neither nvcc nor NVRTC.
     #[error("no CUDA compiler found (tried {tried}): {}", CUDA_REMEDY)]
     NoCudaCompiler {
-        /// What was looked for.
+        /// The compilers tried.
         tried: String,
     },
     /// NVRTC cannot be used.
     #[error(transparent)]
     Nvrtc(#[from] NvrtcError),
-    /// A cubin of several GPUs, or of those by default.
+    /// A cubin for several GPUs, or for the default ones.
     #[error("a .cubin has code for one GPU: name one with --gpu, or write a .fatbin")]
     OneGpu,
-    /// A GPU that is none.
+    /// An invalid GPU architecture.
     #[error(
-        "`{name}` is no architecture of GPUs: name one like sm_90 (`serval doctor` shows this machine's)"
+        "`{name}` is not a GPU architecture: use one like sm_90 (`serval doctor` shows this machine's)"
     )]
     NoArchitecture {
-        /// What was given.
+        /// The name given.
         name: String,
     },
-    /// The source is not there.
+    /// The source cannot be read.
     #[error("kernel source {path} cannot be read: {error}")]
     Source {
         /// The source.
         path: PathBuf,
-        /// What the host kernel said.
+        /// The error of the host kernel.
         error: io::Error,
     },
     /// A file could not be written or the compiler not be started.
     #[error("cannot {what}: {error}")]
     Io {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// What the host kernel said.
+        /// The error of the host kernel.
         error: io::Error,
     },
-    /// The compiler refused the source.
-    #[error("the compiler refuses {source_file}:\n{output}\nIt was run as: {command}")]
+    /// The compiler rejected the source.
+    #[error("the compiler rejected {source_file}:\n{output}\nIt was run as: {command}")]
     Refused {
         /// The compiler and its arguments.
         command: String,
         /// The source.
         source_file: PathBuf,
-        /// Everything the compiler wrote.
+        /// The compiler's output.
         output: String,
     },
-    /// It was compiled, but cannot be used.
+    /// The result cannot be used.
     #[error("{source_file} was compiled, but {error}")]
     Unusable {
         /// The source.
         source_file: PathBuf,
-        /// Why.
+        /// The reason.
         error: KernelError,
     },
 }
 
 /// Compiles `source`, a C++ or CUDA file with at least one `SERVAL_KERNEL`, to the kernel library or fatbin
-/// `output`. It appears complete or not at all; one that is in use stays as it was for its users.
+/// `output`. The file is replaced atomically; processes that use an older one keep it.
 pub fn build_kernel(
     source: &Path,
     output: &Path,
@@ -204,7 +204,7 @@ struct Job<'a> {
     output: &'a Path,
     /// The folder with the device library.
     headers: &'a Path,
-    /// The file that becomes `output`.
+    /// The temporary file that is renamed to `output`.
     library: &'a Path,
     options: &'a BuildOptions,
 }
@@ -223,7 +223,7 @@ impl Job<'_> {
         BuildError::Refused { command, source_file: self.source.to_owned(), output }
     }
 
-    /// With the compiler that is called like this.
+    /// Runs a compiler program.
     fn run(&self, compiler: &[String]) -> Result<Built, BuildError> {
         let Self { source, library, options, .. } = self;
         let mut command = Command::new(&compiler[0]);
@@ -259,10 +259,10 @@ impl Job<'_> {
         Ok(Built { command: text, kernels, warnings })
     }
 
-    /// With the compiler that is a library, and these arguments before the others.
+    /// Runs the compiler library, with these arguments before the others.
     fn run_nvrtc(&self, nvrtc: &Nvrtc, first: &[String]) -> Result<Built, BuildError> {
         let Target::Cuda(gpus) = &self.options.target else {
-            unreachable!("it was chosen for GPUs")
+            unreachable!("it was selected for GPUs")
         };
         let gpus = self.numbers(gpus)?;
         // A source's own folder comes first, as with every compiler.
@@ -281,7 +281,7 @@ impl Job<'_> {
         let image = match nvrtc.build(self.source, (&gpus, self.is_cubin()), &options) {
             Err(NvrtcError::Refused(mut log)) => {
                 if log.contains("open source file") {
-                    log += "\nNVRTC sees no headers of the host (`serval kernel build --help` names those it has): \
+                    log += "\nNVRTC does not see the host's headers (`serval kernel build --help` lists those it has): \
                             leave the others out with `#ifndef __CUDACC_RTC__`, or build with nvcc";
                 }
                 return Err(self.refused(command, &log));
@@ -295,7 +295,7 @@ impl Job<'_> {
         Ok(Built { command, kernels: image.kernels, warnings: image.warnings })
     }
 
-    /// What asks nvcc for code that runs on these GPUs, and for what drivers translate for later ones.
+    /// nvcc's arguments for code for these GPUs, and PTX for later ones.
     fn code_for(&self, gpus: &[String]) -> Result<Vec<String>, BuildError> {
         let numbers = self.numbers(gpus)?;
         let last = numbers.len() - 1;
@@ -312,7 +312,7 @@ impl Job<'_> {
         Ok(arguments)
     }
 
-    /// The numbers of the GPUs to build for, at least one.
+    /// The architecture numbers of the GPUs, at least one.
     fn numbers(&self, gpus: &[String]) -> Result<Vec<String>, BuildError> {
         let mut named: Vec<&str> = gpus.iter().map(String::as_str).collect();
         if self.is_cubin() && named.len() != 1 {
@@ -330,15 +330,15 @@ impl Job<'_> {
     }
 }
 
-/// Digits, and perhaps a letter for what only this generation has.
+/// Digits, optionally followed by a letter for architecture-specific features.
 fn is_architecture(number: &str) -> bool {
     let digits = number.strip_suffix(['a', 'f']).unwrap_or(number);
     (2..=4).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The kernels that nvcc's assembler names, and what the compiler said besides.
+/// The kernels that nvcc's assembler lists, and the rest of the output.
 fn cuda_kernels(said: &str) -> (Vec<String>, String) {
-    // What it says of a function goes on in indented lines; those below a warning are its excerpt of the source.
+    // The report about a function continues in indented lines; indented lines after a warning are an excerpt of the source.
     let mut telling = false;
     let (told, rest): (Vec<&str>, Vec<&str>) = said.lines().partition(|line| {
         telling = line.starts_with("ptxas info") || telling && line.starts_with("    ");
@@ -354,7 +354,7 @@ fn cuda_kernels(said: &str) -> (Vec<String>, String) {
     (kernels, rest.join("\n"))
 }
 
-/// Temporary files are private; a library is for everyone who may read its folder.
+/// Temporary files are private; a library must be readable by all users of its folder.
 fn make_executable(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))
@@ -366,7 +366,7 @@ fn write_headers(folder: &Path) -> io::Result<()> {
     HEADERS.iter().try_for_each(|(name, text)| fs::write(folder.join(name), text))
 }
 
-/// What compiles.
+/// A compiler.
 enum Compiler {
     /// A program and its first arguments.
     Program(Vec<String>),
@@ -374,7 +374,7 @@ enum Compiler {
     Nvrtc(Nvrtc, Vec<String>),
 }
 
-/// What compiles kernels for GPUs on this machine, for people, and what it lacks.
+/// The name of this machine's compiler for GPUs, and what it lacks.
 pub fn cuda_compiler() -> Result<(String, Option<NvrtcError>), BuildError> {
     let options = BuildOptions { target: Target::Cuda(Vec::new()), ..BuildOptions::default() };
     Ok(match find_compiler(&options)? {
@@ -386,7 +386,7 @@ pub fn cuda_compiler() -> Result<(String, Option<NvrtcError>), BuildError> {
 fn find_compiler(options: &BuildOptions) -> Result<Compiler, BuildError> {
     let on_gpu = options.target != Target::Cpu;
     let (variable, usual) = if on_gpu { ("NVCC", CUDA_COMPILERS) } else { ("CXX", COMPILERS) };
-    // A file's path is one word, whatever is in it.
+    // A file's path is one word, even if it contains spaces.
     let words = |line: &str| match Path::new(line).is_file() {
         true => vec![line.to_owned()],
         false => line.split_whitespace().map(str::to_owned).collect::<Vec<_>>(),

@@ -1,25 +1,25 @@
 //! The `cpu` accelerator: blocks as stackful coroutines on host threads.
 //!
-//! A block is a C++ function that never returns while it serves. Each has a stack of its own
-//! (`stack.rs`) and gives the thread back by calling `wait`, which says what it waits for:
+//! A block is a C++ function that does not return while it serves. Each has a stack of its own
+//! (`stack.rs`) and yields the thread by calling `wait`, with what it waits for:
 //!
 //! | waits for | is resumed |
 //! |---|---|
-//! | `RX`, `BACKEND` | when its server, its client mqueue rang, or at the deadline |
+//! | `RX`, `BACKEND` | when its server or client mqueue was signalled, or at the deadline |
 //! | `TIME` | at the deadline |
-//! | `TX` | in every run: credit comes back without a sign |
-//! | `BUDGET` | in the next run: it only let others go first |
+//! | `TX` | in every run: released credit is not signalled |
+//! | `BUDGET` | in the next run: it only yields to others |
 //!
 //! and all of them when the stop word changes. A *run* of the scheduler (`scheduler.rs`) resumes every
-//! block that is due once, so a run costs what there is to do, however many blocks wait. A block stays
-//! on the thread that first ran it after its start.
+//! block that is due once, so the cost of a run depends on the work, not on the number of waiting blocks. A block
+//! stays on the thread that first ran it.
 //!
 //! Two placements share the scheduler: [`WorkerBlocks`] run on the engine worker's own thread inside
-//! `drive`; [`ThreadBlocks`] reach threads of the accelerator.
+//! `drive`; [`ThreadBlocks`] run on threads of the accelerator.
 //!
-//! Kernels are trusted code, but mistakes are told: a write past the staging memory (a canary behind
-//! each block's), an early return, a thread that hangs. A block whose frames cannot be ended by its own
-//! code is never resumed again and its memory is leaked: C++ frames without exceptions cannot be
+//! Kernels are trusted code, but errors are detected: a write past the staging memory (a canary after
+//! each block's), an early return, a thread that hangs. A block that does not end by itself
+//! is never resumed again and its memory is leaked: C++ frames without exceptions cannot be
 //! unwound from outside.
 
 mod scheduler;
@@ -39,14 +39,14 @@ pub use worker::{NOT_RESUMING, Resuming, ResumingWord, WorkerBlocks};
 
 use crate::AccelError;
 
-/// What tells kernels the time: monotonic nanoseconds. It must be the engine's clock.
+/// The clock for kernels: monotonic nanoseconds. It must be the engine's clock.
 #[derive(Clone, Default)]
 pub enum Clock {
     /// The host kernel's `CLOCK_MONOTONIC`.
     #[default]
     Monotonic,
-    /// Any other, such as a simulator's. A kernel that computes until a time is reached ends only if
-    /// calling this moves the time on.
+    /// Any other, such as a simulator's. A kernel that computes until a given time ends only if
+    /// each call advances the clock.
     Custom(Arc<dyn Fn() -> u64 + Send + Sync>),
 }
 
@@ -68,19 +68,19 @@ impl Clock {
 /// How blocks are run.
 #[derive(Clone)]
 pub struct Options {
-    /// What the service is called in messages.
+    /// The service's name in messages.
     pub service: String,
-    /// Stack of each block in bytes, in [16 KiB, 64 MiB]; only what is used becomes resident.
+    /// Stack of each block in bytes, in [16 KiB, 64 MiB]; only used pages become resident.
     pub stack_bytes: usize,
-    /// Messages a block may handle before the next block has its turn; 0 for no limit.
+    /// Messages a block may handle before it yields to the next block; 0 for no limit.
     pub budget: u64,
-    /// What kernels see as time.
+    /// The clock for kernels.
     pub clock: Clock,
-    /// Threads only: a block that did not come back for this long is reported hung. Must be longer
+    /// Threads only: a block that did not yield for this long is reported hung. Must be longer
     /// than any message takes.
     pub hung_after: Duration,
-    /// Threads only: how long a thread looks for work before it sleeps. A thread without a core of its
-    /// own should sleep at once (zero).
+    /// Threads only: how long a thread polls before it sleeps. A thread without a core of its
+    /// own should sleep immediately (zero).
     pub spin: Duration,
 }
 

@@ -1,12 +1,12 @@
-//! What a kernel that crashes says before the process ends.
+//! The report of a kernel that crashes, before the process ends.
 //!
-//! A host kernel that reads a wrong address, divides by zero or uses up its stack ends its process by a signal. This module owns SIGSEGV,
-//! SIGBUS, SIGFPE and SIGILL: where the thread that caused one was in a block, a line on standard error names the service, the
-//! block, the kernel and the signal. Then the handler that was there before has its turn, so that the process ends with its usual
-//! status, and so that others (Rust's own report of stack overflows, a WebAssembly runtime) may handle the same signals.
+//! A host kernel that accesses a wrong address, divides by zero or exhausts its stack ends its process by a signal. This module handles
+//! SIGSEGV, SIGBUS, SIGFPE and SIGILL: if the thread that caused one was in a block, a line on standard error names the service, the
+//! block, the kernel and the signal. Then the previously installed handler runs, so that the process ends with its usual
+//! status, and so that other code (Rust's own report of stack overflows, a WebAssembly runtime) can handle the same signals.
 //!
-//! The handler runs on a stack of its own, calls only what signal-safety(7) allows, and never waits: where nobody takes the
-//! line, there is none.
+//! The handler runs on a stack of its own, calls only functions that signal-safety(7) allows, and never waits: if standard error
+//! cannot take the line, it is lost.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -14,14 +14,14 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Once;
 
-/// The signals of a thread that did what it may not, with what people call that.
+/// The signals for faults of a thread, with their descriptions.
 const SIGNALS: [(c_int, &str); 4] = [
     (libc::SIGSEGV, "SIGSEGV, invalid memory access"),
-    (libc::SIGBUS, "SIGBUS, memory that is not there"),
+    (libc::SIGBUS, "SIGBUS, access to missing memory"),
     (libc::SIGFPE, "SIGFPE, arithmetic such as a division by zero"),
     (libc::SIGILL, "SIGILL, invalid instruction"),
 ];
-/// Longest line; names are cut.
+/// Longest line; names are truncated.
 const LINE_BYTES: usize = 512;
 const _: () = assert!(LINE_BYTES <= libc::PIPE_BUF);
 const NAME_BYTES_MAX: usize = 160;
@@ -33,17 +33,17 @@ pub(crate) const NO_BLOCK: u32 = u32::MAX;
 pub(crate) struct Scene {
     pub(crate) service: String,
     pub(crate) kernel: String,
-    /// The block that runs: its place in `blocks`.
+    /// The running block, as an index into `blocks`.
     pub(crate) running: Cell<u32>,
-    /// The blocks in the region's numbers.
+    /// The blocks by their numbers in the region.
     pub(crate) blocks: Box<[u32]>,
-    /// Where the guard page of the first block's stack is, from one to the next, and bytes of each.
+    /// Address of the first guard page, distance to the next, and bytes of each.
     pub(crate) guards: (usize, usize, usize),
     pub(crate) stack_bytes: usize,
 }
 
 thread_local! {
-    // Without a destructor, and so without anything that is made at the first use.
+    // Without a destructor, so without lazy initialisation.
     static SCENE: Cell<*const Scene> = const { Cell::new(ptr::null()) };
     static ALTERNATE: Cell<bool> = const { Cell::new(false) };
 }
@@ -52,7 +52,7 @@ thread_local! {
 pub(crate) struct OnScene(*const Scene);
 
 impl OnScene {
-    /// The scene must stay where it is until this is dropped: the borrow of its owner sees to that.
+    /// The scene must not move until this is dropped; the borrow of its owner ensures that.
     #[inline]
     pub(crate) fn enter(scene: *const Scene) -> Self {
         Self(SCENE.replace(scene))
@@ -66,11 +66,11 @@ impl Drop for OnScene {
     }
 }
 
-/// The actions that were there before, in the order of [`SIGNALS`].
+/// The previously installed actions, in the order of [`SIGNALS`].
 static mut PREVIOUS: [MaybeUninit<libc::sigaction>; SIGNALS.len()] =
     [const { MaybeUninit::uninit() }; SIGNALS.len()];
 
-/// To be called on every thread that runs blocks, before the first.
+/// Must be called on every thread that runs blocks, before the first block.
 pub(crate) fn watch_this_thread() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(install);
@@ -81,7 +81,7 @@ pub(crate) fn watch_this_thread() {
 
 fn install() {
     for (at, (signal, _)) in SIGNALS.iter().enumerate() {
-        // SAFETY: an action of all zeros is one; the fields that matter are set.
+        // SAFETY: all zeros are a valid action; the relevant fields are set.
         let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
         action.sa_sigaction = handler as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
@@ -95,9 +95,9 @@ fn install() {
     }
 }
 
-/// A thread without a stack for handlers gets one, for good: Rust's own threads have one.
+/// Gives a thread without an alternate signal stack one, permanently: Rust's own threads have one.
 fn give_alternate_stack() {
-    // SAFETY: asks for the present one, and gives one that nobody else uses.
+    // SAFETY: queries the current one, and sets one with no other user.
     unsafe {
         let mut present: libc::stack_t = MaybeUninit::zeroed().assume_init();
         if libc::sigaltstack(ptr::null(), &mut present) != 0
@@ -122,12 +122,12 @@ fn give_alternate_stack() {
 
 extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let Some(at) = SIGNALS.iter().position(|(known, _)| *known == signal) else { return };
-    // One line, whatever happens from here.
+    // One line at most.
     let scene = SCENE.replace(ptr::null());
-    // SAFETY: whoever set it has not come back yet, and the host kernel gives every handler an info.
+    // SAFETY: the function that set it has not returned yet, and the host kernel passes every handler an info.
     let (scene, code, address) =
         unsafe { (scene.as_ref(), (*info).si_code, (*info).si_addr().addr()) };
-    // What others send (kill(2)) is no kernel's doing.
+    // A signal sent by kill(2) is not a kernel's fault.
     let block = scene.and_then(|scene| scene.blocks.get(scene.running.get() as usize));
     if let (Some(scene), Some(block), true) = (scene, block, code > 0) {
         let mut line = Line::new();
@@ -157,11 +157,11 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c
         line.text("\n");
         line.write();
     }
-    // SAFETY: install() wrote it.
+    // SAFETY: written by install().
     let previous = unsafe { (&raw const PREVIOUS[at]).cast::<libc::sigaction>().read() };
     match previous.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: the default action; the instruction that failed is tried again and ends the process. A signal that
+            // SAFETY: the default action; the faulting instruction is executed again and ends the process. A signal that
             // was sent has no such instruction: it is sent again, and arrives when this returns.
             unsafe {
                 let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
@@ -173,7 +173,7 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c
             }
         }
         function if previous.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: the handler of three arguments that was installed before, with what this one was given.
+            // SAFETY: the handler with three arguments that was installed before, with this call's arguments.
             unsafe {
                 std::mem::transmute::<usize, extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void)>(
                     function,
@@ -181,13 +181,13 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c
             }
         }
         function => {
-            // SAFETY: as above, of one argument.
+            // SAFETY: as above, with one argument.
             unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(function)(signal) }
         }
     }
 }
 
-/// A line that is written without an allocation.
+/// A line that is built without an allocation.
 struct Line {
     bytes: [u8; LINE_BYTES],
     len: usize,
@@ -209,7 +209,7 @@ impl Line {
         text.bytes().for_each(|byte| self.byte(byte));
     }
 
-    /// A name, the end of it where it is long, without what a terminal would obey.
+    /// A name, only its end if it is long, without control characters.
     fn name(&mut self, name: &str) {
         let bytes = name.as_bytes();
         for &byte in &bytes[bytes.len().saturating_sub(NAME_BYTES_MAX)..] {
@@ -231,16 +231,16 @@ impl Line {
         digits[from..].iter().for_each(|digit| self.byte(*digit));
     }
 
-    /// To standard error, unless that would wait: a pipe that is full takes nothing.
+    /// Writes to standard error unless that would block; a full pipe takes nothing.
     fn write(&self) {
         let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
-        // SAFETY: only calls that a handler may make, with this line's bytes. Opened again, the file has flags of its own, which change
-        // nothing for others that write to it; a socket cannot be opened, and is asked not to wait. What can be neither opened nor
-        // sent to (a pipe after a change of user) is asked whether it takes a line; one of at most PIPE_BUF then
-        // waits only if another writer takes the room first.
+        // SAFETY: only async-signal-safe calls, with this line's bytes. Reopening the file gives it flags of its own, which do not
+        // affect other writers; a socket cannot be reopened, and gets MSG_DONTWAIT. What can be neither reopened nor
+        // sent to (a pipe after a change of user) is polled for room; a write of at most PIPE_BUF then
+        // blocks only if another writer takes the room first.
         unsafe {
-            // A regular file never waits. Written through the open file that the engine has too, the line moves the position of both:
-            // else the engine's next line would overwrite it.
+            // A regular file never blocks. Writing through the engine's own open file moves the shared position:
+            // otherwise the engine's next line would overwrite this one.
             let mut found: libc::stat = MaybeUninit::zeroed().assume_init();
             if libc::fstat(libc::STDERR_FILENO, &mut found) == 0
                 && found.st_mode & libc::S_IFMT == libc::S_IFREG

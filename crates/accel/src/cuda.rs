@@ -1,19 +1,19 @@
 //! The `cuda` accelerator: blocks as persistent blocks of a kernel on an NVIDIA GPU.
 //!
 //! A service is one launch: one CUDA block for each block of its region. The blocks poll their mqueues in
-//! host memory over the bus until the stop word, or the engine's silence, ends them; no host code runs
-//! for a message. What this module does on the host, once: it registers the region with the GPU, loads
+//! host memory over the bus until the stop word, or the loss of the engine's heartbeat, ends them; no host code runs
+//! per message. At the start this module registers the region with the GPU, loads
 //! the kernel, allocates staging memory, checks that all blocks are resident together
-//! ([`occupancy`]), launches. From then on it looks at the status words and at the stream now and
-//! then, and touches nothing: an allocation, a free or a synchronisation would wait for blocks that do
-//! not end. What cannot be given back because blocks still run is left to the end of the process, which
-//! ends them too.
+//! ([`occupancy`]), and launches. Afterwards it only checks the status words and the stream at
+//! intervals: an allocation, a free or a synchronisation would wait for blocks that do
+//! not end. Resources that cannot be freed because blocks still run are left to the end of the process, which
+//! ends the blocks too.
 //!
-//! This belongs into a process of its own, an accelerator runtime that got the region by its descriptor.
+//! This belongs in a process of its own, an accelerator runtime that got the region by its descriptor.
 //! The engine never loads a GPU driver.
 //!
-//! Kernels are the same sources as those of the `cpu` accelerator, built by nvcc or NVRTC (`kernels.rs`). They are
-//! trusted as far as their process goes: a kernel that faults takes down its own runtime, never the
+//! Kernels have the same sources as those of the `cpu` accelerator, built by nvcc or NVRTC (`kernels.rs`). They are
+//! trusted within their process: a kernel that faults takes down its own runtime, never the
 //! engine.
 
 mod driver;
@@ -30,13 +30,13 @@ pub use gpu::{CudaAccelerator, Ended, FoundGpu, Gpu, Options, Service, survey};
 use kernels::WARP_BACKENDS_MAX;
 pub use kernels::{built_in, built_in_for, check_image};
 
-/// The driver's number for a GPU that another process has.
+/// The driver's error code for a GPU that another process uses exclusively.
 const UNAVAILABLE: i32 = 46;
 
-/// Why a GPU cannot be used, or can no longer.
+/// Why a GPU cannot be used, or has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    /// There is no driver.
+    /// The driver cannot be loaded.
     #[error(
         "the GPU driver {path} cannot be loaded ({}): install the NVIDIA driver, or give the \
          container its GPUs (`--gpus all`)",
@@ -45,15 +45,15 @@ pub enum CudaError {
     NoDriver {
         /// The library asked for.
         path: PathBuf,
-        /// What the dynamic loader said.
+        /// The dynamic loader's error.
         error: libloading::Error,
     },
-    /// The driver lacks a function that is needed.
+    /// The driver lacks a required function.
     #[error("the GPU driver {path} has no `{symbol}`: install a driver of CUDA 12 or later")]
     OldDriver {
         /// The driver's library.
         path: PathBuf,
-        /// What it lacks.
+        /// The missing function.
         symbol: &'static str,
     },
     /// No GPU has this number.
@@ -61,7 +61,7 @@ pub enum CudaError {
     NoGpu {
         /// The number asked for.
         index: u32,
-        /// How many there are.
+        /// The number of GPUs.
         count: u32,
     },
     /// The GPU cannot poll host memory, or is of a generation without 16-byte accesses.
@@ -71,7 +71,7 @@ pub enum CudaError {
         index: u32,
         /// Its name.
         name: String,
-        /// What it lacks, and what to do.
+        /// What it lacks, and the remedy.
         what: String,
     },
     /// This program was built without nvcc.
@@ -87,7 +87,7 @@ pub enum CudaError {
     NoBuiltin {
         /// The name asked for.
         name: String,
-        /// The names there are.
+        /// The available names.
         known: String,
     },
     /// The kernel's file cannot be read.
@@ -95,12 +95,12 @@ pub enum CudaError {
     NoFile {
         /// The path asked for.
         path: PathBuf,
-        /// What the host kernel said.
+        /// The error of the host kernel.
         error: std::io::Error,
     },
-    /// The file holds no kernels for a GPU.
+    /// The file contains no kernels for a GPU.
     #[error(
-        "{path} is no fatbin or cubin: build the source for GPUs, `serval kernel build --gpu sm_90`"
+        "{path} is not a fatbin or cubin: build the source for GPUs, `serval kernel build --gpu sm_90`"
     )]
     NoImage {
         /// The file.
@@ -113,10 +113,10 @@ pub enum CudaError {
     NoKernel {
         /// The name asked for.
         name: String,
-        /// Where it was looked for.
+        /// The file searched.
         image: String,
     },
-    /// The service has more backends than a block that is a warp.
+    /// The service has more backends than a block that is a warp can serve.
     #[error(
         "each block of kernel `{kernel}` is a warp, which serves at most {WARP_BACKENDS_MAX} backends, and the service \
          has {backends}: give it fewer, or a kernel with SERVAL_KERNEL instead of SERVAL_WARP_KERNEL"
@@ -127,33 +127,33 @@ pub enum CudaError {
         /// Backends of the service.
         backends: u32,
     },
-    /// A block would wait for room for ever.
+    /// A block would never become resident.
     #[error("{0}")]
     NotResident(String),
-    /// The driver refused something, or a kernel failed.
+    /// The driver reported an error, or a kernel failed.
     #[error("cannot {what}: {name}, {meaning}{}", advice(.what, *.code, .bus_id.as_deref()))]
     Driver {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// Where the GPU that was tried is on the PCI bus, if it takes that to say what to do.
+        /// The GPU's PCI bus id, if the remedy needs it.
         bus_id: Option<String>,
-        /// The driver's number.
+        /// The driver's error code.
         code: i32,
-        /// The driver's name for it.
+        /// Its name.
         name: String,
-        /// What the driver says about it.
+        /// Its description.
         meaning: String,
     },
 }
 
 impl CudaError {
-    /// Whether a kernel is to blame: it did what no kernel may. Everything else that the driver reports of work that it
-    /// has taken on is the GPU's or its own.
+    /// Whether the kernel caused it. All other errors that the driver reports for accepted work are failures of the GPU
+    /// or of the driver itself.
     pub fn is_of_the_kernel(&self) -> bool {
         matches!(self, Self::Driver { code, .. } if of_the_kernel(*code))
     }
 
-    /// What to do about it may need the GPU's place on the bus.
+    /// Adds the GPU's PCI bus id, which the remedy may need.
     fn of_gpu(self, of: &str) -> Self {
         match self {
             Self::Driver { what, code, name, meaning, .. } => {
@@ -164,46 +164,48 @@ impl CudaError {
     }
 }
 
-/// Where programs share GPUs at the same time through an MPS daemon, if one is there.
+/// The folder of an MPS daemon, through which programs share GPUs, if there is one.
 pub fn mps_folder() -> Option<PathBuf> {
     let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY");
     let folder = folder.map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from);
     folder.join("control").exists().then_some(folder)
 }
 
-/// What the dynamic loader really said.
+/// The dynamic loader's own message.
 pub(crate) fn cause(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// An illegal address, an assertion, and from a bad stack to a failed launch.
+/// An illegal address, an assertion, and the codes from an invalid stack to a failed launch.
 fn of_the_kernel(code: i32) -> bool {
     matches!(code, 700 | 710 | 714..=719)
 }
 
-/// What to do about an error of the driver, where there is something to do.
+/// The remedy for an error of the driver, if there is one.
 fn advice(what: &str, code: i32, bus_id: Option<&str>) -> Cow<'static, str> {
     if code == UNAVAILABLE {
-        // The driver's numbers need not be those of nvidia-smi, which without one means every GPU.
+        // The driver's numbers may differ from nvidia-smi's, and without `-i` it means every GPU.
         let gpu = bus_id.map(|bus_id| format!("-i {bus_id} ")).unwrap_or_default();
         let share = format!("`nvidia-smi {gpu}-c DEFAULT` lets programs share it");
         return format!("; another process has the GPU to itself: end it, or {share}").into();
     }
     let advice = match code {
-        // The memory that is short is not the GPU's.
+        // Host memory is short, not the GPU's.
         2 if what == REGISTER => {
-            "; the host does not pin so much memory: free some of it, raise `ulimit -l` where it is limited, or give the \
+            "; the host cannot pin that much memory: free some of it, raise `ulimit -l` if it is limited, or give the \
              service fewer mqueues or shorter messages"
         }
         2 => "; free memory on the GPU, or give the service fewer mqueues or shorter messages",
-        100 | 101 => "; look at CUDA_VISIBLE_DEVICES, and give a container its GPUs (`--gpus all`)",
-        209 | 218 | 222 => "; build the kernels for this GPU and a toolkit that the driver serves",
-        214 | 215 => "; the GPU's memory failed: look at `nvidia-smi -q -d ECC`",
+        100 | 101 => "; check CUDA_VISIBLE_DEVICES, and give a container its GPUs (`--gpus all`)",
+        209 | 218 | 222 => {
+            "; build the kernels for this GPU and with a toolkit that the driver supports"
+        }
+        214 | 215 => "; the GPU's memory failed: run `nvidia-smi -q -d ECC`",
         code if of_the_kernel(code) => {
-            "; the kernel's fault: run it under compute-sanitizer. The GPU is free again when this \
+            "; the kernel caused it: run it under compute-sanitizer. The GPU is free again when this \
              process has ended"
         }
-        702 => "; the GPU drives a display and ends long kernels: use another one",
+        702 => "; the GPU drives a display and terminates long kernels: use another one",
         803 | 804 => "; the driver was updated while it ran: load its new kernel module, or reboot",
         _ => "",
     };
@@ -251,17 +253,17 @@ mod tests {
         }
         let taken = |bus_id| advice("take the GPU", UNAVAILABLE, bus_id);
         assert!(taken(Some("0000:65:00.0")).contains("`nvidia-smi -i 0000:65:00.0 -c DEFAULT`"));
-        assert!(taken(None).contains("`nvidia-smi -c DEFAULT`"), "where the GPU is not known");
+        assert!(taken(None).contains("`nvidia-smi -c DEFAULT`"), "without a known GPU");
     }
 
     #[test]
-    fn a_machine_without_a_driver_is_told_so() {
+    fn a_missing_driver_is_a_clear_error() {
         let error = survey(Some("libno-such-driver.so".as_ref())).unwrap_err();
         assert!(matches!(error, CudaError::NoDriver { .. }), "{error}");
         let sentence = error.to_string();
         assert!(sentence.contains("install the NVIDIA driver"), "{sentence}");
         assert!(sentence.contains("cannot open shared object file"), "{sentence}");
-        // A library that is no driver: the C library has none of the functions.
+        // A library that is not a driver: the C library has none of the functions.
         let error = survey(Some("libc.so.6".as_ref())).unwrap_err();
         assert!(matches!(error, CudaError::OldDriver { symbol: "cuInit", .. }), "{error}");
     }

@@ -1,11 +1,11 @@
-//! Whether an ELF file is whole: everything that its headers say is in the file lies inside it (elf(5)).
+//! Checks that an ELF file is complete: everything that its headers place in the file is inside it (elf(5)).
 //!
 //! Both loaders, the dynamic one and a GPU's driver, read as far as the headers say.
 
 const SECTION_BYTES: u64 = 64;
 const SEGMENT_BYTES: u64 = 56;
 const BITS_64_LITTLE_ENDIAN: u64 = 0x0102;
-/// A section that has a size and nothing in the file.
+/// A section with a size but no bytes in the file.
 const NOBITS: u64 = 8;
 /// `PT_LOAD`.
 const LOAD: u64 = 1;
@@ -21,7 +21,7 @@ pub(crate) fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF")
 }
 
-/// What is wrong with these bytes as a shared library of this machine, in words that follow "it".
+/// The defect of these bytes as a shared library for this machine, as the end of a sentence that starts with "it".
 pub(crate) fn check_library(bytes: &[u8]) -> Result<(), String> {
     let say = |why: &str| Err(why.to_owned());
     if !is_elf(bytes) {
@@ -33,7 +33,7 @@ pub(crate) fn check_library(bytes: &[u8]) -> Result<(), String> {
         return say("ends inside its header");
     };
     if class != BITS_64_LITTLE_ENDIAN || machine != MACHINE {
-        return say("is made for another kind of processor");
+        return say("is built for another architecture");
     }
     if kind != SHARED {
         return say("is an ELF file, but not a shared library");
@@ -47,7 +47,7 @@ pub(crate) fn check_library(bytes: &[u8]) -> Result<(), String> {
         .map_err(|end| match end {
             Some(end) => {
                 let len = bytes.len();
-                format!("is truncated: its headers tell of {end} bytes, and it has {len}")
+                format!("is truncated: its headers describe {end} bytes, but it has {len}")
             }
             None => "has damaged headers".to_owned(),
         });
@@ -64,7 +64,7 @@ pub(crate) fn check_library(bytes: &[u8]) -> Result<(), String> {
     if dynamic { Ok(()) } else { say("is an ELF file, but not a shared library") }
 }
 
-/// Whether these bytes are a whole cubin. Without a section there is no kernel; code for this machine's processor is a
+/// Whether these bytes are a complete cubin. Without a section there is no kernel; code for this machine's processor is a
 /// library.
 pub(crate) fn is_cubin(bytes: &[u8]) -> bool {
     let Some((segments, sections)) = tables(bytes) else { return false };
@@ -78,7 +78,7 @@ pub(crate) fn is_cubin(bytes: &[u8]) -> bool {
         && check_table(bytes, &segments, SEGMENT_BYTES, (8, 0x20), |_| true).is_ok()
 }
 
-/// A table of headers: its place in the file, one entry's size, and how many there are.
+/// A table of headers: its offset in the file, the size of an entry, and their number.
 struct Table {
     start: u64,
     entry_bytes: u64,
@@ -86,14 +86,14 @@ struct Table {
 }
 
 impl Table {
-    /// Where each entry is; the table must have been checked.
+    /// Offset of each entry; the table must have been checked.
     fn places(&self, entry_bytes: u64) -> impl Iterator<Item = u64> {
         let start = self.start;
         (0..self.count).map(move |n| start + n * entry_bytes)
     }
 }
 
-/// The tables of segments and of sections. A count that does not fit its field is written as 0: then there is none.
+/// The tables of segments and of sections. A count that does not fit its field is stored as 0: then there is none.
 fn tables(bytes: &[u8]) -> Option<(Table, Table)> {
     let table = |start, entry_bytes, count| {
         Some(Table {
@@ -105,8 +105,8 @@ fn tables(bytes: &[u8]) -> Option<(Table, Table)> {
     Some((table(0x20, 0x36, 0x38)?, table(0x28, 0x3a, 0x3c)?))
 }
 
-/// Whether a table and what its entries have in the file, with offset and size at these places of an entry, lie inside
-/// it. The error is where the file would have to end, if that can be told.
+/// Whether a table and the file ranges of its entries, with offset and size at these positions of an entry, are inside
+/// the file. The error is the required end of the file, if known.
 fn check_table(
     bytes: &[u8],
     table: &Table,
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_is_whole_or_refused_wherever_it_is_cut() {
+    fn a_library_is_complete_or_refused_wherever_it_is_cut() {
         let whole = libc();
         assert_eq!(check_library(&whole), Ok(()));
         for step in 0..200 {
@@ -164,7 +164,7 @@ mod tests {
             assert!(check_library(cut).is_err(), "{} bytes", cut.len());
         }
         let why = check_library(&whole[..whole.len() - 1]).unwrap_err();
-        assert!(why.starts_with("is truncated: its headers tell of"), "{why}");
+        assert!(why.starts_with("is truncated: its headers describe"), "{why}");
         assert_eq!(check_library(b"not an ELF file").unwrap_err(), "is not an ELF file");
     }
 
@@ -182,7 +182,7 @@ mod tests {
         }
         let mut other = whole.clone();
         other[0x12] = 40;
-        assert_eq!(check_library(&other).unwrap_err(), "is made for another kind of processor");
+        assert_eq!(check_library(&other).unwrap_err(), "is built for another architecture");
         let mut program = whole;
         program[0x10] = 2;
         assert!(check_library(&program).unwrap_err().contains("not a shared library"));

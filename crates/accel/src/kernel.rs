@@ -5,10 +5,10 @@
 //! `uint32_t serval_kernel_abi_version()` and `const serval_kernel_entry* serval_kernel_list()`. The
 //! built-in kernels are such a library linked into this program.
 //!
-//! Kernels of the `cpu` accelerator are trusted code: loading a library runs it. What is checked here
-//! protects from mistakes, not from malice. [`KernelLibrary::open`] maps the file at a path, which must not change
-//! from then on. [`KernelLibrary::load`] maps a descriptor, which may be of a sealed copy: a server uses that one,
-//! after it has loaded the copy once in a process that may crash.
+//! Kernels of the `cpu` accelerator are trusted code: loading a library runs it. The checks here
+//! protect from mistakes, not from malice. [`KernelLibrary::open`] maps the file at a path, which must not change
+//! afterwards. [`KernelLibrary::load`] maps a descriptor, which may be of a sealed copy: a server uses the latter,
+//! after loading the copy once in a process that may crash.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -21,17 +21,17 @@ use mqueue::abi::{ABI_VERSION, BlockArgs, KernelEntry};
 use crate::cuda::cause;
 use crate::elf;
 
-/// What a block runs.
+/// The function of a block.
 pub(crate) type Entry = unsafe extern "C" fn(*const BlockArgs);
 
 type AbiVersionFn = unsafe extern "C" fn() -> u32;
 type ListFn = unsafe extern "C" fn() -> *const KernelEntry;
 
-/// Most kernels of one library; a longer list is taken for a damaged one.
+/// Maximum number of kernels of a library; a longer list counts as damaged.
 const KERNELS_MAX: usize = 1024;
-/// Most libraries with the name that a descriptor would have which a load looks past.
+/// Maximum number of loaded libraries under the name of a descriptor that a load skips.
 const NAMES_MAX: usize = 64;
-/// The dynamic loader tells whether a library is loaded, and loads none.
+/// Queries whether a library is loaded, without loading it.
 const RTLD_NOLOAD: c_int = libc::RTLD_NOLOAD;
 
 unsafe extern "C" {
@@ -49,65 +49,65 @@ pub enum KernelError {
     NoBuiltin {
         /// The name asked for.
         name: String,
-        /// The names there are.
+        /// The available names.
         known: String,
     },
-    /// The library's file is not there.
+    /// The library's file cannot be read.
     #[error(
         "kernel library {path} cannot be read ({error}): check the path, or build it with `serval kernel build`"
     )]
     NoFile {
         /// The path asked for.
         path: PathBuf,
-        /// What the host kernel said.
+        /// The error of the host kernel.
         error: std::io::Error,
     },
-    /// The file holds kernels for GPUs.
+    /// The file contains kernels for GPUs.
     #[error(
-        "{path} holds kernels for NVIDIA GPUs, and this accelerator is none: give the service one of kind \
+        "{path} contains kernels for NVIDIA GPUs, which cannot run on a CPU accelerator: use an accelerator of kind \
          \"cuda\", or build the source with `serval kernel build -o FILE.so`"
     )]
     ForGpus {
         /// The file.
         path: PathBuf,
     },
-    /// The file is not a whole shared library of this machine.
+    /// The file is not a complete shared library for this machine.
     #[error(
         "kernel library {path} cannot be loaded: it {why}; build it with `serval kernel build`"
     )]
     Damaged {
         /// The library.
         path: PathBuf,
-        /// What is wrong with it, in words that follow "it".
+        /// The defect, as the end of a sentence that starts with "it".
         why: String,
     },
-    /// The dynamic loader refuses it, for example because it needs symbols that are not there.
+    /// The dynamic loader rejects it, for example because symbols are undefined.
     #[error("kernel library {path} cannot be loaded: {why}")]
     Load {
         /// The library.
         path: PathBuf,
-        /// What the dynamic loader said.
+        /// The dynamic loader's error.
         why: String,
     },
-    /// It was loaded in a process of its own first, and that process found why it cannot be used, or ended.
+    /// It was loaded in a separate process first, which reported an error or ended.
     #[error("{0}")]
     Trial(String),
-    /// Nobody waits for that process any more.
-    #[error("it was given up while its kernel was loaded in a process of its own")]
+    /// The check in a separate process was cancelled.
+    #[error("the check of the kernel in a separate process was cancelled")]
     Abandoned,
     /// The file is a shared library, but not of kernels.
     #[error(
-        "{path} is no kernel library (it lacks `{symbol}`): build it with `serval kernel build`"
+        "{path} is not a kernel library (it lacks `{symbol}`): build it with `serval kernel build`"
     )]
     NoSymbol {
         /// The library.
         path: PathBuf,
-        /// What it lacks.
+        /// The missing symbol.
         symbol: &'static str,
     },
-    /// The library was built against another layout of regions.
+    /// The library was built for another region layout.
     #[error(
-        "kernel library {path} was built for ABI {found}, this engine speaks {ABI_VERSION}: rebuild it with `serval kernel build`"
+        "kernel library {path} was built for ABI {found}, this engine uses ABI {ABI_VERSION}: rebuild it with `serval kernel build`"
     )]
     Version {
         /// The library.
@@ -115,14 +115,14 @@ pub enum KernelError {
         /// Its version.
         found: u32,
     },
-    /// The library has no kernel of this name, or several and none was named.
+    /// The library has no kernel of this name, or several and no name was given.
     #[error("kernel library {path} {what}: give {path}:NAME with NAME one of {known}")]
     NoKernel {
         /// The library.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         what: String,
-        /// The names there are.
+        /// The available names.
         known: String,
     },
     /// The library has no kernel at all.
@@ -133,7 +133,7 @@ pub enum KernelError {
     },
 }
 
-/// A kernel of the `cpu` accelerator, ready to be started. Its library stays loaded as long as it lives.
+/// A kernel of the `cpu` accelerator, ready to be started. It keeps its library loaded.
 pub struct Kernel {
     name: String,
     entry: Entry,
@@ -147,8 +147,8 @@ impl std::fmt::Debug for Kernel {
 }
 
 impl Kernel {
-    /// A kernel as a configuration names it: a built-in name, or the path of a library (anything
-    /// with a `/` or `.so`), followed by `:NAME` when the library has several.
+    /// A kernel as named in a configuration: a built-in name, or the path of a library (anything
+    /// with a `/` or `.so`), followed by `:NAME` if the library has several.
     pub fn find(kernel: &str) -> Result<Arc<Self>, KernelError> {
         if kernel.contains('/') || kernel.contains(".so") {
             Self::open(kernel)
@@ -174,7 +174,7 @@ impl Kernel {
         builtin_list().into_iter().map(|(name, _)| name).collect()
     }
 
-    /// A kernel of a library: `PATH` when it has one kernel, else `PATH:NAME`.
+    /// A kernel of a library: `PATH` if it has one kernel, else `PATH:NAME`.
     pub fn open(path_and_name: &str) -> Result<Arc<Self>, KernelError> {
         let (path, name) = split(path_and_name);
         Arc::new(KernelLibrary::open(path)?).kernel(name)
@@ -190,10 +190,10 @@ impl Kernel {
     }
 }
 
-/// Opens a library by `name`. Errors call it `path`.
+/// Opens a library by `name`. Errors refer to it as `path`.
 fn open_now(name: &Path, shown: &Path, path: &Path) -> Result<Library, KernelError> {
-    // Bound now: a symbol that is nowhere must not end the process in the middle of a message.
-    // SAFETY: loading runs the library's constructors: cpu kernels are trusted code, as the module's text says.
+    // RTLD_NOW: an undefined symbol must not end the process in the middle of a message.
+    // SAFETY: loading runs the library's constructors: cpu kernels are trusted code, see the module's text.
     let opened = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
     opened.map_err(|error| {
         let shown = format!("{}: ", shown.display());
@@ -229,7 +229,7 @@ impl KernelLibrary {
         Self::of(library, path)
     }
 
-    /// Whether the content of the file at `path` is a whole shared library of this machine, by its headers.
+    /// Whether the content of the file at `path` is a complete shared library for this machine, according to its headers.
     pub fn check(bytes: &[u8], path: &Path) -> Result<(), KernelError> {
         let path = path.to_owned();
         if path.extension().is_some_and(|ending| ending == "fatbin" || ending == "cubin") {
@@ -238,11 +238,11 @@ impl KernelLibrary {
         elf::check_library(bytes).map_err(|why| KernelError::Damaged { path, why })
     }
 
-    /// Loads the library that `file` is open on and reads its list of kernels; `path` is what it is called. The
-    /// library's static constructors run. Two files are two libraries, also if they are called alike.
+    /// Loads the library that `file` is open on and reads its list of kernels; `path` is its name in messages. The
+    /// library's static constructors run. Two files are two libraries, even with the same name.
     pub fn load(file: OwnedFd, path: &Path) -> Result<Self, KernelError> {
-        // The dynamic loader knows libraries by the names they were opened by, and then by device and inode. One that
-        // cannot be unloaded keeps its name, while the descriptor's number is given to the next file.
+        // The dynamic loader identifies libraries by the names they were opened by, and then by device and inode. One that
+        // cannot be unloaded keeps its name, while the descriptor's number is reused for the next file.
         let mut held = Vec::new();
         let mut file = file;
         for _ in 0..NAMES_MAX {
@@ -256,16 +256,18 @@ impl KernelLibrary {
             held.push(file);
             file = again.map_err(|error| KernelError::NoFile { path: path.to_owned(), error })?;
         }
-        let why = format!("{NAMES_MAX} libraries that cannot be unloaded are in its way");
+        let why = format!(
+            "{NAMES_MAX} libraries that cannot be unloaded have the names of its descriptor"
+        );
         Err(KernelError::Load { path: path.to_owned(), why })
     }
 
-    /// A library that is loaded.
+    /// A loaded library.
     fn of(library: Library, path: &Path) -> Result<Self, KernelError> {
         let path = path.to_owned();
         let symbol = "serval_kernel_abi_version";
         // SAFETY: a symbol of this name is the function of entry.h; its type never changes, so that
-        // libraries of any version can be asked.
+        // libraries of any version can be queried.
         let found = match unsafe { library.get::<AbiVersionFn>(symbol) } {
             // SAFETY: it takes nothing and returns a constant.
             Ok(version) => unsafe { version() },
@@ -277,7 +279,7 @@ impl KernelLibrary {
         let symbol = "serval_kernel_list";
         // SAFETY: as above, for this version of the interface.
         let list = match unsafe { library.get::<ListFn>(symbol) } {
-            // SAFETY: it returns the list that the constructors have built.
+            // SAFETY: it returns the list built by the constructors.
             Ok(list) => unsafe { list() },
             Err(_) => return Err(KernelError::NoSymbol { path, symbol }),
         };
@@ -299,7 +301,7 @@ impl KernelLibrary {
     }
 }
 
-/// Which of the kernels `known` of the library at `path` is meant by `name`; without one, the only kernel.
+/// The index in `known`, the kernels of the library at `path`, of the one called `name`; without a name, of the only kernel.
 pub fn choose(path: &Path, known: &[&str], name: Option<&str>) -> Result<usize, KernelError> {
     let found = match name {
         Some(name) => known.iter().position(|known| *known == name),
@@ -334,17 +336,17 @@ fn builtin_list() -> Vec<(String, Entry)> {
 
 /// # Safety
 ///
-/// `entry` is null or a list of entries as `SERVAL_KERNEL` makes them: names are zero terminated,
-/// entries are functions that take block arguments; all stay as long as the result is used.
+/// `entry` is null or a list of entries made by `SERVAL_KERNEL`: names are zero terminated,
+/// entries are functions that take block arguments; all live as long as the result is used.
 unsafe fn read_list(mut entry: *const KernelEntry) -> Vec<(String, Entry)> {
     let mut kernels = Vec::new();
     while !entry.is_null() && kernels.len() < KERNELS_MAX {
         // SAFETY: an entry of the list.
         let KernelEntry { name, entry: function, next, .. } = unsafe { entry.read() };
         if name != 0 && function != 0 {
-            // SAFETY: zero terminated, by the caller's word.
+            // SAFETY: zero terminated, by the caller's promise.
             let name = unsafe { CStr::from_ptr(name as *const c_char) };
-            // SAFETY: a function of this type, by the caller's word, and not null.
+            // SAFETY: a function of this type, by the caller's promise, and not null.
             let function = unsafe { std::mem::transmute::<usize, Entry>(function as usize) };
             kernels.push((name.to_string_lossy().into_owned(), function));
         }

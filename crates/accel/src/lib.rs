@@ -1,13 +1,13 @@
-//! Accelerator runtimes: what sets an accelerator up, runs its kernels and stops them.
+//! Accelerator runtimes: they set an accelerator up, run its kernels and stop them.
 //!
 //! * [`kernel`]: kernels by name, built in or from a library; [`compile`] builds such libraries.
-//! * [`params`]: what a service gives its kernel.
+//! * [`params`]: the parameters of a service's kernel.
 //! * [`cpu`]: blocks as coroutines on the engine's workers or on threads of their own.
 //! * [`cuda`]: blocks on an NVIDIA GPU, for a runtime in a process of its own.
-//! * [`process`]: blocks in a process of their own, seen from both sides.
+//! * [`process`]: blocks in a process of their own; both sides.
 //!
-//! Each kind of accelerator is one module. Those inside the engine's process give it
-//! [`engine::accelerator::Blocks`]; all else goes through the region.
+//! Each kind of accelerator is one module. Those inside the engine's process implement
+//! [`engine::accelerator::Blocks`]; everything else goes through the region.
 
 pub mod compile;
 pub mod cpu;
@@ -30,21 +30,21 @@ pub enum AccelError {
     /// The kernel could not be found or loaded.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// A parameter is outside what a kernel can be given.
+    /// A parameter cannot be passed to a kernel.
     #[error(transparent)]
     Param(#[from] ParamError),
     /// A GPU cannot be used.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// The memory is no usable region.
+    /// The memory is not a valid region.
     #[error(transparent)]
     Region(#[from] mqueue::JoinError),
-    /// A block index is not one of the region, or comes twice.
+    /// A block index is not in the region, or occurs twice.
     #[error("block {block} {what}: give each of the region's {count} blocks to one runner")]
     Block {
         /// The block.
         block: u32,
-        /// What is wrong with it.
+        /// The problem.
         what: &'static str,
         /// Blocks of the region.
         count: u32,
@@ -52,18 +52,18 @@ pub enum AccelError {
     /// An option is outside its range.
     #[error("{what} is {value}, must be in [{min}, {max}]")]
     Range {
-        /// Which option.
+        /// The option.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         value: u64,
         /// Smallest allowed.
         min: u64,
         /// Largest allowed.
         max: u64,
     },
-    /// The kernel looked at the region and its parameters and does not serve them.
+    /// The kernel checked the region and its parameters and does not support them.
     #[error(
-        "kernel `{kernel}` refuses block {block}: its library does not suit this region, rebuild it \
+        "kernel `{kernel}` refuses block {block}: its library does not match this region, rebuild it \
          with `serval kernel build`"
     )]
     Refused {
@@ -79,31 +79,31 @@ pub enum AccelError {
         kernel: String,
         /// The block.
         block: u32,
-        /// What the block left in its status words.
+        /// The reason in the block's status words.
         reason: &'static str,
     },
     /// A block did not get to its first wait.
-    #[error("kernel `{kernel}` did not come to its first receive within {seconds} s")]
+    #[error("kernel `{kernel}` did not reach its first receive within {seconds} s")]
     Silent {
         /// The kernel's name.
         kernel: String,
-        /// How long it was waited for.
+        /// The time limit.
         seconds: u64,
     },
-    /// Blocks of several services, or some of one, did not get to their first wait.
-    #[error("not all blocks came to their first receive within {seconds} s: {blocks}")]
+    /// Blocks of several services, or some of one, did not reach their first wait.
+    #[error("not all blocks reached their first receive within {seconds} s: {blocks}")]
     Absent {
-        /// Which did not.
+        /// These blocks.
         blocks: String,
-        /// How long they were waited for.
+        /// The time limit.
         seconds: u64,
     },
-    /// A thread or a stack could not be had from the host kernel.
+    /// The host kernel could not provide a thread or a stack.
     #[error("cannot {what}: {error}")]
     Os {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the host kernel said.
+        /// The error of the host kernel.
         error: std::io::Error,
     },
 }

@@ -1,11 +1,11 @@
-//! Parameters: the numbers that a service gives its kernel (`params` in the configuration).
+//! Parameters: the numbers that a service passes to its kernel (`params` in the configuration).
 
 use mqueue::abi::{PARAMS_MAX, Param};
 
 /// Longest name in bytes: the field is zero terminated.
 pub const NAME_BYTES_MAX: usize = size_of::<[u8; 24]>() - 1;
 
-/// Why a parameter cannot be given to a kernel.
+/// Why a parameter cannot be passed to a kernel.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ParamError {
     /// There are too many.
@@ -19,10 +19,10 @@ pub enum ParamError {
     Value {
         /// Its name.
         name: String,
-        /// What it is.
+        /// Its value.
         value: f64,
     },
-    /// A name comes twice.
+    /// A name occurs twice.
     #[error("parameter `{0}` is given twice: keep one")]
     Twice(String),
 }

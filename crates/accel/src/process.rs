@@ -1,18 +1,18 @@
-//! The `process` accelerator: blocks in a process of their own, which maps its own region and nothing else of the
-//! engine's.
+//! The `process` accelerator: blocks in a process of their own, which maps only its own region of the
+//! engine's memory.
 //!
-//! *The engine's side* is [`RemoteBlocks`]: it looks at the heads of the region's TX rings, and rings the
-//! runtime's bell when the runtime has said that it sleeps. Nothing more: who lives, and why one ended, is
-//! the control side's business. An engine whose requests are with a runtime never sleeps, so the
-//! runtime has no bell to ring. The same serves runtimes of any kind.
+//! *The engine's side* is [`RemoteBlocks`]: it polls the heads of the region's TX rings, and wakes the
+//! runtime if the runtime has announced that it sleeps. The control side keeps track of which runtimes live and
+//! why one ended. An engine whose requests are with a runtime never sleeps, so the
+//! runtime does not wake it. The same code serves runtimes of any kind.
 //!
-//! *The runtime's side* is [`HostBlocks`]: threads that run `cpu` blocks as coroutines and look at the
-//! region's RX heads themselves. A thread without work spins, then sleeps.
+//! *The runtime's side* is [`HostBlocks`]: threads that run `cpu` blocks as coroutines and poll the
+//! region's RX heads themselves. An idle thread spins, then sleeps.
 //!
-//! EDGE PARK: a thread says that it sleeps, then looks at its heads once more; the engine publishes, then
-//! looks whether the runtime sleeps. A full fence between the two on both sides: at least one of them
-//! sees the other. One word stands for all threads of a runtime, so they write it under a lock, on
-//! their way to sleep and back only.
+//! EDGE PARK: a thread announces that it sleeps, then checks its heads once more; the engine publishes, then
+//! checks whether the runtime sleeps. A full fence between the two on both sides: at least one of them
+//! sees the other. All threads of a runtime share one word, so they write it under a lock, only
+//! before and after a sleep.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
@@ -26,13 +26,13 @@ use mqueue::{MappedMemory, Region, Words};
 use crate::cpu::{Clock, Options, Watch, WorkerBlocks, pin};
 use crate::{AccelError, Kernel, reason_name};
 
-/// Longest sleep of a thread: after it, it looks at the stop word by itself.
+/// Longest sleep of a thread, after which it checks the stop word by itself.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
-/// A deadline nearer than this is waited for awake: the host kernel's timers are coarser.
+/// For a deadline nearer than this the thread stays awake: the host kernel's timers are coarser.
 const AWAKE_NS: u64 = 60_000;
-/// A thread without work offers its core to others after looking for this long.
+/// An idle thread yields its core after polling for this long.
 const YIELD_NS: u64 = 8_000;
-/// Longest time until every block has got to its first wait.
+/// Time limit for every block to get to its first wait.
 const START_MAX: Duration = Duration::from_secs(30);
 
 /// One worker's share of the blocks that a runtime in another process runs.
@@ -43,9 +43,9 @@ pub struct RemoteBlocks {
     link: Arc<RemoteLink>,
 }
 
-/// What the workers and the control side share of one life of a runtime.
+/// State shared by the workers and the control side for one generation of a runtime.
 pub struct RemoteLink {
-    /// Wakes the runtime; never waits, whatever the runtime does.
+    /// Wakes the runtime; never blocks, whatever the runtime does.
     ring: Box<dyn Fn() + Send + Sync>,
     condemned: AtomicBool,
 }
@@ -56,12 +56,12 @@ impl RemoteLink {
         Arc::new(Self { ring: Box::new(ring), condemned: AtomicBool::new(false) })
     }
 
-    /// Whether a worker found impossible words in the region.
+    /// Whether a worker found invalid words in the region.
     pub fn condemned(&self) -> bool {
         self.condemned.load(Ordering::Relaxed)
     }
 
-    /// Wakes the runtime, to look at the stop word.
+    /// Wakes the runtime to check the stop word.
     pub fn ring(&self) {
         (self.ring)();
     }
@@ -105,7 +105,7 @@ impl Blocks for RemoteBlocks {
 
 /// How a runtime runs `cpu` blocks.
 pub struct HostOptions {
-    /// What the service is called in messages.
+    /// The service's name in messages.
     pub service: String,
     /// Threads, in [1, blocks].
     pub threads: usize,
@@ -113,9 +113,9 @@ pub struct HostOptions {
     pub cores: Vec<usize>,
     /// Stack of each block in bytes, as in [`crate::cpu::Options::stack_bytes`].
     pub stack_bytes: usize,
-    /// Waits until the engine rings the runtime's bell, for at most the time given, and silences it.
+    /// Waits until the engine wakes the runtime, for at most the time given, and clears the wake-up.
     pub doze: Box<dyn Fn(Duration) + Send + Sync>,
-    /// A block that did not come back for this long hangs, and all blocks of its thread with it; must be longer
+    /// A block that did not yield for this long hangs, and all blocks of its thread with it; must be longer
     /// than a block's turn takes: 64 messages.
     pub hung_after: Duration,
 }
@@ -135,24 +135,24 @@ struct HostThread {
     join: JoinHandle<()>,
 }
 
-/// What a thread tells whoever watches it.
+/// A thread's state for its watcher.
 #[derive(Default)]
 struct Turn {
     /// It is inside its blocks.
     busy: AtomicBool,
-    /// Counts resumes.
+    /// Number of resumes.
     progress: AtomicU64,
 }
 
-/// What the threads share.
+/// State shared by the threads.
 struct Shared {
     sleepers: Sleepers,
-    /// Blocks that ended, and why.
+    /// Blocks that ended, and their reasons.
     ended: Mutex<Vec<(u32, u64)>>,
 }
 
 impl HostBlocks {
-    /// Starts all blocks of the region. Each has run up to its first wait when this returns.
+    /// Starts all blocks of the region. On return each has run up to its first wait.
     pub fn start(
         memory: &MappedMemory,
         kernel: &Arc<Kernel>,
@@ -207,11 +207,11 @@ impl HostBlocks {
         Ok(host)
     }
 
-    /// Whether all blocks serve; else why not: one of [`mqueue::abi::reason`] and a sentence.
-    /// To be asked several times in `hung_after`.
+    /// Whether all blocks serve; otherwise a reason, one of [`mqueue::abi::reason`], and a sentence.
+    /// To be called several times per `hung_after`.
     pub fn health(&mut self) -> Result<(), (u64, String)> {
         let ended = lock(&self.shared.ended);
-        // Looked at last: blocks that ended because of it are in the list only after it was said.
+        // Read last: blocks that ended because of it are in the list only after it was set.
         let asked = self.words.stop() != stop::RUN;
         if let Some((block, why)) = ended.iter().find(|(_, why)| !asked || *why != reason::STOPPED)
         {
@@ -223,7 +223,7 @@ impl HostBlocks {
             let busy = thread.turn.busy.load(Ordering::Relaxed);
             if thread.watch.look(now_ns, self.hung_after_ns, busy, progress) {
                 let blocks = &thread.blocks;
-                let text = format!("blocks {blocks:?} share a thread that does not come back");
+                let text = format!("blocks {blocks:?} share a thread that hangs");
                 return Err((reason::HUNG, text));
             }
         }
@@ -235,8 +235,8 @@ impl HostBlocks {
         self.threads.iter().all(|thread| thread.join.is_finished())
     }
 
-    /// Ends the blocks: those that the stop word does not end within `limit` at once. Returns those that
-    /// hang; their threads are left to themselves.
+    /// Ends the blocks: first by a drain for up to `limit`, then immediately. Returns those that
+    /// hang; their threads are abandoned.
     pub fn stop(mut self, limit: Duration) -> Vec<u32> {
         self.end(limit)
     }
@@ -270,7 +270,7 @@ impl Drop for HostBlocks {
     }
 }
 
-/// Where threads without work sleep. The first one waits for the bell, the others for the first.
+/// Where idle threads sleep. The first one waits for the engine's wake-up, the others for the first.
 struct Sleepers {
     words: Words<MappedMemory>,
     doze: Box<dyn Fn(Duration) + Send + Sync>,
@@ -281,9 +281,9 @@ struct Sleepers {
 #[derive(Default)]
 struct Asleep {
     count: usize,
-    /// Somebody waits for the bell.
+    /// A thread waits for the engine's wake-up.
     listening: bool,
-    /// Counts wake-ups.
+    /// Number of wake-ups.
     wakes: u64,
 }
 
@@ -292,7 +292,7 @@ impl Sleepers {
         Self { words, doze, state: Mutex::default(), woken: Condvar::new() }
     }
 
-    /// Sleeps until the engine rings, for at most `limit`, unless `has_work` finds some after all.
+    /// Sleeps until the engine wakes the runtime, for at most `limit`, unless a last check with `has_work` finds work.
     fn sleep(&self, limit: Duration, has_work: impl Fn() -> bool) {
         let mut state = lock(&self.state);
         // EDGE PARK (sleeper half)
@@ -324,7 +324,7 @@ impl Sleepers {
         }
     }
 
-    /// Wakes those who wait for the first; that one wakes when its time is up.
+    /// Wakes the threads that wait for the first one, which wakes when its time is up.
     fn wake_all(&self) {
         lock(&self.state).wakes += 1;
         self.woken.notify_all();
@@ -335,7 +335,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Everything a thread starts with.
+/// The arguments of a thread.
 struct Runner {
     memory: MappedMemory,
     words: Words<MappedMemory>,
@@ -369,14 +369,14 @@ impl Runner {
                 }
             }
             Err(error) => {
-                // Whoever started this has given up if it does not listen.
+                // If the receiver is gone, the start has been given up.
                 let _ = report.send(Err(error));
             }
         }
     }
 
     fn serve(&self, mut blocks: WorkerBlocks, spin: Duration) {
-        // No head is 0 once something was published, so what came before the start is found.
+        // A head is not 0 once something was published, so messages from before the start are found.
         let mut seen: Vec<(u32, u64)> = self.mqueues.iter().map(|mqueue| (*mqueue, 0)).collect();
         let (mut rang, mut ended) = (Vec::new(), Vec::new());
         let mut idle_since_ns = None;
@@ -389,7 +389,7 @@ impl Runner {
                     rang.push(*mqueue);
                 }
             }
-            // A stop word is new until the blocks have seen it, who began before this did.
+            // A stop word counts as new until the blocks, which started earlier, have seen it.
             if rang.is_empty() && blocks.wake_at() > now_ns && !blocks.stop_changed() {
                 let since_ns = *idle_since_ns.get_or_insert(now_ns);
                 self.idle(now_ns, since_ns, spin, &blocks, &seen);
@@ -406,7 +406,7 @@ impl Runner {
         }
     }
 
-    /// Nothing to do: spin, then offer the core, then sleep.
+    /// When idle: spin, then yield the core, then sleep.
     fn idle(
         &self,
         now_ns: u64,

@@ -1,9 +1,9 @@
-//! Tables of the functions that are used of a library which is found at run time.
+//! Function tables of libraries that are loaded at run time.
 //!
-//! Nobody links such a library: the program starts where it is missing, and one that lacks a function is an error with a
+//! Such a library is not linked: the program starts without it, and a missing function is an error with a
 //! sentence.
 
-/// A struct of functions with the library's names, each of which returns a C integer, and how to find them.
+/// Declares a struct of functions with the library's names, each of which returns a C integer, and its lookup.
 macro_rules! table {
     ($table:ident: $( $name:ident = $symbol:literal ($($argument:ty),*); )+) => {
         struct $table {

@@ -1,6 +1,6 @@
-//! The `cuda` accelerator without a GPU: its host side with a driver that runs blocks as threads
-//! (`kernels/fake_driver.cpp`), the test as the engine. The driver ends the process where a real one would wait
-//! for ever. What a GPU really does with the kernels is `make test-gpu`.
+//! The `cuda` accelerator without a GPU: its host side with a fake driver that runs blocks as threads
+//! (`kernels/fake_driver.cpp`), the test as the engine. The fake driver ends the process where a real one would wait
+//! forever. `make test-gpu` tests the kernels on a real GPU.
 
 mod common;
 
@@ -19,7 +19,7 @@ use mqueue::abi::{MESSAGE_BYTES_MAX, kind, protocol, reason, state, status, stop
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A copy of the driver that behaves as its name says, for one test, and a file that looks like a fatbin.
+/// A copy of the driver that behaves as its name says, for one test, and a file with the headers of a fatbin.
 fn driver(behaviour: &str) -> (PathBuf, String) {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
@@ -39,7 +39,7 @@ fn driver(behaviour: &str) -> (PathBuf, String) {
     (copy, folder.path().join("k.fatbin").display().to_string())
 }
 
-/// Makes a library one without this function, before it is loaded.
+/// Removes a function's name from a library, before it is loaded.
 fn hide(library: &Path, function: &[u8]) {
     let mut bytes = fs::read(library).unwrap();
     for at in 0..bytes.len() - function.len() {
@@ -64,7 +64,7 @@ fn start(behaviour: &str, engine: &Engine, kernel: &str) -> Result<CudaAccelerat
     gpu.start(&[service(engine, &image, kernel, &[])], options)
 }
 
-/// The sentence with which a start is refused.
+/// The error of a start that is refused.
 fn refusal(behaviour: &str, engine: &Engine, kernel: &str) -> String {
     start(behaviour, engine, kernel).err().expect("it is refused").to_string()
 }
@@ -76,7 +76,7 @@ fn pop(engine: &mut Engine, mqueue: u32) -> common::Got {
             return got;
         }
         assert!(begin.elapsed() < PATIENCE, "a reply is missing");
-        // Blocks that see no beat for seconds take the engine for lost.
+        // Blocks that see no heartbeat for seconds consider the engine lost.
         engine.words.set_engine_heartbeat(begin.elapsed().as_nanos() as u64);
         std::thread::sleep(Duration::from_micros(50));
     }
@@ -87,7 +87,7 @@ fn join(mut accelerator: CudaAccelerator, expected: usize) -> Vec<Ended> {
     let mut ended = Vec::new();
     accelerator.poll(&mut ended).unwrap();
     accelerator.poll(&mut ended).unwrap();
-    assert_eq!(ended.len(), expected, "each end is told once: {ended:?}");
+    assert_eq!(ended.len(), expected, "each end is reported once: {ended:?}");
     ended
 }
 
@@ -150,7 +150,7 @@ fn a_reply_that_is_too_long_is_a_drop_however_long_it_is() {
     join(accelerator, 1);
 }
 
-/// Where the driver maps no memory the sink is a buffer, here for all that tests may ask for.
+/// If the driver cannot map memory the sink is a buffer, here large enough for all requests of the test.
 #[test]
 fn a_driver_that_maps_no_memory_has_a_sink_of_twice_the_longest_message() {
     let mut engine = Engine::new(&Shape::default());
@@ -163,7 +163,7 @@ fn a_driver_that_maps_no_memory_has_a_sink_of_twice_the_longest_message() {
     join(accelerator, 1);
 }
 
-/// `scale` is a kernel of warps: three of them share a block of the grid here, and the last block has a warp too many.
+/// `scale` is a kernel of warps: three of them share a block of the grid here, and the last block has a surplus warp.
 #[test]
 fn blocks_that_are_warps_share_blocks_of_the_grid() {
     let mut engine = Engine::new(&Shape { blocks: 20, ..Shape::default() });
@@ -176,7 +176,7 @@ fn blocks_that_are_warps_share_blocks_of_the_grid() {
     join(accelerator, 20);
     let (library, image) = driver("warps");
     let gpu = Gpu::open(0, Some(&library)).unwrap();
-    // Beside a service whose blocks have as many threads as the accelerator is to give them.
+    // Beside a service whose blocks have the number of threads set for the accelerator.
     let mut engines = [Engine::new(&Shape::default()), Engine::new(&Shape::default())];
     let services = [(0, "scale"), (1, "echo")].map(|(at, kernel)| Service {
         threads: Some(64),
@@ -208,9 +208,9 @@ fn a_kernel_of_warps_is_refused_more_backends_than_a_warp_serves() {
     }
 }
 
-/// One without `cuFuncLoad`: kernels are then loaded when they are first started.
+/// A driver without `cuFuncLoad`: kernels are then loaded at their first launch.
 #[test]
-fn a_driver_that_loads_lazily_is_known_for_it() {
+fn a_driver_that_loads_lazily_is_recognised() {
     let [(library, _), (lazy, image)] = ["loads", "loads-lazily"].map(driver);
     hide(&lazy, b"cuFuncLoad");
     assert!(!Gpu::open(0, Some(&library)).unwrap().found().lazy);
@@ -257,13 +257,13 @@ fn blocks_that_do_not_fit_are_refused_with_the_arithmetic() {
     {
         assert!(sentence.contains(part), "{part} in: {sentence}");
     }
-    // Where a block is a warp there is no choice of threads.
+    // If a block is a warp, the number of threads is fixed.
     let warps = Engine::new(&Shape { blocks: 17, ..Shape::default() });
     let sentence = refusal("small", &warps, "scale");
     assert!(sentence.contains("17 blocks of `scale`"), "{sentence}");
-    assert!(sentence.ends_with("so ask for fewer mqueues"), "{sentence}");
+    assert!(sentence.ends_with("so use fewer mqueues"), "{sentence}");
     assert_eq!(engine.words.block(0).state, state::ABSENT, "nothing was started");
-    // Each of two services would fit.
+    // Each of two services would fit alone.
     let (library, image) = driver("small");
     let engines = [1, 2].map(|blocks| Engine::new(&Shape { blocks, ..Shape::default() }));
     let services =
@@ -285,7 +285,7 @@ fn blocks_that_do_not_fit_are_refused_with_the_arithmetic() {
 }
 
 #[test]
-fn what_keeps_a_gpu_from_serving_is_one_sentence() {
+fn a_gpu_that_cannot_serve_is_refused_in_one_sentence() {
     let engine = Engine::new(&Shape { bytes_max: 20_000, ..Shape::default() });
     let sentence = refusal("full", &engine, "echo");
     assert!(
@@ -328,7 +328,7 @@ fn blocks_that_never_begin_are_given_up() {
     let started = gpu.start(&[service(&engine, &image, "echo", &[])], options);
     let error = started.err().expect("nothing began").to_string();
     assert!(error.contains("1 of 1 blocks of service `the echo`"), "{error}");
-    // One of two services: the other one is not to blame.
+    // One of two services: the other one is not named.
     let (library, image) = driver("tardy");
     let engines = [1, 3].map(|blocks| Engine::new(&Shape { blocks, ..Shape::default() }));
     let services =
@@ -341,7 +341,7 @@ fn blocks_that_never_begin_are_given_up() {
     engines[0].words.set_stop(stop::NOW);
 }
 
-/// A kernel with a SERVAL_BLOCK_THREADS_MAX below what its blocks usually have.
+/// A kernel with a SERVAL_BLOCK_THREADS_MAX below the default number of threads.
 #[test]
 fn a_kernel_of_few_threads_has_no_more_unless_they_are_asked_for() {
     let (library, image) = driver("narrow");
@@ -358,7 +358,7 @@ fn a_kernel_of_few_threads_has_no_more_unless_they_are_asked_for() {
 }
 
 #[test]
-fn a_kernel_that_faults_is_told_and_nothing_waits_for_it() {
+fn a_kernel_that_faults_is_reported_and_nothing_waits_for_it() {
     let engine = Engine::new(&Shape::default());
     let mut accelerator = start("faulty", &engine, "echo").unwrap();
     let begin = Instant::now();
@@ -366,19 +366,19 @@ fn a_kernel_that_faults_is_told_and_nothing_waits_for_it() {
         if let Err(error) = accelerator.poll(&mut Vec::new()) {
             break error.to_string();
         }
-        assert!(begin.elapsed() < PATIENCE, "the fault is not told");
+        assert!(begin.elapsed() < PATIENCE, "the fault is not reported");
     };
     assert!(error.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
     assert!(error.contains("compute-sanitizer"), "{error}");
-    // The driver would end this process if anything were given back now.
+    // The driver would end this process if anything were released now.
     drop(accelerator);
     engine.words.set_stop(stop::NOW);
 }
 
-/// Longer than any of them may do nothing: a block gets on slowly, its neighbour has nothing to do; then nobody
-/// takes replies, and more requests wait.
+/// For longer than `hung_after`: a block makes slow progress, its neighbour is idle; then its
+/// replies are not taken, and more requests wait.
 #[test]
-fn who_gets_on_or_cannot_is_not_taken_for_hung() {
+fn slow_and_waiting_blocks_do_not_count_as_hung() {
     let (library, image) = driver("slow");
     let depth = 4;
     let mut engine = Engine::new(&Shape { blocks: 2, depth, ..Shape::default() });
@@ -392,7 +392,7 @@ fn who_gets_on_or_cannot_is_not_taken_for_hung() {
     let mut watch = |time: Duration| {
         let begin = Instant::now();
         while begin.elapsed() < time {
-            // Blocks that see no beat for seconds take the engine for lost.
+            // Blocks that see no heartbeat for seconds consider the engine lost.
             beat += 1;
             words.set_engine_heartbeat(beat);
             accelerator.poll(&mut ended).unwrap();
@@ -416,13 +416,13 @@ fn who_gets_on_or_cannot_is_not_taken_for_hung() {
     assert_eq!(join(accelerator, 2).iter().filter(|end| end.reason != reason::STOPPED).count(), 0);
 }
 
-/// What the driver says as it ends a process that does this, and how the process ended: this test, once more.
+/// The driver's message when it ends a process that does this, and the exit code: runs this test again as a child.
 fn ended_by_the_driver(what: &str) -> (Option<i32>, String) {
     let mut own = Command::new(std::env::current_exe().unwrap());
     own.args(["--exact", "the_driver_ends_a_process_that_breaks_a_rule"]).env("BREAK", what);
     own.env("DRIVER", driver("breaks").0);
     if what == "carveout" {
-        // Its blocks are there and never begin.
+        // Its blocks exist but never begin.
         own.env("FAKE_GPU", "silent");
     }
     let output = own.output().unwrap();
@@ -457,7 +457,7 @@ fn the_driver_ends_a_process_that_breaks_a_rule() {
     let rules = [
         ("running", "cuMemCreate would wait for a kernel that is running"),
         ("carveout", "cuLaunchKernel came beside a kernel before both were told"),
-        ("copy", "cuLaunchKernel came while what was copied was still on its way"),
+        ("copy", "cuLaunchKernel came while a copy was in flight"),
     ];
     for (rule, sentence) in rules {
         let (code, said) = ended_by_the_driver(rule);
@@ -465,7 +465,7 @@ fn the_driver_ends_a_process_that_breaks_a_rule() {
     }
 }
 
-/// Calls the driver as the accelerator does, but for what is left out.
+/// Calls the driver as the accelerator does, except for the part that is left out.
 fn launch_by_hand(left_out: &str) {
     const CARVEOUT: c_int = 9;
     type Address = u64;
@@ -474,7 +474,7 @@ fn launch_by_hand(left_out: &str) {
     let library = unsafe { libloading::Library::new(library) }.unwrap();
     macro_rules! call {
         ($name:literal ($($argument:expr => $type:ty),*)) => {{
-            // SAFETY: `fake_driver.cpp` defines it so, and what it is given is what it gave before.
+            // SAFETY: `fake_driver.cpp` defines it so, and the arguments are its earlier results.
             let code = unsafe {
                 library.get::<unsafe extern "C" fn($($type),*) -> c_int>($name).unwrap()($($argument),*)
             };
@@ -508,15 +508,15 @@ fn first_to_end(accelerator: &mut CudaAccelerator) -> Vec<Ended> {
     let (mut ended, begin) = (Vec::new(), Instant::now());
     while ended.is_empty() {
         accelerator.poll(&mut ended).unwrap();
-        assert!(begin.elapsed() < PATIENCE, "the block is not noticed");
+        assert!(begin.elapsed() < PATIENCE, "the hung block is not reported");
         std::thread::sleep(Duration::from_millis(10));
     }
     ended
 }
 
-/// The engine takes no question whose answer has no room, so it owes this block nothing.
+/// The engine takes no request whose answer has no room, so it owes this block nothing.
 #[test]
-fn a_block_that_hangs_with_questions_that_nobody_can_take_is_noticed() {
+fn a_hung_block_with_requests_that_cannot_be_taken_is_reported() {
     let (library, image) = driver("asks");
     let shape = Shape { blocks: 1, backends: 1, depth: 2, ..Shape::default() };
     let mut engine = Engine::new(&shape);
@@ -543,16 +543,16 @@ fn a_block_that_hangs_is_reported_once_and_left_alone() {
     let mut engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
     let hung_after = Duration::from_millis(300);
     let options = Options { hung_after, ..Options::default() };
-    // Long enough that it still hangs when it is looked at again.
+    // Long enough that it still hangs at the next check.
     let spin = [("microseconds", 4_000_000.0)];
     let gpu = Gpu::open(0, Some(&library)).unwrap();
     let mut accelerator = gpu.start(&[service(&engine, &image, "spin", &spin)], options).unwrap();
-    // One is computed on, the other waits behind it.
+    // One is being computed, the other waits behind it.
     engine.push(1, 1, b"a").unwrap();
     engine.push(1, 2, b"b").unwrap();
     let mut ended = first_to_end(&mut accelerator);
     assert_eq!(ended, [Ended { service: 0, block: 1, reason: reason::HUNG }]);
-    // It hangs for as long again, and longer, and is not told again.
+    // It hangs for as long again, and longer, and is not reported again.
     let told = Instant::now();
     while told.elapsed() < 3 * hung_after {
         accelerator.poll(&mut ended).unwrap();

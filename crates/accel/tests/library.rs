@@ -124,7 +124,7 @@ fn two_files_are_two_libraries_whatever_they_are_called() {
         let mut file = tempfile::tempfile_in(folder.path()).unwrap();
         std::io::Write::write_all(&mut file, bytes).unwrap();
         // A number that no other test of this program has, so that all of them are loaded by the same name.
-        // SAFETY: no pointers; the descriptor is fresh and nobody else's.
+        // SAFETY: no pointers; the descriptor is new and has no other owner.
         let file = unsafe {
             let raw = libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 900);
             assert_eq!(raw, 900, "{}", std::io::Error::last_os_error());

@@ -12,7 +12,7 @@ use accel::compile::{
 };
 use common::kernel_source;
 
-/// CUDA as somebody has it: `lib/libnvrtc.so.99`, `lib/libnvfatbin.so.99` and libcu++.
+/// CUDA as installed: `lib/libnvrtc.so.99`, `lib/libnvfatbin.so.99` and libcu++.
 struct Cuda(tempfile::TempDir);
 
 impl Cuda {
@@ -70,7 +70,7 @@ impl Cuda {
         let options = BuildOptions {
             target: Target::Cuda(gpus.iter().map(|gpu| (*gpu).to_owned()).collect()),
             compiler: Some(compiler.to_owned()),
-            include: vec!["/somebody's".into()],
+            include: vec!["/other's".into()],
             arguments: vec!["-last".into()],
             ..BuildOptions::default()
         };
@@ -98,7 +98,7 @@ fn a_source_becomes_a_fatbin_for_all_gpus_or_a_cubin_for_one() {
     // Headers of the device library, those of the source, those that were named, CUDA's; then what else was asked.
     let source = cuda.path("k.cu");
     let [own, named, libcu] =
-        [source.parent().unwrap(), "/somebody's".as_ref(), &cuda.path("include")]
+        [source.parent().unwrap(), "/other's".as_ref(), &cuda.path("include")]
             .map(|folder| parts[1].find(&format!("-I{} ", folder.display())));
     assert!(own.is_some() && own < named && named < libcu, "{text}");
     assert!(parts[1].ends_with(" -last"), "{text}");
@@ -137,7 +137,7 @@ fn a_library_that_is_too_old_is_refused() {
 }
 
 #[test]
-fn what_did_not_come_with_the_library_is_found_among_pythons_packages() {
+fn missing_parts_are_found_among_pythons_packages() {
     // This test again, in an environment where CUDA lies in a folder that has no libcu++ and no libnvfatbin.
     const AGAIN: &str = "SERVAL_TEST_AGAIN";
     if std::env::var_os(AGAIN).is_some() {
@@ -181,7 +181,7 @@ fn what_did_not_come_with_the_library_is_found_among_pythons_packages() {
 }
 
 #[test]
-fn what_the_library_refuses_is_told_with_its_log() {
+fn a_rejected_source_is_reported_with_the_log() {
     let cuda = Cuda::new();
     let refused = cuda.build("refuse", "k.fatbin", &["sm_80", "sm_90"]);
     assert!(
@@ -191,18 +191,18 @@ fn what_the_library_refuses_is_told_with_its_log() {
     assert!(text.contains("k.cu:\nerror: refused\nIt was run as: NVRTC 99.0"), "{text}");
     assert!(!cuda.path("k.fatbin").exists());
     let text = sentence(cuda.build("refuse header", "k.fatbin", &["sm_80"]));
-    assert!(text.contains("\"x.h\"\nNVRTC sees no headers of the host"), "{text}");
+    assert!(text.contains("\"x.h\"\nNVRTC does not see the host's headers"), "{text}");
     let text = sentence(cuda.build("none", "k.fatbin", &["sm_80"]));
     assert!(text.contains("has no kernel: define one with SERVAL_KERNEL(name)"), "{text}");
     let text = sentence(cuda.build("a\0b", "k.fatbin", &["sm_80"]));
-    assert!(text.contains("k.cu:\nit has a zero byte in it"), "{text}");
+    assert!(text.contains("k.cu:\nit contains a zero byte"), "{text}");
     // Those by default, of which this version lacks one.
     let text = sentence(cuda.build("", "k.fatbin", &[]));
-    assert!(text.contains("NVRTC 99.0 makes no code for sm_100, but for sm_80, sm_90"), "{text}");
+    assert!(text.contains("NVRTC 99.0 does not support sm_100, only sm_80, sm_90"), "{text}");
 }
 
 #[test]
-fn what_is_missing_is_told_with_the_package_that_has_it() {
+fn a_missing_part_is_reported_with_its_package() {
     let cuda = Cuda::new();
     fs::remove_file(cuda.path("lib/libnvfatbin.so.99")).unwrap();
     let text = sentence(cuda.build("", "k.fatbin", &["sm_90"]));
@@ -240,7 +240,7 @@ fn what_is_missing_is_told_with_the_package_that_has_it() {
 }
 
 #[test]
-fn a_machine_without_any_compiler_is_told_what_to_install() {
+fn without_any_compiler_the_error_names_packages() {
     match cuda_compiler() {
         _ if std::env::var_os("NVCC").is_some() => println!("SKIPPED: $NVCC names a compiler"),
         Ok((compiler, _)) => println!("SKIPPED: this machine has {compiler}"),

@@ -17,7 +17,7 @@ const MISBEHAVE: &str = "device/tests/misbehave.cpp";
 /// Far longer than any test takes: only for loops that would otherwise never end when a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A bell of one process.
+/// A wake-up within one process.
 #[derive(Default)]
 struct Bell {
     rings: Mutex<u64>,
@@ -110,8 +110,11 @@ fn threads_that_sleep_are_woken_for_every_message() {
             echoes(&mut engine, &mut blocks, &mqueues, round);
             host.health().unwrap();
         }
-        // Every round began when somebody slept, who may have woken up by itself just then, but seldom.
-        assert!(10 * bell.total.load(Ordering::Relaxed) >= 9 * rounds, "they were not woken");
+        // Every round started while a thread slept, which may have woken up by itself in that moment, but rarely.
+        assert!(
+            10 * bell.total.load(Ordering::Relaxed) >= 9 * rounds,
+            "the threads were not woken"
+        );
         words.set_stop(stop::DRAIN);
         assert!(host.stop(PATIENCE).is_empty());
     }
@@ -173,7 +176,7 @@ fn an_orderly_stop_never_looks_like_a_failure() {
 }
 
 #[test]
-fn a_block_that_returns_or_hangs_is_told() {
+fn a_block_that_returns_or_hangs_is_reported() {
     let kernel = build(MISBEHAVE, "misbehave");
     for (mode, why) in [(8.0, reason::RETURNED), (9.0, reason::HUNG)] {
         let mut engine = Engine::new(&Shape { blocks: 4, ..Shape::default() });
@@ -183,8 +186,8 @@ fn a_block_that_returns_or_hangs_is_told() {
         assert_eq!(host.health(), Ok(()));
         engine.push(3, 1, b"go").unwrap();
         blocks.drive(0, &[3], &mut Vec::new());
-        eventually("it is told", || host.health().is_err_and(|(reason, _)| reason == why));
-        // Whoever can end may take its time.
+        eventually("it is reported", || host.health().is_err_and(|(reason, _)| reason == why));
+        // A block that can end may take its time.
         let (limit, left) = match why {
             reason::HUNG => (Duration::from_secs(2), vec![2, 3]),
             _ => (PATIENCE, vec![]),

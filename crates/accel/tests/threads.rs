@@ -123,7 +123,7 @@ fn a_sleeping_thread_is_woken_for_every_message() {
         let (mqueue, begin) = ((n % 9) as u32, Instant::now());
         engine.push(mqueue, n, b"wake up").unwrap();
         drive_until(&mut engine, &mut workers[0], &[mqueue], |_, got| got.token == n);
-        // A lost wake-up costs the thread's longest sleep of 250 ms, or what is left of it.
+        // A lost wake-up costs the thread's longest sleep of 250 ms, or the rest of it.
         late += u64::from(begin.elapsed() >= Duration::from_millis(200));
         assert!(late < 5 + n / 10, "{late} wake-ups of {} were lost", n + 1);
     }
@@ -150,7 +150,7 @@ fn delays_end_while_the_thread_sleeps_between_them() {
 }
 
 #[test]
-fn a_block_that_never_comes_back_is_told_with_all_of_its_thread() {
+fn a_hung_block_is_reported_with_all_blocks_of_its_thread() {
     let mut engine = Engine::new(&Shape { blocks: 4, ..Shape::default() });
     let own: Vec<u32> = (0..4).collect();
     let options = Options { hung_after: Duration::from_secs(1), ..Options::default() };
@@ -165,12 +165,12 @@ fn a_block_that_never_comes_back_is_told_with_all_of_its_thread() {
     engine.push(0, 1, b"hangs").unwrap();
     workers[0].drive(now(), &[0], &mut Vec::new());
     assert_eq!(wait_ended(&mut workers[0], 2), [(0, reason::HUNG), (1, reason::HUNG)]);
-    // The other thread serves on.
+    // The other thread keeps serving.
     engine.push(2, 0, b"echoed").unwrap();
     drive_until(&mut engine, &mut workers[0], &[2], |mqueue, _| mqueue == 2);
     accelerator.stop(stop::NOW);
     assert_eq!(wait_ended(&mut workers[0], 2), [2, 3].map(|block| (block, reason::STOPPED)));
-    assert_eq!(accelerator.join(Duration::from_secs(2)), [0, 1], "its thread is left alone");
+    assert_eq!(accelerator.join(Duration::from_secs(2)), [0, 1], "its thread is abandoned");
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a_long_computation_is_not_taken_for_a_hang() {
 #[test]
 fn blocks_end_when_the_engine_is_lost() {
     let engine = Engine::new(&Shape { blocks: 3, ..Shape::default() });
-    // Time runs a thousand times faster for them than for the engine's heart.
+    // Time runs a thousand times faster for them than for the engine's heartbeat.
     let clock = Clock::Custom(Arc::new(|| now() * 1000));
     let options = Options { clock, spin: Duration::ZERO, ..Options::default() };
     let echo = Kernel::builtin("echo").unwrap();
@@ -219,7 +219,7 @@ fn starts_that_cannot_work_are_refused() {
             "early" => build("crates/accel/tests/kernels/faulty.cpp", "early"),
             name => Kernel::builtin(name).unwrap(),
         };
-        // Its own: who is refused leaves a region whose blocks are told to stop, which excuses those that return early.
+        // A region of its own: after a refusal its blocks have a stop word, which permits an early return.
         let engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
         let memory = engine.memory.clone();
         let options = Options::default();

@@ -77,7 +77,7 @@ fn echo_of_messages_in_arenas() {
     echo_everywhere(&Shape { blocks: 3, bytes_max: 70_000, ..Shape::default() }, 3, 40);
 }
 
-/// A clock that the test sets, and that goes on by `step` with every look at it.
+/// A clock that the test sets, and that advances by `step` with every read.
 fn custom_clock(step: u64) -> (Arc<AtomicU64>, Options) {
     let time = Arc::new(AtomicU64::new(0));
     let clock = Arc::clone(&time);
@@ -181,7 +181,7 @@ fn spin_computes_until_its_time_has_passed() {
     engine.push(0, 1, b"abc").unwrap();
     let before = time.load(Ordering::Relaxed);
     assert_eq!(drive(&mut blocks, before, &[0]), [0]);
-    assert!(time.load(Ordering::Relaxed) >= before + 50_000, "it did not give the thread away");
+    assert!(time.load(Ordering::Relaxed) >= before + 50_000, "it did not yield the thread");
     assert_eq!(engine.pop(0).unwrap().payload, b"abc");
 }
 
@@ -257,7 +257,7 @@ fn a_block_without_tx_credit_goes_on_when_there_is_some() {
         drive(&mut blocks, 0, &[0]);
     }
     assert_eq!(blocks.wake_at(), 0, "it waits for credit");
-    assert_eq!(drive(&mut blocks, 0, &[]), [], "which does not come by itself");
+    assert_eq!(drive(&mut blocks, 0, &[]), [], "no credit yet");
     engine.push(1, 9, b"other").unwrap();
     assert_eq!(drive(&mut blocks, 0, &[1]), [1], "others are served meanwhile");
     for n in 0..4 {
@@ -275,7 +275,7 @@ fn a_backend_is_asked_before_the_first_request_and_only_its_ring_wakes_the_block
     let shape = Shape { blocks: 2, backends: 1, ..Shape::default() };
     let mut engine = Engine::new(&shape);
     let mut blocks = start_built(&engine, FAULTY, "ask_first", &Options::default());
-    assert_eq!(blocks.wake_at(), 0, "what was sent during the start is still to be told");
+    assert_eq!(blocks.wake_at(), 0, "messages sent during the start are not reported yet");
     assert_eq!(drive(&mut blocks, 0, &[]), [1, 3]);
     for mqueue in [1, 3] {
         let query = engine.pop(mqueue).unwrap();
@@ -292,7 +292,7 @@ fn a_backend_is_asked_before_the_first_request_and_only_its_ring_wakes_the_block
 }
 
 #[test]
-fn a_block_that_returns_is_told_and_its_mqueue_is_not_served() {
+fn a_block_that_returns_is_reported_and_its_mqueue_is_not_served() {
     let mut engine = Engine::new(&Shape { blocks: 3, ..Shape::default() });
     let kernel = build(MISBEHAVE, "misbehave");
     let params = params(&[("mode", 8.0), ("after", 1.0)]);
@@ -313,7 +313,7 @@ fn a_block_that_returns_is_told_and_its_mqueue_is_not_served() {
 
 #[test]
 fn a_block_that_writes_garbage_hurts_only_itself() {
-    // All modes but the one that never comes back.
+    // All modes except the one that hangs.
     for mode in (1..=13).filter(|&mode| mode != 9) {
         let mut engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
         let memory = engine.memory.clone();
@@ -324,7 +324,7 @@ fn a_block_that_writes_garbage_hurts_only_itself() {
         let echo = Kernel::builtin("echo").unwrap();
         let mut good = WorkerBlocks::start(memory, echo, &[], &[1], &options).unwrap();
         for n in 0..8 {
-            // Where the tail was scribbled over, the ring is of no use any more.
+            // If the tail was overwritten, the ring is unusable.
             let _ = engine.push(0, n, b"garbage, please");
             drive(&mut bad, n, &[0]);
             engine.push(1, n, b"echo").unwrap();
@@ -352,7 +352,7 @@ fn a_write_past_the_staging_memory_ends_the_block_alone() {
     assert_eq!(drive(&mut blocks, 0, &[1, 2]), [2]);
 }
 
-/// A kernel that fills in whatever length a client asks for, and does not look whether that is too long.
+/// A kernel that fills in whatever length a client requests, without checking whether that is too long.
 #[test]
 fn a_reply_that_is_too_long_is_a_drop_however_long_it_is() {
     let mut engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
@@ -365,7 +365,7 @@ fn a_reply_that_is_too_long_is_a_drop_however_long_it_is() {
         let got = engine.pop(0).unwrap();
         assert_eq!((got.token, got.kind, got.status), (n, kind::DROP, status::TOO_LONG), "{len}");
         assert!(got.payload.is_empty());
-        // What was written there shows in no reply, of this block or another.
+        // The data written there is in no reply, of this block or another.
         for mqueue in [0, 1] {
             engine.push(mqueue, 1000 + n, &asks(256, 7)).unwrap();
             drive(&mut blocks, n, &[mqueue]);
@@ -379,7 +379,7 @@ fn a_reply_that_is_too_long_is_a_drop_however_long_it_is() {
     assert_eq!(engine.words.block(0).dropped, lengths.len() as u64);
 }
 
-/// Kernels may write to the whole of 4 GiB, behind which there is little memory.
+/// Kernels may write to the whole of 4 GiB of addresses, backed by little memory.
 #[test]
 fn replies_that_are_too_long_take_little_memory() {
     let mut engine = Engine::new(&Shape::default());

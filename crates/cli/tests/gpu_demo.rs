@@ -189,7 +189,7 @@ fn what_cannot_be_built_is_told_with_everything_the_compiler_said() {
     refused(&complains, &["mine.cu"], 1, &whole);
     let empty = compiler(&folder, "while [ \"$1\" != -o ]; do shift; done; echo >\"$2\"");
     refused(&empty, &["mine.cu"], 1, &["has no kernel: define one with SERVAL_KERNEL(name)"]);
-    refused(&empty, &["mine.cu", "--gpu", "h200"], 2, &["`h200` is no architecture of GPUs"]);
+    refused(&empty, &["mine.cu", "--gpu", "h200"], 2, &["`h200` is not a GPU architecture"]);
     refused(
         &empty,
         &["mine.cu", "--gpu", "sm_90", "-o", "a.so"],
@@ -255,7 +255,7 @@ fn kernels_of_the_other_kind_are_told_apart() {
     fs::write(&file, config).unwrap();
     let done = serval(&["serve", file.to_str().unwrap()]).output().unwrap();
     assert_eq!(done.status.code(), Some(1), "{}", said(&done));
-    assert!(said(&done).contains("holds kernels for NVIDIA GPUs"), "{}", said(&done));
+    assert!(said(&done).contains("contains kernels for NVIDIA GPUs"), "{}", said(&done));
 }
 
 /// An nvcc of this machine, or the one that `make cuda-kernels` has fetched.

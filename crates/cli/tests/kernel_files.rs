@@ -272,8 +272,8 @@ fn check_config_opens_kernel_files_and_names_every_problem() {
         "it is truncated",
         "has no kernel `other`",
         "one of versions",
-        "gpu.fatbin holds kernels for NVIDIA GPUs",
-        "good.so is no fatbin or cubin",
+        "gpu.fatbin contains kernels for NVIDIA GPUs",
+        "good.so is not a fatbin or cubin",
     ] {
         assert!(said.contains(part), "{part:?} is missing: {said}");
     }

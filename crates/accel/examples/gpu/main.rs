@@ -1,20 +1,20 @@
-//! The `cuda` accelerator on a real GPU, with this program as the engine. Fails where there is none.
+//! The `cuda` accelerator on a real GPU, with this program as the engine. Fails if there is no GPU.
 //!
 //! ```text
-//! gpu hop                what a queue hop costs: 64 B echo, one message in flight
-//! gpu rate               messages a second through many mqueues, every word checked
+//! gpu hop                cost of a queue hop: 64 B echo, one message in flight
+//! gpu rate               messages per second through many mqueues, every word checked
 //! gpu litmus [SECONDS]   short rings, every protocol, each message checked word by word, for this long each
-//! gpu refuse             what must be refused is refused
-//! gpu fault IMAGE        a kernel that faults, from a fatbin or cubin, is told
-//! gpu hang               a kernel that does not come back is told
-//! gpu idle IMAGE         what looks of blocks that wait cost one that works; IMAGE has device/tests/gpu_looks.cpp
-//! gpu lines IMAGE        lines a second between a GPU and host threads; IMAGE has device/tests/gpu_lines.cpp
+//! gpu refuse             checks that invalid services are refused
+//! gpu fault IMAGE        checks that a kernel that faults, from a fatbin or cubin, is reported
+//! gpu hang               checks that a kernel that hangs is reported
+//! gpu idle IMAGE         cost that polling by waiting blocks adds for a working one; IMAGE has device/tests/gpu_looks.cpp
+//! gpu lines IMAGE        cache lines per second between a GPU and host threads; IMAGE has device/tests/gpu_lines.cpp
 //! ```
 //!
-//! `tools/gpu/check` runs all of it. `--json` prints a line of JSON for each figure. Behind the other words: `--kernel FILE:NAME`
+//! `tools/gpu/check` runs all of it. `--json` prints a line of JSON for each figure. Further options: `--kernel FILE:NAME`
 //! instead of the built-in echo, `--protocol NAME`, `--bytes`, `--mqueues`, `--threads`, `--depth`, `--ms` with numbers,
-//! `--pages huge|ordinary` for pages of 2 MiB, which an engine takes where it can, or 4 KiB, and for a rate how a thread
-//! goes about its mqueues (`--ahead`, `--messages`, `--in-flight`, `--together`, `--next`). Threads are pinned to cores.
+//! `--pages huge|ordinary` for pages of 2 MiB, which an engine uses if it can, or 4 KiB, and for a rate the way in which a thread
+//! processes its mqueues (`--ahead`, `--messages`, `--in-flight`, `--together`, `--next`). Threads are pinned to cores.
 
 mod probes;
 
@@ -50,28 +50,28 @@ fn plan(mqueues: u32, depth: u32, protocol: u8, bytes: usize) -> RegionPlan {
     RegionPlan::of_blocks(mqueues, &[MqueuePlan { depth, rx: ring, tx: ring }], 1)
 }
 
-/// The `echo` that is measured: the built-in one, or that of `--kernel`.
+/// The `echo` kernel to measure: the built-in one, or that of `--kernel`.
 fn echo() -> String {
     option("--kernel").unwrap_or_else(|| "echo".to_owned())
 }
 
-/// The word behind `name` among the arguments.
+/// The argument after `name`.
 fn option(name: &str) -> Option<String> {
     std::env::args().skip_while(|word| word != name).nth(1)
 }
 
-/// Whether regions lie on pages of 2 MiB.
+/// Whether regions use pages of 2 MiB.
 fn huge_pages() -> bool {
     match option("--pages").as_deref() {
         None | Some("huge") => true,
         Some("ordinary") => false,
-        Some(other) => panic!("--pages is huge or ordinary, not {other}"),
+        Some(other) => panic!("--pages must be huge or ordinary, not {other}"),
     }
 }
 
-/// Keeps this thread on the n-th of the cores that this process may use.
+/// Pins this thread to the n-th of the cores that this process may use.
 fn pin(n: usize) {
-    // SAFETY: a cpu_set_t is bits, any of them are valid; the calls read and write only it.
+    // SAFETY: any bits are a valid cpu_set_t; the calls access nothing else.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         assert_eq!(libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set), 0);
@@ -84,11 +84,11 @@ fn pin(n: usize) {
     }
 }
 
-/// What is started, and how.
+/// The service to start, and its options.
 struct Start<'a> {
     kernel: &'a str,
     params: &'a [(&'a str, f64)],
-    /// Memory of the region; none for what an engine takes.
+    /// Memory of the region; none for the engine's default.
     memory: Option<MappedMemory>,
     threads: Option<u32>,
 }
@@ -123,7 +123,7 @@ fn start(plan: &RegionPlan, kernel: &str, params: &[(&str, f64)]) -> Result<Runn
 }
 
 impl Running {
-    /// Ends the blocks and looks why they ended.
+    /// Ends the blocks and checks their reasons.
     fn stop(mut self) {
         self.words.set_stop(stop::DRAIN);
         assert!(self.accelerator.join(PATIENCE).expect("a sound GPU"), "blocks did not end");
@@ -134,7 +134,7 @@ impl Running {
     }
 }
 
-/// Every word tells mqueue, number and place: the first of them, the others count on from it.
+/// Every word encodes mqueue, number and position: the first one is this, the others count up from it.
 #[inline]
 fn first_word(mqueue: usize, n: u64) -> u64 {
     (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ((mqueue as u64) << 48)
@@ -180,24 +180,24 @@ fn has_words(first: u64, payload: &[u8]) -> bool {
     wrong == 0 && rest.iter().zip(last).all(|(byte, value)| *byte == value)
 }
 
-/// Length of message `n` where at most `bytes` fit, in buffers of `MAX`: one size for figures, which compilers copy
+/// Length of message `n` if at most `bytes` fit, in buffers of `MAX`: one size for measurements, which compilers copy
 /// without a loop, all sizes otherwise.
 #[inline(always)]
 fn len_of<const MAX: usize>(bytes: usize, n: u64) -> usize {
     if MAX == BYTES { BYTES } else { (n.wrapping_mul(2_654_435_761) >> 7) as usize % (bytes + 1) }
 }
 
-/// Messages that are written before the first of them is sent, or read before the first is checked: what has just
-/// been stored in pieces of one size is slow to load in pieces of another.
+/// Messages written before the first of them is sent, or read before the first is checked: data that was just
+/// stored in pieces of one size is slow to load in pieces of another.
 const BATCH: usize = 8;
 
-/// What a thread writes and reads messages of up to `MAX` bytes with.
+/// A thread's buffers for writing and reading messages of up to `MAX` bytes.
 struct Buffers<const MAX: usize> {
     sent: [[u8; MAX]; BATCH],
     received: [[u8; MAX]; BATCH],
 }
 
-/// One mqueue's traffic: as much in flight as fits, each reply checked.
+/// One mqueue's traffic: as many messages in flight as fit, each reply checked.
 struct Traffic<'a, const MAX: usize> {
     mqueue: usize,
     ends: &'a mut Ends,
@@ -209,7 +209,7 @@ struct Traffic<'a, const MAX: usize> {
 }
 
 impl<const MAX: usize> Traffic<'_, MAX> {
-    /// Sends as much as there is room for.
+    /// Sends while there is room.
     #[inline]
     fn fill(&mut self, buffers: &mut Buffers<MAX>) {
         let (mqueue, bytes, next) = (self.mqueue, self.bytes, self.next);
@@ -235,7 +235,7 @@ impl<const MAX: usize> Traffic<'_, MAX> {
         }
     }
 
-    /// Takes the replies that are there.
+    /// Takes the available replies.
     #[inline]
     fn drain(&mut self, buffers: &mut Buffers<MAX>) {
         let (mqueue, bytes, next) = (self.mqueue, self.bytes, self.next);
@@ -249,7 +249,7 @@ impl<const MAX: usize> Traffic<'_, MAX> {
                     wrong_header(mqueue, n, header);
                 }
                 if !tx.copy_out(&header, &mut received[..len]) {
-                    break; // still on its way
+                    break; // partially visible
                 }
                 tx.advance();
                 if next > 0 {
@@ -268,14 +268,14 @@ impl<const MAX: usize> Traffic<'_, MAX> {
         }
     }
 
-    /// Shows what was sent and gives back what was read.
+    /// Publishes the sent messages and releases the replies.
     #[inline]
     fn publish(&mut self) {
         self.ends.0.publish();
         self.ends.1.release();
     }
 
-    /// What the next turn will touch is fetched from wherever the GPU has left it.
+    /// Prefetches the lines that the next turn will access from wherever the GPU has left them.
     #[inline]
     fn prefetch(&self, messages: u64) {
         for ahead in 0..messages {
@@ -285,24 +285,24 @@ impl<const MAX: usize> Traffic<'_, MAX> {
     }
 }
 
-/// Apart, and by value: a header that is shown where it is looked at lies in memory each time.
+/// Separate, and by value: a header that is printed where it is checked would be kept in memory each time.
 #[cold]
 fn wrong_header(mqueue: usize, n: u64, header: SlotHeader) -> ! {
     panic!("mqueue {mqueue}: message {n} came back as {header:?}")
 }
 
-/// How a thread goes about its mqueues.
+/// How a thread processes its mqueues.
 #[derive(Clone, Copy)]
 struct Manner {
-    /// Mqueues that a thread fetches ahead, and messages of each.
+    /// Mqueues that a thread prefetches, and messages of each.
     ahead: usize,
     messages: u64,
-    /// How many messages before it is read or written a slot of an mqueue is fetched; 0 to leave that to the processor, which sees
-    /// that slots follow each other.
+    /// Distance in messages at which a slot is prefetched before it is read or written; 0 leaves that to the processor, which
+    /// recognises consecutive slots.
     next: u64,
-    /// Most messages of an mqueue that are not answered yet.
+    /// Maximum number of unanswered messages of an mqueue.
     in_flight: u64,
-    /// Mqueues whose words are published together: eight lie in a line, which a GPU that looks takes away.
+    /// Mqueues whose words are published together: eight share a line, which a polling GPU takes from the cache.
     together: usize,
 }
 
@@ -322,7 +322,7 @@ impl Manner {
     }
 }
 
-/// Turns over all mqueues for `time`, then until everything is answered. Returns the replies.
+/// Processes all mqueues in turn for `time`, then until everything is answered. Returns the number of replies.
 fn work<const MAX: usize>(
     all: &mut [Traffic<'_, MAX>],
     time: Duration,
@@ -358,8 +358,8 @@ fn work<const MAX: usize>(
     all.iter().map(|one| one.received).sum()
 }
 
-/// Echoes through all mqueues for `time`, with the engine's ends on `threads` threads. Returns messages a
-/// second and how many there were.
+/// Echoes through all mqueues for `time`, with the engine's ends on `threads` threads. Returns messages per
+/// second and their number.
 fn storm(plan: &RegionPlan, threads: usize, time: Duration) -> Result<(f64, u64), AccelError> {
     match plan.rings[0].messages.message_bytes_max as usize {
         BYTES => storm_of::<BYTES>(plan, threads, time),
@@ -410,13 +410,13 @@ fn storm_of<const MAX: usize>(
     Ok((messages as f64 / seconds, messages))
 }
 
-/// The numbers behind `name` among the arguments, with commas between, or these.
+/// The comma-separated numbers after `name` among the arguments, or `otherwise`.
 fn numbers(name: &str, otherwise: &[u64]) -> Vec<u64> {
     let given = |word: String| word.split(',').map(|one| one.parse().expect("a number")).collect();
     option(name).map_or_else(|| otherwise.to_vec(), given)
 }
 
-/// The protocols, or the one behind `--protocol`.
+/// All protocols, or the one given by `--protocol`.
 fn protocols() -> impl Iterator<Item = (&'static str, u8)> {
     let wanted = option("--protocol");
     PROTOCOLS.into_iter().filter(move |(name, _)| wanted.as_ref().is_none_or(|w| w == name))
@@ -439,7 +439,7 @@ fn hop(json: bool) -> Result<(), AccelError> {
                 rx.push(head, &payload).expect("an empty ring");
                 rx.publish();
                 loop {
-                    // A message of two lines comes in one trip.
+                    // A message of two lines is prefetched in one trip.
                     if fetch != 0 {
                         tx.prefetch_at(0, bytes as u64);
                     }
@@ -544,7 +544,7 @@ fn refuse() -> Result<(), AccelError> {
     Ok(())
 }
 
-/// A kernel that faults when it gets a message: the fault is told within the patience.
+/// A kernel that faults at its first message: the fault is reported in time.
 fn fault(image: &str) -> Result<(), AccelError> {
     let mut running = start(&plan(2, 2, protocol::DOORBELL, 64), image, &[])?;
     running.ends[0]
@@ -558,12 +558,12 @@ fn fault(image: &str) -> Result<(), AccelError> {
             println!("after {} ms: {error}", begin.elapsed().as_millis());
             return Ok(());
         }
-        assert!(begin.elapsed() < PATIENCE, "the fault is not told");
+        assert!(begin.elapsed() < PATIENCE, "the fault is not reported");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// A kernel that does not come back for longer than it may. This process then ends with the kernel running.
+/// A kernel that hangs for longer than permitted. This process then ends while the kernel runs.
 fn hang() -> Result<(), AccelError> {
     let spin = [("microseconds", 1e7)];
     let mut running = start(&plan(2, 2, protocol::DOORBELL, 64), "spin", &spin)?;
@@ -578,7 +578,7 @@ fn hang() -> Result<(), AccelError> {
     while ended.is_empty() {
         running.accelerator.poll(&mut ended).expect("a sound GPU");
         running.words.set_engine_heartbeat(begin.elapsed().as_millis() as u64);
-        assert!(begin.elapsed() < PATIENCE, "the block is not noticed");
+        assert!(begin.elapsed() < PATIENCE, "the hung block is not reported");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!((ended[0].block, ended[0].reason), (1, reason::HUNG));

@@ -1,4 +1,4 @@
-//! What the bus and the host give: probes behind the figures of docs/gpu.md. `tools/gpu/idle` runs them.
+//! Limits of the bus and the host: measurements behind the figures of docs/gpu.md. `tools/gpu/idle` runs them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ use mqueue::{Head, MappedMemory, Mapping, Memory, MqueuePlan, Region, RegionPlan
 use super::{BYTES, PATIENCE, Running, Start, is_payload_of, numbers, payload_of, pin, plan};
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
-/// What the host reads and writes in one piece, whatever mqueues keep apart.
+/// The host's cache line, whatever alignment mqueues use.
 const HOST_LINE: u64 = 64;
 
-/// Zeroed memory on pages of 4 KiB, or of 2 MiB where the host kernel has some.
+/// Zeroed memory on pages of 4 KiB, or of 2 MiB if the host kernel has some.
 struct Pages {
-    /// What was mapped, and of that the part that is used.
+    /// The mapping, and the part of it that is used.
     mapped: *mut u8,
     mapped_bytes: usize,
     base: *mut u8,
@@ -42,14 +42,14 @@ impl Pages {
         let mapped_bytes = bytes + HUGE_PAGE_BYTES;
         let (access, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: new memory, wherever there is room.
+        // SAFETY: new memory at any address.
         let mapped = unsafe {
             libc::mmap(std::ptr::null_mut(), mapped_bytes, access, flags, -1, 0).cast::<u8>()
         };
         assert!(mapped.cast() != libc::MAP_FAILED, "no memory");
         let skip = mapped.align_offset(HUGE_PAGE_BYTES);
         let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
-        // SAFETY: inside what was just mapped; every page is touched before anybody else knows it.
+        // SAFETY: inside the new mapping; every page is touched before it has another user.
         let base = unsafe {
             let base = mapped.add(skip);
             libc::madvise(base.cast(), bytes, advice);
@@ -59,7 +59,7 @@ impl Pages {
         Self { mapped, mapped_bytes, base, bytes }
     }
 
-    /// How much of it lies on huge pages, as the host kernel says.
+    /// The share of it on huge pages, as the host kernel reports it.
     fn huge_share(&self) -> f64 {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
         let mut huge_kib = 0;
@@ -81,25 +81,25 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: what was mapped; nobody uses it any more, by the Mapping contract.
+        // SAFETY: the mapping is no longer used, by the Mapping contract.
         unsafe { libc::munmap(self.mapped.cast(), self.mapped_bytes) };
     }
 }
 
-/// Memory for a region, every page of it there.
+/// Memory for a region, with every page faulted in.
 pub(super) fn pages(bytes: usize, huge: bool) -> MappedMemory {
     MappedMemory::new(Arc::new(Pages::new(bytes, huge)))
 }
 
-/// How blocks look for messages.
+/// How blocks poll for messages.
 struct Manner {
     name: &'static str,
-    /// Look at the first unit only; none for the library's own manner.
+    /// Poll only the first unit; none for the library's own strategy.
     units: Option<bool>,
     rest_ns: u32,
 }
 
-/// One request in flight through one of many mqueues in turn, while the blocks of all others look in one manner or another.
+/// One request in flight through one of many mqueues in turn, while the blocks of all others poll with a given strategy.
 pub(super) fn idle(image: &str, json: bool) -> Result<(), AccelError> {
     pin(0);
     let mut manners = vec![Manner { name: "library", units: None, rest_ns: 0 }];
@@ -110,7 +110,7 @@ pub(super) fn idle(image: &str, json: bool) -> Result<(), AccelError> {
     }
     for mqueues in numbers("--mqueues", &[1, 28, 60, 120, 240, 264]) {
         for huge in [true, false] {
-            // What pages make of it shows where nobody rests.
+            // The effect of pages shows when no block pauses.
             for manner in manners.iter().filter(|manner| huge || manner.rest_ns == 0) {
                 let (times, share) = round_trips(image, mqueues as u32, huge, manner)?;
                 let at =
@@ -133,7 +133,7 @@ pub(super) fn idle(image: &str, json: bool) -> Result<(), AccelError> {
     Ok(())
 }
 
-/// The times of requests in nanoseconds, sorted, and how much of the region lay on huge pages.
+/// The round-trip times of requests in nanoseconds, sorted, and the share of the region on huge pages.
 fn round_trips(
     image: &str,
     mqueues: u32,
@@ -163,7 +163,7 @@ fn round_trips(
                 break;
             }
         }
-        // In turn, so that each has waited for as long as a round takes.
+        // In turn, so that each block has waited for a full round.
         let mqueue = (n % u64::from(mqueues)) as usize;
         payload_of(mqueue, n, &mut sent);
         let (rx, tx) = &mut running.ends[mqueue];
@@ -195,7 +195,7 @@ fn round_trips(
     Ok((times, share))
 }
 
-/// Which way the lines go.
+/// The direction of the lines.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// The GPU has written them, the host reads.
@@ -204,7 +204,7 @@ enum Way {
     Write,
 }
 
-/// Lines a second that host threads read which the GPU has just written, and write which it has just read, by how far ahead they fetch.
+/// Cache lines per second that host threads read after the GPU wrote them, and write after it read them, by prefetch distance.
 pub(super) fn lines(image: &str, json: bool) -> Result<(), AccelError> {
     const BLOCKS: u32 = 64;
     for kib in numbers("--kib", &[1024, 16384]) {
@@ -246,7 +246,7 @@ pub(super) fn lines(image: &str, json: bool) -> Result<(), AccelError> {
     Ok(())
 }
 
-/// Has the GPU go over all arenas and then the threads, again and again; lines a second of all threads together, the median of all times.
+/// Lets the GPU and then the threads access all arenas, repeatedly; lines per second of all threads together, from the median of all times.
 fn pass(
     running: &mut Running,
     memory: &MappedMemory,
@@ -284,7 +284,10 @@ fn pass(
                     })
                 })
                 .collect();
-            workers.into_iter().map(|worker| worker.join().expect("it only looks")).collect()
+            workers
+                .into_iter()
+                .map(|worker| worker.join().expect("the thread does not panic"))
+                .collect()
         });
         passes.push(times.into_iter().max().expect("a thread"));
         if begin.elapsed() > Duration::from_millis(200) {
@@ -296,7 +299,7 @@ fn pass(
     lines as f64 / passes[passes.len() / 2].as_secs_f64()
 }
 
-/// Reads or writes every line once; how long it took.
+/// Reads or writes every line once; returns the time it took.
 fn go_over(
     memory: &MappedMemory,
     arenas: &[u64],

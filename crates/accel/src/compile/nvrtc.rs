@@ -1,10 +1,10 @@
-//! The CUDA compiler as a library (NVRTC): what builds kernels for GPUs on a machine without nvcc.
+//! The CUDA compiler library (NVRTC): builds kernels for GPUs on a machine without nvcc.
 //!
-//! Two of CUDA's libraries, found at run time: `libnvrtc` compiles a source for one kind of GPU, `libnvfatbin` puts the
-//! code for several into one file. The code hardly differs from nvcc's. NVRTC sees no headers of a host; [`write_headers`] makes
-//! those that kernels use from libcu++, which the device library needs anyway.
+//! Two CUDA libraries, found at run time: `libnvrtc` compiles a source for one GPU architecture, `libnvfatbin` packs the
+//! code for several into one file. The code hardly differs from nvcc's. NVRTC does not see the host's headers; [`write_headers`]
+//! creates those that kernels use from libcu++, which the device library needs anyway.
 //!
-//! A compiler in this process is fine where a command compiles and ends, and nowhere else.
+//! A compiler inside the process is acceptable only for a command that compiles and exits.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -16,21 +16,21 @@ use super::toolkit;
 use crate::cuda::cause;
 use crate::table::table;
 
-/// What the dynamic linker is asked for where nobody names a library.
+/// The default names for the dynamic linker.
 pub(super) const LIBRARIES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
 
-/// The first version that does: it knows the GPUs that kernels are built for by default.
+/// The minimum version: it supports the default GPUs.
 const VERSION_MIN: (c_int, c_int) = (12, 8);
 
-/// What compiles without being told. The builtins are those of g++ and clang++ that NVRTC knows under the plain names.
+/// The default options. The builtins are those of g++ and clang++ that NVRTC knows by their plain names.
 const OPTIONS: &[&str] = &["-std=c++17", "-D__builtin_memcpy=memcpy", "-D__builtin_memset=memset"];
 
-/// Headers of C++ that libcu++ has under `cuda/std`.
+/// Standard headers that libcu++ has under `cuda/std`.
 const STANDARD: &[&str] =
     &["array", "cmath", "cstddef", "cstdint", "limits", "tuple", "type_traits", "utility"];
 
-/// The other headers that a kernel may include, and what NVRTC gets for them. It knows printf, assert, memcpy, memset
-/// and mathematics by itself. Its own offsetof is no constant.
+/// The other headers that a kernel may include, and their replacements for NVRTC. It has printf, assert, memcpy, memset
+/// and mathematics built in. Its own offsetof is not a constant expression.
 const STAND_INS: &[(&str, &str)] = &[
     ("assert.h", ""),
     ("cstring", "namespace std { using ::memcpy; using ::memset; }\n"),
@@ -50,23 +50,23 @@ const STAND_INS: &[(&str, &str)] = &[
 /// Why NVRTC cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NvrtcError {
-    /// The library is not there.
+    /// The library cannot be loaded.
     #[error("{path} cannot be loaded ({}): `pip install nvidia-cuda-nvrtc` brings it", cause(.error))]
     NotLoaded {
         /// The library asked for.
         path: PathBuf,
-        /// What the dynamic loader said.
+        /// The dynamic loader's error.
         error: libloading::Error,
     },
-    /// The library lacks a function that is needed.
+    /// The library lacks a required function.
     #[error("{path} has no `{symbol}`: use the one of CUDA 12.8 or later")]
     Old {
         /// The library.
         path: PathBuf,
-        /// What it lacks.
+        /// The missing function.
         symbol: &'static str,
     },
-    /// The library is older than what is needed.
+    /// The library is too old.
     #[error("{path} is NVRTC {version}: use the one of CUDA 12.8 or later")]
     TooOld {
         /// The library.
@@ -85,46 +85,46 @@ pub enum NvrtcError {
         /// Folders, separated by commas.
         searched: String,
     },
-    /// This version knows no such GPU.
+    /// This version does not support the GPU.
     #[error(
-        "NVRTC {version} makes no code for {gpu}, but for {known}: name one of these with --gpu, or use another version"
+        "NVRTC {version} does not support {gpu}, only {known}: name one of these with --gpu, or use another version"
     )]
     UnknownGpu {
-        /// What was asked for.
+        /// The GPU requested.
         gpu: String,
         /// The library's version.
         version: String,
-        /// What it knows.
+        /// The GPUs it supports.
         known: String,
     },
-    /// There is no library that packs code for several GPUs.
+    /// The library that packs code for several GPUs is missing.
     #[error(
-        "a .fatbin needs libnvfatbin, and there is none of version {from} or later beside {library} or where CUDA's \
-         libraries lie: `pip install nvidia-nvfatbin` brings it, or build for one GPU, `--gpu sm_90 -o FILE.cubin`"
+        "a .fatbin needs libnvfatbin of version {from} or later, which is neither beside {library} nor in CUDA's library \
+         folders: install it with `pip install nvidia-nvfatbin`, or build for one GPU, `--gpu sm_90 -o FILE.cubin`"
     )]
     NoPacker {
-        /// The library of the compiler.
+        /// The compiler library.
         library: PathBuf,
         /// Its major version.
         from: u32,
     },
-    /// A library refused a call.
+    /// A library call failed.
     #[error("{library} cannot {what}: {why}")]
     Failed {
         /// The library.
         library: PathBuf,
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What it says.
+        /// The library's error.
         why: String,
     },
-    /// The compiler refused the source; everything it wrote.
+    /// The compiler rejected the source; its output.
     #[error("{0}")]
     Refused(String),
 }
 
 type ErrorText = unsafe extern "C" fn(c_int) -> *const c_char;
-/// A program of the compiler, a fatbin in the making. Zero is none.
+/// A program of the compiler, and a fatbin under construction. Zero is none.
 type Program = usize;
 type Pack = usize;
 
@@ -155,7 +155,7 @@ table! {
     get = "nvFatbinGet" (Pack, *mut c_void);
 }
 
-/// A library with its functions. It is never unloaded, because it may have threads of its own.
+/// A loaded library and its functions. It is never unloaded, because it may have threads of its own.
 struct Loaded<T> {
     path: PathBuf,
     table: T,
@@ -168,8 +168,8 @@ impl<T> Loaded<T> {
         find: fn(&Library) -> Result<T, &'static str>,
         error_text: &'static str,
     ) -> Result<Self, NvrtcError> {
-        // SAFETY: loading runs the library's constructors. It is one of the machine's CUDA, or one that whoever
-        // compiles has named.
+        // SAFETY: loading runs the library's constructors. It belongs to the machine's CUDA, or was named by the user
+        // of the compiler.
         let library = match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
             Ok(library) => library,
             Err(error) => return Err(NvrtcError::NotLoaded { path: path.to_owned(), error }),
@@ -185,12 +185,12 @@ impl<T> Loaded<T> {
         Ok(Self { path, table, error_text: text })
     }
 
-    /// An error of `code` unless it says success.
+    /// An error unless `code` is success.
     fn check(&self, what: &'static str, code: c_int) -> Result<(), NvrtcError> {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: gives a constant string for every number, or null.
+        // SAFETY: returns a constant string for every number, or null.
         let text = unsafe {
             let text = (self.error_text)(code);
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
@@ -217,7 +217,7 @@ unsafe fn library_of(function: *const c_void) -> Option<PathBuf> {
         dli_sname: ptr::null(),
         dli_saddr: ptr::null_mut(),
     };
-    // SAFETY: writes to `found` only; the name in it stays as long as the library, which is never unloaded.
+    // SAFETY: writes to `found` only; the name in it is valid as long as the library, which is never unloaded.
     let name = unsafe {
         let known = libc::dladdr(function, &mut found) != 0 && !found.dli_fname.is_null();
         known.then(|| CStr::from_ptr(found.dli_fname))?
@@ -225,17 +225,17 @@ unsafe fn library_of(function: *const c_void) -> Option<PathBuf> {
     Path::new(std::ffi::OsStr::from_bytes(name.to_bytes())).canonicalize().ok()
 }
 
-/// What one source became for one kind of GPU.
+/// The result of compiling one source for one GPU architecture.
 struct Compiled {
-    /// The number and perhaps letter behind `sm_`.
+    /// The number and optional letter after `sm_`.
     gpu: CString,
     cubin: Vec<u8>,
-    /// With a zero at its end.
+    /// With a terminating zero.
     ptx: Vec<u8>,
     log: String,
 }
 
-/// What was made of a source.
+/// The result of compiling a source.
 pub(super) struct Image {
     /// A fatbin or cubin.
     pub(super) bytes: Vec<u8>,
@@ -251,9 +251,9 @@ pub(super) struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// The compiler of this machine, if there is one: the first that lacks nothing, else the first.
+    /// This machine's compiler, if there is one: the first that is complete, otherwise the first.
     pub(super) fn find() -> Option<Self> {
-        // What somebody has installed for this may be newer than the last.
+        // An installed package may be newer than the default.
         let [newer, older] = LIBRARIES.map(PathBuf::from);
         let from = VERSION_MIN.0 as u32;
         let folders = toolkit::library_folders().into_iter();
@@ -269,7 +269,7 @@ impl Nvrtc {
         first
     }
 
-    /// The one in this library, a path or a name for the dynamic linker.
+    /// The compiler in this library, a path or a name for the dynamic linker.
     pub(super) fn open(path: &Path) -> Result<Self, NvrtcError> {
         let library = Loaded::open(path, Compiler::find, "nvrtcGetErrorString")?;
         let (mut major, mut minor) = (0, 0);
@@ -280,16 +280,16 @@ impl Nvrtc {
             let version = format!("{major}.{minor}");
             return Err(NvrtcError::TooOld { path: library.path, version });
         }
-        // It asks for this one by name when it first compiles, and Python's packages do not say where it is.
+        // It loads this library by name at its first compilation, and Python's packages do not set a search path.
         let builtins = library.folder().join(format!("libnvrtc-builtins.so.{major}.{minor}"));
-        // SAFETY: a part of the library that is loaded already.
+        // SAFETY: a part of the library that is already loaded.
         if let Ok(builtins) = unsafe { Library::open(Some(builtins), RTLD_NOW | RTLD_LOCAL) } {
             std::mem::forget(builtins);
         }
         Ok(Self { library, version: (major, minor) })
     }
 
-    /// Which compiler this is, for people.
+    /// The compiler's name for users.
     pub(super) fn name(&self) -> String {
         format!("NVRTC {}, {}", self.version_text(), self.library.path.display())
     }
@@ -298,14 +298,14 @@ impl Nvrtc {
         format!("{}.{}", self.version.0, self.version.1)
     }
 
-    /// Folders of CUDA's headers. libcu++ is in one of them or of `given`.
+    /// Folders of CUDA's headers. libcu++ is in one of them or in `given`.
     pub(super) fn header_folders(&self, given: &[PathBuf]) -> Result<Vec<PathBuf>, NvrtcError> {
         let mut searched = toolkit::header_folders(self.library.folder());
         let has = |folder: &Path, header: &str| folder.join(header).is_file();
         let lack = |searched: &[PathBuf]| {
             !given.iter().chain(searched).any(|folder| has(folder, "cuda/atomic"))
         };
-        // Only then: headers of two versions do not mix.
+        // Only in this case: headers of two versions are incompatible.
         if lack(&searched) {
             searched.extend(toolkit::package_header_folders());
         }
@@ -314,19 +314,19 @@ impl Nvrtc {
             let searched = names.collect::<Vec<_>>().join(", ");
             return Err(NvrtcError::NoHeaders { library: self.library.path.clone(), searched });
         }
-        // Not a host's headers: these would only confuse.
+        // Leave out the host's headers, which would conflict.
         let is_cuda = |folder: &PathBuf| has(folder, "cuda/atomic") || has(folder, "cuda_fp16.h");
         Ok(searched.into_iter().filter(is_cuda).collect())
     }
 
-    /// Whether all is there that a build needs.
+    /// Checks that everything for a build is present.
     pub(super) fn check(&self) -> Result<(), NvrtcError> {
         self.header_folders(&[])?;
         self.packer().map(|_| ())
     }
 
-    /// Compiles `source` for the GPUs of these numbers: a cubin for a single one if `cubin`, else a fatbin, with PTX for
-    /// the last. `options` go to the compiler after its own.
+    /// Compiles `source` for the GPUs of these numbers: a cubin for a single one if `cubin`, otherwise a fatbin, with PTX for
+    /// the last. `options` follow the compiler's own.
     pub(super) fn build(
         &self,
         source: &Path,
@@ -339,12 +339,12 @@ impl Nvrtc {
         let text = fs::read(source).map_err(|error| NvrtcError::Refused(error.to_string()))?;
         let text = c_string(&text)?;
         let compile = |gpu: &String| self.compile(&text, &name, c_string(gpu.as_bytes())?, options);
-        // Each takes seconds, and they know nothing of each other.
+        // Each compilation takes seconds and is independent of the others.
         let compiled = std::thread::scope(|scope| {
             let compile = &compile;
             let all: Vec<_> = gpus.iter().map(|gpu| scope.spawn(move || compile(gpu))).collect();
             all.into_iter()
-                .map(|one| one.join().expect("it does not panic"))
+                .map(|one| one.join().expect("the compilation does not panic"))
                 .collect::<Result<Vec<_>, _>>()
         })?;
         let mut warnings: Vec<&str> = compiled.iter().map(|one| one.log.trim_end()).collect();
@@ -358,14 +358,14 @@ impl Nvrtc {
         Ok(Image { bytes, kernels, warnings })
     }
 
-    /// Refuses GPUs that this version does not know.
+    /// Rejects GPUs that this version does not support.
     fn knows(&self, gpus: &[String]) -> Result<(), NvrtcError> {
         let (library, table) = (&self.library, &self.library.table);
         let mut count = 0;
         // SAFETY: writes one integer.
         library.check("count GPUs", unsafe { (table.gpu_count)(&mut count) })?;
         let mut known = vec![0; count.max(0) as usize];
-        // SAFETY: writes as many integers as it has just told.
+        // SAFETY: writes as many integers as `gpu_count` returned.
         library.check("list GPUs", unsafe { (table.gpus)(known.as_mut_ptr()) })?;
         let is_known = |gpu: &&String| {
             let number = gpu.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
@@ -390,7 +390,7 @@ impl Nvrtc {
     ) -> Result<Compiled, NvrtcError> {
         let (library, table) = (&self.library, &self.library.table);
         let mut program = Running { library, program: 0 };
-        // SAFETY: reads two strings, no headers come with them, writes one handle.
+        // SAFETY: reads two strings, without headers, writes one handle.
         let code = unsafe {
             let none = ptr::null();
             (table.create)(&mut program.program, source.as_ptr(), name.as_ptr(), 0, none, none)
@@ -414,7 +414,7 @@ impl Nvrtc {
         })
     }
 
-    /// The library that packs, the one that came with this one or else one that is no older.
+    /// The library that packs: the one beside the compiler, otherwise one that is not older.
     fn packer(&self) -> Result<Loaded<Packer>, NvrtcError> {
         let open = |path: &Path| Loaded::open(path, Packer::find, "nvFatbinGetErrorString");
         let beside = toolkit::beside(self.library.folder());
@@ -428,14 +428,14 @@ impl Nvrtc {
     }
 }
 
-/// A program of the compiler, given back when it goes.
+/// A program of the compiler, destroyed on drop.
 struct Running<'a> {
     library: &'a Loaded<Compiler>,
     program: Program,
 }
 
 impl Running<'_> {
-    /// Something of the program whose size is asked for first.
+    /// An output of the program, whose size is queried first.
     fn fetch(
         &self,
         what: &'static str,
@@ -446,7 +446,7 @@ impl Running<'_> {
         // SAFETY: a program of the library; writes one size.
         self.library.check(what, unsafe { bytes(self.program, &mut len) })?;
         let mut all = vec![0u8; len];
-        // SAFETY: writes as many bytes as it has just told.
+        // SAFETY: writes as many bytes as the size returned before.
         self.library.check(what, unsafe { get(self.program, all.as_mut_ptr().cast()) })?;
         Ok(all)
     }
@@ -454,13 +454,13 @@ impl Running<'_> {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        // SAFETY: a program of the library that nobody uses any more, or none, which it refuses.
+        // SAFETY: a program of the library that is no longer used, or zero, which it rejects.
         unsafe { (self.library.table.destroy)(&mut self.program) };
     }
 }
 
 impl Loaded<Packer> {
-    /// One fatbin of code for all these GPUs and of PTX for the last.
+    /// A fatbin of code for all these GPUs and of PTX for the last.
     fn pack(&self, compiled: &[Compiled], name: &CStr) -> Result<Vec<u8>, NvrtcError> {
         let table = &self.table;
         let mut pack: Pack = 0;
@@ -475,7 +475,7 @@ impl Loaded<Packer> {
         };
         let rest = || {
             let last = compiled.last().expect("at least one GPU");
-            // SAFETY: reads as many bytes as are given, a zero at their end, and three strings.
+            // SAFETY: reads as many bytes as are given, including a terminating zero, and three strings.
             self.check("pack PTX", unsafe {
                 let (ptx, len) = (last.ptx.as_ptr().cast(), last.ptx.len());
                 (table.add_ptx)(pack, ptx, len, last.gpu.as_ptr(), name.as_ptr(), c"".as_ptr())
@@ -484,14 +484,14 @@ impl Loaded<Packer> {
             // SAFETY: writes one size.
             self.check("measure a fatbin", unsafe { (table.bytes)(pack, &mut len) })?;
             let mut fatbin = vec![0u8; len];
-            // SAFETY: writes as many bytes as it has just told.
+            // SAFETY: writes as many bytes as the size returned before.
             self.check("finish a fatbin", unsafe {
                 (table.get)(pack, fatbin.as_mut_ptr().cast())
             })?;
             Ok(fatbin)
         };
         let packed = compiled.iter().try_for_each(add).and_then(|()| rest());
-        // SAFETY: what `create` gave, and nobody uses any more.
+        // SAFETY: created by `create` and no longer used.
         unsafe { (table.destroy)(&mut pack) };
         packed
     }
@@ -508,7 +508,7 @@ fn kernels(ptx: &[u8]) -> Vec<String> {
     names
 }
 
-/// The options of every build: the compiler's own, then folders of headers in this order, then `arguments`.
+/// The options of a build: the compiler's own, then header folders in this order, then `arguments`.
 pub(super) fn options<'a>(
     folders: impl Iterator<Item = &'a Path>,
     arguments: &[std::ffi::OsString],
@@ -520,12 +520,12 @@ pub(super) fn options<'a>(
     own.chain(folders).chain(more).collect()
 }
 
-/// Writes headers of C and C++ that NVRTC lacks to `folder`; libcu++ is in one of `cuda`.
+/// Writes the C and C++ headers that NVRTC lacks to `folder`; libcu++ is in one of `cuda`.
 pub(super) fn write_headers(folder: &Path, cuda: &[PathBuf]) -> io::Result<()> {
     for (name, text) in STAND_INS {
         fs::write(folder.join(name), text)?;
     }
-    // Older versions have fewer; who includes one of the others is told that it is not there.
+    // Older versions have fewer; including a missing one is a compile error.
     let has = |name: &&&str| cuda.iter().any(|folder| folder.join("cuda/std").join(name).is_file());
     for name in STANDARD.iter().filter(has) {
         let text =
@@ -536,5 +536,5 @@ pub(super) fn write_headers(folder: &Path, cuda: &[PathBuf]) -> io::Result<()> {
 }
 
 fn c_string(bytes: &[u8]) -> Result<CString, NvrtcError> {
-    CString::new(bytes).map_err(|_| NvrtcError::Refused("it has a zero byte in it".to_owned()))
+    CString::new(bytes).map_err(|_| NvrtcError::Refused("it contains a zero byte".to_owned()))
 }

@@ -1,12 +1,12 @@
-//! Where CUDA's libraries and headers lie, for a compiler that comes without a program that knows.
+//! Locates CUDA's libraries and headers for a compiler without a driver program.
 //!
-//! Three ways in which people have them: the toolkit (`/usr/local/cuda`, `$CUDA_HOME`), Debian's packages, and Python's
-//! (`pip install nvidia-cuda-nvrtc`: `nvidia/cu13/lib`; for CUDA 12 a folder for each package, `nvidia/cuda_nvrtc/lib`).
+//! There are three kinds of installations: the toolkit (`/usr/local/cuda`, `$CUDA_HOME`), Debian's packages, and Python's
+//! (`pip install nvidia-cuda-nvrtc`: `nvidia/cu13/lib`; for CUDA 12 a folder per package, `nvidia/cuda_nvrtc/lib`).
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// Folders of libraries that the dynamic linker does not look into by itself, best first.
+/// Library folders outside the dynamic linker's search path, best first.
 pub(super) fn library_folders() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = homes().iter().map(|home| home.join("lib64")).collect();
     folders.extend(packages().map(|package| package.join("lib")));
@@ -14,7 +14,7 @@ pub(super) fn library_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// The library of this name with the highest number behind `.so.`, such as `libnvrtc.so.13`, if it is at least `from`.
+/// The library of this name with the highest number after `.so.`, such as `libnvrtc.so.13`, if it is at least `from`.
 pub(super) fn newest(folder: &Path, name: &str, from: u32) -> Option<PathBuf> {
     let prefix = format!("{name}.so.");
     let numbered = entries(folder).filter_map(|path| {
@@ -24,13 +24,13 @@ pub(super) fn newest(folder: &Path, name: &str, from: u32) -> Option<PathBuf> {
     numbered.max().filter(|(number, _)| *number >= from).map(|(_, path)| path)
 }
 
-/// Folders that may have a library beside one in `folder`.
+/// Folders that may hold a library that belongs to one in `folder`.
 pub(super) fn beside(folder: &Path) -> Vec<PathBuf> {
     // Python's packages for CUDA 12 have a folder each.
     vec![folder.to_owned(), folder.join("../../nvfatbin/lib")]
 }
 
-/// Folders that may have the headers that belong to a library in `folder`, best first.
+/// Folders that may hold the headers of a library in `folder`, best first.
 pub(super) fn header_folders(folder: &Path) -> Vec<PathBuf> {
     let mut roots = vec![
         folder.join("../include"),
@@ -42,12 +42,12 @@ pub(super) fn header_folders(folder: &Path) -> Vec<PathBuf> {
     with_libcu(roots.into_iter())
 }
 
-/// Folders of headers among Python's packages: they may be there though the library came in another way.
+/// Header folders among Python's packages, which may be installed although the library came from elsewhere.
 pub(super) fn package_header_folders() -> Vec<PathBuf> {
     with_libcu(packages().map(|package| package.join("include")))
 }
 
-/// Those that are there. CUDA 13 has libcu++ in a folder of its own.
+/// The existing ones. CUDA 13 has libcu++ in a folder of its own.
 fn with_libcu(roots: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
     let all = roots.flat_map(|root| [root.join("cccl"), root]);
     all.filter_map(|folder| folder.canonicalize().ok()).collect()
@@ -62,7 +62,7 @@ fn packages() -> impl Iterator<Item = PathBuf> {
     python_packages().into_iter().flat_map(|packages| entries(&packages.join("nvidia")))
 }
 
-/// The packages of the virtual environment in use, of the Python on the PATH, and of those of user and machine.
+/// The packages of the active virtual environment, of the Python on the PATH, and of user and machine.
 fn python_packages() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let on_path = env::split_paths(&path).find(|folder| folder.join("python3").is_file());
@@ -79,7 +79,7 @@ fn python_packages() -> Vec<PathBuf> {
     pythons.flat_map(|python| ["site-packages", "dist-packages"].map(|p| python.join(p))).collect()
 }
 
-/// What is in a folder, in a settled order; nothing where it cannot be read.
+/// The entries of a folder, sorted; none if it cannot be read.
 fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let found = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = found.map(|entry| entry.path()).collect();

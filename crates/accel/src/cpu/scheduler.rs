@@ -1,4 +1,4 @@
-//! The scheduler: the coroutines of one thread, and which of them is due. See [`super`].
+//! The scheduler: the coroutines of one thread, and the order in which they are resumed. See [`super`].
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_void;
@@ -20,12 +20,12 @@ use crate::crash::{self, NO_BLOCK, OnScene, Scene};
 use crate::kernel::Entry;
 use crate::{AccelError, Kernel, params, reason_name};
 
-/// What whoever runs a scheduler wants to know while it runs.
+/// Callbacks of a scheduler's owner during a run.
 pub(super) trait Observer {
     /// A block is about to be resumed.
     #[inline]
     fn resuming(&mut self, _block: u32) {}
-    /// The mqueue's TX ring has got messages.
+    /// The mqueue's TX ring has new messages.
     fn touched(&mut self, mqueue: u32);
 }
 
@@ -36,31 +36,31 @@ impl Observer for Vec<u32> {
     }
 }
 
-/// [`Block::why`] of a block that is not to be resumed any more.
+/// [`Block::why`] of a block that must not be resumed.
 const OVER: u32 = u32::MAX;
-/// Lines of a suspended block's stack that are fetched ahead.
+/// Lines of a suspended block's stack that are prefetched.
 const FRAME_LINES: usize = 10;
-/// What an mqueue of the region is to this scheduler.
+/// The role of an mqueue of the region in this scheduler.
 #[derive(Clone, Copy)]
 struct MqueueRole {
-    /// Which of its blocks it belongs to; [`FOREIGN`] for none.
+    /// Its block; [`FOREIGN`] for none.
     block: u32,
-    /// What a block that waits for its messages waits for: [`wait::RX`] or [`wait::BACKEND`].
+    /// The wait reason of a block that waits for its messages: [`wait::RX`] or [`wait::BACKEND`].
     waits_for: u32,
 }
 
-/// Of a block that is not this scheduler's.
+/// Not a block of this scheduler.
 const FOREIGN: u32 = u32::MAX;
-/// How often a block that ignores the stop word is resumed before it is given up.
+/// How often a block that ignores the stop word is resumed before it is abandoned.
 const LAST_RESUMES: u32 = 256;
 
-/// A block: what a resume reads and writes, on lines of its own.
+/// A block: the data that a resume accesses, on cache lines of its own.
 #[repr(C, align(128))]
 struct Block {
-    /// Resumed only by the scheduler, never from inside. Never dropped: what a kernel left on the
-    /// stack cannot be unwound from outside.
+    /// Resumed only by the scheduler, never from inside. Never dropped: a kernel's frames
+    /// cannot be unwound from outside.
     coroutine: UnsafeCell<ManuallyDrop<Coroutine<(), (), (), BlockStack>>>,
-    /// Lies on the block's own stack; valid while the coroutine runs.
+    /// On the block's own stack; valid while the coroutine runs.
     yielder: Cell<*const Yielder<(), ()>>,
     /// The lowest of the block's frames while it is suspended: only an address.
     frames: Cell<*const u8>,
@@ -69,7 +69,7 @@ struct Block {
     why: Cell<u32>,
     /// In one of the scheduler's lists.
     queued: Cell<bool>,
-    /// TX head of the server mqueue as last told.
+    /// TX head of the server mqueue as last reported.
     tx_head: Cell<u64>,
     /// Index in the region.
     number: u32,
@@ -81,16 +81,16 @@ struct Block {
 }
 
 impl Block {
-    /// Asks for the lines that the block's frames in `wait` and the device library lie on, while the
-    /// block before it runs (measured on echo with 240 blocks: 61 to 53 ns a drive and message, 73 to 58
-    /// when other work has used the second cache in between).
+    /// Prefetches the lines of the block's frames in `wait` and the device library while the
+    /// previous block runs (measured on echo with 240 blocks: from 61 to 53 ns per drive and message, from 73 to 58
+    /// when other work has used the L2 cache in between).
     #[inline]
     fn prefetch(&self) {
         #[cfg(target_arch = "x86_64")]
         for line in 0..FRAME_LINES {
             use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let at = self.frames.get().wrapping_add(64 * line).cast();
-            // SAFETY: a prefetch has no effect that a program could see and never faults.
+            // SAFETY: a prefetch has no visible effect and never faults.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(at) };
         }
     }
@@ -98,7 +98,7 @@ impl Block {
 
 /// The coroutines of one thread.
 ///
-/// Dropping it stops them; those that do not come to an end are leaked with all they may refer to.
+/// Dropping it stops them; those that do not end are leaked with everything they may refer to.
 pub(super) struct Scheduler {
     body: ManuallyDrop<Body>,
 }
@@ -113,22 +113,22 @@ struct Body {
     /// To be resumed in the next run, whatever happens.
     next: Vec<u32>,
     timers: Timers,
-    /// The stop word as last seen.
+    /// The stop word as last read.
     stop: u64,
     /// Blocks that have not ended.
     running: usize,
-    /// Blocks that ended but stay suspended for ever: they broke their contract.
+    /// Blocks that ended but stay suspended: they broke their contract.
     abandoned: usize,
-    /// Mqueues whose TX ring got messages during the start: told in the first run.
+    /// Mqueues whose TX ring got messages during the start: reported in the first run.
     early: Vec<u32>,
-    /// Client mqueues of all blocks, those of a block together, and their TX heads as last told.
+    /// Client mqueues of all blocks, those of a block together, and their TX heads as last reported.
     clients: Box<[(u32, u64)]>,
-    /// Blocks that ended since the owner asked, and why.
+    /// Blocks that ended since the owner last asked, and their reasons.
     ended: Vec<(u32, u64)>,
     staging: Staging,
-    /// Which block runs, for the report of a crash.
+    /// The running block, for crash reports.
     scene: Scene,
-    // Not touched after the start, but referred to by the blocks.
+    // Not accessed after the start, but referenced by the blocks.
     _args: Box<[BlockArgs]>,
     _stacks: Stacks,
     _params: Box<[Param]>,
@@ -137,25 +137,25 @@ struct Body {
     _memory: MappedMemory,
 }
 
-// SAFETY: the raw pointers lead into memory that Body owns. What must not change threads are the suspended
-// kernels: the owners of a scheduler resume it only on the thread that started it, which WorkerBlocks
-// checks and ThreadBlocks' threads ensure by never giving theirs away.
+// SAFETY: the raw pointers point into memory that Body owns. Suspended kernels must not change
+// threads: the owners of a scheduler resume it only on the thread that started it, which WorkerBlocks
+// checks and the threads of ThreadBlocks ensure by never passing theirs on.
 unsafe impl Send for Scheduler {}
 
 /// Suspends the block that calls it: [`BlockArgs::wait`].
 unsafe extern "C" fn wait_function(wait_self: *mut c_void, why: u32, deadline_ns: u64) {
-    // SAFETY: the block's own args carry the address of its Block, which lives as long as its
+    // SAFETY: the block's own args have the address of its Block, which lives as long as its
     // coroutine; only Cells of it are used while the coroutine runs.
     let block = unsafe { &*wait_self.cast::<Block>() };
     let here = 0u8;
     block.frames.set(std::hint::black_box(&raw const here));
     block.why.set(why);
     block.deadline.set(deadline_ns);
-    // SAFETY: set by the coroutine that is running now: a block waits on its own stack.
+    // SAFETY: set by the running coroutine: a block waits on its own stack.
     unsafe { &*block.yielder.get() }.suspend(());
 }
 
-/// Tells a block the time of a custom clock: [`BlockArgs::now`].
+/// Returns the time of a custom clock to a block: [`BlockArgs::now`].
 unsafe extern "C" fn now_function(wait_self: *mut c_void) -> u64 {
     // SAFETY: as in wait_function; the clock lives as long as the block.
     match unsafe { &*(*wait_self.cast::<Block>()).clock } {
@@ -164,7 +164,7 @@ unsafe extern "C" fn now_function(wait_self: *mut c_void) -> u64 {
     }
 }
 
-/// What a coroutine is started with.
+/// The arguments of a coroutine.
 struct Start {
     entry: Entry,
     args: *const BlockArgs,
@@ -176,15 +176,15 @@ impl Start {
         Coroutine::with_stack(stack, move |yielder, ()| {
             // SAFETY: the Block lives as long as its coroutine.
             unsafe { &*self.block }.yielder.set(yielder);
-            // SAFETY: the entry of a kernel library of our ABI, with arguments that hold what
-            // BlockArgs promises and live as long as the coroutine.
+            // SAFETY: the entry of a kernel library of our ABI, with arguments that satisfy
+            // BlockArgs and live as long as the coroutine.
             unsafe { (self.entry)(self.args) };
         })
     }
 }
 
 impl Scheduler {
-    /// Makes everything that `blocks` of the region need, on any thread; none of them runs before
+    /// Allocates everything for `blocks` of the region, on any thread; none of them runs before
     /// [`Self::begin`].
     pub(super) fn prepare(
         memory: MappedMemory,
@@ -254,14 +254,14 @@ impl Scheduler {
         self.body.start(resuming)
     }
 
-    /// Resumes once every block that is due: its mqueue is one of `rang`, its deadline has passed,
-    /// it did not want to stop in the last run, or the stop word has changed.
+    /// Resumes every block that is due once: its mqueue is one of `rang`, its deadline has passed,
+    /// it only yielded in the last run, or the stop word has changed.
     #[inline]
     pub(super) fn run(&mut self, now_ns: u64, rang: &[u32], observer: &mut impl Observer) {
         self.body.run(now_ns, rang, observer);
     }
 
-    /// When the next run is due if nothing rings: 0 at once, [`NO_DEADLINE`] never.
+    /// When the next run is due if no mqueue is signalled: 0 immediately, [`NO_DEADLINE`] never.
     #[inline]
     pub(super) fn due_at(&self) -> u64 {
         if !self.body.next.is_empty() || !self.body.early.is_empty() {
@@ -276,7 +276,7 @@ impl Scheduler {
         self.body.words.stop() != self.body.stop
     }
 
-    /// Lets every block look around in the next run.
+    /// Resumes every block in the next run.
     pub(super) fn resume_all(&mut self) {
         self.body.resume_all();
     }
@@ -305,20 +305,20 @@ impl Drop for Scheduler {
         }
         if self.body.running + self.body.abandoned == 0 {
             // SAFETY: not used afterwards. Every coroutine has returned, so nothing refers to stacks,
-            // staging or arguments any more.
+            // staging or arguments.
             unsafe { ManuallyDrop::drop(&mut self.body) };
         } else {
             tracing::warn!(
                 blocks = self.body.running + self.body.abandoned,
                 kernel = self.body._kernel.name(),
-                "blocks did not end by themselves: their memory is leaked"
+                "blocks did not end: their memory is leaked"
             );
         }
     }
 }
 
 impl Body {
-    /// The first resume of every block, and whether it got to its first wait.
+    /// Resumes every block for the first time, and checks that it got to its first wait.
     fn start(&mut self, resuming: impl Fn(u32)) -> Result<(), AccelError> {
         let _scene = OnScene::enter(&raw const self.scene);
         let mut touched = Vec::new();
@@ -327,7 +327,7 @@ impl Body {
             resuming(block);
             self.resume(i, &mut touched);
             let over = self.blocks[i].why.get() == OVER;
-            // Who was told to stop before its first wait has nothing to wait for.
+            // A block that was stopped before its first wait does not wait.
             if over && self.words.block(block).reason == reason::STOPPED {
                 continue;
             }
@@ -350,7 +350,7 @@ impl Body {
         let stop = self.words.stop();
         if stop != self.stop && !mutants::on("ignore_stop") {
             self.stop = stop;
-            // What `next` held is in `ready` already, so both fit.
+            // The entries of `next` are already in `ready`, so both fit.
             self.resume_all();
             self.ready.append(&mut self.next);
         }
@@ -387,7 +387,7 @@ impl Body {
             return;
         };
         let Some(waiting) = self.blocks.get(block as usize) else { return };
-        // A block that waits for something else looks at this ring before it waits for it.
+        // A block that waits for something else checks this ring before it waits for it.
         if waiting.why.get() == waits_for {
             self.queue(block);
         }
@@ -418,7 +418,7 @@ impl Body {
         let block = &self.blocks[i];
         observer.resuming(block.number);
         block.queued.set(false);
-        // SAFETY: the only reference: a block's own code knows only the Cells.
+        // SAFETY: the only reference: the block's own code accesses only the Cells.
         let coroutine = unsafe { &mut *block.coroutine.get() };
         self.scene.running.set(i as u32);
         let result = coroutine.resume(());
@@ -439,7 +439,7 @@ impl Body {
         }
     }
 
-    /// Files a suspended block under what it waits for.
+    /// Registers a suspended block for the event it waits for.
     #[inline]
     fn wait(&mut self, i: usize) {
         let block = &self.blocks[i];
@@ -466,7 +466,7 @@ impl Body {
         }
     }
 
-    /// The block is not resumed any more. The reason is the one it gave; `otherwise` when it gave none.
+    /// Marks the block as ended. The reason is the block's own; `otherwise` if it has none.
     #[cold]
     fn end(&mut self, i: usize, otherwise: u64) {
         let block = self.blocks[i].number;
@@ -489,7 +489,7 @@ impl Body {
         self.ended.push((block, why));
     }
 
-    /// Asks every block to end at once.
+    /// Asks every block to end immediately.
     fn shut_down(&mut self) {
         let _scene = OnScene::enter(&raw const self.scene);
         self.words.set_stop(stop::NOW);
@@ -506,7 +506,7 @@ impl Body {
     }
 }
 
-/// What each block is started with, but for its own address.
+/// The arguments of each block, without its own address.
 fn block_args(
     blocks: &[u32],
     region: &Region<MappedMemory>,
@@ -541,7 +541,7 @@ fn block_args(
     Ok(blocks.iter().enumerate().map(args).collect())
 }
 
-/// Builds the blocks and completes their arguments, which they refer to.
+/// Builds the blocks and completes their arguments, which point to them.
 fn place_blocks(
     args: &mut [BlockArgs],
     region: &Region<MappedMemory>,

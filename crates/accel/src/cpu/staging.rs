@@ -1,7 +1,7 @@
-//! Staging memory of blocks: private buffers for the messages a kernel works on.
+//! Staging memory of blocks: private buffers for the messages of a kernel.
 //!
-//! One allocation for all blocks of a scheduler; behind each block's buffers stands a line with a
-//! known pattern. A kernel that wrote past its buffers has changed its own line before it reached the
+//! One allocation for all blocks of a scheduler; a line with a known pattern follows each block's
+//! buffers. A kernel that writes past its buffers changes its own line before it reaches the
 //! next block's memory.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -14,22 +14,22 @@ const LINE: usize = 64;
 type Canary = [u64; LINE / 8];
 const PATTERN: u64 = 0x5e57_a1c0_de0f_f1ce;
 const CANARY: Canary = [PATTERN; LINE / 8];
-/// Up to here all pages are made resident at the start.
+/// Up to this size all pages are made resident at the start.
 const PREFAULT_MAX: usize = 64 << 20;
 
 unsafe extern "C" {
-    /// Of `device/kernels/builtin.cpp`: this process's sink, made at the first call; null with an errno.
+    /// Of `device/kernels/builtin.cpp`: this process's sink, created by the first call; null with an errno.
     fn serval_sink(bytes: *mut u64) -> *mut c_void;
 }
 
-/// Where kernels of this process write replies that are too long to send: address and bytes of a range that is longer than any length,
-/// behind which there are a few MiB of memory. It stays until the process ends.
+/// Where kernels of this process write replies that are too long to send: address and size of a range that is longer than any length,
+/// backed by a few MiB of memory. It is never unmapped.
 pub(super) fn sink() -> Result<(u64, u64), AccelError> {
     let mut bytes = 0;
     // SAFETY: writes one number.
     let sink = unsafe { serval_sink(&mut bytes) };
     if sink.is_null() {
-        let what = "reserve 4 GiB of addresses for replies that are too long to send (`ulimit -v` must allow it)";
+        let what = "reserve 4 GiB of address space for replies that are too long to send (`ulimit -v` must allow it)";
         return Err(AccelError::Os { what, error: io::Error::last_os_error() });
     }
     Ok((sink.expose_provenance() as u64, bytes))
@@ -62,7 +62,7 @@ impl Staging {
             }
         }
         for block in 0..blocks {
-            // SAFETY: the line behind the block's buffers, inside the allocation and aligned.
+            // SAFETY: the line after the block's buffers, inside the allocation and aligned.
             unsafe { staging.canary(block).write(CANARY) };
         }
         staging
@@ -83,11 +83,11 @@ impl Staging {
         self.block_bytes as u64
     }
 
-    /// Whether the block has written only where it may, as far as can be seen.
+    /// Whether the block's canary is intact.
     #[inline]
     pub(super) fn intact(&self, block: usize) -> bool {
-        // SAFETY: inside the allocation and aligned; volatile, because the kernel writes behind the
-        // compiler's back.
+        // SAFETY: inside the allocation and aligned; volatile, because the compiler does not see the kernel's
+        // writes.
         let line = unsafe { ptr::read_volatile(self.canary(block)) };
         // Not `==`, which calls memcmp: this runs after every resume.
         line.iter().fold(0, |changed, word| changed | (word ^ PATTERN)) == 0

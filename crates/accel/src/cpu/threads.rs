@@ -1,16 +1,16 @@
 //! Placement `threads`: blocks run on threads of the accelerator, each with a scheduler of its own.
 //!
-//! Worker and thread meet in the region's rings; beside them they share a [`Link`]: doorbells for both
-//! directions and the list of blocks that ended. A thread without work spins for a while, then sleeps;
+//! Worker and thread communicate through the region's rings; in addition they share a [`Link`]: doorbells for both
+//! directions and the list of blocks that ended. An idle thread spins for a while, then sleeps;
 //! `drive` wakes it.
 //!
-//! EDGE PARK: the thread says that it sleeps, then looks at its doorbells once more; the worker rings,
-//! then looks whether the thread sleeps. A full fence between the two on both sides: at least one of them
+//! EDGE PARK: the thread announces that it sleeps, then checks its doorbells once more; the worker rings,
+//! then checks whether the thread sleeps. A full fence between the two on both sides: at least one of them
 //! sees the other.
 //!
-//! A thread that does not come back from a block is found by the workers ([`Watch`]). All blocks of it are
-//! reported hung; the thread is left alone, because what it holds cannot be known, and retires if it ever
-//! comes back.
+//! The workers detect a thread that is stuck in a block ([`Watch`]). All its blocks are
+//! reported hung; the thread is abandoned, because its state is unknown, and exits if it ever
+//! returns.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
@@ -26,16 +26,16 @@ use super::watch::Watch;
 use super::{Options, pin};
 use crate::{AccelError, Kernel};
 
-/// Longest sleep: after it the thread looks at the stop word by itself.
+/// Longest sleep, after which the thread checks the stop word by itself.
 const SLEEP_MAX: Duration = Duration::from_millis(250);
-/// A deadline nearer than this is waited for awake: the host kernel's timers are coarser.
+/// For a deadline nearer than this the thread stays awake: the host kernel's timers are coarser.
 const AWAKE_NS: u64 = 60_000;
-/// An idle thread whose engine did not beat for this long lets its blocks look.
+/// If the engine's heartbeat stops for this long, an idle thread resumes its blocks to check it.
 const HEARTBEAT_NS: u64 = 1_000_000_000;
-/// Longest time until every block has got to its first wait.
+/// Time limit for every block to get to its first wait.
 const START_MAX: Duration = Duration::from_secs(30);
 
-/// What a thread tells everybody.
+/// State that a thread publishes.
 #[derive(Default)]
 struct ThreadState {
     handle: OnceLock<Thread>,
@@ -43,7 +43,7 @@ struct ThreadState {
     parked: ParkWord,
     /// Inside a run of its scheduler.
     busy: AtomicBool,
-    /// Counts resumes.
+    /// Number of resumes.
     progress: AtomicU64,
     /// Reported hung: it must not serve any more.
     condemned: AtomicBool,
@@ -57,19 +57,19 @@ impl ThreadState {
     }
 }
 
-/// What a worker and a thread share.
+/// State shared by a worker and a thread.
 struct Link {
     thread: Arc<ThreadState>,
-    /// The worker's blocks that live on the thread.
+    /// The worker's blocks on the thread.
     blocks: Box<[u32]>,
-    /// Their mqueues; doorbells go by the place in this list.
+    /// Their mqueues; doorbells are indexed by the position in this list.
     mqueues: Box<[u32]>,
     /// Written by the worker: messages in RX rings.
     rang: Doorbells,
     /// Written by the thread: messages in TX rings.
     touched: Doorbells,
     ended: Mutex<Vec<(u32, u64)>>,
-    /// Set after something was put into `ended`.
+    /// Set after an entry was added to `ended`.
     has_ended: AtomicBool,
 }
 
@@ -85,11 +85,11 @@ struct RunningThread {
     join: JoinHandle<()>,
 }
 
-/// One worker's share of the blocks that live on accelerator threads.
+/// One worker's share of the blocks on accelerator threads.
 pub struct ThreadBlocks {
     words: Words<MappedMemory>,
     links: Vec<WorkerLink>,
-    /// By mqueue of the region: link and place in its list.
+    /// By mqueue of the region: link and position in its list.
     places: Box<[(u16, u32)]>,
     stop: u64,
     hung_after_ns: u64,
@@ -103,7 +103,7 @@ struct WorkerLink {
     rang: bool,
     /// Its thread hangs.
     dead: bool,
-    /// To be reported.
+    /// Not reported yet.
     hung: bool,
 }
 
@@ -111,8 +111,8 @@ const NOWHERE: (u16, u32) = (u16::MAX, 0);
 
 impl ThreadBlocks {
     /// Starts `threads` threads that share all blocks of `blocks_by_worker` evenly, each on one of
-    /// `cores` if given. Every block has run up to its first wait when this returns. The result has one
-    /// [`ThreadBlocks`] for every worker.
+    /// `cores` if given. On return every block has run up to its first wait. The result has one
+    /// [`ThreadBlocks`] per worker.
     pub fn start(
         region: MappedMemory,
         kernel: &Arc<Kernel>,
@@ -141,7 +141,7 @@ impl ThreadBlocks {
         let (report, reports) = mpsc::channel();
         let mut accelerator = CpuAccelerator { words: words.clone(), threads: Vec::new() };
         for number in 0..threads {
-            // Neighbours in the list belong to the same worker: a thread meets few workers.
+            // Neighbours in the list belong to the same worker, so a thread has links to few workers.
             let share = number * owned.len() / threads..(number + 1) * owned.len() / threads;
             let state = Arc::new(ThreadState::default());
             let links = link(&mut workers, &owned[share.clone()], &joined, &state);
@@ -189,7 +189,7 @@ impl ThreadBlocks {
     }
 }
 
-/// Makes the links of one thread with the workers whose blocks it gets.
+/// Creates the links of one thread with the workers of its blocks.
 fn link(
     workers: &mut [ThreadBlocks],
     owned: &[(usize, u32)],
@@ -264,7 +264,7 @@ impl Blocks for ThreadBlocks {
 
     #[inline]
     fn wake_at(&self) -> u64 {
-        // The threads know their deadlines themselves.
+        // The threads handle their deadlines themselves.
         u64::MAX
     }
 
@@ -299,10 +299,10 @@ impl WorkerLink {
 
     #[cold]
     fn take_ended(&mut self, into: &mut Vec<(u32, u64)>) {
-        // The flag first: what is put in after it was taken down raises it again.
+        // The flag first: entries added after it was cleared set it again.
         self.link.has_ended.store(false, Ordering::Relaxed);
         let mut ended = lock(&self.link.ended);
-        // The blocks of a dead thread were reported already.
+        // The blocks of a dead thread have already been reported.
         if !self.dead || self.hung {
             into.append(&mut ended);
         }
@@ -322,7 +322,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Everything a thread starts with.
+/// The arguments of a thread.
 struct Runner {
     region: MappedMemory,
     kernel: Arc<Kernel>,
@@ -377,7 +377,7 @@ struct Server {
 struct ThreadObserver {
     state: Arc<ThreadState>,
     links: Vec<Arc<Link>>,
-    /// By mqueue of the region: link and place in its list.
+    /// By mqueue of the region: link and position in its list.
     places: Box<[(u16, u32)]>,
     progress: u64,
 }
@@ -406,7 +406,7 @@ impl Server {
                 places[mqueue as usize] = (number as u16, place as u32);
             }
         }
-        // Head 0 and count 0 of the doorbells: what the engine published before is found.
+        // Head 0 and count 0 of the doorbells: messages published earlier are found.
         let rang = runner.links.iter().map(|link| Listener::new(&link.mqueues, |_| 0)).collect();
         let observer = ThreadObserver {
             state: runner.state,
@@ -446,7 +446,7 @@ impl Server {
         }
     }
 
-    /// Nothing to do: spin for a while, then sleep.
+    /// When idle: spin for a while, then sleep.
     fn idle(&mut self, now: u64, since: u64) {
         if now - since < self.options.spin.as_nanos() as u64 {
             std::hint::spin_loop();
@@ -468,7 +468,7 @@ impl Server {
         parked.set(false);
     }
 
-    /// Blocks that wait cannot see that the engine is gone: they are resumed to look.
+    /// Waiting blocks cannot notice that the engine is gone: they are resumed to check.
     fn check_heartbeat(&mut self, now: u64) {
         if now - self.heartbeat_at < HEARTBEAT_NS {
             return;
@@ -506,8 +506,8 @@ impl CpuAccelerator {
         self.threads.iter().filter(|thread| !thread.join.is_finished()).count()
     }
 
-    /// Waits for the threads to end, after [`Self::stop`]. The blocks of those that did not end within
-    /// `limit` are returned; their threads are left to themselves, with all memory they may use.
+    /// Waits for the threads to end, after [`Self::stop`]. Returns the blocks of those that did not end within
+    /// `limit`; their threads are abandoned, with all memory they may use.
     pub fn join(mut self, limit: Duration) -> Vec<u32> {
         self.wait(limit)
     }
@@ -530,13 +530,13 @@ impl CpuAccelerator {
 }
 
 impl Drop for CpuAccelerator {
-    /// Stops the blocks at once and waits a second for their threads.
+    /// Stops the blocks immediately and waits up to a second for their threads.
     fn drop(&mut self) {
         if !self.threads.is_empty() {
             self.stop(stop::NOW);
             let hung = self.wait(Duration::from_secs(1));
             if !hung.is_empty() {
-                tracing::warn!(blocks = ?hung, "accelerator threads did not end: they are left to themselves");
+                tracing::warn!(blocks = ?hung, "accelerator threads did not end and are abandoned");
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Deadlines of blocks: an indexed binary heap with at most one entry a block.
+//! Deadlines of blocks: an indexed binary heap with at most one entry per block.
 //!
-//! A block's entry is never later than the block's deadline, but may be earlier: a block that goes
-//! back to waiting with a later deadline leaves its entry where it is, and finds its real deadline
-//! when the entry comes up. So a wait costs nothing unless its deadline is the block's earliest, and
+//! A block's entry is never later than the block's deadline, but may be earlier: a block that waits
+//! again with a later deadline keeps its entry, and its real deadline is found
+//! when the entry expires. So a wait costs nothing unless its deadline is the block's earliest, and
 //! nothing is allocated after the start.
 
 /// Not in the heap.
@@ -11,7 +11,7 @@ const OUT: u32 = u32::MAX;
 pub(super) struct Timers {
     /// (time, block), a binary heap with the earliest first.
     heap: Vec<(u64, u32)>,
-    /// Where a block's entry is in the heap.
+    /// Position of a block's entry in the heap.
     place: Box<[u32]>,
 }
 
@@ -21,7 +21,7 @@ impl Timers {
         Self { heap: Vec::with_capacity(blocks), place: vec![OUT; blocks].into_boxed_slice() }
     }
 
-    /// The block is to come up at `time` at the latest.
+    /// Ensures that the block's entry expires at `time` at the latest.
     #[inline]
     pub(super) fn arm(&mut self, block: u32, time: u64) {
         match self.place[block as usize] {
@@ -43,7 +43,7 @@ impl Timers {
         self.heap.first().map(|(time, _)| *time)
     }
 
-    /// Takes out a block whose entry is not later than `now`.
+    /// Removes a block whose entry is not later than `now`.
     #[inline]
     pub(super) fn expired(&mut self, now: u64) -> Option<u32> {
         let &(time, block) = self.heap.first()?;

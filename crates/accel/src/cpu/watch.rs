@@ -1,12 +1,12 @@
-//! Finds a thread that does not come back from a block.
+//! Detects a thread that is stuck in a block.
 
-/// What whoever watches a thread remembers of it.
+/// A watcher's state about a thread.
 ///
-/// Silence is added up in steps of limited length, so that a watcher that was itself held up (a debugger, a
-/// suspended machine) does not take its own absence for the thread's.
+/// Silence is added up in steps of limited length, so that a watcher that was stopped itself (a debugger, a
+/// suspended machine) does not count its own absence as the thread's.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// Time of the next look.
+    /// Time of the next check.
     next: u64,
     last: u64,
     progress: u64,
@@ -14,14 +14,14 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Whether it is time for a look; earlier ones do no harm.
+    /// Whether a check is due; earlier ones do no harm.
     #[inline]
     pub(crate) fn is_due(&self, now_ns: u64) -> bool {
         now_ns >= self.next
     }
 
-    /// Looks; whether the thread hangs: it is inside its blocks (`busy`) and the count of its resumes
-    /// (`progress`) stood still for `hung_after_ns`.
+    /// Checks whether the thread hangs: it is inside its blocks (`busy`) and its number of resumes
+    /// (`progress`) did not change for `hung_after_ns`.
     #[cold]
     pub(crate) fn look(
         &mut self,
@@ -50,11 +50,11 @@ mod tests {
     #[test]
     fn only_silence_inside_blocks_counts() {
         let mut watch = Watch::default();
-        // Busy without an end, and every look finds it further on.
+        // Busy without end, but every check finds progress.
         assert!((1..100).all(|n| !watch.look(n * 10, 80, true, n)));
         // Not inside its blocks, however long.
         assert!((100..200).all(|n| !watch.look(n * 10, 80, false, 100)));
-        // One long absence of the watcher is not the thread's.
+        // One long absence of the watcher does not count.
         assert!(!watch.look(1_000_000, 80, true, 100));
         assert!(!watch.look(1_000_040, 80, true, 100));
         assert!(!watch.look(1_000_060, 80, true, 100));

@@ -1,7 +1,7 @@
 //! Placement `worker`: blocks run on the engine worker's own thread, inside `drive`.
 //!
-//! The hop costs two coroutine switches and no cache line ever crosses a core; a kernel that computes
-//! for long keeps its worker from the network meanwhile.
+//! The hop costs two coroutine switches and no cache line ever moves between cores; but a kernel that computes
+//! for long keeps its worker from the network.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use super::Options;
 use super::scheduler::{Observer, Scheduler};
 use crate::{AccelError, Kernel};
 
-/// What [`Resuming`] shows while no block is resumed.
+/// The value of [`Resuming`]'s word while no block is resumed.
 pub const NOT_RESUMING: u64 = 0;
 
-/// The word in which a worker shows which block it resumes. It is alone on its cache lines: workers write theirs at
-/// every resume, and no worker may slow down another.
+/// The word in which a worker shows which block it resumes. It has cache lines of its own: workers write theirs at
+/// every resume, and must not slow down each other.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct ResumingWord(AtomicU64);
 
 impl ResumingWord {
-    /// What it shows: see [`Resuming::parts`], or [`NOT_RESUMING`].
+    /// Its value: see [`Resuming::parts`], or [`NOT_RESUMING`].
     pub fn load(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -42,11 +42,11 @@ pub struct Resuming {
 impl Resuming {
     /// Blocks show themselves in `word` with `tag`, which is not 0.
     pub fn new(word: Arc<ResumingWord>, tag: u32) -> Self {
-        assert_ne!(tag, 0, "it means that no block is resumed");
+        assert_ne!(tag, 0, "0 means that no block is resumed");
         Self { word, tag }
     }
 
-    /// Tag and block of what a word shows; tag 0 if no block is resumed.
+    /// Tag and block of a word's value; tag 0 if no block is resumed.
     pub fn parts(shown: u64) -> (u32, u32) {
         ((shown >> 32) as u32, shown as u32)
     }
@@ -72,7 +72,7 @@ pub struct WorkerBlocks {
     resuming: Resuming,
 }
 
-/// A name for the calling thread, cheaper than its id.
+/// An identifier of the calling thread, cheaper than its id.
 #[inline]
 fn this_thread() -> usize {
     thread_local!(static MARK: u8 = const { 0 });
@@ -80,10 +80,10 @@ fn this_thread() -> usize {
 }
 
 impl WorkerBlocks {
-    /// Makes everything that `blocks` of the region need. They start with [`Blocks::start`], on the thread
+    /// Allocates everything for `blocks` of the region. They start with [`Blocks::start`], on the thread
     /// that drives them.
     ///
-    /// Dropping it stops the blocks at once: the region's stop word becomes
+    /// Dropping it stops the blocks immediately: the region's stop word becomes
     /// [`NOW`](mqueue::abi::stop::NOW).
     pub fn prepare(
         region: MappedMemory,
@@ -93,17 +93,17 @@ impl WorkerBlocks {
         options: &Options,
     ) -> Result<Self, AccelError> {
         let scheduler = Scheduler::prepare(region, kernel, params, blocks, options)?;
-        // Nobody watches it.
+        // Without a watcher.
         let resuming = Resuming::new(Arc::default(), 1);
         Ok(Self { scheduler: ManuallyDrop::new(scheduler), thread: NO_THREAD, resuming })
     }
 
-    /// From now on shows each block that is resumed.
+    /// Shows each block that is resumed from now on.
     pub fn show(&mut self, resuming: Resuming) {
         self.resuming = resuming;
     }
 
-    /// As [`Self::prepare`], and starts them: each has run up to its first wait when this returns.
+    /// Like [`Self::prepare`], and starts them: on return each has run up to its first wait.
     pub fn start(
         region: MappedMemory,
         kernel: Arc<Kernel>,
@@ -123,8 +123,8 @@ impl WorkerBlocks {
         begun
     }
 
-    /// As [`Blocks::drive`] for an owner that looks at the TX rings otherwise: counts every resume in `progress`, so
-    /// that whoever watches the thread can tell a long turn from a block that does not come back.
+    /// Like [`Blocks::drive`], for an owner that polls the TX rings itself: counts every resume in `progress`, so
+    /// that a watcher can tell a long turn from a block that hangs.
     #[inline]
     pub(crate) fn drive_counted(&mut self, now_ns: u64, rang: &[u32], progress: &AtomicU64) {
         assert_eq!(self.thread, this_thread(), "blocks never change threads");

@@ -1,11 +1,11 @@
-//! The CUDA driver interface, loaded when somebody asks for it.
+//! The CUDA driver interface, loaded on demand.
 //!
-//! A table of the few functions that are used, found in `libcuda.so.1` at run time: the program starts on
-//! machines without a driver, and a process that never asks never has it in its memory. (The `cudarc` crate
-//! offers the whole interface, but ends the process where the library or one function is missing; here
+//! A table of the required functions, found in `libcuda.so.1` at run time: the program starts on
+//! machines without a driver, and a process that does not use a GPU never loads it. (The `cudarc` crate
+//! offers the whole interface, but ends the process if the library or a function is missing; here
 //! both are errors with a sentence.) The library is never unloaded, because it has threads of its own.
 //!
-//! Functions here take what the driver takes and check what it returns; who owns what is `gpu.rs`.
+//! Functions here take the driver's arguments and check its results; `gpu.rs` manages ownership.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_ushort, c_void};
 use std::path::{Path, PathBuf};
@@ -17,12 +17,12 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use super::CudaError;
 use crate::table::table;
 
-/// What the dynamic linker is asked for.
+/// The name for the dynamic linker.
 const LIBRARY: &str = "libcuda.so.1";
-/// What takes memory of the host and none of the GPU's.
+/// An operation that uses host memory and no GPU memory.
 pub(super) const REGISTER: &str = "register the region with the GPU";
 
-/// Attributes of a device that are asked for, by the driver's numbers.
+/// Attributes of a device, by the driver's numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum DeviceAttribute {
     Multiprocessors = 16,
@@ -42,10 +42,10 @@ pub(super) enum FunctionAttribute {
     LocalBytes = 3,
 }
 
-/// Of what the L1 cache and shared memory have together, the part in percent that shared memory is to have.
+/// The share of shared memory in percent of the memory that the L1 cache and shared memory have together.
 const PREFERRED_SHARED_CARVEOUT: c_int = 9;
 
-/// Work is still under way on a stream.
+/// The stream's work is still in progress.
 const NOT_READY: c_int = 600;
 const NOT_FOUND: c_int = 500;
 
@@ -137,7 +137,7 @@ pub(super) struct Driver {
     function_load: Option<unsafe extern "C" fn(Function) -> c_int>,
 }
 
-/// What `make` made first; an error is not kept, since the next try may have none.
+/// The value that `make` first created; an error is not kept, since the next try may succeed.
 fn once<T: Copy, E>(made: &OnceLock<T>, make: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     match made.get() {
         Some(made) => Ok(*made),
@@ -146,7 +146,7 @@ fn once<T: Copy, E>(made: &OnceLock<T>, make: impl FnOnce() -> Result<T, E>) -> 
 }
 
 impl AllocationProperties {
-    /// Plain memory of the GPU.
+    /// Ordinary memory of the GPU.
     fn on(device: c_int) -> Self {
         const PINNED: c_int = 1;
         const DEVICE: c_int = 1;
@@ -171,12 +171,12 @@ pub(super) struct Grid {
     /// Threads of a block: in a row, and rows.
     pub(super) threads: u32,
     pub(super) rows: u32,
-    /// Memory that a block's threads share, besides what the kernel declares.
+    /// Memory shared by a block's threads, besides the kernel's own declarations.
     pub(super) shared_bytes: u32,
 }
 
 impl Driver {
-    /// Loads the driver's library, once, or the one at `library`, and initialises it.
+    /// Loads the driver's library, or the one at `library`, once, and initialises it.
     pub(super) fn load(library: Option<&Path>) -> Result<&'static Self, CudaError> {
         static DEFAULT: OnceLock<&Driver> = OnceLock::new();
         match library {
@@ -187,8 +187,8 @@ impl Driver {
 
     fn load_anew(library: Option<&Path>) -> Result<&'static Self, CudaError> {
         let path = library.map_or_else(|| PathBuf::from(LIBRARY), Path::to_owned);
-        // SAFETY: loading runs the library's constructors. It is the machine's own driver, or one that
-        // the operator named.
+        // SAFETY: loading runs the library's constructors. It is the machine's own driver, or one named by
+        // the operator.
         let library = match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
             Ok(library) => library,
             Err(error) => return Err(CudaError::NoDriver { path, error }),
@@ -199,12 +199,12 @@ impl Driver {
         let function_load = unsafe { library.get("cuFuncLoad") }.ok().map(|symbol| *symbol);
         std::mem::forget(library);
         let driver = Self { table, function_load };
-        // SAFETY: zero is the only flag there is.
+        // SAFETY: zero is the only valid flag.
         driver.check("initialise the GPU driver", unsafe { (driver.table.init)(0) })?;
         Ok(Box::leak(Box::new(driver)))
     }
 
-    /// An error of `code` unless it says success.
+    /// An error unless `code` is success.
     fn check(&self, what: &'static str, code: c_int) -> Result<(), CudaError> {
         if code == 0 {
             return Ok(());
@@ -223,7 +223,7 @@ impl Driver {
         Err(CudaError::Driver { what, bus_id: None, code, name, meaning })
     }
 
-    /// 13000 means 13.0: the newest CUDA version this driver serves.
+    /// The newest CUDA version that the driver supports; 13000 means 13.0.
     pub(super) fn version(&self) -> Result<u32, CudaError> {
         let mut version = 0;
         // SAFETY: writes one integer.
@@ -233,7 +233,7 @@ impl Driver {
         Ok(version.max(0) as u32)
     }
 
-    /// Whether kernels are loaded when they are first started, and nothing can be done about it from here.
+    /// Whether kernels are loaded at their first launch, without a way to change that here.
     pub(super) fn loads_lazily(&self) -> bool {
         self.function_load.is_none()
             && std::env::var_os("CUDA_MODULE_LOADING").is_none_or(|how| how != "EAGER")
@@ -309,9 +309,9 @@ impl Driver {
         unsafe { (self.table.context_release)(device) };
     }
 
-    /// Makes `context` the one that the calling thread's further calls mean.
+    /// Makes `context` the current context of the calling thread.
     pub(super) fn bind(&self, context: Context) -> Result<(), CudaError> {
-        // SAFETY: a handle that `retain_context` gave.
+        // SAFETY: a handle from `retain_context`.
         self.check("use the GPU from this thread", unsafe { (self.table.context_bind)(context) })
     }
 
@@ -321,18 +321,18 @@ impl Driver {
     pub(super) unsafe fn load_module(&self, image: &[u8]) -> Result<Module, CudaError> {
         let mut module = 0;
         // SAFETY: the driver reads as far as the image's own header says, which is its end by the
-        // caller's word.
+        // caller's promise.
         let code = unsafe { (self.table.module_load)(&mut module, image.as_ptr().cast()) };
         self.check("load the kernels", code)?;
         Ok(module)
     }
 
     pub(super) fn unload_module(&self, module: Module) {
-        // SAFETY: a handle that `load_module` gave; nothing of it runs, by gpu.rs.
+        // SAFETY: a handle from `load_module`; gpu.rs ensures that nothing of it runs.
         unsafe { (self.table.module_unload)(module) };
     }
 
-    /// The kernel of this name, loaded; none when the module has none of this name.
+    /// The kernel of this name, loaded; none if the module has no such kernel.
     pub(super) fn function(
         &self,
         module: Module,
@@ -346,9 +346,9 @@ impl Driver {
         }
         self.check("find the kernel", code)?;
         if let Some(load) = self.function_load {
-            // A module may be loaded lazily, and what is loaded while a persistent kernel runs waits
+            // A module may be loaded lazily, and a load while a persistent kernel runs waits
             // for that kernel's end.
-            // SAFETY: a handle that the driver has just given.
+            // SAFETY: a handle that the driver has just returned.
             self.check("load the kernel", unsafe { load(function) })?;
         }
         Ok(Some(function))
@@ -367,17 +367,17 @@ impl Driver {
         Ok(value.max(0) as u32)
     }
 
-    /// Asks that a multiprocessor on which the kernel runs gives shared memory all that it can; `occupancy` says
-    /// why. To be done before anything is asked about its blocks or started.
+    /// Requests the maximum share of shared memory on multiprocessors that run the kernel; see
+    /// `occupancy`. Must precede any query about its blocks and any launch.
     pub(super) fn prefer_shared_memory(&self, function: Function) -> Result<(), CudaError> {
-        // SAFETY: no pointers; a handle that `function` gave, and an attribute and a value of the driver's.
+        // SAFETY: no pointers; a handle from `function`, and an attribute and a value of the driver's.
         let code = unsafe {
             (self.table.set_function_attribute)(function, PREFERRED_SHARED_CARVEOUT, 100)
         };
         self.check("have the kernel's multiprocessors prefer shared memory", code)
     }
 
-    /// Blocks of a kernel that fit on one multiprocessor.
+    /// Number of the kernel's blocks that fit on one multiprocessor.
     pub(super) fn resident_blocks(&self, function: Function, grid: Grid) -> Result<u32, CudaError> {
         let mut blocks = 0;
         // SAFETY: writes one integer.
@@ -401,7 +401,7 @@ impl Driver {
         bytes: usize,
     ) -> Result<DeviceAddress, CudaError> {
         const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
-        // SAFETY: mapped memory, by the caller's word.
+        // SAFETY: mapped memory, by the caller's promise.
         let code = unsafe { (self.table.host_register)(base.cast(), bytes, PORTABLE_AND_MAPPED) };
         self.check(REGISTER, code)?;
         let mut address = 0;
@@ -415,7 +415,7 @@ impl Driver {
     }
 
     pub(super) fn unregister(&self, base: *mut u8) {
-        // SAFETY: the driver knows what it has registered and refuses anything else.
+        // SAFETY: the driver tracks its registrations and rejects anything else.
         unsafe { (self.table.host_unregister)(base.cast()) };
     }
 
@@ -428,11 +428,11 @@ impl Driver {
     }
 
     pub(super) fn free(&self, address: DeviceAddress) {
-        // SAFETY: the driver knows what it has allocated and refuses anything else.
+        // SAFETY: the driver tracks its allocations and rejects anything else.
         unsafe { (self.table.free)(address) };
     }
 
-    /// A range of `bytes` addresses, all of which lead to the same `piece` bytes of memory; both are multiples of the driver's
+    /// A range of `bytes` addresses that all map the same `piece` bytes of memory; both are multiples of the driver's
     /// granularity, see [`Self::granularity`].
     pub(super) fn map_again_and_again(
         &self,
@@ -451,7 +451,7 @@ impl Driver {
         let mut done = self.check("reserve addresses of the GPU", code);
         let mut mapped = 0;
         while done.is_ok() && mapped < bytes {
-            // SAFETY: inside the range that was reserved, and nothing is mapped there.
+            // SAFETY: inside the reserved range, at an unmapped address.
             let code = unsafe { (self.table.map)(base + mapped as u64, piece, 0, memory, 0) };
             done = self.check("map GPU memory", code);
             mapped += if done.is_ok() { piece } else { 0 };
@@ -463,10 +463,10 @@ impl Driver {
             done = self.check("allow access to GPU memory", code);
         }
         // The mappings keep the memory.
-        // SAFETY: a handle that `create` gave.
+        // SAFETY: a handle from `create`.
         unsafe { (self.table.release)(memory) };
         if done.is_err() && base != 0 {
-            // SAFETY: what was mapped of the range that was reserved, which nobody uses.
+            // SAFETY: the mapped part of the reserved range, which has no user.
             unsafe {
                 if mapped > 0 {
                     (self.table.unmap)(base, mapped);
@@ -477,7 +477,7 @@ impl Driver {
         done.map(|()| base)
     }
 
-    /// Of what the sizes are multiples that [`Self::map_again_and_again`] takes.
+    /// The unit of the sizes for [`Self::map_again_and_again`].
     pub(super) fn granularity(&self, device: c_int) -> Result<usize, CudaError> {
         const MINIMUM: c_int = 0;
         let (mut bytes, properties) = (0, AllocationProperties::on(device));
@@ -487,31 +487,31 @@ impl Driver {
         Ok(bytes.max(1))
     }
 
-    /// Gives back what [`Self::map_again_and_again`] made.
+    /// Unmaps a range of [`Self::map_again_and_again`].
     pub(super) fn unmap(&self, base: DeviceAddress, bytes: usize) {
-        // SAFETY: the driver knows what was mapped and refuses anything else.
+        // SAFETY: the driver tracks its mappings and rejects anything else.
         unsafe {
             (self.table.unmap)(base, bytes);
             (self.table.free_addresses)(base, bytes);
         }
     }
 
-    /// Copies `values` to `to`, which has room for them; they are there when it returns. Nothing may run on the GPU.
+    /// Copies `values` to `to`, which has room for them; the copy is complete on return. Nothing may run on the GPU.
     ///
-    /// (`cuMemcpyHtoD` may return earlier than that: when the driver has read ordinary memory. The copy is then
-    /// on its way on the default stream, for which other streams, made not to wait for that one, do not wait.)
+    /// (`cuMemcpyHtoD` may return earlier: when the driver has read ordinary memory. The copy is then
+    /// in flight on the default stream, and streams created as non-blocking do not wait for that one.)
     pub(super) fn copy_in<T: Copy>(
         &self,
         stream: Stream,
         to: DeviceAddress,
         values: &[T],
     ) -> Result<(), CudaError> {
-        // SAFETY: reads the slice's bytes, which stay until the copy has ended; where they go the driver checks.
+        // SAFETY: reads the slice's bytes, which live until the copy has ended; the driver checks the destination.
         let code = unsafe {
             (self.table.copy_in)(to, values.as_ptr().cast(), size_of_val(values), stream)
         };
         let begun = self.check("copy to the GPU", code);
-        // SAFETY: a handle that `stream` gave.
+        // SAFETY: a handle from `stream`.
         let ended = self.check("copy to the GPU", unsafe { (self.table.stream_wait)(stream) });
         begun.and(ended)
     }
@@ -526,13 +526,13 @@ impl Driver {
     }
 
     pub(super) fn destroy_stream(&self, stream: Stream) {
-        // SAFETY: a handle that `stream` gave.
+        // SAFETY: a handle from `stream`.
         unsafe { (self.table.stream_destroy)(stream) };
     }
 
-    /// Whether the work of a stream has ended. Work that failed is an error.
+    /// Whether the work of a stream has completed. Failed work is an error.
     pub(super) fn is_done(&self, stream: Stream) -> Result<bool, CudaError> {
-        // SAFETY: a handle that `stream` gave.
+        // SAFETY: a handle from `stream`.
         match unsafe { (self.table.stream_query)(stream) } {
             NOT_READY => Ok(false),
             code => self.check("run the kernel", code).map(|()| true),
@@ -543,7 +543,7 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// The kernel takes one address, and what lies there suits it.
+    /// The kernel takes one address, and the data there is valid for it.
     pub(super) unsafe fn launch(
         &self,
         function: Function,
@@ -553,7 +553,7 @@ impl Driver {
     ) -> Result<(), CudaError> {
         let mut argument = argument;
         let mut arguments = [(&raw mut argument).cast::<c_void>()];
-        // SAFETY: the one argument the kernel takes, by the caller's word; the driver copies it.
+        // SAFETY: the one argument of the kernel, by the caller's promise; the driver copies it.
         let code = unsafe {
             (self.table.launch)(
                 function,
@@ -578,7 +578,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_made_once_is_kept_and_an_error_is_not() {
+    fn a_value_made_once_is_kept_and_an_error_is_not() {
         let made = OnceLock::new();
         assert_eq!(once(&made, || Err("no driver yet")), Err("no driver yet"));
         assert_eq!(once(&made, || Ok::<_, &str>(1)), Ok(1));

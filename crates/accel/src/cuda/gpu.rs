@@ -1,4 +1,4 @@
-//! A GPU, what is launched on it, and what is held for that.
+//! A GPU, its launches, and their resources.
 
 use std::ffi::c_int;
 use std::path::Path;
@@ -18,27 +18,27 @@ use super::occupancy::{Crowded, Demand, all_resident};
 use super::watch::{Look, Watch};
 use crate::{AccelError, params, reason_name};
 
-/// Compute capability from which on a GPU moves 16-byte granules in one access, as major × 10 + minor.
+/// Minimum compute capability for atomic 16-byte accesses, as major × 10 + minor.
 const CAPABILITY_MIN: u32 = 70;
-/// Staging of a block lies in shared memory up to this size, else in the GPU's memory.
+/// Staging of a block is in shared memory up to this size, otherwise in the GPU's memory.
 const SHARED_STAGING_MAX: u64 = 16 << 10;
-/// Shared memory of a block that a launch may have without asking for more.
+/// Shared memory of a block that a launch may have without an opt-in.
 const SHARED_BYTES_MAX: u64 = 48 << 10;
-/// Memory behind the addresses of a sink, where the driver maps memory; and memory of a sink where it does not: twice the longest message.
+/// Memory behind the addresses of a sink if the driver can map memory; otherwise a sink's memory: twice the longest message.
 const SINK_PIECE_BYTES: usize = 32 << 20;
 const SINK_MEMORY_BYTES: usize = 2 * mqueue::abi::MESSAGE_BYTES_MAX as usize;
-/// The compute mode in which nobody may use the GPU, and the one in which one process may.
+/// The compute modes in which no process, and only one process, may use the GPU.
 const MODE_PROHIBITED: u32 = 2;
 const MODE_EXCLUSIVE: u32 = 3;
 
-/// What is known of a GPU.
+/// Properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundGpu {
-    /// Its number, from 0, as CUDA_VISIBLE_DEVICES leaves it.
+    /// Its number, from 0, under CUDA_VISIBLE_DEVICES.
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// Where it is on the PCI bus, the same whatever CUDA_VISIBLE_DEVICES says.
+    /// Its PCI bus id, independent of CUDA_VISIBLE_DEVICES.
     pub bus_id: String,
     /// Memory in bytes.
     pub memory_bytes: u64,
@@ -46,17 +46,17 @@ pub struct FoundGpu {
     pub multiprocessors: u32,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
-    /// The newest CUDA version that the driver serves, major and minor.
+    /// The newest CUDA version that the driver supports, major and minor.
     pub driver: (u32, u32),
-    /// Why it cannot serve; none when it can.
+    /// Why it cannot serve; none if it can.
     pub unfit: Option<String>,
     /// Only one process at a time may use it.
     pub exclusive: bool,
-    /// The driver loads kernels when they are first started, which would be behind one that never ends.
+    /// The driver loads kernels at their first launch, which would wait behind a kernel that never ends.
     pub lazy: bool,
 }
 
-/// The GPUs that this process sees, with the driver at `library` or the machine's own.
+/// The GPUs visible to this process, with the driver at `library` or the machine's own.
 ///
 /// Loads the driver into this process.
 pub fn survey(library: Option<&Path>) -> Result<Vec<FoundGpu>, CudaError> {
@@ -80,7 +80,7 @@ fn look_at(driver: &Driver, index: u32) -> Result<FoundGpu, CudaError> {
         let remedy = format!("`nvidia-smi -i {bus_id} -c DEFAULT` lets programs use it");
         Some(format!("is in compute mode PROHIBITED: {remedy}"))
     } else if ask(KernelTimeLimit)? != 0 {
-        lacks("drives a display, and ends kernels that run longer than seconds: use another one")
+        lacks("drives a display, and terminates kernels that run for seconds: use another one")
     } else {
         None
     };
@@ -101,9 +101,9 @@ fn look_at(driver: &Driver, index: u32) -> Result<FoundGpu, CudaError> {
 /// How services are run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long all blocks may take to their first receive.
+    /// Time limit for all blocks to reach their first receive.
     pub start_within: Duration,
-    /// A block that has requests, waits for no backend and did nothing for this long hangs. Must be longer than
+    /// A block that has requests, waits for no backend and made no progress for this long hangs. Must be longer than
     /// any message takes.
     pub hung_after: Duration,
 }
@@ -115,20 +115,20 @@ impl Default for Options {
     }
 }
 
-/// What to launch.
+/// A service to launch.
 #[derive(Clone)]
 pub struct Service {
-    /// What it is called in messages.
+    /// Its name in messages.
     pub name: String,
     /// The region, formatted.
     pub region: MappedMemory,
     /// A built-in kernel's name, or `FILE[:NAME]` of a fatbin or cubin.
     pub kernel: String,
-    /// The content of `FILE`, if it has been read already.
+    /// The content of `FILE`, if it has already been read.
     pub file: Option<Vec<u8>>,
-    /// What its blocks are given.
+    /// The parameters of its blocks.
     pub params: Vec<(String, f64)>,
-    /// Threads of each block, a multiple of 32; none for the kernel's own choice. A kernel of warps always has 32.
+    /// Threads per block, a multiple of 32; none for the kernel's default. A kernel of warps always has 32.
     pub threads: Option<u32>,
 }
 
@@ -148,11 +148,11 @@ pub struct Ended {
     pub service: usize,
     /// The block.
     pub block: u32,
-    /// Why, one of [`mqueue::abi::reason`].
+    /// The reason, one of [`mqueue::abi::reason`].
     pub reason: u64,
 }
 
-/// A GPU that this process has taken.
+/// A GPU opened by this process.
 pub struct Gpu {
     driver: &'static Driver,
     device: c_int,
@@ -167,7 +167,7 @@ impl Drop for Gpu {
 }
 
 impl Gpu {
-    /// Takes the GPU of this number, with the driver at `library` or the machine's own.
+    /// Opens the GPU of this number, with the driver at `library` or the machine's own.
     pub fn open(index: u32, library: Option<&Path>) -> Result<Self, CudaError> {
         let driver = Driver::load(library)?;
         let count = driver.device_count()?;
@@ -184,14 +184,14 @@ impl Gpu {
         Ok(Self { driver, device, context, found })
     }
 
-    /// What is known of it.
+    /// Its properties.
     pub fn found(&self) -> &FoundGpu {
         &self.found
     }
 
-    /// Launches services. When it returns, every block of every service has reached its first receive.
+    /// Launches services. On return, every block of every service has reached its first receive.
     ///
-    /// They are started once, together: nothing can be allocated while blocks run.
+    /// They are started once, together: allocation is impossible while blocks run.
     pub fn start(
         self,
         services: &[Service],
@@ -203,8 +203,8 @@ impl Gpu {
             services.iter().map(|s| Prepared::new(&self, s, services.len() > 1, &sink)).collect();
         let mut prepared = prepared?;
         check_residency(&self.found, &prepared)?;
-        // The driver makes room for the local memory of the first that needs more than all before;
-        // with the largest first there is nothing to do for the others.
+        // The driver allocates local memory for each kernel that needs more than all previous ones;
+        // with the largest first, only that one allocates.
         let mut order: Vec<usize> = (0..prepared.len()).collect();
         order.sort_by_key(|&at| std::cmp::Reverse(prepared[at].local_bytes));
         let now = Instant::now();
@@ -226,17 +226,17 @@ impl Gpu {
     }
 }
 
-/// Where the kernels write replies that are too long to send.
+/// Where kernels write replies that are too long to send.
 struct Sink {
     driver: &'static Driver,
     base: DeviceAddress,
     bytes: u64,
-    /// One piece of memory is mapped at all of it; if not, it is as much memory.
+    /// One piece of memory is mapped throughout; if false, it is all memory.
     is_mapped: bool,
 }
 
 impl Sink {
-    /// Longer than any length, or of [`SINK_MEMORY_BYTES`] where the driver maps no memory: there a reply that is longer ends its block.
+    /// Longer than any length, or of [`SINK_MEMORY_BYTES`] if the driver cannot map memory: then a longer reply ends its block.
     fn new(gpu: &Gpu) -> Result<Self, CudaError> {
         let driver = gpu.driver;
         if driver.device_attribute(gpu.device, DeviceAttribute::VirtualMemory)? != 0 {
@@ -261,19 +261,19 @@ impl Drop for Sink {
     }
 }
 
-/// Memory, code and a stream that one service holds on the GPU.
+/// Memory, code and a stream of one service on the GPU.
 struct Held {
     driver: &'static Driver,
     /// The registered memory, which must stay mapped.
     region: MappedMemory,
     module: Option<Module>,
     allocations: Vec<DeviceAddress>,
-    /// What is copied goes through the stream that the kernel is started on.
+    /// Copies go through the stream on which the kernel is launched.
     stream: Option<Stream>,
 }
 
 impl Drop for Held {
-    /// Only when nothing of it is in use: the driver would wait.
+    /// Only when none of it is in use: the driver would wait.
     fn drop(&mut self) {
         if let Some(stream) = self.stream {
             self.driver.destroy_stream(stream);
@@ -295,7 +295,7 @@ impl Held {
         Ok(address)
     }
 
-    /// Memory of the GPU with this in it; 0 for nothing.
+    /// Memory of the GPU with this content; 0 for an empty slice.
     fn give<T: Copy>(&mut self, what: &[T]) -> Result<DeviceAddress, CudaError> {
         if what.is_empty() {
             return Ok(0);
@@ -314,7 +314,7 @@ impl Held {
     }
 }
 
-/// A service that has everything it needs, and nothing runs yet.
+/// A service ready to launch.
 struct Prepared {
     held: Held,
     service: String,
@@ -330,7 +330,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// `beside` others of its process or not.
+    /// `beside`: whether the process has other services.
     fn new(gpu: &Gpu, service: &Service, beside: bool, sink: &Sink) -> Result<Self, AccelError> {
         let driver = gpu.driver;
         let image = service.image()?;
@@ -347,7 +347,7 @@ impl Prepared {
             allocations: Vec::new(),
             stream: None,
         };
-        // SAFETY: the build made it, or its headers were checked against its length.
+        // SAFETY: created by the build, or its headers were checked against its length.
         let module = unsafe { driver.load_module(&image.bytes) }?;
         held.module = Some(module);
         let function =
@@ -365,9 +365,9 @@ impl Prepared {
         let threads_max = ask(FunctionAttribute::ThreadsMax)?;
         let spread = region.block_count().div_ceil(gpu.found.multiprocessors.max(1));
         let rows = if of_warps { spread.clamp(1, (threads_max / 32).max(1)) } else { 1 };
-        // What is asked for is asked of all services of the accelerator, and those of warps have no choice.
+        // The setting applies to all services of the accelerator, and those of warps have no choice.
         let asked = service.threads.filter(|_| !of_warps);
-        // What nobody asked for is never too many.
+        // A default is never too large.
         let usual = image.threads().min(threads_max / 32 * 32);
         let threads = asked.unwrap_or(if of_warps { 32 } else { usual });
         let max = u64::from(threads_max);
@@ -386,7 +386,7 @@ impl Prepared {
             rows,
             shared_bytes: if shared { rows_bytes as u32 } else { 0 },
         };
-        // None: the launch gives shared memory for it.
+        // None: the launch provides shared memory for it.
         let staging_base = if shared {
             None
         } else {
@@ -435,7 +435,7 @@ impl Prepared {
     }
 
     fn launch(&mut self) -> Result<(), CudaError> {
-        // SAFETY: kernels of SERVAL_KERNEL take the address of their arguments, and those are there for
+        // SAFETY: kernels of SERVAL_KERNEL take the address of their arguments, which exist for
         // every block.
         unsafe { self.held.driver.launch(self.function, self.grid, self.stream, self.arguments) }
     }
@@ -451,15 +451,15 @@ struct Staging {
 impl Staging {
     fn of(region: &Region<MappedMemory>) -> Self {
         let longest = region.entries().iter().map(|entry| entry.message_bytes_max).max();
-        // With room for the word behind a reply by which a write past it is noticed.
+        // With room for the guard word after a reply, which detects a write past it.
         let stride = (longest.unwrap_or(0).next_multiple_of(8) + 8).next_multiple_of(64);
         let buffers = 2 * u64::from(region.mqueues_per_block_max());
         Self { stride, block_bytes: buffers * u64::from(stride) }
     }
 }
 
-/// Puts the arguments of every block into the GPU's memory: what they have in common, and where in it each one's staging is. Rows
-/// of the last CUDA block that are too many find that they are no block of the region.
+/// Writes the arguments of every block to the GPU's memory: the common part, and the address of each block's staging. Surplus
+/// rows of the last CUDA block get a block number outside the region.
 fn give_arguments(
     held: &mut Held,
     common: BlockArgs,
@@ -483,7 +483,7 @@ fn give_arguments(
     held.give(&all)
 }
 
-/// Refuses what would leave a block outside.
+/// Rejects services whose blocks would not all be resident.
 fn check_residency(gpu: &FoundGpu, prepared: &[Prepared]) -> Result<(), CudaError> {
     let demands: Vec<Demand> = prepared.iter().map(Prepared::demand).collect();
     let Err(crowded) = all_resident(gpu.multiprocessors, &demands) else { return Ok(()) };
@@ -491,7 +491,7 @@ fn check_residency(gpu: &FoundGpu, prepared: &[Prepared]) -> Result<(), CudaErro
     let choice = prepared.iter().any(|one| !one.of_warps);
     Err(CudaError::NotResident(format!(
         "the blocks do not all fit on {} ({} multiprocessors) at the same time: {}{}; one that waits for \
-         room would never serve its mqueue, so ask for fewer mqueues{}",
+         room would never serve its mqueue, so use fewer mqueues{}",
         gpu.name,
         gpu.multiprocessors,
         parts.join("; "),
@@ -500,13 +500,13 @@ fn check_residency(gpu: &FoundGpu, prepared: &[Prepared]) -> Result<(), CudaErro
     )))
 }
 
-/// What refused services each of which would fit.
+/// The rule that rejected services each of which would fit alone.
 fn rule(gpu: &FoundGpu, prepared: &[Prepared], crowded: Crowded) -> String {
     let Some((beside, room)) = crowded.beside else { return String::new() };
     let (one, all) = (&prepared[crowded.demand], gpu.multiprocessors);
     let n = one.blocks_per_multiprocessor;
     format!(
-        "; together, a block of service `{}`, which takes up to 1/{n} of a multiprocessor, is sure of room only if the \
+        "; together, a block of service `{}`, which takes up to 1/{n} of a multiprocessor, is sure to fit only if the \
          others take no more than {all} x (1 - 1/{n}) = {room:.2} multiprocessors, and they may take {beside:.2}",
         one.service
     )
@@ -534,7 +534,7 @@ struct Launch {
     stream: Stream,
     region: Region<MappedMemory>,
     words: Words<MappedMemory>,
-    /// By block; none once its end was told.
+    /// By block; none once its end was reported.
     watches: Vec<Option<Watch>>,
     /// The kernel has left the GPU.
     done: bool,
@@ -548,7 +548,7 @@ impl Launch {
         Self { held, service, kernel, stream, region, words, watches, done: false }
     }
 
-    /// Those of its blocks that have not come to their first receive, for people; none if all have.
+    /// Describes those of its blocks that have not reached their first receive; none if all have.
     fn absent(&self) -> Option<String> {
         let blocks = 0..self.region.block_count();
         let absent: Vec<u32> =
@@ -572,8 +572,8 @@ impl Launch {
         }
     }
 
-    /// Whether the engine owes an answer in a client mqueue: to each question that it took, be it that time is up, and to those that it
-    /// can take, because their answers have room.
+    /// Whether the engine still has to answer in a client mqueue: each request that it took, at the latest by a time-out, and those
+    /// that it can take, because their answers have room.
     fn owes(&self, client: u32) -> bool {
         let [answers, questions] = self.rings(client);
         questions.tail > answers.head || (questions.held() > 0 && answers.held() < answers.depth)
@@ -589,7 +589,7 @@ impl Launch {
     }
 }
 
-/// What a ring's words say at one moment.
+/// A ring's words at one moment.
 struct RingWords {
     head: u64,
     tail: u64,
@@ -603,13 +603,13 @@ impl RingWords {
     }
 }
 
-/// Services on a GPU. Dropping it gives the GPU back if their blocks have ended; if not, everything is left
+/// Services on a GPU. Dropping it releases the GPU if their blocks have ended; otherwise everything is left
 /// to the end of the process.
 pub struct CudaAccelerator {
     launches: Vec<Launch>,
-    /// Until it is given back, before the GPU.
+    /// Until it is released, before the GPU.
     sink: Option<Sink>,
-    /// Until it is given back.
+    /// Until it is released.
     gpu: Option<Gpu>,
     options: Options,
 }
@@ -651,7 +651,7 @@ impl CudaAccelerator {
 
     /// Asks the driver which kernels have left the GPU.
     fn query(&mut self) -> Result<(), CudaError> {
-        let gpu = self.gpu.as_ref().expect("given back by drop only");
+        let gpu = self.gpu.as_ref().expect("released by drop only");
         gpu.driver.bind(gpu.context)?;
         for launch in &mut self.launches {
             launch.done = launch.done || gpu.driver.is_done(launch.stream)?;
@@ -659,10 +659,10 @@ impl CudaAccelerator {
         Ok(())
     }
 
-    /// Looks at every block, and appends those that ended or began to hang since the last call. Takes
-    /// microseconds and never waits; once in some ten milliseconds is often enough, and time between two calls counts for at most a
-    /// quarter of `hung_after`. An error is the GPU's
-    /// or a kernel's fault; after it nothing can be served any more, and the process should end.
+    /// Checks every block, and appends those that ended or began to hang since the last call. Takes
+    /// microseconds and never waits; calling it every ten milliseconds is enough, and time between two calls counts for at most a
+    /// quarter of `hung_after`. An error is the fault of the GPU or of a kernel; after it nothing can be served any more, and the
+    /// process should end.
     pub fn poll(&mut self, ended: &mut Vec<Ended>) -> Result<(), CudaError> {
         self.query()?;
         let now = Instant::now();
@@ -695,8 +695,8 @@ impl CudaAccelerator {
         self.launches.iter().filter(|launch| !launch.done).count()
     }
 
-    /// Waits until all blocks have left the GPU, at most for `limit`; the stop words must have told them to.
-    /// True when they have.
+    /// Waits until all blocks have left the GPU, at most for `limit`; their stop words must have been set.
+    /// Returns whether they have.
     pub fn join(&mut self, limit: Duration) -> Result<bool, CudaError> {
         let deadline = Instant::now() + limit;
         loop {

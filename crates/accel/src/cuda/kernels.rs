@@ -1,9 +1,9 @@
 //! CUDA kernels by name: those built into this program, and those of a file.
 //!
 //! The built-in ones are fatbins with code for several generations of GPUs, from the sources of the `cpu`
-//! accelerator's kernels, one each: with all of them in one image a hop through `echo` took 0.15 us longer
-//! (H200). `make cuda-kernels` builds them with nvcc; a build without them is complete but for these kernels, and says
-//! so when one is asked for.
+//! accelerator's kernels, one fatbin per kernel: with all of them in one image a hop through `echo` took 0.15 us longer
+//! (H200). `make cuda-kernels` builds them with nvcc; a build without them lacks only these kernels, and reports
+//! that when one is requested.
 
 use std::borrow::Cow;
 use std::ffi::CString;
@@ -14,10 +14,10 @@ use crate::Kernel;
 use crate::elf::{is_cubin, is_elf, number};
 use crate::kernel::split;
 
-/// Names and fatbins, none in a build without nvcc.
+/// Names and fatbins; empty in a build without nvcc.
 const BUILT_IN: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/cuda_kernels.rs"));
 
-/// Most backends of a block that is a warp: SERVAL_WARP_BACKENDS_MAX of the device library.
+/// Maximum number of backends of a block that is a warp: SERVAL_WARP_BACKENDS_MAX of the device library.
 pub(super) const WARP_BACKENDS_MAX: u32 = 2;
 
 /// Whether this program has CUDA kernels.
@@ -25,13 +25,13 @@ pub fn built_in() -> bool {
     !BUILT_IN.is_empty()
 }
 
-/// Whether the built-in kernels have code for GPUs of this compute capability, or code that the driver translates
+/// Whether the built-in kernels have code for GPUs of this compute capability, or PTX that the driver translates
 /// for them.
 pub fn built_in_for(capability: (u32, u32)) -> bool {
     built_in() && BUILT_IN.iter().all(|(_, fatbin)| has_code_for(fatbin, capability))
 }
 
-/// Whether a fatbin has. Code runs on its own generation of GPUs from its own version on, PTX on everything later.
+/// The same for a fatbin. Code runs on its own generation of GPUs from its own version on, PTX on every later one.
 fn has_code_for(fatbin: &[u8], (major, minor): (u32, u32)) -> bool {
     const PTX: u64 = 1;
     const CODE: u64 = 2;
@@ -47,7 +47,7 @@ fn has_code_for(fatbin: &[u8], (major, minor): (u32, u32)) -> bool {
         if of <= wanted && (kind == PTX || (kind == CODE && same_generation)) {
             return true;
         }
-        // No entry is without a head, so this ends.
+        // No entry is without a header, so this ends.
         at = match at.checked_add(head_bytes.max(1)).and_then(|at| at.checked_add(bytes)) {
             Some(next) if next < fatbin.len() as u64 => next,
             _ => return false,
@@ -56,25 +56,25 @@ fn has_code_for(fatbin: &[u8], (major, minor): (u32, u32)) -> bool {
     false
 }
 
-/// Where a kernel is, before a GPU has seen it.
+/// A kernel's image before it is loaded on a GPU.
 pub(super) struct Image {
     pub(super) bytes: Cow<'static, [u8]>,
     /// The kernel's name.
     pub(super) name: String,
-    /// What the image is called in messages.
+    /// The image's name in messages.
     pub(super) called: String,
 }
 
 impl Image {
-    /// A kernel as a configuration names it: a built-in name, or the path of a fatbin or cubin
-    /// (anything with a `/` or such an ending), followed by `:NAME` unless the kernel is called like the file.
+    /// A kernel as named in a configuration: a built-in name, or the path of a fatbin or cubin
+    /// (anything with a `/` or such an extension), followed by `:NAME` unless the kernel has the file's name.
     pub(super) fn find(kernel: &str) -> Result<Self, CudaError> {
         let is_path = ["/", ".fatbin", ".cubin"].iter().any(|mark| kernel.contains(mark));
         if is_path { Self::open(kernel) } else { Self::builtin(kernel) }
     }
 
     fn builtin(name: &str) -> Result<Self, CudaError> {
-        // The same sources: the names are those of the cpu accelerator.
+        // The names are those of the cpu accelerator, which has the same sources.
         let known = Kernel::builtins();
         if !known.iter().any(|known| known == name) {
             return Err(CudaError::NoBuiltin { name: name.to_owned(), known: known.join(", ") });
@@ -107,7 +107,7 @@ impl Image {
         CString::new(format!("serval_kernel_{}", self.name)).map_err(|_| self.no_kernel())
     }
 
-    /// The symbol that a kernel has beside it whose warps are blocks.
+    /// The symbol that marks a kernel whose warps are blocks.
     pub(super) fn mark_of_warps(&self) -> Result<CString, CudaError> {
         CString::new(format!("serval_warps_{}", self.name)).map_err(|_| self.no_kernel())
     }
@@ -116,8 +116,8 @@ impl Image {
         CudaError::NoKernel { name: self.name.clone(), image: self.called.clone() }
     }
 
-    /// Threads of a block where the service does not say: enough for the work of one message, and few
-    /// where there is none, because every thread takes part in every wait.
+    /// Default number of threads per block: enough for the work of one message, and few
+    /// if there is none, because every thread takes part in every wait.
     pub(super) fn threads(&self) -> u32 {
         match self.name.as_str() {
             "echo" | "sockperf" | "delay" | "spin" => 32,
@@ -127,17 +127,17 @@ impl Image {
     }
 }
 
-/// Whether the content of the file at `path` is a whole fatbin or cubin, by its headers.
+/// Whether the content of the file at `path` is a complete fatbin or cubin, according to its headers.
 pub fn check_image(bytes: &[u8], path: &Path) -> Result<(), CudaError> {
     let path = path.to_owned();
     if is_image(bytes) { Ok(()) } else { Err(CudaError::NoImage { path }) }
 }
 
-/// Whether these bytes are a whole fatbin or cubin, by their headers. The driver reads as far as those say.
+/// Whether these bytes are a complete fatbin or cubin, according to their headers. The driver reads as far as those say.
 fn is_image(bytes: &[u8]) -> bool {
     const FATBIN: u64 = 0xba55_ed50;
     match number(bytes, 0, 4) {
-        // Magic, version and header size in 2 bytes each, then the size of what follows.
+        // Magic, version and header size in 2 bytes each, then the size of the rest.
         Some(FATBIN) => match (number(bytes, 6, 2), number(bytes, 8, 8)) {
             (Some(header), Some(body)) => {
                 header.checked_add(body).is_some_and(|end| end <= bytes.len() as u64)
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_built_in_kernel_is_found_or_the_build_is_told() {
+    fn a_built_in_kernel_is_found_or_reported_missing() {
         match Image::find("echo") {
             Ok(image) => {
                 assert!(built_in() && is_image(&image.bytes));
@@ -200,7 +200,7 @@ mod tests {
 
     // xtask: ci
     #[test]
-    fn what_nvrtc_makes_has_the_kernels_for_every_gpu_that_was_named() {
+    fn an_image_of_nvrtc_has_the_kernels_for_every_gpu() {
         let Some(compiler) = nvrtc() else {
             println!("SKIPPED: no NVRTC; `make -C device nvrtc` fetches it");
             return;
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fatbin_tells_which_gpus_it_has_code_for() {
+    fn the_gpus_of_a_fatbin_are_recognised() {
         let entry = |kind: u16, of: u32| {
             let mut entry = kind.to_le_bytes().to_vec();
             entry.extend([1, 1]);
@@ -285,7 +285,7 @@ mod tests {
         for len in 0..both.len() {
             has_code_for(&both[..len], (7, 0));
         }
-        // Lengths that lead nowhere or far away come to an end.
+        // Lengths that point nowhere or far away terminate.
         for lengths in [0, 0xff] {
             let mut wild = both.clone();
             wild[16 + 4..16 + 16].fill(lengths);
@@ -293,7 +293,7 @@ mod tests {
         }
     }
 
-    /// A cubin of one section with 32 bytes, one that takes none of the file, and one segment.
+    /// A cubin of one section with 32 bytes, one without bytes in the file, and one segment.
     fn cubin() -> Vec<u8> {
         let mut cubin = vec![0; 64 + 32 + 2 * 64 + 56];
         let mut set = |at: usize, field: &[u8]| cubin[at..at + field.len()].copy_from_slice(field);
@@ -320,7 +320,7 @@ mod tests {
             assert!(!is_image(&cubin()[..len]), "{len} bytes");
         }
         let (section, segment) = (64 + 32, 64 + 32 + 128);
-        // Where the tables are, their counts, and what the section and the segment have.
+        // The offsets of the tables, their counts, and the ranges of the section and the segment.
         let starts = [0x20, 0x28, section + 0x18, section + 0x20, segment + 8, segment + 0x20];
         for at in starts {
             for wrong in [cubin().len() as u64, u64::MAX] {

@@ -1,48 +1,48 @@
 //! Do all blocks fit on a GPU at the same time?
 //!
-//! A persistent block never leaves its multiprocessor, so a block that finds no room at the launch waits for
-//! ever: its mqueue is never served. The driver tells for each kernel alone how many of its blocks fit on
+//! A persistent block never leaves its multiprocessor, so a block without room at the launch waits
+//! forever: its mqueue is never served. The driver reports for each kernel alone how many of its blocks fit on
 //! one multiprocessor, `n`. For one kernel the answer is exact: multiprocessors × `n` blocks.
 //!
-//! For several kernels it is not, because nobody chooses where blocks go: small ones may stand everywhere in
-//! the way of large ones. What follows holds for every placement. A block of a kernel takes at most the
-//! share 1/n of each resource of a multiprocessor. So one that cannot be placed (of kernel `j`) sees on
-//! every multiprocessor shares of more than 1 - 1/n_j. If all other blocks together have shares of at most
-//! multiprocessors × (1 - 1/n_j), that cannot be; nor if there are fewer of them than multiprocessors.
+//! For several kernels it is not, because the placement of blocks cannot be controlled: small ones may block large
+//! ones everywhere. The following holds for every placement. A block of a kernel takes at most the
+//! share 1/n of each resource of a multiprocessor. So if one cannot be placed (of kernel `j`), then
+//! every multiprocessor has shares of more than 1 - 1/n_j in use. If all other blocks together have shares of at most
+//! multiprocessors × (1 - 1/n_j), that is impossible; also if there are fewer of them than multiprocessors.
 //!
-//! All of it holds only if a multiprocessor has the same resources whoever came first. With shared memory that is not
-//! so by itself: a multiprocessor divides one memory between it and the L1 cache when the first kernel comes, as that
-//! one needs it, and keeps the division for as long as anything runs there, which is for ever here. (On an H100 132
-//! blocks that share 28 KB each left no room for any of 176 with 47 KB each, which by the above have room.) So kernels
-//! that run beside others ask for the division with the most shared memory, before the driver is asked about them. One that
-//! is alone has the division that it needs, and the larger L1 cache.
+//! All of it holds only if a multiprocessor has the same resources whichever kernel came first. With shared memory that is
+//! not so by default: a multiprocessor divides one memory between it and the L1 cache when the first kernel starts, according to
+//! its needs, and keeps the division as long as anything runs there, which is forever here. (On an H100, 132
+//! blocks that share 28 KB each left no room for any of 176 with 47 KB each, which have room by the rule above.) So kernels
+//! that run beside others request the division with the most shared memory, before the driver is queried about them. A kernel
+//! that runs alone has the division that it needs, and the larger L1 cache.
 
 /// Blocks of one kernel that must be resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
     /// How many, at least one.
     pub blocks: u32,
-    /// How many of them fit on one multiprocessor that has nothing else to do.
+    /// How many of them fit on one otherwise idle multiprocessor.
     pub blocks_per_multiprocessor: u32,
 }
 
-/// Blocks of any kind on one multiprocessor, at most: the limit of the largest GPUs.
+/// Maximum number of blocks of any kind on one multiprocessor: the limit of the largest GPUs.
 const RESIDENT_MAX: u32 = 32;
 
-/// A multiple of every number in [1, RESIDENT_MAX]: shares become whole numbers.
+/// A multiple of every number in [1, RESIDENT_MAX], so that shares are integers.
 const WHOLE: u128 = 144_403_552_893_600;
 
-/// A demand of which a block may find no room.
+/// A demand of which a block may not fit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Crowded {
-    /// Which.
+    /// Its index.
     pub demand: usize,
-    /// What the blocks beside that one may take, and what they may take at most for it to find room wherever they
-    /// are, in multiprocessors; none where the demand alone is too many blocks.
+    /// The multiprocessors that the other blocks may take, and how many they may take at most for it to fit wherever they
+    /// are; none if the demand alone has too many blocks.
     pub beside: Option<(f64, f64)>,
 }
 
-/// Whether the blocks of all demands are resident together, wherever the GPU puts each.
+/// Whether the blocks of all demands are resident together, wherever the GPU places each.
 pub fn all_resident(multiprocessors: u32, demands: &[Demand]) -> Result<(), Crowded> {
     let too_many = |demand: &Demand| {
         let capacity = u64::from(multiprocessors) * u64::from(demand.blocks_per_multiprocessor);
@@ -98,13 +98,13 @@ mod tests {
         // Two kernels that fit four times each: 100 + 100 of at most 400 blocks.
         assert!(all_resident(100, &[demand(100, 4), demand(100, 4)]));
         assert!(!all_resident(100, &[demand(300, 4), demand(300, 4)]));
-        // One small block on each multiprocessor keeps a kernel out that needs all of one.
+        // One small block on each multiprocessor excludes a kernel that needs all of one.
         assert!(!all_resident(100, &[demand(100, 32), demand(1, 1)]));
         assert!(all_resident(100, &[demand(99, 32), demand(1, 1)]));
     }
 
     #[test]
-    fn who_finds_no_room_is_told_with_the_rule() {
+    fn a_demand_without_room_is_refused_with_the_rule() {
         let crowded = |demands: &[Demand]| super::all_resident(100, demands).unwrap_err();
         assert_eq!(crowded(&[demand(4, 2), demand(201, 2)]), Crowded { demand: 1, beside: None });
         // 300 quarters and 30 halves are 90 multiprocessors; without one quarter they may take three quarters of each.
@@ -117,7 +117,7 @@ mod tests {
         assert!((1..=u128::from(RESIDENT_MAX)).all(|n| WHOLE % n == 0));
     }
 
-    /// A small generator: the cases are many and must be the same every time.
+    /// A small generator: many cases, identical in every run.
     struct Random(u64);
 
     impl Random {
@@ -127,9 +127,9 @@ mod tests {
         }
     }
 
-    /// Places blocks one by one as unkindly as it can: a block goes where it leaves the least.
+    /// Places blocks one by one in the worst way: a block goes where it leaves the least room.
     #[test]
-    fn what_is_let_in_finds_room_under_the_worst_placement() {
+    fn admitted_blocks_fit_under_the_worst_placement() {
         const RESOURCES: [u32; 3] = [2048, 65536, 228];
         let mut random = Random(1);
         let (mut let_in, mut refused) = (0, 0);

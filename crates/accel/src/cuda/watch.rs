@@ -1,12 +1,12 @@
-//! Notices blocks that have messages and do nothing.
+//! Detects blocks that have messages and make no progress.
 //!
-//! A block on a GPU cannot be looked into and cannot be ended from outside. What can be seen: requests
-//! that lie in its RX ring while none of its words moves. A block that waits for room in its TX ring, or for
-//! a backend, which may take longer than anything here, is not to blame for that.
+//! A block on a GPU can neither be inspected nor ended from outside. Visible are requests
+//! in its RX ring while none of its words changes. A block that waits for room in its TX ring, or for
+//! a backend, which may take arbitrarily long, is not hung.
 
 use std::time::{Duration, Instant};
 
-/// What a block's words say at one moment.
+/// A block's words at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Look {
     /// Requests in the RX ring: published and not released.
@@ -15,15 +15,15 @@ pub(super) struct Look {
     pub(super) owed: bool,
     /// Free slots of the TX ring.
     pub(super) credit: u64,
-    /// Anything that moves when the block does.
+    /// Words that change when the block makes progress.
     pub(super) moved: [u64; 5],
 }
 
-/// What is remembered of one block.
+/// The state kept for one block.
 pub(super) struct Watch {
     last: Look,
     looked: Instant,
-    /// How long it has done nothing, although it could.
+    /// How long it made no progress, although it could.
     still: Duration,
 }
 
@@ -32,9 +32,9 @@ impl Watch {
         Self { last: Look::default(), looked: now, still: Duration::ZERO }
     }
 
-    /// Whether the block has done nothing for `limit`, although it could.
+    /// Whether the block made no progress for `limit`, although it could.
     pub(super) fn is_hung(&mut self, look: Look, now: Instant, limit: Duration) -> bool {
-        // Who was held up itself blames nobody: a machine that stood still tells nothing about the block.
+        // A watcher that was stopped itself must not blame the block: a suspended machine says nothing about it.
         let passed = now.duration_since(self.looked).min(limit / 4);
         let idle = look.waiting == 0 || look.owed || look.credit == 0;
         let moves = self.last.waiting == 0 || look.moved != self.last.moved;
@@ -54,7 +54,7 @@ mod tests {
         Look { waiting, owed: false, credit, moved: [received, 0, 0, 0, 0] }
     }
 
-    /// Looks each second, as long as the block shows this; whether it hangs.
+    /// Checks each second, while the block stays in this state; whether it hangs.
     fn stays(watch: &mut Watch, look: Look, seconds: u64) -> bool {
         (0..seconds).any(|_| watch.is_hung(look, watch.looked + Duration::from_secs(1), LIMIT))
     }
@@ -62,14 +62,14 @@ mod tests {
     #[test]
     fn only_a_block_that_could_work_and_does_not_hangs() {
         let mut watch = Watch::new(Instant::now());
-        // Nothing to do, however long.
+        // Idle, however long.
         assert!(!stays(&mut watch, look(0, 8, 5), 100));
-        // Work came just now: the time before does not count.
+        // Work has just arrived: the time before does not count.
         assert!(!stays(&mut watch, look(1, 8, 5), 10));
         assert!(stays(&mut watch, look(1, 8, 5), 1));
-        // It moves again.
+        // It makes progress again.
         assert!(!stays(&mut watch, look(1, 8, 6), 1));
-        // Nobody takes its replies.
+        // Its replies are not taken.
         assert!(!stays(&mut watch, look(9, 0, 6), 100));
         assert!(!stays(&mut watch, look(9, 1, 6), 9));
         assert!(stays(&mut watch, look(9, 1, 6), 1));
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_held_up_itself_blames_nobody() {
+    fn a_watcher_that_was_stopped_blames_no_block() {
         let mut watch = Watch::new(Instant::now());
         assert!(!stays(&mut watch, look(1, 8, 5), 5));
         let later = watch.looked + Duration::from_secs(3600);
@@ -89,7 +89,7 @@ mod tests {
         assert!(stays(&mut watch, look(1, 8, 5), 1));
     }
 
-    /// A block of a service without replies gives slots back for a quarter of its ring at a time, and tells its counts
+    /// A block of a service without replies releases slots for a quarter of its ring at a time, and publishes its counts
     /// about once a second.
     #[test]
     fn a_block_that_sends_nothing_is_slow_and_does_not_hang() {

@@ -1,5 +1,5 @@
 //! The test acts as the engine: it formats a region on the heap, holds the engine's ends of every ring
-//! and counts what comes back.
+//! and counts replies.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ impl Default for Shape {
     }
 }
 
-/// A message as the engine got it.
+/// A message received by the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Got {
     pub(crate) token: u64,
@@ -92,7 +92,7 @@ impl Engine {
         let header = tx.peek().expect("the block writes sound headers")?;
         let mut payload = vec![0; header.len as usize];
         if !tx.copy_out(&header, &mut payload) {
-            // Units are not ordered among themselves: a header may be there before the rest.
+            // Units are not ordered: a header may be visible before the rest.
             return None;
         }
         tx.advance();
@@ -123,12 +123,12 @@ pub(crate) fn build(source: &str, name: &str) -> Arc<Kernel> {
     Kernel::open(&format!("{}:{name}", library.display())).unwrap()
 }
 
-/// Parameters as a configuration gives them.
+/// Parameters as in a configuration.
 pub(crate) fn params(params: &[(&str, f64)]) -> Vec<(String, f64)> {
     params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
 }
 
-/// A payload that tells its mqueue, number and length apart.
+/// A payload that depends on mqueue, number and length.
 pub(crate) fn payload(mqueue: u32, n: u64, len: usize) -> Vec<u8> {
     let seed = u64::from(mqueue).wrapping_mul(0x9e37_79b9) ^ n.wrapping_mul(0xff51_afd7_ed55_8ccd);
     (0..len).map(|i| (seed.rotate_left(i as u32 % 64) as usize + i) as u8).collect()

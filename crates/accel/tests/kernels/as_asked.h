@@ -1,4 +1,4 @@
-// A kernel whose reply is as long as its client says, and which does not check that reply.
+// A kernel whose reply has the length that its client requests, and which does not check that reply.
 #ifndef AS_ASKED_H
 #define AS_ASKED_H
 

@@ -1,4 +1,4 @@
-// Every header that a kernel may include wherever it is built, and something of each.
+// Every header that a kernel may include with all compilers, and a use of each.
 #include <assert.h>
 #include <limits.h>
 #include <math.h>

@@ -17,9 +17,9 @@
 //   aged       of compute capability 7.0
 //   unmapped   the driver maps no memory: a sink is as long as its memory
 //
-// It holds the caller to the rules, and ends a process that breaks one with a sentence. Nothing is asked for that would wait for
-// a running kernel. A kernel is told to have the most shared memory (cuda/occupancy.rs) before anything is asked about its blocks
-// or started. What is copied to the GPU has arrived before a kernel starts: copies are done when they are waited for, no earlier.
+// It enforces the rules of callers, and ends a process that breaks one with a sentence. No call may wait for a running
+// kernel. A kernel must get the most shared memory (cuda/occupancy.rs) before any query about its blocks and any launch.
+// Copies to the GPU must be complete before a kernel starts: here they complete when they are waited for, no earlier.
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
@@ -71,12 +71,12 @@ struct Copy {
 struct Stream {
     int running = 0;   // blocks
     int queries = 0;
-    Copy* copies = nullptr;  // under way
+    Copy* copies = nullptr;  // in flight
 };
 
 int running = 0;      // blocks of all streams
 int launches = 0;
-int copying = 0;      // copies under way, of all streams
+int copying = 0;      // copies in flight, of all streams
 int allocations = 0;  // with regions, modules and streams
 
 [[noreturn]] void broken(const char* function, const char* how) {
@@ -131,7 +131,7 @@ void* run(void* given) {
     block->args.wait = reinterpret_cast<uint64_t>(&pause);
     block->entry(&block->args);
     __atomic_fetch_sub(&running, 1, __ATOMIC_RELEASE);
-    // The last that is done to the stream: whoever sees that nothing runs on it may destroy it.
+    // The last access to the stream: a thread that sees that nothing runs on it may destroy it.
     __atomic_fetch_sub(&block->stream->running, 1, __ATOMIC_RELEASE);
     free(staging);
     delete block;
@@ -269,7 +269,7 @@ EXPORT cuStreamQuery(Stream* stream) {
 EXPORT cuLaunchKernel(Function* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned rows, unsigned, unsigned, Stream* stream,
                       void** arguments, void**) {
     prefers_shared_memory_beside_others(function);
-    if (copying != 0) broken("cuLaunchKernel", "came while what was copied was still on its way");
+    if (copying != 0) broken("cuLaunchKernel", "came while a copy was in flight");
     bool begins = !asked_for("silent") && (launches++ == 0 || !asked_for("tardy"));
     const serval_block_args* args = *static_cast<const serval_block_args**>(arguments[0]);
     for (unsigned i = 0; i < blocks * rows; i++) {
