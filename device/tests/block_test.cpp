@@ -800,7 +800,7 @@ TEST(unknown_regions_are_left_alone) {
     }
 }
 
-// Which ring is which is what the entries say: their order is unknown business.
+// The entries identify the rings; their order does not matter.
 TEST(rings_are_found_wherever_their_entries_stand) {
     Shape s;
     s.backends = 2;
