@@ -7,10 +7,14 @@ mod control;
 mod depart;
 mod endpoint;
 mod fabric;
+mod housekeeping;
+mod idle;
 pub mod metrics;
+mod schedule;
 mod service;
 pub mod stages;
 pub mod topology;
+mod turn;
 mod worker;
 
 pub use control::drain::{Detached, DrainBarrier};

@@ -1,5 +1,9 @@
 //! One worker's share of one service: its mqueues, its dispatcher, its requests.
 
+pub(crate) mod arrival;
+mod credit;
 pub(crate) mod dispatch;
 pub(crate) mod ends;
+pub(crate) mod mqueues;
+pub(crate) mod requests;
 pub(crate) mod share;

@@ -22,13 +22,11 @@
 
 use std::sync::Arc;
 
-use wire::nic::{Nic, Transport};
 use wire::session::{Origin, Token};
 
 use crate::metrics::Counter;
 use crate::service::share::ServiceShare;
 use crate::topology::Replies;
-use crate::worker::Worker;
 
 /// Messages of a service share that are sampled at the same time.
 const FOLLOWED_MAX: usize = 8;
@@ -255,7 +253,7 @@ impl Followed {
     }
 }
 
-/// In [`crate::service::share::ServerMqueue::sampled`]: nobody. No token has this index, nor the next: tables are smaller.
+/// In [`crate::service::mqueues::ServerMqueue::sampled`]: nobody. No token has this index, nor the next: tables are smaller.
 pub(crate) const NO_TOKEN: Token = Token(u64::MAX - 1);
 /// The same for somebody of a service without replies, who has no token.
 const WITHOUT_TOKEN: Token = Token(u64::MAX);
@@ -333,9 +331,11 @@ impl ServiceShare {
         });
     }
 
-    /// The reply of a sampled message is in the TX ring.
+    /// The reply of a sampled message is in the TX ring, and about to be forwarded.
     #[cold]
-    fn note_seen(&mut self, mqueue: u32, origin: (Origin, u64), now_ns: u64) {
+    pub(crate) fn note_reply(&mut self, mqueue: u32, token: Token, now_ns: u64) {
+        let Some(request) = self.sessions.find(token, mqueue) else { return };
+        let origin = (request.origin, request.number);
         let mut sampled = self.sampler.sampled.iter_mut();
         let Some(message) = sampled.find(|f| f.mqueue == mqueue) else { return };
         if message.seen_ns == 0 {
@@ -353,6 +353,31 @@ impl ServiceShare {
         self.sampler.sampled.retain(|f| f.mqueue != mqueue);
     }
 
+    /// Messages that are sampled now.
+    #[inline]
+    pub(crate) fn sampled_count(&self) -> usize {
+        self.sampler.sampled.len()
+    }
+
+    /// Whose reply a sampled message had, once that is forwarded.
+    pub(crate) fn sampled_origin(&self, index: usize) -> Option<(Origin, u64)> {
+        let Followed { mqueue, token, origin, .. } = self.sampler.sampled[index];
+        // A token that lives belongs to a reply that found no room and is still in its ring.
+        origin.filter(|_| self.sessions.find(token, mqueue).is_none())
+    }
+
+    /// Whether the reply of a sampled message has left; `None`: its client is gone.
+    #[cold]
+    pub(crate) fn note_sent(&mut self, index: usize, sent: Option<bool>, now_ns: u64) {
+        let message = &self.sampler.sampled[index];
+        if sent == Some(true) {
+            message.record(&self.sampler.observed, Some(now_ns));
+        }
+        if sent != Some(false) {
+            self.unfollow(message.mqueue);
+        }
+    }
+
     /// Gives up sampled messages that have ended without a reply.
     pub(crate) fn unsample_ended(&mut self) {
         let Self { sampler, mqueues, loads, sessions, replies, .. } = self;
@@ -367,56 +392,6 @@ impl ServiceShare {
             }
             stays
         });
-    }
-}
-
-impl<N: Nic> Worker<N> {
-    /// The time now, for stages; the turn's time without a clock.
-    pub(crate) fn stage_ns(&self) -> u64 {
-        self.clock.as_ref().map_or(self.now_ns, |clock| clock())
-    }
-
-    /// The reply of a sampled message is about to be forwarded.
-    #[cold]
-    pub(crate) fn followed_reply(&mut self, share: usize, mqueue: u32, token: Token) {
-        let now_ns = self.stage_ns();
-        let request = self.services[share].sessions.find(token, mqueue);
-        if let Some(origin) = request.map(|request| (request.origin, request.number)) {
-            self.services[share].note_seen(mqueue, origin, now_ns);
-        }
-    }
-
-    /// After the flush: which sampled replies did the host kernel take?
-    pub(crate) fn note_sent(&mut self, share: usize) {
-        for index in (0..self.services[share].sampler.sampled.len()).rev() {
-            let Followed { mqueue, token, origin, .. } =
-                self.services[share].sampler.sampled[index];
-            // A token that lives belongs to a reply that found no room and is still in its ring.
-            let Some((origin, number)) = origin else { continue };
-            if self.services[share].sessions.find(token, mqueue).is_some() {
-                continue;
-            }
-            let left = match origin {
-                Origin::Datagram { port, peer, local } => {
-                    let port = &self.ports[port as usize];
-                    debug_assert_eq!(port.transport, Transport::Udp);
-                    Some(!port.tx.waiting().iter().any(|d| d.peer == peer && d.local == local))
-                }
-                Origin::Stream { worker, key, generation } if worker == self.index => {
-                    let connection = self.connections.in_life(key, generation);
-                    connection.map(|connection| connection.has_sent(number))
-                }
-                _ => Some(true),
-            };
-            if left == Some(true) {
-                let now_ns = self.stage_ns();
-                let sampler = &self.services[share].sampler;
-                sampler.sampled[index].record(&sampler.observed, Some(now_ns));
-            }
-            if left != Some(false) {
-                self.services[share].unfollow(mqueue);
-            }
-        }
     }
 }
 
@@ -443,7 +418,12 @@ mod tests {
         // The first token of a table whose generations have come round.
         let mut sessions = wire::session::Sessions::new(1, 0);
         let token = sessions.issue(wire::session::Request {
-            origin: Origin::Stream { worker: 0, key: 0, generation: 0 },
+            origin: Origin::Client(wire::session::ReplyTo {
+                endpoint: wire::session::EndpointKind::Tcp,
+                worker: 0,
+                key: 0,
+                generation: 0,
+            }),
             number: 0,
             mqueue: 0,
             len: 0,

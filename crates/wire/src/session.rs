@@ -14,7 +14,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::framing::Expects;
-use crate::nic::{PortIndex, StreamKey};
+use crate::nic::PortIndex;
 
 /// Where a reply goes: to whom. Which of their requests it answers is [`Request::number`].
 // What differs from one request of a client to the next is not in here: who receives several in a row puts this together once,
@@ -31,24 +31,35 @@ pub enum Origin {
         /// The address it was sent to, where the port is bound to several.
         local: Option<IpAddr>,
     },
-    /// A message of a TCP connection.
-    Stream {
-        /// The worker that owns the connection.
-        worker: u16,
-        /// That worker's name for it.
-        key: StreamKey,
-        /// Life of the key: keys are reused.
-        generation: u32,
-    },
-    /// A message of a shared-memory client.
-    Memory {
-        /// The worker that serves the client.
-        worker: u16,
-        /// That worker's name for it.
-        client: u32,
-        /// Life of the name: names are reused.
-        generation: u32,
-    },
+    /// Anything else: a client that an endpoint of some worker knows by a key.
+    Client(ReplyTo),
+}
+
+/// Endpoints whose clients have keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndpointKind {
+    /// TCP connections.
+    Tcp,
+    /// Shared-memory clients.
+    Shm,
+}
+
+/// A client of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplyTo {
+    /// The endpoint.
+    pub endpoint: EndpointKind,
+    /// The worker that the client belongs to.
+    pub worker: u16,
+    /// That worker's key for it in the endpoint.
+    pub key: u32,
+    /// Generation of the key: keys are reused.
+    pub generation: u32,
+}
+
+impl ReplyTo {
+    /// Nobody: the entry of a table that is not in use.
+    const NOBODY: Self = Self { endpoint: EndpointKind::Tcp, worker: 0, key: 0, generation: 0 };
 }
 
 /// A request that is under way.
@@ -149,7 +160,7 @@ impl Sessions {
             sender: 0,
             live: false,
             request: Request {
-                origin: Origin::Stream { worker: 0, key: 0, generation: 0 },
+                origin: Origin::Client(ReplyTo::NOBODY),
                 number: 0,
                 mqueue: 0,
                 len: 0,
@@ -220,6 +231,14 @@ impl Sessions {
         let here = entry.request.mqueue == mqueue || mutants::on("forget_mqueue");
         let found = entry.live && entry.generation == token.generation() && here;
         found.then_some(&entry.request)
+    }
+
+    /// The request that [`Self::find`] has just shown for a token.
+    #[inline]
+    pub fn found(&self, token: Token) -> &Request {
+        let entry = &self.entries[token.index()];
+        debug_assert!(entry.live && entry.generation == token.generation());
+        &entry.request
     }
 
     /// Whether the sender of a datagram that [`Self::find`] has just shown has others under way, or seems to.

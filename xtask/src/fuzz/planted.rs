@@ -89,9 +89,9 @@ const PLANTS: &[Plant] = &[
     Plant {
         target: "worker",
         bug: "a batch of requests counts as one",
-        file: "crates/engine/src/endpoint/shm.rs",
-        right: "counters.received.add(taken.into());",
-        wrong: "counters.received.add(u64::from(taken > 0));",
+        file: "crates/engine/src/admit.rs",
+        right: "false => share.count_received(messages),",
+        wrong: "false => share.count_received(u64::from(messages > 0)),",
     },
 ];
 

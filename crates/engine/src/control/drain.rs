@@ -8,13 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use wire::DropReason;
-use wire::nic::{Close, Nic, PortIndex, StreamKey};
+use wire::nic::{Close, Nic};
 
-use crate::endpoint::peer::{Link, ServiceLinks};
-use crate::endpoint::ports::Port;
+use crate::endpoint::peer::links::ServiceLinks;
+use crate::endpoint::udp::UdpPort;
 use crate::service::share::ServiceShare;
-use crate::topology::Replies;
-use crate::worker::{StreamOwner, Worker};
+use crate::worker::Worker;
 
 /// How many workers have nothing left of a service that leaves or is paused.
 #[derive(Clone, Debug, Default)]
@@ -79,35 +78,36 @@ impl ServiceShare {
 
 /// What a worker let go of: memory that somebody else should give back, since that takes long.
 pub struct Detached {
-    _lane: ServiceShare,
+    _share: Option<ServiceShare>,
     _links: ServiceLinks,
-    _ports: Vec<Port>,
+    _ports: Vec<UdpPort>,
 }
 
 impl<N: Nic> Worker<N> {
     /// Once a millisecond: whether what leaves has nothing left here.
     pub(crate) fn check_leaving(&mut self) {
-        for slot in 0..self.services.len() {
-            if self.services[slot].leaving.is_none() {
+        for slot in 0..self.turn.services.len() {
+            if self.turn.services[slot].leaving.is_none() {
                 continue;
             }
             let name = slot as u16;
-            // Who keeps it may do so for ever: nothing is done for what has nothing left.
-            let left = self.outstanding_of(slot) > 0 || self.connections.open_of(name) > 0;
-            if left && self.services[slot].is_expired() {
+            // A client that keeps it may do so for ever: nothing is done for what has nothing left.
+            let left = self.outstanding_of(slot) > 0 || self.endpoints.tcp.open_of(name) > 0;
+            if left && self.turn.services[slot].is_expired() {
                 self.drop_outstanding(slot);
             }
-            self.close_leaving_shm_clients(name);
-            // What kernels ask for nobody's sake counts on no account, so it is waited for no longer than the service's time.
-            let share = &self.services[slot];
+            self.endpoints.shm.close_leaving(&mut self.turn, name);
+            // What kernels ask of backends on their own counts on no account, so it is waited for no longer than the service's
+            // time.
+            let share = &self.turn.services[slot];
             let asks = share.waits_for_backends() && !share.is_expired();
             let debts = self.outstanding_of(slot) > 0 && !mutants::on("leave_with_debts");
             let settled = !debts
                 && !asks
-                && self.connections.open_of(name) == 0
-                && self.memory.of_service(name) == 0
+                && self.endpoints.tcp.open_of(name) == 0
+                && self.endpoints.shm.of_service(name) == 0
                 && !self.owes_other_workers(slot);
-            if let Some(leaving) = &mut self.services[slot].leaving {
+            if let Some(leaving) = &mut self.turn.services[slot].leaving {
                 leaving.vote.set(settled);
             }
         }
@@ -115,15 +115,14 @@ impl<N: Nic> Worker<N> {
 
     /// Whether something of a service is on its way to another worker, or from one.
     pub(crate) fn owes_other_workers(&mut self, slot: usize) -> bool {
-        let taken = |link: &mut Option<Link>| link.as_mut().is_none_or(Link::is_empty);
-        self.pending_losses.iter().any(|(_, envelope, _)| usize::from(envelope.service) == slot)
-            || !self.links.iter_mut().all(|links| links.get_mut(slot).is_none_or(taken))
+        let name = slot as u16;
+        self.turn.outbound.owes(Some(name)) || self.endpoints.peers.is_hinted_for(name)
     }
 
     /// The time of a service that leaves is over: whatever it has not answered is dropped as
     /// `drain_timeout`, connections that do not take their replies are closed.
     pub(crate) fn expire(&mut self, slot: u16) {
-        let share = self.services.get_mut(usize::from(slot));
+        let share = self.turn.services.get_mut(usize::from(slot));
         if let Some(leaving) = share.and_then(|share| share.leaving.as_mut()) {
             leaving.expired = true;
             self.drop_outstanding(slot.into());
@@ -132,126 +131,83 @@ impl<N: Nic> Worker<N> {
 
     /// Drops everything that a service has under way on this worker, as `drain_timeout`.
     pub(crate) fn drop_outstanding(&mut self, slot: usize) {
-        // All of them, however young.
-        while let Some(request) = self.services[slot].sessions.expire(u64::MAX) {
-            let (origin, number, expects) = (&request.origin, request.number, request.expects);
-            self.services[slot].ended(request.mqueue);
-            self.drop_request(slot, origin, number, expects, DropReason::DrainTimeout);
-        }
-        if self.services[slot].replies == Replies::None {
-            for mqueue in 0..self.services[slot].mqueues.len() as u32 {
-                let unread = self.services[slot].drop_unread(mqueue);
-                self.services[slot].counters.drop_many(DropReason::DrainTimeout, unread);
-            }
-        }
-        self.flush(false);
-        for key in 0..self.connections.len() as StreamKey {
-            if self.connections.at(key).is_some_and(|c| usize::from(c.service) == slot) {
-                self.end_connection(key, Close::Graceful, DropReason::DrainTimeout);
-            }
-        }
-        for port in self.ports.iter_mut().filter(|p| usize::from(p.service) == slot) {
-            let waiting = port.tx.waiting().len();
-            let counters = &self.services[slot].counters;
-            counters.drop_many(DropReason::DrainTimeout, waiting as u64);
-            port.tx.advance(waiting);
-            port.kept = 0;
-        }
+        let Self { turn, endpoints, .. } = self;
+        endpoints.drop_requests(turn, slot, DropReason::DrainTimeout);
+        endpoints.flush(turn, false);
+        turn.flush_backends();
+        endpoints.tcp.close_all(turn, slot as u16, DropReason::DrainTimeout);
+        endpoints.udp.drop_waiting(turn, slot as u16, DropReason::DrainTimeout);
     }
 
     /// Lets go of a service that was never switched on, or that has left; its slot and its ports are free
     /// afterwards. Blocks on this worker's core are stopped.
     pub(crate) fn release(&mut self, slot: u16) -> Detached {
         let number = usize::from(slot);
-        if number >= self.services.len() {
+        if number >= self.turn.services.len() {
             // Another share of the change failed before this worker got its own.
-            return Detached {
-                _lane: ServiceShare::vacant(1),
-                _links: ServiceLinks(Vec::new()),
-                _ports: Vec::new(),
-            };
+            return Detached { _share: None, _links: ServiceLinks(Vec::new()), _ports: Vec::new() };
         }
         self.drop_outstanding(number);
-        self.fabric.publish_credit(self.index, slot, 0);
-        let mut share = std::mem::replace(
-            &mut self.services[number],
-            ServiceShare::vacant(self.fabric.workers()),
-        );
-        self.count_hung_blocks();
-        let backends = share.backends.iter().flat_map(|b| &b.connections).map(|c| c.key);
-        let keys: Vec<StreamKey> = share.clients.iter().map(|c| c.key).chain(backends).collect();
-        for key in keys {
-            self.nic.close(key, Close::Reset);
-            let place = key - self.connections_max;
-            self.owners[place as usize] = StreamOwner::Connection;
-            self.free_keys.push(place);
+        let Self { turn, endpoints, schedule, stream_keys, .. } = self;
+        turn.fabric.publish_credit(turn.index, slot, 0);
+        schedule.remove(number);
+        let workers = turn.fabric.workers();
+        let vacant = ServiceShare::vacant(workers);
+        let mut share = std::mem::replace(&mut turn.services[number], vacant);
+        turn.count_hung_blocks();
+        for key in share.backend_keys() {
+            turn.nic.close(key, Close::Reset);
+            stream_keys.free(key);
         }
-        let mut ports = Vec::new();
-        for index in 0..self.ports.len() {
-            if self.ports[index].service == slot {
-                self.nic.close_port(index as PortIndex);
-                ports.push(std::mem::replace(&mut self.ports[index], Port::vacant()));
-            }
-        }
-        self.refresh_own_ports();
+        let ports = endpoints.close_ports(turn, slot);
         // Blocks never change threads, so they end here.
         share.accelerators.clear();
-        let links = self.links.iter_mut().map(|links| links.get_mut(number).and_then(Option::take));
-        Detached { _lane: share, _links: ServiceLinks(links.collect()), _ports: ports }
+        let links = (0..workers).map(|worker| {
+            let link_in = endpoints.peers.replace(worker, number, None);
+            let link_out = turn.outbound.replace(worker, number, None);
+            link_in.zip(link_out)
+        });
+        let links = ServiceLinks(links.collect());
+        Detached { _share: Some(share), _links: links, _ports: ports }
     }
 
     /// From now on nothing new is accepted; what was accepted is answered.
     pub(crate) fn begin_drain(&mut self) {
-        if std::mem::replace(&mut self.draining, true) {
+        if std::mem::replace(&mut self.turn.draining, true) {
             return;
         }
         if mutants::on("serve_after_drain") {
             return;
         }
-        (0..self.services.len()).for_each(|slot| self.end_pauses(slot, None));
-        self.nic.stop_listening();
-        self.stop_reading(None);
-        self.memory.stop_reading(None);
+        (0..self.turn.services.len()).for_each(|slot| self.end_pauses(slot, None));
+        self.turn.nic.stop_listening();
+        self.endpoints.leave(&mut self.turn, None);
     }
 
     /// Tells the others when everything this worker accepted is answered, or no longer.
     pub(crate) fn report_settled(&mut self) {
         let settled = self.outstanding() == 0
-            && !self.services.iter().any(ServiceShare::waits_for_backends)
-            && self.pending_losses.is_empty()
-            && self.links.iter_mut().flatten().flatten().all(Link::is_empty);
-        self.set_settled(settled);
-    }
-
-    /// A worker that takes something over unsettles before it returns the ring's slot, and a worker
-    /// settles only when its slots have been returned: so whatever crosses between two workers, one of
-    /// them is unsettled at any time.
-    pub(crate) fn set_settled(&mut self, settled: bool) {
-        if std::mem::replace(&mut self.settled, settled) != settled {
-            self.fabric.settle(settled);
-        }
+            && !self.turn.services.iter().any(ServiceShare::waits_for_backends)
+            && !self.turn.outbound.owes(None)
+            && !self.endpoints.peers.is_hinted();
+        self.turn.set_settled(settled);
     }
 
     /// Ends everything: what was not answered is dropped as `drain_timeout`. The blocks are stopped
     /// and the connections closed. Returns whether a block of this worker hangs.
     pub fn shutdown(&mut self) -> bool {
         self.begin_drain();
-        self.discard_handed_over();
-        for share in 0..self.services.len() {
-            self.drop_outstanding(share);
+        self.endpoints.peers.discard(&mut self.turn);
+        for slot in 0..self.turn.services.len() {
+            self.drop_outstanding(slot);
         }
-        self.close_memory_clients();
-        self.counters.outstanding.set(self.outstanding());
-        self.hung
+        self.endpoints.shm.close_all(&mut self.turn);
+        self.turn.counters.outstanding.set(self.outstanding());
+        self.hung()
     }
 
     /// Whether it was asked to stop: it takes no further turn.
     pub fn is_stopped(&self) -> bool {
         self.stopped
-    }
-
-    /// Whether a block of this worker hangs or has hung.
-    pub fn hung(&self) -> bool {
-        self.hung
     }
 }

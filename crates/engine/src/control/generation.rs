@@ -26,6 +26,7 @@ use wire::nic::Nic;
 use crate::control::drain::DrainBarrier;
 use crate::service::ends::Attachment;
 use crate::topology::Replies;
+use crate::turn::Turn;
 use crate::worker::Worker;
 
 /// What the control side tells a worker about one accelerator of one service, by their places in the
@@ -83,14 +84,14 @@ impl<N: Nic> Worker<N> {
         | RuntimeEvent::Paused { service, accelerator, .. }
         | RuntimeEvent::Resumed { service, accelerator }
         | RuntimeEvent::Ended { service, accelerator, .. }) = &event;
-        let share = self.services.get(usize::from(*service));
+        let share = self.turn.services.get(usize::from(*service));
         if share.is_none_or(|share| usize::from(*accelerator) >= share.accelerators.len()) {
             // The service has left.
             return;
         }
         match event {
             RuntimeEvent::Started { service, accelerator } => {
-                self.services[usize::from(service)].mark_present(accelerator.into());
+                self.turn.services[usize::from(service)].mark_present(accelerator.into());
                 self.end_pauses(service.into(), Some(accelerator));
             }
             RuntimeEvent::Paused { service, accelerator, drain_ns, barrier } => {
@@ -100,7 +101,8 @@ impl<N: Nic> Worker<N> {
                 self.end_pauses(service.into(), Some(accelerator));
             }
             RuntimeEvent::RingsReplaced { service, accelerator, attachment } => {
-                self.services[usize::from(service)].replace_rings(accelerator.into(), attachment);
+                self.turn.services[usize::from(service)]
+                    .replace_rings(accelerator.into(), attachment);
             }
             RuntimeEvent::Ended { service, accelerator, reason } => {
                 self.end_generation(service.into(), accelerator.into(), reason);
@@ -108,27 +110,29 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    fn end_generation(&mut self, share: usize, accelerator: usize, reason: DropReason) {
-        let mqueues = self.services[share].mqueues_of(accelerator);
+    fn end_generation(&mut self, service: usize, accelerator: usize, reason: DropReason) {
+        let Self { turn, endpoints, .. } = self;
+        let mqueues = turn.services[service].mqueues_of(accelerator);
         for mqueue in mqueues.clone() {
             // What had been answered is answered, also what its head does not show: nobody moves that any more.
-            self.gather_replies(share, mqueue, u64::MAX);
+            endpoints.gather_replies(turn, service, mqueue, u64::MAX);
         }
-        if self.services[share].replies == Replies::None {
-            self.services[share].count_consumed(self.now_ns);
+        let share = &mut turn.services[service];
+        if share.replies == Replies::None {
+            share.count_released(turn.now_ns);
         }
         if !mutants::on("outlive_generation") {
             for mqueue in mqueues {
-                self.services[share].mark_dead(mqueue);
+                share.mark_dead(mqueue);
             }
-            self.end_requests_of_dead_mqueues(share, reason);
+            endpoints.end_requests_of_dead_mqueues(turn, service, reason);
         }
-        let Self { services, nic, now_ns, .. } = self;
-        services[share].detach_accelerator(accelerator, nic);
-        services[share].await_next_generation(accelerator as u16, *now_ns);
+        let Turn { services, nic, now_ns, .. } = turn;
+        services[service].detach_accelerator(accelerator, nic);
+        services[service].await_next_generation(accelerator as u16, *now_ns);
         if reason == DropReason::Reconfiguring {
             // The next generation comes as soon as it can, with others or without.
-            services[share].dispatcher.set_absent_reason(reason);
+            services[service].dispatcher.set_absent_reason(reason);
         }
     }
 }

@@ -20,22 +20,23 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use wire::DropReason;
-use wire::nic::{Nic, PortIndex, StreamKey, Transport};
+use wire::nic::{Nic, PortIndex, Transport};
 
 use crate::accelerator::StartError;
 use crate::control::drain::{DrainBarrier, DrainVote, Leaving};
 use crate::control::message::MessageOf;
-use crate::endpoint::peer::{ENVELOPE_BYTES, ServiceLinks, links};
-use crate::endpoint::ports::{Port, reply_ratio};
-use crate::endpoint::shm::ShmClients;
-use crate::endpoint::sources::{Sources, lowest_source};
-use crate::endpoint::tcp::connection::{Connections, Pool};
+use crate::endpoint::peer::links::{ENVELOPE_BYTES, ServiceLinks, links};
+use crate::endpoint::port::Port;
+use crate::endpoint::set::{Endpoints, NewPort};
+use crate::endpoint::stream_keys::{StreamKeys, StreamOwner};
 use crate::fabric::Fabric;
+use crate::idle::Idle;
 use crate::metrics::{Metrics, ServiceMetrics};
 use crate::service::ends::Attachment;
 use crate::service::share::ServiceShare;
-use crate::topology::{Limits, Listen, Polling, Service, Topology};
-use crate::worker::{PENDING_LOSSES, StreamOwner, Worker};
+use crate::topology::{Limits, Polling, Service, Topology};
+use crate::turn::Turn;
+use crate::worker::Worker;
 
 /// What a worker is made of. See [`Worker::new`].
 pub struct WorkerParts<N: Nic> {
@@ -70,7 +71,7 @@ pub struct ServiceInstall<P> {
     slot: u16,
     share: ServiceShare,
     links: ServiceLinks,
-    ports: Vec<(PortIndex, Port, P)>,
+    ports: Vec<(PortIndex, NewPort, P)>,
     scratch: Vec<u8>,
     /// Accelerators that are waited for, and how long those of the former version may take to end, in nanoseconds.
     awaited: Vec<(u16, u64)>,
@@ -124,7 +125,7 @@ impl<P> ServiceInstall<P> {
         limits: &Limits,
         port: P,
     ) {
-        let entry = Port { paused: true, ..Port::new(self.slot, transport, address, limits) };
+        let entry = NewPort::new(Port::new_paused(self.slot, transport, address), limits);
         self.ports.push((index, entry, port));
     }
 }
@@ -173,59 +174,23 @@ impl<N: Nic> Worker<N> {
         let (counters, service_counters) = metrics.of_worker(index);
         let limits = &topology.limits;
         let workers = fabric.workers();
-        let mut worker = Self {
-            index: index as u16,
-            now_ns: 0,
-            ports: Vec::new(),
-            sources: Sources::new(Vec::new(), [].into()),
-            services: Vec::new(),
-            connections: Connections::default(),
-            pool: Pool::new(),
-            memory: ShmClients::default(),
-            links: (0..workers).map(|_| Vec::new()).collect(),
-            fabric,
-            counters,
-            connections_max: limits.connections,
-            pipelined: limits.pipelined,
-            idle_ns: limits.idle_ms * 1_000_000,
-            slow_client_ns: limits.slow_client_ms * 1_000_000,
-            early_bytes_max: limits.early_reply_bytes,
-            to_read: Vec::new(),
-            to_write: Vec::new(),
-            pending_losses: Vec::with_capacity(PENDING_LOSSES),
-            rx: nic.rx_batch(),
-            nic,
-            scratch: vec![0; scratch_bytes(&topology.services)],
-            envelope: Vec::with_capacity(scratch_bytes(&topology.services)),
-            draining: false,
-            clock: None,
-            owners: Vec::new(),
-            free_keys: Vec::new(),
-            events: Vec::with_capacity(1024),
-            polling: topology.engine.polling,
-            work: false,
-            slept: false,
-            idle_since_ns: 0,
-            neighbour_until_ns: 0,
-            next_tick_ns: 0,
-            sweep_at: 0,
-            shed_report_ns: 0,
-            ended: Vec::new(),
-            hung: false,
-            settled: false,
-            stopped: false,
-        };
+        let endpoints = Endpoints::new(nic.rx_batch(), workers, limits);
+        let scratch_bytes = scratch_bytes(&topology.services);
+        let turn = Turn::new(index as u16, nic, fabric, counters, scratch_bytes);
+        let stream_keys = StreamKeys::new(limits.connections);
+        let idle = Idle::new(topology.engine.polling);
+        let mut worker = Self::empty(turn, endpoints, stream_keys, idle);
         let parts = topology.services.iter().zip(attachments).zip(service_counters).zip(links.0);
         for (slot, (((service, attachments), counters), links)) in parts.enumerate() {
             let share =
                 ServiceShare::new(service, index as u32, workers as u32, attachments, counters);
             worker.place(slot, share, links);
         }
-        let port = |((service, listen), address): ((usize, Listen), SocketAddr)| {
-            Port::new(service as u16, listen.transport, address, limits)
-        };
-        worker.ports = topology.ports().zip(addresses).map(port).collect();
-        worker.refresh_own_ports();
+        for (index, ((service, listen), address)) in topology.ports().zip(addresses).enumerate() {
+            let port = Port::new(service as u16, listen.transport, address);
+            worker.endpoints.place_port(index as PortIndex, NewPort::new(port, limits));
+        }
+        worker.endpoints.udp.refresh_sources(&worker.turn);
         worker
     }
 
@@ -235,115 +200,96 @@ impl<N: Nic> Worker<N> {
         for drive in &mut share.accelerators {
             drive.blocks.start()?;
         }
+        let Self { turn, endpoints, .. } = self;
         let mut taken = Vec::new();
         for (index, entry, port) in ports {
-            if let Err(error) = self.nic.add_port(index, port) {
-                taken.into_iter().for_each(|(index, _)| self.nic.close_port(index));
+            if let Err(error) = turn.nic.add_port(index, port) {
+                taken.into_iter().for_each(|(index, _)| turn.nic.close_port(index));
                 return Err(error.into());
             }
             taken.push((index, entry));
         }
         for (index, entry) in taken {
-            put(&mut self.ports, index.into(), entry, Port::vacant);
+            endpoints.place_port(index, entry);
         }
-        self.refresh_own_ports();
-        if self.scratch.len() < scratch.len() {
-            self.envelope = Vec::with_capacity(scratch.len());
-            self.scratch = scratch;
+        endpoints.udp.refresh_sources(turn);
+        if turn.scratch.len() < scratch.len() {
+            turn.outbound.reserve(scratch.len());
+            turn.scratch = scratch;
         }
         self.place(slot.into(), share, links);
         for (accelerator, drain_ns) in awaited {
             self.pause_from_switch(slot.into(), accelerator, drain_ns);
         }
         // The others look when they switch: what the next housekeeping tells would come too late for the first requests.
-        self.publish_credit_of(slot.into());
+        self.turn.publish_credit_of(slot.into());
         Ok(())
     }
 
     /// Names the service share's streams and puts it into its slot.
     fn place(&mut self, slot: usize, mut share: ServiceShare, links: ServiceLinks) {
-        let slot_of_share = slot as u16;
+        let Self { turn, endpoints, schedule, stream_keys, .. } = self;
+        let service = slot as u16;
         for (client, entry) in share.clients.iter_mut().enumerate() {
-            entry.key = self
-                .stream_key(StreamOwner::Client { share: slot_of_share, client: client as u32 });
+            let client = client as u32;
+            entry.key = stream_keys.issue(StreamOwner::Mqueue { service, client });
         }
         for (pool, entry) in share.backends.iter_mut().enumerate() {
             for (number, connection) in entry.connections.iter_mut().enumerate() {
                 let (pool, number) = (pool as u16, number as u16);
-                connection.key =
-                    self.stream_key(StreamOwner::Backend { share: slot_of_share, pool, number });
+                connection.key = stream_keys.issue(StreamOwner::Backend { service, pool, number });
             }
         }
         for (worker, link) in links.0.into_iter().enumerate() {
-            put(&mut self.links[worker], slot, link, || None);
+            let (link_in, link_out) = link.unzip();
+            endpoints.peers.replace(worker, slot, link_in);
+            turn.outbound.replace(worker, slot, link_out);
         }
-        self.connections.make_room_for(slot);
-        let workers = self.fabric.workers();
-        put(&mut self.services, slot, share, || ServiceShare::vacant(workers));
-    }
-
-    /// Keys of connections come first, those of backends behind them.
-    fn stream_key(&mut self, owner: StreamOwner) -> StreamKey {
-        let place = self.free_keys.pop().unwrap_or_else(|| {
-            self.owners.push(StreamOwner::Connection);
-            self.owners.len() as u32 - 1
-        });
-        self.owners[place as usize] = owner;
-        self.connections_max + place
+        endpoints.tcp.make_room_for_service(slot);
+        schedule.place(slot, &share.tenant);
+        while turn.services.len() <= slot {
+            turn.services.push(ServiceShare::vacant(turn.fabric.workers()));
+        }
+        turn.services[slot] = share;
     }
 
     /// Everything at once, so that no request meets a service that is half there. See the module's text.
     pub(crate) fn switch(&mut self, switch: &Switch) {
-        self.refresh_own_ports();
-        self.read_credit();
-        let limits = &switch.limits;
-        self.polling = switch.polling;
-        self.pipelined = limits.pipelined;
-        self.idle_ns = limits.idle_ms * 1_000_000;
-        self.slow_client_ns = limits.slow_client_ms * 1_000_000;
-        self.early_bytes_max = limits.early_reply_bytes;
         for leave in &switch.leave {
             self.end_pauses(leave.slot.into(), None);
         }
-        for port in &mut self.ports {
-            port.reply_ratio = reply_ratio(limits, port.on_loopback);
-            port.lowest_source = lowest_source(limits, port.on_loopback);
-            port.paused =
-                self.services.get(usize::from(port.service)).is_none_or(ServiceShare::is_paused);
+        let Self { turn, endpoints, idle, .. } = self;
+        endpoints.udp.refresh_sources(turn);
+        turn.read_credit();
+        idle.set_polling(switch.polling);
+        endpoints.set_limits(&switch.limits);
+        for (_, port) in endpoints.ports_mut() {
+            port.switch_on(turn);
         }
         for index in &switch.stop {
-            self.nic.stop_port(*index);
-            let port = &mut self.ports[usize::from(*index)];
-            (port.paused, port.ready) = (true, false);
+            if let Some(port) = endpoints.port_mut(*index) {
+                port.stop(turn, usize::from(*index));
+            }
         }
         for (index, slot) in &switch.lead {
-            self.ports[usize::from(*index)].service = *slot;
+            if let Some(port) = endpoints.port_mut(*index) {
+                port.service = *slot;
+            }
         }
         for Leave { slot, successor, shm_successor, departing, barrier } in &switch.leave {
-            let barrier = barrier.clone();
-            let share = usize::from(*slot);
-            self.services[share].leaving =
-                Some(Leaving { vote: DrainVote::new(barrier), expired: false });
-            match successor {
-                Some(successor) => self.connections.move_to(*slot, *successor),
-                None => self.stop_reading(Some(*slot)),
+            let vote = DrainVote::new(barrier.clone());
+            turn.services[usize::from(*slot)].leaving = Some(Leaving { vote, expired: false });
+            if let Some(successor) = successor {
+                endpoints.tcp.move_to(*slot, *successor);
             }
             if let Some(successor) = shm_successor {
-                self.memory.move_to(*slot, *successor, departing);
+                endpoints.shm.move_to(*slot, *successor, departing);
             }
-            self.memory.stop_reading(Some(*slot));
+            endpoints.leave(turn, Some(*slot));
         }
-        (0..self.services.len()).for_each(|slot| self.begin_pauses(slot));
-        self.busy();
+        (0..self.turn.services.len()).for_each(|slot| self.begin_pauses(slot));
+        self.turn.busy();
     }
-}
-
-/// Puts something into its place in a list, behind places for others if it is too short.
-fn put<T>(list: &mut Vec<T>, at: usize, entry: T, vacant: impl Fn() -> T) {
-    while list.len() <= at {
-        list.push(vacant());
-    }
-    list[at] = entry;
 }
 
 /// Scratch space: one read, one datagram, one message of any ring.

@@ -54,7 +54,7 @@ impl<N: Nic> Worker<N> {
     /// Does what messages ask for.
     #[inline]
     pub(crate) fn drain_mailbox(&mut self) {
-        if self.fabric.mailbox(self.index).len() > 0 {
+        if self.turn.fabric.mailbox(self.turn.index).len() > 0 {
             self.apply_messages();
         }
     }
@@ -62,9 +62,9 @@ impl<N: Nic> Worker<N> {
     #[cold]
     fn apply_messages(&mut self) {
         // The next turn takes the rest, and comes at once.
-        self.busy();
+        self.turn.busy();
         for _ in 0..MESSAGES_PER_TURN {
-            let Some(message) = self.fabric.mailbox(self.index).take() else { return };
+            let Some(message) = self.turn.fabric.mailbox(self.turn.index).take() else { return };
             self.apply(message);
         }
     }
@@ -84,9 +84,13 @@ impl<N: Nic> Worker<N> {
                 let _ = reply.send(self.release(slot));
             }
             ControlMessage::Runtime(event) => self.apply_runtime_event(event),
-            ControlMessage::ShmAttached(client) => self.adopt_shm_client(*client),
-            ControlMessage::ShmGone(id) => self.remove_shm_client(id),
-            ControlMessage::Connection(accepted) => self.adopt_connection(accepted),
+            ControlMessage::ShmAttached(client) => {
+                self.endpoints.shm.adopt(&mut self.turn, *client);
+            }
+            ControlMessage::ShmGone(id) => self.endpoints.shm.remove_client(&mut self.turn, id),
+            ControlMessage::Connection(accepted) => {
+                self.endpoints.tcp.adopt(&mut self.turn, accepted);
+            }
             ControlMessage::Drain => self.begin_drain(),
             ControlMessage::Stop => self.stopped = true,
         }
@@ -95,6 +99,6 @@ impl<N: Nic> Worker<N> {
 
 impl<N: Nic> Drop for Worker<N> {
     fn drop(&mut self) {
-        self.fabric.mailbox(self.index).close();
+        self.turn.fabric.mailbox(self.turn.index).close();
     }
 }

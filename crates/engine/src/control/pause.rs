@@ -18,7 +18,7 @@
 //! ends no later than the drain time; then requests get the reason why nobody is there. A drain and the service's own
 //! leave end it at once. A worker without anything else to do sleeps meanwhile.
 
-use wire::nic::{Nic, PortIndex, StreamKey};
+use wire::nic::Nic;
 
 use crate::control::drain::{DrainBarrier, DrainVote};
 use crate::service::share::ServiceShare;
@@ -69,11 +69,11 @@ impl<N: Nic> Worker<N> {
         drain_ns: u64,
         barrier: DrainBarrier,
     ) {
-        let share = &mut self.services[slot];
-        if self.draining || share.leaving.is_some() {
+        let share = &mut self.turn.services[slot];
+        if self.turn.draining || share.leaving.is_some() {
             return;
         }
-        let until_ns = Some(self.now_ns.saturating_add(drain_ns).saturating_add(PAUSE_NS));
+        let until_ns = Some(self.turn.now_ns.saturating_add(drain_ns).saturating_add(PAUSE_NS));
         share.pauses.push(Pause { accelerator, drain_ns, until_ns, vote: DrainVote::new(barrier) });
         self.apply_pause(slot);
     }
@@ -81,10 +81,10 @@ impl<N: Nic> Worker<N> {
     /// A service that comes is paused once it is [switched on](Self::switch): until then the ports and the gauge are those
     /// of its former version.
     pub(crate) fn pause_from_switch(&mut self, slot: usize, accelerator: u16, drain_ns: u64) {
-        if !self.draining {
+        if !self.turn.draining {
             let vote = DrainVote::new(DrainBarrier::default());
             let pause = Pause { accelerator, drain_ns, until_ns: None, vote };
-            self.services[slot].pauses.push(pause);
+            self.turn.services[slot].pauses.push(pause);
         }
     }
 
@@ -95,44 +95,30 @@ impl<N: Nic> Worker<N> {
 
     fn end_pauses_if(&mut self, slot: usize, ends: impl Fn(&Pause) -> bool) {
         let mut ended = false;
-        for mut pause in self.services[slot].pauses.extract_if(.., |pause| ends(pause)) {
+        for mut pause in self.turn.services[slot].pauses.extract_if(.., |pause| ends(pause)) {
             pause.vote.set(false);
             ended |= pause.has_begun();
         }
-        if !ended || self.services[slot].is_paused() {
+        if !ended || self.turn.services[slot].is_paused() {
             return;
         }
         self.apply_pause(slot);
-        let now_ns = self.now_ns;
-        for key in 0..self.connections.len() as StreamKey {
-            if self.connections.at(key).is_some_and(|c| usize::from(c.service) == slot) {
-                // Who could not be heard was not idle.
-                self.connections.change(key, |c| c.last_message_ns = now_ns);
-                self.list_to_read(key);
-            }
-        }
-        self.busy();
+        self.turn.busy();
     }
 
     /// Reads the ports of a service or lets them be, as its holds say.
     fn apply_pause(&mut self, slot: usize) {
-        let paused = self.services[slot].is_paused();
-        self.services[slot].observe_pause();
-        for (index, port) in self.ports.iter_mut().enumerate() {
-            if usize::from(port.service) == slot {
-                port.paused = paused;
-                // What came meanwhile was not reported.
-                port.ready |= !paused;
-                self.nic.pause_port(index as PortIndex, paused);
-            }
-        }
+        let share = &self.turn.services[slot];
+        let paused = share.is_paused();
+        share.observe_pause();
+        self.endpoints.pause(&mut self.turn, slot as u16, paused);
     }
 
     /// A service that came held is switched on: its time counts from now.
     pub(crate) fn begin_pauses(&mut self, slot: usize) {
-        let now_ns = self.now_ns;
+        let now_ns = self.turn.now_ns;
         let mut begun = false;
-        for pause in self.services[slot].pauses.iter_mut().filter(|pause| !pause.has_begun()) {
+        for pause in self.turn.services[slot].pauses.iter_mut().filter(|pause| !pause.has_begun()) {
             pause.until_ns = Some(now_ns.saturating_add(pause.drain_ns).saturating_add(PAUSE_NS));
             begun = true;
         }
@@ -143,22 +129,22 @@ impl<N: Nic> Worker<N> {
 
     /// Once a millisecond: whether a paused service has nothing left here, and whether its time is over.
     pub(crate) fn check_paused(&mut self, slot: usize) {
-        if !self.services[slot].is_paused() {
+        if !self.turn.services[slot].is_paused() {
             return;
         }
-        let now_ns = self.now_ns;
+        let now_ns = self.turn.now_ns;
         let overdue = |pause: &Pause| pause.until_ns.is_some_and(|until_ns| until_ns <= now_ns);
-        if self.services[slot].pauses.iter().any(overdue) {
+        if self.turn.services[slot].pauses.iter().any(overdue) {
             tracing::warn!(
-                service = &*self.services[slot].name,
+                service = &*self.turn.services[slot].name,
                 "the next runtime did not come in time; requests are no longer paused"
             );
             self.end_pauses_if(slot, overdue);
         }
-        let quiet = self.services[slot].under_way() == 0 || mutants::on("hold_with_debts");
-        let asks = self.services[slot].waits_for_backends();
+        let quiet = self.turn.services[slot].under_way() == 0 || mutants::on("hold_with_debts");
+        let asks = self.turn.services[slot].waits_for_backends();
         let settled = quiet && !asks && !self.owes_other_workers(slot);
-        for pause in &mut self.services[slot].pauses {
+        for pause in &mut self.turn.services[slot].pauses {
             pause.vote.set(settled);
         }
     }

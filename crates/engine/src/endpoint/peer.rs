@@ -1,295 +1,303 @@
-//! Hand-over: requests and replies that cross from one worker to another.
+//! The other workers of the engine: requests that they hand over for mqueues of this one, and replies for clients of theirs.
 //!
-//! Every pair of workers is joined by two small regions of private memory for each service, one for
-//! each direction of requests; the rings and their ordering edges are those of [`mqueue`], used worker to worker (edge
-//! HANDOVER). A region's RX ring carries requests from worker A to worker B, its TX ring carries B's
-//! replies to them back to A. Requests and replies have rings of their own because a request may have
-//! to wait at the head of its ring for credit, while a reply can always be taken: if they shared one,
-//! two workers could wait for each other for ever. Services have rings of their own for the same
-//! reason: a request that waits for a service whose accelerator is stuck would hold up everybody's.
-//!
-//! A message is its origin (64 bytes) followed by the payload. Datagrams are answered by the worker
-//! that owns the mqueue, from its own socket on the same port; only replies to connections and to
-//! shared-memory clients travel back.
+//! The rings are in `peer/links.rs`. Datagrams are answered by the worker that owns the mqueue, from its own socket on the same
+//! port; only replies to clients that an endpoint knows by a key travel back.
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+pub(crate) mod links;
 
-use mqueue::{
-    Consumer, Head, HeapMapping, LoanError, MappedMemory, MqueuePlan, Producer, Region, RegionPlan,
-    RingPlan, abi,
-};
+use mqueue::{LoanError, abi};
 use wire::DropReason;
-use wire::framing::Expects;
-use wire::nic::PortIndex;
+use wire::nic::Nic;
 use wire::session::Origin;
 
-use crate::topology::Service;
+use self::links::{ENVELOPE_BYTES, Envelope, LinkIn};
+use crate::admit::{Admitted, Batch, Waits};
+use crate::endpoint::Endpoint;
+use crate::endpoint::run::{Next, Run};
+use crate::schedule::{Kind, Schedule};
+use crate::service::arrival::{ANY, Arrival, Awaited, RETRY_BYTES, RETRY_NS};
+use crate::turn::Turn;
 
-/// Slots of a hand-over ring.
-const DEPTH: u32 = 256;
-/// Bytes in front of the payload.
-pub(crate) const ENVELOPE_BYTES: usize = 64;
-/// "Any mqueue of the service": the target of a request that is bound to none.
-pub(crate) const ANY: u32 = u32::MAX;
-
-/// What travels beside the payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Envelope {
-    pub(crate) service: u16,
-    /// The mqueue (number at the receiver), or [`ANY`].
-    pub(crate) mqueue: u32,
-    pub(crate) expects: Expects,
-    pub(crate) origin: Origin,
-    /// See [`wire::session::Request::number`].
-    pub(crate) number: u64,
+/// What the others have for this worker.
+pub(crate) struct Peers {
+    /// By worker and service; none from itself.
+    links: Vec<Vec<Option<LinkIn>>>,
 }
 
-impl Envelope {
-    pub(crate) fn encode(&self) -> [u8; ENVELOPE_BYTES] {
-        let mut bytes = [0; ENVELOPE_BYTES];
-        bytes[1] = match self.expects {
-            Expects::Reply => 0,
-            Expects::Nothing => 1,
-            Expects::ReplyOrNothing => 2,
-        };
-        bytes[2..4].copy_from_slice(&self.service.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.mqueue.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.number.to_le_bytes());
-        match self.origin {
-            Origin::Datagram { port, peer, local } => {
-                bytes[16..18].copy_from_slice(&port.to_le_bytes());
-                put_ip(&mut bytes[18..35], Some(peer.ip()));
-                bytes[36..38].copy_from_slice(&peer.port().to_le_bytes());
-                if let SocketAddr::V6(peer) = peer {
-                    bytes[38..42].copy_from_slice(&peer.scope_id().to_le_bytes());
-                }
-                put_ip(&mut bytes[42..59], local);
-            }
-            Origin::Stream { worker, key, generation } => {
-                bytes[0] = 1;
-                bytes[16..18].copy_from_slice(&worker.to_le_bytes());
-                bytes[20..24].copy_from_slice(&key.to_le_bytes());
-                bytes[24..28].copy_from_slice(&generation.to_le_bytes());
-            }
-            Origin::Memory { worker, client, generation } => {
-                bytes[0] = 2;
-                bytes[16..18].copy_from_slice(&worker.to_le_bytes());
-                bytes[20..24].copy_from_slice(&client.to_le_bytes());
-                bytes[24..28].copy_from_slice(&generation.to_le_bytes());
-            }
-        }
-        bytes
+/// A reply, or why there is none, for a client of this worker.
+pub(crate) struct HandedBack<'a> {
+    pub(crate) service: usize,
+    pub(crate) request: Awaited,
+    pub(crate) outcome: Result<&'a [u8], DropReason>,
+}
+
+impl Peers {
+    pub(crate) fn new(workers: usize) -> Self {
+        Self { links: (0..workers).map(|_| Vec::new()).collect() }
     }
 
-    pub(crate) fn decode(bytes: &[u8; ENVELOPE_BYTES]) -> Self {
-        let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4"));
-        let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8"));
-        let origin = match bytes[0] {
-            0 => {
-                let ip = take_ip(&bytes[18..35]).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-                let mut peer = SocketAddr::new(ip, u16_at(36));
-                if let SocketAddr::V6(peer) = &mut peer {
-                    peer.set_scope_id(u32_at(38));
-                }
-                let port: PortIndex = u16_at(16);
-                Origin::Datagram { port, peer, local: take_ip(&bytes[42..59]) }
-            }
-            1 => Origin::Stream { worker: u16_at(16), key: u32_at(20), generation: u32_at(24) },
-            _ => Origin::Memory { worker: u16_at(16), client: u32_at(20), generation: u32_at(24) },
-        };
-        let expects = match bytes[1] {
-            0 => Expects::Reply,
-            1 => Expects::Nothing,
-            _ => Expects::ReplyOrNothing,
-        };
-        let number = u64_at(8);
-        Self { service: u16_at(2), mqueue: u32_at(4), expects, origin, number }
-    }
-}
-
-/// An address in 17 bytes: family (0 none, 4, 6), then the octets.
-fn put_ip(bytes: &mut [u8], ip: Option<IpAddr>) {
-    match ip {
-        None => bytes[0] = 0,
-        Some(IpAddr::V4(ip)) => {
-            bytes[0] = 4;
-            bytes[1..5].copy_from_slice(&ip.octets());
-        }
-        Some(IpAddr::V6(ip)) => {
-            bytes[0] = 6;
-            bytes[1..17].copy_from_slice(&ip.octets());
-        }
-    }
-}
-
-fn take_ip(bytes: &[u8]) -> Option<IpAddr> {
-    match bytes[0] {
-        4 => Some(Ipv4Addr::from(<[u8; 4]>::try_from(&bytes[1..5]).expect("4")).into()),
-        6 => Some(Ipv6Addr::from(<[u8; 16]>::try_from(&bytes[1..17]).expect("16")).into()),
-        _ => None,
-    }
-}
-
-/// One worker's ends of the rings it shares with another worker for one service.
-pub(crate) struct Link {
-    pub(crate) requests_out: Producer<MappedMemory>,
-    pub(crate) requests_in: Consumer<MappedMemory>,
-    pub(crate) replies_out: Producer<MappedMemory>,
-    pub(crate) replies_in: Consumer<MappedMemory>,
-    /// Something was committed and not yet published.
-    unpublished: bool,
-    /// A long request that found no credit is not copied again before this.
-    pub(crate) retry_ns: u64,
-}
-
-impl Link {
-    /// Hands a request over. `Full` leaves everything as it was.
-    pub(crate) fn request(
+    /// Sets or takes the link of one service to one worker.
+    pub(crate) fn replace(
         &mut self,
-        envelope: &Envelope,
-        received_ns: u64,
-        payload: &[u8],
-        scratch: &mut Vec<u8>,
-    ) -> Result<(), LoanError> {
-        let head = Head { tag: received_ns, kind: abi::kind::MESSAGE, ..Head::default() };
-        push(&mut self.requests_out, head, envelope, payload, scratch)?;
-        if mutants::on("hand_over_twice") {
-            push(&mut self.requests_out, head, envelope, payload, scratch)?;
-        }
-        self.unpublished = true;
-        Ok(())
+        worker: usize,
+        service: usize,
+        link: Option<LinkIn>,
+    ) -> Option<LinkIn> {
+        links::replace(&mut self.links[worker], service, link)
     }
 
-    /// Hands a reply (`Ok`) or the news that there will be none (`Err`) back.
-    pub(crate) fn reply(
+    /// Whether the others seem to have something for this worker.
+    pub(crate) fn is_hinted(&self) -> bool {
+        self.links.iter().flatten().flatten().any(LinkIn::is_hinted)
+    }
+
+    /// The same for one service.
+    pub(crate) fn is_hinted_for(&self, service: u16) -> bool {
+        let of_service = |links: &Vec<Option<LinkIn>>| {
+            let link = links.get(usize::from(service)).and_then(Option::as_ref);
+            link.is_some_and(LinkIn::is_hinted)
+        };
+        self.links.iter().any(of_service)
+    }
+
+    /// Takes the replies that other workers hand back, and lets `settle` deliver them: they only need room at a client.
+    pub(crate) fn take_replies<N: Nic>(
         &mut self,
-        envelope: &Envelope,
+        turn: &mut Turn<N>,
+        mut settle: impl FnMut(&mut Turn<N>, HandedBack<'_>),
+    ) {
+        if self.links.len() == 1 {
+            return;
+        }
+        let mut message = std::mem::take(&mut turn.scratch);
+        for links in &mut self.links {
+            for (service, link) in links.iter_mut().enumerate() {
+                let Some(link) = link else { continue };
+                let mut took = false;
+                while let Ok(Some(header)) = link.replies.peek() {
+                    let bytes = &mut message[..header.len as usize];
+                    let arrived = link.replies.copy_out(&header, bytes);
+                    debug_assert!(arrived, "doorbell rings hold whole messages");
+                    link.replies.advance();
+                    took = true;
+                    let (envelope, payload) = bytes.split_at(ENVELOPE_BYTES);
+                    let envelope = Envelope::decode(envelope.try_into().expect("split there"));
+                    let outcome = if header.kind == abi::kind::DROP {
+                        Err(DropReason::ALL[header.status as usize % DropReason::COUNT])
+                    } else {
+                        turn.services[service].counters.replies_handed_in.one();
+                        Ok(payload)
+                    };
+                    if let Some(request) = envelope.awaited() {
+                        settle(turn, HandedBack { service, request, outcome });
+                    }
+                }
+                if took {
+                    Self::taken_over(turn, service);
+                    link.release();
+                }
+            }
+        }
+        turn.scratch = message;
+    }
+
+    /// Something was taken over from another worker, whose slots are about to be returned.
+    fn taken_over<N: Nic>(turn: &mut Turn<N>, service: usize) {
+        turn.busy();
+        turn.set_settled(false);
+        turn.services[service].revoke_votes();
+    }
+
+    /// Takes the requests of one service that one worker handed over.
+    fn take_requests<N: Nic>(
+        turn: &mut Turn<N>,
+        schedule: &mut Schedule,
+        link: &mut LinkIn,
+        service: usize,
+    ) {
+        let mut message = std::mem::take(&mut turn.scratch);
+        let mut batch = Batch::handed_over(service);
+        let mut took = false;
+        while turn.now_ns >= link.retry_ns
+            && let Ok(Some(header)) = link.requests.peek()
+        {
+            let bytes = &mut message[..header.len as usize];
+            let arrived = link.requests.copy_out(&header, bytes);
+            debug_assert!(arrived, "doorbell rings hold whole messages");
+            let (envelope, mut payload) = bytes.split_at(ENVELOPE_BYTES);
+            let envelope = Envelope::decode(envelope.try_into().expect("split there"));
+            let arrival = Arrival {
+                origin: envelope.origin,
+                number: envelope.number,
+                expects: envelope.expects,
+                received_ns: header.tag,
+                flow: 0,
+                target: Some(envelope.mqueue),
+            };
+            let waits = Self::waits(turn, service, &arrival);
+            match batch.admit(turn, &arrival, &mut payload, waits) {
+                Admitted::Held => {
+                    if header.len > RETRY_BYTES {
+                        link.retry_ns = turn.now_ns + RETRY_NS;
+                    }
+                    break;
+                }
+                Admitted::Lost(reason) => Self::report_loss(turn, &envelope, reason),
+                Admitted::Accepted => {}
+            }
+            link.requests.advance();
+            took = true;
+        }
+        turn.scratch = message;
+        batch.end(turn, schedule, Kind::Peer);
+        if took {
+            Self::taken_over(turn, service);
+            link.release();
+        }
+    }
+
+    /// The worker that received a request hears that it was lost, if its client waits for a reply.
+    fn report_loss<N: Nic>(turn: &mut Turn<N>, envelope: &Envelope, reason: DropReason) {
+        let share = &turn.services[usize::from(envelope.service)];
+        let Origin::Client(to) = envelope.origin else { return };
+        if share.is_answered(envelope.expects) {
+            let envelope = Envelope { mqueue: ANY, ..*envelope };
+            turn.outbound.report_loss(to.worker, envelope, reason);
+        }
+    }
+
+    /// Where a request waits that finds no credit: that of a client with a key at the head of its ring, as long as there is time.
+    fn waits<N: Nic>(turn: &Turn<N>, service: usize, arrival: &Arrival) -> Waits {
+        let share = &turn.services[service];
+        let waited_ns = turn.now_ns.saturating_sub(arrival.received_ns);
+        if share.is_expired() {
+            Waits::TooLong(DropReason::DrainTimeout)
+        } else if waited_ns > share.timeout_ns {
+            Waits::TooLong(DropReason::RequestTimeout)
+        } else {
+            match arrival.origin {
+                Origin::Client(_) => Waits::InPlace,
+                Origin::Datagram { .. } => Waits::Nowhere,
+            }
+        }
+    }
+
+    /// The end of a drain: what other workers handed over and nobody took is dropped.
+    pub(crate) fn discard<N: Nic>(&mut self, turn: &mut Turn<N>) {
+        for link in self.links.iter_mut().flatten().flatten() {
+            for (ring, replies) in [(&mut link.replies, true), (&mut link.requests, false)] {
+                while let Ok(Some(header)) = ring.peek() {
+                    let bytes = &mut turn.scratch[..header.len as usize];
+                    let arrived = ring.copy_out(&header, bytes);
+                    debug_assert!(arrived, "doorbell rings hold whole messages");
+                    let envelope = bytes[..ENVELOPE_BYTES].try_into().expect("its length");
+                    let service = usize::from(Envelope::decode(envelope).service);
+                    ring.advance();
+                    let share = &turn.services[service];
+                    match (replies, header.kind) {
+                        (true, abi::kind::DROP) => continue,
+                        (true, _) => share.counters.replies_handed_in.one(),
+                        (false, _) => share.counters.handed_in.one(),
+                    }
+                    share.count_lost(DropReason::DrainTimeout, 1);
+                }
+                ring.release();
+            }
+        }
+    }
+}
+
+impl<N: Nic> Endpoint<N> for Peers {
+    /// All that the others handed over and that finds credit; each round another worker is the first.
+    fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
+        let count = self.links.len();
+        if count == 1 {
+            return;
+        }
+        let first = schedule.round() % count;
+        for worker in (first..count).chain(0..first) {
+            for (service, link) in self.links[worker].iter_mut().enumerate() {
+                let Some(link) = link else { continue };
+                if link.requests.hinted() && schedule.allows(service as u16, Kind::Peer) {
+                    Self::take_requests(turn, schedule, link, service);
+                }
+            }
+        }
+    }
+
+    /// Replies for clients of other workers go back to them.
+    #[inline(never)]
+    fn deliver(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
+        let request = *turn.services[run.service].sessions.found(run.token());
+        let Origin::Client(to) = request.origin else { return Next::Reply };
+        let awaited = Awaited { to, number: request.number, expects: request.expects };
+        let envelope = Envelope::of_client(run.service, &awaited);
+        let mut scratch = std::mem::take(&mut turn.scratch);
+        let handed = match run.copy_out(&turn.services[run.service], &mut scratch) {
+            Some(payload) => turn.outbound.reply(to.worker, &envelope, Ok(payload)),
+            None => Err(LoanError::Full),
+        };
+        turn.scratch = scratch;
+        let share = &mut turn.services[run.service];
+        match handed {
+            Ok(()) => {
+                share.end_request(run.token(), &request, true);
+                share.counters.replies_handed_out.one();
+            }
+            Err(LoanError::Full) => return run.block(share),
+            Err(_) => {
+                share.end_request(run.token(), &request, false);
+                share.count_dropped_request(DropReason::ReplyTooLong);
+                turn.outbound.report_loss(to.worker, envelope, DropReason::ReplyTooLong);
+            }
+        }
+        run.advance(&mut turn.services[run.service]);
+        run.next_after_others(turn)
+    }
+
+    fn settle(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        request: &Awaited,
         outcome: Result<&[u8], DropReason>,
-        scratch: &mut Vec<u8>,
-    ) -> Result<(), LoanError> {
-        let (kind, status) = match outcome {
-            Ok(_) => (abi::kind::MESSAGE, 0),
-            Err(reason) => (abi::kind::DROP, reason.code()),
+    ) {
+        let envelope = Envelope::of_client(service, request);
+        let worker = request.to.worker;
+        let payload = match outcome {
+            Ok(payload) => payload,
+            Err(reason) => return turn.outbound.report_loss(worker, envelope, reason),
         };
-        let head = Head { kind, status, ..Head::default() };
-        push(&mut self.replies_out, head, envelope, outcome.unwrap_or(&[]), scratch)?;
-        self.unpublished = true;
-        Ok(())
-    }
-
-    /// Whether everything that was handed over, either way, has been taken.
-    pub(crate) fn is_empty(&mut self) -> bool {
-        let taken = |ring: &mut Producer<MappedMemory>| {
-            ring.credit().is_ok() && ring.released() == ring.committed()
-        };
-        taken(&mut self.requests_out)
-            && taken(&mut self.replies_out)
-            && !self.requests_in.hinted()
-            && !self.replies_in.hinted()
-    }
-
-    /// Shows the other worker what was handed over; whether there was anything.
-    pub(crate) fn publish(&mut self) -> bool {
-        self.requests_out.publish();
-        self.replies_out.publish();
-        std::mem::take(&mut self.unpublished)
-    }
-}
-
-fn push(
-    ring: &mut Producer<MappedMemory>,
-    head: Head,
-    envelope: &Envelope,
-    payload: &[u8],
-    scratch: &mut Vec<u8>,
-) -> Result<(), LoanError> {
-    scratch.clear();
-    scratch.extend_from_slice(&envelope.encode());
-    scratch.extend_from_slice(payload);
-    ring.push(head, scratch)
-}
-
-/// One worker's links to every worker for one service; none to itself.
-pub(crate) struct ServiceLinks(pub(crate) Vec<Option<Link>>);
-
-/// Joins `workers` workers for one service; one element per worker.
-pub(crate) fn links(workers: usize, service: &Service) -> Vec<ServiceLinks> {
-    // Requests from a to b, and b's replies to them, have a region of their own.
-    let mut near = BTreeMap::new();
-    let mut far = BTreeMap::new();
-    for (a, b) in pairs(workers) {
-        let (from_a, at_b) = region(service);
-        near.insert((a, b), from_a);
-        far.insert((b, a), at_b);
-    }
-    let mut link = |a, b| {
-        let (requests_out, replies_in) = near.remove(&(a, b))?;
-        let (requests_in, replies_out) = far.remove(&(a, b))?;
-        Some(Link {
-            requests_out,
-            requests_in,
-            replies_out,
-            replies_in,
-            unpublished: false,
-            retry_ns: 0,
-        })
-    };
-    (0..workers).map(|a| ServiceLinks((0..workers).map(|b| link(a, b)).collect())).collect()
-}
-
-/// The asking worker's ends of one direction: it produces requests and consumes replies.
-type Near = (Producer<MappedMemory>, Consumer<MappedMemory>);
-/// The answering worker's ends.
-type Far = (Consumer<MappedMemory>, Producer<MappedMemory>);
-
-/// One direction of a service's requests.
-fn region(service: &Service) -> (Near, Far) {
-    // A payload near the ABI's maximum has no room for an envelope: where the route is remote, such a
-    // request is dropped as too long.
-    let ring = |payload: u32| {
-        let longest = payload as usize + ENVELOPE_BYTES;
-        RingPlan::doorbell(longest.min(abi::MESSAGE_BYTES_MAX as usize) as u32, 0)
-    };
-    let mqueue = MqueuePlan {
-        depth: DEPTH,
-        rx: ring(service.max_message_bytes),
-        tx: ring(service.max_reply_bytes),
-    };
-    let plan = RegionPlan::of_blocks(1, &[mqueue], 1);
-    let bytes = plan.bytes().expect("a plan within limits") as usize;
-    let memory = HeapMapping::memory(bytes);
-    let mut near = Region::format(memory.clone(), &plan).expect("memory of the planned size");
-    let mut far = Region::join(memory).expect("just formatted");
-    (near.engine_ends(0), far.accelerator_ends(0))
-}
-
-fn pairs(workers: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..workers).flat_map(move |a| (0..workers).filter(move |b| *b != a).map(move |b| (a, b)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn envelopes_survive() {
-        let peers = ["127.0.0.1:80", "[::1]:65535", "[fe80::1%7]:9"];
-        let locals = [None, Some("10.1.2.3".parse().unwrap()), Some("::2".parse().unwrap())];
-        let mut origins = vec![Origin::Stream { worker: 3, key: 77, generation: u32::MAX }];
-        origins.push(Origin::Memory { worker: 65_535, client: 5, generation: 1 });
-        for peer in peers {
-            for local in locals {
-                origins.push(Origin::Datagram { port: 513, peer: peer.parse().unwrap(), local });
+        let share = &turn.services[service];
+        match turn.outbound.reply(worker, &envelope, Ok(payload)) {
+            Ok(()) => share.counters.replies_handed_out.one(),
+            Err(error) => {
+                let reason = match error {
+                    LoanError::TooLong => DropReason::ReplyTooLong,
+                    _ => DropReason::ReplyMemory,
+                };
+                share.count_dropped_request(reason);
+                turn.outbound.report_loss(worker, envelope, reason);
             }
         }
-        for origin in origins {
-            for expects in [Expects::Reply, Expects::Nothing, Expects::ReplyOrNothing] {
-                let number = u64::MAX - 1;
-                let envelope = Envelope { service: 259, mqueue: ANY, expects, origin, number };
-                assert_eq!(Envelope::decode(&envelope.encode()), envelope);
-            }
-        }
+    }
+
+    fn flush(&mut self, turn: &mut Turn<N>, _: bool) {
+        let Turn { outbound, fabric, .. } = turn;
+        outbound.publish(|worker| fabric.wake(worker));
+    }
+
+    /// What the others hand over was accepted, and is served.
+    fn pause(&mut self, _: &mut Turn<N>, _: u16, _: bool) {}
+
+    fn leave(&mut self, _: &mut Turn<N>, _: Option<u16>) {}
+
+    /// What is in a ring between two workers counts on neither.
+    fn outstanding(&self, _: u16) -> u64 {
+        0
+    }
+
+    fn wake_at(&self, _: u64) -> u64 {
+        u64::MAX
     }
 }

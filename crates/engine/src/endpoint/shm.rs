@@ -30,16 +30,22 @@ use wire::DropReason;
 use wire::admission::key_hash;
 use wire::framing::Expects;
 use wire::nic::Nic;
-use wire::session::Origin;
+use wire::session::{EndpointKind, Origin, ReplyTo};
 
-use crate::admit::{Arrival, RETRY_BYTES, RETRY_NS, Refusal, Shown};
+use crate::admit::{Admitted, Batch, Waits};
+use crate::endpoint::Endpoint;
+use crate::endpoint::run::{Next, Run};
+use crate::schedule::{Kind, Schedule};
+use crate::service::arrival::{Arrival, Awaited, RETRY_BYTES, RETRY_NS, Shown};
 use crate::topology::Replies;
-use crate::worker::Worker;
+use crate::turn::Turn;
 
 /// Requests taken from one client in a turn.
 const BUDGET: u32 = 64;
 /// Bytes after which no further request is taken from one client in a turn.
 const BUDGET_BYTES: u64 = 256 << 10;
+/// How soon a client is looked at again whose requests wait for it to read: it does not ring for that.
+const ROOM_NS: u64 = 1_000_000;
 /// As much of a request that nobody has looked at is fetched.
 const SHORT_BYTES: u64 = 64;
 /// How many messages ahead slots are fetched from the client's cache.
@@ -83,7 +89,7 @@ struct ActiveClient {
     no_room: bool,
     /// Time of the next try of a long request that found no credit.
     retry_ns: u64,
-    /// Listed in [`MemoryClients::dirty`].
+    /// Listed in [`ShmClients::dirty`].
     dirty: bool,
 }
 
@@ -105,7 +111,7 @@ impl ActiveClient {
 
 #[derive(Default)]
 struct Entry {
-    /// Life of this entry.
+    /// Generation of this entry.
     generation: u32,
     /// Boxed, so that a visit moves a pointer.
     active: Option<Box<ActiveClient>>,
@@ -178,7 +184,7 @@ impl ShmClients {
     }
 
     /// Whether a request waits for its client to read replies.
-    pub(crate) fn waits_for_room(&self) -> bool {
+    fn waits_for_room(&self) -> bool {
         self.active().any(|s| s.no_room)
     }
 
@@ -194,13 +200,6 @@ impl ShmClients {
             |s: &&mut ActiveClient| s.client.service == from && !departing.contains(&s.client.id);
         for active in active.filter(moves) {
             active.client.service = to;
-        }
-    }
-
-    /// Draining: tells the clients (of one service, or all) that nothing more is read.
-    pub(crate) fn stop_reading(&self, service: Option<u16>) {
-        for active in self.active().filter(|s| service.is_none_or(|of| s.client.service == of)) {
-            active.client.words.set_stop(stop::DRAIN);
         }
     }
 
@@ -248,7 +247,7 @@ impl ShmClients {
     /// Copies a reply from the TX ring that shows it to its client, if that is all there is to do.
     // Always inline: it is called in one place, once for each reply.
     #[inline(always)]
-    pub(crate) fn relay(
+    fn relay(
         &mut self,
         (index, generation, tag): (u32, u32, u64),
         from: &Consumer<MappedMemory>,
@@ -275,7 +274,7 @@ impl ShmClients {
     }
 
     /// Shows the clients the turn's replies, and wakes those that sleep.
-    pub(crate) fn publish(&mut self) {
+    fn publish(&mut self) {
         for index in self.dirty.drain(..) {
             let Some(active) = &mut self.entries[index as usize].active else { continue };
             active.dirty = false;
@@ -295,114 +294,152 @@ enum Stop {
     Broken,
 }
 
-impl<N: Nic> Worker<N> {
+impl ShmClients {
     /// The client with this id is gone.
-    pub(crate) fn remove_shm_client(&mut self, id: u64) {
+    pub(crate) fn remove_client<N: Nic>(&mut self, turn: &mut Turn<N>, id: u64) {
         let of_id = |index: &&u32| {
-            let entry = &self.memory.entries[**index as usize];
+            let entry = &self.entries[**index as usize];
             entry.active.as_ref().is_some_and(|s| s.client.id == id)
         };
-        let found = self.memory.open.iter().find(of_id).copied();
-        if let Some(index) = found {
-            self.close_shm_client(index);
+        if let Some(index) = self.open.iter().find(of_id).copied() {
+            self.close(turn, index);
         }
     }
 
-    pub(crate) fn adopt_shm_client(&mut self, client: ShmClient) {
-        let share = self.services.get(usize::from(client.service));
+    pub(crate) fn adopt<N: Nic>(&mut self, turn: &mut Turn<N>, client: ShmClient) {
+        let share = turn.services.get(usize::from(client.service));
         let Some(share) = share.filter(|share| !share.is_vacant()) else {
             // The service has left. Dropping the client ends its connection.
-            return self.fabric.release_connection(self.index);
+            return turn.fabric.release_connection(turn.index);
         };
-        let goes = self.draining || share.leaving.is_some();
+        let goes = turn.draining || share.leaving.is_some();
         share.counters.connections_accepted.one();
         let answers = share.replies == Replies::One;
-        let index = self.memory.insert(client, answers);
+        let index = self.insert(client, answers);
         if goes {
-            self.drain_shm_client(index);
+            self.drain(turn, index);
         }
-        self.busy();
+        turn.busy();
     }
 
-    /// Takes requests from every client that has some, each round beginning with another client.
-    #[inline]
-    pub(crate) fn read_shm_clients(&mut self, round: usize) {
-        if self.memory.is_empty() {
-            return;
-        }
-        let mut broken = false;
-        for step in 0..self.memory.open.len() {
-            let place = (round + step) % self.memory.open.len();
-            let index = self.memory.open[place];
-            let active = self.memory.at(index).expect("it is open");
-            if active.client.requests.hinted() && !active.broken {
-                self.visit(index);
-            }
-            broken |= self.memory.at(index).is_some_and(|s| s.broken);
-        }
-        if broken {
-            self.close_broken_clients();
-        }
-    }
-
-    fn visit(&mut self, index: u32) {
-        let entry = &mut self.memory.entries[index as usize];
-        let generation = entry.generation;
-        let Some(mut active) = entry.active.take() else { return };
-        let (taken, stop) = self.take_requests(index, generation, &mut active);
+    fn visit<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule, index: u32) {
+        let Entry { generation, active } = &mut self.entries[index as usize];
+        let Some(active) = active.as_deref_mut() else { return };
+        let key = (index, *generation);
+        let (taken, stop) = active.take_requests(turn, schedule, key, &mut self.dirty);
         if taken > 0 {
             active.client.requests.release();
-            self.busy();
+            turn.busy();
         }
         active.broken |= matches!(stop, Stop::Broken);
-        self.memory.entries[index as usize].active = Some(active);
     }
 
-    /// Submits up to a budget of a client's requests. The client is not in its entry meanwhile.
-    fn take_requests(
+    #[cold]
+    fn close_broken<N: Nic>(&mut self, turn: &mut Turn<N>) {
+        for index in 0..self.entries.len() as u32 {
+            let Some(active) = self.at(index).filter(|s| s.broken) else { continue };
+            let (id, service) = (active.client.id, active.client.service as usize);
+            tracing::warn!(client = id, service, "a shared-memory client broke its rings: closed");
+            turn.services[service].count_lost(DropReason::BadFraming, 1);
+            self.close(turn, index);
+        }
+    }
+
+    fn close<N: Nic>(&mut self, turn: &mut Turn<N>, index: u32) {
+        self.publish();
+        let Some(active) = self.remove(index) else { return };
+        turn.fabric.release_connection(turn.index);
+        turn.services[active.client.service as usize].counters.connections_closed.one();
+    }
+
+    /// Closes a client whose port goes: nothing in its ring is left without an outcome for which there is room.
+    fn drain<N: Nic>(&mut self, turn: &mut Turn<N>, index: u32) {
+        let Self { entries, dirty, .. } = self;
+        if let Some(active) = entries[index as usize].active.as_deref_mut() {
+            let mut refused = 0;
+            while refused < active.client.depth && !active.broken {
+                let service = active.client.service as usize;
+                let (taken, stop) = active.refuse_requests(turn, service, index, dirty);
+                active.client.requests.release();
+                if taken == 0 || matches!(stop, Stop::Broken) {
+                    break;
+                }
+                refused += taken;
+            }
+        }
+        self.close(turn, index);
+    }
+
+    /// Closes the clients of a service that leaves once every request of theirs has its outcome.
+    pub(crate) fn close_leaving<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16) {
+        for index in 0..self.entries.len() as u32 {
+            let done = |s: &&mut ActiveClient| s.client.service == service && s.outstanding == 0;
+            if self.at(index).as_ref().is_some_and(done) {
+                self.drain(turn, index);
+            }
+        }
+    }
+
+    /// The end: every client finds its outcomes in its ring and the connection closed.
+    pub(crate) fn close_all<N: Nic>(&mut self, turn: &mut Turn<N>) {
+        for index in 0..self.entries.len() as u32 {
+            if self.entries[index as usize].active.is_some() {
+                self.drain(turn, index);
+            }
+        }
+    }
+}
+
+impl ActiveClient {
+    /// Takes up to a budget of a client's requests. `dirty` lists clients whose replies are to be published.
+    fn take_requests<N: Nic>(
         &mut self,
-        index: u32,
-        generation: u32,
-        active: &mut ActiveClient,
+        turn: &mut Turn<N>,
+        schedule: &mut Schedule,
+        (index, generation): (u32, u32),
+        dirty: &mut Vec<u32>,
     ) -> (u32, Stop) {
-        if self.now_ns < active.retry_ns {
+        if turn.now_ns < self.retry_ns {
             return (0, Stop::Enough);
         }
-        let service = active.client.service as usize;
-        if self.draining || self.services[service].leaving.is_some() {
-            return self.refuse_requests(service, index, active);
+        let service = self.client.service as usize;
+        let share = &mut turn.services[service];
+        if turn.draining || share.leaving.is_some() {
+            return self.refuse_requests(turn, service, index, dirty);
         }
-        if self.services[service].is_paused() {
+        if share.is_paused() {
             return (0, Stop::Enough);
         }
-        let Ok(room) = active.room() else { return (0, Stop::Broken) };
-        active.no_room = room == 0;
+        let Ok(room) = self.room() else { return (0, Stop::Broken) };
+        self.no_room = room == 0;
         let room = room.min(BUDGET);
-        let waiting = active.client.requests.hint().min(room.into());
-        self.services[service].dispatcher.burst(waiting as usize);
-        let flow = match self.services[service].dispatcher.needs_flow() {
-            true => key_hash(&active.client.id.to_le_bytes()),
+        let waiting = self.client.requests.hint().min(room.into());
+        let flow = match share.dispatcher.needs_flow() {
+            true => key_hash(&self.client.id.to_le_bytes()),
             false => 0,
         };
+        let to =
+            ReplyTo { endpoint: EndpointKind::Shm, worker: turn.index, key: index, generation };
         let mut arrival = Arrival {
-            origin: Origin::Memory { worker: self.index, client: index, generation },
+            origin: Origin::Client(to),
             number: 0,
             expects: Expects::Reply,
-            received_ns: self.now_ns,
+            received_ns: turn.now_ns,
             flow,
             target: None,
         };
-        let mut scratch = std::mem::take(&mut self.scratch);
-        let (mut taken, mut counted, mut bytes) = (0, 0, 0);
+        let mut batch = Batch::of_burst(turn, service, waiting as usize);
+        let mut scratch = std::mem::take(&mut turn.scratch);
+        let (mut taken, mut bytes) = (0, 0);
         let mut stop = Stop::Enough;
-        if waiting > 1 && matches!(active.client.requests.peek(), Ok(Some(_))) {
+        if waiting > 1 && matches!(self.client.requests.peek(), Ok(Some(_))) {
             // The others are fetched while those before them are submitted.
             for ahead in 1..waiting.min(AHEAD) {
-                active.client.requests.prefetch(ahead, SHORT_BYTES);
+                self.client.requests.prefetch(ahead, SHORT_BYTES);
             }
         }
         while taken < room && bytes < BUDGET_BYTES {
-            let header = match active.client.requests.peek() {
+            let header = match self.client.requests.peek() {
                 Ok(Some(header)) if header.kind == kind::MESSAGE => header,
                 Ok(None) => break,
                 Ok(Some(_)) | Err(_) => {
@@ -410,121 +447,159 @@ impl<N: Nic> Worker<N> {
                     break;
                 }
             };
-            active.client.requests.prefetch(AHEAD, header.len.into());
+            self.client.requests.prefetch(AHEAD, header.len.into());
             arrival.number = header.tag;
             // A ring's longest message is the service's, which the scratch space has room for.
-            let ring = &active.client.requests;
+            let ring = &self.client.requests;
             let mut message = Shown { ring, header, scratch: &mut scratch, copied: false };
-            let refused = match self.submit(service, &arrival, &mut message) {
-                Ok(()) => None,
-                Err(Refusal::Retry(_)) => {
-                    if header.len > RETRY_BYTES {
-                        active.retry_ns = self.now_ns + RETRY_NS;
-                    }
-                    break;
+            let admitted = batch.admit(turn, &arrival, &mut message, Waits::InPlace);
+            if admitted == Admitted::Held {
+                if header.len > RETRY_BYTES {
+                    self.retry_ns = turn.now_ns + RETRY_NS;
                 }
-                Err(Refusal::Drop(reason)) => Some(reason),
-            };
-            active.client.requests.advance();
+                break;
+            }
+            self.client.requests.advance();
             taken += 1;
             bytes += u64::from(header.len);
-            if active.answers {
-                active.outstanding += 1;
+            if self.answers {
+                self.outstanding += 1;
             }
-            if let Some(reason) = refused {
-                // What ends has been counted before.
-                let newly = taken - std::mem::replace(&mut counted, taken);
-                self.services[service].counters.received.add(newly.into());
-                self.refuse(service, index, active, header.tag, reason);
+            if let Admitted::Lost(reason) = admitted {
+                self.report_loss(index, header.tag, reason, dirty);
             }
         }
-        self.scratch = scratch;
-        let counters = &self.services[service].counters;
-        counters.received.add((taken - counted).into());
-        counters.received_bytes.add(bytes);
+        turn.scratch = scratch;
+        batch.end(turn, schedule, Kind::Shm);
         (taken, stop)
     }
 
     /// The service, or the client's port, goes, so what waits in the client's ring ends as `draining`, as far as there is room for the
     /// outcomes. The rest stays in the ring: the client knows that nobody took it.
     #[cold]
-    fn refuse_requests(
+    fn refuse_requests<N: Nic>(
         &mut self,
+        turn: &mut Turn<N>,
         service: usize,
         index: u32,
-        active: &mut ActiveClient,
+        dirty: &mut Vec<u32>,
     ) -> (u32, Stop) {
-        let Ok(room) = active.room() else { return (0, Stop::Broken) };
-        active.no_room = room == 0;
+        let Ok(room) = self.room() else { return (0, Stop::Broken) };
+        self.no_room = room == 0;
+        let share = &turn.services[service];
         let mut taken = 0;
-        while taken < room.min(BUDGET) && !active.broken && !mutants::on("leave_requests_in_ring") {
-            let header = match active.client.requests.peek() {
+        while taken < room.min(BUDGET) && !self.broken && !mutants::on("leave_requests_in_ring") {
+            let header = match self.client.requests.peek() {
                 Ok(Some(header)) if header.kind == kind::MESSAGE => header,
                 Ok(None) => break,
                 Ok(Some(_)) | Err(_) => return (taken, Stop::Broken),
             };
-            active.client.requests.advance();
+            self.client.requests.advance();
             taken += 1;
-            active.outstanding += u32::from(active.answers);
-            let counters = &self.services[service].counters;
-            counters.received.one();
-            counters.received_bytes.add(header.len.into());
-            self.refuse(service, index, active, header.tag, DropReason::Draining);
+            self.outstanding += u32::from(self.answers);
+            share.count_received(1);
+            share.count_received_bytes(header.len.into());
+            share.count_lost(DropReason::Draining, 1);
+            self.report_loss(index, header.tag, DropReason::Draining, dirty);
         }
         (taken, Stop::Enough)
     }
 
-    /// A request that no mqueue will ever take.
+    /// The outcome of a request that no mqueue will ever take.
     #[cold]
-    fn refuse(
-        &mut self,
-        share: usize,
-        index: u32,
-        active: &mut ActiveClient,
-        tag: u64,
-        why: DropReason,
-    ) {
-        self.services[share].counters.drop_one(why);
-        if !active.answers {
+    fn report_loss(&mut self, index: u32, tag: u64, why: DropReason, dirty: &mut Vec<u32>) {
+        if !self.answers {
             return;
         }
-        active.outstanding -= 1;
-        let head = Head { token: 0, tag, kind: kind::DROP, status: why.code() };
+        self.outstanding -= 1;
+        let head = Head { token: 0, tag, kind: kind::DROP, status: why as u8 };
         // There is a slot, and a drop needs nothing else.
-        active.broken |= active.client.replies.push(head, &[]).is_err();
-        if !std::mem::replace(&mut active.dirty, true) {
-            self.memory.dirty.push(index);
+        self.broken |= self.client.replies.push(head, &[]).is_err();
+        if !std::mem::replace(&mut self.dirty, true) {
+            dirty.push(index);
+        }
+    }
+}
+
+impl<N: Nic> Endpoint<N> for ShmClients {
+    /// A budget of requests from every client that has some; each round another client is the first.
+    #[inline]
+    fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
+        if self.is_empty() {
+            return;
+        }
+        let (round, count) = (schedule.round(), self.open.len());
+        let mut broken = false;
+        for step in 0..count {
+            let index = self.open[(round + step) % count];
+            let active = self.at(index).expect("it is open");
+            if active.client.requests.hinted()
+                && !active.broken
+                && schedule.allows(active.client.service, Kind::Shm)
+            {
+                self.visit(turn, schedule, index);
+            }
+            broken |= self.at(index).is_some_and(|s| s.broken);
+        }
+        if broken {
+            self.close_broken(turn);
         }
     }
 
-    /// The outcome of a request of a client of this worker; a lost request has been counted.
-    pub(crate) fn deliver_to_shm(
+    // Always inline: it is the way of most replies.
+    #[inline(always)]
+    fn deliver(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
+        loop {
+            let token = run.token();
+            let share = &mut turn.services[run.service];
+            let request = share.sessions.found(token);
+            let Origin::Client(to) = &request.origin else { return Next::Reply };
+            if to.endpoint != EndpointKind::Shm || to.worker != turn.index {
+                return Next::Reply;
+            }
+            let ring = &share.mqueues[run.mqueue as usize].tx;
+            if self.relay((to.key, to.generation, request.number), ring, &run.header) {
+                share.end_answered(token, run.mqueue);
+                share.count_replied(1);
+                share.count_replied_bytes(run.header.len.into());
+            } else if !self.deliver_copy(turn, run) {
+                return run.block(&mut turn.services[run.service]);
+            }
+            run.advance(&mut turn.services[run.service]);
+            match run.next(turn) {
+                Next::Reply => {}
+                next => return next,
+            }
+        }
+    }
+
+    fn settle(
         &mut self,
-        share: usize,
-        origin: &Origin,
-        tag: u64,
+        turn: &mut Turn<N>,
+        service: usize,
+        request: &Awaited,
         outcome: Result<&[u8], DropReason>,
     ) {
-        let Origin::Memory { client, generation, .. } = *origin else { return };
-        let written = self.memory.reply(client, generation, tag, outcome);
-        let counters = &self.services[share].counters;
+        let ReplyTo { key, generation, .. } = request.to;
+        let written = self.reply(key, generation, request.number, outcome);
+        let share = &turn.services[service];
         match (written, outcome) {
             (Ok(Ok(())), Ok(payload)) => {
-                counters.replied.one();
-                counters.replied_bytes.add(payload.len() as u64);
+                share.count_replied(1);
+                share.count_replied_bytes(payload.len() as u64);
             }
-            (Err(Gone), Ok(_)) => counters.drop_one(DropReason::ClientGone),
+            (Err(Gone), Ok(_)) => share.count_lost(DropReason::ClientGone, 1),
             (Ok(Err(error)), Ok(_)) => {
                 let reason = match error {
                     LoanError::TooLong => DropReason::ReplyTooLong,
                     _ => DropReason::ReplyMemory,
                 };
-                counters.drop_one(reason);
-                self.deliver_to_shm(share, origin, tag, Err(reason));
+                share.count_lost(reason, 1);
+                self.settle(turn, service, request, Err(reason));
             }
             // There was a slot for the outcome and a loss needs nothing else: the client took it away.
             (Ok(Err(_)), Err(_)) => {
-                if let Some(active) = self.memory.at(client) {
+                if let Some(active) = self.at(key) {
                     active.broken = true;
                 }
             }
@@ -532,58 +607,49 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    #[cold]
-    fn close_broken_clients(&mut self) {
-        for index in 0..self.memory.entries.len() as u32 {
-            let Some(active) = self.memory.at(index).filter(|s| s.broken) else { continue };
-            let (id, service) = (active.client.id, active.client.service as usize);
-            tracing::warn!(client = id, service, "a shared-memory client broke its rings: closed");
-            self.services[service].counters.drop_one(DropReason::BadFraming);
-            self.close_shm_client(index);
+    /// Shows the clients the turn's replies.
+    fn flush(&mut self, _: &mut Turn<N>, _: bool) {
+        self.publish();
+    }
+
+    /// A paused service's clients are passed over.
+    fn pause(&mut self, _: &mut Turn<N>, _: u16, _: bool) {}
+
+    /// Tells the clients that nothing more is read.
+    fn leave(&mut self, _: &mut Turn<N>, service: Option<u16>) {
+        for active in self.active().filter(|s| service.is_none_or(|of| s.client.service == of)) {
+            active.client.words.set_stop(stop::DRAIN);
         }
     }
 
-    fn close_shm_client(&mut self, index: u32) {
-        self.memory.publish();
-        let Some(active) = self.memory.remove(index) else { return };
-        self.fabric.release_connection(self.index);
-        self.services[active.client.service as usize].counters.connections_closed.one();
+    /// Replies leave when they are written.
+    fn outstanding(&self, _: u16) -> u64 {
+        0
     }
 
-    /// Closes a client whose port goes: nothing in its ring is left without an outcome for which there is room.
-    fn drain_shm_client(&mut self, index: u32) {
-        let most = self.memory.at(index).map_or(0, |s| s.client.depth);
-        let mut refused = 0;
-        while refused < most && self.memory.at(index).is_some_and(|s| !s.broken) {
-            let entry = &mut self.memory.entries[index as usize];
-            let Some(mut active) = entry.active.take() else { break };
-            let service = active.client.service as usize;
-            let (taken, stop) = self.refuse_requests(service, index, &mut active);
-            active.client.requests.release();
-            self.memory.entries[index as usize].active = Some(active);
-            if taken == 0 || matches!(stop, Stop::Broken) {
-                break;
-            }
-            refused += taken;
-        }
-        self.close_shm_client(index);
+    fn wake_at(&self, now_ns: u64) -> u64 {
+        if self.waits_for_room() { now_ns + ROOM_NS } else { u64::MAX }
     }
+}
 
-    /// Closes the clients of a service that leaves once every request of theirs has its outcome.
-    pub(crate) fn close_leaving_shm_clients(&mut self, service: u16) {
-        for index in 0..self.memory.entries.len() as u32 {
-            let done = |s: &&mut ActiveClient| s.client.service == service && s.outstanding == 0;
-            if self.memory.at(index).as_ref().is_some_and(done) {
-                self.drain_shm_client(index);
+impl ShmClients {
+    /// A reply that cannot go from ring to ring, or whose client is gone. False: it has not arrived as a whole.
+    #[inline(never)]
+    fn deliver_copy<N: Nic>(&mut self, turn: &mut Turn<N>, run: &Run) -> bool {
+        let mut scratch = std::mem::take(&mut turn.scratch);
+        let share = &mut turn.services[run.service];
+        let payload = run.copy_out(share, &mut scratch);
+        if let Some(payload) = payload {
+            let request = *share.sessions.found(run.token());
+            share.end_request(run.token(), &request, true);
+            if let Origin::Client(to) = request.origin {
+                let awaited = Awaited { to, number: request.number, expects: request.expects };
+                self.settle(turn, run.service, &awaited, Ok(payload));
             }
         }
-    }
-
-    /// The end: every client finds its outcomes in its ring and the connection closed.
-    pub(crate) fn close_memory_clients(&mut self) {
-        for index in 0..self.memory.entries.len() as u32 {
-            self.drain_shm_client(index);
-        }
+        let arrived = payload.is_some();
+        turn.scratch = scratch;
+        arrived
     }
 }
 

@@ -13,10 +13,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use wire::DropReason;
-use wire::nic::{Nic, Transport};
 
 use crate::topology::Limits;
-use crate::worker::Worker;
 
 /// The first port number that needs no privilege.
 const UNPRIVILEGED: u16 = 1024;
@@ -76,15 +74,6 @@ impl Sources {
     fn listens(&self, own: IpAddr, ip: IpAddr, local: Option<IpAddr>) -> bool {
         let is_here = || ip.is_loopback() || local == Some(ip) || self.here.contains(&ip);
         own == ip || own.is_unspecified() && own.is_ipv4() == ip.is_ipv4() && is_here()
-    }
-}
-
-impl<N: Nic> Worker<N> {
-    /// The list of ports, or what is known of this machine, has changed.
-    pub(crate) fn refresh_own_ports(&mut self) {
-        let udp = self.ports.iter().filter(|port| port.transport == Transport::Udp);
-        self.sources =
-            Sources::new(udp.map(|port| port.address).collect(), self.fabric.local_addresses());
     }
 }
 

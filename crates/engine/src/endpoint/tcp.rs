@@ -1,3 +1,296 @@
-//! TCP connections of clients.
+//! TCP ports: connections of clients, their requests in and their replies out.
+//!
+//! | step | where |
+//! |---|---|
+//! | accept, adopt | `tcp/accept.rs` |
+//! | read, parse, admit | `tcp/read.rs` |
+//! | settle, write, close | `tcp/write.rs` |
+//! | one connection: its bytes, and the order of its replies | `tcp/connection.rs` |
 
+mod accept;
 pub(crate) mod connection;
+mod read;
+mod write;
+
+use wire::DropReason;
+use wire::nic::{Close, Nic, PortIndex, StreamKey};
+use wire::session::{EndpointKind, Origin, ReplyTo};
+
+use self::connection::{Connections, Pool, Reading};
+use crate::endpoint::Endpoint;
+use crate::endpoint::port::Port;
+use crate::endpoint::run::{Next, Run};
+use crate::schedule::Schedule;
+use crate::service::arrival::Awaited;
+use crate::topology::Limits;
+use crate::turn::Turn;
+
+/// A share of the connections looked at by each housekeeping for time-outs.
+const SWEEP_PARTS: usize = 64;
+/// How long a worker with open connections sleeps at most: their time-outs are found by housekeeping.
+const SLEEP_NS_MAX: u64 = 25_000_000;
+
+/// What connections may cost.
+#[derive(Clone, Copy, Debug)]
+struct TcpLimits {
+    connections: u32,
+    pipelined: u32,
+    idle_ns: u64,
+    slow_client_ns: u64,
+    early_bytes: usize,
+}
+
+impl TcpLimits {
+    fn new(limits: &Limits) -> Self {
+        Self {
+            connections: limits.connections,
+            pipelined: limits.pipelined,
+            idle_ns: limits.idle_ms * 1_000_000,
+            slow_client_ns: limits.slow_client_ms * 1_000_000,
+            early_bytes: limits.early_reply_bytes,
+        }
+    }
+}
+
+/// The TCP ports and connections of one worker.
+pub(crate) struct TcpConnections {
+    /// By port index; indices of other ports have vacant places.
+    listeners: Vec<Port>,
+    /// One of them may be ready.
+    is_accepting: bool,
+    table: Connections,
+    pool: Pool,
+    limits: TcpLimits,
+    /// Connections with something to read or parse, and those with something to write.
+    to_read: Vec<StreamKey>,
+    to_write: Vec<StreamKey>,
+    /// The next connection that housekeeping looks at.
+    sweep_at: usize,
+}
+
+impl TcpConnections {
+    pub(crate) fn new(limits: &Limits) -> Self {
+        Self {
+            listeners: Vec::new(),
+            is_accepting: false,
+            table: Connections::default(),
+            pool: Pool::new(),
+            limits: TcpLimits::new(limits),
+            to_read: Vec::new(),
+            to_write: Vec::new(),
+            sweep_at: 0,
+        }
+    }
+
+    /// Limits from now on. Connections that are open keep their window; their number stays what it is.
+    pub(crate) fn set_limits(&mut self, limits: &Limits) {
+        let connections = self.limits.connections;
+        self.limits = TcpLimits { connections, ..TcpLimits::new(limits) };
+    }
+
+    /// From now on a service may have this number.
+    pub(crate) fn make_room_for_service(&mut self, service: usize) {
+        self.table.make_room_for(service);
+    }
+
+    /// Gives the connections of one service to another that speaks as it does.
+    pub(crate) fn move_to(&mut self, from: u16, to: u16) {
+        self.table.move_to(from, to);
+    }
+
+    /// Open connections, and those of one service.
+    pub(crate) fn open_count(&self) -> usize {
+        self.table.open_count()
+    }
+
+    pub(crate) fn open_of(&self, service: u16) -> u32 {
+        self.table.open_of(service)
+    }
+
+    /// A connection can be read.
+    pub(crate) fn readable(&mut self, key: StreamKey) {
+        if let Some(connection) = self.table.at(key) {
+            connection.readable = true;
+            self.list_to_read(key);
+        }
+    }
+
+    /// A connection can be written.
+    pub(crate) fn writable(&mut self, key: StreamKey) {
+        self.list_to_write(key);
+    }
+
+    fn list_to_read(&mut self, key: StreamKey) {
+        let Some(connection) = self.table.at(key) else { return };
+        if !std::mem::replace(&mut connection.listed, true) {
+            self.to_read.push(key);
+        }
+    }
+
+    fn list_to_write(&mut self, key: StreamKey) {
+        let Some(connection) = self.table.at(key) else { return };
+        if !std::mem::replace(&mut connection.dirty, true) {
+            self.to_write.push(key);
+        }
+    }
+
+    /// Whether the replies to the requests of a client up to this one have been sent; `None` if the client is gone.
+    pub(crate) fn has_sent(&mut self, to: &ReplyTo, number: u64) -> Option<bool> {
+        let connection = self.table.in_generation(to.key, to.generation)?;
+        Some(connection.has_sent(number))
+    }
+
+    /// Closes the connections of a service; what they are owed is lost for this reason.
+    pub(crate) fn close_all<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: u16,
+        reason: DropReason,
+    ) {
+        for key in 0..self.table.len() as StreamKey {
+            if self.table.at(key).is_some_and(|connection| connection.service == service) {
+                self.end_connection(turn, key, Close::Graceful, reason);
+            }
+        }
+    }
+
+    /// Once a millisecond: looks at a part of the connections for clients that idle or do not read.
+    pub(crate) fn sweep<N: Nic>(&mut self, turn: &mut Turn<N>) {
+        let TcpLimits { idle_ns, slow_client_ns, .. } = self.limits;
+        for _ in 0..self.table.len().div_ceil(SWEEP_PARTS) {
+            if self.sweep_at >= self.table.len() {
+                self.sweep_at = 0;
+            }
+            let key = self.sweep_at as StreamKey;
+            self.sweep_at += 1;
+            let Some(connection) = self.table.at(key) else { continue };
+            let share = &turn.services[usize::from(connection.service)];
+            let blocked_ns = connection.blocked_since_ns;
+            let is_slow =
+                blocked_ns != 0 && turn.now_ns.saturating_sub(blocked_ns) > slow_client_ns;
+            let silent_ns = turn.now_ns.saturating_sub(connection.last_message_ns);
+            if is_slow {
+                self.end_connection(turn, key, Close::Reset, DropReason::SlowClient);
+            } else if silent_ns > idle_ns
+                && connection.unsettled() == 0
+                && connection.reading != Reading::Stalled
+                && !share.is_paused()
+            {
+                share.count_lost(DropReason::IdleTimeout, 1);
+                self.close_connection(turn, key, Close::Graceful);
+            }
+        }
+    }
+}
+
+impl<N: Nic> Endpoint<N> for TcpConnections {
+    /// New connections, and one read from every connection that may have bytes.
+    #[inline]
+    fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
+        if self.is_accepting {
+            self.accept(turn, schedule.round());
+        }
+        if !self.to_read.is_empty() {
+            self.read_connections(turn, schedule);
+        }
+    }
+
+    #[inline(never)]
+    fn deliver(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
+        loop {
+            let request = *turn.services[run.service].sessions.found(run.token());
+            let Origin::Client(to) = request.origin else { return Next::Reply };
+            if (to.endpoint, to.worker) != (EndpointKind::Tcp, turn.index) {
+                return Next::Reply;
+            }
+            let mut scratch = std::mem::take(&mut turn.scratch);
+            let share = &mut turn.services[run.service];
+            let payload = run.copy_out(share, &mut scratch);
+            if let Some(payload) = payload {
+                share.end_request(run.token(), &request, true);
+                let awaited = Awaited { to, number: request.number, expects: request.expects };
+                self.settle(turn, run.service, &awaited, Ok(payload));
+            }
+            let arrived = payload.is_some();
+            turn.scratch = scratch;
+            let share = &mut turn.services[run.service];
+            if !arrived {
+                return run.block(share);
+            }
+            run.advance(share);
+            match run.next_after_others(turn) {
+                Next::Reply => {}
+                next => return next,
+            }
+        }
+    }
+
+    fn settle(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        request: &Awaited,
+        outcome: Result<&[u8], DropReason>,
+    ) {
+        match outcome {
+            Ok(payload) => self.deliver_payload(turn, service, request, payload),
+            Err(reason) => self.deliver_loss(turn, service, request, reason),
+        }
+    }
+
+    #[inline]
+    fn flush(&mut self, turn: &mut Turn<N>, _: bool) {
+        if self.to_write.is_empty() {
+            return;
+        }
+        let listed = self.to_write.len();
+        for index in 0..listed {
+            // Which may list the connection again, behind the others.
+            self.write(turn, self.to_write[index]);
+        }
+        self.to_write.drain(..listed);
+    }
+
+    fn pause(&mut self, turn: &mut Turn<N>, service: u16, paused: bool) {
+        for (index, port) in self.listeners_mut().filter(|(_, port)| port.is_of(service)) {
+            port.pause(turn, index, paused);
+        }
+        if paused {
+            return;
+        }
+        for key in 0..self.table.len() as StreamKey {
+            if self.table.at(key).is_some_and(|connection| connection.service == service) {
+                // Who could not be heard was not idle.
+                self.table.change(key, |connection| connection.last_message_ns = turn.now_ns);
+                self.list_to_read(key);
+            }
+        }
+    }
+
+    fn leave(&mut self, turn: &mut Turn<N>, service: Option<u16>) {
+        self.stop_reading(turn, service);
+    }
+
+    fn outstanding(&self, service: u16) -> u64 {
+        self.table.replies_waiting(service)
+    }
+
+    fn wake_at(&self, now_ns: u64) -> u64 {
+        let listening = self.listeners.iter().any(Port::is_readable);
+        if listening || !self.to_read.is_empty() || !self.to_write.is_empty() {
+            0
+        } else if self.table.open_count() > 0 {
+            now_ns + SLEEP_NS_MAX
+        } else {
+            u64::MAX
+        }
+    }
+}
+
+impl TcpConnections {
+    /// Something came in by a port.
+    pub(crate) fn set_ready(&mut self, index: PortIndex) {
+        self.listeners[usize::from(index)].ready = true;
+        self.is_accepting = true;
+    }
+}

@@ -1,12 +1,162 @@
-//! Datagrams in: a batch from every UDP port that has some.
+//! UDP ports: datagrams in, a batch from every port that has some, and replies out, a batch for every port.
+//!
+//! Replies whose clients are owed more may stay for a while, so that more of them leave as one GSO batch.
+
+use std::net::SocketAddr;
 
 use wire::DropReason;
+use wire::admission::{flow_hash, reply_allowed};
 use wire::framing::Expects;
-use wire::nic::{Datagram, Nic, Transport};
+use wire::nic::{
+    Datagram, Nic, PortIndex, RxBatch, Transport, TxBatch, TxDatagram, UDP_PAYLOAD_MAX,
+};
 use wire::session::Origin;
 
-use crate::admit::{Arrival, Refusal};
-use crate::worker::Worker;
+use crate::admit::{Batch, Waits};
+use crate::endpoint::Endpoint;
+use crate::endpoint::port::Port;
+use crate::endpoint::run::{Next, Run};
+use crate::endpoint::sources::{Sources, lowest_source};
+use crate::schedule::{Kind, Schedule};
+use crate::service::arrival::{Arrival, Awaited};
+use crate::topology::Limits;
+use crate::turn::Turn;
+
+/// Datagrams and bytes that wait for one `send`.
+const TX_ITEMS: usize = 1024;
+const TX_BYTES: usize = 1 << 20;
+/// A UDP port whose socket takes nothing for this long loses what waits.
+const SEND_TIMEOUT_NS: u64 = 100_000_000;
+
+/// From how many waiting replies on those stay whose clients are owed more, and after how long none does, see
+/// [`UdpPort::may_defer`].
+const DEFER_FROM: usize = 32;
+const DEFER_NS: u64 = 200_000;
+/// Behind replies that stay, fewer than this many that may stay too change nothing: they could not make a GSO batch long.
+const DEFER_MORE: usize = 16;
+
+/// Of replies that wait the first `kept` have stayed: whether all that came behind them may stay as well, so that GSO batches need
+/// not be put together again.
+fn nothing_to_send(waiting: &[TxDatagram], kept: usize) -> bool {
+    let stays = |new: &[TxDatagram]| new.len() < DEFER_MORE && new.iter().all(|d| d.more);
+    kept > 0 && waiting.get(kept..).is_some_and(stays)
+}
+
+/// One UDP port.
+pub(crate) struct UdpPort {
+    port: Port,
+    /// Largest reply / request ratio; 0 unlimited.
+    reply_ratio: u32,
+    /// Datagrams from lower source ports are dropped.
+    lowest_source: u16,
+    tx: TxBatch,
+    /// Since when the host kernel takes no datagram; 0 when it does.
+    full_since_ns: u64,
+    /// Since when replies wait for more to their clients; 0 when none does.
+    kept_since_ns: u64,
+    /// How many did when the last ones left: they are the first in `tx`.
+    kept: usize,
+    /// The last turn in which the host kernel had no room: it is not asked again in that turn.
+    refused_in: u64,
+}
+
+impl UdpPort {
+    pub(crate) fn new(port: Port, limits: &Limits) -> Self {
+        let (items, bytes) = if port.is_vacant() { (0, 0) } else { (TX_ITEMS, TX_BYTES) };
+        Self {
+            reply_ratio: reply_ratio(limits, port.on_loopback()),
+            lowest_source: lowest_source(limits, port.on_loopback()),
+            port,
+            tx: TxBatch::new(items, bytes),
+            full_since_ns: 0,
+            kept_since_ns: 0,
+            kept: 0,
+            refused_in: u64::MAX,
+        }
+    }
+
+    /// The place of a port that is not there, or no UDP port.
+    fn vacant() -> Self {
+        Self::new(Port::vacant(Transport::Udp), &Limits::default())
+    }
+
+    /// Whether replies whose clients are owed more may wait for those: many are there, and the worker has work, so the next
+    /// turn comes at once and may bring them. They leave with the first turn that finds nothing to do, or that ends
+    /// [`DEFER_NS`] after the first of them was kept, or begins a drain.
+    fn may_defer<N: Nic>(&self, turn: &Turn<N>) -> bool {
+        if !turn.worked || turn.draining || self.tx.waiting().len() < DEFER_FROM {
+            return false;
+        }
+        // Of what none was kept yet all became ready in this turn. A clock is read, for a turn may be long, and the next
+        // one too.
+        let since_ns = if self.kept_since_ns == 0 { turn.now_ns } else { self.kept_since_ns };
+        let recent = turn.clock_ns().saturating_sub(since_ns) < DEFER_NS;
+        recent || mutants::on("keep_for_ever")
+    }
+
+    fn send<N: Nic>(&mut self, turn: &mut Turn<N>, index: PortIndex, patient: bool) {
+        let (now_ns, number) = (turn.now_ns, turn.counters.turns.value());
+        if self.refused_in == number {
+            return;
+        }
+        let by = index + u16::from(mutants::on("answer_from_another_port"));
+        self.tx.set_patient(patient);
+        let outcome = turn.nic.send(by, &mut self.tx);
+        let unsent = self.tx.waiting().len() - outcome.kept;
+        self.kept = if unsent == 0 { outcome.kept } else { 0 };
+        if unsent > 0 {
+            self.refused_in = number;
+        }
+        if self.tx.is_empty() {
+            self.kept_since_ns = 0;
+        } else if outcome.kept > 0 && self.kept_since_ns == 0 {
+            self.kept_since_ns = now_ns.max(1);
+        }
+        let share = &turn.services[usize::from(self.port.service)];
+        share.count_replied(outcome.sent as u64);
+        share.count_lost(DropReason::SendFailed, outcome.refused as u64);
+        if self.tx.is_empty() || outcome.sent > 0 {
+            self.full_since_ns = 0;
+        } else if unsent == 0 {
+            // Nothing was tried.
+        } else if self.full_since_ns == 0 {
+            self.full_since_ns = now_ns.max(1);
+        } else if now_ns - self.full_since_ns > SEND_TIMEOUT_NS {
+            share.count_lost(DropReason::SendFailed, self.drop_waiting());
+            self.full_since_ns = 0;
+        }
+    }
+
+    /// Throws away the replies that wait; how many.
+    fn drop_waiting(&mut self) -> u64 {
+        let waiting = self.tx.waiting().len();
+        self.tx.advance(waiting);
+        self.kept = 0;
+        waiting as u64
+    }
+}
+
+fn reply_ratio(limits: &Limits, on_loopback: bool) -> u32 {
+    limits.udp_reply_ratio.unwrap_or(if on_loopback { 0 } else { 3 })
+}
+
+/// Why a reply cannot be put into its port's batch.
+enum NoRoom {
+    /// It never can.
+    Never(DropReason),
+    /// Now it can.
+    Made,
+    /// Later.
+    Still,
+}
+
+/// The UDP ports of one worker.
+pub(crate) struct UdpPorts {
+    /// By port index; indices of other ports have vacant places.
+    ports: Vec<UdpPort>,
+    sources: Sources,
+    rx: RxBatch,
+}
 
 impl Arrival {
     /// Whether it describes a datagram of the same port.
@@ -17,81 +167,271 @@ impl Arrival {
     }
 }
 
-impl<N: Nic> Worker<N> {
-    /// One batch from every UDP port that may have datagrams, connections from every TCP port; each round another one is
-    /// the first.
-    pub(crate) fn receive_datagrams(&mut self, round: usize) {
-        let count = self.ports.len();
-        let first = round % count.max(1);
-        for port in (first..count).chain(0..first) {
-            if self.ports[port].paused || !std::mem::take(&mut self.ports[port].ready) {
-                continue;
-            }
-            match self.ports[port].transport {
-                Transport::Udp => self.receive_batch(port as u16),
-                Transport::Tcp => self.accept_connections(port as u16),
-            }
+impl UdpPorts {
+    pub(crate) fn new(rx: RxBatch) -> Self {
+        Self { ports: Vec::new(), sources: Sources::new(Vec::new(), [].into()), rx }
+    }
+
+    /// Something came in by a port.
+    pub(crate) fn set_ready(&mut self, index: PortIndex) {
+        self.ports[usize::from(index)].port.ready = true;
+    }
+
+    /// Takes a port.
+    pub(crate) fn place(&mut self, index: PortIndex, port: UdpPort) {
+        self.make_room_for(index);
+        self.ports[usize::from(index)] = port;
+    }
+
+    /// From now on a port may have this index.
+    pub(crate) fn make_room_for(&mut self, index: PortIndex) {
+        while self.ports.len() <= usize::from(index) {
+            self.ports.push(UdpPort::vacant());
         }
     }
 
-    fn receive_batch(&mut self, port: u16) {
-        if self.draining && !mutants::on("serve_after_drain") {
+    /// The ports.
+    pub(crate) fn ports_mut(&mut self) -> impl Iterator<Item = (usize, &mut Port)> {
+        let ports = self.ports.iter_mut().map(|udp| &mut udp.port).enumerate();
+        ports.filter(|(_, port)| !port.is_vacant())
+    }
+
+    /// Limits from now on.
+    pub(crate) fn set_limits(&mut self, limits: &Limits) {
+        for udp in &mut self.ports {
+            udp.reply_ratio = reply_ratio(limits, udp.port.on_loopback());
+            udp.lowest_source = lowest_source(limits, udp.port.on_loopback());
+        }
+    }
+
+    /// The list of ports, or what is known of this machine, has changed.
+    pub(crate) fn refresh_sources<N: Nic>(&mut self, turn: &Turn<N>) {
+        let udp = self.ports.iter().map(|udp| &udp.port).filter(|port| !port.is_vacant());
+        let own = udp.map(|port| port.address).collect();
+        self.sources = Sources::new(own, turn.fabric.local_addresses());
+    }
+
+    /// Closes the ports of a service, which are returned: giving back their memory takes long.
+    pub(crate) fn close_ports<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16) -> Vec<UdpPort> {
+        let of_service = self.ports.iter_mut().enumerate();
+        let of_service = of_service.filter(|(_, udp)| udp.port.is_of(service));
+        let close = |(index, udp): (usize, &mut UdpPort)| {
+            turn.nic.close_port(index as PortIndex);
+            std::mem::replace(udp, UdpPort::vacant())
+        };
+        of_service.map(close).collect()
+    }
+
+    /// Throws away what waits for the clients of a service; it is counted for this reason.
+    pub(crate) fn drop_waiting<N: Nic>(
+        &mut self,
+        turn: &Turn<N>,
+        service: u16,
+        reason: DropReason,
+    ) {
+        for udp in self.ports.iter_mut().filter(|udp| udp.port.is_of(service)) {
+            let waiting = udp.drop_waiting();
+            turn.services[usize::from(service)].count_lost(reason, waiting);
+        }
+    }
+
+    /// Whether the host kernel took all that was for a client.
+    pub(crate) fn has_sent(&self, origin: &Origin) -> bool {
+        let Origin::Datagram { port, peer, local } = origin else { return true };
+        let waiting = self.ports[usize::from(*port)].tx.waiting();
+        !waiting.iter().any(|d| d.peer == *peer && d.local == *local)
+    }
+
+    /// What a datagram's flow is, where the service's dispatch wants to know.
+    fn flow_of<N: Nic>(turn: &Turn<N>, service: usize, port: &Port, peer: SocketAddr) -> u64 {
+        match turn.services[service].dispatcher.needs_flow() {
+            true => flow_hash(peer, port.address.port()),
+            false => 0,
+        }
+    }
+
+    fn receive_batch<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule, index: usize) {
+        if turn.draining && !mutants::on("serve_after_drain") {
             return;
         }
-        let mut batch = std::mem::replace(&mut self.rx, wire::nic::RxBatch::new(0, 0));
-        let more = self.nic.recv(port, &mut batch);
-        let service = self.ports[port as usize].service as usize;
-        let lowest_source = self.ports[port as usize].lowest_source;
-        self.ports[port as usize].ready = more;
-        let share = &mut self.services[service];
-        share.counters.drop_many(DropReason::SocketOverflow, batch.overflowed.into());
-        share.dispatcher.burst(batch.items.len());
-        self.work |= !batch.items.is_empty();
-        let (mut received, mut received_bytes) = (0, 0);
+        let Self { ports, sources, rx } = self;
+        let UdpPort { port, lowest_source, .. } = &mut ports[index];
+        port.ready = turn.nic.recv(index as PortIndex, rx);
+        let service = usize::from(port.service);
+        turn.services[service].count_lost(DropReason::SocketOverflow, rx.overflowed.into());
+        turn.worked |= !rx.items.is_empty();
+        let mut batch = Batch::of_burst(turn, service, rx.items.len());
         // Datagrams of one client often come in a row: what it is about them stays.
         let mut arrival: Option<Arrival> = None;
-        for datagram in &batch.items {
+        for datagram in &rx.items {
             if datagram.truncated {
-                self.services[service].counters.drop_one(DropReason::Truncated);
+                turn.services[service].count_lost(DropReason::Truncated, 1);
                 continue;
             }
             let arrival = match &mut arrival {
                 Some(arrival) if arrival.is_from(datagram) => arrival,
                 other => {
                     let (peer, local) = (datagram.peer, datagram.local);
-                    if let Some(reason) = self.sources.refuse(peer, local, lowest_source) {
-                        self.services[service].counters.drop_one(reason);
+                    if let Some(reason) = sources.refuse(peer, local, *lowest_source) {
+                        turn.services[service].count_lost(reason, 1);
                         continue;
                     }
-                    let origin = Origin::Datagram { port, peer, local };
                     other.insert(Arrival {
-                        origin,
+                        origin: Origin::Datagram { port: index as PortIndex, peer, local },
                         number: 0,
                         expects: Expects::Reply,
-                        received_ns: self.now_ns,
-                        flow: self.flow_of(service, &origin),
+                        received_ns: turn.now_ns,
+                        flow: Self::flow_of(turn, service, port, peer),
                         target: None,
                     })
                 }
             };
-            let mut payload = batch.payload(datagram);
-            received += 1;
-            received_bytes += payload.len() as u64;
-            if let Err(Refusal::Drop(reason) | Refusal::Retry(reason)) =
-                self.submit(service, arrival, &mut payload)
-                && !mutants::on("shed_silently")
-            {
-                // Nobody may see more drops than requests.
-                let counters = &self.services[service].counters;
-                if !mutants::on("count_received_last") {
-                    counters.received.add(std::mem::take(&mut received));
-                }
-                counters.drop_one(reason);
+            // What is lost is counted, and its client hears nothing.
+            batch.admit(turn, arrival, &mut rx.payload(datagram), Waits::Nowhere);
+        }
+        batch.end(turn, schedule, Kind::Udp);
+    }
+
+    /// For a reply that cannot be put into its port's batch as that is.
+    #[inline(never)]
+    fn make_room<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        index: PortIndex,
+        request_len: u32,
+        len: usize,
+    ) -> NoRoom {
+        let udp = &mut self.ports[usize::from(index)];
+        if len > UDP_PAYLOAD_MAX {
+            return NoRoom::Never(DropReason::ReplyTooLong);
+        }
+        if !reply_allowed(request_len as usize, len, udp.reply_ratio) {
+            return NoRoom::Never(DropReason::ReplyRatio);
+        }
+        // What may stay does, if there is room without it.
+        for patient in [udp.may_defer(turn), false] {
+            udp.send(turn, index, patient);
+            udp.tx.compact();
+            if udp.tx.room_for(len) {
+                return NoRoom::Made;
             }
         }
-        let counters = &self.services[service].counters;
-        counters.received.add(received);
-        counters.received_bytes.add(received_bytes);
-        self.rx = batch;
+        NoRoom::Still
+    }
+}
+
+impl<N: Nic> Endpoint<N> for UdpPorts {
+    /// One batch from every port that may have datagrams; each round another one is the first.
+    fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
+        let count = self.ports.len();
+        let first = schedule.round() % count.max(1);
+        for index in (first..count).chain(0..first) {
+            let port = &mut self.ports[index].port;
+            if port.is_readable() && schedule.allows(port.service, Kind::Udp) {
+                port.ready = false;
+                self.receive_batch(turn, schedule, index);
+            }
+        }
+    }
+
+    // Always inline: it is the way of most replies.
+    #[inline(always)]
+    fn deliver(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
+        loop {
+            let (token, len) = (run.token(), run.header.len as usize);
+            let share = &mut turn.services[run.service];
+            let request = share.sessions.found(token);
+            let Origin::Datagram { port, peer, local } = &request.origin else {
+                return Next::Reply;
+            };
+            let udp = &mut self.ports[usize::from(*port)];
+            let allowed =
+                reply_allowed(request.len as usize, len, udp.reply_ratio) || mutants::on("amplify");
+            if len <= UDP_PAYLOAD_MAX && allowed && udp.tx.room_for(len) {
+                let ring = &share.mqueues[run.mqueue as usize].tx;
+                let copy = |bytes: &mut [u8]| ring.copy_out(&run.header, bytes);
+                if !udp.tx.push_if(*peer, *local, len, copy) {
+                    return run.block(share);
+                }
+                if share.sessions.has_others(token) {
+                    udp.tx.more_follows();
+                }
+                share.end_answered(token, run.mqueue);
+                share.count_replied_bytes(len as u64);
+                run.advance(share);
+            } else {
+                let (port, request) = (*port, *request);
+                match self.make_room(turn, port, request.len, len) {
+                    NoRoom::Made => continue,
+                    NoRoom::Still => return run.block(&mut turn.services[run.service]),
+                    NoRoom::Never(reason) => {
+                        let share = &mut turn.services[run.service];
+                        share.end_request(token, &request, false);
+                        share.count_dropped_request(reason);
+                        run.advance(share);
+                    }
+                }
+            }
+            match run.next(turn) {
+                Next::Reply => {}
+                next => return next,
+            }
+        }
+    }
+
+    /// Datagrams have no client that hears of a loss.
+    fn settle(&mut self, _: &mut Turn<N>, _: usize, _: &Awaited, _: Result<&[u8], DropReason>) {}
+
+    fn flush(&mut self, turn: &mut Turn<N>, patient: bool) {
+        for (index, udp) in (0..).zip(&mut self.ports) {
+            if udp.tx.is_empty() {
+                continue;
+            }
+            let patient = patient && udp.may_defer(turn);
+            if !(patient && nothing_to_send(udp.tx.waiting(), udp.kept)) {
+                udp.send(turn, index, patient);
+            }
+        }
+    }
+
+    fn pause(&mut self, turn: &mut Turn<N>, service: u16, paused: bool) {
+        for (index, port) in self.ports_mut().filter(|(_, port)| port.is_of(service)) {
+            port.pause(turn, index, paused);
+        }
+    }
+
+    /// The ports of a service that leaves lead to another one, or are stopped.
+    fn leave(&mut self, _: &mut Turn<N>, _: Option<u16>) {}
+
+    fn outstanding(&self, service: u16) -> u64 {
+        let ports = self.ports.iter().filter(|udp| udp.port.is_of(service));
+        ports.map(|udp| udp.tx.waiting().len() as u64).sum()
+    }
+
+    fn wake_at(&self, _: u64) -> u64 {
+        let now = self.ports.iter().any(|udp| udp.port.is_readable() || !udp.tx.is_empty());
+        if now { 0 } else { u64::MAX }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gso_batches_are_put_together_again_for_who_is_owed_no_more_and_for_many() {
+        let departure = |more| {
+            let peer = ([127, 0, 0, 1], 9).into();
+            TxDatagram { peer, local: None, offset: 0, len: 8, more }
+        };
+        let mut waiting = vec![departure(true); 40];
+        assert!(!nothing_to_send(&waiting, 0), "nobody has looked yet");
+        assert!(nothing_to_send(&waiting, 40));
+        waiting.extend(vec![departure(true); DEFER_MORE - 1]);
+        assert!(nothing_to_send(&waiting, 40));
+        waiting.push(departure(true));
+        assert!(!nothing_to_send(&waiting, 40), "a GSO batch may be long now");
+        assert!(!nothing_to_send(&[&waiting[..41], &[departure(false)]].concat(), 40));
+        assert!(!nothing_to_send(&waiting[..39], 40), "those that stayed have gone");
     }
 }

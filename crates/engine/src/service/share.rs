@@ -3,122 +3,29 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, abi};
+use mqueue::{Head, LoanError, abi};
 use wire::DropReason;
 use wire::framing::Framing;
-use wire::nic::Nic;
-use wire::session::{Request, Sessions, Token};
+use wire::nic::{Nic, StreamKey};
+use wire::session::{Pass, Request, Sessions, Token};
 
 use crate::accelerator::Blocks;
-use crate::admit::{Arrival, Message, Refusal};
 use crate::control::drain::Leaving;
 use crate::control::pause::Pause;
 use crate::endpoint::backend::{BackendPool, ClientMqueue};
-use crate::endpoint::peer::ANY;
 use crate::metrics::ServiceCounters;
-use crate::service::dispatch::{Credit, Dispatcher, Owner, Route};
+use crate::service::arrival::{Arrival, Message, Refusal};
+use crate::service::dispatch::{Dispatcher, Owner};
 use crate::service::ends::{Attachment, ShareMqueue, share_mqueues};
+use crate::service::mqueues::{Load, NOT_FULL, ServerMqueue, alive, write_ahead};
 use crate::stages::{NO_TOKEN, Observations, Sampler};
 use crate::topology::{Replies, Service};
-
-/// A server mqueue of this worker.
-pub(crate) struct ServerMqueue {
-    pub(crate) attachment: u16,
-    pub(crate) block: u32,
-    /// Its number in the region.
-    region_mqueue: u32,
-    /// The accelerator wrote impossible ring words; housekeeping buries the mqueue.
-    pub(crate) tx_corrupt: bool,
-    /// Listed in [`ServiceShare::blocked`].
-    pub(crate) is_blocked: bool,
-    /// How many messages ahead slots of its RX ring are fetched for writing.
-    write_ahead: u64,
-    pub(crate) rx: Producer<MappedMemory>,
-    pub(crate) tx: Consumer<MappedMemory>,
-    /// When the message in each RX slot was received; kept only where waits are limited.
-    arrivals: Box<[u64]>,
-    /// Messages released by the kernel, as counted, or given up unread (services without replies).
-    consumed: u64,
-    /// The request whose way is being measured.
-    pub(crate) sampled: Token,
-    /// When its replies were last gathered, or it got a request while it had none; how many it then had left.
-    gathered_ns: u64,
-    left: u32,
-}
-
-impl ServerMqueue {
-    /// Whether its oldest unread message waits for longer than this.
-    fn is_late(&mut self, now_ns: u64, queue_ns_max: u64) -> bool {
-        let waits = self.rx.credit().is_ok() && self.rx.released() < self.rx.committed();
-        let slot = (self.rx.released() % self.arrivals.len() as u64) as usize;
-        waits && now_ns.saturating_sub(self.arrivals[slot]) > queue_ns_max
-    }
-}
-
-/// What the dispatcher wants to know of a server mqueue; apart from the rest, so that many fit a line.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Load {
-    /// Requests under way.
-    outstanding: u32,
-    pub(crate) alive: bool,
-    /// Not alive because nobody runs its block: an accelerator that has not attached, or is gone.
-    pub(crate) absent: bool,
-    /// In the attachment's list of mqueues whose RX ring got messages.
-    rx_pending: bool,
-    /// The oldest message in the RX ring waits longer than the service allows.
-    late: bool,
-    /// Its RX ring refused a message this turn although it has credit: unread messages whose requests
-    /// have timed out fill the slots, or long ones the arena. What is this long finds no room.
-    full_from: u32,
-}
-
-impl Default for Load {
-    fn default() -> Self {
-        Self {
-            outstanding: 0,
-            alive: true,
-            absent: false,
-            rx_pending: false,
-            late: false,
-            full_from: NOT_FULL,
-        }
-    }
-}
 
 /// Heads of TX rings that are read one behind the other.
 pub(crate) const HEADS_READ: usize = 32;
 
-/// How many messages ahead slots of RX rings are fetched for writing where another processor reads them. Those of a run lie
-/// one behind the other, and a message takes less than a line that was far away.
-const WRITE_AHEAD: u64 = 7;
-
 /// As much of a reply is fetched ahead.
 const SHORT_BYTES: u64 = 64;
-
-/// No message is this long.
-const NOT_FULL: u32 = u32::MAX;
-
-impl Load {
-    /// Of an mqueue whose block nobody runs.
-    fn absent() -> Self {
-        Self { alive: false, absent: true, ..Self::default() }
-    }
-
-    /// Whether its RX ring has no room for a message of `len` bytes, as found out this turn.
-    fn is_full_for(&self, len: usize) -> bool {
-        len >= self.full_from as usize
-    }
-}
-
-/// See [`ServerMqueue::write_ahead`].
-fn write_ahead(blocks: &dyn Blocks) -> u64 {
-    if blocks.elsewhere() { WRITE_AHEAD } else { 0 }
-}
-
-/// How many mqueues are alive.
-fn alive(loads: &[Load]) -> u32 {
-    loads.iter().filter(|load| load.alive).count() as u32
-}
 
 /// What drives the blocks of one accelerator, and what they told.
 pub(crate) struct AcceleratorShare {
@@ -137,6 +44,8 @@ pub(crate) struct AcceleratorShare {
 pub(crate) struct ServiceShare {
     /// The service, for messages.
     pub(crate) name: Box<str>,
+    /// Who owns it.
+    pub(crate) tenant: Box<str>,
     /// The kernel of each attachment, for messages.
     pub(crate) kernels: Box<[Box<str>]>,
     /// Blocks that hang on accelerator threads.
@@ -148,7 +57,7 @@ pub(crate) struct ServiceShare {
     pub(crate) max_reply_bytes: usize,
     pub(crate) timeout_ns: u64,
     queue_ns_max: u64,
-    slots: u32,
+    pub(super) slots: u32,
     pub(crate) counters: Arc<ServiceCounters>,
     pub(crate) sampler: Sampler,
     pub(crate) sessions: Sessions,
@@ -157,9 +66,9 @@ pub(crate) struct ServiceShare {
     /// By mqueue.
     pub(crate) loads: Vec<Load>,
     /// How many of them are alive.
-    alive: u32,
+    pub(super) alive: u32,
     /// Services without replies: messages that no kernel has released, over all mqueues.
-    unread: u32,
+    pub(super) unread: u32,
     pub(crate) accelerators: Vec<AcceleratorShare>,
     pub(crate) clients: Vec<ClientMqueue>,
     pub(crate) backends: Vec<BackendPool>,
@@ -244,6 +153,7 @@ impl ServiceShare {
         let kernels = (0..service.accelerators.len()).map(|place| service.kernel_on(place).into());
         Self {
             name: service.name.as_str().into(),
+            tenant: service.tenant.as_str().into(),
             kernels: kernels.collect(),
             hung_blocks: 0,
             framing: service.framing,
@@ -525,7 +435,7 @@ impl ServiceShare {
     }
 
     /// Services without replies: counts what kernels released since the last call.
-    pub(crate) fn count_consumed(&mut self, now_ns: u64) {
+    pub(crate) fn count_released(&mut self, now_ns: u64) {
         for (number, mqueue) in self.mqueues.iter_mut().enumerate() {
             let load = &mut self.loads[number];
             if load.outstanding == 0 || !load.alive {
@@ -571,6 +481,12 @@ impl ServiceShare {
         let was = std::mem::replace(&mut self.loads[mqueue as usize].alive, false);
         self.count_living();
         was
+    }
+
+    /// Ends the next request of a pass whose mqueue is dead.
+    pub(crate) fn end_next_of_dead(&mut self, pass: &mut Pass) -> Option<Request> {
+        let Self { sessions, loads, .. } = self;
+        sessions.end_next(pass, |mqueue| !loads[mqueue as usize].alive)
     }
 
     /// The mqueues of one accelerator.
@@ -640,6 +556,13 @@ impl ServiceShare {
         }
     }
 
+    /// The keys of all sockets to its backends.
+    pub(crate) fn backend_keys(&self) -> impl Iterator<Item = StreamKey> + '_ {
+        let connections = self.backends.iter().flat_map(|pool| &pool.connections);
+        let connections = connections.map(|connection| connection.key);
+        self.clients.iter().map(|client| client.key).chain(connections)
+    }
+
     /// Whether its time to leave is over.
     pub(crate) fn is_expired(&self) -> bool {
         self.leaving.as_ref().is_some_and(|leaving| leaving.expired)
@@ -653,6 +576,23 @@ impl ServiceShare {
         let unread = std::mem::take(&mut self.loads[mqueue as usize].outstanding);
         self.unread -= if self.replies == Replies::None { unread } else { 0 };
         u64::from(unread)
+    }
+
+    /// When the worker must look again without an event, `look_again_ns` for what does not wake it; 0 at once.
+    pub(crate) fn wake_at(&self, now_ns: u64, look_again_ns: u64) -> u64 {
+        let under_way = self.under_way() > 0 && !mutants::on("sleep_on_requests");
+        let blocked = !self.blocked.is_empty() || !self.blocked_clients.is_empty();
+        if under_way || blocked || self.accelerators.iter().any(|d| !d.rx_pending.is_empty()) {
+            return 0;
+        }
+        // A block elsewhere may ask a backend when no request is under way.
+        let may_ask = !self.backends.is_empty()
+            && self.accelerators.iter().any(|drive| drive.blocks.elsewhere());
+        let looks_again =
+            self.is_leaving_busy() || self.is_paused() || self.backend_in_flight() || may_ask;
+        let again_ns = if looks_again { now_ns + look_again_ns } else { u64::MAX };
+        let blocks = self.accelerators.iter().map(|drive| drive.blocks.wake_at());
+        blocks.fold(again_ns, u64::min)
     }
 
     /// Requests under way on this service share's mqueues.
@@ -672,101 +612,5 @@ impl ServiceShare {
     pub(crate) fn free_credit(&self) -> u32 {
         let alive = self.loads.iter().filter(|load| load.alive);
         alive.map(|load| self.slots.saturating_sub(load.outstanding)).sum()
-    }
-}
-
-/// The dispatcher's view of a service share, without the dispatcher itself.
-pub(crate) struct Credits<'a> {
-    loads: &'a [Load],
-    /// Requests under way on the service share's mqueues, as far as they are counted without a look at each, and mqueues of it that
-    /// live.
-    issued: u32,
-    alive: u32,
-    slots: u32,
-    /// Bytes of the message to dispatch.
-    len: usize,
-    /// What the other workers still take; empty when a request may not be handed over again.
-    other_credit: &'a [u32],
-}
-
-impl Credit for Credits<'_> {
-    #[inline]
-    fn count(&self) -> u32 {
-        self.loads.len() as u32
-    }
-
-    #[inline(always)]
-    fn credit(&self, mqueue: u32) -> Option<u32> {
-        let load = &self.loads[mqueue as usize];
-        if !load.alive {
-            return None;
-        }
-        if load.late || load.is_full_for(self.len) {
-            return Some(0);
-        }
-        Some(self.slots.saturating_sub(load.outstanding))
-    }
-
-    fn absent(&self, mqueue: u32) -> bool {
-        self.loads[mqueue as usize].absent
-    }
-
-    #[inline]
-    fn outstanding(&self, mqueue: u32) -> u32 {
-        self.loads[mqueue as usize].outstanding
-    }
-
-    #[inline]
-    fn share(&self) -> u32 {
-        self.issued / self.alive.max(1) + 1
-    }
-
-    #[inline]
-    fn is_spent(&self) -> bool {
-        u64::from(self.issued) >= u64::from(self.alive) * u64::from(self.slots)
-    }
-
-    #[inline]
-    fn richest_other(&self) -> Option<u32> {
-        let others = self.other_credit.iter().enumerate().filter(|(_, credit)| **credit > 0);
-        others.max_by_key(|(_, credit)| **credit).map(|(worker, _)| worker as u32)
-    }
-}
-
-impl ServiceShare {
-    /// Splits the service share into its dispatcher and what that looks at.
-    #[inline(always)]
-    fn dispatch(&mut self, len: usize) -> (&mut Dispatcher, Credits<'_>) {
-        let (loads, other_credit) = (&self.loads[..], &self.other_credit[..]);
-        let (issued, alive) = (self.sessions.live() + self.unread, self.alive);
-        let credits = Credits { loads, issued, alive, slots: self.slots, len, other_credit };
-        (&mut self.dispatcher, credits)
-    }
-
-    /// See [`Dispatcher::goes_on`].
-    #[inline(always)]
-    pub(crate) fn goes_on(&mut self, len: usize) -> Option<u32> {
-        let (dispatcher, credits) = self.dispatch(len);
-        dispatcher.goes_on(&credits)
-    }
-
-    /// Where a message of `len` bytes goes: `looked_at` are its bytes if the dispatcher looks at them, `flow` the hash of its
-    /// flow, `target` what [`Arrival::target`] says.
-    pub(crate) fn route(
-        &mut self,
-        looked_at: &[u8],
-        len: usize,
-        flow: u64,
-        target: Option<u32>,
-    ) -> Route {
-        let (dispatcher, mut credits) = self.dispatch(len);
-        match target {
-            None => dispatcher.route(looked_at, flow, &credits),
-            Some(ANY) => {
-                credits.other_credit = &[];
-                dispatcher.route_here(&credits)
-            }
-            Some(mqueue) => dispatcher.check(mqueue, &credits),
-        }
     }
 }

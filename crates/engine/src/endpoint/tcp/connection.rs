@@ -478,7 +478,11 @@ impl Connections {
 
     /// The open connection under a key, if it is still in that generation.
     #[inline]
-    pub(crate) fn in_life(&mut self, key: StreamKey, generation: u32) -> Option<&mut Connection> {
+    pub(crate) fn in_generation(
+        &mut self,
+        key: StreamKey,
+        generation: u32,
+    ) -> Option<&mut Connection> {
         let any = mutants::on("forget_generation");
         self.at(key).filter(|c| c.generation == generation || any)
     }

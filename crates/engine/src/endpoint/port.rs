@@ -1,0 +1,77 @@
+//! A listening address of a worker, whatever comes in there.
+
+use std::net::SocketAddr;
+
+use wire::nic::{Nic, PortIndex, Transport};
+
+use crate::turn::Turn;
+
+/// The service of a port that is not there.
+const NO_SERVICE: u16 = u16::MAX;
+
+/// See the module's text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Port {
+    /// Slot of its service.
+    pub(crate) service: u16,
+    pub(crate) transport: Transport,
+    pub(crate) address: SocketAddr,
+    /// Something came in.
+    pub(crate) ready: bool,
+    /// Not read: its service is not switched on yet, is paused, or leaves.
+    paused: bool,
+}
+
+impl Port {
+    pub(crate) fn new(service: u16, transport: Transport, address: SocketAddr) -> Self {
+        Self { service, transport, address, ready: false, paused: false }
+    }
+
+    /// It is read once its service is switched on.
+    pub(crate) fn new_paused(service: u16, transport: Transport, address: SocketAddr) -> Self {
+        Self { paused: true, ..Self::new(service, transport, address) }
+    }
+
+    /// The place of a port that is not there.
+    pub(crate) fn vacant(transport: Transport) -> Self {
+        Self::new_paused(NO_SERVICE, transport, SocketAddr::from(([127, 0, 0, 1], 0)))
+    }
+
+    pub(crate) fn is_vacant(&self) -> bool {
+        self.service == NO_SERVICE
+    }
+
+    pub(crate) fn is_of(&self, service: u16) -> bool {
+        self.service == service
+    }
+
+    pub(crate) fn on_loopback(&self) -> bool {
+        self.address.ip().is_loopback()
+    }
+
+    /// Whether something is to be read here now.
+    #[inline]
+    pub(crate) fn is_readable(&self) -> bool {
+        self.ready && !self.paused
+    }
+
+    /// Reads it or lets it be.
+    pub(crate) fn pause<N: Nic>(&mut self, turn: &mut Turn<N>, index: usize, paused: bool) {
+        self.paused = paused;
+        // What came meanwhile was not reported.
+        self.ready |= !paused;
+        turn.nic.pause_port(index as PortIndex, paused);
+    }
+
+    /// It is read from now on unless its service is paused.
+    pub(crate) fn switch_on<N: Nic>(&mut self, turn: &Turn<N>) {
+        let share = turn.services.get(usize::from(self.service));
+        self.paused = share.is_none_or(|share| share.is_paused());
+    }
+
+    /// It is not read any more.
+    pub(crate) fn stop<N: Nic>(&mut self, turn: &mut Turn<N>, index: usize) {
+        turn.nic.stop_port(index as PortIndex);
+        (self.paused, self.ready) = (true, false);
+    }
+}

@@ -1,0 +1,151 @@
+//! A run: the replies that one TX ring shows, read one after the other.
+
+use mqueue::RingError;
+use mqueue::abi::{self, SlotHeader};
+use wire::DropReason;
+use wire::framing::Expects;
+use wire::nic::Nic;
+use wire::session::Token;
+
+use crate::service::share::ServiceShare;
+use crate::turn::Turn;
+
+/// What the next message of a run is: [`Run::header`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// A reply whose request is under way and waits for it.
+    Reply,
+    /// Something else, or a reply that nobody may have.
+    Other,
+    /// There is none, or there is no room where it goes.
+    End,
+}
+
+/// What a run has found that has not looked yet.
+const NO_MESSAGE: SlotHeader =
+    SlotHeader { token: 0, tag: 0, arena_offset: 0, len: 0, kind: 0, status: 0, flags: 0 };
+
+/// The messages of one server mqueue's TX ring.
+///
+/// It reads what the head of the ring has shown; where the head does not tell the truth, it ends where nothing is. It does not look for
+/// more: behind the last message lies a line that nobody has used for a lap, and what comes meanwhile moves the head and is met
+/// next turn.
+pub(crate) struct Run {
+    pub(crate) service: usize,
+    pub(crate) mqueue: u32,
+    /// What [`Self::next`] has found.
+    pub(crate) header: SlotHeader,
+    /// Messages that are left.
+    left: u64,
+    /// So many messages ahead the next one is fetched, if there are more.
+    ahead: u64,
+    /// Requests under way when it began.
+    before: u32,
+    /// The accelerator wrote impossible ring words.
+    is_corrupt: bool,
+}
+
+impl Run {
+    /// The token of the message that [`Self::next`] has found.
+    #[inline(always)]
+    pub(crate) fn token(&self) -> Token {
+        Token(self.header.token)
+    }
+
+    /// With `shown` of `u64::MAX` all that is there is read, a lap at most: no slot is given back before the end.
+    #[inline]
+    pub(crate) fn begin(share: &ServiceShare, service: usize, mqueue: u32, shown: u64) -> Self {
+        let ahead = if shown > 1 { share.fetch_more(mqueue, shown) } else { u64::MAX };
+        let before = share.outstanding_on(mqueue);
+        Self { service, mqueue, header: NO_MESSAGE, left: shown, ahead, before, is_corrupt: false }
+    }
+
+    /// Looks at the next message, which stays in its ring until [`Self::advance`].
+    // Always inline: it is the way of every reply.
+    #[inline(always)]
+    pub(crate) fn next<N: Nic>(&mut self, turn: &mut Turn<N>) -> Next {
+        while self.left > 0 {
+            let share = &mut turn.services[self.service];
+            if self.left > self.ahead {
+                share.fetch(self.mqueue, self.ahead);
+            }
+            let entry = &mut share.mqueues[self.mqueue as usize];
+            match entry.tx.peek() {
+                Ok(Some(header)) => {
+                    self.header = header;
+                    let token = self.token();
+                    if entry.sampled == token {
+                        let now_ns = turn.clock_ns();
+                        turn.services[self.service].note_reply(self.mqueue, token, now_ns);
+                    }
+                    let share = &turn.services[self.service];
+                    if header.kind == abi::kind::MESSAGE
+                        && let Some(request) = share.sessions.find(token, self.mqueue)
+                        && request.expects != Expects::Nothing
+                        && header.len as usize <= share.max_reply_bytes
+                    {
+                        return Next::Reply;
+                    }
+                    return Next::Other;
+                }
+                Ok(None) => break,
+                Err(RingError::BadHeader) => {
+                    self.advance(share);
+                    share.count_lost(DropReason::BadMessage, 1);
+                }
+                Err(RingError::Corrupt) => {
+                    entry.tx_corrupt = true;
+                    self.is_corrupt = true;
+                    break;
+                }
+            }
+        }
+        Next::End
+    }
+
+    /// The same where it is not the way of most replies.
+    #[inline(never)]
+    pub(crate) fn next_after_others<N: Nic>(&mut self, turn: &mut Turn<N>) -> Next {
+        self.next(turn)
+    }
+
+    /// The message that was looked at is done with.
+    #[inline(always)]
+    pub(crate) fn advance(&mut self, share: &mut ServiceShare) {
+        share.mqueues[self.mqueue as usize].tx.advance();
+        self.left -= 1;
+    }
+
+    /// Copies the reply out of its ring. `None` if it has not arrived as a whole.
+    pub(crate) fn copy_out<'a>(
+        &self,
+        share: &ServiceShare,
+        into: &'a mut [u8],
+    ) -> Option<&'a [u8]> {
+        let payload = &mut into[..self.header.len as usize];
+        let ring = &share.mqueues[self.mqueue as usize].tx;
+        ring.copy_out(&self.header, payload).then_some(payload)
+    }
+
+    /// There is no room where the reply goes: it stays in its ring, and those behind it.
+    #[cold]
+    pub(crate) fn block(&mut self, share: &mut ServiceShare) -> Next {
+        let entry = &mut share.mqueues[self.mqueue as usize];
+        if !std::mem::replace(&mut entry.is_blocked, true) {
+            share.blocked.push(self.mqueue);
+        }
+        self.left = 0;
+        Next::End
+    }
+
+    /// Gives back the slots of what was read. Whether there were any.
+    #[inline]
+    pub(crate) fn end(self, share: &mut ServiceShare, now_ns: u64) -> bool {
+        if self.is_corrupt {
+            return false;
+        }
+        let released = share.mqueues[self.mqueue as usize].tx.release();
+        share.gathered(self.mqueue, self.before, now_ns);
+        released
+    }
+}

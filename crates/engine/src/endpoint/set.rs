@@ -1,0 +1,204 @@
+//! The endpoints of one worker.
+
+use wire::DropReason;
+use wire::nic::{Nic, PortIndex, RxBatch, Transport};
+use wire::session::{EndpointKind, Origin};
+
+use crate::endpoint::Endpoint;
+use crate::endpoint::peer::Peers;
+use crate::endpoint::port::Port;
+use crate::endpoint::run::{Next, Run};
+use crate::endpoint::shm::ShmClients;
+use crate::endpoint::tcp::TcpConnections;
+use crate::endpoint::udp::{UdpPort, UdpPorts};
+use crate::schedule::Schedule;
+use crate::service::arrival::Awaited;
+use crate::topology::Limits;
+use crate::turn::Turn;
+
+/// See the module's text.
+pub(crate) struct Endpoints {
+    pub(crate) udp: UdpPorts,
+    pub(crate) tcp: TcpConnections,
+    pub(crate) shm: ShmClients,
+    pub(crate) peers: Peers,
+}
+
+/// A port on its way to its worker.
+pub(crate) enum NewPort {
+    Udp(UdpPort),
+    Tcp(Port),
+}
+
+impl NewPort {
+    pub(crate) fn new(port: Port, limits: &Limits) -> Self {
+        match port.transport {
+            Transport::Udp => Self::Udp(UdpPort::new(port, limits)),
+            Transport::Tcp => Self::Tcp(port),
+        }
+    }
+}
+
+/// Calls the same on each endpoint.
+macro_rules! each {
+    ($self:ident . $call:ident ( $($argument:expr),* )) => {
+        $self.udp.$call($($argument),*);
+        $self.tcp.$call($($argument),*);
+        $self.shm.$call($($argument),*);
+        $self.peers.$call($($argument),*);
+    };
+}
+
+impl Endpoints {
+    pub(crate) fn new(rx: RxBatch, workers: usize, limits: &Limits) -> Self {
+        Self {
+            udp: UdpPorts::new(rx),
+            tcp: TcpConnections::new(limits),
+            shm: ShmClients::default(),
+            peers: Peers::new(workers),
+        }
+    }
+
+    /// Takes what came in. Who comes first gets the credit that is left, so each endpoint is the first in one of four turns:
+    /// a flood from the one does not keep the others out.
+    pub(crate) fn receive<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
+        const COUNT: usize = 4;
+        let first = schedule.first_endpoint();
+        for endpoint in (first..COUNT).chain(0..first) {
+            match endpoint {
+                0 => self.peers.receive(turn, schedule),
+                1 => self.udp.receive(turn, schedule),
+                2 => self.shm.receive(turn, schedule),
+                _ => self.tcp.receive(turn, schedule),
+            }
+        }
+    }
+
+    /// Delivers the replies of a run, from the one that is next. Returns what comes behind them.
+    // Always inline: it is the way of every reply.
+    #[inline(always)]
+    pub(crate) fn deliver<N: Nic>(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
+        // Datagrams are not looked at before: who they are for stands in the request.
+        match self.udp.deliver(turn, run) {
+            Next::Reply => self.deliver_to_client(turn, run),
+            next => next,
+        }
+    }
+
+    #[inline(always)]
+    fn deliver_to_client<N: Nic>(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
+        match turn.services[run.service].sessions.found(run.token()).origin {
+            Origin::Datagram { .. } => Next::Reply,
+            Origin::Client(to) if to.worker != turn.index => self.peers.deliver(turn, run),
+            Origin::Client(to) => match to.endpoint {
+                EndpointKind::Tcp => self.tcp.deliver(turn, run),
+                EndpointKind::Shm => self.shm.deliver(turn, run),
+            },
+        }
+    }
+
+    /// Gives one request its outcome, see [`Endpoint::settle`].
+    pub(crate) fn settle<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        request: &Awaited,
+        outcome: Result<&[u8], DropReason>,
+    ) {
+        if request.to.worker != turn.index {
+            return self.peers.settle(turn, service, request, outcome);
+        }
+        match request.to.endpoint {
+            EndpointKind::Tcp => self.tcp.settle(turn, service, request, outcome),
+            EndpointKind::Shm => self.shm.settle(turn, service, request, outcome),
+        }
+    }
+
+    /// Takes the replies that other workers hand back to clients of this one.
+    pub(crate) fn take_replies<N: Nic>(&mut self, turn: &mut Turn<N>) {
+        let Self { tcp, shm, peers, .. } = self;
+        peers.take_replies(turn, |turn, back| {
+            let (service, request, outcome) = (back.service, &back.request, back.outcome);
+            match request.to.endpoint {
+                EndpointKind::Tcp => tcp.settle(turn, service, request, outcome),
+                EndpointKind::Shm => shm.settle(turn, service, request, outcome),
+            }
+        });
+    }
+
+    /// Sends what the turn produced: datagrams (if `patient` some may stay), stream bytes, replies in rings, what other workers get.
+    pub(crate) fn flush<N: Nic>(&mut self, turn: &mut Turn<N>, patient: bool) {
+        each!(self.flush(turn, patient));
+    }
+
+    /// The clients of a service are no longer heard, or are again.
+    pub(crate) fn pause<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16, paused: bool) {
+        each!(self.pause(turn, service, paused));
+    }
+
+    /// Nothing new is taken from the clients of a service, or of all.
+    pub(crate) fn leave<N: Nic>(&mut self, turn: &mut Turn<N>, service: Option<u16>) {
+        each!(self.leave(turn, service));
+    }
+
+    /// Replies of a service that have not left.
+    pub(crate) fn outstanding<N: Nic>(&self, service: u16) -> u64 {
+        Endpoint::<N>::outstanding(&self.udp, service)
+            + Endpoint::<N>::outstanding(&self.tcp, service)
+            + Endpoint::<N>::outstanding(&self.shm, service)
+            + Endpoint::<N>::outstanding(&self.peers, service)
+    }
+
+    /// When there is something to do without an event: 0 at once, `u64::MAX` never.
+    pub(crate) fn wake_at<N: Nic>(&self, now_ns: u64) -> u64 {
+        Endpoint::<N>::wake_at(&self.udp, now_ns)
+            .min(Endpoint::<N>::wake_at(&self.tcp, now_ns))
+            .min(Endpoint::<N>::wake_at(&self.shm, now_ns))
+            .min(Endpoint::<N>::wake_at(&self.peers, now_ns))
+    }
+
+    /// Whether a reply has left: `None` if its client is gone.
+    pub(crate) fn has_sent(&mut self, worker: u16, origin: &Origin, number: u64) -> Option<bool> {
+        match origin {
+            Origin::Datagram { .. } => Some(self.udp.has_sent(origin)),
+            Origin::Client(to) if to.worker == worker && to.endpoint == EndpointKind::Tcp => {
+                self.tcp.has_sent(to, number)
+            }
+            Origin::Client(_) => Some(true),
+        }
+    }
+
+    /// Takes a port. Each endpoint has a place for every index.
+    pub(crate) fn place_port(&mut self, index: PortIndex, port: NewPort) {
+        self.udp.make_room_for(index);
+        self.tcp.make_room_for(index);
+        match port {
+            NewPort::Udp(port) => self.udp.place(index, port),
+            NewPort::Tcp(port) => self.tcp.place(index, port),
+        }
+    }
+
+    /// Every port with its index.
+    pub(crate) fn ports_mut(&mut self) -> impl Iterator<Item = (usize, &mut Port)> {
+        self.udp.ports_mut().chain(self.tcp.listeners_mut())
+    }
+
+    /// A port that is there.
+    pub(crate) fn port_mut(&mut self, index: PortIndex) -> Option<&mut Port> {
+        self.ports_mut().find(|(at, _)| *at == usize::from(index)).map(|(_, port)| port)
+    }
+
+    /// Closes the ports of a service; returns what somebody else should give back, since that takes long.
+    pub(crate) fn close_ports<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16) -> Vec<UdpPort> {
+        let ports = self.udp.close_ports(turn, service);
+        self.tcp.close_ports(turn, service);
+        self.udp.refresh_sources(turn);
+        ports
+    }
+
+    /// Limits from now on.
+    pub(crate) fn set_limits(&mut self, limits: &Limits) {
+        self.udp.set_limits(limits);
+        self.tcp.set_limits(limits);
+    }
+}

@@ -1,0 +1,56 @@
+//! Who owns the streams of a worker's network: TCP connections of clients, or sockets to backends.
+//!
+//! Keys of clients' connections come first, those of backends' sockets behind them.
+
+use wire::nic::StreamKey;
+
+/// What a stream key names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum StreamOwner {
+    /// A client's connection.
+    Connection,
+    /// A TCP connection to a backend.
+    Backend { service: u16, pool: u16, number: u16 },
+    /// A client mqueue's UDP socket.
+    Mqueue { service: u16, client: u32 },
+}
+
+/// The keys of one worker.
+pub(crate) struct StreamKeys {
+    /// The first key behind those of connections.
+    first: StreamKey,
+    owners: Vec<StreamOwner>,
+    /// Places in `owners` that are free.
+    free: Vec<u32>,
+}
+
+impl StreamKeys {
+    pub(crate) fn new(connections_max: u32) -> Self {
+        Self { first: connections_max, owners: Vec::new(), free: Vec::new() }
+    }
+
+    #[inline]
+    pub(crate) fn owner(&self, key: StreamKey) -> StreamOwner {
+        match key.checked_sub(self.first) {
+            None => StreamOwner::Connection,
+            Some(place) => self.owners[place as usize],
+        }
+    }
+
+    /// A key for the socket of a backend.
+    pub(crate) fn issue(&mut self, owner: StreamOwner) -> StreamKey {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.owners.push(StreamOwner::Connection);
+            self.owners.len() as u32 - 1
+        });
+        self.owners[place as usize] = owner;
+        self.first + place
+    }
+
+    /// Nobody owns this key any more.
+    pub(crate) fn free(&mut self, key: StreamKey) {
+        let place = key - self.first;
+        self.owners[place as usize] = StreamOwner::Connection;
+        self.free.push(place);
+    }
+}

@@ -1,0 +1,123 @@
+//! New connections: accepted by one worker, adopted by the one that has fewest.
+
+use wire::DropReason;
+use wire::admission::flow_hash;
+use wire::nic::{Nic, PortIndex, Transport};
+
+use super::TcpConnections;
+use crate::control::message::{Accepted, ControlMessage};
+use crate::endpoint::port::Port;
+use crate::turn::Turn;
+
+/// Connections accepted from one listener in a turn.
+const ACCEPT_MAX: usize = 32;
+
+impl TcpConnections {
+    /// Takes a port.
+    pub(crate) fn place(&mut self, index: PortIndex, port: Port) {
+        self.make_room_for(index);
+        self.listeners[usize::from(index)] = port;
+    }
+
+    /// From now on a port may have this index.
+    pub(crate) fn make_room_for(&mut self, index: PortIndex) {
+        while self.listeners.len() <= usize::from(index) {
+            self.listeners.push(Port::vacant(Transport::Tcp));
+        }
+    }
+
+    /// The ports.
+    pub(crate) fn listeners_mut(&mut self) -> impl Iterator<Item = (usize, &mut Port)> {
+        // What the caller does with them may make one ready.
+        self.is_accepting = true;
+        self.listeners.iter_mut().enumerate().filter(|(_, port)| !port.is_vacant())
+    }
+
+    /// Closes the ports of a service.
+    pub(crate) fn close_ports<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16) {
+        for (index, port) in self.listeners.iter_mut().enumerate() {
+            if port.is_of(service) {
+                turn.nic.close_port(index as PortIndex);
+                *port = Port::vacant(Transport::Tcp);
+            }
+        }
+    }
+
+    /// Accepts connections from every port that may have some; each round another one is the first.
+    pub(super) fn accept<N: Nic>(&mut self, turn: &mut Turn<N>, round: usize) {
+        let count = self.listeners.len();
+        let first = round % count.max(1);
+        for index in (first..count).chain(0..first) {
+            let port = &mut self.listeners[index];
+            if port.is_readable() {
+                port.ready = false;
+                self.accept_from(turn, index);
+            }
+        }
+        // Those that are paused are ready when their pause ends.
+        self.is_accepting = self.listeners.iter().any(Port::is_readable);
+    }
+
+    fn accept_from<N: Nic>(&mut self, turn: &mut Turn<N>, index: usize) {
+        let service = usize::from(self.listeners[index].service);
+        for _ in 0..ACCEPT_MAX {
+            if turn.draining {
+                return;
+            }
+            let Some((socket, peer)) = turn.nic.accept(index as PortIndex) else { return };
+            turn.busy();
+            if turn.fabric.connections() >= self.limits.connections as usize {
+                // Dropping the socket closes it.
+                turn.services[service].count_lost(DropReason::ConnectionLimit, 1);
+                continue;
+            }
+            let worker = turn.fabric.assign_connection(turn.index);
+            let accepted = Accepted { port: index as PortIndex, socket, peer };
+            if worker == turn.index {
+                self.adopt(turn, accepted);
+            } else {
+                turn.fabric.post_from_worker(worker, ControlMessage::Connection(accepted));
+            }
+        }
+        self.listeners[index].ready = true;
+    }
+
+    /// Takes over a connection that was accepted for this worker.
+    pub(crate) fn adopt<N: Nic>(&mut self, turn: &mut Turn<N>, accepted: Accepted<N::Socket>) {
+        let Accepted { port, socket, peer } = accepted;
+        // The port may have left meanwhile.
+        let port = self.listeners.get(usize::from(port)).copied();
+        let Port { service, address, .. } = port.unwrap_or(Port::vacant(Transport::Tcp));
+        let share = turn.services.get(usize::from(service));
+        let Some(share) = share.filter(|share| share.leaving.is_none() && !turn.draining) else {
+            // Its service goes or has gone meanwhile, which no limit is to blame for; dropping the socket closes it.
+            return turn.fabric.release_connection(turn.index);
+        };
+        // Workers that accept at the same moment may pass the engine's limit by a few; no worker may,
+        // for the keys behind its connections belong to its backends.
+        if self.table.open_count() >= self.limits.connections as usize {
+            // Dropping the socket closes it.
+            return Self::refuse(turn, service);
+        }
+        let key = self.table.open(service, share.ordered, self.limits.pipelined, turn.now_ns);
+        // Each may be listed, and while it is written listed once more: listing allocates nothing.
+        let entries = self.table.len();
+        self.to_read.reserve(entries.saturating_sub(self.to_read.len()));
+        self.to_write.reserve((2 * entries).saturating_sub(self.to_write.len()));
+        if turn.nic.adopt(socket, key).is_err() {
+            self.table.close(key, &mut self.pool);
+            return Self::refuse(turn, service);
+        }
+        let connection = self.table.at(key).expect("just opened");
+        connection.flow = flow_hash(peer, address.port());
+        connection.readable = true;
+        turn.services[usize::from(service)].counters.connections_accepted.one();
+        self.list_to_read(key);
+    }
+
+    /// A connection that was assigned to this worker is not adopted.
+    fn refuse<N: Nic>(turn: &Turn<N>, service: u16) {
+        turn.fabric.release_connection(turn.index);
+        turn.services[usize::from(service)].count_lost(DropReason::ConnectionLimit, 1);
+    }
+}

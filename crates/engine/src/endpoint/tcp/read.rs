@@ -1,0 +1,325 @@
+//! Streams in: one read from every connection that has bytes, its framing, and one batch of requests.
+
+use wire::DropReason;
+use wire::framing::{Expects, FramingError, Parsed};
+use wire::nic::{Close, Nic, Read, StreamKey};
+use wire::session::{EndpointKind, Origin, ReplyTo};
+
+use super::TcpConnections;
+use super::connection::{Outcome, Reading};
+use crate::admit::{Admitted, Batch, Waits};
+use crate::schedule::{Kind, Schedule};
+use crate::service::arrival::{Arrival, Awaited};
+use crate::turn::Turn;
+
+/// Bytes of one read from a stream, at least.
+const READ_BYTES_MIN: usize = 16 << 10;
+
+impl TcpConnections {
+    /// One read from every connection that may have bytes; one more try for those that wait.
+    pub(super) fn read_connections<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
+        if schedule.is_new_round() && self.to_read.len() > 1 {
+            self.to_read.rotate_left(1);
+        }
+        let mut listed = std::mem::take(&mut self.to_read);
+        let mut kept = 0;
+        for index in 0..listed.len() {
+            let key = listed[index];
+            if self.read(turn, schedule, key) {
+                listed[kept] = key;
+                kept += 1;
+            } else if let Some(connection) = self.table.at(key) {
+                connection.listed = false;
+            }
+        }
+        listed.truncate(kept);
+        // Connections listed meanwhile (none today) follow.
+        listed.append(&mut self.to_read);
+        self.to_read = listed;
+    }
+
+    /// Whether the connection stays listed.
+    fn read<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        schedule: &mut Schedule,
+        key: StreamKey,
+    ) -> bool {
+        let Some(connection) = self.table.at(key) else { return false };
+        let service = usize::from(connection.service);
+        if turn.services[service].is_paused() && connection.reading != Reading::Ended {
+            // It is listed again when the pause ends.
+            return false;
+        }
+        if connection.reading != Reading::Ended && !schedule.allows(connection.service, Kind::Tcp) {
+            return true;
+        }
+        if connection.reading == Reading::Stalled {
+            connection.reading = Reading::Open;
+            let input = std::mem::take(&mut connection.input);
+            let taken = self.take_messages(turn, schedule, key, &input);
+            self.keep_input(key, input, taken);
+        }
+        let Some(connection) = self.table.at(key) else { return false };
+        match connection.reading {
+            // Waiting for credit: looked at every turn. Waiting for a place in its window: writing
+            // lists it again when one becomes free, and the worker may sleep meanwhile.
+            Reading::Stalled => return connection.may_take(),
+            Reading::Ended => {
+                self.close_if_done(turn, key);
+                return false;
+            }
+            Reading::Open if !connection.readable => return false,
+            Reading::Open => {}
+        }
+        let mut scratch = std::mem::take(&mut turn.scratch);
+        let share = &turn.services[service];
+        let longest = share.framing.request_bytes_max(share.max_message_bytes);
+        let bytes_max = longest.clamp(READ_BYTES_MIN, scratch.len());
+        let read = turn.nic.read(key, &mut scratch[..bytes_max]);
+        let stays = match read {
+            Read::Bytes(count) => {
+                let fills_buffer = count == bytes_max;
+                self.take_bytes(turn, schedule, key, &scratch[..count], fills_buffer)
+            }
+            Read::Empty => {
+                connection.readable = false;
+                false
+            }
+            Read::Closed => {
+                connection.reading = Reading::Ended;
+                self.close_if_done(turn, key);
+                false
+            }
+            Read::Broken => {
+                self.close_connection(turn, key, Close::Reset);
+                false
+            }
+        };
+        turn.scratch = scratch;
+        stays
+    }
+
+    /// What one read brought. Whether the connection stays listed.
+    fn take_bytes<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        schedule: &mut Schedule,
+        key: StreamKey,
+        bytes: &[u8],
+        fills_buffer: bool,
+    ) -> bool {
+        self.parse(turn, schedule, key, bytes);
+        let Some(connection) = self.table.at(key) else { return false };
+        // A short read has emptied the socket: an event will tell when there is more.
+        connection.readable = fills_buffer && !mutants::on("read_once");
+        match connection.reading {
+            Reading::Open => connection.readable,
+            Reading::Stalled => {
+                connection.readable = true;
+                true
+            }
+            Reading::Ended => {
+                self.close_if_done(turn, key);
+                false
+            }
+        }
+    }
+
+    /// Parses fresh bytes, behind those that are kept from earlier reads.
+    fn parse<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        schedule: &mut Schedule,
+        key: StreamKey,
+        fresh: &[u8],
+    ) {
+        turn.busy();
+        let connection = self.table.at(key).expect("the caller looked");
+        if connection.input.is_empty() {
+            let taken = self.take_messages(turn, schedule, key, fresh);
+            let Some(connection) = self.table.at(key) else { return };
+            if taken < fresh.len() && connection.reading != Reading::Ended {
+                connection.input = self.pool.take();
+                connection.input.extend_from_slice(&fresh[taken..]);
+            }
+        } else {
+            let mut input = std::mem::take(&mut connection.input);
+            input.extend_from_slice(fresh);
+            let taken = self.take_messages(turn, schedule, key, &input);
+            self.keep_input(key, input, taken);
+        }
+    }
+
+    fn keep_input(&mut self, key: StreamKey, mut input: Vec<u8>, taken: usize) {
+        input.drain(..taken);
+        match self.table.at(key) {
+            Some(connection) if connection.reading != Reading::Ended => {
+                connection.input = input;
+                connection.trim_input(&mut self.pool);
+            }
+            _ => self.pool.give(input),
+        }
+    }
+
+    /// Takes messages off the front of `bytes`, which are one batch, until they are used up, incomplete, or have to wait.
+    /// Returns how many bytes are done with.
+    fn take_messages<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        schedule: &mut Schedule,
+        key: StreamKey,
+        bytes: &[u8],
+    ) -> usize {
+        let Some(connection) = self.table.at(key) else { return 0 };
+        let mut batch = Batch::of_clients(connection.service.into());
+        let mut taken = 0;
+        while let Some(consumed) = self.take_next(turn, &mut batch, key, &bytes[taken..]) {
+            taken += consumed;
+        }
+        batch.end(turn, schedule, Kind::Tcp);
+        taken
+    }
+
+    /// Takes what is first in `rest`. `None`: it stays there.
+    fn take_next<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        batch: &mut Batch,
+        key: StreamKey,
+        rest: &[u8],
+    ) -> Option<usize> {
+        let connection = self.table.at(key)?;
+        if connection.reading != Reading::Open || rest.is_empty() {
+            return None;
+        }
+        if !connection.may_take() {
+            connection.reading = Reading::Stalled;
+            return None;
+        }
+        let share = &turn.services[usize::from(connection.service)];
+        let before = connection.parser;
+        let max = share.max_message_bytes;
+        match share.framing.parse_request(&mut connection.parser, rest, max) {
+            Ok(Parsed::Incomplete { .. }) => None,
+            Ok(Parsed::Message { consumed, start, end, expects }) => {
+                connection.crlf = consumed - end == b"\r\n".len();
+                if self.take_message(turn, batch, key, &rest[start..end], expects) {
+                    return Some(consumed);
+                }
+                // Held: parsed again when its turn comes.
+                if let Some(connection) = self.table.at(key) {
+                    connection.parser = before;
+                    connection.reading = Reading::Stalled;
+                }
+                None
+            }
+            Ok(Parsed::Refused { consumed, error }) => {
+                share.count_lost(DropReason::BadFraming, 1);
+                let sequence = connection.take();
+                let outcome = match share.framing.error_reply(error.into()) {
+                    Some(bytes) => Outcome::Error(bytes),
+                    None => Outcome::Close(b""),
+                };
+                self.record(turn, key, sequence, outcome);
+                Some(consumed)
+            }
+            Ok(Parsed::Quit { consumed }) => {
+                connection.reading = Reading::Ended;
+                Some(consumed)
+            }
+            Err(error) => {
+                self.refuse_stream(turn, batch, key, error);
+                None
+            }
+        }
+    }
+
+    /// A stream that cannot be understood any further: the protocol's error reply, in its turn, then
+    /// the end.
+    fn refuse_stream<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        batch: &mut Batch,
+        key: StreamKey,
+        error: FramingError,
+    ) {
+        let connection = self.table.at(key).expect("the caller looked");
+        let service = usize::from(connection.service);
+        match error.drop_reason() {
+            // The message was recognised, and it is one: it counts as received.
+            DropReason::TooLong => batch.refuse(turn, 0, DropReason::TooLong),
+            _ => turn.services[service].count_lost(DropReason::BadFraming, 1),
+        }
+        connection.reading = Reading::Ended;
+        let last = turn.services[service].framing.error_reply(error.into()).unwrap_or_default();
+        let sequence = connection.take();
+        self.record(turn, key, sequence, Outcome::Close(last));
+    }
+
+    /// Admits one message of a connection. False: it has to wait.
+    fn take_message<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        batch: &mut Batch,
+        key: StreamKey,
+        mut payload: &[u8],
+        expects: Expects,
+    ) -> bool {
+        let connection = self.table.at(key).expect("the caller looked");
+        let service = usize::from(connection.service);
+        let generation = connection.generation;
+        let to = ReplyTo { endpoint: EndpointKind::Tcp, worker: turn.index, key, generation };
+        let arrival = Arrival {
+            origin: Origin::Client(to),
+            number: connection.next(),
+            expects,
+            received_ns: turn.now_ns,
+            flow: connection.flow,
+            target: None,
+        };
+        let admitted = batch.admit(turn, &arrival, &mut payload, Waits::InPlace);
+        if admitted == Admitted::Held {
+            return false;
+        }
+        connection.last_message_ns = turn.now_ns;
+        let number = connection.take();
+        let share = &turn.services[service];
+        if !share.is_answered(expects) {
+            // Its place in the order of replies is already empty, whatever becomes of it.
+            self.record(turn, key, number, Outcome::Nothing);
+        } else if let Admitted::Lost(reason) = admitted {
+            let request = Awaited { to, number, expects };
+            self.deliver_loss(turn, service, &request, reason);
+        }
+        true
+    }
+
+    /// Draining one service, or all: whole messages that wait for credit are dropped, everything else is
+    /// not read.
+    pub(super) fn stop_reading<N: Nic>(&mut self, turn: &mut Turn<N>, service: Option<u16>) {
+        for key in 0..self.table.len() as StreamKey {
+            let Some(connection) = self.table.at(key) else { continue };
+            if service.is_some_and(|of| connection.service != of) {
+                continue;
+            }
+            let share = &turn.services[usize::from(connection.service)];
+            connection.reading = Reading::Ended;
+            let input = std::mem::take(&mut connection.input);
+            let (parser, max) = (&mut connection.parser, share.max_message_bytes);
+            let mut rest = &input[..];
+            while let Ok(Parsed::Message { consumed, .. }) =
+                share.framing.parse_request(parser, rest, max)
+            {
+                rest = &rest[consumed.max(1).min(rest.len())..];
+                share.count_received(1);
+                share.count_lost(DropReason::Draining, 1);
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            self.pool.give(input);
+            self.close_if_done(turn, key);
+        }
+    }
+}

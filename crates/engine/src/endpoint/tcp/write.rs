@@ -1,0 +1,181 @@
+//! Streams out: outcomes in the order of their requests, one write to every connection that has some, and the end of connections.
+
+use wire::DropReason;
+use wire::framing::{ErrorReply, Expects};
+use wire::nic::{Close, Nic, StreamKey, Written};
+
+use super::TcpConnections;
+use super::connection::{Outcome, Reading};
+use crate::service::arrival::Awaited;
+use crate::turn::Turn;
+
+impl TcpConnections {
+    /// A reply for a connection; its request is no longer under way.
+    pub(super) fn deliver_payload<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        request: &Awaited,
+        payload: &[u8],
+    ) {
+        let Awaited { to, number, expects } = *request;
+        let share = &turn.services[service];
+        let connection = self.table.in_generation(to.key, to.generation);
+        let Some(connection) = connection.filter(|connection| !connection.closing) else {
+            return share.count_lost(DropReason::ClientGone, 1);
+        };
+        let framing = share.framing.as_client_writes(connection.crlf);
+        if expects == Expects::ReplyOrNothing && payload.is_empty() {
+            // The kernel chose silence: nothing goes on the wire, the place in the order is done.
+            share.count_consumed(1);
+            return self.record(turn, to.key, number, Outcome::Nothing);
+        }
+        if connection.is_due(number) {
+            let len = payload.len() as u32;
+            let encode = |out: &mut Vec<u8>| framing.encode_reply(payload, out);
+            let Self { table, pool, .. } = self;
+            let replied = table.change(to.key, |c| c.reply_now(len, pool, encode));
+            if replied.is_some_and(|replied| replied.is_err()) {
+                share.count_lost(DropReason::ReplyUnframable, 1);
+                return self.deliver_loss(turn, service, request, DropReason::ReplyUnframable);
+            }
+            return self.recorded(turn, to.key, service);
+        }
+        if self.table.early_bytes + payload.len() > self.limits.early_bytes {
+            share.count_lost(DropReason::ReplyMemory, 1);
+            return self.deliver_loss(turn, service, request, DropReason::ReplyMemory);
+        }
+        let mut encoded = self.pool.take();
+        if framing.encode_reply(payload, &mut encoded).is_err() {
+            self.pool.give(encoded);
+            share.count_lost(DropReason::ReplyUnframable, 1);
+            return self.deliver_loss(turn, service, request, DropReason::ReplyUnframable);
+        }
+        let outcome = Outcome::Reply { encoded, payload: payload.len() as u32 };
+        self.record(turn, to.key, number, outcome);
+    }
+
+    /// A request of a connection was lost, and counted: the protocol's error reply, or the end of the connection.
+    pub(super) fn deliver_loss<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        request: &Awaited,
+        reason: DropReason,
+    ) {
+        let Awaited { to, number, expects } = *request;
+        let kernel_choice = matches!(reason, DropReason::KernelDrop | DropReason::BadLength);
+        let outcome = if expects == Expects::ReplyOrNothing && kernel_choice {
+            Outcome::Nothing
+        } else {
+            match turn.services[service].framing.error_reply(ErrorReply::from(reason)) {
+                Some(bytes) => Outcome::Error(bytes),
+                None => Outcome::Close(b""),
+            }
+        };
+        if self.table.in_generation(to.key, to.generation).is_some_and(|c| !c.closing) {
+            self.record(turn, to.key, number, outcome);
+        }
+    }
+
+    /// Records an outcome on a connection.
+    pub(super) fn record<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        key: StreamKey,
+        sequence: u64,
+        outcome: Outcome,
+    ) {
+        let Some(connection) = self.table.at(key) else { return };
+        let service = usize::from(connection.service);
+        let Self { table, pool, .. } = self;
+        table.change(key, |c| c.settle(sequence, outcome, pool));
+        self.recorded(turn, key, service);
+    }
+
+    /// After an outcome: the connection may have bytes to write, a free place, or an end.
+    fn recorded<N: Nic>(&mut self, turn: &Turn<N>, key: StreamKey, service: usize) {
+        let connection = self.table.at(key).expect("the caller looked");
+        turn.services[service].count_lost(DropReason::ClientGone, connection.take_lost());
+        self.list_to_write(key);
+    }
+
+    /// One write.
+    pub(super) fn write<N: Nic>(&mut self, turn: &mut Turn<N>, key: StreamKey) {
+        let Some(connection) = self.table.at(key) else { return };
+        connection.dirty = false;
+        let service = usize::from(connection.service);
+        let unsent = connection.unsent();
+        if !unsent.is_empty() || connection.owed_replies() > 0 {
+            // A reply may have no bytes at all (`raw`, `fixed`): it is sent by coming to its turn.
+            let nothing = unsent.is_empty();
+            match if nothing { Written::Bytes(0) } else { turn.nic.write(key, unsent) } {
+                Written::Bytes(count) => {
+                    let partial = count < unsent.len();
+                    connection.blocked_since_ns = if partial { turn.now_ns.max(1) } else { 0 };
+                    connection.last_message_ns = turn.now_ns;
+                    let Self { table, pool, .. } = self;
+                    let sent = table.change(key, |c| c.sent(count, pool)).unwrap_or_default();
+                    let share = &turn.services[service];
+                    share.count_replied(sent.replies);
+                    share.count_replied_bytes(sent.payload);
+                    if count > 0 && partial {
+                        // The host kernel may take the rest at once; a Full next turn ends this.
+                        self.list_to_write(key);
+                    }
+                }
+                Written::Full => {
+                    if connection.blocked_since_ns == 0 {
+                        connection.blocked_since_ns = turn.now_ns.max(1);
+                    }
+                }
+                Written::Broken => return self.close_connection(turn, key, Close::Reset),
+            }
+        }
+        self.close_if_done(turn, key);
+        // A place may have become free for a message that waits.
+        if self.table.at(key).is_some_and(|c| c.reading == Reading::Stalled) {
+            self.list_to_read(key);
+        }
+    }
+
+    /// Closes a connection whose client has nothing more to say and is owed nothing.
+    pub(super) fn close_if_done<N: Nic>(&mut self, turn: &mut Turn<N>, key: StreamKey) {
+        let Some(connection) = self.table.at(key) else { return };
+        let flushed = connection.unsent().is_empty() || mutants::on("close_unflushed");
+        let ended = connection.reading == Reading::Ended && connection.unsettled() == 0;
+        if flushed && (connection.closing || ended) {
+            self.close_connection(turn, key, Close::Graceful);
+        }
+    }
+
+    /// Closes a connection; replies that were ready are lost as `client_gone`. Requests still under
+    /// way end when their replies come and find nobody.
+    pub(crate) fn close_connection<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        key: StreamKey,
+        how: Close,
+    ) {
+        self.end_connection(turn, key, how, DropReason::ClientGone);
+    }
+
+    /// Closes a connection whose waiting replies are lost for `reason`.
+    pub(super) fn end_connection<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        key: StreamKey,
+        how: Close,
+        reason: DropReason,
+    ) {
+        let Some(connection) = self.table.at(key) else { return };
+        let service = usize::from(connection.service);
+        let how = if connection.unsent().is_empty() { how } else { Close::Reset };
+        let lost = self.table.close(key, &mut self.pool);
+        turn.nic.close(key, how);
+        turn.fabric.release_connection(turn.index);
+        let share = &turn.services[service];
+        share.counters.connections_closed.one();
+        share.count_lost(reason, lost);
+    }
+}

@@ -1,0 +1,167 @@
+//! What every step of a turn uses: the network, the clock, the services, and the way to the other workers.
+//!
+//! Endpoints own where messages come from and go to; each borrows the turn while it works, and sees nothing of the others.
+
+use std::sync::Arc;
+
+use wire::nic::{Event, Nic};
+
+use crate::control::message::MessageOf;
+use crate::endpoint::peer::links::Outbound;
+use crate::fabric::Fabric;
+use crate::metrics::WorkerCounters;
+use crate::service::share::ServiceShare;
+
+/// See the module's text.
+pub(crate) struct Turn<N: Nic> {
+    /// Number of this worker.
+    pub(crate) index: u16,
+    pub(crate) nic: N,
+    /// When the turn began.
+    pub(crate) now_ns: u64,
+    clock: Option<Box<dyn Fn() -> u64 + Send>>,
+    /// By slot.
+    pub(crate) services: Vec<ServiceShare>,
+    pub(crate) outbound: Outbound,
+    pub(crate) fabric: Arc<Fabric<MessageOf<N>>>,
+    pub(crate) counters: Arc<WorkerCounters>,
+    /// Room for one read, one datagram, one message of any ring.
+    pub(crate) scratch: Vec<u8>,
+    /// Nothing new is accepted.
+    pub(crate) draining: bool,
+    /// Something happened this turn: the worker stays awake.
+    pub(crate) worked: bool,
+    /// The other workers were told that nothing is left to answer here.
+    settled: bool,
+}
+
+impl<N: Nic> Turn<N> {
+    pub(crate) fn new(
+        index: u16,
+        nic: N,
+        fabric: Arc<Fabric<MessageOf<N>>>,
+        counters: Arc<WorkerCounters>,
+        scratch_bytes: usize,
+    ) -> Self {
+        Self {
+            index,
+            nic,
+            now_ns: 0,
+            clock: None,
+            services: Vec::new(),
+            outbound: Outbound::new(fabric.workers(), scratch_bytes),
+            fabric,
+            counters,
+            scratch: vec![0; scratch_bytes],
+            draining: false,
+            worked: false,
+            settled: false,
+        }
+    }
+
+    pub(crate) fn set_clock(&mut self, clock: Box<dyn Fn() -> u64 + Send>) {
+        self.clock = Some(clock);
+    }
+
+    /// The time now; the turn's time without a clock.
+    pub(crate) fn clock_ns(&self) -> u64 {
+        self.clock.as_ref().map_or(self.now_ns, |clock| clock())
+    }
+
+    /// Something happened this turn: the worker stays awake.
+    pub(crate) fn busy(&mut self) {
+        self.worked = true;
+    }
+
+    /// A worker that takes something over unsettles before it returns the ring's slot, and a worker
+    /// settles only when its slots have been returned: so whatever crosses between two workers, one of
+    /// them is unsettled at any time.
+    pub(crate) fn set_settled(&mut self, settled: bool) {
+        if std::mem::replace(&mut self.settled, settled) != settled {
+            self.fabric.settle(settled);
+        }
+    }
+
+    /// Publishes every RX ring that got messages and runs or wakes the blocks.
+    pub(crate) fn drive(&mut self) {
+        let Self { services, clock, now_ns, worked, .. } = self;
+        for share in services {
+            *worked |= share.accelerators.iter().any(|d| !d.rx_pending.is_empty());
+            // A clock is read only while a message is sampled, see `stages.rs`.
+            let clock_ns = || clock.as_ref().map_or(*now_ns, |clock| clock());
+            if share.awaits_release() {
+                share.look(clock_ns());
+                share.drive(*now_ns);
+                share.look(clock_ns());
+            } else {
+                share.drive(*now_ns);
+            }
+        }
+    }
+
+    /// Tells the other workers how many requests this one still takes for a service.
+    pub(crate) fn publish_credit_of(&self, service: usize) {
+        let credit = self.services[service].free_credit();
+        self.fabric.publish_credit(self.index, service as u16, credit);
+    }
+
+    /// The same for all services.
+    pub(crate) fn publish_credit(&self) {
+        (0..self.services.len()).for_each(|service| self.publish_credit_of(service));
+    }
+
+    /// Notes how many requests the others still take.
+    pub(crate) fn read_credit(&mut self) {
+        for (number, share) in self.services.iter_mut().enumerate() {
+            for worker in (0..self.fabric.workers()).filter(|w| *w != self.index as usize) {
+                share.other_credit[worker] = self.fabric.credit_of(worker, number);
+            }
+        }
+    }
+
+    /// After a block began to hang, or a service with such blocks has gone.
+    pub(crate) fn count_hung_blocks(&self) {
+        self.counters.hung_blocks.set(self.services.iter().map(|share| share.hung_blocks).sum());
+    }
+
+    /// Something happened on a TCP connection to a backend.
+    pub(crate) fn backend_event(
+        &mut self,
+        event: Event,
+        service: usize,
+        (pool, number): (usize, usize),
+    ) {
+        let Self { services, nic, now_ns, scratch, worked, .. } = self;
+        let share = &mut services[service];
+        match event {
+            Event::Readable(_) => {
+                share.read_backend(nic, pool, number, *now_ns, scratch);
+                *worked = true;
+            }
+            Event::Writable(_) => share.backend_writable(pool, number),
+            _ => share.fail_backend(nic, pool, number, mqueue::abi::status::CLOSED, *now_ns),
+        }
+    }
+
+    /// Something happened on a client mqueue's UDP socket.
+    pub(crate) fn datagram_backend_event(&mut self, event: Event, service: usize, client: u32) {
+        let Self { services, nic, scratch, worked, .. } = self;
+        let share = &mut services[service];
+        match event {
+            Event::Readable(_) => {
+                share.read_datagram_backend(nic, client, scratch);
+                *worked = true;
+            }
+            Event::Writable(_) => {}
+            _ => share.fail_datagram_backend(nic, client),
+        }
+    }
+
+    /// Writes what requests left in the outputs of connections to backends.
+    pub(crate) fn flush_backends(&mut self) {
+        let Self { services, nic, now_ns, .. } = self;
+        for share in services {
+            share.flush_backends(nic, *now_ns);
+        }
+    }
+}
