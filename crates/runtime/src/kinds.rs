@@ -39,7 +39,8 @@ pub trait Kind: Sync {
     }
 
     /// The device it uses, if runtimes of several accelerators must not use it side by side unasked: services of one
-    /// tenant on one accelerator then share a process, and a new runtime waits until the old one is gone. Kinds that use
+    /// tenant on one accelerator then share a process, whose [`Device`] gets the jobs of all of them, and a new runtime waits
+    /// until the old one is gone. Kinds that use
     /// the same device return the same key, such as `GPU 0`.
     fn exclusive_key(&self, _device: &DeviceSpec) -> Option<String> {
         None

@@ -131,8 +131,8 @@ pub trait Device {
     fn kind(&self) -> &str;
 
     /// Starts the blocks of all regions; each has got to its first receive when this returns. Called once for
-    /// each life, and not again before [`Self::stop`]. There is one job; only a runtime that the engine starts for
-    /// a GPU gets those of several services.
+    /// each life, and not again before [`Self::stop`]. There is one job; only where the kind
+    /// has an [exclusive key](kinds::Kind::exclusive_key), the engine starts one runtime for those of several services.
     fn start(&mut self, jobs: &[Job]) -> Result<(), Failure>;
 
     /// Whether all blocks serve. Called several times a second; must not wait.
