@@ -341,7 +341,7 @@ bool Runtime::map(uint64_t region_bytes_said) {
     if (bytes == 0 || bytes % static_cast<uint64_t>(sysconf(_SC_PAGESIZE)))
         return fail("%s it has %llu bytes, which is no number of pages", refused, static_cast<unsigned long long>(bytes));
     if (bytes > region_bytes_said)
-        return fail("%s it has %llu bytes, and %llu is the limit", refused, static_cast<unsigned long long>(bytes),
+        return fail("%s it has %llu bytes, over the limit of %llu", refused, static_cast<unsigned long long>(bytes),
                     static_cast<unsigned long long>(region_bytes_said));
     void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file_, 0);
     if (at == MAP_FAILED) return fail("the region cannot be mapped: %s", strerror(errno));

@@ -11,7 +11,7 @@ use common::change::{Askers, change, service, threads};
 use common::talk::{Talk, connect};
 use common::*;
 use engine::topology::{Service, Topology};
-use server::{Fate, Server};
+use server::{Server, ServiceAction};
 use wire::DropReason;
 
 /// A path that no other test uses.
@@ -59,9 +59,12 @@ fn clients_stay(workers: usize) {
             // Every worker has one: what others have credit for is told with a delay.
             services[1].mqueues = 2 + round % 4;
             services[1].slots = 64 << (round % 3);
-            let fates = change(&mut server, services);
-            assert_eq!(fates[0].1, Fate::Unchanged);
-            assert!(matches!(fates[1].1, Fate::Changed { keeps_memory_clients: true, .. }));
+            let actions = change(&mut server, services);
+            assert_eq!(actions[0].1, ServiceAction::Unchanged);
+            assert!(matches!(
+                actions[1].1,
+                ServiceAction::Changed { keeps_memory_clients: true, .. }
+            ));
         }
         talks.iter().for_each(Talk::goes_on);
         stop.store(true, Ordering::Relaxed);
@@ -98,8 +101,11 @@ fn clients_whose_regions_do_not_fit_are_told_and_come_again() {
             talk.goes_on();
             let mut services = server.topology().services.clone();
             services[0].max_message_bytes = 100 + round;
-            let fates = change(&mut server, services);
-            assert!(matches!(fates[0].1, Fate::Changed { keeps_memory_clients: false, .. }));
+            let actions = change(&mut server, services);
+            assert!(matches!(
+                actions[0].1,
+                ServiceAction::Changed { keeps_memory_clients: false, .. }
+            ));
             let why = talking.join().unwrap().expect("it is sent away");
             assert!(why.contains("takes other messages now"), "{why}");
             assert_eq!(connect(&path).request_bytes_max(), 100 + round as usize);

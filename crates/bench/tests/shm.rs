@@ -589,7 +589,7 @@ fn a_path_is_claimed_by_one_server_and_for_one_user() {
         Err(error) => error.to_string(),
         Ok(_) => panic!("it started"),
     };
-    assert!(refused(&path).contains("no socket"));
+    assert!(refused(&path).contains("not a socket"));
     assert_eq!(std::fs::read(&path).unwrap(), b"not a socket", "it is left alone");
     std::fs::remove_file(&path).unwrap();
 

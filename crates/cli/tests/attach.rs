@@ -410,8 +410,8 @@ fn whoever_breaks_the_conversation_is_shown_out_and_the_next_one_serves() {
             fake.say(&bytes);
             assert!(fake.is_closed());
         }
-        eventually("the seat is free", || server.metrics().lives()[0].ended() == generation);
-        assert_eq!(server.metrics().lives()[0].last_end(), word);
+        eventually("the seat is free", || server.metrics().runtimes()[0].ended() == generation);
+        assert_eq!(server.metrics().runtimes()[0].last_end(), word);
     }
     assert!(waited > 0, "every life was followed by the next one at once");
     assert!(silent.is_closed(), "who says nothing is shown out");
@@ -455,7 +455,7 @@ fn garbage_in_a_region_ends_that_life_only() {
             memory.store(at, random.next(), mqueue::memory::Ordering::Relaxed);
         }
         eventually("its life ends", || !is_up(&server));
-        let lives = server.metrics().lives();
+        let lives = server.metrics().runtimes();
         let life = &lives[0];
         assert_eq!(life.ended(), round + 1);
         let known = ["ring_corrupt", "unknown", "stopped", "returned", "hung"];

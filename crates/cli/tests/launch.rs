@@ -73,7 +73,7 @@ fn a_crash_loop_is_seen_and_left_behind() {
         }
     }
     let metrics = server.metrics();
-    let lives = metrics.lives();
+    let lives = metrics.runtimes();
     let life = &lives[0];
     eventually("it is tried again and again", || life.ended() >= 4);
     assert!(!life.is_up());

@@ -106,7 +106,7 @@ fn a_runtime_never_gets_ready() {
     let at = path("never-ready");
     let server = engine_at(&at, 60_000, |_| {});
     let (silent, ..) = Fake::come(&at);
-    let lives = server.metrics().lives();
+    let lives = server.metrics().runtimes();
     assert_eq!(lives[0].ended(), 0, "it may take its time");
     in_the_end("its patience ends", || lives[0].ended() == 1);
     assert_eq!(lives[0].last_end(), "silent");

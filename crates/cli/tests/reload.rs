@@ -12,7 +12,7 @@ use common::{
     tcp_client, topology, topology_on, udp, udp_client,
 };
 use engine::topology::{CpuPlacement, Service, Topology};
-use server::{ChangeError, Fate, Server};
+use server::{ChangeError, Server, ServiceAction};
 use sys::local::LocalSocket;
 use wire::DropReason;
 use wire::framing::Framing;
@@ -65,8 +65,11 @@ fn another_framing_closes_connections_after_their_replies() {
     stream.write_all(&message(9)).unwrap();
     eventually("the request is received", || server.metrics().service(0).received == 1);
     let changed = Service { framing: Framing::LengthU16, kernel: "echo".into(), ..a };
-    let fates = change(&mut server, vec![changed]);
-    assert_eq!(fates[0].1, Fate::Changed { keeps_connections: false, keeps_memory_clients: true });
+    let actions = change(&mut server, vec![changed]);
+    assert_eq!(
+        actions[0].1,
+        ServiceAction::Changed { keeps_connections: false, keeps_memory_clients: true }
+    );
     let mut heard = Vec::new();
     stream.read_to_end(&mut heard).unwrap();
     assert_eq!(heard, message(9), "the reply, then the end");
@@ -93,7 +96,7 @@ fn what_is_not_answered_in_time_has_its_reason() {
     eventually("both are received", || metrics.snapshot().received == 2);
     let wanted = Topology { services: vec![b], ..server.topology().clone() };
     let report = server.change(wanted, &never).unwrap();
-    assert_eq!(report.services[1].fate, Fate::Removed);
+    assert_eq!(report.services[1].action, ServiceAction::Removed);
     assert_eq!((report.services[1].unanswered, report.services[1].left_behind), (2, false));
     assert_eq!(metrics.snapshot().dropped(DropReason::DrainTimeout), 2);
     let mut heard = Vec::new();

@@ -14,7 +14,7 @@ use common::*;
 use engine::topology::{
     Accelerator, AcceleratorKind, DeviceSpec, Launch, STACK_KIB, Service, Topology,
 };
-use server::{Fate, Server};
+use server::{Server, ServiceAction};
 use wire::DropReason;
 
 /// A path that no other test uses.
@@ -91,11 +91,11 @@ fn a_service_whose_runtime_is_replaced_loses_nothing_itself() {
         services[2].mqueues = 1 + round % 3;
         services[2].slots = 32 << (round % 2);
         let before = runtimes_of("b");
-        let fates = change(&mut server, services);
-        assert_eq!(fates[1].1, Fate::Unchanged);
+        let actions = change(&mut server, services);
+        assert_eq!(actions[1].1, ServiceAction::Unchanged);
         assert_eq!(
-            fates[2].1,
-            Fate::Changed { keeps_connections: true, keeps_memory_clients: true }
+            actions[2].1,
+            ServiceAction::Changed { keeps_connections: true, keeps_memory_clients: true }
         );
         let after = runtimes_of("b");
         assert_eq!(after.len(), 1, "one runtime");
@@ -104,7 +104,7 @@ fn a_service_whose_runtime_is_replaced_loses_nothing_itself() {
         others.go_on();
     }
     assert_eq!(runtimes_of("other"), runtime, "the runtime of the other service is the same");
-    let lives = server.metrics().lives();
+    let lives = server.metrics().runtimes();
     let life = lives.iter().find(|life| life.service == "b").unwrap();
     assert_eq!((life.generation(), life.is_up(), life.last_end()), (6, true, "changed"));
     let answered = [others, own].map(Askers::finish);
@@ -116,7 +116,7 @@ fn a_service_whose_runtime_is_replaced_loses_nothing_itself() {
     let a = server.topology().services[..1].to_vec();
     change(&mut server, a);
     assert_eq!(runtimes_of("b"), [0; 0], "it is gone when the change is done");
-    assert_eq!(server.metrics().lives().len(), 0, "what left is not shown");
+    assert_eq!(server.metrics().runtimes().len(), 0, "what left is not shown");
     assert!(server.shutdown().is_clean());
 }
 

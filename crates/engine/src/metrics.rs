@@ -212,7 +212,7 @@ impl WorkerCounters {
 
 /// What the control side tells of the lives of one accelerator of one service, whose blocks run elsewhere.
 #[derive(Debug, Default)]
-pub struct AcceleratorLives {
+pub struct RuntimeMetrics {
     /// The service.
     pub service: String,
     /// The accelerator.
@@ -230,7 +230,7 @@ struct Told {
     last_end: &'static str,
 }
 
-impl AcceleratorLives {
+impl RuntimeMetrics {
     /// Of this accelerator for this service; nobody is there.
     pub fn new(service: &str, accelerator: &str) -> Self {
         Self { service: service.into(), accelerator: accelerator.into(), ..Self::default() }
@@ -342,7 +342,7 @@ pub struct Metrics {
 #[derive(Clone, Debug, Default)]
 struct Running {
     services: Arc<[Arc<ServiceMetrics>]>,
-    lives: Arc<[Arc<AcceleratorLives>]>,
+    runtimes: Arc<[Arc<RuntimeMetrics>]>,
     left_behind: Arc<[String]>,
 }
 
@@ -354,7 +354,7 @@ impl Metrics {
             workers: (0..workers).map(|_| Arc::default()).collect(),
             running: Arc::new(Mutex::new(Running {
                 services: services.into_iter().map(service).collect(),
-                lives: Arc::default(),
+                runtimes: Arc::default(),
                 left_behind: Arc::default(),
             })),
         }
@@ -370,8 +370,8 @@ impl Metrics {
     }
 
     /// Accelerators whose blocks run elsewhere, by service.
-    pub fn lives(&self) -> Arc<[Arc<AcceleratorLives>]> {
-        self.running().lives.clone()
+    pub fn runtimes(&self) -> Arc<[Arc<RuntimeMetrics>]> {
+        self.running().runtimes.clone()
     }
 
     /// Services of which a version that left did not end: once for each such version.
@@ -384,10 +384,10 @@ impl Metrics {
     pub fn set_running(
         &self,
         services: Arc<[Arc<ServiceMetrics>]>,
-        lives: Arc<[Arc<AcceleratorLives>]>,
+        runtimes: Arc<[Arc<RuntimeMetrics>]>,
         left_behind: Arc<[String]>,
     ) {
-        *self.running() = Running { services, lives, left_behind };
+        *self.running() = Running { services, runtimes, left_behind };
     }
 
     /// What worker `worker` writes: its own counters, and two sets for each service.
@@ -418,17 +418,17 @@ mod tests {
 
     #[test]
     fn a_life_is_up_whatever_becomes_of_those_beside_it() {
-        let lives = AcceleratorLives::new("s", "a");
-        let [first, second, third] = [(); 3].map(|()| lives.next_generation());
-        lives.begin(first);
-        lives.begin(second);
-        lives.end(first, "changed");
-        assert_eq!((lives.is_up(), lives.generation()), (true, second));
+        let runtimes = RuntimeMetrics::new("s", "a");
+        let [first, second, third] = [(); 3].map(|()| runtimes.next_generation());
+        runtimes.begin(first);
+        runtimes.begin(second);
+        runtimes.end(first, "changed");
+        assert_eq!((runtimes.is_up(), runtimes.generation()), (true, second));
         // The former version may have had another one meanwhile.
-        lives.begin(third);
-        lives.end(third, "lost");
-        assert_eq!((lives.is_up(), lives.generation()), (true, second));
-        lives.end(second, "lost");
-        assert_eq!((lives.is_up(), lives.ended(), lives.last_end()), (false, 3, "lost"));
+        runtimes.begin(third);
+        runtimes.end(third, "lost");
+        assert_eq!((runtimes.is_up(), runtimes.generation()), (true, second));
+        runtimes.end(second, "lost");
+        assert_eq!((runtimes.is_up(), runtimes.ended(), runtimes.last_end()), (false, 3, "lost"));
     }
 }

@@ -54,9 +54,9 @@ impl Device for Reverser {
         self.blocks.iter().all(JoinHandle::is_finished)
     }
 
-    fn stop(&mut self, patience: Duration) -> Result<(), Failure> {
+    fn stop(&mut self, timeout: Duration) -> Result<(), Failure> {
         let Some(words) = self.words.take() else { return Ok(()) };
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         while !self.ended() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
         }

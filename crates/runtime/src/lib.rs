@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+mod heartbeat;
 pub mod kernel_file;
 pub mod kinds;
 
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+pub use heartbeat::HeartbeatMonitor;
 pub use kinds::{GpuDevice, HostDevice};
 use mqueue::abi::{ABI_VERSION, reason, state, stop};
 use mqueue::{MappedMemory, Region, Words};
@@ -38,13 +40,13 @@ use wire::attach::{
 use kernel_file::FILE_BYTES_MAX;
 
 /// How long the engine may take to answer.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The engine is lost when its beat stands still for this long, as the kernels see it too.
 const ENGINE_LOST: Duration = Duration::from_secs(5);
 /// A block that does not come back from its turn for this long hangs, unless a device is told otherwise.
 const HUNG_AFTER: Duration = Duration::from_secs(10);
 /// Longest time between two looks at everything.
-const LOOK: Duration = Duration::from_millis(250);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// A runtime whose engine is not there tries again after this long, and twice as long each time …
 const RETRY_MIN: Duration = Duration::from_millis(100);
 /// … up to this.
@@ -66,7 +68,7 @@ pub enum RuntimeError {
         "the engine at {path:?} is of user {theirs}: a runtime of user {own} loads the kernels that an engine of \
          its own user or of root names"
     )]
-    Stranger {
+    ForeignEngine {
         /// Where it is.
         path: std::path::PathBuf,
         /// The engine's user.
@@ -141,10 +143,10 @@ pub trait Device {
     /// Whether every block has ended, because the stop word asked for it. Must not wait.
     fn ended(&mut self) -> bool;
 
-    /// Ends the blocks, within `patience` in order, else at once, and lets go of the regions. The stop
+    /// Ends the blocks, within `timeout` in order, else at once, and lets go of the regions. The stop
     /// word tells them already unless something failed. `Err`: not all of them could be ended, so that
     /// this process must not serve again.
-    fn stop(&mut self, patience: Duration) -> Result<(), Failure>;
+    fn stop(&mut self, timeout: Duration) -> Result<(), Failure>;
 }
 
 /// Who a runtime wants to be.
@@ -179,15 +181,15 @@ pub fn attach(
     let mut retry = RETRY_MIN;
     let mut failures = Failures::default();
     loop {
-        let lived = connect(path).and_then(|socket| serve(&socket, wish, device, cancel));
+        let result = connect(path).and_then(|socket| serve(&socket, wish, device, cancel));
         let cancelled = cancel.load(Ordering::Relaxed);
-        if cancelled && lived.as_ref().is_err_and(|e| !matches!(e, RuntimeError::Blocks(_))) {
+        if cancelled && result.as_ref().is_err_and(|e| !matches!(e, RuntimeError::Blocks(_))) {
             return Ok(End::Stopped);
         }
         if once || cancelled {
-            return lived;
+            return result;
         }
-        match lived {
+        match result {
             Ok(End::Failed(failure)) => tracing::error!("{failure}; attaching again"),
             Ok(end) => {
                 failures = Failures::default();
@@ -198,9 +200,9 @@ pub fn attach(
             Err(
                 error @ (RuntimeError::Blocks(_)
                 | RuntimeError::Offer(_)
-                | RuntimeError::Stranger { .. }),
+                | RuntimeError::ForeignEngine { .. }),
             ) => return Err(error),
-            Err(error) => failures.tell(path, wish, &error.to_string()),
+            Err(error) => failures.log(path, wish, &error.to_string()),
         }
         let until = Instant::now() + retry;
         while Instant::now() < until && !cancel.load(Ordering::Relaxed) {
@@ -218,20 +220,20 @@ pub fn attach(
 #[derive(Default)]
 struct Failures {
     count: u64,
-    told: String,
+    last: String,
 }
 
 impl Failures {
     /// Whether this failure is to be told.
     fn count(&mut self, error: &str) -> bool {
-        if self.told != error {
-            *self = Self { count: 0, told: error.to_owned() };
+        if self.last != error {
+            *self = Self { count: 0, last: error.to_owned() };
         }
         self.count += 1;
         self.count.is_power_of_two()
     }
 
-    fn tell(&mut self, path: &Path, wish: &Wish, error: &str) {
+    fn log(&mut self, path: &Path, wish: &Wish, error: &str) {
         if !self.count(error) {
             return;
         }
@@ -250,7 +252,7 @@ fn connect(path: &Path) -> Result<LocalSocket, RuntimeError> {
     if theirs == own || theirs == 0 {
         return Ok(socket);
     }
-    Err(RuntimeError::Stranger { path: path.to_owned(), theirs, own })
+    Err(RuntimeError::ForeignEngine { path: path.to_owned(), theirs, own })
 }
 
 /// One life on a connection to an engine that is trusted to name the kernel.
@@ -280,10 +282,10 @@ pub fn serve(
         return Err(RuntimeError::Blocks(failure));
     }
     jobs.iter().for_each(|job| job.words.set_accelerator_state(state::READY));
-    let engine = Pulse::new(ENGINE_LOST, jobs[0].words.engine_heartbeat());
-    let mut life = Life { socket, jobs: &jobs, device, beats: 0, engine };
-    let end = life.run(heartbeat, cancel);
-    life.close(&end)?;
+    let engine = HeartbeatMonitor::new(ENGINE_LOST, jobs[0].words.engine_heartbeat());
+    let mut running = Running { socket, jobs: &jobs, device, beats: 0, engine };
+    let end = running.run(heartbeat, cancel);
+    running.close(&end)?;
     Ok(end)
 }
 
@@ -297,7 +299,7 @@ fn receive_offers(
     socket: &LocalSocket,
     cancel: &AtomicBool,
 ) -> Result<(Vec<Job>, Duration), RuntimeError> {
-    let deadline = Instant::now() + ANSWER_PATIENCE;
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
     let (mut jobs, mut count, mut heartbeat) = (Vec::new(), 1, Duration::MAX);
     while jobs.len() < count {
         match receive_answer(socket, deadline, cancel)? {
@@ -335,13 +337,13 @@ fn receive_answer(
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let seconds = ANSWER_PATIENCE.as_secs();
+            let seconds = ANSWER_TIMEOUT.as_secs();
             return Err(RuntimeError::Gone(format!("it gave no answer for {seconds} s")));
         }
         if cancel.load(Ordering::Relaxed) {
             return Err(RuntimeError::Gone("it was not waited for".into()));
         }
-        wait_readable(&[socket.as_fd()], Some(left.min(LOOK)));
+        wait_readable(&[socket.as_fd()], Some(left.min(CHECK_INTERVAL)));
     };
     if len == 0 {
         return Err(RuntimeError::Gone("it closed the connection".into()));
@@ -383,16 +385,16 @@ fn open(offer: Offer, descriptors: Vec<OwnedFd>) -> Result<(Job, Duration), Runt
 }
 
 /// A life that has begun.
-struct Life<'a> {
+struct Running<'a> {
     socket: &'a LocalSocket,
     /// At least one.
     jobs: &'a [Job],
     device: &'a mut dyn Device,
     beats: u64,
-    engine: Pulse,
+    engine: HeartbeatMonitor,
 }
 
-impl Life<'_> {
+impl Running<'_> {
     fn run(&mut self, heartbeat: Duration, cancel: &AtomicBool) -> End {
         let blocks = self.jobs.iter().map(|job| job.blocks).sum();
         let ready = Ready { generation: self.jobs[0].generation, blocks };
@@ -404,7 +406,7 @@ impl Life<'_> {
             tracing::info!(service, accelerator, generation, "serving");
         }
         // Late once is not lost.
-        let pause = (heartbeat / 4).min(LOOK);
+        let pause = (heartbeat / 4).min(CHECK_INTERVAL);
         // Until when the blocks may take to end.
         let mut draining: Option<Instant> = None;
         loop {
@@ -413,8 +415,8 @@ impl Life<'_> {
             if heard[0] {
                 match self.hear() {
                     Heard::Nothing => {}
-                    Heard::Stop(patience) => {
-                        draining.get_or_insert(Instant::now() + patience);
+                    Heard::Stop(timeout) => {
+                        draining.get_or_insert(Instant::now() + timeout);
                     }
                     Heard::End => return End::EngineLost,
                 }
@@ -484,34 +486,6 @@ enum Heard {
     End,
 }
 
-/// Notices that another process's beat stands still. Silence is added up in steps of limited length, so that
-/// whoever looks and was itself held up does not take its own absence for the other's.
-pub struct Pulse {
-    limit: Duration,
-    beat: u64,
-    silent: Duration,
-    looked: Instant,
-}
-
-impl Pulse {
-    /// The other is lost after `limit` without a beat; to be looked at four times as often.
-    pub fn new(limit: Duration, beat: u64) -> Self {
-        Self { limit, beat, silent: Duration::ZERO, looked: Instant::now() }
-    }
-
-    /// Looks at the beat; whether the other is lost.
-    pub fn lost(&mut self, beat: u64) -> bool {
-        let now = Instant::now();
-        let step = (now - std::mem::replace(&mut self.looked, now)).min(self.limit / 2);
-        if std::mem::replace(&mut self.beat, beat) == beat {
-            self.silent += step;
-        } else {
-            self.silent = Duration::ZERO;
-        }
-        self.silent >= self.limit
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -519,11 +493,11 @@ mod tests {
     #[test]
     fn a_failure_that_repeats_is_told_ever_more_rarely_and_another_one_at_once() {
         let mut failures = Failures::default();
-        let told = |failures: &mut Failures, error, tries| {
+        let last = |failures: &mut Failures, error, tries| {
             (1..=tries).filter(|_| failures.count(error)).count()
         };
-        assert_eq!(told(&mut failures, "no engine", 1000), 10);
-        assert_eq!(told(&mut failures, "refused", 1), 1);
-        assert_eq!(told(&mut failures, "no engine", 3), 2);
+        assert_eq!(last(&mut failures, "no engine", 1000), 10);
+        assert_eq!(last(&mut failures, "refused", 1), 1);
+        assert_eq!(last(&mut failures, "no engine", 3), 2);
     }
 }

@@ -2,16 +2,16 @@
 //! for the control socket.
 //!
 //! `engine.control = "PATH"` is a Unix socket of type seqpacket with mode 0600: a message is a request,
-//! and one message comes back. Without the key it is where [`place`] says. Requests ([`protocol`]) are JSON objects on
+//! and one message comes back. Without the key it is where [`socket`] says. Requests ([`protocol`]) are JSON objects on
 //! one line of at most [`REQUEST_BYTES_MAX`] bytes: `{"command": "status"}`, `"reload"` and `"metrics"`. Whoever is not of
 //! the engine's user or root is told so and closed; at most `CONNECTIONS_MAX` connections are open, each for
-//! `SILENCE` without a first request and `PATIENCE` without another one. One more makes the oldest go that has not
+//! `FIRST_REQUEST_TIMEOUT` without a first request and `IDLE_TIMEOUT` without another one. One more makes the oldest go that has not
 //! asked for anything, or else the one that has been idle for longest: who says nothing keeps nobody out.
 //!
 //! While one reload is under way another one may wait, and no more: it reads the file when its turn comes,
 //! so whatever was written before it was asked for is in it, and all who asked meanwhile get its outcome.
 
-pub mod place;
+pub mod discovery;
 pub mod protocol;
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -31,16 +31,16 @@ use self::protocol::{REQUEST_BYTES_MAX, Request};
 use crate::config::{Config, ConfigError, ControlSocket, Overrides, memory_url, url};
 use crate::exporter::{Health, Pages};
 use crate::machine::{MachineError, fit_connections};
-use crate::{ChangeError, Fate, Server, ServiceChange, ShutdownReport};
+use crate::{ChangeError, Server, ServiceAction, ServiceChange, ShutdownReport};
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 16;
 /// How long a connection may say nothing before its first request, …
-const SILENCE: Duration = Duration::from_secs(2);
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// … and after it.
-const PATIENCE: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often to look whether a reload that somebody waits for is done.
-const LOOK_PAUSE: Duration = Duration::from_millis(10);
+const RELOAD_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How long to wait when the process has no descriptor left for whoever wants in.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 
@@ -94,7 +94,7 @@ impl Tasks {
 
 /// What `status` shows.
 #[derive(Default)]
-struct Shown {
+struct ShownServices {
     services: Vec<Json>,
 }
 
@@ -146,7 +146,7 @@ pub struct Control {
     tasks: Arc<Tasks>,
     ending: Arc<AtomicBool>,
     owner: JoinHandle<Option<ShutdownReport>>,
-    reception: Option<(Arc<Bell>, JoinHandle<()>)>,
+    control_server: Option<(Arc<Bell>, JoinHandle<()>)>,
 }
 
 impl Control {
@@ -161,8 +161,8 @@ impl Control {
     ) -> Result<Self, ControlError> {
         let (tasks, inbox) = Tasks::new();
         let ending = Arc::new(AtomicBool::new(false));
-        let shown = Arc::new(Mutex::new(Shown::default()));
-        let (metrics, place) = (server.metrics(), config.control.clone());
+        let shown = Arc::new(Mutex::new(ShownServices::default()));
+        let (metrics, socket) = (server.metrics(), config.control.clone());
         let file = source.path.canonicalize().unwrap_or_else(|_| source.path.clone());
         let owner = Owner {
             server,
@@ -178,17 +178,17 @@ impl Control {
         let owner = builder.spawn(move || owner.run(&inbox).map(finish)).map_err(|error| {
             ControlError::Failed(format!("a thread cannot be started: {error}"))
         })?;
-        let mut control = Self { tasks, ending, owner, reception: None };
-        let explicit = matches!(place, ControlSocket::At(_));
-        let path = match place {
+        let mut control = Self { tasks, ending, owner, control_server: None };
+        let explicit = matches!(socket, ControlSocket::At(_));
+        let path = match socket {
             ControlSocket::Off => return Ok(control),
             ControlSocket::At(path) => Ok(path),
-            ControlSocket::Auto => place::own_path(),
+            ControlSocket::Auto => discovery::own_path(),
         };
         let status = Status { metrics: metrics.clone(), health: health.clone(), shown, file };
         let pages = Pages::new(metrics, health);
         match path.and_then(|path| control.open(&path, status, pages)) {
-            Ok(reception) => control.reception = Some(reception),
+            Ok(control_server) => control.control_server = Some(control_server),
             Err(why) if explicit => {
                 let _ = control.tasks.sender.send(Task::Abandon);
                 // There is nothing to tell beside this failure.
@@ -212,11 +212,18 @@ impl Control {
         let listener = LocalListener::bind(path).map_err(|error| error.to_string())?;
         let bell = Arc::new(Bell::new().map_err(|error| error.to_string())?);
         let (ending, tasks) = (self.ending.clone(), self.tasks.clone());
-        let guests = Vec::new();
-        let mut desk =
-            Reception { listener, bell: bell.clone(), ending, tasks, status, pages, guests };
+        let connections = Vec::new();
+        let mut control_server = ControlServer {
+            listener,
+            bell: bell.clone(),
+            ending,
+            tasks,
+            status,
+            pages,
+            connections,
+        };
         let builder = std::thread::Builder::new().name("serval-reception".into());
-        let thread = builder.spawn(move || desk.run());
+        let thread = builder.spawn(move || control_server.run());
         let thread = thread.map_err(|error| format!("a thread cannot be started: {error}"))?;
         Ok((bell, thread))
     }
@@ -230,20 +237,20 @@ impl Control {
     pub fn begin_end(&self) {
         self.ending.store(true, Ordering::Relaxed);
         self.tasks.end();
-        if let Some((bell, _)) = &self.reception {
+        if let Some((bell, _)) = &self.control_server {
             bell.ring();
         }
     }
 
     /// Whether [`Self::end`] returns at once.
     pub fn has_ended(&self) -> bool {
-        let reception = self.reception.as_ref();
-        self.owner.is_finished() && reception.is_none_or(|(_, thread)| thread.is_finished())
+        let control_server = self.control_server.as_ref();
+        self.owner.is_finished() && control_server.is_none_or(|(_, thread)| thread.is_finished())
     }
 
     /// Waits for both threads, after [`Self::begin_end`]; what finishing came to.
     pub fn end(self) -> Result<ShutdownReport, ControlError> {
-        if let Some((_, thread)) = self.reception {
+        if let Some((_, thread)) = self.control_server {
             // It does not panic; if it did, there is nothing left to do for it.
             let _ = thread.join();
         }
@@ -260,7 +267,7 @@ struct Owner {
     health: Arc<Health>,
     tasks: Arc<Tasks>,
     ending: Arc<AtomicBool>,
-    shown: Arc<Mutex<Shown>>,
+    shown: Arc<Mutex<ShownServices>>,
 }
 
 impl Owner {
@@ -339,19 +346,19 @@ impl Owner {
         self.show();
         let mut services = Vec::new();
         for service in &report.services {
-            let fate = fate_name(service.fate);
+            let action = action_name(service.action);
             let (name, unanswered) = (&service.name, service.unanswered);
-            let troubles = troubles(service);
-            for trouble in &troubles {
-                tracing::error!(unanswered, "service {name}: {fate}; {trouble}");
+            let problems_of = problems_of(service);
+            for problem in &problems_of {
+                tracing::error!(unanswered, "service {name}: {action}; {problem}");
             }
-            match service.fate {
-                _ if !troubles.is_empty() => {}
-                Fate::Unchanged => tracing::debug!("service {name}: {fate}"),
-                _ => tracing::info!(unanswered, "service {name}: {fate}"),
+            match service.action {
+                _ if !problems_of.is_empty() => {}
+                ServiceAction::Unchanged => tracing::debug!("service {name}: {action}"),
+                _ => tracing::info!(unanswered, "service {name}: {action}"),
             }
             services.push(json!({
-                "name": name, "fate": fate, "unanswered": unanswered,
+                "name": name, "fate": action, "unanswered": unanswered,
                 "left_behind": service.left_behind, "not_started": service.not_started,
                 "rebuilt": service.rebuilt,
             }));
@@ -360,7 +367,7 @@ impl Owner {
         json!({ "result": result, "services": services, "settings": report.settings })
     }
 
-    /// Tells [`Shown`] what runs now.
+    /// Tells [`ShownServices`] what runs now.
     fn show(&self) {
         let topology = self.server.topology();
         let mut listens: Vec<Vec<String>> = vec![Vec::new(); topology.services.len()];
@@ -372,13 +379,13 @@ impl Owner {
         }
         let services = topology.services.iter().zip(listens);
         let services = services.map(|(s, at)| json!({ "name": s.name, "listen": at })).collect();
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Shown { services };
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = ShownServices { services };
     }
 }
 
 /// What is not as it should be with a service after a change. One that was left as it was may have begun anew for a change
 /// of others, so its fate does not tell.
-fn troubles(service: &ServiceChange) -> Vec<String> {
+fn problems_of(service: &ServiceChange) -> Vec<String> {
     let left_behind = service.left_behind.then(|| "its former version hangs".to_owned());
     let not_started = service.not_started.as_ref();
     let not_started = not_started.map(|why| format!("no runtime of it serves yet: {why}"));
@@ -386,17 +393,21 @@ fn troubles(service: &ServiceChange) -> Vec<String> {
 }
 
 /// How a fate is called.
-fn fate_name(fate: Fate) -> &'static str {
-    match fate {
-        Fate::Unchanged => "unchanged",
-        Fate::Added => "added",
-        Fate::Changed { keeps_connections: true, keeps_memory_clients: true } => "changed",
-        Fate::Changed { keeps_connections: false, keeps_memory_clients: true } => {
+fn action_name(action: ServiceAction) -> &'static str {
+    match action {
+        ServiceAction::Unchanged => "unchanged",
+        ServiceAction::Added => "added",
+        ServiceAction::Changed { keeps_connections: true, keeps_memory_clients: true } => "changed",
+        ServiceAction::Changed { keeps_connections: false, keeps_memory_clients: true } => {
             "changed, connections closed"
         }
-        Fate::Changed { keeps_connections: true, .. } => "changed, shared-memory clients sent away",
-        Fate::Changed { .. } => "changed, connections closed, shared-memory clients sent away",
-        Fate::Removed => "removed",
+        ServiceAction::Changed { keeps_connections: true, .. } => {
+            "changed, shared-memory clients sent away"
+        }
+        ServiceAction::Changed { .. } => {
+            "changed, connections closed, shared-memory clients sent away"
+        }
+        ServiceAction::Removed => "removed",
     }
 }
 
@@ -404,13 +415,13 @@ fn fate_name(fate: Fate) -> &'static str {
 fn problem_line(problem: &Json) -> String {
     let text = |key: &str| problem[key].as_str().unwrap_or_default();
     let (source, what, right) = (text("source"), text("what"), text("right"));
-    let place = match problem["line"].as_u64() {
+    let socket = match problem["line"].as_u64() {
         Some(line) if line > 0 => format!("{source}:{line}: "),
         _ if source.is_empty() => String::new(),
         _ => format!("{source}: "),
     };
     let right = if right.is_empty() { String::new() } else { format!(" ({right})") };
-    format!("{place}{what}{right}")
+    format!("{socket}{what}{right}")
 }
 
 /// A configuration that cannot be used.
@@ -428,13 +439,13 @@ fn refusal(error: &ControlError) -> Json {
 struct Status {
     metrics: Metrics,
     health: Arc<Health>,
-    shown: Arc<Mutex<Shown>>,
+    shown: Arc<Mutex<ShownServices>>,
     /// The configuration file.
     file: PathBuf,
 }
 
 /// A connection to the control socket.
-struct Guest {
+struct Connection {
     socket: LocalSocket,
     until: Instant,
     /// It has asked for something.
@@ -444,48 +455,48 @@ struct Guest {
 }
 
 /// The thread of the control socket.
-struct Reception {
+struct ControlServer {
     listener: LocalListener,
     bell: Arc<Bell>,
     ending: Arc<AtomicBool>,
     tasks: Arc<Tasks>,
     status: Status,
     pages: Pages,
-    guests: Vec<Guest>,
+    connections: Vec<Connection>,
 }
 
-impl Reception {
+impl ControlServer {
     fn run(&mut self) {
         while !self.ending.load(Ordering::Relaxed) {
-            self.wait_and_see();
+            self.wait_and_dispatch();
         }
     }
 
-    fn wait_and_see(&mut self) {
+    fn wait_and_dispatch(&mut self) {
         let mut files: Vec<BorrowedFd<'_>> = vec![self.bell.as_fd(), self.listener.as_fd()];
-        files.extend(self.guests.iter().map(|guest| guest.socket.as_fd()));
+        files.extend(self.connections.iter().map(|connection| connection.socket.as_fd()));
         let now = Instant::now();
-        let patience = |guest: &Guest| match guest.awaits {
-            Some(_) => LOOK_PAUSE,
-            None => guest.until.saturating_duration_since(now),
+        let timeout = |connection: &Connection| match connection.awaits {
+            Some(_) => RELOAD_POLL_INTERVAL,
+            None => connection.until.saturating_duration_since(now),
         };
-        let ready = wait_readable(&files, self.guests.iter().map(patience).min());
+        let ready = wait_readable(&files, self.connections.iter().map(timeout).min());
         if ready[0] {
             self.bell.silence();
         }
         // From the back, so that who goes moves nobody who is still to be looked at.
-        for index in (0..self.guests.len()).rev() {
-            let stays = self.look_after(index, ready[2 + index]);
+        for index in (0..self.connections.len()).rev() {
+            let stays = self.serve_connection(index, ready[2 + index]);
             if !stays {
-                self.guests.swap_remove(index);
+                self.connections.swap_remove(index);
             }
         }
         if ready[1] {
-            self.let_in();
+            self.accept();
         }
     }
 
-    fn let_in(&mut self) {
+    fn accept(&mut self) {
         let socket = match self.listener.accept() {
             Ok(Some(socket)) => socket,
             Ok(None) => return,
@@ -511,60 +522,66 @@ impl Reception {
             let _ = socket.send(json!({ "error": why }).to_string().as_bytes(), &[]);
             return;
         }
-        let until = Instant::now() + SILENCE;
-        self.guests.push(Guest { socket, until, has_asked: false, awaits: None });
+        let until = Instant::now() + FIRST_REQUEST_TIMEOUT;
+        self.connections.push(Connection { socket, until, has_asked: false, awaits: None });
     }
 
     /// Whether there is a place for one more, if need be that of somebody who waits for nothing.
     fn has_room(&mut self) -> bool {
-        if self.guests.len() < CONNECTIONS_MAX {
+        if self.connections.len() < CONNECTIONS_MAX {
             return true;
         }
-        let idle = self.guests.iter().enumerate().filter(|(_, guest)| guest.awaits.is_none());
-        let Some((oldest, _)) = idle.min_by_key(|(_, guest)| (guest.has_asked, guest.until)) else {
+        let idle = self
+            .connections
+            .iter()
+            .enumerate()
+            .filter(|(_, connection)| connection.awaits.is_none());
+        let Some((oldest, _)) =
+            idle.min_by_key(|(_, connection)| (connection.has_asked, connection.until))
+        else {
             return false;
         };
-        let gone = self.guests.swap_remove(oldest);
+        let gone = self.connections.swap_remove(oldest);
         answer(&gone.socket, &json!({ "error": "closed without a request: others wait" }));
         true
     }
 
     /// Whether the connection stays.
-    fn look_after(&mut self, index: usize, readable: bool) -> bool {
-        let guest = &mut self.guests[index];
-        if let Some(outcome) = guest.awaits.as_ref().and_then(|outcome| outcome.get()) {
-            let told = answer(&guest.socket, outcome);
-            guest.awaits = None;
-            guest.until = Instant::now() + PATIENCE;
+    fn serve_connection(&mut self, index: usize, readable: bool) -> bool {
+        let connection = &mut self.connections[index];
+        if let Some(outcome) = connection.awaits.as_ref().and_then(|outcome| outcome.get()) {
+            let told = answer(&connection.socket, outcome);
+            connection.awaits = None;
+            connection.until = Instant::now() + IDLE_TIMEOUT;
             return told;
         }
         if !readable {
-            return guest.awaits.is_some() || Instant::now() < guest.until;
+            return connection.awaits.is_some() || Instant::now() < connection.until;
         }
         let mut bytes = [0; REQUEST_BYTES_MAX + 1];
-        let len = match guest.socket.receive(&mut bytes) {
+        let len = match connection.socket.receive(&mut bytes) {
             Ok(None) => return true,
             Ok(Some(0)) | Err(_) => return false,
             Ok(Some(len)) => len,
         };
-        if guest.awaits.is_some() {
-            return answer(&guest.socket, &json!({ "error": "one request at a time" }));
+        if connection.awaits.is_some() {
+            return answer(&connection.socket, &json!({ "error": "one request at a time" }));
         }
-        guest.until = Instant::now() + PATIENCE;
-        guest.has_asked = true;
+        connection.until = Instant::now() + IDLE_TIMEOUT;
+        connection.has_asked = true;
         match Request::parse(&bytes[..len]) {
-            Err(why) => answer(&guest.socket, &json!({ "error": why })),
+            Err(why) => answer(&connection.socket, &json!({ "error": why })),
             Ok(Request::Reload) => {
-                guest.awaits = Some(self.tasks.reload());
+                connection.awaits = Some(self.tasks.reload());
                 true
             }
             Ok(Request::Status) => {
                 let status = self.status.show();
-                answer(&self.guests[index].socket, &status)
+                answer(&self.connections[index].socket, &status)
             }
             Ok(Request::Metrics) => {
                 let page = self.pages.metrics().unwrap_or_default();
-                let socket = &self.guests[index].socket;
+                let socket = &self.connections[index].socket;
                 match PrivateFile::of("metrics", page.as_bytes()) {
                     Ok(file) => {
                         let line = format!("{}\n", json!({ "metrics": page.len() }));
@@ -636,16 +653,18 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_service_is_told_whatever_was_done_with_it() {
-        let keeps = Fate::Changed { keeps_connections: true, keeps_memory_clients: true };
-        for fate in [Fate::Unchanged, Fate::Added, keeps, Fate::Removed] {
+        let keeps = ServiceAction::Changed { keeps_connections: true, keeps_memory_clients: true };
+        for action in
+            [ServiceAction::Unchanged, ServiceAction::Added, keeps, ServiceAction::Removed]
+        {
             let with = |left_behind: bool, not_started: Option<&str>| {
                 let not_started = not_started.map(str::to_owned);
                 let name = "a".into();
                 let rebuilt = None;
                 let unanswered = 0;
-                troubles(&ServiceChange {
+                problems_of(&ServiceChange {
                     name,
-                    fate,
+                    action,
                     unanswered,
                     left_behind,
                     not_started,

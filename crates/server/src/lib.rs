@@ -16,6 +16,6 @@ pub mod machine;
 mod server;
 
 pub use server::{
-    ChangeError, ChangeReport, Fate, Refusal, Server, ServerError, ServiceChange, ShutdownReport,
-    Stall, Stalls,
+    ChangeError, ChangeReport, Refusal, Server, ServerError, ServiceAction, ServiceChange,
+    ShutdownReport, Stall, Stalls,
 };

@@ -7,17 +7,17 @@
 //! stops.
 
 mod change;
-mod files;
-mod heart;
-mod lobby;
-mod memory_ports;
+mod handshake_queue;
+mod heartbeat;
+mod kernel_files;
 mod plan;
 mod region;
-mod runtimes;
-mod stopping;
+mod shm_acceptor;
+mod shutdown;
+mod supervisor;
 #[cfg(test)]
 mod tests;
-mod watch;
+mod watchdog;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use accel::cpu::{CpuAccelerator, Options as CpuOptions, ThreadBlocks, WorkerBlocks};
 use accel::{AccelError, Kernel};
 use engine::accelerator::{Blocks, StartError};
-use engine::metrics::{AcceleratorLives, Metrics};
+use engine::metrics::{Metrics, RuntimeMetrics};
 use engine::topology::{AcceleratorKind, CpuPlacement, Listen, Service, Topology, TopologyError};
 use engine::{
     Attachment, BlockEnds, ControlMessage, Fabric, PeerLinks, Worker, WorkerParts, peer_links,
@@ -42,18 +42,20 @@ use wire::nic::{Nic, NicError};
 use runtime::kernel_file::{self, KernelFile};
 
 pub use change::{ChangeError, ChangeReport, ServiceChange};
-pub use plan::{Fate, Refusal};
-use stopping::BLOCKS_PATIENCE;
-pub use stopping::ShutdownReport;
-pub use watch::{Stall, Stalls};
+pub use plan::{Refusal, ServiceAction};
+use shutdown::BLOCKS_TIMEOUT;
+pub use shutdown::ShutdownReport;
+pub use watchdog::{Stall, Stalls};
 
-use change::{Burnt, Patience, Place};
-use files::{KernelFiles, kernel_files};
-use heart::{Beat, Heart};
-use memory_ports::{Doorman, MemoryPort, NewPorts};
+use change::{LeakedSlot, ServiceSlot, Timeouts};
+use heartbeat::{HeartbeatGuard, HeartbeatWriter};
+use kernel_files::{KernelFiles, kernel_files};
 use region::{MadeRegion, make_region};
-use runtimes::{AttachDoors, Post, Runtimes, SILENT, SeatStart, Unready};
-use watch::Watch;
+use shm_acceptor::{MemoryPort, NewPorts, ShmAcceptor};
+use supervisor::{
+    AttachListeners, NO_SIGN_OF_LIFE, PreparedRuntime, RuntimeSpec, StartFailure, Supervisor,
+};
+use watchdog::Watchdog;
 
 /// Why a server did not start. The message is one sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +98,7 @@ pub enum ServerError {
     Cancelled,
     /// A worker cannot take a service in.
     #[error("service {service:?}: a worker cannot take it in: {why}")]
-    Seat {
+    Install {
         /// The service.
         service: String,
         /// Why, and what to do.
@@ -121,17 +123,17 @@ pub enum ServerError {
     MemoryPortsLate,
 }
 
-impl From<Unready> for ServerError {
-    fn from(unready: Unready) -> Self {
+impl From<StartFailure> for ServerError {
+    fn from(unready: StartFailure) -> Self {
         match unready {
-            Unready::Failed(reasons) => {
+            StartFailure::Failed(reasons) => {
                 let (service, why) = reasons.into_iter().next().expect("one at least has failed");
                 Self::Runtime { service, why }
             }
-            Unready::Silent(services) => {
-                Self::Runtime { service: services.join(", "), why: SILENT.to_owned() }
+            StartFailure::Silent(services) => {
+                Self::Runtime { service: services.join(", "), why: NO_SIGN_OF_LIFE.to_owned() }
             }
-            Unready::Cancelled => Self::Cancelled,
+            StartFailure::Cancelled => Self::Cancelled,
         }
     }
 }
@@ -142,7 +144,7 @@ impl ServerError {
         let service = service.name.clone();
         match error.downcast::<AccelError>() {
             Ok(source) => Self::Accelerator { service, source: *source },
-            Err(error) => Self::Seat { service, why: why_not_seated(&error) },
+            Err(error) => Self::Install { service, why: install_error_text(&error) },
         }
     }
 
@@ -152,7 +154,7 @@ impl ServerError {
     }
 }
 
-fn why_not_seated(error: &StartError) -> String {
+fn install_error_text(error: &StartError) -> String {
     match error.downcast_ref::<NicError>() {
         // What is left when descriptors are not short.
         Some(NicError::Refused(text)) => {
@@ -163,13 +165,13 @@ fn why_not_seated(error: &StartError) -> String {
 }
 
 /// How long a worker that stops waits for the others' last turns.
-const STOPPED_TOGETHER: Duration = Duration::from_secs(1);
+const LAST_TURNS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often somebody who may give up is asked while workers start.
-const READY_PAUSE: Duration = Duration::from_millis(20);
+const READY_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long workers of a start that failed may take to end before they are left behind; longer than they wait for each other.
-const LEFT_PATIENCE: Duration = Duration::from_millis(1500);
+const ABANDON_TIMEOUT: Duration = Duration::from_millis(1500);
 /// A start that takes this long is told, and again each time.
-const READY_LATE: Duration = Duration::from_secs(30);
+const READY_REPORT_INTERVAL: Duration = Duration::from_secs(30);
 /// Services there is room for besides those of the start. While services change, both versions count.
 const SERVICES_SPARE: usize = 256;
 
@@ -180,23 +182,23 @@ type ServerFabric = Fabric<ControlMessage<AcceptedSocket, OpenPort>>;
 pub struct Server {
     topology: Arc<Topology>,
     /// By service.
-    places: Vec<Place>,
-    burnt: Vec<Burnt>,
-    patience: Patience,
+    service_slots: Vec<ServiceSlot>,
+    leaked: Vec<LeakedSlot>,
+    timeouts: Timeouts,
     metrics: Metrics,
     fabric: Arc<ServerFabric>,
     workers: Vec<JoinHandle<bool>>,
     /// With the slots of their services.
     accelerators: Vec<(u16, CpuAccelerator)>,
     regions: Vec<OpenRegion>,
-    heart: Arc<Heart>,
-    watch: Watch,
+    heartbeat_writer: Arc<HeartbeatWriter>,
+    watchdog: Watchdog,
     /// Runtimes in processes of their own; they end after the workers.
-    runtimes: Option<Runtimes>,
+    supervisor: Option<Supervisor>,
     /// By worker.
     wakers: Vec<sys::Waker>,
     /// Lets shared-memory clients in; goes before the fabric's workers do.
-    doorman: Option<Doorman>,
+    shm_acceptor: Option<ShmAcceptor>,
 }
 
 /// A region of a `cpu` accelerator.
@@ -205,7 +207,7 @@ struct OpenRegion {
     slot: u16,
     words: Words<MappedMemory>,
     blocks: u32,
-    _beat: Beat,
+    _heartbeat: HeartbeatGuard,
     /// Held here so that no worker drops the last reference: unmapping takes long.
     _memory: Arc<SharedMemory>,
 }
@@ -215,13 +217,13 @@ struct Attached {
     /// By worker: its share of each accelerator's region.
     of_workers: Vec<Vec<Attachment>>,
     /// Of accelerators whose blocks run elsewhere.
-    seats: Vec<SeatStart>,
+    runtimes: Vec<PreparedRuntime>,
 }
 
 impl Attached {
     /// What is told of the accelerators whose blocks run elsewhere.
-    fn lives(&self) -> Vec<Arc<AcceleratorLives>> {
-        self.seats.iter().map(|seat| seat.post.told.clone()).collect()
+    fn runtime_metrics(&self) -> Vec<Arc<RuntimeMetrics>> {
+        self.runtimes.iter().map(|runtime| runtime.spec.metrics.clone()).collect()
     }
 }
 
@@ -278,7 +280,7 @@ impl Server {
             nics.push(nics[0].sibling()?);
         }
         let memory_ports = NewPorts::open(&topology, None)?;
-        let attach_doors = AttachDoors::open(&topology, None)?;
+        let attach_listeners = AttachListeners::open(&topology, None)?;
         let nic_wakers: Vec<sys::Waker> = nics.iter().map(SocketNic::waker).collect();
         let wakers = nic_wakers
             .iter()
@@ -288,86 +290,90 @@ impl Server {
         tell_local_addresses(&fabric);
         let names = topology.services.iter().map(|s| s.name.clone());
         let metrics = Metrics::new(worker_count, names);
-        let watch =
-            Watch::start(worker_count, metrics.clone()).map_err(ServerError::no_thread("watch"))?;
+        let watchdog = Watchdog::start(worker_count, metrics.clone())
+            .map_err(ServerError::no_thread("watch"))?;
         let mut server = Self {
-            places: change::places(&topology, &addresses, &metrics),
-            burnt: Vec::new(),
-            patience: Patience::default(),
+            service_slots: change::service_slots(&topology, &addresses, &metrics),
+            leaked: Vec::new(),
+            timeouts: Timeouts::default(),
             metrics,
             fabric,
             workers: Vec::new(),
             accelerators: Vec::new(),
             regions: Vec::new(),
-            heart: Arc::new(Heart::start().map_err(ServerError::no_thread("heartbeat"))?),
-            watch,
-            runtimes: None,
+            heartbeat_writer: Arc::new(
+                HeartbeatWriter::start().map_err(ServerError::no_thread("heartbeat"))?,
+            ),
+            watchdog,
+            supervisor: None,
             wakers: nic_wakers,
-            doorman: None,
+            shm_acceptor: None,
             topology: topology.clone(),
         };
         // From here on dropping `server` stops what has been started.
-        let (mut regions, mut seats) = (Vec::new(), Vec::new());
+        let (mut regions, mut runtimes) = (Vec::new(), Vec::new());
         for (slot, service) in (0..).zip(&topology.services) {
             let files = kernel_files(&topology, service, cancelled)?;
             let attached = server.attach(slot, &topology, service, &files, &[])?;
-            let place = &mut server.places[usize::from(slot)];
-            (place.lives, place.files) = (attached.lives(), files);
+            let service_slot = &mut server.service_slots[usize::from(slot)];
+            (service_slot.runtime_metrics, service_slot.files) =
+                (attached.runtime_metrics(), files);
             regions.push(attached.of_workers);
-            seats.extend(attached.seats);
+            runtimes.extend(attached.runtimes);
         }
-        server.show();
+        server.publish_metrics();
         let nics = nics.into_iter().map(|nic| wrap(nic, addresses.clone())).collect();
         server.start_workers(nics, &addresses, regions, cancelled)?;
-        server.start_runtimes(attach_doors, seats, cancelled)?;
+        server.start_runtimes(attach_listeners, runtimes, cancelled)?;
         if !memory_ports.is_empty() {
-            let held = server.doorman()?.hold(Vec::new());
+            let paused = server.shm_acceptor()?.pause(Vec::new());
             let (ports, limits) = (server.memory_ports(), server.topology.limits.clone());
-            held.ok_or(ServerError::MemoryPortsLate)?.go_on(ports, memory_ports, limits);
+            paused.ok_or(ServerError::MemoryPortsLate)?.resume(ports, memory_ports, limits);
         }
         Ok(server)
     }
 
     /// Makes the regions of a service in `slot`, one for each of its accelerators, and starts their threads, if
-    /// any. `files` are its kernel files; `told` is of the lives of its former version.
+    /// any. `files` are its kernel files; `runtime_metrics` is of the lives of its former version.
     fn attach(
         &mut self,
         slot: u16,
         topology: &Topology,
         service: &Service,
         files: &KernelFiles,
-        told: &[Arc<AcceleratorLives>],
+        runtime_metrics: &[Arc<RuntimeMetrics>],
     ) -> Result<Attached, ServerError> {
         let workers = topology.engine.workers;
         let of_workers = (0..workers).map(|_| Vec::new()).collect();
-        let mut attached = Attached { of_workers, seats: Vec::new() };
-        for (place, index) in service.accelerators.iter().enumerate() {
+        let mut attached = Attached { of_workers, runtimes: Vec::new() };
+        for (position, index) in service.accelerators.iter().enumerate() {
             let accelerator = &topology.accelerators[*index];
             let name = &accelerator.name;
             let shares = match &accelerator.kind {
                 AcceleratorKind::Cpu { placement, stack_kib } => self.attach_cpu(
                     slot,
                     service,
-                    (place, name),
-                    files[place].as_deref(),
+                    (position, name),
+                    files[position].as_deref(),
                     (placement, *stack_kib),
                 )?,
                 AcceleratorKind::Process { .. } => {
-                    let known = told.iter().find(|lives| lives.accelerator == *name).cloned();
-                    let told =
-                        known.unwrap_or_else(|| AcceleratorLives::new(&service.name, name).into());
+                    let of_it = |known: &&Arc<RuntimeMetrics>| known.accelerator == *name;
+                    let known = runtime_metrics.iter().find(of_it).cloned();
+                    let metrics =
+                        known.unwrap_or_else(|| RuntimeMetrics::new(&service.name, name).into());
                     let accelerator = accelerator.clone();
-                    let file = files[place].clone();
-                    let post = {
+                    let file = files[position].clone();
+                    let spec = {
                         let service = service.clone();
-                        Post { slot, place, service, accelerator, workers, file, told }
+                        RuntimeSpec { slot, position, service, accelerator, workers, file, metrics }
                     };
-                    let made = SeatStart::make(post, &self.heart);
-                    let (seat, shares) = made.map_err(|source| ServerError::Memory {
+                    let made = PreparedRuntime::make(spec, &self.heartbeat_writer);
+                    let (runtime, shares) = made.map_err(|source| ServerError::Memory {
                         service: service.name.clone(),
                         source,
                     })?;
-                    attached.seats.push(seat);
+                    attached.runtimes.push(runtime);
                     shares
                 }
             };
@@ -384,39 +390,45 @@ impl Server {
         &mut self,
         slot: u16,
         service: &Service,
-        (place, accelerator): (usize, &str),
+        (position, accelerator): (usize, &str),
         file: Option<&KernelFile>,
         (placement, stack_kib): (&CpuPlacement, usize),
     ) -> Result<Vec<Attachment>, ServerError> {
         let accelerator_error =
             |source| ServerError::Accelerator { service: service.name.clone(), source };
-        let kernel = service.kernel_on(place);
+        let kernel = service.kernel_on(position);
         let kernel = match file {
             Some(file) => file.load(kernel_file::named(kernel).and_then(|(_, name)| name)),
             None => Kernel::builtin(kernel),
         };
         let kernel = kernel.map_err(|e| accelerator_error(e.into()))?;
         let workers = self.topology.engine.workers;
-        let made = make_region(service, (place, accelerator), 1, workers);
+        let made = make_region(service, (position, accelerator), 1, workers);
         let MadeRegion { memory, words, ends } =
             made.map_err(|source| ServerError::Memory { service: service.name.clone(), source })?;
-        let beat = self.heart.add(words.clone());
-        let (blocks, memory_held) = (service.mqueues_on(place), memory.clone());
-        self.regions.push(OpenRegion { slot, words, blocks, _beat: beat, _memory: memory_held });
+        let heartbeat = self.heartbeat_writer.add(words.clone());
+        let (blocks, memory_held) = (service.mqueues_on(position), memory.clone());
+        self.regions.push(OpenRegion {
+            slot,
+            words,
+            blocks,
+            _heartbeat: heartbeat,
+            _memory: memory_held,
+        });
         let memory = MappedMemory::new(memory);
         let own = |ends: &Vec<BlockEnds>| ends.iter().map(|e| e.block).collect();
         let by_worker: Vec<Vec<u32>> = ends.iter().map(own).collect();
         let options = CpuOptions {
             service: service.name.clone(),
             stack_bytes: stack_kib << 10,
-            hung_after: Duration::from_millis(service.hang_ms_on(place)),
+            hung_after: Duration::from_millis(service.hang_ms_on(position)),
             ..CpuOptions::default()
         };
         let mut blocks: Vec<Box<dyn Blocks>> = Vec::new();
         match placement {
             CpuPlacement::Worker => {
                 let names = (kernel.name(), service.name.as_str(), accelerator);
-                let shown = self.watch.name(slot, names);
+                let shown = self.watchdog.name(slot, names);
                 for (own, resuming) in by_worker.iter().zip(shown) {
                     let (memory, kernel) = (memory.clone(), kernel.clone());
                     let prepared =
@@ -456,10 +468,10 @@ impl Server {
     ) -> Result<(), ServerError> {
         let spawned = self.spawn_workers(nics, addresses, regions);
         let ready = spawned.and_then(|readiness| {
-            (0..self.workers.len()).try_for_each(|_| first_word(&readiness, cancelled))
+            (0..self.workers.len()).try_for_each(|_| wait_until_ready(&readiness, cancelled))
         });
         if ready.is_err() {
-            self.leave_workers();
+            self.abandon_workers();
         }
         ready
     }
@@ -488,7 +500,7 @@ impl Server {
                 metrics: self.metrics.clone(),
                 fabric: self.fabric.clone(),
                 turning: Turning(turning.clone()),
-                watch: self.watch.shared(),
+                watchdog: self.watchdog.shared(),
             };
             let ready = ready.clone();
             let thread = std::thread::Builder::new()
@@ -502,12 +514,12 @@ impl Server {
 
     /// Tells workers to stop, of which some may be inside a kernel and would be waited for without end: those end by
     /// themselves, or with the process.
-    fn leave_workers(&mut self) {
-        self.watch.expect_the_end();
+    fn abandon_workers(&mut self) {
+        self.watchdog.expect_the_end();
         self.fabric.post_to_all(|_| ControlMessage::Stop);
-        let deadline = Instant::now() + LEFT_PATIENCE;
+        let deadline = Instant::now() + ABANDON_TIMEOUT;
         while !self.workers.iter().all(JoinHandle::is_finished) && Instant::now() < deadline {
-            std::thread::sleep(READY_PAUSE);
+            std::thread::sleep(READY_POLL_INTERVAL);
         }
         self.workers.clear();
     }
@@ -515,48 +527,48 @@ impl Server {
     /// Opens the doors of runtimes that attach and waits for those that the engine starts.
     fn start_runtimes(
         &mut self,
-        doors: AttachDoors,
-        seats: Vec<SeatStart>,
+        listeners: AttachListeners,
+        runtimes: Vec<PreparedRuntime>,
         cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<(), ServerError> {
-        if seats.is_empty() && doors.is_empty() {
+        if runtimes.is_empty() && listeners.is_empty() {
             return Ok(());
         }
         let topology = self.topology.clone();
-        let runtimes = self.runtimes()?;
-        // The seats first: somebody may be waiting at a door already.
-        let awaited = runtimes.seat(seats, true);
-        runtimes.change_doors(&topology, doors, Vec::new());
-        Ok(awaited.wait(cancelled)?)
+        let supervisor = self.supervisor()?;
+        // First the runtimes: a peer may be connecting to a listener already.
+        let starts = supervisor.add(runtimes, true);
+        supervisor.set_listeners(&topology, listeners, Vec::new());
+        Ok(starts.wait(cancelled)?)
     }
 
     /// The control side of runtimes; it runs once there is something for it to do.
-    fn runtimes(&mut self) -> Result<&Runtimes, ServerError> {
-        if self.runtimes.is_none() {
-            let started = Runtimes::start(self.fabric.clone(), self.heart.clone());
-            self.runtimes = Some(started.map_err(ServerError::no_thread("runtimes"))?);
+    fn supervisor(&mut self) -> Result<&Supervisor, ServerError> {
+        if self.supervisor.is_none() {
+            let started = Supervisor::start(self.fabric.clone(), self.heartbeat_writer.clone());
+            self.supervisor = Some(started.map_err(ServerError::no_thread("runtimes"))?);
         }
-        Ok(self.runtimes.as_ref().expect("it is started above"))
+        Ok(self.supervisor.as_ref().expect("it is started above"))
     }
 
     /// Who lets shared-memory clients in; it runs once there is a port.
-    fn doorman(&mut self) -> Result<&Doorman, ServerError> {
-        if self.doorman.is_none() {
+    fn shm_acceptor(&mut self) -> Result<&ShmAcceptor, ServerError> {
+        if self.shm_acceptor.is_none() {
             let (limits, wakers) = (self.topology.limits.clone(), self.wakers.clone());
-            let started = Doorman::start(limits, self.fabric.clone(), wakers);
-            self.doorman = Some(started.map_err(ServerError::no_thread("memory-ports"))?);
+            let started = ShmAcceptor::start(limits, self.fabric.clone(), wakers);
+            self.shm_acceptor = Some(started.map_err(ServerError::no_thread("memory-ports"))?);
         }
-        Ok(self.doorman.as_ref().expect("it is started above"))
+        Ok(self.shm_acceptor.as_ref().expect("it is started above"))
     }
 
     /// The shared-memory ports of the services that run.
     fn memory_ports(&self) -> Vec<MemoryPort> {
         let mut ports = Vec::new();
-        for (service, place) in self.topology.services.iter().zip(&self.places) {
+        for (service, service_slot) in self.topology.services.iter().zip(&self.service_slots) {
             let of = Arc::new(service.clone());
             ports.extend(service.memory_ports.iter().map(|path| MemoryPort {
                 path: path.as_path().into(),
-                slot: place.slot,
+                slot: service_slot.slot,
                 service: of.clone(),
             }));
         }
@@ -564,11 +576,16 @@ impl Server {
     }
 
     /// What is counted of the services that run is shown, and of no others.
-    fn show(&self) {
-        let services = self.places.iter().map(|place| place.metrics.clone());
-        let lives = self.places.iter().flat_map(|place| place.lives.iter().cloned());
-        let left_behind = self.burnt.iter().map(|burnt| burnt.metrics.name().to_owned());
-        self.metrics.set_running(services.collect(), lives.collect(), left_behind.collect());
+    fn publish_metrics(&self) {
+        let services = self.service_slots.iter().map(|of| of.metrics.clone());
+        let runtime_metrics =
+            self.service_slots.iter().flat_map(|of| of.runtime_metrics.iter().cloned());
+        let left_behind = self.leaked.iter().map(|leaked| leaked.metrics.name().to_owned());
+        self.metrics.set_running(
+            services.collect(),
+            runtime_metrics.collect(),
+            left_behind.collect(),
+        );
     }
 
     /// The topology that runs.
@@ -579,7 +596,7 @@ impl Server {
     /// Every listening address with the index of its service; port 0 is resolved.
     pub fn addresses(&self) -> Vec<(usize, Listen)> {
         let addresses =
-            self.places.iter().flat_map(|p| p.ports.iter().map(|(_, address)| *address));
+            self.service_slots.iter().flat_map(|p| p.ports.iter().map(|(_, address)| *address));
         let with = |((service, listen), address): ((usize, Listen), SocketAddr)| {
             (service, Listen { address, ..listen })
         };
@@ -593,13 +610,13 @@ impl Server {
 
     /// Workers that serve nothing, because a kernel on their core does not return.
     pub fn stalls(&self) -> Arc<Stalls> {
-        self.watch.stalls()
+        self.watchdog.stalls()
     }
 
     /// Requests that each block of a service has received, from the blocks' status lines: accelerators
     /// in order, blocks in order; those that run in processes of their own are left out.
     pub fn received_by_block(&self, service: usize) -> Vec<u64> {
-        let slot = self.places[service].slot;
+        let slot = self.service_slots[service].slot;
         let of_service = self.regions.iter().filter(|region| region.slot == slot);
         of_service.flat_map(|r| (0..r.blocks).map(|b| r.words.block(b).received)).collect()
     }
@@ -611,18 +628,19 @@ impl Server {
 }
 
 /// Whether the next worker is ready. A kernel on its core may take long to come to its first receive, or never do.
-fn first_word(
+fn wait_until_ready(
     readiness: &mpsc::Receiver<Result<(), ServerError>>,
     cancelled: &mut dyn FnMut() -> bool,
 ) -> Result<(), ServerError> {
-    let mut told = Instant::now();
+    let mut runtime_metrics = Instant::now();
     loop {
-        match readiness.recv_timeout(READY_PAUSE) {
+        match readiness.recv_timeout(READY_POLL_INTERVAL) {
             Ok(word) => return word,
             Err(RecvTimeoutError::Timeout) if cancelled() => return Err(ServerError::Cancelled),
-            Err(RecvTimeoutError::Timeout) if told.elapsed() < READY_LATE => {}
+            Err(RecvTimeoutError::Timeout) if runtime_metrics.elapsed() < READY_REPORT_INTERVAL => {
+            }
             Err(RecvTimeoutError::Timeout) => {
-                told = Instant::now();
+                runtime_metrics = Instant::now();
                 tracing::warn!(
                     "still starting: a kernel on a worker's core has not come to its first receive"
                 );
@@ -646,7 +664,7 @@ struct WorkerStart<N> {
     metrics: Metrics,
     fabric: Arc<ServerFabric>,
     turning: Turning,
-    watch: Arc<watch::Shared>,
+    watchdog: Arc<watchdog::Shared>,
 }
 
 /// A worker that may still hand something to another: one reference for each.
@@ -657,7 +675,7 @@ impl Turning {
     fn end(self) {
         let others = Arc::downgrade(&self.0);
         drop(self);
-        let deadline = Instant::now() + STOPPED_TOGETHER;
+        let deadline = Instant::now() + LAST_TURNS_TIMEOUT;
         while others.strong_count() > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(20));
         }
@@ -678,9 +696,9 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> WorkerStart<N> {
             metrics,
             fabric,
             turning,
-            watch,
+            watchdog,
         } = self;
-        watch.enter(index);
+        watchdog.enter(index);
         if let Some(core) = topology.engine.cores.get(index)
             && let Err(error) = sys::affinity::pin_current_thread(*core)
         {

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::metrics::{AcceleratorLives, Metrics, ServiceMetrics};
+use engine::metrics::{Metrics, RuntimeMetrics, ServiceMetrics};
 use server::Stall;
 use server::exporter::page::Page;
 use server::exporter::{CONNECTIONS_MAX, Exporter, Health, REQUEST_BYTES_MAX};
@@ -69,7 +69,7 @@ fn counters_are_served_as_they_are_now() {
 
 /// What is exported only once it has happened.
 fn let_everything_happen(metrics: &Metrics, health: &Health) {
-    let lives = AcceleratorLives::new("digits", "gpu0");
+    let lives = RuntimeMetrics::new("digits", "gpu0");
     lives.end(1, "lost");
     let service = ServiceMetrics::new("digits".to_owned(), 1);
     metrics.set_running(

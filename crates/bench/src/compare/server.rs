@@ -246,10 +246,10 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// It cannot be started, ends at once, or is not ready within `patience`.
-    pub fn start(command: &str, cores: &[usize], patience: Duration) -> Result<Self, ServerError> {
+    /// It cannot be started, ends at once, or is not ready within `timeout`.
+    pub fn start(command: &str, cores: &[usize], timeout: Duration) -> Result<Self, ServerError> {
         let mut process = Process::start(command, cores)?;
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match process.lines.recv_timeout(left) {
@@ -263,7 +263,7 @@ impl Server {
                 Err(_) => {
                     process.kill();
                     let (command, said) = (command.to_owned(), process.said());
-                    let seconds = patience.as_secs_f64();
+                    let seconds = timeout.as_secs_f64();
                     return Err(ServerError::NotReady { command, seconds, said });
                 }
             }
@@ -424,8 +424,8 @@ mod tests {
         Server::start(command, &[], PATIENCE)
     }
 
-    fn start_error(command: &str, patience: Duration) -> ServerError {
-        Server::start(command, &[], patience).err().expect("it must not start")
+    fn start_error(command: &str, timeout: Duration) -> ServerError {
+        Server::start(command, &[], timeout).err().expect("it must not start")
     }
 
     #[test]

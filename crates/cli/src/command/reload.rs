@@ -11,7 +11,7 @@ use super::Failure;
 use crate::screen::{Screen, Table, print};
 use server::config::ControlSocket;
 use server::control::ConfigSource;
-use server::control::place;
+use server::control::discovery;
 use server::control::protocol::{ANSWER_BYTES_MAX, Request, read_answer};
 
 pub(super) const HELP: &str = "\
@@ -63,7 +63,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let path = match (&options.path, &options.config) {
         (Some(path), _) => path.clone(),
         (None, Some(file)) => control_path(file)?,
-        (None, None) => place::find_one(None)?,
+        (None, None) => discovery::find_one(None)?,
     };
     let outcome = ask(&path)?;
     if screen.json {
@@ -85,7 +85,7 @@ fn control_path(file: &Path) -> Result<PathBuf, Failure> {
     let source = ConfigSource { path: file.to_owned(), sets: Vec::new() };
     match source.load()?.control {
         ControlSocket::At(path) => Ok(path),
-        ControlSocket::Auto => Ok(place::find_one(Some(file))?),
+        ControlSocket::Auto => Ok(discovery::find_one(Some(file))?),
         ControlSocket::Off => {
             let name = file.display();
             Err(Failure::Usage(format!("{name} turns engine.control off: use --pid")))
@@ -98,15 +98,15 @@ fn control_path(file: &Path) -> Result<PathBuf, Failure> {
 fn ask(path: &Path) -> Result<Json, Failure> {
     let shown = path.display();
     let failed = |error| Failure::Run(format!("no server answers at {shown}: {error}"));
-    place::ask(path, Request::Status)?;
+    discovery::ask(path, Request::Status)?;
     let deadline = Instant::now() + PATIENCE;
-    let socket = place::connect(path, Instant::now() + LOOK).map_err(failed)?;
+    let socket = discovery::connect(path, Instant::now() + LOOK).map_err(failed)?;
     socket.send(Request::Reload.line().as_bytes(), &[]).map_err(failed)?;
     let mut bytes = vec![0; ANSWER_BYTES_MAX];
     while Instant::now() < deadline {
         let heard = wait_readable(&[std::os::fd::AsFd::as_fd(&socket)], Some(LOOK));
         match socket.receive(&mut bytes).map_err(failed)? {
-            None if !heard[0] => drop(place::ask(path, Request::Status)?),
+            None if !heard[0] => drop(discovery::ask(path, Request::Status)?),
             None => {}
             Some(0) => return Err(Failure::Run(format!("the server at {shown} ended"))),
             Some(len) => return read_answer(&bytes[..len]).map_err(Failure::Run),

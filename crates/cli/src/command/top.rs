@@ -15,7 +15,7 @@ use crate::screen::Screen;
 use crate::top::{Grid, Sample, Sort, draw};
 use server::config::ControlSocket;
 use server::control::ConfigSource;
-use server::control::place;
+use server::control::discovery;
 use server::exporter::page::{Endpoint, Page};
 
 pub(super) const HELP: &str = "\
@@ -107,7 +107,7 @@ impl Source {
     fn fetch(&self) -> Result<Page, Failure> {
         match self {
             Self::Http(endpoint) => endpoint.fetch().map_err(Failure::run),
-            Self::Control(path) => Ok(Page::parse(&place::metrics(path)?)),
+            Self::Control(path) => Ok(Page::parse(&discovery::metrics(path)?)),
         }
     }
 }
@@ -115,7 +115,7 @@ impl Source {
 /// A socket or an address as it stands, or the one in a configuration file; without any the one server there is.
 fn source(options: &Options) -> Result<Source, Failure> {
     let Some(target) = &options.target else {
-        return Ok(Source::Control(place::find_one(None)?));
+        return Ok(Source::Control(discovery::find_one(None)?));
     };
     let path = Path::new(target);
     if std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
@@ -132,7 +132,7 @@ fn source(options: &Options) -> Result<Source, Failure> {
             Endpoint::parse(&address.to_string()).map(Source::Http).map_err(Failure::run)
         }
         (None, ControlSocket::At(path)) => Ok(Source::Control(path)),
-        (None, ControlSocket::Auto) => Ok(Source::Control(place::find_one(Some(path))?)),
+        (None, ControlSocket::Auto) => Ok(Source::Control(discovery::find_one(Some(path))?)),
         (None, ControlSocket::Off) => Err(Failure::Usage(format!(
             "{target} turns engine.control off and sets no engine.metrics with a port: set one of them, or say a URL"
         ))),

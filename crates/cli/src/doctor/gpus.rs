@@ -140,16 +140,16 @@ fn mps() -> Capability {
 }
 
 /// What a program says within this time.
-fn run(command: &mut Command, patience: Duration) -> Result<Output, String> {
+fn run(command: &mut Command, timeout: Duration) -> Result<Output, String> {
     let sentence = |error: std::io::Error| format!("the driver cannot be asked: {error}");
     command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(sentence)?;
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     while child.try_wait().map_err(sentence)?.is_none() {
         if Instant::now() >= deadline {
             // It may be stuck in the host kernel; either way nobody waits for it.
             let _ = child.kill();
-            return Err(format!("the driver gave no answer for {} s", patience.as_secs()));
+            return Err(format!("the driver gave no answer for {} s", timeout.as_secs()));
         }
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -338,5 +338,5 @@ pub(crate) fn engine_at(at: &Path, heartbeat_ms: u64, change: impl FnOnce(&mut S
 }
 
 pub(crate) fn is_up(server: &Server) -> bool {
-    server.metrics().lives()[0].is_up()
+    server.metrics().runtimes()[0].is_up()
 }

@@ -85,7 +85,7 @@ impl Offers {
             ("without the 2 descriptors", offer(), vec![]),
             ("without the 2 descriptors", offer(), vec![self.good.fd()]),
             ("not a region", offer(), with(self.bell.as_fd())),
-            ("is the limit", self.offer("echo", 4096), self.good()),
+            ("over the limit", self.offer("echo", 4096), self.good()),
             ("not a Serval region", offer(), with(self.bare.fd())),
             ("of another life", offer(), with(self.later.fd())),
             ("use matching builds", newer, self.good()),

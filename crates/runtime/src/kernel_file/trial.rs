@@ -25,7 +25,7 @@ const OUTPUT_BYTES_MAX: usize = 256 << 10;
 /// Most reads between two looks at the clock.
 const READS_MAX: usize = 64;
 /// Longest time between two looks at the process.
-const LOOK: Duration = Duration::from_millis(10);
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// Longest line of a crashed process that is repeated, in characters.
 const LINE_CHARS_MAX: usize = 200;
 
@@ -140,9 +140,9 @@ fn watch(
         let files: Vec<BorrowedFd<'_>> =
             out.iter().map(|o| o.as_fd()).chain(err.iter().map(|e| e.as_fd())).collect();
         if files.is_empty() {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_INTERVAL);
         } else {
-            wait_readable(&files, Some(LOOK));
+            wait_readable(&files, Some(CHECK_INTERVAL));
         }
     }
 }

@@ -92,10 +92,10 @@ pub struct GpuDevice {
     index: u32,
     threads: Option<u32>,
     hung_after: Duration,
-    life: Option<Life>,
+    running: Option<Running>,
 }
 
-struct Life {
+struct Running {
     accelerator: CudaAccelerator,
     /// Of each service.
     words: Vec<Words<MappedMemory>>,
@@ -110,7 +110,7 @@ impl GpuDevice {
     /// The GPU of this number, from 0, with `threads` threads a block (a multiple of 32), or as many as the
     /// kernel is best with.
     pub fn new(index: u32, threads: Option<u32>) -> Self {
-        Self { index, threads, hung_after: HUNG_AFTER, life: None }
+        Self { index, threads, hung_after: HUNG_AFTER, running: None }
     }
 
     /// A block that has requests and does nothing for longer hangs: the life ends.
@@ -155,24 +155,25 @@ impl Device for GpuDevice {
         let options = Options { hung_after: self.hung_after, ..Options::default() };
         let accelerator = gpu.start(&to_start, options).map_err(refused)?;
         let words = jobs.iter().map(|job| job.words.clone()).collect();
-        self.life = Some(Life { accelerator, words, services, ended: Vec::new(), fault: None });
+        self.running =
+            Some(Running { accelerator, words, services, ended: Vec::new(), fault: None });
         Ok(())
     }
 
     fn health(&mut self) -> Result<(), Failure> {
-        self.life.as_mut().map_or(Ok(()), Life::health)
+        self.running.as_mut().map_or(Ok(()), Running::health)
     }
 
     fn ended(&mut self) -> bool {
-        self.life.as_ref().is_none_or(|life| life.accelerator.running() == 0)
+        self.running.as_ref().is_none_or(|running| running.accelerator.running() == 0)
     }
 
-    fn stop(&mut self, patience: Duration) -> Result<(), Failure> {
-        self.life.take().map_or(Ok(()), |life| life.stop(patience))
+    fn stop(&mut self, timeout: Duration) -> Result<(), Failure> {
+        self.running.take().map_or(Ok(()), |running| running.stop(timeout))
     }
 }
 
-impl Life {
+impl Running {
     fn health(&mut self) -> Result<(), Failure> {
         if let Err(error) = self.accelerator.poll(&mut self.ended) {
             let fault = fault(&error);
@@ -191,14 +192,14 @@ impl Life {
         }
     }
 
-    fn stop(mut self, patience: Duration) -> Result<(), Failure> {
+    fn stop(mut self, timeout: Duration) -> Result<(), Failure> {
         if let Some(fault) = self.fault {
             return Err(fault);
         }
         for words in self.words.iter().filter(|words| words.stop() == stop::RUN) {
             words.set_stop(stop::NOW);
         }
-        let mut joined = self.accelerator.join(patience);
+        let mut joined = self.accelerator.join(timeout);
         if matches!(joined, Ok(false)) {
             self.words.iter().for_each(|words| words.set_stop(stop::NOW));
             joined = self.accelerator.join(Duration::from_secs(1));

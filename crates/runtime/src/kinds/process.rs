@@ -101,9 +101,9 @@ impl Device for HostDevice {
         self.blocks.as_ref().is_none_or(HostBlocks::ended)
     }
 
-    fn stop(&mut self, patience: Duration) -> Result<(), Failure> {
+    fn stop(&mut self, timeout: Duration) -> Result<(), Failure> {
         let Some(blocks) = self.blocks.take() else { return Ok(()) };
-        let hung = blocks.stop(patience);
+        let hung = blocks.stop(timeout);
         if hung.is_empty() {
             return Ok(());
         }

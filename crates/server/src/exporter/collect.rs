@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt::Error;
 use std::sync::Arc;
 
-use engine::metrics::{AcceleratorLives, Metrics, WorkerCounters};
+use engine::metrics::{Metrics, RuntimeMetrics, WorkerCounters};
 use engine::stages::{BOUNDS_NS, HistogramSnapshot, ObservationSnapshot, Stage};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
@@ -74,9 +74,9 @@ const WORKER_STATES: &[WorkerState] = &[
     ("asleep", |w| w.sleep_ns.value()),
 ];
 /// What is told of an accelerator whose blocks run elsewhere: name, help, kind, value.
-type LifeMetric = (&'static str, &'static str, MetricType, fn(&AcceleratorLives) -> u64);
+type RuntimeMetric = (&'static str, &'static str, MetricType, fn(&RuntimeMetrics) -> u64);
 
-const LIVES: &[LifeMetric] = &[
+const LIVES: &[RuntimeMetric] = &[
     ("up", "1 while a runtime serves", MetricType::Gauge, |l| l.is_up().into()),
     ("generation", "The life that serves, or served last", MetricType::Gauge, |l| l.generation()),
     ("restarts", "Runtimes that ended and made room for the next", MetricType::Counter, |l| {
@@ -225,11 +225,11 @@ impl Engine {
 
     /// Accelerators whose blocks run in processes of their own.
     fn encode_lives(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let lives = self.metrics.lives();
+        let runtimes = self.metrics.runtimes();
         for (name, help, kind, value_of) in LIVES {
             let name = format!("serval_accelerator_{name}");
             let mut family = encoder.encode_descriptor(&name, help, None, *kind)?;
-            for life in lives.iter() {
+            for life in runtimes.iter() {
                 let labels = [("service", &*life.service), ("accelerator", &*life.accelerator)];
                 let value = family.encode_family(&labels)?;
                 match kind {
@@ -241,7 +241,7 @@ impl Engine {
         let help = "Why the last runtime ended, as a label";
         let name = "serval_accelerator_last_end";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for life in lives.iter().filter(|life| !life.last_end().is_empty()) {
+        for life in runtimes.iter().filter(|life| !life.last_end().is_empty()) {
             let labels = [
                 ("service", &*life.service),
                 ("accelerator", &*life.accelerator),

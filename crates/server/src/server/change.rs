@@ -13,7 +13,7 @@
 //! Workers take the steps of a change from their mailboxes; see `engine/src/control/install.rs`. What a worker that a kernel
 //! holds up may still have is given to nobody else, and shown as left behind until a change after it has come back.
 
-mod leave;
+mod departure;
 #[cfg(test)]
 mod tests;
 
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use engine::metrics::{AcceleratorLives, Metrics, ServiceMetrics};
+use engine::metrics::{Metrics, RuntimeMetrics, ServiceMetrics};
 use engine::topology::{AcceleratorKind, Launch, Listen, Service, Topology};
 use engine::{ControlMessage, DrainBarrier, Leave, ServiceInstall, Switch};
 use sys::{OpenPort, PortSpec, SocketOptions};
@@ -32,22 +32,22 @@ use wire::nic::PortIndex;
 
 use runtime::kinds;
 
-use super::files::KernelFiles;
-use super::memory_ports::{Going, Held, NewPorts};
-use super::plan::{Fate, Plan, Refusal};
-use super::runtimes::{AttachDoors, Awaited, SeatStart, Unready};
+use super::kernel_files::KernelFiles;
+use super::plan::{Plan, Refusal, ServiceAction};
+use super::shm_acceptor::{Eviction, NewPorts, PausedAcceptor};
+use super::supervisor::{AttachListeners, PendingStarts, PreparedRuntime, StartFailure};
 use super::{Server, ServerError, tell_local_addresses};
-pub(super) use leave::Burnt;
+pub(super) use departure::LeakedSlot;
 
 /// How long a change waits for workers.
-pub(super) struct Patience {
+pub(super) struct Timeouts {
     /// Until a worker has obeyed an order: it may be inside a long kernel.
     obeyed: Duration,
     /// Until what is left of a service has ended after its time was over.
     expired: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
         Self { obeyed: Duration::from_secs(30), expired: Duration::from_secs(5) }
     }
@@ -77,7 +77,7 @@ pub enum ChangeError {
     #[error(
         "the shared-memory ports did not hold still: a region takes long to be made, reload again"
     )]
-    Held,
+    ShmPortsBusy,
     /// A worker does not come back from a kernel.
     #[error("a worker did not answer within {} s: a kernel holds it up", .0.as_secs_f32())]
     Stuck(Duration),
@@ -102,7 +102,7 @@ pub struct ServiceChange {
     /// Its name.
     pub name: String,
     /// What was done.
-    pub fate: Fate,
+    pub action: ServiceAction,
     /// Requests of the version that left which were not answered within `drain_ms`.
     pub unanswered: u64,
     /// Something of the version that left did not end and is left behind, or is still ending.
@@ -116,58 +116,60 @@ pub struct ServiceChange {
 impl ChangeReport {
     /// Whether nothing had to be done.
     pub fn is_empty(&self) -> bool {
-        self.settings.is_empty() && self.services.iter().all(|s| s.fate == Fate::Unchanged)
+        self.settings.is_empty()
+            && self.services.iter().all(|s| s.action == ServiceAction::Unchanged)
     }
 }
 
 /// Where a service of the topology is: its slot on the workers, and what it listens on.
-pub(super) struct Place {
+pub(super) struct ServiceSlot {
     pub(super) slot: u16,
     /// In the order of its `listen`.
     pub(super) ports: Vec<(PortIndex, SocketAddr)>,
     pub(super) metrics: Arc<ServiceMetrics>,
     /// Of its accelerators whose blocks run elsewhere.
-    pub(super) lives: Vec<Arc<AcceleratorLives>>,
+    pub(super) runtime_metrics: Vec<Arc<RuntimeMetrics>>,
     /// Held, so that a file that is opened again can be compared.
     pub(super) files: KernelFiles,
 }
 
 /// Where the services of the start are; `addresses` are those of [`Topology::ports`], in order.
-pub(super) fn places(
+pub(super) fn service_slots(
     topology: &Topology,
     addresses: &[SocketAddr],
     metrics: &Metrics,
-) -> Vec<Place> {
+) -> Vec<ServiceSlot> {
     let mut ports = (0..).zip(addresses.iter().copied());
     let metrics = metrics.services();
     let services = topology.services.iter().zip(metrics.iter()).zip(0..);
-    let place = |((service, metrics), slot): ((&Service, &Arc<ServiceMetrics>), u16)| Place {
-        slot,
-        ports: ports.by_ref().take(service.listen.len()).collect(),
-        metrics: metrics.clone(),
-        lives: Vec::new(),
-        files: Vec::new(),
-    };
-    services.map(place).collect()
+    let service_slot =
+        |((service, metrics), slot): ((&Service, &Arc<ServiceMetrics>), u16)| ServiceSlot {
+            slot,
+            ports: ports.by_ref().take(service.listen.len()).collect(),
+            metrics: metrics.clone(),
+            runtime_metrics: Vec::new(),
+            files: Vec::new(),
+        };
+    services.map(service_slot).collect()
 }
 
 /// A service that is ready to be seated.
-struct Prepared {
+struct PreparedService {
     /// Its place in the new topology.
     index: usize,
-    place: Place,
+    service_slot: ServiceSlot,
     /// By worker.
     installs: Vec<ServiceInstall<OpenPort>>,
     /// Ports taken over from its former version.
     kept: Vec<PortIndex>,
     /// Runtimes that start before the switch, …
-    beside: Vec<SeatStart>,
+    before_switch: Vec<PreparedRuntime>,
     /// … and those that come when the former version's are gone.
-    after: Vec<SeatStart>,
+    after_departure: Vec<PreparedRuntime>,
 }
 
 /// A version of a service that leaves.
-struct Leaver {
+struct DepartingService {
     name: String,
     slot: u16,
     metrics: Arc<ServiceMetrics>,
@@ -178,23 +180,23 @@ struct Leaver {
     /// Devices that it has, by [`kinds::Kind::exclusive_key`], and for whom.
     devices: Vec<(String, String)>,
     /// Runtimes of its successor that wait for its own to end.
-    after: Vec<SeatStart>,
+    after_departure: Vec<PreparedRuntime>,
 }
 
-impl Leaver {
+impl DepartingService {
     /// Whether it may be in a process that has the device of the seat.
-    fn holds(&self, seat: &SeatStart) -> bool {
-        let wanted = seat.post.exclusive_key();
+    fn holds(&self, runtime: &PreparedRuntime) -> bool {
+        let wanted = runtime.spec.exclusive_key();
         let of = |(device, tenant): &(String, String)| {
-            wanted.as_ref() == Some(device) && seat.post.service.tenant == *tenant
+            wanted.as_ref() == Some(device) && runtime.spec.service.tenant == *tenant
         };
-        matches!(seat.post.launch().0, Launch::Engine { .. }) && self.devices.iter().any(of)
+        matches!(runtime.spec.launch().0, Launch::Engine { .. }) && self.devices.iter().any(of)
     }
 }
 
 /// Whether a service is held until this runtime serves: what the engine starts comes soon; nobody knows when others attach.
-fn is_held_for(start: &SeatStart) -> bool {
-    matches!(start.post.launch().0, Launch::Engine { .. })
+fn pauses_service(start: &PreparedRuntime) -> bool {
+    matches!(start.spec.launch().0, Launch::Engine { .. })
 }
 
 /// The devices that a service is on, and for whom.
@@ -217,28 +219,33 @@ impl Server {
         give_up: &dyn Fn() -> bool,
     ) -> Result<ChangeReport, ChangeError> {
         wanted.check().map_err(ServerError::from)?;
-        self.take_back(give_up);
+        self.reclaim_leaked(give_up);
         let files = self.open_files(&wanted, &mut || give_up())?;
         let rebuilt = self.rebuilt(&wanted, &files);
         let names: Vec<&str> = rebuilt.iter().map(|(name, _)| name.as_str()).collect();
         let plan = Plan::new(&self.topology, &wanted, &names).map_err(ChangeError::Refused)?;
-        let fates: Vec<Fate> = plan.services.iter().map(|(_, fate)| *fate).collect();
+        let actions: Vec<ServiceAction> = plan.services.iter().map(|(_, action)| *action).collect();
         if plan.is_empty() {
             return Ok(report(plan, &[], &[]));
         }
         for (service, file) in &rebuilt {
             tracing::info!("kernel {} changed: service {service} restarts with it", file.display());
         }
-        let new = fates.iter().filter(|f| matches!(f, Fate::Added | Fate::Changed { .. })).count();
-        let (running, most) = (self.places.len() + self.burnt.len(), self.fabric.services_max());
+        let new = actions
+            .iter()
+            .filter(|f| matches!(f, ServiceAction::Added | ServiceAction::Changed { .. }))
+            .count();
+        let (running, most) =
+            (self.service_slots.len() + self.leaked.len(), self.fabric.services_max());
         if running + new > most {
             return Err(ChangeError::TooMany { wanted: running + new, most });
         }
-        let doors = AttachDoors::open(&wanted, Some(&self.topology)).map_err(ServerError::from)?;
+        let listeners =
+            AttachListeners::open(&wanted, Some(&self.topology)).map_err(ServerError::from)?;
         let ports = NewPorts::open(&wanted, Some(&self.topology)).map_err(ServerError::from)?;
         let mut prepared = Vec::new();
         for (index, files) in files.into_iter().enumerate() {
-            if fates[index] == Fate::Unchanged {
+            if actions[index] == ServiceAction::Unchanged {
                 continue;
             }
             match self.prepare(&wanted, index, files, &prepared) {
@@ -250,34 +257,37 @@ impl Server {
             }
         }
         let ready = self
-            .seat_all(&wanted, &mut prepared)
-            .and_then(|()| self.start_beside(&doors, &mut prepared, give_up))
-            .and_then(|()| self.hold_ports(&wanted, &plan, &ports));
-        let held = match ready {
-            Ok(held) => held,
+            .install_all(&wanted, &mut prepared)
+            .and_then(|()| self.start_before_switch(&listeners, &mut prepared, give_up))
+            .and_then(|()| self.pause_shm_ports(&wanted, &plan, &ports));
+        let paused = match ready {
+            Ok(paused) => paused,
             Err(error) => {
-                self.undo_seated(&prepared);
+                self.undo_installed(&prepared);
                 return Err(error);
             }
         };
         let limits = wanted.limits.clone();
-        let leavers = self.switch(wanted, &plan, prepared, doors, held.as_ref());
-        if let Some(held) = held {
-            held.go_on(self.memory_ports(), ports, limits);
+        let departing = self.switch(wanted, &plan, prepared, listeners, paused.as_ref());
+        if let Some(paused) = paused {
+            paused.resume(self.memory_ports(), ports, limits);
         }
-        let outcomes = self.let_all_go(leavers, give_up);
-        self.show();
+        let outcomes = self.remove_all(departing, give_up);
+        self.publish_metrics();
         // They start beside each other.
         let mut outcomes: Vec<_> = outcomes.into_iter().map(|o| o.wait(give_up)).collect();
         // Others may begin anew with them, or without those that left.
         let drain = self.drain_time();
-        let moving = self.runtimes.as_ref().map(|runtimes| runtimes.moving(drain));
-        let moved = moving.map_or(Ok(()), |moving| moving.wait(&mut || give_up()));
-        let failed = moved.err().map_or(Vec::new(), Unready::reasons);
+        let regrouping = self.supervisor.as_ref().map(|runtimes| runtimes.regrouping(drain));
+        let moved = regrouping.map_or(Ok(()), |regrouping| regrouping.wait(&mut || give_up()));
+        let failed = moved.err().map_or(Vec::new(), StartFailure::reasons);
         for (name, why) in failed {
             match outcomes.iter_mut().find(|outcome| outcome.name == name) {
                 Some(outcome) => drop(outcome.not_started.get_or_insert(why)),
-                None => outcomes.push(Outcome { not_started: Some(why), ..Outcome::of(name) }),
+                None => outcomes.push(DepartureOutcome {
+                    not_started: Some(why),
+                    ..DepartureOutcome::of(name)
+                }),
             }
         }
         Ok(report(plan, &outcomes, &rebuilt))
@@ -285,20 +295,27 @@ impl Server {
 
     /// Lets go of the versions that leave, one after the other. Runtimes that waited for one come when nobody
     /// who may share its process is left on their device, those that begin together at once.
-    fn let_all_go(&mut self, leavers: Vec<Leaver>, give_up: &dyn Fn() -> bool) -> Vec<Outcome> {
-        let mut outcomes: Vec<Outcome> = Vec::new();
-        let mut waiting: Vec<(usize, Vec<SeatStart>)> = Vec::new();
-        let mut leavers = leavers.into_iter();
-        while let Some(mut leaver) = leavers.next() {
-            waiting.push((outcomes.len(), std::mem::take(&mut leaver.after)));
-            outcomes.push(self.let_go(leaver, give_up));
-            let left = leavers.as_slice();
-            let held = |after: &[SeatStart]| after.iter().any(|s| left.iter().any(|l| l.holds(s)));
-            let free: Vec<_> = waiting.extract_if(.., |(_, after)| !held(after)).collect();
+    fn remove_all(
+        &mut self,
+        departing: Vec<DepartingService>,
+        give_up: &dyn Fn() -> bool,
+    ) -> Vec<DepartureOutcome> {
+        let mut outcomes: Vec<DepartureOutcome> = Vec::new();
+        let mut waiting: Vec<(usize, Vec<PreparedRuntime>)> = Vec::new();
+        let mut departing = departing.into_iter();
+        while let Some(mut departing_service) = departing.next() {
+            waiting.push((outcomes.len(), std::mem::take(&mut departing_service.after_departure)));
+            outcomes.push(self.remove_service(departing_service, give_up));
+            let left = departing.as_slice();
+            let paused = |after_departure: &[PreparedRuntime]| {
+                after_departure.iter().any(|s| left.iter().any(|l| l.holds(s)))
+            };
+            let free: Vec<_> =
+                waiting.extract_if(.., |(_, after_departure)| !paused(after_departure)).collect();
             let (of, free): (Vec<_>, Vec<_>) =
-                free.into_iter().filter(|(_, after)| !after.is_empty()).unzip();
-            if let Some(runtimes) = self.runtimes.as_ref().filter(|_| !free.is_empty()) {
-                let awaited = runtimes.seat_each(free, self.drain_time());
+                free.into_iter().filter(|(_, after_departure)| !after_departure.is_empty()).unzip();
+            if let Some(runtimes) = self.supervisor.as_ref().filter(|_| !free.is_empty()) {
+                let awaited = runtimes.add_each(free, self.drain_time());
                 for (of, awaited) in of.into_iter().zip(awaited) {
                     outcomes[of].awaited = Some(awaited);
                 }
@@ -313,53 +330,55 @@ impl Server {
         wanted: &Topology,
         index: usize,
         files: KernelFiles,
-        others: &[Prepared],
-    ) -> Result<Prepared, ServerError> {
+        others: &[PreparedService],
+    ) -> Result<PreparedService, ServerError> {
         let service = &wanted.services[index];
         let workers = wanted.engine.workers;
-        let slots = self.places.iter().chain(others.iter().map(|p| &p.place)).map(|p| p.slot);
-        let slots: Vec<u16> = slots.chain(self.burnt.iter().map(|burnt| burnt.slot)).collect();
+        let slots =
+            self.service_slots.iter().chain(others.iter().map(|p| &p.service_slot)).map(|p| p.slot);
+        let slots: Vec<u16> = slots.chain(self.leaked.iter().map(|leaked| leaked.slot)).collect();
         let slot = (0..).find(|slot| !slots.contains(slot)).expect("there is room for it");
         let before = self.topology.services.iter().position(|s| s.name == service.name);
         let metrics = match before {
-            Some(before) => self.places[before].metrics.clone(),
+            Some(before) => self.service_slots[before].metrics.clone(),
             None => Arc::new(ServiceMetrics::new(service.name.clone(), workers)),
         };
         let (ports, opened) = self.open_ports(service, before, workers, others)?;
-        let told = before.map_or(Vec::new(), |before| self.places[before].lives.clone());
-        let attached = match self.attach(slot, wanted, service, &files, &told) {
+        let runtime_metrics =
+            before.map_or(Vec::new(), |before| self.service_slots[before].runtime_metrics.clone());
+        let attached = match self.attach(slot, wanted, service, &files, &runtime_metrics) {
             Ok(attached) => attached,
             Err(error) => {
                 self.forget(slot);
                 return Err(error);
             }
         };
-        let lives = attached.lives();
-        let replaces = |seat: &SeatStart| {
-            before.is_some_and(|before| seat.post.replaces(&self.topology, before))
+        let runtime_metrics = attached.runtime_metrics();
+        let replaces = |runtime: &PreparedRuntime| {
+            before.is_some_and(|before| runtime.spec.replaces(&self.topology, before))
         };
-        let (after, beside) = attached.seats.into_iter().partition(replaces);
+        let (after_departure, before_switch) = attached.runtimes.into_iter().partition(replaces);
         let mut installs =
             ServiceInstall::for_workers(slot, service, &metrics, attached.of_workers);
-        if !Vec::is_empty(&after) {
+        if !Vec::is_empty(&after_departure) {
             installs.iter_mut().for_each(ServiceInstall::set_reconfiguring);
         }
         let drain_ns = wanted.engine.drain_ms * 1_000_000;
-        for start in after.iter().filter(|start| is_held_for(start)) {
+        for start in after_departure.iter().filter(|start| pauses_service(start)) {
             installs
                 .iter_mut()
-                .for_each(|install| install.pause(start.post.place as u16, drain_ns));
+                .for_each(|install| install.pause(start.spec.position as u16, drain_ns));
         }
         for (port, of_workers) in opened {
-            for (seat, open) in installs.iter_mut().zip(of_workers) {
+            for (runtime, open) in installs.iter_mut().zip(of_workers) {
                 let listen = (service.listen[port].transport, open.address());
-                seat.add_port(ports[port].0, listen, &wanted.limits, open);
+                runtime.add_port(ports[port].0, listen, &wanted.limits, open);
             }
         }
-        let old = before.map_or(&[][..], |before| &self.places[before].ports);
+        let old = before.map_or(&[][..], |before| &self.service_slots[before].ports);
         let kept = ports.iter().map(|p| p.0).filter(|p| old.iter().any(|(o, _)| o == p)).collect();
-        let place = Place { slot, ports, metrics, lives, files };
-        Ok(Prepared { index, place, installs, kept, beside, after })
+        let service_slot = ServiceSlot { slot, ports, metrics, runtime_metrics, files };
+        Ok(PreparedService { index, service_slot, installs, kept, before_switch, after_departure })
     }
 
     /// The ports of a service, and those of them that had to be opened: place in `listen`, one for each
@@ -370,16 +389,17 @@ impl Server {
         service: &Service,
         before: Option<usize>,
         workers: usize,
-        others: &[Prepared],
+        others: &[PreparedService],
     ) -> Result<(Vec<(PortIndex, SocketAddr)>, Vec<(usize, Vec<OpenPort>)>), ServerError> {
         let mut old: Vec<(Listen, (PortIndex, SocketAddr))> = Vec::new();
         if let Some(before) = before {
             let listens = self.topology.services[before].listen.iter().copied();
-            old.extend(listens.zip(self.places[before].ports.iter().copied()));
+            old.extend(listens.zip(self.service_slots[before].ports.iter().copied()));
         }
-        let places = self.places.iter().chain(others.iter().map(|p| &p.place));
-        let mut taken: Vec<PortIndex> = places.flat_map(|p| &p.ports).map(|port| port.0).collect();
-        taken.extend(self.burnt.iter().flat_map(|burnt| &burnt.ports));
+        let service_slots = self.service_slots.iter().chain(others.iter().map(|p| &p.service_slot));
+        let mut taken: Vec<PortIndex> =
+            service_slots.flat_map(|p| &p.ports).map(|port| port.0).collect();
+        taken.extend(self.leaked.iter().flat_map(|leaked| &leaked.ports));
         let (mut ports, mut opened) = (Vec::new(), Vec::new());
         for (number, listen) in service.listen.iter().enumerate() {
             if let Some(found) = old.iter().position(|(other, _)| other == listen) {
@@ -397,13 +417,13 @@ impl Server {
     }
 
     /// Every worker takes its installs.
-    fn seat_all(
+    fn install_all(
         &mut self,
         wanted: &Topology,
-        prepared: &mut [Prepared],
+        prepared: &mut [PreparedService],
     ) -> Result<(), ChangeError> {
-        let patience = self.patience.obeyed;
-        for Prepared { index, installs, .. } in prepared {
+        let timeout = self.timeouts.obeyed;
+        for PreparedService { index, installs, .. } in prepared {
             let (answer, answers) = mpsc::channel();
             for (worker, install) in (0..).zip(std::mem::take(installs)) {
                 let install = ControlMessage::Install(Box::new(install), answer.clone());
@@ -411,8 +431,8 @@ impl Server {
             }
             drop(answer);
             for _ in 0..self.fabric.workers() {
-                let stuck = |_| ChangeError::Stuck(patience);
-                let answer = answers.recv_timeout(patience).map_err(stuck)?;
+                let stuck = |_| ChangeError::Stuck(timeout);
+                let answer = answers.recv_timeout(timeout).map_err(stuck)?;
                 let service = &wanted.services[*index];
                 answer.map_err(|error| ServerError::of_blocks(service, error))?;
             }
@@ -421,72 +441,73 @@ impl Server {
     }
 
     /// Starts the runtimes that need not wait for others to end, and waits until they serve.
-    fn start_beside(
+    fn start_before_switch(
         &mut self,
-        doors: &AttachDoors,
-        prepared: &mut [Prepared],
+        listeners: &AttachListeners,
+        prepared: &mut [PreparedService],
         give_up: &dyn Fn() -> bool,
     ) -> Result<(), ChangeError> {
-        let installs: Vec<_> = prepared.iter_mut().flat_map(|p| p.beside.drain(..)).collect();
-        let waits = prepared.iter().any(|p| !p.after.is_empty());
-        if installs.is_empty() && !waits && doors.is_empty() {
+        let installs: Vec<_> =
+            prepared.iter_mut().flat_map(|p| p.before_switch.drain(..)).collect();
+        let waits = prepared.iter().any(|p| !p.after_departure.is_empty());
+        if installs.is_empty() && !waits && listeners.is_empty() {
             return Ok(());
         }
-        let awaited = self.runtimes()?.seat(installs, false);
+        let awaited = self.supervisor()?.add(installs, false);
         Ok(awaited.wait(&mut || give_up()).map_err(ServerError::from)?)
     }
 
     /// Nobody comes in by a shared-memory port until the workers have switched, and who must go is told why.
-    fn hold_ports(
+    fn pause_shm_ports(
         &mut self,
         wanted: &Topology,
         plan: &Plan,
         new: &NewPorts,
-    ) -> Result<Option<Held>, ChangeError> {
-        if self.doorman.is_none() && new.is_empty() {
+    ) -> Result<Option<PausedAcceptor>, ChangeError> {
+        if self.shm_acceptor.is_none() && new.is_empty() {
             return Ok(None);
         }
-        let mut going = Vec::new();
-        for (service, place) in self.topology.services.iter().zip(&self.places) {
-            let (slot, name) = (place.slot, &service.name);
-            let fate = plan.services.iter().find(|(of, _)| of == name).map(|(_, fate)| *fate);
-            let why = match fate {
-                Some(Fate::Removed) => format!("service {name:?} has been removed"),
-                Some(Fate::Changed { keeps_memory_clients: false, .. }) => {
+        let mut evictions = Vec::new();
+        for (service, service_slot) in self.topology.services.iter().zip(&self.service_slots) {
+            let (slot, name) = (service_slot.slot, &service.name);
+            let action = plan.services.iter().find(|(of, _)| of == name).map(|(_, action)| *action);
+            let why = match action {
+                Some(ServiceAction::Removed) => format!("service {name:?} has been removed"),
+                Some(ServiceAction::Changed { keeps_memory_clients: false, .. }) => {
                     format!("service {name:?} takes other messages now: connect again")
                 }
-                Some(Fate::Changed { .. }) => {
+                Some(ServiceAction::Changed { .. }) => {
                     let stays = |path: &PathBuf| wanted.memory_ports().any(|(_, p)| p == path);
                     let gone = service.memory_ports.iter().filter(|path| !stays(path));
-                    going.extend(gone.map(|path| {
+                    evictions.extend(gone.map(|path| {
                         let url = crate::config::memory_url(path);
                         let why = format!("{url} is not a port of service {name:?} any more");
-                        Going { slot, path: Some(path.clone()), why }
+                        Eviction { slot, path: Some(path.clone()), why }
                     }));
                     continue;
                 }
                 _ => continue,
             };
-            going.push(Going { slot, path: None, why });
+            evictions.push(Eviction { slot, path: None, why });
         }
-        self.doorman()?.hold(going).map(Some).ok_or(ChangeError::Held)
+        self.shm_acceptor()?.pause(evictions).map(Some).ok_or(ChangeError::ShmPortsBusy)
     }
 
     /// What was prepared and not seated goes.
-    fn undo(&mut self, prepared: &[Prepared]) {
-        for Prepared { place, .. } in prepared {
-            self.forget(place.slot);
+    fn undo(&mut self, prepared: &[PreparedService]) {
+        for PreparedService { service_slot, .. } in prepared {
+            self.forget(service_slot.slot);
         }
     }
 
     /// What some workers may have seated goes.
-    fn undo_seated(&mut self, prepared: &[Prepared]) {
-        for Prepared { place, kept, .. } in prepared {
-            let own = place.ports.iter().map(|p| p.0).filter(|port| !kept.contains(port));
-            self.vacate(place.slot, &place.metrics, own.collect(), &|| false);
+    fn undo_installed(&mut self, prepared: &[PreparedService]) {
+        for PreparedService { service_slot, kept, .. } in prepared {
+            let own = service_slot.ports.iter().map(|p| p.0).filter(|port| !kept.contains(port));
+            self.release_slot(service_slot.slot, &service_slot.metrics, own.collect(), &|| false);
         }
         // Something of it may be left behind.
-        self.show();
+        self.publish_metrics();
     }
 
     /// From here on the new topology runs.
@@ -494,13 +515,13 @@ impl Server {
         &mut self,
         wanted: Topology,
         plan: &Plan,
-        mut prepared: Vec<Prepared>,
-        doors: AttachDoors,
-        held: Option<&Held>,
-    ) -> Vec<Leaver> {
-        let old = std::mem::take(&mut self.places);
+        mut prepared: Vec<PreparedService>,
+        listeners: AttachListeners,
+        paused: Option<&PausedAcceptor>,
+    ) -> Vec<DepartingService> {
+        let old = std::mem::take(&mut self.service_slots);
         let before = self.topology.clone();
-        let mut leavers = Vec::new();
+        let mut departing = Vec::new();
         tell_local_addresses(&self.fabric);
         let mut switch = Switch {
             leave: Vec::new(),
@@ -510,47 +531,50 @@ impl Server {
             polling: wanted.engine.polling,
         };
         for new in &prepared {
-            switch.lead.extend(new.kept.iter().map(|port| (*port, new.place.slot)));
+            switch.lead.extend(new.kept.iter().map(|port| (*port, new.service_slot.slot)));
         }
-        let mut places: Vec<Option<Place>> = wanted.services.iter().map(|_| None).collect();
-        for (place, service) in old.into_iter().zip(&before.services) {
+        let mut service_slots: Vec<Option<ServiceSlot>> =
+            wanted.services.iter().map(|_| None).collect();
+        for (service_slot, service) in old.into_iter().zip(&before.services) {
             let name = service.name.clone();
             let at = plan.services.iter().position(|(of, _)| *of == name).expect("all are in it");
             let mut successor = prepared.iter_mut().find(|new| new.index == at);
-            if plan.services[at].1 == Fate::Unchanged {
-                places[at] = Some(place);
+            if plan.services[at].1 == ServiceAction::Unchanged {
+                service_slots[at] = Some(service_slot);
                 continue;
             }
-            let after = successor.as_mut().map_or(Vec::new(), |new| std::mem::take(&mut new.after));
-            if after.iter().any(is_held_for) {
+            let after_departure = successor
+                .as_mut()
+                .map_or(Vec::new(), |new| std::mem::take(&mut new.after_departure));
+            if after_departure.iter().any(pauses_service) {
                 tracing::info!(
                     service = name,
                     "held: its next version begins when this one has ended"
                 );
             }
             let kept = successor.as_ref().map_or(&[][..], |new| &new.kept);
-            let ports = place.ports.iter().map(|p| p.0);
+            let ports = service_slot.ports.iter().map(|p| p.0);
             let stopped: Vec<_> = ports.filter(|port| !kept.contains(port)).collect();
             switch.stop.extend(&stopped);
             let keeps = match plan.services[at].1 {
-                Fate::Changed { keeps_connections, keeps_memory_clients } => {
+                ServiceAction::Changed { keeps_connections, keeps_memory_clients } => {
                     (keeps_connections, keeps_memory_clients)
                 }
                 _ => (false, false),
             };
-            let next = successor.as_ref().map(|new| new.place.slot);
+            let next = successor.as_ref().map(|new| new.service_slot.slot);
             let barrier = DrainBarrier::default();
             switch.leave.push(Leave {
-                slot: place.slot,
+                slot: service_slot.slot,
                 successor: next.filter(|_| keeps.0),
                 shm_successor: next.filter(|_| keeps.1),
-                departing: held.map_or(Vec::new(), |held| held.going(place.slot)),
+                departing: paused.map_or(Vec::new(), |paused| paused.departing(service_slot.slot)),
                 barrier: barrier.clone(),
             });
-            let dropped_before = place.metrics.snapshot().dropped(DropReason::DrainTimeout);
-            let (slot, metrics) = (place.slot, place.metrics);
+            let dropped_before = service_slot.metrics.snapshot().dropped(DropReason::DrainTimeout);
+            let (slot, metrics) = (service_slot.slot, service_slot.metrics);
             let devices = devices_of(&before, service);
-            leavers.push(Leaver {
+            departing.push(DepartingService {
                 name,
                 slot,
                 metrics,
@@ -558,46 +582,47 @@ impl Server {
                 dropped_before,
                 stopped,
                 devices,
-                after,
+                after_departure,
             });
         }
         for new in prepared {
-            places[new.index] = Some(new.place);
+            service_slots[new.index] = Some(new.service_slot);
         }
-        self.places = places.into_iter().map(|p| p.expect("each is old or new")).collect();
+        self.service_slots =
+            service_slots.into_iter().map(|p| p.expect("each is old or new")).collect();
         self.topology = Arc::new(wanted);
-        self.show();
-        if let Some(runtimes) = &self.runtimes {
+        self.publish_metrics();
+        if let Some(runtimes) = &self.supervisor {
             let leaving = switch.leave.iter().map(|leave| leave.slot).collect();
-            runtimes.change_doors(&self.topology, doors, leaving);
+            runtimes.set_listeners(&self.topology, listeners, leaving);
         }
         let (answer, answers) = mpsc::channel();
         let switch = Arc::new(switch);
         self.fabric.post_to_all(|_| ControlMessage::Switch(switch.clone(), answer.clone()));
         drop(answer);
         for _ in 0..self.fabric.workers() {
-            if answers.recv_timeout(self.patience.obeyed).is_err() {
+            if answers.recv_timeout(self.timeouts.obeyed).is_err() {
                 // It switches when it comes back, and until then what leaves cannot be let go of.
-                let stuck = ChangeError::Stuck(self.patience.obeyed);
+                let stuck = ChangeError::Stuck(self.timeouts.obeyed);
                 tracing::error!("{stuck}; it changes over when it comes back");
                 break;
             }
         }
-        leavers
+        departing
     }
 }
 
 /// What became of a version that left.
-struct Outcome {
+struct DepartureOutcome {
     name: String,
     unanswered: u64,
     left_behind: bool,
     /// Runtimes of its successor.
-    awaited: Option<Awaited>,
+    awaited: Option<PendingStarts>,
     not_started: Option<String>,
 }
 
-impl Outcome {
+impl DepartureOutcome {
     fn of(name: String) -> Self {
         Self { name, unanswered: 0, left_behind: false, awaited: None, not_started: None }
     }
@@ -615,12 +640,16 @@ impl Outcome {
     }
 }
 
-fn report(plan: Plan, outcomes: &[Outcome], rebuilt: &[(String, PathBuf)]) -> ChangeReport {
-    let service = |(name, fate): (String, Fate)| {
+fn report(
+    plan: Plan,
+    outcomes: &[DepartureOutcome],
+    rebuilt: &[(String, PathBuf)],
+) -> ChangeReport {
+    let service = |(name, action): (String, ServiceAction)| {
         let outcome = outcomes.iter().find(|outcome| outcome.name == name);
         let rebuilt = rebuilt.iter().find(|(of, _)| *of == name);
         ServiceChange {
-            fate,
+            action,
             rebuilt: rebuilt.map(|(_, file)| file.clone()),
             unanswered: outcome.map_or(0, |o| o.unanswered),
             left_behind: outcome.is_some_and(|o| o.left_behind),

@@ -11,7 +11,7 @@ use engine::topology::{Accelerator, Limits, Listen, Service, Topology};
 
 /// What becomes of one service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum ServiceAction {
     /// It is not touched.
     Unchanged,
     /// It comes.
@@ -46,7 +46,7 @@ impl fmt::Display for Refusal {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Every service by name: those of the new topology in its order, then those that leave.
-    pub(super) services: Vec<(String, Fate)>,
+    pub(super) services: Vec<(String, ServiceAction)>,
     /// Keys of `[engine]` and `[limits]` that get another value, and `accelerator` if there are others.
     pub(super) settings: Vec<&'static str>,
 }
@@ -65,11 +65,12 @@ impl Plan {
         for service in &wanted.services {
             let before = named(running, &service.name);
             let rebuilt = rebuilt.contains(&service.name.as_str());
-            services.push((service.name.clone(), fate(running, before, wanted, service, rebuilt)));
+            services
+                .push((service.name.clone(), action(running, before, wanted, service, rebuilt)));
         }
         let gone = running.services.iter().filter(|s| named(wanted, &s.name).is_none());
-        services.extend(gone.map(|service| (service.name.clone(), Fate::Removed)));
-        for (name, _) in services.iter().filter(|(_, fate)| *fate != Fate::Unchanged) {
+        services.extend(gone.map(|service| (service.name.clone(), ServiceAction::Removed)));
+        for (name, _) in services.iter().filter(|(_, action)| *action != ServiceAction::Unchanged) {
             let service = named(wanted, name);
             refusals
                 .extend(service.and_then(|s| taken(running, s).or_else(|| overlaps(running, s))));
@@ -80,7 +81,8 @@ impl Plan {
 
     /// Whether there is nothing to do.
     pub(super) fn is_empty(&self) -> bool {
-        self.settings.is_empty() && self.services.iter().all(|(_, f)| *f == Fate::Unchanged)
+        self.settings.is_empty()
+            && self.services.iter().all(|(_, f)| *f == ServiceAction::Unchanged)
     }
 }
 
@@ -95,25 +97,25 @@ fn accelerators<'t>(
     service.accelerators.iter().map(|index| &topology.accelerators[*index])
 }
 
-fn fate(
+fn action(
     running: &Topology,
     before: Option<&Service>,
     wanted: &Topology,
     service: &Service,
     rebuilt: bool,
-) -> Fate {
-    let Some(before) = before else { return Fate::Added };
+) -> ServiceAction {
+    let Some(before) = before else { return ServiceAction::Added };
     // Accelerators are compared by what they are; their numbers may differ.
     let renumbered = Service { accelerators: service.accelerators.clone(), ..before.clone() };
     let same =
         renumbered == *service && accelerators(running, before).eq(accelerators(wanted, service));
     if same && !rebuilt {
-        return Fate::Unchanged;
+        return ServiceAction::Unchanged;
     }
     let alike = |s: &Service| (s.framing, s.ordered, s.replies);
     // What a client's region is made for.
     let shape = |s: &Service| (s.max_message_bytes, s.max_reply_bytes, s.replies);
-    Fate::Changed {
+    ServiceAction::Changed {
         keeps_connections: alike(before) == alike(service),
         keeps_memory_clients: shape(before) == shape(service),
     }
@@ -243,10 +245,14 @@ mod tests {
         wanted.services.remove(0);
         wanted.limits.idle_ms = 1000;
         let plan = Plan::new(&two(), &wanted, &[]).unwrap();
-        let fates: Vec<_> =
-            plan.services.iter().map(|(name, fate)| (name.as_str(), *fate)).collect();
-        let changed = Fate::Changed { keeps_connections: true, keeps_memory_clients: true };
-        assert_eq!(fates, [("b", changed), ("c", Fate::Added), ("a", Fate::Removed)]);
+        let actions: Vec<_> =
+            plan.services.iter().map(|(name, action)| (name.as_str(), *action)).collect();
+        let changed =
+            ServiceAction::Changed { keeps_connections: true, keeps_memory_clients: true };
+        assert_eq!(
+            actions,
+            [("b", changed), ("c", ServiceAction::Added), ("a", ServiceAction::Removed)]
+        );
         assert_eq!(plan.settings, ["limits.idle_s"]);
         assert!(!plan.is_empty());
     }
@@ -254,8 +260,9 @@ mod tests {
     #[test]
     fn a_service_whose_kernel_file_was_rebuilt_changes_and_keeps_its_clients() {
         let plan = Plan::new(&two(), &two(), &["b"]).unwrap();
-        let changed = Fate::Changed { keeps_connections: true, keeps_memory_clients: true };
-        assert_eq!(plan.services, [("a".into(), Fate::Unchanged), ("b".into(), changed)]);
+        let changed =
+            ServiceAction::Changed { keeps_connections: true, keeps_memory_clients: true };
+        assert_eq!(plan.services, [("a".into(), ServiceAction::Unchanged), ("b".into(), changed)]);
         assert!(!plan.is_empty() && plan.settings.is_empty());
     }
 
@@ -270,8 +277,11 @@ mod tests {
             let mut wanted = two();
             change(&mut wanted.services[0]);
             let plan = Plan::new(&two(), &wanted, &[]).unwrap();
-            let fate = plan.services[0].1;
-            assert!(matches!(fate, Fate::Changed { keeps_connections: false, .. }), "{fate:?}");
+            let action = plan.services[0].1;
+            assert!(
+                matches!(action, ServiceAction::Changed { keeps_connections: false, .. }),
+                "{action:?}"
+            );
         }
     }
 
@@ -281,13 +291,15 @@ mod tests {
         let placement = CpuPlacement::Threads { threads: 1, cores: Vec::new() };
         wanted.accelerators[0].kind = AcceleratorKind::Cpu { placement, stack_kib: STACK_KIB };
         let plan = Plan::new(&two(), &wanted, &[]).unwrap();
-        assert!(plan.services.iter().all(|(_, fate)| matches!(fate, Fate::Changed { .. })));
+        assert!(
+            plan.services.iter().all(|(_, action)| matches!(action, ServiceAction::Changed { .. }))
+        );
         let mut wanted = two();
         let other = Accelerator { name: "other".into(), ..wanted.accelerators[0].clone() };
         wanted.accelerators.insert(0, other);
         wanted.services.iter_mut().for_each(|service| service.accelerators = vec![1]);
         let plan = Plan::new(&two(), &wanted, &[]).unwrap();
-        assert!(plan.services.iter().all(|(_, fate)| *fate == Fate::Unchanged));
+        assert!(plan.services.iter().all(|(_, action)| *action == ServiceAction::Unchanged));
         assert_eq!(plan.settings, ["accelerator"], "another one is there");
     }
 
@@ -314,7 +326,7 @@ mod tests {
         for (change, stay) in changes {
             let mut wanted = two();
             change(&mut wanted.services[0]);
-            let Fate::Changed { keeps_memory_clients, .. } =
+            let ServiceAction::Changed { keeps_memory_clients, .. } =
                 Plan::new(&two(), &wanted, &[]).unwrap().services[0].1
             else {
                 panic!("it changes")
@@ -411,19 +423,19 @@ mod tests {
         fn a_plan_leads_where_it_should(running in any_topology(), wanted in any_topology()) {
             let plan = Plan::new(&running, &wanted, &[]).unwrap();
             let mut reached: Vec<Service> = Vec::new();
-            for (name, fate) in &plan.services {
+            for (name, action) in &plan.services {
                 let (old, new) = (named(&running, name), named(&wanted, name));
-                prop_assert_eq!(*fate == Fate::Added, old.is_none());
-                prop_assert_eq!(*fate == Fate::Removed, new.is_none());
-                match fate {
-                    Fate::Unchanged => reached.push(old.unwrap().clone()),
-                    Fate::Added => reached.push(new.unwrap().clone()),
-                    Fate::Changed { keeps_connections, .. } => {
+                prop_assert_eq!(*action == ServiceAction::Added, old.is_none());
+                prop_assert_eq!(*action == ServiceAction::Removed, new.is_none());
+                match action {
+                    ServiceAction::Unchanged => reached.push(old.unwrap().clone()),
+                    ServiceAction::Added => reached.push(new.unwrap().clone()),
+                    ServiceAction::Changed { keeps_connections, .. } => {
                         prop_assert_ne!(old.unwrap(), new.unwrap());
                         prop_assert_eq!(*keeps_connections, old.unwrap().ordered == new.unwrap().ordered);
                         reached.push(new.unwrap().clone());
                     }
-                    Fate::Removed => {}
+                    ServiceAction::Removed => {}
                 }
             }
             prop_assert_eq!(&reached, &wanted.services);

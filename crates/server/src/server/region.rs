@@ -15,15 +15,15 @@ pub(super) struct MadeRegion {
     pub(super) ends: Vec<Vec<BlockEnds>>,
 }
 
-/// Creates and formats the region of one (service, accelerator, generation); `place` is the accelerator's in
+/// Creates and formats the region of one (service, accelerator, generation); `position` is the accelerator's in
 /// the service's list.
 pub(super) fn make_region(
     service: &Service,
-    (place, accelerator): (usize, &str),
+    (position, accelerator): (usize, &str),
     generation: u64,
     workers: usize,
 ) -> Result<MadeRegion, sys::MemoryError> {
-    let plan = service.region_plan(place, generation);
+    let plan = service.region_plan(position, generation);
     let bytes = plan.bytes().expect("the topology was checked") as usize;
     let name = format!("serval:{}:{accelerator}:{generation}", service.name);
     let memory = Arc::new(SharedMemory::create(&name, bytes, &RegionOptions::default())?);

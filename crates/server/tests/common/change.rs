@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use engine::topology::{Listen, Service, Topology};
-use server::{Fate, Server};
+use server::{Server, ServiceAction};
 use wire::framing::Framing;
 use wire::nic::Transport;
 
@@ -95,11 +95,11 @@ impl Askers {
     }
 }
 
-pub(crate) fn change(server: &mut Server, services: Vec<Service>) -> Vec<(String, Fate)> {
+pub(crate) fn change(server: &mut Server, services: Vec<Service>) -> Vec<(String, ServiceAction)> {
     let wanted = Topology { services, ..server.topology().clone() };
     let report = server.change(wanted, &never).expect("it can be done");
     assert!(report.services.iter().all(|s| s.unanswered == 0 && !s.left_behind), "{report:?}");
-    report.services.into_iter().map(|s| (s.name, s.fate)).collect()
+    report.services.into_iter().map(|s| (s.name, s.action)).collect()
 }
 
 /// Adds, changes and removes the service `b` many times, while `a` is asked. `b` is on one of the accelerators `on` after
@@ -122,18 +122,18 @@ pub(crate) fn change_under_load(mut server: Server, rounds: usize, on: &[usize])
         next.accelerators = vec![on[round % on.len()]];
         let next = (round % 4 != 3).then_some(next);
         let services = [Some(a.clone()), next.clone()].into_iter().flatten().collect();
-        let fates = change(&mut server, services);
-        assert_eq!(fates[0], ("a".into(), Fate::Unchanged));
+        let actions = change(&mut server, services);
+        assert_eq!(actions[0], ("a".into(), ServiceAction::Unchanged));
         let expected = match (&b, &next) {
-            (None, Some(_)) => Some(Fate::Added),
-            (Some(old), Some(new)) => Some(Fate::Changed {
+            (None, Some(_)) => Some(ServiceAction::Added),
+            (Some(old), Some(new)) => Some(ServiceAction::Changed {
                 keeps_connections: true,
                 keeps_memory_clients: old.max_message_bytes == new.max_message_bytes,
             }),
-            (Some(_), None) => Some(Fate::Removed),
+            (Some(_), None) => Some(ServiceAction::Removed),
             (None, None) => None,
         };
-        assert_eq!(fates.get(1).map(|f| f.1), expected);
+        assert_eq!(actions.get(1).map(|f| f.1), expected);
         b = next;
         if b.is_some() {
             let (udp, tcp) = (address(&server, 2), address(&server, 3));

@@ -42,7 +42,7 @@ fn held_up() -> (Server, UdpSocket) {
     };
     let mut server = Server::start(topology).unwrap();
     let short = Duration::from_millis(50);
-    server.patience = Patience { obeyed: short, expired: short };
+    server.timeouts = Timeouts { obeyed: short, expired: short };
     let client = client(&server, 1);
     client.send(b"takes long").unwrap();
     // The turn that counts it runs the kernel.
@@ -56,7 +56,7 @@ fn held_up() -> (Server, UdpSocket) {
 
 /// Another service comes and finds nothing of what is left behind.
 fn next_one_comes(server: &mut Server) {
-    server.patience = Patience::default();
+    server.timeouts = Timeouts::default();
     let mut services = server.topology().services.clone();
     services.push(service("next", "echo"));
     let wanted = Topology { services, ..server.topology().clone() };
@@ -65,11 +65,14 @@ fn next_one_comes(server: &mut Server) {
     let last = server.topology().services.len() - 1;
     ask(server, last);
     ask(server, 0);
-    for place in &server.places {
-        let burnt = server.burnt.iter().find(|burnt| burnt.slot == place.slot);
-        assert!(burnt.is_none(), "a slot is given twice");
-        let mut kept = server.burnt.iter().flat_map(|burnt| &burnt.ports);
-        assert!(kept.all(|kept| place.ports.iter().all(|(port, _)| port != kept)), "a port too");
+    for service_slot in &server.service_slots {
+        let leaked = server.leaked.iter().find(|leaked| leaked.slot == service_slot.slot);
+        assert!(leaked.is_none(), "a slot is given twice");
+        let mut kept = server.leaked.iter().flat_map(|leaked| &leaked.ports);
+        assert!(
+            kept.all(|kept| service_slot.ports.iter().all(|(port, _)| port != kept)),
+            "a port too"
+        );
     }
 }
 
@@ -82,7 +85,7 @@ fn all_is_given_back(server: &mut Server, address: SocketAddr) {
         services[0].slots = slots << (round % 2);
         let wanted = Topology { services, ..server.topology().clone() };
         server.change(wanted, &|| false).unwrap();
-        if server.burnt.is_empty() {
+        if server.leaked.is_empty() {
             break;
         }
         assert!(Instant::now() < deadline, "it is kept");
@@ -109,8 +112,8 @@ fn what_a_held_up_worker_was_to_seat_is_told_and_given_to_nobody_else() {
     assert_eq!(server.topology().services.len(), 2, "nothing has changed");
     assert_eq!(*server.metrics().left_behind(), ["b".to_owned()]);
     assert_eq!(slow.recv(&mut [0; 64]).expect("the kernel comes back"), 10);
-    let burnt = &server.burnt[0];
-    assert_eq!((server.burnt.len(), burnt.ports.len()), (1, 1));
+    let leaked = &server.leaked[0];
+    assert_eq!((server.leaked.len(), leaked.ports.len()), (1, 1));
     next_one_comes(&mut server);
     all_is_given_back(&mut server, free);
 }
@@ -125,7 +128,7 @@ fn what_a_held_up_worker_keeps_of_a_service_that_leaves_is_told_and_given_to_nob
     assert!(report.services[1].left_behind, "{report:?}");
     assert_eq!(*server.metrics().left_behind(), ["slow".to_owned()]);
     assert_eq!(server.metrics().services().len(), 1);
-    assert_eq!((server.burnt.len(), server.burnt[0].ports.len()), (1, 1));
+    assert_eq!((server.leaked.len(), server.leaked[0].ports.len()), (1, 1));
     next_one_comes(&mut server);
     all_is_given_back(&mut server, address);
     drop(slow);

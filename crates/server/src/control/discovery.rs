@@ -21,9 +21,9 @@ use super::ControlError;
 use super::protocol::{ANSWER_BYTES_MAX, Request, read_answer};
 
 /// How long a server may take to answer what it can answer at once.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between two tries to connect to a socket whose backlog is full.
-const AGAIN: Duration = Duration::from_millis(20);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// Most sockets of one folder that are looked at.
 const SOCKETS_MAX: usize = 256;
 /// Longest page of metrics that is read.
@@ -76,12 +76,12 @@ fn sockets(folder: &Path) -> Vec<(u32, PathBuf)> {
 }
 
 /// A server that answers.
-pub struct Found {
+pub struct FoundServer {
     pub path: PathBuf,
     status: Json,
 }
 
-impl Found {
+impl FoundServer {
     /// For a list to choose from.
     fn line(&self) -> String {
         let names = self.status["services"].as_array().map_or(&[][..], Vec::as_slice);
@@ -113,13 +113,13 @@ fn is_trusted(path: &Path, only_owner_writes: bool, user: u32) -> bool {
 }
 
 /// The servers in a folder that answer: this user's, or as root those of all users.
-fn running(folder: &Path) -> Vec<Found> {
+fn running(folder: &Path) -> Vec<FoundServer> {
     let only_owner_writes = fs::metadata(folder).is_ok_and(|found| found.mode() & 0o022 == 0);
     let user = sys::process::user();
     let paths = sockets(folder).into_iter().map(|(_, path)| path);
     let found = |path: PathBuf| {
         let status = ask(&path, Request::Status).ok()?;
-        Some(Found { path, status })
+        Some(FoundServer { path, status })
     };
     paths.filter(|path| is_trusted(path, only_owner_writes, user)).filter_map(found).collect()
 }
@@ -127,11 +127,11 @@ fn running(folder: &Path) -> Vec<Found> {
 /// The one server that answers, of those that were started with `file` if one is given.
 pub fn find_one(file: Option<&Path>) -> Result<PathBuf, ControlError> {
     let file = file.map(|file| file.canonicalize().unwrap_or_else(|_| file.to_owned()));
-    let started_with = |server: &Found| {
+    let started_with = |server: &FoundServer| {
         let of_server = server.status["file"].as_str().map(Path::new);
         file.is_none() || of_server == file.as_deref()
     };
-    let servers = |folder: &PathBuf| -> Vec<Found> {
+    let servers = |folder: &PathBuf| -> Vec<FoundServer> {
         running(folder).into_iter().filter(started_with).collect()
     };
     let folders = folders();
@@ -146,7 +146,7 @@ pub fn find_one(file: Option<&Path>) -> Result<PathBuf, ControlError> {
             )))
         }
         several => {
-            let lines: Vec<String> = several.iter().map(Found::line).collect();
+            let lines: Vec<String> = several.iter().map(FoundServer::line).collect();
             Err(ControlError::Ambiguous(format!(
                 "several servers run here; name the control socket of one:\n{}",
                 lines.join("\n")
@@ -160,7 +160,7 @@ pub fn connect(path: &Path, deadline: Instant) -> std::io::Result<LocalSocket> {
     loop {
         match LocalSocket::connect(path) {
             Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {
-                std::thread::sleep(AGAIN);
+                std::thread::sleep(RETRY_INTERVAL);
             }
             other => return other,
         }
@@ -192,14 +192,14 @@ fn ask_for_file(
 ) -> Result<(Json, Option<std::os::fd::OwnedFd>), ControlError> {
     let shown = path.display();
     let failed = |error| ControlError::Failed(format!("no server answers at {shown}: {error}"));
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
     let socket = connect(path, deadline).map_err(failed)?;
     socket.send(request.line().as_bytes(), &[]).map_err(failed)?;
     let mut bytes = vec![0; ANSWER_BYTES_MAX];
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let seconds = PATIENCE.as_secs();
+            let seconds = ANSWER_TIMEOUT.as_secs();
             let why = format!("the server at {shown} does not answer within {seconds} s");
             return Err(ControlError::Failed(why));
         }

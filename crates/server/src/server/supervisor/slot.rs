@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use accel::process::{RemoteBlocks, RemoteLink};
 use accel::reason_name;
-use engine::metrics::AcceleratorLives;
+use engine::metrics::RuntimeMetrics;
 use engine::topology::{
     Accelerator, AcceleratorKind, DeviceSpec, Launch, STACK_KIB, Service, Topology,
 };
@@ -24,10 +24,10 @@ use sys::process::signal_name;
 use wire::DropReason;
 use wire::attach::FromEngine;
 
-use super::{GOODBYE_PATIENCE, LEAVING_PAUSE};
-use crate::server::heart::{Beat, Heart};
+use super::{POLL_INTERVAL, STOP_TIMEOUT};
+use crate::server::heartbeat::{HeartbeatGuard, HeartbeatWriter};
 use crate::server::{MadeRegion, make_region};
-use runtime::Pulse;
+use runtime::HeartbeatMonitor;
 use runtime::kernel_file::KernelFile;
 use runtime::kinds::{self, Kind};
 
@@ -38,14 +38,14 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 /// … or this, where nobody has to start a process for it …
 const BACK_OFF_EXTERNAL_MAX: Duration = Duration::from_secs(1);
 /// … and begins anew after a life that lasted this long.
-const LASTING: Duration = Duration::from_secs(10);
+const BACK_OFF_RESET_AFTER: Duration = Duration::from_secs(10);
 /// Most time between two looks at a life's words.
-const LOOK_PAUSE: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long an exit status is waited for.
-const STATUS_PAUSE: Duration = Duration::from_millis(100);
+const EXIT_STATUS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// One life's region and what belongs to it.
-pub(in crate::server) struct Life {
+pub(in crate::server) struct RuntimeRegion {
     pub(super) generation: u64,
     pub(super) memory: Arc<SharedMemory>,
     pub(super) words: Words<MappedMemory>,
@@ -53,24 +53,24 @@ pub(in crate::server) struct Life {
     /// Goes with the offer.
     pub(super) bell: Bell,
     /// Goes before the region does.
-    _beat: Beat,
+    _heartbeat: HeartbeatGuard,
 }
 
 /// What a seat is for: one accelerator of one version of a service. All lives of the seat have it.
-pub(in crate::server) struct Post {
+pub(in crate::server) struct RuntimeSpec {
     /// Slot of the service on the workers.
     pub(in crate::server) slot: u16,
     /// The accelerator's place in the service's list.
-    pub(in crate::server) place: usize,
+    pub(in crate::server) position: usize,
     pub(in crate::server) service: Service,
     pub(in crate::server) accelerator: Accelerator,
     pub(in crate::server) workers: usize,
     /// Its kernel file, if it has one and that is on this machine.
     pub(in crate::server) file: Option<Arc<KernelFile>>,
-    pub(in crate::server) told: Arc<AcceleratorLives>,
+    pub(in crate::server) metrics: Arc<RuntimeMetrics>,
 }
 
-impl Post {
+impl RuntimeSpec {
     /// Who starts its runtimes, when one is lost that does not beat, and what it runs on.
     pub(in crate::server) fn launch(&self) -> (&Launch, Duration, &DeviceSpec) {
         let AcceleratorKind::Process { launch, heartbeat_ms, device } = &self.accelerator.kind
@@ -86,11 +86,11 @@ impl Post {
     }
 
     pub(super) fn blocks(&self) -> u32 {
-        self.service.mqueues_on(self.place)
+        self.service.mqueues_on(self.position)
     }
 
     pub(super) fn kernel(&self) -> &str {
-        self.service.kernel_on(self.place)
+        self.service.kernel_on(self.position)
     }
 
     /// The copy that goes with an offer: a runtime that the engine starts runs what the engine has checked, also if the
@@ -122,16 +122,16 @@ impl Post {
     }
 }
 
-impl Life {
+impl RuntimeRegion {
     /// Makes the region of a life. The second part has each worker's share.
     pub(in crate::server) fn make(
-        post: &Post,
+        spec: &RuntimeSpec,
         generation: u64,
-        heart: &Heart,
+        heartbeat_writer: &HeartbeatWriter,
     ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
-        let Post { service, place, accelerator, workers, .. } = post;
+        let RuntimeSpec { service, position, accelerator, workers, .. } = spec;
         let MadeRegion { memory, words, ends } =
-            make_region(service, (*place, &accelerator.name), generation, *workers)?;
+            make_region(service, (*position, &accelerator.name), generation, *workers)?;
         let (pull, bell) = BellPull::new().map_err(|source| sys::MemoryError::Host {
             call: "socketpair for the region",
             len_bytes: memory.len_bytes(),
@@ -144,26 +144,27 @@ impl Life {
             Attachment { blocks: Box::new(blocks), ends }
         };
         let shares = ends.into_iter().map(share).collect();
-        let beat = heart.add(words.clone());
-        Ok((Self { generation, memory, words, link, bell, _beat: beat }, shares))
+        let heartbeat = heartbeat_writer.add(words.clone());
+        Ok((Self { generation, memory, words, link, bell, _heartbeat: heartbeat }, shares))
     }
 }
 
 /// A seat as the server prepared it.
-pub(in crate::server) struct SeatStart {
-    pub(in crate::server) post: Post,
-    pub(in crate::server) life: Life,
+pub(in crate::server) struct PreparedRuntime {
+    pub(in crate::server) spec: RuntimeSpec,
+    pub(in crate::server) region: RuntimeRegion,
 }
 
-impl SeatStart {
+impl PreparedRuntime {
     /// Makes the first life. The second part has each worker's share.
     pub(in crate::server) fn make(
-        post: Post,
-        heart: &Heart,
+        spec: RuntimeSpec,
+        heartbeat_writer: &HeartbeatWriter,
     ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
         // Lives of the service's former version count as well.
-        let (life, shares) = Life::make(&post, post.told.next_generation(), heart)?;
-        Ok((Self { post, life }, shares))
+        let (region, shares) =
+            RuntimeRegion::make(&spec, spec.metrics.next_generation(), heartbeat_writer)?;
+        Ok((Self { spec, region }, shares))
     }
 }
 
@@ -181,26 +182,26 @@ pub(super) enum State {
     Serving {
         socket: Arc<LocalSocket>,
         since: Instant,
-        pulse: Pulse,
+        monitor: HeartbeatMonitor,
     },
-    /// It is given up: its runtime is asked to end, then made to, and `_gone` is dropped.
-    Leaving {
+    /// It is given up: its runtime is asked to end, then made to, and `_stopped` is dropped.
+    Stopping {
         socket: Option<Arc<LocalSocket>>,
         until: Instant,
-        _gone: Option<Sender<()>>,
+        _stopped: Option<Sender<()>>,
     },
 }
 
 /// What is known of the first runtime of a seat, with the name of its service.
-pub(super) enum First {
+pub(super) enum FirstStart {
     /// It is waited for.
-    Awaited(String),
+    Pending(String),
     /// What became of it.
-    Told(String, Result<(), String>),
+    Result(String, Result<(), String>),
 }
 
 /// A life that is about to end as planned: its service takes nothing in, see `engine/src/control/pause.rs`.
-pub(super) struct Hold {
+pub(super) struct Pause {
     /// Where the workers tell that all that was accepted has been answered.
     pub(super) barrier: DrainBarrier,
     /// It ends by then whatever is under way.
@@ -210,89 +211,89 @@ pub(super) struct Hold {
 }
 
 /// The place of one runtime; see the text of [`super`].
-pub(super) struct Seat {
-    pub(super) post: Post,
+pub(super) struct RuntimeSlot {
+    pub(super) spec: RuntimeSpec,
     pub(super) generation: u64,
     /// Of `generation`; `None` while there is no memory for it.
-    pub(super) life: Option<Life>,
+    pub(super) region: Option<RuntimeRegion>,
     pub(super) state: State,
     pub(super) child: Option<Child>,
     /// The number of the process that was started for it; 0: none was.
     pub(super) process: u64,
     /// It did not start together with others, and is not tried with them again before one of them comes, changes or
     /// leaves.
-    pub(super) alone: bool,
+    pub(super) unshared: bool,
     /// The last time that it was started, its process was lost before it served.
     pub(super) lost_at_start: bool,
     /// When to start a process, or to make the next life's region.
     pub(super) next_try: Option<Instant>,
     pub(super) back_off: Duration,
     /// Where the first start is waited for.
-    pub(super) first: Option<Sender<First>>,
+    pub(super) first: Option<Sender<FirstStart>>,
     /// Its service leaves: this life has no next one.
-    pub(super) last: bool,
+    pub(super) retiring: bool,
     /// It is certain that it stays: the change that brought it can no longer be undone.
-    pub(super) settled: bool,
+    pub(super) committed: bool,
     /// Its life is about to end as planned.
-    pub(super) hold: Option<Hold>,
+    pub(super) pause: Option<Pause>,
     /// It ended to begin in another process, and has not begun yet.
-    pub(super) moving: bool,
+    pub(super) regrouping: bool,
     /// Lives of seats that have left, which its process keeps until it ends.
-    pub(super) inherited: Vec<Life>,
+    pub(super) inherited: Vec<RuntimeRegion>,
 }
 
-impl Seat {
+impl RuntimeSlot {
     /// `first` hears of the first start if the engine starts its runtimes.
-    pub(super) fn new(start: SeatStart, first: &Sender<First>, settled: bool) -> Self {
-        let SeatStart { post, life } = start;
-        let launched = matches!(post.launch().0, Launch::Engine { .. });
-        let mut seat = Self {
-            generation: life.generation,
-            post,
-            life: Some(life),
+    pub(super) fn new(start: PreparedRuntime, first: &Sender<FirstStart>, committed: bool) -> Self {
+        let PreparedRuntime { spec, region } = start;
+        let launched = matches!(spec.launch().0, Launch::Engine { .. });
+        let mut runtime = Self {
+            generation: region.generation,
+            spec,
+            region: Some(region),
             state: State::Vacant,
             child: None,
             process: 0,
-            alone: false,
+            unshared: false,
             lost_at_start: false,
             next_try: launched.then(Instant::now),
             back_off: BACK_OFF_MIN,
             first: None,
-            last: false,
-            settled,
-            hold: None,
-            moving: false,
+            retiring: false,
+            committed,
+            pause: None,
+            regrouping: false,
             inherited: Vec::new(),
         };
         if launched {
-            seat.is_awaited(first);
+            runtime.report_start_to(first);
         }
-        seat
+        runtime
     }
 
     /// `first` hears of its next start.
-    pub(super) fn is_awaited(&mut self, first: &Sender<First>) {
+    pub(super) fn report_start_to(&mut self, first: &Sender<FirstStart>) {
         // The server may have given up already.
-        let _ = first.send(First::Awaited(self.post.service.name.clone()));
+        let _ = first.send(FirstStart::Pending(self.spec.service.name.clone()));
         self.first = Some(first.clone());
     }
 
     pub(super) fn is_launched(&self) -> bool {
-        matches!(self.post.launch().0, Launch::Engine { .. })
+        matches!(self.spec.launch().0, Launch::Engine { .. })
     }
 
     pub(super) fn exclusive_key(&self) -> Option<String> {
-        self.post.exclusive_key()
+        self.spec.exclusive_key()
     }
 
     pub(super) fn heartbeat(&self) -> Duration {
-        self.post.launch().1
+        self.spec.launch().1
     }
 
     pub(super) fn socket(&self) -> Option<&LocalSocket> {
         match &self.state {
             State::Starting { socket, .. } | State::Serving { socket, .. } => Some(socket),
-            State::Leaving { socket, .. } => socket.as_deref(),
+            State::Stopping { socket, .. } => socket.as_deref(),
             State::Vacant | State::Expected { .. } => None,
         }
     }
@@ -302,33 +303,37 @@ impl Seat {
         let step = match &self.state {
             State::Vacant => None,
             State::Expected { until } | State::Starting { until, .. } => Some(*until),
-            State::Serving { .. } => Some(Instant::now() + (self.heartbeat() / 4).min(LOOK_PAUSE)),
-            State::Leaving { .. } => Some(Instant::now() + LEAVING_PAUSE),
+            State::Serving { .. } => {
+                Some(Instant::now() + (self.heartbeat() / 4).min(CHECK_INTERVAL))
+            }
+            State::Stopping { .. } => Some(Instant::now() + POLL_INTERVAL),
         };
         step.into_iter().chain(self.next_try).min()
     }
 
     /// Whether one process can run it and the other seat: a GPU, say, gives processes turns of milliseconds, and
     /// blocks of one process run side by side. Tenants never share one.
-    pub(super) fn goes_with(&self, other: &Self) -> bool {
-        let may = |seat: &Self| !seat.alone && !seat.last;
-        may(self) && may(other) && self.is_beside(other)
+    pub(super) fn can_share_process(&self, other: &Self) -> bool {
+        let may = |runtime: &Self| !runtime.unshared && !runtime.retiring;
+        may(self) && may(other) && self.shares_device(other)
     }
 
     /// Whether it is on the same device as the other seat and of the same tenant, so that one process could run both.
-    pub(super) fn is_beside(&self, other: &Self) -> bool {
-        let post = |seat: &Self| (seat.post.accelerator.clone(), seat.post.service.tenant.clone());
-        self.is_launched() && self.exclusive_key().is_some() && post(self) == post(other)
+    pub(super) fn shares_device(&self, other: &Self) -> bool {
+        let spec = |runtime: &Self| {
+            (runtime.spec.accelerator.clone(), runtime.spec.service.tenant.clone())
+        };
+        self.is_launched() && self.exclusive_key().is_some() && spec(self) == spec(other)
     }
 
     /// How long its blocks may work on one message.
     pub(super) fn hang_ms(&self) -> u64 {
-        self.post.service.hang_ms_on(self.post.place)
+        self.spec.service.hang_ms_on(self.spec.position)
     }
 
     /// Starts a process for it, in which a block hangs after `hang_ms`; returns the way to it.
     pub(super) fn launch(&mut self, hang_ms: u64) -> std::io::Result<LocalSocket> {
-        let (Launch::Engine { program, threads, cores, stack_kib }, _, device) = self.post.launch()
+        let (Launch::Engine { program, threads, cores, stack_kib }, _, device) = self.spec.launch()
         else {
             unreachable!("only these are started by the engine")
         };
@@ -357,41 +362,41 @@ impl Seat {
     }
 
     /// Gives the seat up: its runtime is asked to end. `gone` is dropped when it has.
-    pub(super) fn part(&mut self, gone: Option<Sender<()>>) {
+    pub(super) fn begin_stop(&mut self, gone: Option<Sender<()>>) {
         let socket = match std::mem::replace(&mut self.state, State::Vacant) {
             State::Serving { socket, .. } => {
-                self.post.told.end(self.generation, "changed");
+                self.spec.metrics.end(self.generation, "changed");
                 Some(socket)
             }
             State::Starting { socket, .. } => Some(socket),
-            State::Leaving { socket, .. } => socket,
+            State::Stopping { socket, .. } => socket,
             State::Vacant | State::Expected { .. } => None,
         };
-        if let (Some(socket), Some(life)) = (&socket, &self.life) {
-            for life in self.inherited.iter().chain([life]) {
-                life.words.set_stop(stop::DRAIN);
-                life.link.ring();
+        if let (Some(socket), Some(region)) = (&socket, &self.region) {
+            for region in self.inherited.iter().chain([region]) {
+                region.words.set_stop(stop::DRAIN);
+                region.link.ring();
             }
-            let drain_ms = GOODBYE_PATIENCE.as_millis() as u32 / 2;
+            let drain_ms = STOP_TIMEOUT.as_millis() as u32 / 2;
             // It may be gone.
             let _ = socket.send(&FromEngine::Stop { drain_ms }.encode(), &[]);
         }
         self.next_try = None;
         self.state =
-            State::Leaving { socket, until: Instant::now() + GOODBYE_PATIENCE, _gone: gone };
+            State::Stopping { socket, until: Instant::now() + STOP_TIMEOUT, _stopped: gone };
     }
 
     /// A seat that is given up: whether its runtime has ended. It is made to once its time is over, or if
     /// nobody can be asked.
-    pub(super) fn has_left(&mut self) -> bool {
-        let State::Leaving { socket, until, .. } = &mut self.state else { return false };
+    pub(super) fn has_stopped(&mut self) -> bool {
+        let State::Stopping { socket, until, .. } = &mut self.state else { return false };
         if socket.is_some() && Instant::now() >= *until {
-            let AcceleratorLives { service, accelerator, .. } = &*self.post.told;
+            let RuntimeMetrics { service, accelerator, .. } = &*self.spec.metrics;
             tracing::warn!(service, accelerator, "a runtime did not end when it was told to");
             // Blocks that still run somewhere hear of it in the region, their process by the connection's end.
-            if let Some(life) = &self.life {
-                life.words.set_stop(stop::NOW);
-                life.link.ring();
+            if let Some(region) = &self.region {
+                region.words.set_stop(stop::NOW);
+                region.link.ring();
             }
             *socket = None;
         }
@@ -409,11 +414,11 @@ impl Seat {
 
     /// The life that was served, if one was, is over: how long to wait until the next one. A life that ended as
     /// `planned` says nothing against the next one.
-    pub(super) fn pause(&mut self, lasted: Duration, planned: bool) -> Duration {
+    pub(super) fn next_back_off(&mut self, lasted: Duration, planned: bool) -> Duration {
         if planned {
             return BACK_OFF_MIN;
         }
-        if lasted >= LASTING {
+        if lasted >= BACK_OFF_RESET_AFTER {
             self.back_off = BACK_OFF_MIN;
         }
         let pause = self.back_off;
@@ -424,7 +429,7 @@ impl Seat {
 
     /// How a process that closed its connection without a word ended.
     pub(super) fn exit_text(&mut self) -> String {
-        let deadline = Instant::now() + STATUS_PAUSE;
+        let deadline = Instant::now() + EXIT_STATUS_TIMEOUT;
         let Some(child) = &mut self.child else {
             return "it closed its connection".into();
         };
@@ -441,20 +446,23 @@ impl Seat {
 }
 
 /// Processes that share a device such as a GPU wait for each other's turns on it, which last for milliseconds.
-pub(super) fn warn_of_shared_devices(seats: &BTreeMap<u64, Seat>) {
-    let mut by_device: BTreeMap<String, Vec<&Seat>> = BTreeMap::new();
-    for seat in seats.values().filter(|seat| seat.is_launched() && !seat.last) {
-        if let Some(device) = seat.exclusive_key() {
-            by_device.entry(device).or_default().push(seat);
+pub(super) fn warn_of_shared_devices(runtimes: &BTreeMap<u64, RuntimeSlot>) {
+    let mut by_device: BTreeMap<String, Vec<&RuntimeSlot>> = BTreeMap::new();
+    for runtime in runtimes.values().filter(|runtime| runtime.is_launched() && !runtime.retiring) {
+        if let Some(device) = runtime.exclusive_key() {
+            by_device.entry(device).or_default().push(runtime);
         }
     }
-    let apart = |seats: &Vec<&Seat>| seats.iter().any(|seat| !seat.goes_with(seats[0]));
-    for (device, seats) in
-        by_device.into_iter().filter(|(_, seats)| seats.len() > 1 && apart(seats))
+    let apart = |runtimes: &Vec<&RuntimeSlot>| {
+        runtimes.iter().any(|runtime| !runtime.can_share_process(runtimes[0]))
+    };
+    for (device, runtimes) in
+        by_device.into_iter().filter(|(_, runtimes)| runtimes.len() > 1 && apart(runtimes))
     {
-        let names = seats.iter().map(|seat| seat.post.service.name.as_str());
+        let names = runtimes.iter().map(|runtime| runtime.spec.service.name.as_str());
         let services = names.collect::<Vec<_>>().join(", ");
-        let noun = kinds::find(seats[0].post.launch().2.kind).map_or("device", Kind::device_noun);
+        let noun =
+            kinds::find(runtimes[0].spec.launch().2.kind).map_or("device", Kind::device_noun);
         tracing::warn!(
             device,
             services,
@@ -466,31 +474,36 @@ pub(super) fn warn_of_shared_devices(seats: &BTreeMap<u64, Seat>) {
 
 /// Why a life ended.
 #[derive(Clone)]
-pub(super) struct Ending {
+pub(super) struct EndCause {
     /// In a word, for metrics.
-    pub(super) word: &'static str,
+    pub(super) label: &'static str,
     /// For requests that were with it.
     pub(super) reason: DropReason,
     /// For people.
     pub(super) text: String,
     /// The runtime said so itself.
-    pub(super) told: bool,
+    pub(super) reported: bool,
 }
 
-impl Ending {
+impl EndCause {
     pub(super) fn lost(word: &'static str, text: impl Into<String>) -> Self {
-        Self { word, reason: DropReason::AcceleratorLost, text: text.into(), told: false }
+        Self {
+            label: word,
+            reason: DropReason::AcceleratorLost,
+            text: text.into(),
+            reported: false,
+        }
     }
 
     /// It ended with a word.
-    pub(super) fn told(word: &'static str, text: String) -> Self {
-        Self { told: true, ..Self::lost(word, text) }
+    pub(super) fn reported(word: &'static str, text: String) -> Self {
+        Self { reported: true, ..Self::lost(word, text) }
     }
 
     /// Who runs in its process changes.
     pub(super) fn reconfigured(text: &str) -> Self {
         let reason = DropReason::Reconfiguring;
-        Self { word: "reconfigured", reason, text: text.to_owned(), told: false }
+        Self { label: "reconfigured", reason, text: text.to_owned(), reported: false }
     }
 }
 
@@ -504,7 +517,7 @@ pub(super) fn absolute(kernel: &str) -> String {
 }
 
 /// A reason of the region ABI in a word, for metrics.
-pub(super) fn word_of(reason: u64) -> &'static str {
+pub(super) fn reason_label(reason: u64) -> &'static str {
     match reason {
         reason::STOPPED => "stopped",
         reason::ENGINE_LOST => "engine_lost",

@@ -13,23 +13,23 @@ use mqueue::abi::stop;
 use wire::DropReason;
 use wire::nic::PortIndex;
 
-use super::super::{BLOCKS_PATIENCE, Server};
-use super::{Leaver, Outcome};
+use super::super::{BLOCKS_TIMEOUT, Server};
+use super::{DepartingService, DepartureOutcome};
 
 /// Between two looks whether the workers have settled.
-const LOOK_PAUSE: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What something may still hold although its service has left, or is leaving.
-pub(in super::super) struct Burnt {
+pub(in super::super) struct LeakedSlot {
     pub(in super::super) slot: u16,
     pub(in super::super) metrics: Arc<ServiceMetrics>,
     /// That the workers may still have.
     pub(super) ports: Vec<PortIndex>,
-    keeper: Keeper,
+    holder: Holder,
 }
 
 /// Who holds it.
-enum Keeper {
+enum Holder {
     /// Workers that have not settled.
     Unsettled(DrainBarrier),
     /// Workers that have not let go; whether its runtimes have ended.
@@ -46,8 +46,8 @@ struct Releasing {
 
 impl Releasing {
     /// Whether all have let go; each may take this long. What they return is given back to the host here.
-    fn is_complete(&mut self, patience: Duration) -> bool {
-        while self.missing > 0 && self.answers.recv_timeout(patience).is_ok() {
+    fn is_complete(&mut self, timeout: Duration) -> bool {
+        while self.missing > 0 && self.answers.recv_timeout(timeout).is_ok() {
             self.missing -= 1;
         }
         self.missing == 0
@@ -56,42 +56,47 @@ impl Releasing {
 
 impl Server {
     /// Waits until a service has nothing left, and lets go of it.
-    pub(super) fn let_go(&mut self, leaver: Leaver, give_up: &dyn Fn() -> bool) -> Outcome {
-        let Leaver { name, slot, metrics, barrier, dropped_before, stopped, .. } = leaver;
+    pub(super) fn remove_service(
+        &mut self,
+        departing_service: DepartingService,
+        give_up: &dyn Fn() -> bool,
+    ) -> DepartureOutcome {
+        let DepartingService { name, slot, metrics, barrier, dropped_before, stopped, .. } =
+            departing_service;
         let mut settled = self.wait_for(&barrier, self.drain_time(), give_up);
         if !settled && !give_up() {
             self.fabric.post_to_all(|_| ControlMessage::Expire(slot));
-            settled = self.wait_for(&barrier, self.patience.expired, give_up);
+            settled = self.wait_for(&barrier, self.timeouts.expired, give_up);
         }
         let gone = if settled {
-            self.vacate(slot, &metrics, stopped, give_up)
+            self.release_slot(slot, &metrics, stopped, give_up)
         } else {
-            let (metrics, keeper) = (metrics.clone(), Keeper::Unsettled(barrier));
-            self.burnt.push(Burnt { slot, metrics, ports: stopped, keeper });
+            let (metrics, holder) = (metrics.clone(), Holder::Unsettled(barrier));
+            self.leaked.push(LeakedSlot { slot, metrics, ports: stopped, holder });
             false
         };
         let dropped = metrics.snapshot().dropped(DropReason::DrainTimeout);
         let unanswered = dropped - dropped_before;
-        Outcome { unanswered, left_behind: !gone, ..Outcome::of(name) }
+        DepartureOutcome { unanswered, left_behind: !gone, ..DepartureOutcome::of(name) }
     }
 
     /// A slot that has nothing left is given up, and its own ports; whether all of it is gone. What is not is given
     /// to nobody else.
-    pub(super) fn vacate(
+    pub(super) fn release_slot(
         &mut self,
         slot: u16,
         metrics: &Arc<ServiceMetrics>,
         ports: Vec<PortIndex>,
         give_up: &dyn Fn() -> bool,
     ) -> bool {
-        let ended = self.end_runtimes(slot, give_up);
+        let ended = self.stop_runtimes(slot, give_up);
         // Also beside a runtime that does not end: ports that the workers keep would be read after the next switch.
         let mut releasing = self.release(slot);
-        if releasing.is_complete(self.patience.obeyed) {
+        if releasing.is_complete(self.timeouts.obeyed) {
             return self.free(slot, metrics, ended);
         }
-        let keeper = Keeper::Unreleased(releasing, ended);
-        self.burnt.push(Burnt { slot, metrics: metrics.clone(), ports, keeper });
+        let holder = Holder::Unreleased(releasing, ended);
+        self.leaked.push(LeakedSlot { slot, metrics: metrics.clone(), ports, holder });
         false
     }
 
@@ -100,43 +105,43 @@ impl Server {
         let all = self.forget(slot) && ended;
         if !all {
             let (metrics, ports) = (metrics.clone(), Vec::new());
-            self.burnt.push(Burnt { slot, metrics, ports, keeper: Keeper::Running });
+            self.leaked.push(LeakedSlot { slot, metrics, ports, holder: Holder::Running });
         }
         all
     }
 
     /// Takes back what workers kept that a kernel held up, if they have let go of it since.
-    pub(super) fn take_back(&mut self, give_up: &dyn Fn() -> bool) {
-        let before = self.burnt.len();
-        for mut burnt in std::mem::take(&mut self.burnt) {
-            let complete = match &mut burnt.keeper {
-                Keeper::Unsettled(barrier) => barrier.is_complete(self.fabric.workers()),
-                Keeper::Unreleased(releasing, _) => releasing.is_complete(Duration::ZERO),
-                Keeper::Running => false,
+    pub(super) fn reclaim_leaked(&mut self, give_up: &dyn Fn() -> bool) {
+        let before = self.leaked.len();
+        for mut leaked in std::mem::take(&mut self.leaked) {
+            let complete = match &mut leaked.holder {
+                Holder::Unsettled(barrier) => barrier.is_complete(self.fabric.workers()),
+                Holder::Unreleased(releasing, _) => releasing.is_complete(Duration::ZERO),
+                Holder::Running => false,
             };
             if !complete {
-                self.burnt.push(burnt);
+                self.leaked.push(leaked);
                 continue;
             }
-            let Burnt { slot, metrics, ports, keeper } = burnt;
-            let gone = match keeper {
-                Keeper::Unreleased(_, ended) => self.free(slot, &metrics, ended),
-                _ => self.vacate(slot, &metrics, ports, give_up),
+            let LeakedSlot { slot, metrics, ports, holder } = leaked;
+            let gone = match holder {
+                Holder::Unreleased(_, ended) => self.free(slot, &metrics, ended),
+                _ => self.release_slot(slot, &metrics, ports, give_up),
             };
             if gone {
                 let service = metrics.name();
                 tracing::info!(service, "what a former version had kept is given back");
             }
         }
-        if self.burnt.len() != before {
-            self.show();
+        if self.leaked.len() != before {
+            self.publish_metrics();
         }
     }
 
     /// The runtimes of a slot, which has nothing left for them, end; whether all did.
-    fn end_runtimes(&self, slot: u16, give_up: &dyn Fn() -> bool) -> bool {
+    fn stop_runtimes(&self, slot: u16, give_up: &dyn Fn() -> bool) -> bool {
         let drain = self.drain_time();
-        self.runtimes.as_ref().is_none_or(|runtimes| runtimes.leave(slot, drain, give_up))
+        self.supervisor.as_ref().is_none_or(|runtimes| runtimes.leave(slot, drain, give_up))
     }
 
     /// How long what was accepted may take when it has to end.
@@ -147,16 +152,16 @@ impl Server {
     fn wait_for(
         &self,
         barrier: &DrainBarrier,
-        patience: Duration,
+        timeout: Duration,
         give_up: &dyn Fn() -> bool,
     ) -> bool {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         while !barrier.is_complete(self.fabric.workers()) {
             if Instant::now() >= deadline || give_up() {
                 return false;
             }
             self.fabric.wake_all();
-            std::thread::sleep(LOOK_PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
         true
     }
@@ -175,13 +180,13 @@ impl Server {
         let of_slot = |(of, _): &mut (u16, _)| *of == slot;
         for (_, accelerator) in self.accelerators.extract_if(.., of_slot) {
             accelerator.stop(stop::NOW);
-            let left = accelerator.join(BLOCKS_PATIENCE);
+            let left = accelerator.join(BLOCKS_TIMEOUT);
             if !left.is_empty() {
                 tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
                 ended = false;
             }
         }
-        self.watch.forget(slot);
+        self.watchdog.forget(slot);
         self.regions.retain(|region| region.slot != slot);
         ended
     }

@@ -9,23 +9,23 @@ use mqueue::abi::ABI_VERSION;
 use sys::local::LocalSocket;
 use wire::attach::{FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Offer};
 
-use super::seat::{Ending, Seat, State, absolute, word_of};
-use super::{Desk, Door, START_PATIENCE};
-use crate::server::lobby::{Arrived, check_user};
+use super::slot::{EndCause, RuntimeSlot, State, absolute, reason_label};
+use super::{PeerOrigin, START_TIMEOUT, SupervisorState};
+use crate::server::handshake_queue::{HandshakePeer, check_user};
 
-impl Desk {
+impl SupervisorState {
     /// Somebody said hello.
-    pub(super) fn meet(&mut self, arrived: Arrived<Door>) {
-        let Arrived { door, socket, hello } = arrived;
-        if let Door::Seat(id, process) = door {
-            let Some(seat) = self.seats.get(&id) else { return };
-            if process != seat.process || !matches!(seat.state, State::Expected { .. }) {
+    pub(super) fn on_hello(&mut self, arrived: HandshakePeer<PeerOrigin>) {
+        let HandshakePeer { listener_key: origin, socket, hello } = arrived;
+        if let PeerOrigin::Launched(id, process) = origin {
+            let Some(runtime) = self.runtimes.get(&id) else { return };
+            if process != runtime.process || !matches!(runtime.state, State::Expected { .. }) {
                 // Of a process that was given up.
                 return;
             }
             if hello.is_empty() {
                 let text = self.exit_text(id);
-                return self.end(id, Ending::lost("lost", text));
+                return self.end_group(id, EndCause::lost("lost", text));
             }
         } else if hello.is_empty() {
             return;
@@ -42,9 +42,9 @@ impl Desk {
                     "the engine speaks region ABI {ABI_VERSION}, the runtime {theirs}: use matching builds"
                 ));
             }
-            let id = match &door {
-                Door::Seat(id, _) => *id,
-                Door::Accelerator(name) => self.choose(name, &hello).map_err(|why| {
+            let id = match &origin {
+                PeerOrigin::Launched(id, _) => *id,
+                PeerOrigin::AttachPath(name) => self.choose_slot(name, &hello).map_err(|why| {
                     // Its seat has left, and the next version's is still to come.
                     if self.changes(name, &hello) {
                         format!("a service of accelerator {name:?} changes: there is a place soon")
@@ -61,8 +61,8 @@ impl Desk {
                 tracing::warn!(why, "a runtime is refused");
                 // If it does not listen to the answer it has gone already.
                 let _ = socket.send(&FromEngine::Refuse(why.clone()).encode(), &[]);
-                if let Door::Seat(id, _) = door {
-                    self.end(id, Ending::lost("refused", why));
+                if let PeerOrigin::Launched(id, _) = origin {
+                    self.end_group(id, EndCause::lost("refused", why));
                 }
             }
         }
@@ -70,48 +70,58 @@ impl Desk {
 
     /// Whether a service that a runtime may be for has no seat at the moment.
     pub(super) fn changes(&self, name: &str, hello: &Hello) -> bool {
-        let seated = |service: &str| {
-            let stays = self.seats.values().filter(|seat| !seat.last).map(|seat| &seat.post);
+        let created = |service: &str| {
+            let stays = self
+                .runtimes
+                .values()
+                .filter(|runtime| !runtime.retiring)
+                .map(|runtime| &runtime.spec);
             stays.into_iter().any(|p| p.accelerator.name == name && p.service.name == service)
         };
-        self.users.iter().any(|(accelerator, service)| {
+        self.service_accelerators.iter().any(|(accelerator, service)| {
             let wanted = hello.service.is_empty() || *service == hello.service;
-            accelerator == name && wanted && !seated(service)
+            accelerator == name && wanted && !created(service)
         })
     }
 
     /// The seat for a runtime that came by the path of an accelerator; why there is none.
-    pub(super) fn choose(&self, name: &str, hello: &Hello) -> Result<u64, String> {
+    pub(super) fn choose_slot(&self, name: &str, hello: &Hello) -> Result<u64, String> {
         // Those of a service's version that leaves take nobody in any more.
-        let seats = self.seats.iter().map(|(id, seat)| (*id, seat)).filter(|(_, s)| !s.last);
-        let of_it: Vec<(u64, &Seat)> =
-            seats.filter(|(_, s)| s.post.accelerator.name == name).collect();
+        let runtimes =
+            self.runtimes.iter().map(|(id, runtime)| (*id, runtime)).filter(|(_, s)| !s.retiring);
+        let of_it: Vec<(u64, &RuntimeSlot)> =
+            runtimes.filter(|(_, s)| s.spec.accelerator.name == name).collect();
         if of_it.is_empty() {
             return Err(format!("no service uses accelerator {name:?}"));
         }
-        let list = |of: &dyn Fn(&Seat) -> String| {
-            of_it.iter().map(|(_, seat)| of(seat)).collect::<Vec<_>>().join(", ")
+        let list = |of: &dyn Fn(&RuntimeSlot) -> String| {
+            of_it.iter().map(|(_, runtime)| of(runtime)).collect::<Vec<_>>().join(", ")
         };
-        let services = || list(&|seat| seat.post.service.name.clone());
-        let wanted =
-            |seat: &Seat| hello.service.is_empty() || seat.post.service.name == hello.service;
-        let mut fitting = of_it.iter().filter(|(_, seat)| wanted(seat)).peekable();
+        let services = || list(&|runtime| runtime.spec.service.name.clone());
+        let wanted = |runtime: &RuntimeSlot| {
+            hello.service.is_empty() || runtime.spec.service.name == hello.service
+        };
+        let mut fitting = of_it.iter().filter(|(_, runtime)| wanted(runtime)).peekable();
         if fitting.peek().is_none() {
             let (wish, known) = (&hello.service, services());
             return Err(format!("accelerator {name:?} has no service {wish:?}: it has {known}"));
         }
-        let runs = |seat: &Seat| hello.kernel.is_empty() || seat.post.kernel() == hello.kernel;
-        let mut fitting = fitting.filter(|(_, seat)| runs(seat)).peekable();
+        let runs = |runtime: &RuntimeSlot| {
+            hello.kernel.is_empty() || runtime.spec.kernel() == hello.kernel
+        };
+        let mut fitting = fitting.filter(|(_, runtime)| runs(runtime)).peekable();
         if fitting.peek().is_none() {
-            let (wish, known) = (&hello.kernel, list(&|seat| seat.post.kernel().to_owned()));
+            let (wish, known) = (&hello.kernel, list(&|runtime| runtime.spec.kernel().to_owned()));
             return Err(format!(
                 "no service of accelerator {name:?} runs kernel {wish:?}: they run {known}"
             ));
         }
-        let free = |seat: &Seat| matches!(seat.state, State::Vacant) && seat.life.is_some();
+        let free = |runtime: &RuntimeSlot| {
+            matches!(runtime.state, State::Vacant) && runtime.region.is_some()
+        };
         let fitting: Vec<_> = fitting.collect();
-        let found = fitting.iter().find(|(_, seat)| free(seat)).map(|(id, _)| *id);
-        let soon = fitting.iter().any(|(_, seat)| matches!(seat.state, State::Vacant));
+        let found = fitting.iter().find(|(_, runtime)| free(runtime)).map(|(id, _)| *id);
+        let soon = fitting.iter().any(|(_, runtime)| matches!(runtime.state, State::Vacant));
         found.ok_or_else(|| match services() {
             _ if soon => {
                 format!(
@@ -126,33 +136,36 @@ impl Desk {
 
     /// Offers a runtime the seat, and those that go with it.
     fn offer(&mut self, id: u64, socket: LocalSocket, hello: &Hello) {
-        let (socket, together) = (Arc::new(socket), self.together(id));
+        let (socket, group) = (Arc::new(socket), self.group(id));
         let mut sent = Ok(());
-        if together.len() > 1 {
-            sent = socket.send(&FromEngine::Together(together.len() as u32).encode(), &[]);
+        if group.len() > 1 {
+            sent = socket.send(&FromEngine::Together(group.len() as u32).encode(), &[]);
         }
-        for at in together {
+        for at in group {
             sent = sent.and_then(|()| self.offer_one(at, &socket, hello));
-            let until = Instant::now() + START_PATIENCE;
-            self.seat(at).state = State::Starting { socket: socket.clone(), until };
+            let until = Instant::now() + START_TIMEOUT;
+            self.runtime(at).state = State::Starting { socket: socket.clone(), until };
         }
         if let Err(error) = sent {
-            self.end(id, Ending::lost("lost", format!("it did not take its offer: {error}")));
+            self.end_group(
+                id,
+                EndCause::lost("lost", format!("it did not take its offer: {error}")),
+            );
         }
     }
 
     fn offer_one(&self, id: u64, socket: &LocalSocket, hello: &Hello) -> std::io::Result<()> {
-        let seat = &self.seats[&id];
-        let service = &seat.post.service;
-        let life = seat.life.as_ref().expect("who takes a seat finds a region");
+        let runtime = &self.runtimes[&id];
+        let service = &runtime.spec.service;
+        let region = runtime.region.as_ref().expect("who takes a seat finds a region");
         let offer = Offer {
-            generation: life.generation,
-            region_bytes: life.memory.len_bytes() as u64,
-            blocks: seat.post.blocks(),
-            heartbeat_ms: seat.heartbeat().as_millis() as u32,
+            generation: region.generation,
+            region_bytes: region.memory.len_bytes() as u64,
+            blocks: runtime.spec.blocks(),
+            heartbeat_ms: runtime.heartbeat().as_millis() as u32,
             service: service.name.clone(),
-            accelerator: seat.post.accelerator.name.clone(),
-            kernel: absolute(seat.post.kernel()),
+            accelerator: runtime.spec.accelerator.name.clone(),
+            kernel: absolute(runtime.spec.kernel()),
             params: service.params.clone(),
         };
         let Hello { kind, process, .. } = hello;
@@ -160,54 +173,54 @@ impl Desk {
             kind,
             process,
             service = service.name,
-            generation = life.generation,
+            generation = region.generation,
             "a runtime attaches"
         );
-        let mut descriptors = vec![life.memory.fd(), life.bell.as_fd()];
-        descriptors.extend(seat.post.copy());
+        let mut descriptors = vec![region.memory.fd(), region.bell.as_fd()];
+        descriptors.extend(runtime.spec.copy());
         socket.send(&FromEngine::Offer(offer).encode(), &descriptors)
     }
 
     /// How a seat's process ended that closed its connection without a word.
     fn exit_text(&mut self, id: u64) -> String {
-        let together = self.together(id);
-        let own = together.into_iter().find(|at| self.seats[at].child.is_some());
-        self.seat(own.unwrap_or(id)).exit_text()
+        let group = self.group(id);
+        let own = group.into_iter().find(|at| self.runtimes[at].child.is_some());
+        self.runtime(own.unwrap_or(id)).exit_text()
     }
 
     /// A runtime said something, or its connection has ended.
-    pub(super) fn hear(&mut self, id: u64) {
+    pub(super) fn on_message(&mut self, id: u64) {
         // What another one said may have ended it.
-        let Some(seat) = self.seats.get_mut(&id) else { return };
-        let Some(socket) = seat.socket() else { return };
+        let Some(runtime) = self.runtimes.get_mut(&id) else { return };
+        let Some(socket) = runtime.socket() else { return };
         let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
         let len = match socket.receive(&mut bytes) {
             Ok(None) => return,
             Ok(Some(len)) => len,
             Err(_) => 0,
         };
-        if let State::Leaving { socket, .. } = &mut seat.state {
+        if let State::Stopping { socket, .. } = &mut runtime.state {
             // A goodbye, most likely; whatever it is, it is the last word.
             *socket = None;
             return;
         }
         if len == 0 {
             let text = self.exit_text(id);
-            return self.end(id, Ending::lost("lost", text));
+            return self.end_group(id, EndCause::lost("lost", text));
         }
-        let ending = match FromRuntime::decode(&bytes[..len]) {
-            Ok(FromRuntime::Ready(ready)) => match self.begin(id, ready) {
+        let cause = match FromRuntime::decode(&bytes[..len]) {
+            Ok(FromRuntime::Ready(ready)) => match self.on_ready(id, ready) {
                 Ok(()) => return,
-                Err(text) => Ending::lost("protocol", text),
+                Err(text) => EndCause::lost("protocol", text),
             },
             Ok(FromRuntime::Bye(bye)) => {
-                let word = word_of(bye.reason);
+                let word = reason_label(bye.reason);
                 let text = if bye.text.is_empty() { word.to_owned() } else { bye.text };
-                Ending::told(word, text)
+                EndCause::reported(word, text)
             }
-            Ok(FromRuntime::Hello(_)) => Ending::lost("protocol", "it said hello twice"),
-            Err(error) => Ending::lost("protocol", error.to_string()),
+            Ok(FromRuntime::Hello(_)) => EndCause::lost("protocol", "it said hello twice"),
+            Err(error) => EndCause::lost("protocol", error.to_string()),
         };
-        self.end(id, ending);
+        self.end_group(id, cause);
     }
 }

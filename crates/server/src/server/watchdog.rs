@@ -18,7 +18,7 @@ use sys::time::ThreadClock;
 /// Processor time that a worker spends in one resume of a block, or in one turn without any, before it is stalled.
 const STALLED_AFTER: Duration = Duration::from_millis(700);
 /// How often to look.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A worker that serves nothing, or blocks of it that hang elsewhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -123,12 +123,12 @@ impl Shared {
 }
 
 /// The thread that watches; ends when dropped.
-pub(super) struct Watch {
+pub(super) struct Watchdog {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Watch {
+impl Watchdog {
     pub(super) fn start(workers: usize, metrics: Metrics) -> std::io::Result<Self> {
         let state = State { clocks: vec![None; workers], ..State::default() };
         let shared = Arc::new(Shared {
@@ -179,7 +179,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for Watchdog {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
         self.shared.changed.notify_one();
@@ -234,7 +234,7 @@ fn watch(shared: &Shared) {
             }
         }
         report(&mut shared.stalls.lock(), found);
-        let waited = shared.changed.wait_timeout(state, LOOK);
+        let waited = shared.changed.wait_timeout(state, CHECK_INTERVAL);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use mqueue::{MappedMemory, Words};
 
 /// Time between two beats; an engine counts as lost after seconds of silence.
-const BEAT: Duration = Duration::from_millis(500);
+const INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
 struct Shared {
@@ -31,61 +31,61 @@ struct State {
     /// With their numbers.
     regions: Vec<(u64, Words<MappedMemory>)>,
     added: u64,
-    beats: u64,
+    count: u64,
     stop: bool,
 }
 
 /// Beats until it is dropped.
-pub(super) struct Heart {
+pub(super) struct HeartbeatWriter {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Heart {
+impl HeartbeatWriter {
     pub(super) fn start() -> std::io::Result<Self> {
         let shared = Arc::<Shared>::default();
-        let beating = shared.clone();
+        let of_thread = shared.clone();
         let builder = std::thread::Builder::new().name("serval-heartbeat".into());
-        let thread = builder.spawn(move || beat(&beating))?;
+        let thread = builder.spawn(move || run(&of_thread))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
     /// From now on this region's heartbeat advances too, until what is returned is dropped.
-    pub(super) fn add(&self, words: Words<MappedMemory>) -> Beat {
+    pub(super) fn add(&self, words: Words<MappedMemory>) -> HeartbeatGuard {
         let mut state = self.shared.lock();
         state.added += 1;
         let number = state.added;
         state.regions.push((number, words));
         self.shared.changed.notify_one();
-        Beat { shared: self.shared.clone(), number }
+        HeartbeatGuard { shared: self.shared.clone(), number }
     }
 }
 
 /// A region's heartbeat; it stands still once this is dropped.
-pub(super) struct Beat {
+pub(super) struct HeartbeatGuard {
     shared: Arc<Shared>,
     number: u64,
 }
 
-impl Drop for Beat {
+impl Drop for HeartbeatGuard {
     fn drop(&mut self) {
         self.shared.lock().regions.retain(|(of, _)| *of != self.number);
     }
 }
 
-fn beat(shared: &Shared) {
+fn run(shared: &Shared) {
     let mut state = shared.lock();
     while !state.stop {
-        state.beats += 1;
+        state.count += 1;
         for (_, words) in &state.regions {
-            words.set_engine_heartbeat(state.beats);
+            words.set_engine_heartbeat(state.count);
         }
-        let waited = shared.changed.wait_timeout(state, BEAT);
+        let waited = shared.changed.wait_timeout(state, INTERVAL);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
     }
 }
 
-impl Drop for Heart {
+impl Drop for HeartbeatWriter {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
         self.shared.changed.notify_one();

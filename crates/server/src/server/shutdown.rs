@@ -11,11 +11,11 @@ use wire::DropReason;
 use super::Server;
 
 /// How long workers may take to stop after a drain. None needs it but one whose kernel does not return.
-const WORKERS_PATIENCE: Duration = Duration::from_secs(2);
+const WORKERS_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a stop takes in all after a drain, at most.
-const STOP_PATIENCE: Duration = Duration::from_millis(4000);
+const STOP_TIMEOUT: Duration = Duration::from_millis(4000);
 /// How long accelerator threads may take to end: none needs it but on a machine that gives it no core, or whose block hangs.
-pub(super) const BLOCKS_PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const BLOCKS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What [`Server::shutdown`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,14 +37,14 @@ impl Server {
     /// Accepts nothing new, answers what was accepted (for at most `drain_ms`), stops everything. Returns within `drain_ms` and
     /// five seconds; a worker whose kernel does not return is left behind.
     pub fn shutdown(mut self) -> ShutdownReport {
-        let patience = Duration::from_millis(self.topology.engine.drain_ms);
-        let deadline = Instant::now() + patience;
+        let timeout = Duration::from_millis(self.topology.engine.drain_ms);
+        let deadline = Instant::now() + timeout;
         let before = self.unanswered();
-        if let Some(doorman) = &self.doorman {
-            doorman.stop_listening();
+        if let Some(shm_acceptor) = &self.shm_acceptor {
+            shm_acceptor.stop_listening();
         }
-        if let Some(runtimes) = &self.runtimes {
-            runtimes.drain();
+        if let Some(supervisor) = &self.supervisor {
+            supervisor.drain();
         }
         self.fabric.post_to_all(|_| ControlMessage::Drain);
         while !self.fabric.all_settled() && Instant::now() < deadline {
@@ -57,8 +57,8 @@ impl Server {
 
     /// Requests of services on the workers that were given up: by a drain, or because their time was over.
     fn unanswered(&self) -> u64 {
-        let burnt = self.burnt.iter().map(|burnt| &burnt.metrics);
-        let mut all: Vec<_> = self.places.iter().map(|p| &p.metrics).chain(burnt).collect();
+        let leaked = self.leaked.iter().map(|leaked| &leaked.metrics);
+        let mut all: Vec<_> = self.service_slots.iter().map(|p| &p.metrics).chain(leaked).collect();
         // A version that is leaving may share its counters with its successor.
         all.sort_by_key(|metrics| Arc::as_ptr(metrics));
         all.dedup_by_key(|metrics| Arc::as_ptr(metrics));
@@ -72,18 +72,18 @@ impl Server {
 
     /// Stops the workers, then the accelerator threads, within a few seconds after `drained`. Returns whether something hangs.
     pub(super) fn stop(&mut self, drained: Instant) -> bool {
-        self.watch.expect_the_end();
+        self.watchdog.expect_the_end();
         self.fabric.post_to_all(|_| ControlMessage::Stop);
-        let mut hung = self.join_workers(drained + WORKERS_PATIENCE);
+        let mut hung = self.join_workers(drained + WORKERS_TIMEOUT);
         // Asks the runtimes to end, then makes them.
-        self.runtimes = None;
+        self.supervisor = None;
         for (_, accelerator) in &self.accelerators {
             accelerator.stop(stop::NOW);
         }
-        let deadline = drained + STOP_PATIENCE;
+        let deadline = drained + STOP_TIMEOUT;
         for (_, accelerator) in self.accelerators.drain(..) {
             let left = deadline.saturating_duration_since(Instant::now());
-            let left = accelerator.join(left.clamp(Duration::from_millis(100), BLOCKS_PATIENCE));
+            let left = accelerator.join(left.clamp(Duration::from_millis(100), BLOCKS_TIMEOUT));
             if !left.is_empty() {
                 tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
                 hung = true;
@@ -103,7 +103,7 @@ impl Server {
                 hung |= worker.join().unwrap_or(true);
                 continue;
             }
-            let stall = self.watch.stalls().list().into_iter().find(|s| s.worker == index);
+            let stall = self.watchdog.stalls().list().into_iter().find(|s| s.worker == index);
             let why =
                 stall.map_or("a kernel or the host kernel holds it up".into(), |s| s.reason());
             tracing::error!("worker {index} does not stop, its thread is left behind: {why}");
@@ -115,7 +115,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if !self.workers.is_empty() || !self.accelerators.is_empty() || self.runtimes.is_some() {
+        if !self.workers.is_empty() || !self.accelerators.is_empty() || self.supervisor.is_some() {
             self.stop(Instant::now());
         }
     }

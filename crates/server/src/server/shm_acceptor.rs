@@ -8,7 +8,7 @@
 //! connection, as does its end. When the worker lets go of a client the connection is shut down, which
 //! this thread sees like any other end.
 //!
-//! *Ports come and go with services.* The thread holds still while the workers switch ([`Doorman::hold`]), so that
+//! *Ports come and go with services.* The thread holds still while the workers switch ([`ShmAcceptor::pause`]), so that
 //! everybody who was let in is known to be one who stays or one who goes. Whoever goes reads in its region that
 //! nothing more is taken from it, gets its outcomes, and is told why.
 
@@ -29,14 +29,14 @@ use sys::{RegionOptions, SharedMemory, Waker};
 use wire::handshake::{Answer, DEPTH_DEFAULT, HELLO_BYTES, Hello, Terms};
 
 use super::ServerFabric;
-use super::lobby::{Arrived, Lobby, check_user};
+use super::handshake_queue::{HandshakePeer, HandshakeQueue, check_user};
 
 /// How often to look whether a worker has let go of a region.
-const LEAVING_PAUSE: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How long the thread may take until it holds still: it may be making a region.
-const HELD_IN: Duration = Duration::from_secs(30);
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Ports that come, open; nobody is let in before [`Held::go_on`].
+/// Ports that come, open; nobody is let in before [`PausedAcceptor::resume`].
 #[derive(Default)]
 pub(super) struct NewPorts(Vec<(Arc<Path>, LocalListener)>);
 
@@ -63,7 +63,7 @@ pub(super) struct MemoryPort {
 }
 
 /// Clients that must go.
-pub(super) struct Going {
+pub(super) struct Eviction {
     /// Those of the service in this slot …
     pub(super) slot: u16,
     /// … that came by this port; `None`: all of them.
@@ -80,15 +80,15 @@ struct Change {
 }
 
 /// The thread is to hold still, and to go on with a change if one comes.
-struct Hold {
-    going: Vec<Going>,
+struct PauseRequest {
+    evictions: Vec<Eviction>,
     /// Takes the clients that go.
-    held: Sender<Vec<Goer>>,
+    paused: Sender<Vec<DepartingClient>>,
     change: Receiver<Change>,
 }
 
 /// A client that goes if the change comes.
-struct Goer {
+struct DepartingClient {
     slot: u16,
     id: u64,
     /// Where its worker finds …
@@ -98,96 +98,99 @@ struct Goer {
 }
 
 /// While this is there nobody comes in or is seen off.
-pub(super) struct Held {
-    going: Vec<(u16, u64)>,
+pub(super) struct PausedAcceptor {
+    departing: Vec<(u16, u64)>,
     change: Sender<Change>,
 }
 
-impl Held {
+impl PausedAcceptor {
     /// The clients of a slot that go, by id.
-    pub(super) fn going(&self, slot: u16) -> Vec<u64> {
-        self.going.iter().filter(|(of, _)| *of == slot).map(|(_, id)| *id).collect()
+    pub(super) fn departing(&self, slot: u16) -> Vec<u64> {
+        self.departing.iter().filter(|(of, _)| *of == slot).map(|(_, id)| *id).collect()
     }
 
     /// These are all ports from now on; `new` ones open, and those that are not named close.
-    pub(super) fn go_on(self, ports: Vec<MemoryPort>, new: NewPorts, limits: Limits) {
+    pub(super) fn resume(self, ports: Vec<MemoryPort>, new: NewPorts, limits: Limits) {
         // It is there for as long as its doorman.
         let _ = self.change.send(Change { ports, new, limits });
     }
 }
 
 /// What the thread is told.
-struct Call {
+struct Shared {
     bell: Bell,
     draining: AtomicBool,
     stop: AtomicBool,
-    holds: Mutex<Vec<Hold>>,
+    pause_requests: Mutex<Vec<PauseRequest>>,
 }
 
 /// Runs until it is dropped; then the workers' clients must be closed.
-pub(super) struct Doorman {
-    call: Arc<Call>,
+pub(super) struct ShmAcceptor {
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Doorman {
+impl ShmAcceptor {
     /// Starts the thread; it has no ports. `wakers` are the workers', in order.
     pub(super) fn start(
         limits: Limits,
         fabric: Arc<ServerFabric>,
         wakers: Vec<Waker>,
     ) -> std::io::Result<Self> {
-        let call = Arc::new(Call {
+        let shared = Arc::new(Shared {
             bell: Bell::new()?,
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            holds: Mutex::default(),
+            pause_requests: Mutex::default(),
         });
-        let mut desk = Desk {
-            lobby: Lobby::new(HELLO_BYTES),
+        let mut state = AcceptorState {
+            handshakes: HandshakeQueue::new(HELLO_BYTES),
             ports: Vec::new(),
             limits,
             fabric,
             wakers,
-            call: call.clone(),
-            guests: Vec::new(),
-            leaving: Vec::new(),
+            shared: shared.clone(),
+            clients: Vec::new(),
+            retired: Vec::new(),
             ids: 0,
         };
         let builder = std::thread::Builder::new().name("serval-memory-ports".into());
-        let thread = builder.spawn(move || desk.run())?;
-        Ok(Self { call, thread: Some(thread) })
+        let thread = builder.spawn(move || state.run())?;
+        Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Makes the thread hold still until what is returned is used or dropped; whoever is `going` will be told why
+    /// Makes the thread hold still until what is returned is used or dropped; whoever is `departing` will be told why
     /// by its worker. `None`: it did not come to that in time.
-    pub(super) fn hold(&self, going: Vec<Going>) -> Option<Held> {
-        let (held, holds) = mpsc::channel();
+    pub(super) fn pause(&self, evictions: Vec<Eviction>) -> Option<PausedAcceptor> {
+        let (paused, pause_requests) = mpsc::channel();
         let (tell, change) = mpsc::channel();
-        let hold = Hold { going, held, change };
-        self.call.holds.lock().unwrap_or_else(PoisonError::into_inner).push(hold);
-        self.call.bell.ring();
-        let going = holds.recv_timeout(HELD_IN).ok()?;
+        let request = PauseRequest { evictions, paused, change };
+        self.shared.pause_requests.lock().unwrap_or_else(PoisonError::into_inner).push(request);
+        self.shared.bell.ring();
+        let departing = pause_requests.recv_timeout(PAUSE_TIMEOUT).ok()?;
         // Told here and not by the thread: it may come to this when nobody waits for it any more.
-        let tell_why = |goer: Goer| {
+        let tell_why = |client: DepartingClient| {
             // Whoever was told something before goes for that.
-            let _ = goer.why.set(goer.text);
-            (goer.slot, goer.id)
+            let _ = client.why.set(client.text);
+            (client.slot, client.id)
         };
-        Some(Held { going: going.into_iter().map(tell_why).collect(), change: tell })
+        Some(PausedAcceptor {
+            departing: departing.into_iter().map(tell_why).collect(),
+            change: tell,
+        })
     }
 
     /// Nobody is let in any more, and the sockets' files go.
     pub(super) fn stop_listening(&self) {
-        self.call.draining.store(true, Ordering::Relaxed);
-        self.call.bell.ring();
+        self.shared.draining.store(true, Ordering::Relaxed);
+        self.shared.bell.ring();
     }
 }
 
-impl Drop for Doorman {
+impl Drop for ShmAcceptor {
     fn drop(&mut self) {
-        self.call.stop.store(true, Ordering::Relaxed);
-        self.call.bell.ring();
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.bell.ring();
         if let Some(thread) = self.thread.take() {
             // It does not panic; if it did, there is nothing left to do for it.
             let _ = thread.join();
@@ -196,7 +199,7 @@ impl Drop for Doorman {
 }
 
 /// A client that was let in.
-struct Guest {
+struct AcceptedClient {
     id: u64,
     slot: u16,
     /// The port by which it came.
@@ -235,89 +238,93 @@ impl Drop for Peer {
 }
 
 /// The thread's state.
-struct Desk {
+struct AcceptorState {
     /// Doors are ports.
-    lobby: Lobby<Arc<Path>>,
+    handshakes: HandshakeQueue<Arc<Path>>,
     ports: Vec<MemoryPort>,
     limits: Limits,
     fabric: Arc<ServerFabric>,
     wakers: Vec<Waker>,
-    call: Arc<Call>,
-    guests: Vec<Guest>,
+    shared: Arc<Shared>,
+    clients: Vec<AcceptedClient>,
     /// Regions of clients that were seen off, until their workers have let go of them.
-    leaving: Vec<Arc<SharedMemory>>,
+    retired: Vec<Arc<SharedMemory>>,
     ids: u64,
 }
 
-impl Desk {
+impl AcceptorState {
     fn run(&mut self) {
-        while !self.call.stop.load(Ordering::Relaxed) {
-            if self.call.draining.load(Ordering::Relaxed) {
-                self.lobby.close();
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            if self.shared.draining.load(Ordering::Relaxed) {
+                self.handshakes.close();
             }
-            self.hold_still();
-            self.wait_and_see();
+            self.serve_pauses();
+            self.wait_and_dispatch();
         }
     }
 
     /// While somebody wants it: nobody comes in, nobody is seen off. Then the ports may be others.
-    fn hold_still(&mut self) {
-        let holds =
-            std::mem::take(&mut *self.call.holds.lock().unwrap_or_else(PoisonError::into_inner));
-        for Hold { going, held, change } in holds {
-            let mut goers = Vec::new();
-            for Going { slot, path, why } in going {
-                let goes = |guest: &&Guest| {
-                    guest.slot == slot && path.as_deref().is_none_or(|path| *guest.path == *path)
+    fn serve_pauses(&mut self) {
+        let pause_requests = std::mem::take(
+            &mut *self.shared.pause_requests.lock().unwrap_or_else(PoisonError::into_inner),
+        );
+        for PauseRequest { evictions, paused, change } in pause_requests {
+            let mut departing = Vec::new();
+            for Eviction { slot, path, why } in evictions {
+                let departs = |client: &&AcceptedClient| {
+                    client.slot == slot && path.as_deref().is_none_or(|path| *client.path == *path)
                 };
-                goers.extend(self.guests.iter().filter(goes).map(|guest| Goer {
-                    slot,
-                    id: guest.id,
-                    why: guest.why.clone(),
-                    text: why.clone(),
+                departing.extend(self.clients.iter().filter(departs).map(|client| {
+                    DepartingClient {
+                        slot,
+                        id: client.id,
+                        why: client.why.clone(),
+                        text: why.clone(),
+                    }
                 }));
             }
             // It may have lost its patience; then no change comes.
-            let _ = held.send(goers);
+            let _ = paused.send(departing);
             let Ok(Change { ports, new, limits }) = change.recv() else { continue };
             let name = |path: &Path| Some(ports.iter().find(|p| *p.path == *path)?.path.clone());
-            self.lobby.change_doors(name, new.0);
-            for guest in &mut self.guests {
-                if guest.why.get().is_none()
-                    && let Some(port) = ports.iter().find(|port| port.path == guest.path)
+            self.handshakes.set_listeners(name, new.0);
+            for client in &mut self.clients {
+                if client.why.get().is_none()
+                    && let Some(port) = ports.iter().find(|port| port.path == client.path)
                 {
-                    guest.slot = port.slot;
+                    client.slot = port.slot;
                 }
             }
             (self.ports, self.limits) = (ports, limits);
         }
     }
 
-    fn wait_and_see(&mut self) {
+    fn wait_and_dispatch(&mut self) {
         // Unmaps those that nobody else holds any more.
-        self.leaving.retain(|memory| Arc::strong_count(memory) > 1);
-        let mut files: Vec<BorrowedFd<'_>> = vec![self.call.bell.as_fd()];
-        files.extend(self.guests.iter().map(|g| g.socket.as_fd()));
-        files.extend(self.lobby.files());
+        self.retired.retain(|memory| Arc::strong_count(memory) > 1);
+        let mut descriptors: Vec<BorrowedFd<'_>> = vec![self.shared.bell.as_fd()];
+        descriptors.extend(self.clients.iter().map(|g| g.socket.as_fd()));
+        descriptors.extend(self.handshakes.descriptors());
         let now = Instant::now();
-        let patience = self.lobby.until().map(|until| until.saturating_duration_since(now));
-        let pause = (!self.leaving.is_empty()).then_some(LEAVING_PAUSE);
-        let ready = wait_readable(&files, patience.into_iter().chain(pause).min());
+        let timeout =
+            self.handshakes.next_deadline().map(|until| until.saturating_duration_since(now));
+        let pause = (!self.retired.is_empty()).then_some(POLL_INTERVAL);
+        let ready = wait_readable(&descriptors, timeout.into_iter().chain(pause).min());
         let (bell, rest) = ready.split_at(1);
-        let (guests, lobby) = rest.split_at(self.guests.len());
+        let (clients, handshakes) = rest.split_at(self.clients.len());
         if bell[0] {
-            self.call.bell.silence();
+            self.shared.bell.silence();
         }
         // From the back, so that what is removed moves nobody who is still to be looked at.
-        for index in (0..guests.len()).rev().filter(|i| guests[*i]) {
-            self.see_off(index);
+        for index in (0..clients.len()).rev().filter(|i| clients[*i]) {
+            self.disconnect(index);
         }
-        for Arrived { door, socket, hello } in self.lobby.look(lobby) {
+        for HandshakePeer { listener_key, socket, hello } in self.handshakes.poll(handshakes) {
             if hello.is_empty() {
                 continue;
             }
             let socket = Arc::new(socket);
-            if let Err(why) = self.admit(&door, &socket, &hello) {
+            if let Err(why) = self.accept(&listener_key, &socket, &hello) {
                 tracing::warn!(why, "a shared-memory client is refused");
                 // If it does not listen to the answer it has gone already.
                 let _ = socket.send(&Answer::Refused(why).encode(), &[]);
@@ -326,7 +333,7 @@ impl Desk {
     }
 
     /// Lets a client in, or says why not.
-    fn admit(
+    fn accept(
         &mut self,
         path: &Arc<Path>,
         socket: &Arc<LocalSocket>,
@@ -353,7 +360,7 @@ impl Desk {
         let wish = if hello.depth == 0 { DEPTH_DEFAULT } else { hello.depth };
         let plan = service.client_region_plan(wish);
         let bytes = plan.bytes().map_err(|e| e.to_string())?;
-        let regions = self.guests.iter().map(|g| &g.memory).chain(&self.leaving);
+        let regions = self.clients.iter().map(|g| &g.memory).chain(&self.retired);
         let taken: u64 = regions.map(|memory| memory.len_bytes() as u64).sum();
         let most_mib = limits.region_mib;
         if taken + bytes > most_mib << 20 {
@@ -402,21 +409,30 @@ impl Desk {
         let descriptors = [memory.fd(), engine_bell.as_fd(), client_bell.as_fd()];
         let sent = socket.send(&Answer::Accepted(terms).encode(), &descriptors);
         let (id, path) = (self.ids, path.clone());
-        self.guests.push(Guest { id, slot, path, why, worker, socket, engine_bell, memory });
+        self.clients.push(AcceptedClient {
+            id,
+            slot,
+            path,
+            why,
+            worker,
+            socket,
+            engine_bell,
+            memory,
+        });
         if let Err(error) = sent {
             tracing::warn!(%error, client = self.ids, "a shared-memory client did not get its region");
-            self.see_off(self.guests.len() - 1);
+            self.disconnect(self.clients.len() - 1);
         }
         Ok(())
     }
 
     /// A client has gone, said something it must not, or was closed by its worker.
-    fn see_off(&mut self, index: usize) {
-        let guest = self.guests.swap_remove(index);
-        self.wakers[usize::from(guest.worker)].forget(&guest.engine_bell);
-        guest.socket.shut_down();
-        self.fabric.post(guest.worker, ControlMessage::ShmGone(guest.id));
-        self.leaving.push(guest.memory);
+    fn disconnect(&mut self, index: usize) {
+        let client = self.clients.swap_remove(index);
+        self.wakers[usize::from(client.worker)].forget(&client.engine_bell);
+        client.socket.shut_down();
+        self.fabric.post(client.worker, ControlMessage::ShmGone(client.id));
+        self.retired.push(client.memory);
     }
 }
 
@@ -426,15 +442,15 @@ mod tests {
 
     #[test]
     fn nobody_is_told_of_a_change_that_was_given_up() {
-        let call = Arc::new(Call {
+        let shared = Arc::new(Shared {
             bell: Bell::new().unwrap(),
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            holds: Mutex::default(),
+            pause_requests: Mutex::default(),
         });
         let memory = SharedMemory::create("test", 4096, &RegionOptions::default()).unwrap();
         let why = Arc::new(OnceLock::new());
-        let guest = Guest {
+        let client = AcceptedClient {
             id: 1,
             slot: 0,
             path: Path::new("port").into(),
@@ -444,22 +460,22 @@ mod tests {
             engine_bell: Bell::new().unwrap(),
             memory: Arc::new(memory),
         };
-        let mut desk = Desk {
-            lobby: Lobby::new(HELLO_BYTES),
+        let mut state = AcceptorState {
+            handshakes: HandshakeQueue::new(HELLO_BYTES),
             ports: Vec::new(),
             limits: Limits::default(),
             fabric: engine::Fabric::new(Vec::new(), 1),
             wakers: Vec::new(),
-            call: call.clone(),
-            guests: vec![guest],
-            leaving: Vec::new(),
+            shared: shared.clone(),
+            clients: vec![client],
+            retired: Vec::new(),
             ids: 1,
         };
-        let going = vec![Going { slot: 0, path: None, why: "it changes".into() }];
-        let (held, _) = mpsc::channel();
+        let evictions = vec![Eviction { slot: 0, path: None, why: "it changes".into() }];
+        let (paused, _) = mpsc::channel();
         let (_, change) = mpsc::channel();
-        call.holds.lock().unwrap().push(Hold { going, held, change });
-        desk.hold_still();
+        shared.pause_requests.lock().unwrap().push(PauseRequest { evictions, paused, change });
+        state.serve_pauses();
         assert_eq!(why.get(), None);
     }
 }

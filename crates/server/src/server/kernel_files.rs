@@ -24,9 +24,9 @@ pub(super) fn kernel_files(
         AccelError::Kernel(KernelError::Abandoned) => ServerError::Cancelled,
         source => ServerError::Accelerator { service: service.name.clone(), source },
     };
-    let open = |(place, index): (usize, &usize)| {
+    let open = |(position, index): (usize, &usize)| {
         let kind = &topology.accelerators[*index].kind;
-        let Some((path, name)) = kernel_file::named(service.kernel_on(place)) else {
+        let Some((path, name)) = kernel_file::named(service.kernel_on(position)) else {
             return Ok(None);
         };
         let target = match kind {
@@ -63,7 +63,7 @@ impl Server {
     ) -> Vec<(String, PathBuf)> {
         let of_service = |(service, new): (&Service, &KernelFiles)| {
             let before = self.topology.services.iter().position(|s| s.name == service.name)?;
-            let old = self.places[before].files.iter().flatten();
+            let old = self.service_slots[before].files.iter().flatten();
             let changed = |old: &&Arc<KernelFile>| {
                 let mut same_path = new.iter().flatten().filter(|new| new.path() == old.path());
                 same_path.any(|new| !Arc::ptr_eq(new, old))

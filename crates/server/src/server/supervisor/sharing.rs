@@ -1,0 +1,301 @@
+//! Who shares a process: seats on one device come together and part; see the text of [`super`].
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+
+use engine::{ControlMessage, DrainBarrier, RuntimeEvent};
+use wire::attach::TOGETHER_MAX;
+
+use super::slot::{EndCause, FirstStart, Pause, RuntimeSlot, State, warn_of_shared_devices};
+use super::{KilledProcess, STOP_TIMEOUT, SupervisorState};
+
+/// A planned change of who shares a process. Lives of services that stay end for it, when all that they accepted has
+/// been answered.
+pub(super) enum Regroup {
+    /// The seats in this slot leave; what comes along is dropped when they have.
+    Leave(u16, Sender<()>),
+    /// This one shares a process with those that should be with it.
+    Join(u64),
+}
+
+impl SupervisorState {
+    /// Carries out what was planned and need not wait any more. Services that need not wait for a new life after all
+    /// are held no longer.
+    pub(super) fn run_regroups(&mut self) {
+        self.runtimes.values_mut().filter_map(|s| s.pause.as_mut()).for_each(|h| h.wanted = false);
+        for next in std::mem::take(&mut self.regroups) {
+            let ends = self.ends_for(&next);
+            if self.draining() && !ends.is_empty() {
+                // The engine is about to end all of them, and what was accepted is answered before.
+                continue;
+            }
+            if !self.pause_and_check_drained(&ends) {
+                self.regroups.push(next);
+                continue;
+            }
+            match next {
+                Regroup::Leave(slot, gone) => self.stop_slot(slot, &gone),
+                Regroup::Join(_) => {
+                    let text = "it is to share its process with a service that came";
+                    for at in ends {
+                        // Those of one process end together.
+                        if matches!(self.runtimes[&at].state, State::Serving { .. }) {
+                            self.end_group(at, EndCause::reconfigured(text));
+                        }
+                    }
+                }
+            }
+        }
+        let unwanted =
+            |runtime: &RuntimeSlot| runtime.pause.as_ref().is_some_and(|pause| !pause.wanted);
+        let free = self.runtimes.iter().filter(|(_, runtime)| unwanted(runtime)).map(|(id, _)| *id);
+        free.collect::<Vec<_>>().into_iter().for_each(|id| self.resume(id));
+    }
+
+    /// The lives that serve, stay and end for a change.
+    fn ends_for(&self, planned: &Regroup) -> Vec<u64> {
+        let serves = |at: &u64| matches!(self.runtimes[at].state, State::Serving { .. });
+        match planned {
+            Regroup::Join(id) => self.ends_for_join(*id),
+            Regroup::Leave(slot, _) => {
+                let of_slot = self.runtimes.iter().filter(|(_, s)| s.spec.slot == *slot);
+                let of_slot = of_slot.filter(|(id, _)| self.process_successor(**id).is_none());
+                let others = of_slot.flat_map(|(id, _)| self.group(*id));
+                others.filter(|at| serves(at) && !self.runtimes[at].retiring).collect()
+            }
+        }
+    }
+
+    /// Holds the services of these seats; whether all that they accepted has been answered, or its time is over.
+    fn pause_and_check_drained(&mut self, runtimes: &[u64]) -> bool {
+        let (workers, now) = (self.fabric.workers(), Instant::now());
+        let mut quiet = true;
+        for id in runtimes {
+            if self.runtimes[id].pause.is_none() {
+                self.pause(*id);
+            }
+            let Some(pause) = &mut self.runtime(*id).pause else { continue };
+            pause.wanted = true;
+            quiet &= pause.barrier.is_complete(workers) || now >= pause.until;
+        }
+        quiet
+    }
+
+    fn pause(&mut self, id: u64) {
+        let (fabric, drain) = (self.fabric.clone(), self.drain);
+        let runtime = self.runtime(id);
+        let barrier = DrainBarrier::default();
+        let (service, accelerator) = (runtime.spec.slot, runtime.spec.position as u16);
+        let drain_ns = u64::try_from(drain.as_nanos()).unwrap_or(u64::MAX);
+        fabric.post_to_all(|_| {
+            let barrier = barrier.clone();
+            ControlMessage::Runtime(RuntimeEvent::Paused {
+                service,
+                accelerator,
+                drain_ns,
+                barrier,
+            })
+        });
+        runtime.pause = Some(Pause { barrier, until: Instant::now() + drain, wanted: true });
+        let service = &runtime.spec.service.name;
+        tracing::info!(service, "held: its runtime begins anew for a change of others");
+    }
+
+    /// A life that was about to end goes on.
+    fn resume(&mut self, id: u64) {
+        let fabric = self.fabric.clone();
+        let runtime = self.runtime(id);
+        runtime.pause = None;
+        let (service, accelerator) = (runtime.spec.slot, runtime.spec.position as u16);
+        let resumed = || RuntimeEvent::Resumed { service, accelerator };
+        fabric.post_to_all(|_| ControlMessage::Runtime(resumed()));
+        let service = &runtime.spec.service.name;
+        tracing::info!(service, "no longer held: its runtime goes on");
+        if let Some(first) = runtime.first.take() {
+            // The server may have given up already.
+            let _ = first.send(FirstStart::Result(runtime.spec.service.name.clone(), Ok(())));
+        }
+    }
+
+    /// Whether a seat that waits for a process gets company when others have ended their lives.
+    pub(super) fn join_is_pending(&self, id: u64) -> bool {
+        let with = |other: &u64| {
+            self.runtimes.get(other).is_some_and(|s| s.can_share_process(&self.runtimes[&id]))
+        };
+        self.regroups.iter().any(|planned| matches!(planned, Regroup::Join(other) if with(other)))
+    }
+
+    /// The change is certain: seats that came with it may share processes with those that stay.
+    pub(super) fn commit(&mut self) {
+        let came = self.runtimes.iter_mut().filter(|(_, runtime)| !runtime.committed);
+        let came = came.map(|(id, runtime)| {
+            runtime.committed = true;
+            *id
+        });
+        for id in came.collect::<Vec<_>>() {
+            self.retry_sharing(id);
+            // What the one before set going may have ended it.
+            let serves = |runtime: &RuntimeSlot| matches!(runtime.state, State::Serving { .. });
+            if self.runtimes.get(&id).is_some_and(serves) {
+                self.plan_join(id);
+            }
+        }
+    }
+
+    /// The seats in a slot leave; `gone` is dropped when they have.
+    pub(super) fn leave(&mut self, slot: u16, gone: Sender<()>) {
+        // Seats that never settled leave all of them, and none is to start again meanwhile.
+        for runtime in self.runtimes.values_mut().filter(|s| !s.committed) {
+            (runtime.retiring, runtime.next_try) = (true, None);
+        }
+        self.regroups.push(Regroup::Leave(slot, gone));
+        self.run_regroups();
+    }
+
+    /// Seats that were to begin together did not. If that was refused, each begins alone from now on. If their process
+    /// was lost, that may have had any reason, and they are tried together once more.
+    pub(super) fn on_group_start_failed(&mut self, group: &[u64], cause: &EndCause) {
+        let mut apart = false;
+        for at in group {
+            let runtime = self.runtime(*at);
+            runtime.unshared |= cause.reported || runtime.lost_at_start;
+            runtime.lost_at_start = true;
+            apart |= runtime.unshared;
+        }
+        if apart {
+            warn_of_shared_devices(&self.runtimes);
+        }
+    }
+
+    /// A seat comes, changes or leaves: those beside it that did not start together are tried together again. Returns
+    /// one of them that serves.
+    pub(super) fn retry_sharing(&mut self, id: u64) -> Option<u64> {
+        let changed = &self.runtimes[&id];
+        let again = |(_, runtime): &(&u64, &RuntimeSlot)| {
+            runtime.unshared && !runtime.retiring && runtime.shares_device(changed)
+        };
+        let again: Vec<u64> = self.runtimes.iter().filter(again).map(|(at, _)| *at).collect();
+        for at in &again {
+            let runtime = self.runtime(*at);
+            (runtime.unshared, runtime.lost_at_start) = (false, false);
+        }
+        again.into_iter().find(|at| matches!(self.runtimes[at].state, State::Serving { .. }))
+    }
+
+    /// One that serves, leaves and stays for longer than a seat that leaves too, in the same process.
+    fn process_successor(&self, id: u64) -> Option<u64> {
+        let serves = |at: &u64| matches!(self.runtimes[at].state, State::Serving { .. });
+        let others = self.group(id).into_iter().filter(|at| *at != id);
+        others.filter(|_| serves(&id)).find(|at| self.runtimes[at].retiring && serves(at))
+    }
+
+    fn stop_slot(&mut self, slot: u16, gone: &Sender<()>) {
+        let of_slot = self.runtimes.iter().filter(|(_, s)| s.spec.slot == slot).map(|(id, _)| *id);
+        for id in of_slot.collect::<Vec<_>>() {
+            if let Some(successor) = self.process_successor(id) {
+                self.hand_over_process(id, successor);
+                continue;
+            }
+            // One that never settled has changed nothing for those that stay.
+            let committed = self.runtimes[&id].committed;
+            let again = if committed { self.retry_sharing(id) } else { None };
+            let mut others = self.group(id);
+            others.retain(|at| *at != id);
+            // It is gone when the process is, whoever's child that was.
+            let child = others.iter().find_map(|at| self.runtime(*at).child.take());
+            let runtime = self.runtime(id);
+            runtime.child = runtime.child.take().or(child);
+            runtime.process = 0;
+            runtime.begin_stop(Some(gone.clone()));
+            for at in &others {
+                let text = "a service that shares its process leaves";
+                self.end_generation(*at, EndCause::reconfigured(text));
+            }
+            // Those that came meanwhile did not disturb the process.
+            let stays = others.into_iter().find(|at| !self.runtimes[at].retiring);
+            self.regroups.extend(stays.or(again).map(Regroup::Join));
+        }
+    }
+
+    /// A seat is given up whose process still answers for others that leave. It ends with the last of
+    /// them, which takes over what the process must not lose before.
+    fn hand_over_process(&mut self, id: u64, successor: u64) {
+        let Some(mut runtime) = self.runtimes.remove(&id) else { return };
+        runtime.spec.metrics.end(runtime.generation, "changed");
+        let successor = self.runtime(successor);
+        successor.child = successor.child.take().or(runtime.child.take());
+        successor.inherited.append(&mut runtime.inherited);
+        successor.inherited.extend(runtime.region.take());
+    }
+
+    /// The seats that live and end with this one, itself among them.
+    pub(super) fn group(&self, id: u64) -> Vec<u64> {
+        let process = self.runtimes[&id].process;
+        let with = |(at, runtime): (&u64, &RuntimeSlot)| {
+            (*at == id || process > 0 && runtime.process == process).then_some(*at)
+        };
+        self.runtimes.iter().filter_map(with).collect()
+    }
+
+    /// Whether a runtime that was told to end, or killed, may still have the device of a seat that waits.
+    pub(super) fn device_is_held(&self, id: u64) -> bool {
+        let runtime = &self.runtimes[&id];
+        let Some(device) = runtime.exclusive_key().filter(|_| runtime.is_launched()) else {
+            return false;
+        };
+        let now = Instant::now();
+        // One that cannot even be killed is not waited for.
+        let leaves = |runtime: &RuntimeSlot| match &runtime.state {
+            State::Stopping { until, .. } => {
+                runtime.child.is_some()
+                    && now < *until + STOP_TIMEOUT
+                    && runtime.exclusive_key().as_ref() == Some(&device)
+            }
+            _ => false,
+        };
+        let dies =
+            |killed: &KilledProcess| now < killed.until && killed.device.as_ref() == Some(&device);
+        self.runtimes.values().any(leaves) || self.killed.iter().any(dies)
+    }
+
+    /// A seat serves or is about to: if others do that should share its process, all of them begin a new
+    /// life in one.
+    pub(super) fn plan_join(&mut self, id: u64) {
+        self.regroups.push(Regroup::Join(id));
+        self.run_regroups();
+    }
+
+    /// The lives that end so that a seat shares a process with those that should be with it; none if it does.
+    /// Processes in which somebody leaves are let be until it has, and so are those that came with a change that may
+    /// be undone.
+    fn ends_for_join(&self, id: u64) -> Vec<u64> {
+        let Some(runtime) = self.runtimes.get(&id) else { return Vec::new() };
+        let fits =
+            |at: &u64| self.runtimes[at].committed && self.runtimes[at].can_share_process(runtime);
+        if !self.group(id).iter().all(fits) {
+            return Vec::new();
+        }
+        let mut apart: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        // Those that wait come along.
+        let mut room = TOGETHER_MAX as usize;
+        for (at, other) in self.runtimes.iter().filter(|(at, _)| fits(at)) {
+            if other.process == runtime.process || matches!(other.state, State::Vacant) {
+                room = room.saturating_sub(1);
+            } else if matches!(other.state, State::Serving { .. }) {
+                apart.entry(other.process).or_default().push(*at);
+            }
+        }
+        apart.retain(|_, runtimes| {
+            let joins = runtimes.len() <= room && self.group(runtimes[0]).iter().all(fits);
+            room -= if joins { runtimes.len() } else { 0 };
+            joins
+        });
+        if apart.is_empty() {
+            return Vec::new();
+        }
+        let serves = |at: &u64| matches!(self.runtimes[at].state, State::Serving { .. });
+        let own = self.group(id).into_iter().filter(serves);
+        own.chain(apart.into_values().flatten()).collect()
+    }
+}
