@@ -1,4 +1,4 @@
-# Serval: `make demo` shows it, `make test` proves it. Both install what they need.
+# Serval: `make demo` shows it, `make test` tests it. Both install what they need.
 # Quiet by default: one line per step; a step that fails prints its whole output.
 
 SHELL := /bin/bash
@@ -47,9 +47,9 @@ build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval-cli
 	@for library in client attach; do $(MAKE) --no-print-directory --silent -C $$library || exit 1; done
 
-# What is needed without the checkout: the command, which has the headers of kernels inside; the libraries with theirs; the pages for
-# whoever runs it, in folders as here, so that links among them hold. The unit is an example among them, and not where systemd looks: it
-# names a user and a file that have to be there first.
+# The installed files work without the source tree: the command, which contains the headers of kernels; the libraries with their headers; the
+# documentation, in the same folders as here, so that links work. The unit is an example in the documentation, and not in systemd's folders,
+# because it names a user and a file that must exist first.
 PAGES = README.md LICENSE CHANGELOG.md docs/getting-started.md docs/kernels.md docs/configuration.md docs/operations.md docs/gpu.md \
 	docs/serval.svg docs/demo-gpu.svg docs/grafana.json
 UNIT = docs/serval.service
@@ -83,7 +83,7 @@ install: absolute-prefix $(if $(BUILT_BEFORE),,build)
 	@chmod 644 $(DOC)/$(UNIT)
 	@echo "installed $(SHOWN)/bin/serval ($(SERVAL) of $$(date -r "$(SERVAL)" '+%F %T')), libraries, headers and documentation"
 
-# Files by name, and of folders only those of Serval, if nobody else has put anything there.
+# Removes files by name, and the folders of Serval if they are empty.
 uninstall: absolute-prefix
 	@rm -f $(INTO)/bin/serval $(PAGES:%=$(DOC)/%) $(DOC)/$(UNIT) $(MANUAL:%=$(INTO)/share/man/man1/%) \
 		$(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
@@ -138,7 +138,7 @@ gpu-carry: setup cuda-kernels
 			-o $(CARRY)/nvrtc.$$form >/dev/null || exit 1; done
 	@cd $(CARRY) && strip serval gpu host_gpu echo flood
 
-# A folder that was made earlier is used as it is only where it cannot be made anew.
+# An existing folder is used unchanged only if it cannot be built again.
 CARRIED = $(if $(shell command -v $(CARGO)),gpu-carry)
 test-gpu: gpu-there
 	@$(if $(CARRIED),$(MAKE) --no-print-directory $(CARRIED))
@@ -219,13 +219,13 @@ setup-memcached:
 # Real peers for the tests: stock clients and servers from Debian's packages.
 setup-test:
 	@tools/install-packages memcached sockperf
-	@# Without this one test is skipped and says so.
+	@# Without this package one test is skipped with a message.
 	@-tools/install-packages strace
 
 # What the other steps need.
 setup-ci: setup-miri
 	@tools/install-packages python3-venv
-	@# Without these one step is skipped and says so.
+	@# Without these packages one step is skipped with a message.
 	@-tools/install-packages gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 	@# Nor without these: the targets for wasm32 and aarch64.
 	@command -v rustup >/dev/null || exit 0; for target in wasm32-unknown-unknown aarch64-unknown-linux-gnu; do \
@@ -233,7 +233,7 @@ setup-ci: setup-miri
 		echo "the target $$target cannot be installed here: \`rustup target add $$target\` says why"; \
 	done
 
-# Miri, and the nightly toolchain of the sanitizers. The steps that need them are skipped without and say so.
+# Miri, and the nightly toolchain of the sanitizers. Without them the steps that need them are skipped with a message.
 setup-miri:
 	@command -v rustup >/dev/null && ! rustup run nightly cargo miri --version >/dev/null 2>&1 || exit 0; \
 		rustup --quiet toolchain install nightly --profile minimal --component miri,rust-src >/dev/null 2>&1 || \

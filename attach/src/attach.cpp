@@ -231,7 +231,7 @@ bool Runtime::meet(const char* path, uint64_t deadline_ns) {
         if (!again) return fail("no engine listens at \"%s\": %s", path, strerror(errno));
         usleep(1000);
     }
-    // Whoever passes memory to work on has to have this process's rights already.
+    // A peer that passes memory must already have the rights of this process.
     ucred peer = {};
     socklen_t size = sizeof peer;
     if (getsockopt(socket_, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0) return fail("no credentials: %s", strerror(errno));
@@ -326,7 +326,7 @@ bool Runtime::read_offer(const uint8_t* bytes, uint64_t len) {
     return true;
 }
 
-// Maps what was passed, if nobody can take the memory away again.
+// Maps the received descriptor, if no process can shrink it.
 bool Runtime::map(uint64_t region_bytes_said) {
     const char* refused = "the engine's offer cannot be used: the memory is not a region:";
     const int seals = fcntl(file_, F_GET_SEALS);
@@ -374,7 +374,7 @@ bool Runtime::take_region(uint64_t mapped_bytes) {
 }
 
 // Reads which mqueues each block has and where their words are. The directory lies in shared memory, so each entry is copied and
-// what is taken from the copy is checked; whoever changes it meanwhile finds other mqueues, but none outside the region.
+// what is taken from the copy is checked; a peer that changes it meanwhile changes mqueues inside the region only.
 bool Runtime::read_directory(const detail::Layout& layout) {
     const char* const impossible = "the engine's offer cannot be used: the region's directory is impossible";
     for (uint32_t i = 0; i < layout.ring_count; i++) {
@@ -488,7 +488,7 @@ bool Runtime::could_work(uint32_t block, Watch& now) const {
 uint32_t Runtime::hung(uint32_t limit_ms) {
     if (!region_) return blocks_;
     const uint64_t limit_ns = limit_ms * MS, now_at = now_ns();
-    // As in look(): who was held up itself blames nobody.
+    // As in look(): a process that was itself stopped blames no block.
     uint64_t passed = watched_ns_ ? now_at - watched_ns_ : 0;
     if (passed > limit_ns / 2) passed = limit_ns / 2;
     watched_ns_ = now_at;
@@ -567,7 +567,7 @@ void Runtime::leave(uint64_t reason, const char* text) {
         Writer bye(SERVAL_ATTACH_BYE);
         bye.number(reason, 8);
         bye.text(text, SERVAL_ATTACH_TEXT_BYTES_MAX);
-        // The engine may be gone: then nobody needs to know. Why the life ended stays as it is.
+        // The engine may be gone: then no message is needed. The reason of the end stays as it is.
         if (::send(socket_, bye.bytes, bye.len, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) errno = 0;
         munmap(region_, mapped_bytes_);
         region_ = nullptr;

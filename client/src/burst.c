@@ -1,10 +1,10 @@
 /* Bursts of UDP datagrams: as many as possible with one system call.
  *
- * Sending. A *train* is a run of equal datagrams in one buffer that the host kernel (or the network card) cuts: UDP_SEGMENT, of at
- * most 64 datagrams and 65507 bytes. One sendmmsg carries up to MESSAGES_MAX trains. What refuses a train (a route without
- * checksum offload, a datagram that is longer than the route's packets) takes single datagrams, MESSAGES_MAX with a system call.
+ * Sending. A *GSO batch* is a sequence of datagrams of equal length in one buffer that the host kernel (or the network card) splits: UDP_SEGMENT, with at
+ * most 64 datagrams and 65507 bytes. One sendmmsg carries up to MESSAGES_MAX batches. If batches are refused (a route without
+ * checksum offload, a datagram that is longer than the route's packets), single datagrams are sent, MESSAGES_MAX with one system call.
  *
- * Receiving. One recvmmsg fills up to RECEIVED_MAX buffers, each with a datagram or, with UDP_GRO, with a train of datagrams of equal
+ * Receiving. One recvmmsg fills up to RECEIVED_MAX buffers, each with a datagram or, with UDP_GRO, with a batch of datagrams of equal
  * length (the last may be shorter). */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -28,7 +28,7 @@
 #define UDP_GRO 104
 #endif
 
-/* Datagrams of a train: UDP_MAX_SEGMENTS of include/linux/udp.h up to Linux 6.8, where it became 128. */
+/* Datagrams of a GSO batch: UDP_MAX_SEGMENTS of include/linux/udp.h up to Linux 6.8, where it became 128. */
 #define SEGMENTS_MAX 64
 /* Payload of the longest UDP datagram over IPv4, and bytes of the longest train. */
 #define DATAGRAM_BYTES_MAX 65507
@@ -161,14 +161,14 @@ int serval_burst_open(const char* address, const serval_burst_options* options, 
     return SERVAL_OK;
 }
 
-/* The host kernel has told that a datagram found nobody (ICMP). */
+/* An ICMP message reported that no server listens. */
 static int nobody_there(const serval_burst* burst) {
-    return serval_fail(SERVAL_ERROR_CLOSED, "nobody listens at %s", burst->address);
+    return serval_fail(SERVAL_ERROR_CLOSED, "no server listens at %s", burst->address);
 }
 
 /* ---- sending */
 
-/* Points the first messages at `count` datagrams, in trains of up to `segments`; how many messages that are. */
+/* Points the first messages at `count` datagrams, in batches of up to `segments`; returns the number of messages. */
 static unsigned fill(serval_burst* burst, const uint8_t* at, size_t bytes_each, size_t count, size_t segments) {
     unsigned messages = 0;
     while (count > 0 && messages < MESSAGES_MAX) {
@@ -219,10 +219,10 @@ int serval_burst_send(serval_burst* burst, const void* datagrams, size_t bytes_e
         } else if (taken == -ECONNREFUSED) {
             result = nobody_there(burst);
         } else if (segments > 1 && (taken == -EINVAL || taken == -EMSGSIZE)) {
-            /* These datagrams do not fit the route's packets: they leave as they are, others may still go as trains. */
+            /* These datagrams do not fit the route's packets: they are sent one by one; others may still be sent in batches. */
             segments = 1;
         } else if (segments > 1 && (taken == -EIO || taken == -EOPNOTSUPP)) {
-            /* The route has no checksum offload: trains will never go there. */
+            /* The route has no checksum offload: batches can never be sent there. */
             segments = 1;
             burst->path = SERVAL_BURST_SENDMMSG;
         } else if (taken == -EMSGSIZE) {

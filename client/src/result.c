@@ -24,10 +24,10 @@ const char* serval_strerror(int result) {
         case SERVAL_EMPTY: return "nothing has arrived";
         case SERVAL_FULL: return "no room for more until something is received";
         case SERVAL_ERROR_ARGUMENT: return "an argument is outside its range";
-        case SERVAL_ERROR_CONNECT: return "nobody listens at the address";
+        case SERVAL_ERROR_CONNECT: return "no server listens at the address";
         case SERVAL_ERROR_PERMISSION: return "this user may not connect to the port";
         case SERVAL_ERROR_REFUSED: return "the engine refuses the connection";
-        case SERVAL_ERROR_PROTOCOL: return "whoever listens there is no engine, or of another version";
+        case SERVAL_ERROR_PROTOCOL: return "the server at the address is not an engine, or uses another protocol version";
         case SERVAL_ERROR_SILENT: return "the engine did not answer the handshake in time";
         case SERVAL_ERROR_REGION: return "the shared memory that the engine passed cannot be used";
         case SERVAL_ERROR_TOO_LONG: return "the message is longer than the service takes";
@@ -50,6 +50,6 @@ int serval_poll_ms(uint64_t deadline_ns) {
     const uint64_t now = serval_now_ns();
     if (deadline_ns <= now) return 0;
     const uint64_t ms = (deadline_ns - now + 999999) / 1000000;
-    /* A long wait ends early, and whoever waits looks at the clock again. */
+    /* A long wait ends early, and the caller checks the clock again. */
     return ms > 60000 ? 60000 : (int)ms;
 }

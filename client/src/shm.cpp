@@ -105,7 +105,7 @@ int connect_error(const char* path) {
     if (errno == EACCES || errno == EPERM)
         return serval_fail(SERVAL_ERROR_PERMISSION, "cannot connect to %s: %s; run as the user of the engine", path, why);
     if (errno == ENOENT || errno == ECONNREFUSED || errno == ENOTDIR || errno == EPROTOTYPE)
-        return serval_fail(SERVAL_ERROR_CONNECT, "nobody listens at %s: %s; is the server running?", path, why);
+        return serval_fail(SERVAL_ERROR_CONNECT, "no server listens at %s: %s; is the server running?", path, why);
     return serval_fail(SERVAL_ERROR_SYSTEM, "connect to %s: %s", path, why);
 }
 
@@ -198,7 +198,7 @@ int unusable(const char* why) {
     return serval_fail(SERVAL_ERROR_REGION, "the region that the engine passed cannot be used: %s", why);
 }
 
-// Maps what was passed, if nobody can take the memory away again.
+// Maps the received descriptor, if no process can shrink it.
 int map(serval_shm* client) {
     const int file = client->descriptors[REGION];
     const int seals = fcntl(file, F_GET_SEALS);
@@ -443,7 +443,7 @@ int serval_shm_recv(serval_shm* client, void* buffer, size_t capacity, serval_re
     if (found == Look::NONE) {
         give_back(client->replies);
         if (SERVAL_LIKELY(!client->end[0] && !is_closed_now_and_then(client))) return SERVAL_EMPTY;
-        // Outcomes that were written before the end are received before the end is told.
+        // Outcomes that were written before the end are received before the end is reported.
         found = look(client);
         if (found == Look::NONE) {
             const int ended = end_of(client);
@@ -482,10 +482,10 @@ int serval_shm_wait(serval_shm* client, uint64_t deadline_ns) {
         set_parked(client, true);
         found = look(client);
         const bool in_time = serval_now_ns() < deadline_ns;
-        // Also without time to wait: the end of the engine is told.
+        // The end of the engine is reported even without time to wait.
         const bool ended = found == Look::NONE && sleep_until(client, deadline_ns);
         set_parked(client, false);
-        // What was written before the end is received before the end is told.
+        // Outcomes that were written before the end are received before the end is reported.
         if (found == Look::NONE) found = look(client);
         if (found != Look::NONE) break;
         if (ended) {

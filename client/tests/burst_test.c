@@ -114,8 +114,8 @@ static void portions(const char* address) {
     printf("portions right\n");
 }
 
-/* What every call says at its limits; `nobody` is an address where nobody listens. */
-static void limits(const char* address, const char* nobody) {
+/* The results of every call at its limits; no server listens at `unused`. */
+static void limits(const char* address, const char* unused) {
     serval_burst* burst = NULL;
     static const char* const bad[] = {"", "udp://", "udp://127.0.0.1", "udp://127.0.0.1:", ":9000", "[::1:9000", "udp://[]:9"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) CHECK_RESULT(serval_burst_open(bad[i], NULL, &burst), SERVAL_ERROR_ARGUMENT);
@@ -139,10 +139,10 @@ static void limits(const char* address, const char* nobody) {
     serval_burst_close(burst);
     serval_burst_close(NULL);
 
-    burst = open_to(nobody, 0);
+    burst = open_to(unused, 0);
     CHECK_RESULT(serval_burst_send(burst, bytes, 8, 1, &count), SERVAL_OK);
     CHECK_RESULT(serval_burst_recv(burst, &datagram, 1, serval_now_ns() + PATIENCE_NS, &count), SERVAL_ERROR_CLOSED);
-    CHECK(strcmp(serval_detail() + strlen("nobody listens at "), nobody) == 0);
+    CHECK(strcmp(serval_detail() + strlen("no server listens at "), unused) == 0);
     serval_burst_close(burst);
     printf("limits right\n");
 }

@@ -1,4 +1,4 @@
-/* Clients of a shared-memory port of a service that echoes. The first argument says which test; whoever runs this program
+/* Clients of a shared-memory port of an echo service. The first argument selects the test; the test that runs this program
  * (crates/cli/tests/c_client.rs) plays the engine or starts one. */
 #define _GNU_SOURCE
 #include <sys/stat.h>
@@ -46,7 +46,7 @@ static void one(const char* path) {
     if (result == SERVAL_OK) result = serval_shm_recv(client, buffer, sizeof buffer, &reply);
     printf("%d: tag %llu, %u bytes, lost %u: %s\n", result, (unsigned long long)reply.tag, reply.len, reply.lost,
            reply.lost ? serval_drop_reason(reply.reason) : "-");
-    /* A client that cannot be used any more says so every time. */
+    /* Every call on an unusable client fails. */
     if (result == SERVAL_ERROR_CORRUPT) {
         CHECK_RESULT(serval_shm_recv(client, buffer, sizeof buffer, &reply), SERVAL_ERROR_CORRUPT);
         CHECK_RESULT(serval_shm_wait(client, 0), SERVAL_ERROR_CORRUPT);
@@ -55,7 +55,7 @@ static void one(const char* path) {
     serval_shm_close(client);
 }
 
-/* `messages` requests of 8 to `bytes_max` bytes, `window` under way; every reply is compared with its request. */
+/* `messages` requests of 8 to `bytes_max` bytes, `window` in flight; every reply is compared with its request. */
 static void load(const char* path, uint64_t messages, size_t bytes_max, uint32_t window) {
     serval_shm* client = connect_to(path, window);
     const serval_shm_terms terms = serval_shm_agreed(client);
@@ -148,7 +148,7 @@ static void limits(const char* path) {
     printf("limits right\n");
 }
 
-/* Asks until the engine ends, with a sleep for each outcome or without any; says "serving" once it is under way. */
+/* Asks until the engine ends, with a sleep for each outcome or without any; prints "serving" after the first outcome. */
 static void until_closed(const char* path, int sleeps) {
     serval_shm* client = connect_to(path, 64);
     uint64_t received = 0;
@@ -217,7 +217,7 @@ int main(int count, char** arguments) {
     const char* path = arguments[2];
     if (strcmp(test, "attempt") == 0 && count == 4)
         attempt(path, (uint32_t)number_argument(arguments, 3));
-    else if (strcmp(test, "attempt-as-nobody") == 0)
+    else if (strcmp(test, "attempt-as-other-user") == 0)
         attempt_as_nobody(path);
     else if (strcmp(test, "one") == 0)
         one(path);

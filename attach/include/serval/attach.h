@@ -55,7 +55,7 @@ struct Wish {
 enum class Step {
     // Requests arrive.
     SERVING,
-    // The blocks answer the requests they have received, then end: the stop word says so to them.
+    // The blocks answer the requests they have received, then end, because the stop word is set.
     DRAINING,
     // The generation has ended, see why(): end the blocks.
     OVER,

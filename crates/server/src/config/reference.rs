@@ -104,12 +104,12 @@ const COMMON: &[(&str, &[Key])] = &[
         "the top of the file",
         keys! { "":
             schema: Other("integer: `1`"), "required",
-                "The version of the file's format. Stands before the first table.";
+                "The version of the file format. It precedes the first table.";
             engine: Other("table"), "every key's default", "`[engine]`, below.";
             limits: Other("table"), "every key's default", "`[limits]`, below.";
             accelerator: Other("list of tables"), "`acc0` of kind `cpu`; for kernel files `process` of kind `process`",
                 "`[[accelerator]]`, below: where kernels run.";
-            service: Other("list of tables"), "required", "`[[service]]`, below: what is served.";
+            service: Other("list of tables"), "required", "`[[service]]`, below: the services.";
         },
     ),
     (
@@ -119,20 +119,20 @@ const COMMON: &[(&str, &[Key])] = &[
                 "Threads that receive, dispatch and send. Each has its own socket on every port. Raise it when `serval top` shows \
                  workers that are busy all the time and cores are free.";
             cores: Other("`\"auto\"`, or a list of core numbers"), "",
-                "Pins worker *n* to the *n*-th core of the list; `auto` pins none. Name at least as many as there are workers. Pin for \
+                "Pins worker *n* to the *n*-th core of the list; `auto` pins none. The list needs a core for each worker. Pin workers for \
                  steady latencies, and keep other programs off these cores.";
             polling: Word, "",
-                "What a worker without work does. `spin` looks again for ever: the lowest latency, a whole core. `adaptive` looks \
+                "What a worker without work does. `spin` polls continuously: the lowest latency, a whole core. `adaptive` polls \
                  for 50 us and then sleeps. `block` sleeps at once: the least CPU. None sleeps while a request is outstanding.";
             drain_ms: Integer("ms"), "",
-                "How long a server that ends, and a service that a reload changes or removes, may take to answer what it has \
-                 accepted. The rest is dropped as `drain_timeout`.";
+                "How long a server that ends, and a service that a reload changes or removes, may take to answer accepted requests. \
+                 The rest is dropped as `drain_timeout`.";
             metrics: Other("string: `IP:PORT`, or `none`"), "none",
                 "Serves `/metrics`, `/healthz` and `/readyz` there. Keep it on loopback: nothing is encrypted or authenticated.";
             control: Other("string: absolute path, `auto` or `off` (also `\"\"`)"), "auto",
                 "A Unix socket for `serval top` and `serval reload`. The engine's user and root may use it. `auto` is `PID.sock` in \
-                 `$XDG_RUNTIME_DIR/serval`, or in `/run/serval` where that variable is not set; both commands find it there. If it \
-                 cannot be made, the server logs a warning and runs without one.";
+                 `$XDG_RUNTIME_DIR/serval`, or in `/run/serval` if that variable is not set; both commands find it there. If it \
+                 cannot be created, the server logs a warning and runs without it.";
         },
     ),
     (
@@ -140,29 +140,29 @@ const COMMON: &[(&str, &[Key])] = &[
         keys! { "limits":
             connections: Integer("connections"), "",
                 "Open TCP connections and shared-memory clients of the whole engine; more are refused as `connection_limit`. The \
-                 default gives way where the process may have fewer descriptors; a number that was asked for is refused then.";
+                 default is lowered if the process may have fewer file descriptors; a configured number is refused then.";
             pipelined: Integer("requests"), "",
                 "Requests in flight for each connection; more wait unread. Raise it for one client that must fill many mqueues: each \
-                 costs memory (operations.md, Limits).";
+                 needs memory (operations.md, Limits).";
             idle_s: Integer("s"), "", "A connection without a complete message for this long is closed (`idle_timeout`).";
             slow_client_ms: Integer("ms"), "",
                 "A connection that takes no byte of a waiting reply for this long is closed (`slow_client`).";
             region_mib: Integer("MiB"), "",
-                "Largest region, the shared memory of one service on one accelerator. A guard against a slip of the pen: \
-                 `serval check-config` shows what each region takes.";
+                "Largest region, the shared memory of one service on one accelerator. Guards against typos: \
+                 `serval check-config` shows the size of each region.";
             udp_reply_ratio: Integer("times the request's length"), "3 for ports off loopback, else 0",
                 "Longest reply to a UDP source, whose address may be forged, so that a server cannot be used to flood others; \
                  longer ones are dropped as `reply_ratio`. 0: any length. Raise it only where the network is trusted.";
             udp_privileged_sources: Boolean, "`true` for ports on loopback, else `false`",
-                "Whether datagrams from source ports below 1024 are served. Services of other machines listen there (`echo`, `chargen`, \
-                 DNS, NTP), and with a forged source two servers that answer anything would answer each other. `false`: such \
-                 datagrams are dropped as `privileged_source`. `true` where clients use such ports, as old DNS resolvers do.";
+                "Whether datagrams from source ports below 1024 are served. Services of other machines use these ports (`echo`, `chargen`, \
+                 DNS, NTP), and with a forged source two servers that answer any message would answer each other. `false`: such \
+                 datagrams are dropped as `privileged_source`. Set `true` if clients use such ports, as old DNS resolvers do.";
         },
     ),
     (
         "[[accelerator]]",
         keys! { "accelerator.worker":
-            name: Other("string: 1 to 64 letters, digits, `_`, `-`"), "required", "What services and metrics call it. Unique.";
+            name: Other("string: 1 to 64 letters, digits, `_`, `-`"), "required", "The name in services and metrics. Unique.";
             kind: Word, "",
                 "";
             launch: Word, "",
@@ -193,12 +193,12 @@ const COMMON: &[(&str, &[Key])] = &[
         "[[service]]",
         keys! { "service.digits":
             name: Other("string: 1 to 64 letters, digits, `_`, `-`"), "required",
-                "What metrics, the log and a reload know it by. Unique.";
+                "The name in metrics, the log and a reload. Unique.";
             listen: Other("string or list: `udp://IP:PORT`, `tcp://IP:PORT`, `shm:///PATH`"), "required",
-                "Where clients come. `0.0.0.0` is every IPv4 address of the machine, `[::]` every IPv6 address; port 0 lets the host \
-                 kernel choose.";
+                "The ports for clients. `0.0.0.0` is every IPv4 address of the machine, `[::]` every IPv6 address; for port 0 the host \
+                 kernel chooses.";
             framing: FramingName, "",
-                "Where a message ends on a TCP connection. A datagram is a message by itself.";
+                "How messages are delimited on a TCP connection. A datagram is one message.";
             accelerator: Other("string, or list of strings"), "`process` for a kernel file: a process of its own; for a built-in kernel `acc0` where the file defines none, else required",
                 "The accelerators that run the kernel, by name. With several, requests go where there is credit. `acc0` runs a kernel file on \
                  the engine's own core where the file defines no accelerator.";
@@ -211,32 +211,32 @@ const COMMON: &[(&str, &[Key])] = &[
                 "Message queues, each with a block of its own. On a GPU as many as blocks that fit; with `cpu` kernels a few \
                  for each thread.";
             slots: Integer("messages, a power of two"), "",
-                "Length of each ring: requests that an mqueue holds. More slots take bursts (`no_credit` tells) and more memory, and \
-                 let requests wait for longer.";
+                "Length of each ring: requests that an mqueue holds. More slots absorb longer bursts (see `no_credit`), need more memory, and \
+                 let requests wait longer.";
             arena_bytes: Integer("bytes"), "",
                 "Room in each ring for payloads where messages may exceed 1.5 KiB. 0: as many of the longest messages as there are slots, \
-                 but at most 256 KiB or four messages. `serval check-config` warns where that is short.";
+                 but at most 256 KiB or four messages. `serval check-config` warns if that is little.";
             max_message_bytes: Integer("bytes"), "",
-                "Longest request; longer ones are dropped as `too_long`. Messages of up to 1536 bytes lie in the slots themselves: write no \
+                "Longest request; longer ones are dropped as `too_long`. Messages of up to 1536 bytes are stored in the slots themselves: set no \
                  more than you need.";
             max_reply_bytes: Integer("bytes"), "`max_message_bytes`",
-                "Longest reply; longer ones are dropped as `reply_too_long`. With a `udp://` port at most 65 507. Write fewer where the \
+                "Longest reply; longer ones are dropped as `reply_too_long`. With a `udp://` port at most 65 507. Set less if the \
                  kernel's replies are always shorter than its requests: it saves memory.";
             replies: Word, "", "`none`: the kernel never answers, requests are consumed.";
             ordered: Boolean, "",
-                "Replies on a TCP connection keep the order of its requests. `false`: each leaves when it is there; the client must tell \
-                 them apart by itself.";
+                "Replies on a TCP connection keep the order of its requests. `false`: each is sent as soon as it is ready; the client must match \
+                 them with its requests.";
             dispatch: Word, "",
-                "Which mqueue a request goes to: in turn, to the one with the fewest under way, by the client's address, or by bytes of \
-                 the message. `least-loaded` for kernels or accelerators of different speed; the hashes where a kernel keeps state.";
+                "How the mqueue of a request is chosen: in turn, the one with the fewest requests in flight, by the client's address, or by bytes of \
+                 the message. Use `least-loaded` for kernels or accelerators of different speed, the hashes if a kernel keeps state.";
             key ("`dispatch = \"key-hash\"`" in "service.digits"): Other("string: `OFFSET:LENGTH` in bytes"), "required",
-                "Where the key is in a message.";
+                "The position of the key in a message.";
             request_timeout_ms: Integer("ms"), "", "A request without a reply for this long is dropped as `request_timeout`.";
             queue_us_max: Integer("us"), "",
-                "New requests are shed (`queue_time`) while the oldest has waited for longer. 0: never. Set it where a late answer is \
-                 worth nothing.";
+                "New requests are shed (`queue_time`) while the oldest has waited for longer. 0: never. Set it if late answers are \
+                 useless.";
             tenant: Other("string: 1 to 64 letters, digits, `_`, `-`"), "",
-                "Who owns the service. Services of one tenant share a process on a GPU, tenants never do.";
+                "The owner of the service. Services of one tenant share a process on a GPU, services of different tenants never do.";
             rings: Word, "",
                 "Ring protocol. `auto`: `doorbell` on host cores, `granule` on GPUs. The others are for experiments. Granule rings carry \
                  up to 1536 bytes.";
@@ -247,22 +247,22 @@ const COMMON: &[(&str, &[Key])] = &[
         "[[service.backend]]",
         keys! { "service.digits.backend.db":
             name: Other("string: 1 to 64 letters, digits, `_`, `-`"), "required",
-                "What metrics and messages call it. Kernels know backends by their order.";
+                "The name in metrics and log messages. Kernels address backends by their order.";
             connect: Other("string: `tcp://HOST:PORT`, `udp://HOST:PORT`"), "required",
-                "Where it is. A name is looked up once, at start.";
+                "Its address. A host name is resolved once, at start.";
             framing: Other("as of a service"), "",
-                "Where an answer ends on a TCP connection. `memcached` also over UDP: the engine writes and reads its frame header.";
-            connections: Integer("connections of each worker"), "", "TCP connections. More, where one core of the backend is not enough.";
-            timeout_ms: Integer("ms"), "", "An answer that takes longer is given up: the kernel is told `TIMEOUT`.";
+                "How answers are delimited on a TCP connection. `memcached` also over UDP: the engine writes and reads its frame header.";
+            connections: Integer("connections of each worker"), "", "TCP connections. Raise it if one core of the backend is not enough.";
+            timeout_ms: Integer("ms"), "", "If an answer takes longer, the kernel gets `TIMEOUT`.";
             in_flight: Integer("requests"), "",
                 "Requests in flight on each TCP connection, with `match` over UDP in each mqueue; more wait. (UDP without `match`: one \
                  in each mqueue.) With `sockets = \"per-request\"`: sockets of each worker, at most 1024.";
             max_message_bytes: Integer("bytes"), "", "Longest request to it and longest answer (`backend_too_long`).";
             match: Other("string: `id:OFFSET:LENGTH` in bytes, LENGTH 1 to 8"), "none",
-                "Where requests and answers carry the same id. An answer with another id than its request goes to no request \
+                "The position of an id that requests and answers share. An answer with another id than its request goes to no request \
                  (`backend_mismatch`). Not with framing `memcached`, whose answers are matched by key.";
             sockets: Word, "",
-                "`per-request`: each request has a connection or UDP socket of its own, which closes with its answer or its time-out. \
+                "`per-request`: each request has a connection or UDP socket of its own, which is closed after the answer or the time-out. \
                  Slower, but no late or duplicate answer can reach another request.";
         },
     ),

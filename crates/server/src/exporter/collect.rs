@@ -58,7 +58,7 @@ const WORKER_COUNTERS: &[WorkerMetric] = &[
     ("shed_connections", "Connections reset at once for lack of a descriptor", |w| {
         w.shed_connections.value()
     }),
-    ("segmentation_fallbacks", "Trains of datagrams the host kernel refused", |w| {
+    ("segmentation_fallbacks", "GSO batches that the host kernel refused", |w| {
         w.segmentation_fallbacks.value()
     }),
     ("epoll_calls", "Looks at the epoll set", |w| w.epoll_calls.value()),
@@ -85,7 +85,7 @@ const LIVES: &[RuntimeMetric] = &[
 ];
 const WORKER_GAUGES: &[WorkerMetric] = &[
     ("connections", "Open TCP connections", |w| w.connections.value()),
-    ("outstanding_requests", "Requests under way on the worker", |w| w.outstanding.value()),
+    ("outstanding_requests", "Requests in flight on the worker", |w| w.outstanding.value()),
 ];
 
 impl Collector for Engine {
@@ -214,12 +214,12 @@ impl Engine {
             }
             Ok(())
         };
-        let help = "Workers that hold the service: requests wait until its runtime has begun anew";
+        let help = "Workers that hold the service: requests wait until its runtime has restarted";
         gauge("serval_service_held", help, |o| o.held as f64)?;
         gauge("serval_mqueues", "Mqueues of the service", |o| o.mqueues as f64)?;
-        let help = "Requests under way on an mqueue, on average";
+        let help = "Requests in flight on an mqueue, on average";
         gauge("serval_mqueue_depth_mean", help, |o| o.depth as f64 / o.mqueues.max(1) as f64)?;
-        let help = "Requests under way on the mqueue that has most";
+        let help = "Requests in flight on the mqueue with the most";
         gauge("serval_mqueue_depth_max", help, |o| o.depth_max as f64)
     }
 
