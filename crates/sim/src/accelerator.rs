@@ -1,9 +1,9 @@
-//! The model accelerator: blocks that read real rings and answer, more or less well.
+//! The model accelerator: blocks that read real rings and answer, correctly or not.
 //!
-//! A [`Model`] holds the accelerator's ends of the mqueues of one worker's blocks of one region. It
-//! works inside [`Blocks::drive`] (blocks on the worker's core; only those that were rung or whose
-//! time has come, so that a forgotten ring shows) or, as a *remote* accelerator, between the turns.
-//! Its [`Behaviour`] says how long answers take and what goes wrong.
+//! A [`Model`] holds the accelerator's ends of the mqueues of one worker's blocks in one region. It
+//! runs inside [`Blocks::drive`] (blocks on the worker's core; only those whose mqueue was signalled or whose
+//! deadline has passed, so that a missing signal is detected) or, as a *remote* accelerator, between the turns.
+//! Its [`Behaviour`] determines how long answers take and which faults occur.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ use crate::message::{
 use crate::net::{SharedNetwork, lock};
 use crate::rng::Rng;
 
-/// How blocks behave. Rates are times per mille of the messages.
+/// Behaviour of blocks. Rates are per mille of the messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Behaviour {
     /// Runs between the worker's turns, not inside them.
@@ -31,7 +31,7 @@ pub struct Behaviour {
     pub delay_ns: (u64, u64),
     /// Messages a block works on at once, besides the first.
     pub overlap: usize,
-    /// Only this block does what follows; the others are sound.
+    /// Only this block has the faults below; the others are sound.
     pub only_block: Option<u32>,
     /// Answers twice.
     pub twice: u32,
@@ -47,7 +47,7 @@ pub struct Behaviour {
     pub bad_length: u32,
     /// Drops because its reply is too long.
     pub too_long: u32,
-    /// Also answers a token that never was.
+    /// Also answers a token that was never issued.
     pub forge: u32,
     /// Also answers a token of another mqueue.
     pub steal: u32,
@@ -55,26 +55,26 @@ pub struct Behaviour {
     pub bad_kind: u32,
     /// Also writes a message with an impossible header.
     pub bad_header: u32,
-    /// Replies although nobody wants replies.
+    /// Replies although the service has no replies.
     pub unwanted: u32,
-    /// Stops for ever with the message after this many.
+    /// Stops permanently with the message after this many.
     pub stall_after: Option<u64>,
     /// Ends with the message after this many.
     pub die_after: Option<u64>,
-    /// Does nothing but write random words over its rings from the message after this many.
+    /// Only writes random words over its rings from the message after this many.
     pub scribble_after: Option<u64>,
-    /// What it writes over is anywhere in the region, not only in its own rings.
+    /// Writes anywhere in the region, not only in its own rings.
     pub wide: bool,
-    /// Also answers a token of the last life, where there was one.
+    /// Also answers a token of the previous generation, if there was one.
     pub replay: u32,
     /// Reports mqueues as touched that are not.
     pub spurious: u32,
-    /// Always asks backends for the longest answer, instead of now and then.
+    /// Always requests the longest answer from backends, instead of sometimes.
     pub long_questions: bool,
 }
 
 impl Behaviour {
-    /// The same blocks without anything that no block should do.
+    /// The same blocks without faults.
     pub fn sound(&self) -> Self {
         let Self { remote, delay_ns, overlap, spurious, .. } = *self;
         Self { remote, delay_ns, overlap, spurious, ..Self::default() }
@@ -85,24 +85,24 @@ impl Behaviour {
         self.scribble_after.is_some()
     }
 
-    /// Whether blocks that behave may find anything in their rings.
+    /// Whether correct blocks may find arbitrary data in their rings.
     fn is_wide(&self) -> bool {
         self.wide && self.corrupts()
     }
 }
 
-/// What the model must know of the service it serves.
+/// The properties of the service that the model needs.
 #[derive(Clone, Debug)]
 pub struct Role {
     /// The service's index.
     pub service: usize,
-    /// The accelerator's place in the service.
+    /// The accelerator's index in the service.
     pub accelerator: usize,
     /// Global number of the region's first block.
     pub first_mqueue: u32,
     /// Framing of the service.
     pub framing: Framing,
-    /// Whether it answers.
+    /// Whether it replies.
     pub replies: Replies,
     /// Its backends.
     pub backends: Vec<BackendRole>,
@@ -115,7 +115,7 @@ pub struct BackendRole {
     pub framing: Framing,
     /// The longest message to or from it.
     pub max_message_bytes: usize,
-    /// Whether the answers that kernels get are the right ones: it gives no others, or the engine tells them apart.
+    /// Whether kernels get only correct answers: it gives no others, or the engine filters them.
     pub honest: bool,
 }
 
@@ -155,7 +155,7 @@ struct Client {
     rx: Consumer<MappedMemory>,
     tx: Producer<MappedMemory>,
     next_tag: u64,
-    /// Questions without an answer: what was asked.
+    /// Requests without an answer, by tag.
     open: BTreeMap<u64, Body>,
 }
 
@@ -169,7 +169,7 @@ struct Block {
     work: Vec<Work>,
     taken: u64,
     phase: Phase,
-    /// Rung, or with something left to do.
+    /// Signalled, or with work left.
     runnable: bool,
 }
 
@@ -193,9 +193,9 @@ pub struct Model {
     net: SharedNetwork,
     rng: Rng,
     tokens: SeenTokens,
-    /// Tokens that the last life had and did not answer, and those it saw.
+    /// Tokens that the previous generation left unanswered, and those it saw.
     inherited: Vec<u64>,
-    /// Another life has taken its place.
+    /// A new generation has replaced it.
     ghost: bool,
     touched: Vec<u32>,
     ended: Vec<(u32, u64)>,
@@ -241,7 +241,7 @@ impl Model {
         }
     }
 
-    /// The model of the same blocks in the accelerator's next life.
+    /// The model of the same blocks in the accelerator's next generation.
     pub fn next_life(
         &mut self,
         behaviour: Behaviour,
@@ -259,12 +259,12 @@ impl Model {
         next
     }
 
-    /// The place of the accelerator in its service.
+    /// The accelerator's index in its service.
     pub fn accelerator(&self) -> usize {
         self.role.accelerator
     }
 
-    /// From now on nobody drives it: it runs between the turns, in a region nobody reads.
+    /// Marks it as replaced: it is no longer driven and runs between the turns, in a region that is no longer read.
     pub fn become_ghost(&mut self) {
         self.ghost = true;
     }
@@ -274,13 +274,13 @@ impl Model {
         self.behaviour.remote || self.ghost
     }
 
-    /// Changes the behaviour from now on; blocks that stopped stay stopped.
+    /// Changes the behaviour; blocks that stopped stay stopped.
     pub fn set_behaviour(&mut self, behaviour: Behaviour) {
         self.behaviour = behaviour;
     }
 
-    /// What a serving block has not finished, for the end of a run. What lies unread counts: a block that
-    /// works on one message after the other is between two of them now and then.
+    /// Unfinished work of a serving block, for the end of a run. Unread messages count: a block that
+    /// handles one message after the other is sometimes between two of them.
     pub fn unfinished(&mut self) -> Option<String> {
         let wide = self.behaviour.is_wide();
         let mut serving = self.blocks.iter_mut().filter(|b| b.phase == Phase::Serving && !wide);
@@ -298,7 +298,7 @@ impl Model {
         })
     }
 
-    /// For each block, whether it stopped reading without saying so.
+    /// For each block, whether it stopped reading without reporting it.
     pub fn stopped(&self) -> Vec<bool> {
         let stopped = |b: &Block| {
             matches!(b.phase, Phase::Stalled | Phase::Scribbling) || self.behaviour.is_wide()
@@ -328,12 +328,12 @@ impl Model {
         self.blocks.iter().map(due).min().unwrap_or(u64::MAX)
     }
 
-    /// When blocks that run between turns have something to do.
+    /// When blocks that run between turns have work.
     pub fn remote_due_ns(&self) -> u64 {
         if self.behaviour.remote { self.due_ns() } else { u64::MAX }
     }
 
-    /// Lets the blocks work.
+    /// Runs the blocks.
     pub fn step(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         for number in 0..self.blocks.len() {
@@ -348,7 +348,7 @@ impl Model {
         }
     }
 
-    /// Whether `fault` strikes now.
+    /// Whether `fault` occurs now.
     fn strikes(&mut self, fault: Fault, per_mille: u32) -> bool {
         let strikes = self.rng.chance(per_mille);
         if strikes {
@@ -362,7 +362,7 @@ impl Model {
             return;
         }
         self.blocks[number].runnable = false;
-        // Whose words others write over has more to look at than its own messages.
+        // If others overwrite its words, it has to poll more than its own signals.
         if self.blocks[number].is_idle() && !self.behaviour.is_wide() {
             return;
         }
@@ -385,7 +385,7 @@ impl Model {
             }
         }
         self.publish(number);
-        // There may be more to read now that some work is done.
+        // After some work is done, more may be readable.
         let block = &mut self.blocks[number];
         block.runnable |= block.rx.hinted() && block.phase == Phase::Serving;
     }
@@ -475,7 +475,7 @@ impl Model {
         }
     }
 
-    /// Finishes a message, or gives it back when a ring is full or the backend is asked first.
+    /// Handles a message; returns it if a ring is full or the backend has to be asked first.
     fn act(&mut self, number: usize, mut work: Work) -> Option<Work> {
         let behaviour = self.behaviour_of(number);
         if self.strikes(Fault::Swallow, behaviour.swallow) {
@@ -489,7 +489,7 @@ impl Model {
             match self.ask_backend(number, &body) {
                 Some(tag) => work.awaits = Some(tag),
                 None => {
-                    // No room: again at the next chance.
+                    // No room: retry at the next opportunity.
                     work.asked_backend = false;
                     self.blocks[number].runnable = true;
                 }
@@ -537,7 +537,7 @@ impl Model {
         if body.ask == Ask::Unframable {
             match framing {
                 Framing::Line | Framing::LineCrLf => reply[0] = b'\n',
-                // A length that is not its own; words that are no response.
+                // A wrong length; data that is not a response.
                 Framing::Sockperf => reply[13] ^= 1,
                 Framing::Memcached => reply[0] = b'v',
                 _ => {}
@@ -557,14 +557,14 @@ impl Model {
         pushed.is_ok()
     }
 
-    /// Writes what no kernel should, besides the reply to `token`.
+    /// Writes what no correct kernel writes, besides the reply to `token`.
     fn misbehave(&mut self, number: usize, behaviour: &Behaviour, token: u64, reply: &[u8]) {
         let message = kind::MESSAGE;
         if self.strikes(Fault::Twice, behaviour.twice) {
             self.push(number, token, message, status::OK, reply);
         }
         if self.strikes(Fault::Forge, behaviour.forge) {
-            // Generations start at 1 and never come this far.
+            // Generations start at 1 and never reach this value.
             let forged = self.rng.draw() | 1 << 63;
             self.push(number, forged, message, status::OK, reply);
         }
@@ -591,8 +591,8 @@ impl Model {
         }
     }
 
-    /// Gives the message just pushed (of kind 0) an impossible header of another sort, where headers
-    /// stand in one piece.
+    /// Gives the message just pushed (of kind 0) another kind of invalid header, if headers
+    /// are contiguous.
     fn spoil_header(&mut self, number: usize) {
         let block = &self.blocks[number];
         let entry = block.rings[1];
@@ -606,7 +606,7 @@ impl Model {
             0 => message | (u64::from(entry.message_bytes_max) + 1),
             1 => message | u64::from(u32::MAX),
             2 => message | 2 << 48,
-            // In an arena that is not there, or far behind its end.
+            // In an arena that does not exist, or far beyond its end.
             _ => {
                 self.memory.store(last_word - 8, entry.arena_bytes, Ordering::Relaxed);
                 message | 1 | u64::from(abi::flags::ARENA) << 48
@@ -661,11 +661,11 @@ impl Model {
         }
     }
 
-    /// Puts a question to the block's first backend; its tag, or `None` when there is no room.
+    /// Sends a request to the block's first backend; returns its tag, or `None` if there is no room.
     fn ask_backend(&mut self, number: usize, body: &Body) -> Option<u64> {
         let role = self.role.backends[0];
         let (filler, want) = match role.framing {
-            // A fixed backend answers with as many bytes.
+            // A fixed backend answers with the same number of bytes.
             Framing::Fixed(bytes) => [bytes - crate::message::BODY_BYTES_MIN as u32; 2].into(),
             framing => {
                 let most = answer_filler_max(framing, role.max_message_bytes).unwrap_or(0) as u64;
@@ -674,7 +674,7 @@ impl Model {
                 (0, want as u32)
             }
         };
-        // Its number, and by that its key, is no other question's.
+        // Its number, and therefore its key, is unique.
         let key = lock(&self.net).number_question();
         let question = Body { ask: Ask::Answer, want, filler, key, ..*body };
         let payload = request_payload(role.framing, &question, Flavor::Plain);
@@ -687,7 +687,7 @@ impl Model {
         Some(tag)
     }
 
-    /// Reads what backends answered.
+    /// Reads answers of backends.
     fn read_answers(&mut self, number: usize) {
         for backend in 0..self.blocks[number].clients.len() {
             loop {
@@ -735,7 +735,7 @@ impl Model {
     }
 }
 
-/// A [`Model`] as the worker drives it.
+/// A [`Model`] driven by the worker.
 pub struct ModelBlocks(pub Arc<Mutex<Model>>);
 
 impl Blocks for ModelBlocks {
@@ -748,7 +748,7 @@ impl Blocks for ModelBlocks {
         if !model.behaviour.remote {
             model.step(now_ns);
         }
-        // A false alarm shows the engine what was written over; nobody has to look for that unasked.
+        // A spurious touch makes the engine read overwritten words, which it would not do otherwise.
         let muted = lock(&model.net).muted;
         let spurious = if muted { 0 } else { model.behaviour.spurious };
         for number in 0..model.blocks.len() {

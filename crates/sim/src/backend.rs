@@ -1,4 +1,4 @@
-//! The model backend: a server that kernels ask, well or badly.
+//! The model backend: a server that answers kernels, correctly or not.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use crate::message::{answer_payload, decode_request, request_wire};
 use crate::net::{Door, Network, PeerRead};
 use crate::rng::Rng;
 
-/// What a backend does. Rates are times per mille: of the questions, but for `change_door`.
+/// Behaviour of a backend. Rates are per mille of the requests, except for `change_door`.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendHabits {
     /// Shortest and longest time an answer takes.
@@ -26,20 +26,20 @@ pub struct BackendHabits {
     pub close: u32,
     /// Closes the connection inside the answer.
     pub cut: u32,
-    /// Answers with what is no answer.
+    /// Answers with data that is not an answer.
     pub garbage: u32,
-    /// Says its answer twice.
+    /// Sends its answer twice.
     pub unasked: u32,
-    /// Says what it answered to the question before this one.
+    /// Answers with its previous answer.
     pub swap: u32,
     /// Answers with more than fits.
     pub too_long: u32,
-    /// At each look, the address may refuse or ignore new connections for a while.
+    /// At each step, the address may refuse or ignore new connections for a while.
     pub change_door: u32,
 }
 
 impl BackendHabits {
-    /// Answers at once.
+    /// Answers immediately and correctly.
     pub const SOUND: Self = Self {
         delay_ns: (0, 0),
         late: 0,
@@ -54,7 +54,7 @@ impl BackendHabits {
         change_door: 0,
     };
 
-    /// Whether whatever it answers is right.
+    /// Whether all its answers are correct.
     pub fn is_honest(&self) -> bool {
         self.garbage == 0 && self.unasked == 0 && self.swap == 0 && self.too_long == 0
     }
@@ -66,10 +66,10 @@ struct Guest {
     input: Vec<u8>,
     parser: ParseState,
     answers: VecDeque<(u64, Vec<u8>)>,
-    /// What it answered last.
+    /// Its previous answer.
     last: Option<Vec<u8>>,
     output: Vec<u8>,
-    /// Closes after this many bytes more.
+    /// Closes after this many more bytes.
     cut_after: Option<usize>,
     hung: bool,
     over: bool,
@@ -85,7 +85,7 @@ pub struct Backend {
     max_message_bytes: usize,
     /// What it does.
     pub habits: BackendHabits,
-    /// Its kernels scribble over their questions, too.
+    /// Its kernels may also overwrite their requests.
     tolerates_garbage: bool,
     rng: Rng,
     guests: Vec<Guest>,
@@ -113,12 +113,12 @@ impl Backend {
         }
     }
 
-    /// From now on questions may be garbage; they go unanswered.
+    /// From now on requests may be invalid; they are not answered.
     pub fn tolerate_garbage(&mut self) {
         self.tolerates_garbage = true;
     }
 
-    /// Ends its connections.
+    /// Closes its connections.
     pub fn hang_up(&mut self, net: &mut Network) {
         for guest in self.guests.drain(..) {
             net.peer_close(guest.conn, Close::Graceful);
@@ -180,7 +180,7 @@ impl Backend {
                         self.answer(net, number, &bytes, None);
                         continue;
                     }
-                    // Behind the frame header of one datagram that is the whole message.
+                    // The rest after the frame header of one datagram is the whole message.
                     match bytes.split_first_chunk() {
                         Some(([high, low, 0, 0, 0, 1, 0, 0], question)) => {
                             self.answer(net, number, question, Some([*high, *low]));
@@ -217,14 +217,14 @@ impl Backend {
                 }
                 Ok(Parsed::Incomplete { .. }) => return,
                 other => {
-                    // Whatever a kernel writes, the engine sends only what the framing carries.
+                    // Whatever a kernel writes, the engine sends only valid messages of the framing.
                     return net.ledger.violate(|| format!("a backend was sent garbage: {other:?}"));
                 }
             }
         }
     }
 
-    /// Answers a question; `frame` is the id in its frame header, if it has one.
+    /// Answers a request; `frame` is the id in its frame header, if it has one.
     fn answer(
         &mut self,
         net: &mut Network,
@@ -328,7 +328,7 @@ impl Backend {
     }
 }
 
-/// A response in so many datagrams, each behind a frame header.
+/// A response in several datagrams, each with a frame header.
 fn frames(id: [u8; 2], payload: &[u8], pieces: usize) -> Vec<Vec<u8>> {
     let each = payload.len().div_ceil(pieces).max(1);
     let total = payload.len().div_ceil(each) as u16;
@@ -342,7 +342,7 @@ fn frames(id: [u8; 2], payload: &[u8], pieces: usize) -> Vec<Vec<u8>> {
 fn respond(framing: Framing, payload: &[u8]) -> Vec<u8> {
     match framing {
         Framing::Line | Framing::LineCrLf => [payload, b"\r\n"].concat(),
-        // The length prefixes are the same in both directions; so is having none.
+        // Length prefixes are the same in both directions, and so is no framing.
         _ => request_wire(framing, payload),
     }
 }

@@ -1,8 +1,8 @@
-//! Many seeds on several threads, and what they came to together.
+//! Runs many seeds on several threads and sums up the results.
 //!
-//! Threads take seeds off one counter, so which of them runs a seed is left to chance; what a seed does
-//! is not, and the sums do not depend on the order. [`Totals::unreached`] names what all runs together
-//! never did: a fault that never struck, and a loss that has a cause and never happened, test nothing.
+//! Threads take seeds from one counter, so the assignment of seeds to threads is random; the run of a seed
+//! is not, and the sums do not depend on the order. [`Totals::unreached`] names what no run
+//! did: a fault that never occurred, and a drop reason with a cause that never occurred, test nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -23,21 +23,21 @@ use crate::run::{Report, Violation, simulate};
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct Campaign {
-    /// The first seed, and whatever every case of the campaign leaves out.
+    /// The first seed, and the reductions that apply to every case of the campaign.
     pub first: Case,
-    /// How many seeds, one after the other.
+    /// Number of consecutive seeds.
     pub seeds: u64,
-    /// No seed is begun after this time.
+    /// No seed is started after this time.
     pub deadline: Option<Instant>,
     /// Threads.
     pub jobs: usize,
     /// Prints every event to stderr.
     pub trace: bool,
-    /// Goes on after a seed that fails.
+    /// Continues after a seed that fails.
     pub keep_going: bool,
 }
 
-/// How far a campaign is.
+/// Progress of a campaign.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     /// Seeds run.
@@ -46,12 +46,12 @@ pub struct Progress {
     pub failures: u64,
 }
 
-/// What all runs did together.
+/// Sums over all runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Totals {
     /// Seeds run.
     pub runs: u64,
-    /// One number for everything that happened in all of them.
+    /// A hash of all events of all runs.
     pub trace_hash: u64,
     /// Events.
     pub events: u64,
@@ -63,7 +63,7 @@ pub struct Totals {
     pub lost: [u64; DropReason::COUNT],
     /// The faults.
     pub struck: Struck,
-    /// What failed, by seed.
+    /// Failures by seed.
     pub violations: BTreeMap<u64, Violation>,
 }
 
@@ -104,10 +104,10 @@ impl Totals {
         }
     }
 
-    /// Faults that never struck and losses that never happened, by name.
+    /// Faults and drop reasons that never occurred, by name.
     pub fn unreached(&self) -> Vec<String> {
         let quiet = Fault::ALL.iter().filter(|fault| self.struck.count(**fault) == 0);
-        let faults = quiet.map(|fault| format!("the fault {} never struck", fault.name()));
+        let faults = quiet.map(|fault| format!("the fault {} never occurred", fault.name()));
         let caused = DropReason::ALL.iter().filter(|reason| is_ever_caused(**reason));
         let lost = caused.filter(|reason| self.lost[**reason as usize] == 0);
         faults.chain(lost.map(|r| format!("nothing was lost for {}", r.name()))).collect()
@@ -132,7 +132,7 @@ impl Display for Totals {
     }
 }
 
-/// Counts by name, several in a line.
+/// Counts by name, several per line.
 fn table(
     f: &mut Formatter<'_>,
     title: &str,
@@ -147,7 +147,7 @@ fn table(
 }
 
 impl Campaign {
-    /// A campaign of `seeds` seeds from `first` on one thread, which ends with the first that fails.
+    /// A campaign of `seeds` seeds from `first` on one thread, which ends at the first failure.
     pub fn new(first: impl Into<Case>, seeds: u64) -> Self {
         let first = first.into();
         Self { first, seeds, deadline: None, jobs: 1, trace: false, keep_going: false }
@@ -157,7 +157,7 @@ impl Campaign {
         Case { seed: self.first.seed.wrapping_add(number), ..self.first.clone() }
     }
 
-    /// Runs the seeds; `tell` hears of the progress now and then.
+    /// Runs the seeds; `tell` is called with the progress at intervals.
     pub fn run(&self, mut tell: impl FnMut(Progress)) -> Totals {
         let totals = Mutex::new(Totals::new());
         let next = AtomicU64::new(0);

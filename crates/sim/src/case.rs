@@ -1,7 +1,7 @@
-//! A test case: a seed, and what was taken away from its plan to make a failure easier to read.
+//! A test case: a seed, and reductions of its plan that make a failure easier to understand.
 //!
-//! Everything here only takes away: a smaller case is the seed's plan with some faults healed, some
-//! clients left out, fewer requests or turns. It is written as the arguments of `serval-sim` that run it.
+//! Reductions only remove things: a smaller case is the seed's plan with some faults removed, some
+//! clients left out, fewer requests or turns. It is printed as the arguments of `serval-sim` that run it.
 
 use std::fmt::{Display, Formatter};
 
@@ -13,15 +13,15 @@ use crate::plan::Plan;
 pub struct Case {
     /// The seed.
     pub seed: u64,
-    /// Faults that do not happen.
+    /// Faults that do not occur.
     pub without: FaultSet,
-    /// The clients that take part, by their place in the plan; `None`: all.
+    /// The clients that take part, by index in the plan; `None`: all.
     pub clients: Option<Vec<usize>>,
-    /// Most requests of a client (on each of its connections).
+    /// Maximum number of requests of a client (on each of its connections).
     pub requests: Option<u32>,
-    /// Most turns under load.
+    /// Maximum number of turns under load.
     pub turns: Option<u32>,
-    /// Most workers.
+    /// Maximum number of workers.
     pub workers: Option<usize>,
 }
 
@@ -87,8 +87,8 @@ impl Case {
         plan
     }
 
-    /// Makes a failing case smaller as long as `fails`: fewer turns, clients, faults, requests and
-    /// workers, again and again until nothing can be taken away. The same case always ends the same.
+    /// Reduces a failing case as long as `fails`: fewer turns, clients, faults, requests and
+    /// workers, repeatedly until nothing can be removed. The result is deterministic.
     pub fn shrink(&self, mut fails: impl FnMut(&Self) -> bool) -> Self {
         let mut smallest = self.clone();
         loop {
@@ -122,7 +122,7 @@ impl Case {
     }
 }
 
-/// Takes the change over if the case still fails with it.
+/// Accepts the smaller case if it still fails.
 fn accept(
     case: &mut Case,
     fails: &mut impl FnMut(&Case) -> bool,
@@ -137,7 +137,7 @@ fn accept(
     accepted
 }
 
-/// Looks for a smaller number below `from` that `works`: large steps first.
+/// Finds a smaller number below `from` that `works`: large steps first.
 fn shrink_number(from: u32, mut works: impl FnMut(u32) -> bool) {
     let (mut now, mut step) = (from, from);
     while step > 0 && now > 0 {
@@ -150,7 +150,7 @@ fn shrink_number(from: u32, mut works: impl FnMut(u32) -> bool) {
     }
 }
 
-/// Takes elements out of `list` while what is left `works`: large pieces first (delta debugging,
+/// Removes elements of `list` as long as the rest `works`: large pieces first (delta debugging,
 /// Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002).
 fn shrink_list<T: Clone>(mut list: Vec<T>, mut works: impl FnMut(&[T]) -> bool) {
     let mut piece = list.len();

@@ -1,4 +1,4 @@
-//! Which losses a plan can cause. Any other is the engine's own doing, and a violation.
+//! Which losses a plan can cause. Any other loss is an error of the engine, and a violation.
 
 use engine::metrics::ServiceSnapshot;
 use engine::topology::{Dispatch, Limits, Replies, Service};
@@ -23,12 +23,12 @@ impl Plan {
         datagrams.map(|c| &c.taste).chain(streams).chain(memory.map(|c| &c.taste))
     }
 
-    /// Whether another version of the service takes its place.
+    /// Whether the service is replaced by another version.
     pub fn is_reloaded(&self, service: usize) -> bool {
         self.reloads.iter().any(|reload| reload.service == service)
     }
 
-    /// Whether shared-memory clients of a service leave or are thrown out, and whether they scribble.
+    /// Whether shared-memory clients of a service leave or are disconnected, and whether they scribble.
     fn memory_faults(&self, service: usize) -> (bool, bool) {
         let of_service = self.memory_clients.iter().filter(move |c| c.service == service);
         let hostile = |m: &MemoryManner| m.bad_kind > 0 || m.scribble_after.is_some();
@@ -52,7 +52,7 @@ impl Plan {
         let caused =
             |reason: &DropReason| CAUSES.iter().any(|(r, cause)| r == reason && cause(&scene));
         let first = DropReason::ALL.iter().filter(lost).find(|reason| !caused(reason)).copied();
-        // A client is gone because it left, or because the engine closed on it for a reason.
+        // A client is gone because it left, or because the engine closed its connection for a reason.
         let gone = counted.dropped(DropReason::ClientGone);
         let reasons = counted.dropped_requests() - gone + counted.dropped(DropReason::BadFraming);
         let left = self.memory_faults(service).0
@@ -69,10 +69,10 @@ struct Scene<'a> {
     now_ns: u64,
 }
 
-/// Whether a service may have lost something for a reason by now.
+/// Whether a service may have lost something for a reason so far.
 type Cause = fn(&Scene<'_>) -> bool;
 
-/// The reasons for which simulated services lose something. A reason that is not here has no cause in any plan.
+/// The drop reasons that can occur in simulated services. A reason that is missing here has no cause in any plan.
 const CAUSES: &[(DropReason, Cause)] = {
     use DropReason as R;
     &[
@@ -98,7 +98,7 @@ const CAUSES: &[(DropReason, Cause)] = {
         (R::AcceleratorStalled, |s| s.ends_for(R::AcceleratorStalled)),
         (R::Reconfiguring, |s| s.ends_for(R::Reconfiguring) && s.ends_unheld()),
         (R::QueueTime, |s| s.spec().queue_us_max > 0),
-        // Even a sound backend may be out of reach for a while, and requests queue behind it.
+        // Even a sound backend may be unreachable for a while, and requests queue behind it.
         (R::RequestTimeout, |s| s.is_wicked() || s.backends() || s.is_crowded()),
         (R::StaleToken, |s| s.is_wicked() || s.backends() || s.is_reloaded() || s.is_crowded()),
         (R::DrainTimeout, |s| s.is_reloaded()),
@@ -184,7 +184,7 @@ impl Scene<'_> {
         self.plan.is_reloaded(self.service)
     }
 
-    /// Whether a new version leaves connections, clients' rings or ports behind, which are read no further.
+    /// Whether a new version leaves connections, clients' rings or ports unread.
     fn leaves_clients(&self) -> bool {
         let mut reloads = self.plan.reloads.iter().filter(|reload| reload.service == self.service);
         reloads.any(|reload| {
@@ -197,7 +197,7 @@ impl Scene<'_> {
         self.plan.rebirths.iter().any(|r| r.service == self.service && r.reason == reason)
     }
 
-    /// A service that is held before has no requests in the generation that ends.
+    /// A service that is paused first has no requests in the generation that ends.
     fn ends_unheld(&self) -> bool {
         let unheld = |r: &Rebirth| r.hold_ns.is_none() || r.overdue;
         self.plan.rebirths.iter().any(|r| r.service == self.service && unheld(r))
@@ -207,7 +207,7 @@ impl Scene<'_> {
         !self.spec().backends.is_empty()
     }
 
-    /// Datagrams that are late for a request meet the next one, which tells them apart.
+    /// Late datagrams for a request arrive with the next one, and are recognised as late.
     fn has_late_datagrams(&self) -> bool {
         self.spec().backends.iter().any(|backend| {
             let matched = backend.matching.is_some() || backend.framing == Framing::Memcached;
@@ -232,8 +232,8 @@ impl Scene<'_> {
         })
     }
 
-    /// What streams and memory clients ask of one mqueue of another worker waits between the two, and
-    /// while turns are milliseconds apart hundreds of requests wait longer than their time.
+    /// Requests of streams and shared-memory clients for one mqueue of another worker wait in the hand-over ring, and
+    /// while turns are milliseconds apart hundreds of requests wait longer than their time-out.
     fn is_crowded(&self) -> bool {
         let spec = self.spec();
         self.workers() > 1

@@ -1,8 +1,8 @@
-//! Services that come to a running world, change and leave it, as the control side of a server does it.
+//! Adding, changing and removing services of a running world, as the control side of a server does it.
 //!
-//! A change goes in steps (`engine/src/control/install.rs`): every worker installs the new service, then every worker
-//! switches, then what leaves is released everywhere once all have voted. Within a step the workers
-//! are asked one by one, whenever the test says so ([`World::follow`]), and do it in their next turns.
+//! A change has steps (`engine/src/control/install.rs`): every worker installs the new service, then every worker
+//! switches, then the old version is released everywhere once all have voted. Within a step each worker gets
+//! its message when the test calls [`World::follow`], and acts in its next turn.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
@@ -17,14 +17,14 @@ use crate::nic::SimSocket;
 use crate::rng::Rng;
 use crate::world::{World, share_out};
 
-/// What moves over to the next version of a service.
+/// What the next version of a service takes over.
 #[derive(Clone, Copy, Debug)]
 pub struct Keeps {
     /// Connections.
     pub connections: bool,
     /// Shared-memory clients.
     pub memory_clients: bool,
-    /// Or those of them whose port stays, which half of them came by.
+    /// Or only those whose port stays, which half of them came by.
     pub memory_ports: bool,
 }
 
@@ -35,10 +35,10 @@ impl Keeps {
     }
 }
 
-/// A change under way.
+/// A change in progress.
 pub(crate) struct Change {
     service: usize,
-    /// It is there afterwards.
+    /// The service exists afterwards.
     comes: bool,
     /// Shared-memory ports that do not stay.
     closes_ports: bool,
@@ -50,10 +50,10 @@ pub(crate) struct Change {
     /// Workers that have switched.
     switched: Vec<bool>,
     barrier: DrainBarrier,
-    /// The slot that is given up, if any, and who has done so.
+    /// The old slot, if any, and the workers that have released it.
     leaves: Option<u16>,
     released: Vec<bool>,
-    /// When what is left is dropped, and who has done so.
+    /// When the rest is dropped, and the workers that have done so.
     expires_ns: u64,
     expired: Vec<bool>,
 }
@@ -112,38 +112,38 @@ impl Change {
 }
 
 impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
-    /// Begins to take a service away. What it has not answered after `drain_ns` is dropped.
+    /// Starts to remove a service. What it has not answered after `drain_ns` is dropped.
     pub fn remove(&mut self, service: usize, drain_ns: u64) {
         self.begin(service, None, drain_ns);
     }
 
-    /// Begins to add a service, or to put another version of it into the place of the one that runs. Its
-    /// ports are those of the setup; clients move over as `keeps` says.
+    /// Starts to add a service, or to replace the running one by another version. Its
+    /// ports are those of the setup; clients move over according to `keeps`.
     pub fn put(&mut self, spec: Service, service: usize, keeps: Keeps, drain_ns: u64) {
         self.topology.services[service] = spec.clone();
         self.setup.topology.services[service] = spec;
         self.begin(service, Some(keeps), drain_ns);
     }
 
-    /// The service that the change brings is held until [`World::revive`] tells that its first accelerator runs.
+    /// Pauses the new service until [`World::revive`] reports that its first accelerator runs.
     pub fn hold_newcomer(&mut self, drain_ns: u64) {
         let change = self.change.as_mut().expect("a change has begun");
         change.installs.iter_mut().flatten().for_each(|install| install.pause(0, drain_ns));
     }
 
-    /// Whether every worker serves what the last change wants; what leaves may still be leaving.
+    /// Whether every worker serves the state after the last change; the old version may still be draining.
     pub fn is_switched(&self) -> bool {
         self.change.as_ref().is_none_or(|change| change.switched.iter().all(|done| *done))
     }
 
-    /// The engine is about to end: what leaves is not waited for, and nobody lets go of it.
+    /// The engine is about to end: the old version is not waited for, and not released.
     pub fn give_up_change(&mut self) {
-        assert!(self.is_switched(), "nothing is half there");
+        assert!(self.is_switched(), "the change is complete on no worker or on all");
         self.change = None;
     }
 
-    /// The slot that shared-memory clients of a service come to now. Nobody comes in while the workers switch one
-    /// after the other, or to a service that is not there.
+    /// The slot for new shared-memory clients of a service. There is none while the workers switch one
+    /// after the other, or if the service does not exist.
     pub fn memory_door(&self, service: usize) -> Option<u16> {
         match &self.change {
             Some(change) if !self.is_switched() && change.switches() => None,
@@ -153,7 +153,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         }
     }
 
-    /// Whether the last change is done.
+    /// Whether the last change is complete.
     pub fn is_changed(&self) -> bool {
         self.change.is_none()
     }
@@ -191,7 +191,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             slot,
             successor,
             shm_successor,
-            // Who is there when the first worker switches.
+            // The clients at the time when the first worker switches.
             departing: Vec::new(),
             barrier: barrier.clone(),
         });
@@ -219,7 +219,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         });
     }
 
-    /// One worker's shares of the service as it is now, in a region of its own.
+    /// Each worker's shares of the service as it is now, in a new region.
     fn prepare(&mut self, service: usize, slot: u16) -> Vec<Option<ServiceInstall<()>>> {
         let shared = share_out(&self.setup, service, &self.net, &mut self.rng);
         self.words.extend(shared.words);
@@ -238,8 +238,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             .collect()
     }
 
-    /// Posts to a worker what the change wants of it next, unless it has not answered yet or others have to do something
-    /// first.
+    /// Posts a worker's next step of the change, unless it has not answered yet or others have to act first.
     pub fn follow(&mut self, worker: usize) {
         let (now_ns, workers) = (self.now_ns(), self.workers.len());
         let Some(mut change) = self.change.take() else { return };
@@ -290,7 +289,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     }
 }
 
-/// Nobody comes in by shared memory until all workers have switched: who is there stays or goes.
+/// No shared-memory client connects until all workers have switched; existing ones stay or are disconnected.
 fn send_away(net: &mut Network, rng: &mut Rng, change: &mut Change) {
     let Some(leave) = change.switch.leave.first_mut() else { return };
     let here = net.memory_clients.iter().filter(|(_, service)| **service == change.service);

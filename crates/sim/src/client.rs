@@ -1,5 +1,5 @@
-//! Model clients over UDP: they ask, at their own pace, and count what comes back. (What leaves for
-//! them is judged by the ledger when it leaves.) [`crate::stream_client`] has those over TCP.
+//! Model clients over UDP: they send requests at their own pace and count replies. (The ledger checks
+//! replies when they leave the engine.) [`crate::stream_client`] has clients over TCP.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,16 +11,16 @@ use crate::message::{Ask, Body, Flavor, request_filler_max, request_payload};
 use crate::net::Network;
 use crate::rng::Rng;
 
-/// What the requests of a client are like. Rates are times per mille of the requests.
+/// The mix of a client's requests. Rates are per mille of the requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Taste {
     /// How messages are delimited.
     pub framing: Framing,
     /// The service's longest request.
     pub max_message_bytes: usize,
-    /// Most filler of a reply.
+    /// Maximum filler of a reply.
     pub reply_filler_max: usize,
-    /// Different keys.
+    /// Number of different keys.
     pub keys: u32,
     /// Asks the kernel to ask a backend.
     pub backend: u32,
@@ -28,18 +28,18 @@ pub struct Taste {
     pub drops: u32,
     /// Asks for a reply that cannot be framed.
     pub unframable: u32,
-    /// Is longer than the service takes.
+    /// Exceeds the service's maximum.
     pub too_long: u32,
-    /// Is no [`Body`].
+    /// Is not a [`Body`].
     pub junk: u32,
-    /// Wants no reply, or leaves it to the kernel, where the framing can say so.
+    /// Wants no reply, or leaves it to the kernel, if the framing can express that.
     pub silent: u32,
-    /// Is as long as can be.
+    /// Has the maximum length.
     pub heavy: u32,
 }
 
 impl Taste {
-    /// A request of `client`. Its filler is right for the framing.
+    /// A request of `client`. Its filler is valid for the framing.
     pub fn request(&self, rng: &mut Rng, client: u32, sequence: u32) -> (Body, Flavor) {
         let ask = match () {
             () if rng.chance(self.backend) => Ask::Backend,
@@ -89,35 +89,35 @@ pub struct DatagramClient {
     pub port: PortIndex,
     /// Its address.
     pub peer: SocketAddr,
-    /// The address it sends to, where the port has several.
+    /// The address it sends to, if the port has several.
     pub local: IpAddr,
-    /// What it asks.
+    /// Its request mix.
     pub taste: Taste,
-    /// Requests it still sends.
+    /// Requests still to send.
     pub left: u32,
-    /// Most requests sent at once.
+    /// Maximum number of requests per burst.
     pub burst: u32,
     /// Shortest and longest pause between bursts.
     pub pause_ns: (u64, u64),
-    /// When it acts next.
+    /// Time of its next action.
     pub next_ns: u64,
     /// Its randomness.
     pub rng: Rng,
     /// Number of its next request.
     pub sequence: u32,
-    /// Datagrams that came back.
+    /// Datagrams received.
     pub received: u64,
-    /// Times per mille of the requests: the same request comes from a port of the server as well.
+    /// Rate per mille of the requests that are also sent with a port of the server as source.
     pub forges: u32,
 }
 
 impl DatagramClient {
-    /// When the client acts next.
+    /// Time of the client's next action.
     pub fn due_ns(&self) -> u64 {
         if self.left > 0 { self.next_ns } else { u64::MAX }
     }
 
-    /// Reads what came, sends what is due.
+    /// Reads replies, sends requests that are due.
     pub fn step(&mut self, net: &mut Network) {
         while let Some((route, _)) = net.take_datagram(self.peer) {
             self.received += 1;

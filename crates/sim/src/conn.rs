@@ -10,15 +10,15 @@ use wire::nic::{Close, StreamKey, Transport};
 
 use crate::message::ReplyStream;
 
-/// Name of a connection; never reused.
+/// Identifier of a connection; never reused.
 pub type ConnId = usize;
 
-/// What travels through a pipe.
+/// A unit of transfer in a pipe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Segment {
     /// Bytes, or one datagram.
     Bytes(Vec<u8>),
-    /// Nothing follows.
+    /// End of the stream.
     Fin,
     /// The connection is broken.
     Reset,
@@ -31,22 +31,22 @@ pub(crate) struct Pipe {
     pub(crate) ready: VecDeque<u8>,
     /// Datagrams the reader may read.
     pub(crate) datagrams: VecDeque<Vec<u8>>,
-    /// Bytes on their way.
+    /// Bytes in flight.
     pub(crate) in_flight: usize,
-    /// Everything was written; the reader has or will have all of it.
+    /// The writer has finished; the reader has or will have all data.
     pub(crate) finished: bool,
     /// The end arrived.
     pub(crate) ended: bool,
     /// A reset arrived.
     pub(crate) broken: bool,
-    /// The reader is gone: what arrives is answered with a reset.
+    /// The reader is gone: arriving data is answered with a reset.
     pub(crate) abandoned: bool,
     /// Nothing may arrive before this.
     pub(crate) last_due_ns: u64,
 }
 
 impl Pipe {
-    /// Whether the reader would learn anything by reading.
+    /// Whether a read would return something new.
     pub(crate) fn has_news(&self) -> bool {
         !self.ready.is_empty() || !self.datagrams.is_empty() || self.ended || self.broken
     }
@@ -62,7 +62,7 @@ impl Pipe {
     }
 }
 
-/// Who is at the other end.
+/// The kind of peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Site {
     /// A client, by this port and worker.
@@ -71,7 +71,7 @@ pub(crate) enum Site {
     Backend(usize),
 }
 
-/// How far a connection is.
+/// State of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// The backend has not answered yet.
@@ -91,19 +91,19 @@ pub(crate) struct Conn {
     pub(crate) up: Pipe,
     /// From the engine to the peer.
     pub(crate) down: Pipe,
-    /// The engine's name for it: (worker, key).
+    /// The engine's identifier for it: (worker, key).
     pub(crate) key: Option<(usize, StreamKey)>,
-    /// Edges the engine has not been told of.
+    /// Edges that have not been reported to the engine.
     pub(crate) readable: bool,
     pub(crate) writable: bool,
     pub(crate) failed: bool,
-    /// The engine found no room and waits for an edge.
+    /// A write of the engine was short, and it waits for an edge.
     pub(crate) wants_room: bool,
-    /// Reply bytes that are no whole reply yet, for the ledger.
+    /// Bytes of an incomplete reply, for the ledger.
     pub(crate) tail: ReplyStream,
     /// How the engine ended it.
     pub(crate) closed: Option<Close>,
-    /// The peer ended it altogether (not only its sending side).
+    /// The peer closed it completely (not only its sending side).
     pub(crate) peer_closed: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The kinds of things that go wrong, each with a name, so that a run can leave one out and count how
-//! often each happened. The table in the crate's text says where each strikes and what would notice.
+//! The kinds of faults, each with a name, so that a run can leave one out and count how
+//! often each occurred. The table in the crate's text lists where each is injected and which check detects it.
 
 use std::collections::BTreeSet;
 use std::fmt::{Display, Formatter};
@@ -33,33 +33,33 @@ faults! {
     Duplicate = "duplicate";
     /// A datagram overtakes another one.
     Reorder = "reorder";
-    /// A bit of a datagram changes on its way to the engine.
+    /// A bit of a datagram to the engine changes.
     Corrupt = "corrupt";
-    /// A datagram arrives cut.
+    /// A datagram arrives truncated.
     Truncate = "truncate";
     /// A datagram's source is forged: it is a UDP port of the server.
     OwnSource = "own-source";
-    /// A datagram finds the receive buffer full.
+    /// A datagram arrives at a full receive buffer.
     SocketFull = "socket-full";
     /// The host kernel refuses to send a datagram.
     RefuseSend = "refuse-send";
     /// The host kernel has no room for a datagram now.
     FullSend = "full-send";
-    /// A read returns less than there is, down to one byte.
+    /// A read returns less than available, down to one byte.
     ShortRead = "short-read";
     /// A write takes less than it could, down to nothing.
     ShortWrite = "short-write";
     /// A stream's buffer holds less than a message.
     SmallPipe = "small-pipe";
-    /// A reset destroys what had arrived before it.
+    /// A reset destroys data that had arrived before it.
     ResetDestroys = "reset-destroys";
     /// An event without a cause.
     Spurious = "spurious";
-    /// An event is reported later.
+    /// An event is reported late.
     LateEvent = "late-event";
     /// No descriptor is free.
     Exhausted = "exhausted";
-    /// A datagram that is no message.
+    /// A datagram that is not a valid message.
     Junk = "junk";
     /// A request longer than the service takes.
     LongRequest = "long-request";
@@ -71,11 +71,11 @@ faults! {
     Deaf = "deaf";
     /// A client sends a command that its protocol refuses.
     Bogus = "bogus";
-    /// A client closes its sending side and goes on reading.
+    /// A client closes its sending side and keeps reading.
     HalfClose = "half-close";
-    /// A client resets its connection in the middle.
+    /// A client resets its connection while requests are in flight.
     Reset = "reset";
-    /// A client closes everything in the middle.
+    /// A client closes everything while requests are in flight.
     Vanish = "vanish";
     /// A client breaks the framing.
     Nonsense = "nonsense";
@@ -89,31 +89,31 @@ faults! {
     Swallow = "swallow";
     /// A block drops what it should answer.
     Reject = "reject";
-    /// A block answers a token that never was.
+    /// A block answers a token that was never issued.
     Forge = "forge";
     /// A block answers a token of another mqueue.
     Steal = "steal";
     /// A block writes a message of an unknown kind.
     BadKind = "bad-kind";
-    /// A block writes a message with an impossible length, place or flag.
+    /// A block writes a message with an invalid length, offset or flag.
     BadHeader = "bad-header";
-    /// A block replies although nobody wants replies.
+    /// A block replies although the service has no replies.
     Unwanted = "unwanted";
-    /// A block stops reading for ever.
+    /// A block stops reading permanently.
     Stall = "stall";
     /// A block ends.
     Die = "die";
     /// A block overwrites words of its rings.
     Scribble = "scribble";
-    /// An accelerator's runtime goes, and comes back with a new region.
+    /// An accelerator's runtime ends and restarts with a new region.
     Restart = "restart";
-    /// A service is held until the planned end of a life.
+    /// A service is paused until the planned end of an accelerator generation.
     Hold = "hold";
-    /// A block answers a token of the accelerator's last life.
+    /// A block answers a token of the accelerator's previous generation.
     Replay = "replay";
-    /// A block overwrites any words of its accelerator's region, other blocks' among them.
+    /// A block overwrites any words of its accelerator's region, including those of other blocks.
     WideScribble = "wide-scribble";
-    /// A block is reported to have something to say, and has not.
+    /// A block is reported to have new messages, and has none.
     FalseAlarm = "false-alarm";
     /// A backend answers after the time-out.
     BackendLate = "backend-late";
@@ -121,21 +121,21 @@ faults! {
     BackendHang = "backend-hang";
     /// A backend closes or resets instead of answering.
     BackendClose = "backend-close";
-    /// A backend closes inside an answer.
+    /// A backend closes the connection inside an answer.
     BackendCut = "backend-cut";
-    /// A backend answers what is no answer.
+    /// A backend answers with data that is not an answer.
     BackendGarbage = "backend-garbage";
     /// A backend answers twice.
     BackendUnasked = "backend-unasked";
-    /// A backend answers with its answer to another question.
+    /// A backend sends its answer to another request.
     BackendSwap = "backend-swap";
     /// A backend answers with more than fits.
     BackendLong = "backend-long";
-    /// A backend refuses connections, ignores them, or cannot be reached.
+    /// A backend refuses connections, ignores them, or is unreachable.
     BackendDoor = "backend-door";
     /// A shared-memory client does not read its outcomes.
     MemoryDeaf = "memory-deaf";
-    /// A shared-memory client's process ends in the middle.
+    /// A shared-memory client's process ends while requests are in flight.
     MemoryLeave = "memory-leave";
     /// A shared-memory client writes a message of an unknown kind.
     MemoryKind = "memory-kind";
@@ -143,11 +143,11 @@ faults! {
     MemoryScribble = "memory-scribble";
     /// A service is replaced by another version of it.
     Reload = "reload";
-    /// The workers stand still for milliseconds.
+    /// The workers do not run for milliseconds.
     Pause = "pause";
     /// The drain begins under load.
     EarlyDrain = "early-drain";
-    /// The engine drains before what a reload sent off has left.
+    /// The engine drains before clients disconnected by a reload have left.
     CutReload = "cut-reload";
     /// The counts of the rings are about to pass a power of two that matters.
     RingWrap = "ring-wrap";
@@ -158,11 +158,11 @@ impl FromStr for Fault {
 
     fn from_str(name: &str) -> Result<Self, String> {
         let found = Self::ALL.iter().find(|fault| fault.name() == name).copied();
-        found.ok_or_else(|| format!("there is no fault {name:?}; --faults lists them"))
+        found.ok_or_else(|| format!("unknown fault {name:?}; --faults lists them"))
     }
 }
 
-/// Some kinds of faults. On the command line their names with commas between.
+/// A set of faults. On the command line: their names, separated by commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultSet(pub BTreeSet<Fault>);
 
@@ -189,7 +189,7 @@ impl Display for FaultSet {
     }
 }
 
-/// How often each kind of fault struck.
+/// How often each kind of fault occurred.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Struck([u64; Fault::ALL.len()]);
 
@@ -200,24 +200,24 @@ impl Default for Struck {
 }
 
 impl Struck {
-    /// One more.
+    /// Counts one.
     pub fn one(&mut self, fault: Fault) {
         self.0[fault as usize] += 1;
     }
 
-    /// Whether a fault that comes `per_mille` times out of a thousand comes now; counts it.
+    /// Whether a fault with a rate of `per_mille` occurs now; counts it.
     pub fn strikes(&mut self, rng: &mut Rng, fault: Fault, per_mille: u32) -> bool {
         let strikes = rng.chance(per_mille);
         self.0[fault as usize] += u64::from(strikes);
         strikes
     }
 
-    /// How often `fault` struck.
+    /// How often `fault` occurred.
     pub fn count(&self, fault: Fault) -> u64 {
         self.0[fault as usize]
     }
 
-    /// Adds what struck in another run.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Self) {
         for (sum, count) in self.0.iter_mut().zip(other.0) {
             *sum += count;

@@ -1,4 +1,4 @@
-//! Taking faults out of a plan.
+//! Removing faults from a plan.
 
 use crate::accelerator::Behaviour;
 use crate::backend::BackendHabits;
@@ -9,7 +9,7 @@ use crate::plan::Plan;
 use crate::stream_client::Manner;
 
 impl Plan {
-    /// Plans the run without this kind of fault. Everything else stays as the seed has it.
+    /// Removes this kind of fault. Everything else stays as the seed has it.
     pub fn heal(&mut self, fault: Fault) {
         heal_network(&mut self.faults, fault);
         self.setup.behaviours.iter_mut().for_each(|behaviour| heal_blocks(behaviour, fault));
@@ -53,7 +53,7 @@ fn heal_network(faults: &mut Faults, fault: Fault) {
     match fault {
         Fault::Lose => faults.lose = 0,
         Fault::Duplicate => faults.duplicate = 0,
-        // Whatever takes as long as everything else arrives in order.
+        // Equal delays keep datagrams in order.
         Fault::Reorder => faults.delay_ns.1 = faults.delay_ns.0,
         Fault::Corrupt => faults.corrupt = 0,
         Fault::Truncate => faults.truncate = 0,

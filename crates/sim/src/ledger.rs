@@ -1,18 +1,18 @@
-//! The ledger: what crossed the edges of the engine, and what must follow from it.
+//! The ledger: records what crosses the boundary of the engine, and checks the consequences.
 //!
 //! The engine counts its own messages; the ledger counts them again from outside, at the network and
-//! in the kernels, and judges each one. The first thing that must not be becomes the *violation* of
-//! the run. Judged here:
+//! in the kernels, and checks each one. The first error becomes the *violation* of
+//! the run. It checks that:
 //!
-//! * a reply to a datagram leaves to the client that asked, from the port and address it asked, with
+//! * a reply to a datagram goes to the client that sent the request, from the port and address it used, with
 //!   the one correct content, at most once for each time the request was received;
 //! * no such reply is larger than the port's ratio allows;
-//! * a kernel sees a request at most as often as it was received, unchanged, and whatever else came as
-//!   a datagram at most as often and with the very same bytes;
-//! * a key (or flow) always meets the same mqueue where the dispatch policy says so;
-//! * the engine's counters of what it received and sent agree with what really crossed.
+//! * a kernel sees a request at most as often as it was received, unchanged, and any other
+//!   datagram at most as often and with the very same bytes;
+//! * a key (or flow) always goes to the same mqueue if the dispatch policy requires it;
+//! * the engine's counters of received and sent messages match what crossed its boundary.
 //!
-//! Replies on streams are judged by the model clients, which know the order they asked in.
+//! The model clients check replies on streams, because they know the order of their requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -26,16 +26,16 @@ use wire::nic::PortIndex;
 
 use crate::message::{Body, FromStream, ReplyStream, decode_reply, decode_request, key_bytes};
 
-/// What the ledger must know of a service.
+/// The properties of a service that the ledger needs.
 #[derive(Clone, Debug)]
 pub struct ServiceRules {
     /// How its messages are delimited.
     pub framing: Framing,
-    /// How its mqueues are chosen.
+    /// Its dispatch policy.
     pub dispatch: Dispatch,
     /// Its mqueues, over all accelerators and workers.
     pub mqueues: u32,
-    /// Whether the content of its replies is judged: not where kernels write garbage.
+    /// Whether the content of its replies is checked: not if kernels write arbitrary data.
     pub judged: bool,
     /// Whether it has shared-memory ports.
     pub memory: bool,
@@ -43,14 +43,14 @@ pub struct ServiceRules {
     pub streams: bool,
 }
 
-/// Where a datagram was sent from and to: a reply must go exactly back.
+/// Source and destination of a datagram: a reply must take exactly the reverse route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Route {
     /// The client.
     pub peer: SocketAddr,
     /// The port.
     pub port: PortIndex,
-    /// The port's address, where it has several.
+    /// The port's address, if it has several.
     pub local: Option<IpAddr>,
 }
 
@@ -76,16 +76,16 @@ struct Asked {
 #[derive(Clone, Debug)]
 struct OfService {
     rules: ServiceRules,
-    /// Datagrams handed to the engine whole.
+    /// Complete datagrams passed to the engine.
     datagrams_in: u64,
     truncated: u64,
     own_sources: u64,
     privileged: u64,
     overflowed: u64,
     datagrams_out: u64,
-    /// Whole replies that streams took.
+    /// Complete replies written to streams.
     stream_replies: u64,
-    /// The engine's counters agreed, and nothing crossed since.
+    /// The engine's counters matched, and nothing has crossed since.
     audited: bool,
 }
 
@@ -95,9 +95,9 @@ pub struct Ledger {
     services: Vec<OfService>,
     asked: BTreeMap<(u32, u32), Asked>,
     exchanges: BTreeMap<Route, Exchange>,
-    /// Datagrams that are no [`Body`], by service: delivered, seen by kernels, returned.
+    /// Datagrams that are not a [`Body`], by service: delivered, seen by kernels, returned.
     strange: BTreeMap<(usize, Vec<u8>), [u64; 3]>,
-    /// Clients that write garbage over requests of their own, and their services.
+    /// Clients that overwrite their own requests, and their services.
     outlaws: BTreeSet<u32>,
     lawless: BTreeSet<usize>,
     /// Mqueue of each flow, by service and client.
@@ -105,16 +105,16 @@ pub struct Ledger {
     violation: Option<String>,
 }
 
-/// What a datagram is to the engine.
+/// How the engine must treat a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intake {
     /// A request.
     Request,
-    /// Nothing: it was cut.
+    /// Dropped: it was truncated.
     Truncated,
-    /// Nothing: its source is a port of the server.
+    /// Dropped: its source is a port of the server.
     OwnSource,
-    /// Nothing: its source port is below 1024.
+    /// Dropped: its source port is below 1024.
     Privileged,
 }
 
@@ -149,7 +149,7 @@ impl Ledger {
         self.violation.as_deref()
     }
 
-    /// Records what must not be; only the first time counts.
+    /// Records a violation; only the first one counts.
     pub fn violate(&mut self, text: impl FnOnce() -> String) {
         if self.violation.is_none() {
             self.violation = Some(text());
@@ -167,19 +167,19 @@ impl Ledger {
         self.services.len()
     }
 
-    /// What is known of a service.
+    /// The properties of a service.
     pub fn rules(&self, service: usize) -> &ServiceRules {
         &self.services[service].rules
     }
 
-    /// A client is about to ask; `route` is `None` on a stream.
+    /// Records a request that a client is about to send; `route` is `None` on a stream.
     pub fn ask(&mut self, service: usize, body: Body, route: Option<Route>) {
         let asked = Asked { service, body, route, len: 0, delivered: 0, seen: 0, replied: 0 };
         let before = self.asked.insert((body.client, body.sequence), asked);
         assert!(before.is_none(), "a client numbers its requests");
     }
 
-    /// Something of a service crosses an edge of the engine.
+    /// Something of a service crosses the boundary of the engine.
     fn crosses(&mut self, service: usize) -> &mut OfService {
         let of_service = &mut self.services[service];
         of_service.audited = false;
@@ -208,35 +208,35 @@ impl Ledger {
         }
     }
 
-    /// Whether a kernel may see (1) or return (2) these bytes, which are no [`Body`], once more.
+    /// Whether a kernel may see (1) or return (2) these bytes, which are not a [`Body`], once more.
     fn is_strange(&mut self, service: usize, payload: &[u8], what: usize) -> bool {
         let Some(counts) = self.strange.get_mut(&(service, payload.to_vec())) else { return false };
         counts[what] += 1;
         counts[what] <= counts[0]
     }
 
-    /// From now on a client writes anything into the rings of its own region: what kernels get of it
-    /// may be garbled or come again.
+    /// From now on a client writes anything into the rings of its own region: kernels may get its requests
+    /// garbled or repeatedly.
     pub fn outlaw(&mut self, service: usize, client: u32) {
         self.outlaws.insert(client);
         self.lawless.insert(service);
     }
 
-    /// The engine was told of datagrams that found the socket full.
+    /// The engine got the count of datagrams that arrived at a full socket.
     pub fn overflow(&mut self, service: usize, count: u64) {
         if count > 0 {
             self.crosses(service).overflowed += count;
         }
     }
 
-    /// The engine sent a datagram from a port whose replies have at most `ratio` times the bytes of
-    /// their requests (0: any).
+    /// The engine sent a datagram from a port that limits replies to `ratio` times the bytes of
+    /// their requests (0: no limit).
     pub fn datagram_out(&mut self, service: usize, route: Route, payload: &[u8], ratio: usize) {
         self.crosses(service).datagrams_out += 1;
         let exchange = self.exchanges.entry(route).or_default();
         exchange.replied += 1;
         let within = exchange.replied <= exchange.delivered;
-        self.must(within, || format!("a reply that nobody asked for leaves by {route:?}"));
+        self.must(within, || format!("an unsolicited reply leaves by {route:?}"));
         let ServiceRules { framing, judged, .. } = self.services[service].rules;
         if !judged {
             return;
@@ -268,7 +268,7 @@ impl Ledger {
         });
     }
 
-    /// A stream of a service took bytes; `tail` keeps those that are no whole reply yet.
+    /// A stream of a service took bytes; `tail` keeps those of an incomplete reply.
     pub fn stream_out(&mut self, service: usize, tail: &mut ReplyStream, bytes: &[u8]) {
         let of_service = self.crosses(service);
         let framing = of_service.rules.framing;
@@ -308,7 +308,7 @@ impl Ledger {
             });
         }
         let Some(asked) = self.asked.get_mut(&(body.client, body.sequence)) else {
-            return self.violate(|| format!("a kernel got what nobody asked: {body:?}"));
+            return self.violate(|| format!("a kernel got an unsolicited request: {body:?}"));
         };
         asked.seen += 1;
         let asked = asked.clone();
@@ -332,7 +332,7 @@ impl Ledger {
         self.services[service].audited
     }
 
-    /// Compares the engine's counters of a service with what crossed. `datagrams_only`: the service
+    /// Compares the engine's counters of a service with what crossed its boundary. `datagrams_only`: the service
     /// has no stream ports.
     pub fn audit(&mut self, service: usize, counted: &ServiceSnapshot, datagrams_only: bool) {
         self.services[service].audited = true;
@@ -352,7 +352,7 @@ impl Ledger {
         );
         let rules = &of_service.rules;
         if rules.memory {
-            // What shared-memory clients ask and get is in their rings.
+            // Requests and replies of shared-memory clients are in their rings.
             return;
         }
         if datagrams_only {

@@ -1,9 +1,10 @@
-//! Accelerators that go and come back under open ports, as the control side of a server sees it.
+//! Accelerators that restart under open ports, as the control side of a server handles it.
 //!
-//! [`World::lose`] tells the workers that a runtime is gone, [`World::renew`] gives them the rings of its
-//! next life in a region of its own, [`World::revive`] that its blocks run. Each worker hears of it in
-//! its own next turn. Before a life that ends as planned [`World::hold`] has them hold the service. Nobody tells the blocks of the old life: they go on in the old region as *ghosts*,
-//! read what lies there and answer it, however late; nothing of it may reach anybody.
+//! [`World::lose`] reports to the workers that a runtime is gone, [`World::renew`] gives them the rings of its
+//! next generation in a new region, [`World::revive`] reports that its blocks run. Each worker gets the event in
+//! its own next turn. Before a planned end of a generation [`World::hold`] pauses the service. The blocks of the old generation are
+//! not notified: they continue in the old region as stale blocks, read and answer what is there, however late; none of it may
+//! reach a client.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,47 +18,47 @@ use crate::net::lock;
 use crate::nic::SimSocket;
 use crate::world::{World, divide};
 
-/// Between two looks whether all has been answered.
+/// Interval of checks whether everything has been answered.
 const LOOK_NS: u64 = 100_000;
 
-/// An accelerator that goes and comes back.
+/// The restart of an accelerator.
 #[derive(Clone, Debug)]
 pub struct Rebirth {
     /// The service.
     pub service: usize,
-    /// The accelerator, by its place in the service.
+    /// The accelerator, by its index in the service.
     pub accelerator: usize,
-    /// The turn under load after which it goes.
+    /// The turn under load after which its runtime ends.
     pub turn: u32,
-    /// Why it goes: it is lost, taken for stalled, or somebody changes who runs beside it.
+    /// Why it ends: it is lost, counts as stalled, or its neighbours on the GPU change.
     pub reason: DropReason,
-    /// It goes as planned: the service is held before, for so long in nanoseconds until all has been answered.
+    /// A planned end: the service is paused first, for at most this long in nanoseconds until everything has been answered.
     pub hold_ns: Option<u64>,
-    /// Not all had been answered when that time was over.
+    /// Not everything had been answered in that time.
     pub overdue: bool,
-    /// Time until the next region is there, and from then until its blocks run.
+    /// Time until the next region exists, and from then until its blocks run.
     pub gaps_ns: (u64, u64),
-    /// How the blocks of the next life behave.
+    /// Behaviour of the next generation's blocks.
     pub next: Behaviour,
-    /// What is to be done next, and when; `None`: nothing yet.
+    /// The next step and its time; `None`: not started.
     pub due: Option<(Step, u64)>,
 }
 
 /// A step of a [`Rebirth`].
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// It goes when all that was accepted has been answered, or at this time.
+    /// It ends when every accepted request has been answered, or at this time.
     Lose(DrainBarrier, u64),
-    /// The next life's region is made.
+    /// The next generation's region is created.
     Renew,
     /// Its blocks run.
     Revive,
-    /// All is done.
+    /// Complete.
     Done,
 }
 
 impl Rebirth {
-    /// When there is something to do.
+    /// Time of the next step.
     pub fn due_ns(&self) -> u64 {
         self.due.as_ref().map_or(u64::MAX, |(_, at_ns)| *at_ns)
     }
@@ -80,7 +81,7 @@ impl Rebirth {
         (Step::Renew, world.now_ns() + self.gaps_ns.0)
     }
 
-    /// Goes on, if it is time.
+    /// Performs the next step if it is due.
     pub fn step<N: Nic<Socket = SimSocket, Port = ()>>(&mut self, world: &mut World<N>) {
         let now_ns = world.now_ns();
         let Some((step, _)) = self.due.take_if(|(_, at_ns)| *at_ns <= now_ns) else { return };
@@ -106,15 +107,15 @@ impl Rebirth {
         });
     }
 
-    /// Whether it has begun and is not over.
+    /// Whether it has started and is not complete.
     pub fn is_under_way(&self) -> bool {
         self.due.as_ref().is_some_and(|(step, _)| !matches!(step, Step::Done))
     }
 }
 
 impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
-    /// Every worker hears that an accelerator's life is about to end as planned, and tells when all that was accepted
-    /// has been answered.
+    /// Tells every worker that an accelerator generation is about to end as planned; the workers report when all accepted
+    /// requests have been answered.
     pub fn hold(&mut self, service: usize, accelerator: usize, drain_ns: u64) -> DrainBarrier {
         let service = self.slot_of(service);
         let told = DrainBarrier::default();
@@ -126,13 +127,13 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         told
     }
 
-    /// Every worker hears that it goes on after all.
+    /// Tells every worker that the generation continues after all.
     pub fn free(&mut self, service: usize, accelerator: usize) {
         let service = self.slot_of(service);
         self.tell_lives(|| RuntimeEvent::Resumed { service, accelerator: accelerator as u16 });
     }
 
-    /// Every worker hears that nobody runs an accelerator's blocks any more.
+    /// Tells every worker that an accelerator's blocks do not run any more.
     pub fn lose(&mut self, service: usize, accelerator: usize, reason: DropReason) {
         let service = self.slot_of(service);
         self.tell_lives(|| RuntimeEvent::Ended {
@@ -142,7 +143,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         });
     }
 
-    /// Makes the region of an accelerator's next life and gives every worker its share. Its blocks wait
+    /// Creates the region of an accelerator's next generation and gives every worker its share. Its blocks wait
     /// for [`Self::revive`].
     pub fn renew(&mut self, service: usize, accelerator: usize, behaviour: Behaviour) {
         self.generation += 1;
@@ -164,13 +165,13 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         }
     }
 
-    /// Every worker hears that an accelerator's blocks run.
+    /// Tells every worker that an accelerator's blocks run.
     pub fn revive(&mut self, service: usize, accelerator: usize) {
         let service = self.slot_of(service);
         self.tell_lives(|| RuntimeEvent::Started { service, accelerator: accelerator as u16 });
     }
 
-    /// What the workers call the service. None is being replaced meanwhile.
+    /// The workers' slot of the service. No replacement is in progress.
     fn slot_of(&self, service: usize) -> u16 {
         *self.slots[service].last().expect("every service of a plan runs")
     }
@@ -179,7 +180,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         self.fabric.post_to_all(|_| ControlMessage::Runtime(news()));
     }
 
-    /// Where the model of an accelerator's blocks on a worker is in the list.
+    /// Index of the model of an accelerator's blocks on a worker.
     fn place_of(&self, worker: usize, service: usize, accelerator: usize) -> usize {
         let slot = self.slot_of(service);
         let of_seat = (0..self.models.len())

@@ -1,4 +1,4 @@
-//! `serval-sim`: runs seeds until one fails, and makes that one small.
+//! `serval-sim`: runs seeds until one fails, and reduces that one.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -86,7 +86,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
     Ok(Options { campaign, shrink, coverage })
 }
 
-/// A line that is written over and over, where somebody looks.
+/// A progress line that is overwritten, if standard error is a terminal.
 struct Bar {
     start: Instant,
     last: Instant,
@@ -117,7 +117,7 @@ impl Bar {
         let full = ((by_seeds.max(by_time) * Self::WIDTH as f64) as u64).min(Self::WIDTH);
         let bar = "=".repeat(full as usize) + &" ".repeat((Self::WIDTH - full) as usize);
         eprint!("\r[{bar}] {runs} seeds, {rate:.0} a second, {failures} failed ");
-        // A line that cannot be shown is not worth failing for.
+        // Failing to print progress is not an error.
         let _ = std::io::stderr().flush();
     }
 
@@ -128,7 +128,7 @@ impl Bar {
     }
 }
 
-/// Prints what failed, the first seed of them as small as it gets.
+/// Prints the failures, the first one reduced as far as possible.
 fn explain(totals: &Totals, shrink: bool) {
     for violation in totals.violations.values() {
         eprintln!("{violation}\nreproduce: serval-sim {}", violation.case);
@@ -151,7 +151,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // A panic is a violation and told as one; making a case smaller repeats it hundreds of times.
+    // A panic is reported as a violation; reducing a case repeats it hundreds of times.
     std::panic::set_hook(Box::new(|_| {}));
     let mut bar = Bar::new();
     let start = Instant::now();

@@ -1,15 +1,15 @@
-//! Model clients of shared-memory ports: each has a region of its own, asks through one ring of it,
+//! Model clients of shared-memory ports: each has a region of its own, sends requests through one ring,
 //! reads outcomes from the other, and may overwrite any word of it.
 //!
-//! What a client that behaves is promised, and what is checked as outcomes come:
+//! The promises to a correct client, checked as outcomes arrive:
 //!
 //! * every request that the engine took has exactly one outcome: the one correct reply, or the reason
-//!   why there is none (unless a drain ends before all is answered: what another worker has then is
-//!   told by the connection's end);
-//! * its connection lasts until it leaves, a change sends it away or the engine ends;
-//! * it may leave its outcomes unread as long as it likes: none is lost for that.
+//!   why there is none (unless a drain ends before everything is answered: the end of the connection then
+//!   covers requests at another worker);
+//! * its connection lasts until it leaves, a change disconnects it or the engine ends;
+//! * it may leave its outcomes unread as long as it likes: none is lost because of that.
 //!
-//! A client that scribbles is owed nothing; what it does must concern nobody else.
+//! A client that scribbles has no promises; its actions must not affect others.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,20 +30,20 @@ use crate::net::Network;
 use crate::rng::Rng;
 use crate::world::Message;
 
-/// How a client goes about it.
+/// Behaviour of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryManner {
-    /// Slots it asks for.
+    /// Number of slots it requests.
     pub depth: u32,
-    /// Most requests published at once.
+    /// Maximum number of requests published at once.
     pub burst: u32,
-    /// Shortest and longest time between two looks.
+    /// Shortest and longest time between two steps.
     pub pause_ns: (u64, u64),
-    /// Reads no outcome while the load lasts.
+    /// Reads no outcomes under load.
     pub deaf: bool,
-    /// Leaves in the middle, in times per mille of the looks.
+    /// Rate per mille of the steps in which it leaves.
     pub leave: u32,
-    /// Writes a slot of an unknown kind, in times per mille of the looks.
+    /// Rate per mille of the steps in which it writes a slot of an unknown kind.
     pub bad_kind: u32,
     /// Overwrites words of its region from this request on.
     pub scribble_after: Option<u32>,
@@ -57,7 +57,7 @@ struct Open {
     number: u64,
 }
 
-/// The connection a client has.
+/// A client's connection.
 struct Life {
     /// Its number among the clients of the run.
     id: u32,
@@ -66,22 +66,22 @@ struct Life {
     replies: Consumer<MappedMemory>,
     memory: MappedMemory,
     bytes: u64,
-    /// The worker let go of it.
+    /// The worker has released it.
     closed: Arc<AtomicBool>,
     left: u32,
     sequence: u32,
     open: BTreeMap<u64, Open>,
-    /// It has written what it must not.
+    /// It has written invalid data.
     hostile: bool,
     /// Slots of each ring.
     depth: u32,
 }
 
-/// The engine's way to a client.
+/// The engine's handle to a client.
 struct Peer(Arc<AtomicBool>);
 
 impl ShmPeer for Peer {
-    /// Clients look by themselves.
+    /// Clients poll by themselves.
     fn wake(&self) {}
 }
 
@@ -95,19 +95,19 @@ impl Drop for Peer {
 pub struct ModelShmClient {
     /// The service it talks to.
     pub service: usize,
-    /// What it asks.
+    /// Its request mix.
     pub taste: Taste,
-    /// How it goes about it.
+    /// Its behaviour.
     pub manner: MemoryManner,
     /// Whether the service replies.
     pub replies: bool,
-    /// Whether the content of replies is judged.
+    /// Whether the content of replies is checked.
     pub judged: bool,
-    /// Connections it still opens.
+    /// Connections still to open.
     pub lives: u32,
-    /// Requests of each.
+    /// Requests per connection.
     pub requests: u32,
-    /// When it acts next.
+    /// Time of its next action.
     pub next_ns: u64,
     /// Its randomness.
     pub rng: Rng,
@@ -146,12 +146,12 @@ impl ModelShmClient {
         }
     }
 
-    /// When the client acts next.
+    /// Time of the client's next action.
     pub fn due_ns(&self) -> u64 {
         if self.life.is_some() || self.lives > 0 { self.next_ns } else { u64::MAX }
     }
 
-    /// No further request and no further wrong; outcomes are read from now on.
+    /// Stops requests and faults; from now on outcomes are read.
     pub fn hush(&mut self) {
         self.lives = 0;
         self.hushed = true;
@@ -160,7 +160,7 @@ impl ModelShmClient {
         }
     }
 
-    /// What it is still owed: outcomes of requests, all of them or those the engine took.
+    /// Outstanding outcomes: of all requests, or of those the engine took.
     pub fn owed(&mut self, taken_only: bool) -> usize {
         let replies = self.replies;
         let life = self.life.as_mut().filter(|life| replies && !life.hostile);
@@ -172,7 +172,7 @@ impl ModelShmClient {
         life.open.values().filter(|open| open.number < taken).count()
     }
 
-    /// Looks at its rings, if it is time.
+    /// Acts if it is time.
     pub fn step(
         &mut self,
         net: &mut Network,
@@ -262,7 +262,7 @@ impl ModelShmClient {
             let head = Head { token: 0, tag, kind: kind::MESSAGE, status: 0 };
             let number = life.requests.committed();
             if life.requests.push(head, &payload).is_err() {
-                // Full, or spoilt by itself.
+                // Full, or corrupted by itself.
                 break;
             }
             life.left -= 1;
@@ -276,7 +276,7 @@ impl ModelShmClient {
         }
     }
 
-    /// Reads what outcomes there are.
+    /// Reads the available outcomes.
     fn read(&mut self, net: &mut Network, life: &mut Life) {
         while let Ok(Some(header)) = life.replies.peek() {
             let mut payload = vec![0; header.len as usize];
@@ -327,14 +327,14 @@ impl ModelShmClient {
         }
     }
 
-    /// No change is under way: whoever was sent away by one has gone.
+    /// Outside a change, all clients that a change disconnected have gone.
     pub(crate) fn check_sent_away(&self, net: &mut Network) {
         let Some(life) = &self.life else { return };
         let gone = !net.sent_away.contains(&life.id) || life.closed.load(Ordering::Relaxed);
         net.ledger.must(gone, || format!("memory client {} stays after its port went", life.id));
     }
 
-    /// The engine let go of it.
+    /// The engine released it.
     fn part(&mut self, net: &mut Network, life: &mut Life) {
         net.memory_clients.remove(&life.id);
         if life.hostile {
@@ -345,11 +345,11 @@ impl ModelShmClient {
         let read = before - life.open.len();
         let (ending, cut_off) = (net.ending || net.sent_away.contains(&life.id), net.cut_off);
         let (id, owed) = (life.id, life.open.len());
-        net.ledger.must(ending, || format!("memory client {id} was closed for nothing"));
-        // What was not taken has no outcome.
+        net.ledger.must(ending, || format!("memory client {id} was closed without a reason"));
+        // Requests that were not taken have no outcome.
         let taken = life.requests.credit().map_or(0, |_| life.requests.released());
         let lost = life.open.values().filter(|open| open.number < taken).count();
-        // What was not taken found no room for its outcome.
+        // Requests that were not taken had no room for their outcomes.
         let full = read == life.depth as usize;
         net.ledger.must(owed == lost || full || cut_off || !self.replies, || {
             format!(
@@ -361,7 +361,7 @@ impl ModelShmClient {
         });
     }
 
-    /// Does what no client should; false when it is gone.
+    /// Misbehaves; false if it is gone afterwards.
     fn misbehave(&mut self, net: &mut Network, life: &mut Life, fabric: &Fabric<Message>) -> bool {
         if net.struck.strikes(&mut self.rng, Fault::MemoryLeave, self.manner.leave) {
             fabric.post(life.worker, ControlMessage::ShmGone(life.id.into()));
@@ -372,7 +372,7 @@ impl ModelShmClient {
             self.turn_hostile(net, life);
             let kind = self.rng.pick(&[0, 2, 9, 255]);
             let head = Head { token: self.rng.draw(), tag: self.rng.draw(), kind, status: 0 };
-            // Without room it has done nothing wrong yet, but it may.
+            // Without room it has not written anything invalid yet, but it may.
             let _ = life.requests.push(head, b"nonsense");
             life.requests.publish();
         }
@@ -398,7 +398,7 @@ impl ModelShmClient {
         net.ledger.outlaw(self.service, life.id);
     }
 
-    /// Whether the engine has let go of it, or it of the engine.
+    /// Whether the engine has released it, or it has left.
     pub fn is_gone(&self) -> bool {
         self.life.as_ref().is_none_or(|life| life.closed.load(Ordering::Relaxed))
     }
@@ -411,7 +411,7 @@ impl ModelShmClient {
         }
     }
 
-    /// Whether the service answers its clients.
+    /// Sets whether the service replies.
     pub fn of_service(mut self, spec: &Service) -> Self {
         self.replies = spec.replies == Replies::One;
         self

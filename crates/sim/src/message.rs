@@ -1,19 +1,19 @@
-//! What the model peers say to each other, so that any message can be judged by itself.
+//! The messages of the model peers, built so that each can be checked by itself.
 //!
-//! A request's *body* names its client, its number and the reply that the kernel shall give; a
-//! checksum covers these, and the filler follows from them. The reply is a function of the request
-//! ([`Body::reply`]), so a client knows every byte of the one correct reply, and nobody else's reply
-//! looks like it.
+//! A request's *body* contains its client, its number and the reply that the kernel shall give; a
+//! checksum covers these, and the filler is derived from them. The reply is a function of the request
+//! ([`Body::reply`]), so a client knows every byte of its one correct reply, and no other client's reply
+//! is equal to it.
 //!
 //! ```text
 //! 0       1     4     8        12         16    20     24      28
 //! | magic | ask | len | client | sequence | key | want | check | filler ...    little endian
 //! ```
 //!
-//! Each framing has a grammar of its own, so a body travels as it is, behind a sockperf header, in
+//! Each framing has a grammar of its own, so a body is sent as it is, behind a sockperf header, in
 //! hexadecimal digits (`line`), or as key and value of a memcached command. The code here is
-//! independent of the engine's framings on purpose: it is the other side. A framing that carries any bytes and has no
-//! code here yet is written and read by the engine's own, which its properties in `crates/wire/tests` check.
+//! intentionally independent of the engine's framings: it is the other side. A framing that carries any bytes and has no
+//! code here is written and read by the engine's own code, whose properties `crates/wire/tests` checks.
 
 use wire::admission::KeyRange;
 use wire::framing::{Delimits, Framing, ParseState, Parsed, SOCKPERF_HEADER_BYTES};
@@ -23,20 +23,20 @@ use crate::rng::{Rng, mix};
 
 /// Bytes of a body without filler.
 pub const BODY_BYTES_MIN: usize = 28;
-/// Where the checksum stands; it covers what is before it.
+/// Offset of the checksum; it covers everything before it.
 const CHECK_AT: usize = 24;
 const MAGIC_REQUEST: u8 = 0x5e;
 const MAGIC_REPLY: u8 = 0xa7;
 /// Longer than any reply.
 const REPLY_BYTES_MAX: usize = 1 << 20;
 
-/// What a request asks of the kernel.
+/// The request to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Ask {
     /// The correct reply.
     Answer = 0,
-    /// The same, after a question to the backend (the first one).
+    /// The same, after a request to the (first) backend.
     Backend = 1,
     /// A drop with the status `REJECTED`.
     Reject = 2,
@@ -54,7 +54,7 @@ impl Ask {
     }
 }
 
-/// Whether the client waits for a reply, as its protocol says it.
+/// Whether the client expects a reply, as its protocol expresses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavor {
     /// It does.
@@ -65,16 +65,16 @@ pub enum Flavor {
     Quiet,
 }
 
-/// The meaning of a request or a reply.
+/// The content of a request or a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Body {
-    /// Who asked.
+    /// The client.
     pub client: u32,
     /// Number among the client's requests.
     pub sequence: u32,
     /// Dispatch key; a reply repeats it.
     pub key: u32,
-    /// What the kernel shall do; [`Ask::Answer`] in replies.
+    /// The request to the kernel; [`Ask::Answer`] in replies.
     pub ask: Ask,
     /// Request: filler bytes of the reply. Reply: checksum of the request.
     pub want: u32,
@@ -88,12 +88,12 @@ impl Body {
         Self { want: self.check(MAGIC_REQUEST), ask: Ask::Answer, filler: self.want, ..*self }
     }
 
-    /// The body of this request as it stands in messages.
+    /// The encoded body of this request.
     pub fn request_bytes(&self) -> Vec<u8> {
         self.bytes(MAGIC_REQUEST)
     }
 
-    /// The body of this reply as it stands in messages.
+    /// The encoded body of this reply.
     pub fn reply_bytes(&self) -> Vec<u8> {
         self.bytes(MAGIC_REPLY)
     }
@@ -118,7 +118,7 @@ impl Body {
         u32::from_le_bytes(head[CHECK_AT..].try_into().expect("four bytes"))
     }
 
-    /// Where the filler comes from, eight bytes at a time.
+    /// The generator of the filler, eight bytes at a time.
     fn filler_words(&self, magic: u8) -> Rng {
         let sequence = u64::from(self.client) << 32 | u64::from(self.sequence);
         Rng::new(mix(sequence + u64::from(magic)))
@@ -138,13 +138,13 @@ impl Body {
         bytes
     }
 
-    /// The request in `bytes`, if every byte is right.
+    /// The request in `bytes`, if every byte is correct.
     pub fn of_request(bytes: &[u8]) -> Option<Self> {
         let (head, filler) = bytes.split_at_checked(BODY_BYTES_MIN)?;
         Self::of(head, filler, MAGIC_REQUEST)
     }
 
-    /// The reply in `bytes`, if every byte is right.
+    /// The reply in `bytes`, if every byte is correct.
     pub fn of_reply(bytes: &[u8]) -> Option<Self> {
         let (head, filler) = bytes.split_at_checked(BODY_BYTES_MIN)?;
         Self::of(head, filler, MAGIC_REPLY)
@@ -172,13 +172,13 @@ impl Body {
     }
 }
 
-/// The key's place in a request's payload, as the configuration has it.
+/// The position of the key in a request's payload, in the configuration's form.
 pub fn key_range(framing: Framing) -> KeyRange {
     let (offset, len) = key_place(framing);
     format!("{offset}:{len}").parse().expect("a byte range")
 }
 
-/// From where, and how many bytes.
+/// Offset and length.
 fn key_place(framing: Framing) -> (usize, usize) {
     match framing {
         Framing::Sockperf => (30, 4),
@@ -242,7 +242,7 @@ pub fn request_payload(framing: Framing, body: &Body, flavor: Flavor) -> Vec<u8>
     }
 }
 
-/// A reply's payload: what the kernel writes. `quiet` is how the request was asked.
+/// A reply's payload: what the kernel writes. `flavor` is that of the request.
 pub fn reply_payload(framing: Framing, reply: &Body, flavor: Flavor) -> Vec<u8> {
     let bytes = reply.reply_bytes();
     match framing {
@@ -262,7 +262,7 @@ pub fn reply_payload(framing: Framing, reply: &Body, flavor: Flavor) -> Vec<u8> 
     }
 }
 
-/// What a backend answers to a question of this payload and meaning.
+/// A backend's answer to a request with this payload and content.
 pub fn answer_payload(framing: Framing, question: &[u8], body: &Body) -> Vec<u8> {
     match framing {
         Framing::Raw => question.to_vec(),
@@ -277,7 +277,7 @@ pub fn answer_payload(framing: Framing, question: &[u8], body: &Body) -> Vec<u8>
     }
 }
 
-/// Where a question and its answer carry the number of the question; not with memcached.
+/// The position of the request number in a backend request and its answer; none with memcached.
 pub fn match_id(framing: Framing) -> Option<MatchId> {
     let place = match framing {
         Framing::Memcached => return None,
@@ -289,7 +289,7 @@ pub fn match_id(framing: Framing) -> Option<MatchId> {
     Some(place.parse().expect("a place"))
 }
 
-/// Whether a backend's answer is the right one to a question.
+/// Whether a backend's answer is the right one for a request.
 pub fn is_answer_to(framing: Framing, question: &Body, answer: &[u8]) -> bool {
     let asked = request_payload(framing, question, Flavor::Plain);
     answer_payload(framing, &asked, question) == answer
@@ -302,7 +302,7 @@ pub fn answer_filler_max(framing: Framing, max: usize) -> Option<usize> {
     if framing == Framing::Memcached { most.checked_sub(BODY_BYTES_MIN) } else { Some(most) }
 }
 
-/// Understands a request's payload.
+/// Decodes a request's payload.
 pub fn decode_request(framing: Framing, payload: &[u8]) -> Option<(Body, Flavor)> {
     match framing {
         Framing::Sockperf => {
@@ -330,7 +330,7 @@ pub fn decode_request(framing: Framing, payload: &[u8]) -> Option<(Body, Flavor)
     }
 }
 
-/// Understands a reply's payload.
+/// Decodes a reply's payload.
 pub fn decode_reply(framing: Framing, payload: &[u8]) -> Option<Body> {
     match framing {
         Framing::Sockperf => Body::of_reply(payload.get(SOCKPERF_HEADER_BYTES..)?),
@@ -357,7 +357,7 @@ pub fn request_wire(framing: Framing, payload: &[u8]) -> Vec<u8> {
     match framing {
         Framing::LengthU16 => [&(len as u16).to_be_bytes(), payload].concat(),
         Framing::LengthU32 => [&(len as u32).to_be_bytes()[..], payload].concat(),
-        // Both line ends are right; each client has its own.
+        // Both line ends are valid; each client uses one.
         Framing::Line | Framing::LineCrLf if ends_in_lf(payload) => [payload, b"\n"].concat(),
         Framing::Line | Framing::LineCrLf => [payload, b"\r\n"].concat(),
         Framing::Sockperf | Framing::Memcached => payload.to_vec(),
@@ -376,7 +376,7 @@ fn ends_in_lf(payload: &[u8]) -> bool {
     payload.get(CLIENT_AT).is_some_and(|digit| digit % 2 == 1)
 }
 
-/// What a stream of replies says next.
+/// The next element of a stream of replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FromStream<'a> {
     /// The payload of a reply.
@@ -385,21 +385,21 @@ pub enum FromStream<'a> {
     Error,
 }
 
-/// The bytes of a stream of replies, in whatever pieces they come. (`raw` streams have no replies one
-/// could tell apart.)
+/// The bytes of a stream of replies, in arbitrary pieces. (Replies of `raw` streams cannot be
+/// separated.)
 #[derive(Clone, Debug, Default)]
 pub struct ReplyStream {
     bytes: Vec<u8>,
-    /// Bytes of replies that were told.
+    /// Bytes of replies already returned.
     told: usize,
-    /// Bytes after those that it takes at least for the next one.
+    /// Minimum number of further bytes needed for the next one.
     wanted: usize,
-    /// Bytes after those without the end of a line.
+    /// Of those, bytes known to contain no end of a line.
     searched: usize,
 }
 
 impl ReplyStream {
-    /// More bytes came.
+    /// Appends received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.told == self.bytes.len() {
             self.bytes.clear();
@@ -408,12 +408,12 @@ impl ReplyStream {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Bytes that are no whole reply.
+    /// Bytes of an incomplete reply.
     pub fn left(&self) -> usize {
         self.bytes.len() - self.told
     }
 
-    /// The next reply, once it is all there.
+    /// The next reply, once it is complete.
     pub fn next(&mut self, framing: Framing) -> Option<FromStream<'_>> {
         let bytes = &self.bytes[self.told..];
         if bytes.len() < self.wanted {
@@ -433,8 +433,8 @@ impl ReplyStream {
     }
 }
 
-/// The reply at the front of `bytes` and how long it is on the wire, or how many bytes it takes at least
-/// to tell. The first `searched` bytes are known not to end a line.
+/// The reply at the front of `bytes` and its length on the wire, or the minimum number of bytes needed
+/// to decide. The first `searched` bytes are known not to end a line.
 fn first_reply<'a>(
     framing: Framing,
     bytes: &'a [u8],
@@ -463,7 +463,7 @@ fn first_reply<'a>(
             let line = line_end(bytes, searched)?;
             let lf = framing == Framing::Line && ends_in_lf(&bytes[..line - 1]);
             match lf || !bytes[..line].ends_with(b"\r\n") {
-                // The CR of a wrong line end, or a missing one, makes it no reply.
+                // A CR of a wrong line end, or a missing one, makes it invalid.
                 true if lf => reply(0, line - 1, 1),
                 true => reply(0, 0, line),
                 false => reply(0, line - 2, 2),
@@ -495,13 +495,13 @@ fn first_reply<'a>(
             Ok(Parsed::Message { consumed, start, end, .. }) => {
                 Ok((consumed, FromStream::Reply(&bytes[start..end])))
             }
-            // No reply, and nothing to be found behind it.
+            // Not a reply, and nothing after it can be found.
             _ => reply(0, 0, bytes.len()),
         },
     }
 }
 
-/// Where the first line that ends after `searched` bytes ends, or how many bytes it takes at least.
+/// The end of the first line that ends after `searched` bytes, or the minimum number of bytes needed.
 fn line_end(bytes: &[u8], searched: &mut usize) -> Result<usize, usize> {
     let found = bytes[*searched..].iter().position(|b| *b == b'\n');
     let end = found.map(|at| *searched + at + 1);
@@ -525,7 +525,7 @@ fn hex(bytes: &[u8]) -> Vec<u8> {
     text
 }
 
-/// What each character is worth as a digit; 16 and above: it is none.
+/// The value of each character as a digit; 16 and above: not a digit.
 const DIGITS: [u8; 256] = {
     let mut digits = [16; 256];
     let mut value = 0;
@@ -590,7 +590,7 @@ mod tests {
                 let mut wire = Vec::new();
                 framing.as_client_writes(crlf).encode_reply(&payload, &mut wire).unwrap();
                 let mut stream = ReplyStream::default();
-                // Twice, byte by byte: nothing is told before its end, nor forgotten after it.
+                // Twice, byte by byte: nothing is returned before its end or forgotten after it.
                 for byte in [&wire[..], &wire[..]].concat() {
                     assert_eq!(stream.next(framing), None, "{framing}");
                     stream.push(&[byte]);

@@ -1,7 +1,7 @@
 //! The virtual network: one for all workers, clients and backends of a run.
 //!
-//! Everything under way lies in one queue ordered by arrival; [`Network::advance`] moves the clock
-//! and delivers what is due. Datagrams are lost, duplicated, delayed differently (and so reordered)
+//! Everything in flight is in one queue ordered by arrival; [`Network::advance`] moves the clock
+//! and delivers what is due. Datagrams are lost, duplicated, delayed by different times (and so reordered)
 //! and truncated; streams are delayed in order. The engine's side is [`crate::nic::SimNic`]; the
 //! peers' side is here.
 
@@ -17,22 +17,22 @@ use crate::ledger::{Ledger, Route};
 use crate::rng::{Rng, mix};
 use crate::trace::Trace;
 
-/// What goes wrong, in times per mille, and how long things take.
+/// Fault rates, per mille, and durations.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     /// A datagram is lost.
     pub lose: u32,
     /// A datagram arrives twice.
     pub duplicate: u32,
-    /// A bit of a datagram changes on its way to the engine.
+    /// A bit of a datagram to the engine changes.
     pub corrupt: u32,
-    /// A datagram arrives cut.
+    /// A datagram arrives truncated.
     pub truncate: u32,
     /// The host kernel refuses to send a datagram.
     pub refuse_send: u32,
     /// The host kernel has no room for datagrams now.
     pub full_send: u32,
-    /// A read returns less than there is.
+    /// A read returns less than available.
     pub short_read: u32,
     /// A write takes less than it could, or nothing.
     pub short_write: u32,
@@ -42,13 +42,13 @@ pub struct Faults {
     pub late_event: u32,
     /// No descriptor is free.
     pub exhausted: u32,
-    /// A reset destroys what had arrived before it.
+    /// A reset destroys data that had arrived before it.
     pub reset_destroys: u32,
-    /// Shortest and longest delay of anything, in nanoseconds.
+    /// Shortest and longest delay, in nanoseconds.
     pub delay_ns: (u64, u64),
-    /// Datagrams that wait on a port.
+    /// Capacity of a port in datagrams.
     pub socket_datagrams: usize,
-    /// Bytes that fit into a pipe.
+    /// Capacity of a pipe in bytes.
     pub pipe_bytes: usize,
 }
 
@@ -91,7 +91,7 @@ pub struct PortSite {
     pub address: SocketAddr,
     /// The service behind it.
     pub service: usize,
-    /// Largest reply / request bytes over UDP; 0: any.
+    /// Maximum ratio of reply to request bytes over UDP; 0: no limit.
     pub reply_ratio: usize,
     /// Whether datagrams from ports below 1024 are served.
     pub privileged: bool,
@@ -108,12 +108,12 @@ pub(crate) fn is_own(ports: &[PortSite], source: SocketAddr) -> bool {
     })
 }
 
-/// What a peer finds when it reads.
+/// The result of a peer's read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerRead {
     /// Bytes (at least one), or a datagram.
     Bytes(Vec<u8>),
-    /// Nothing now.
+    /// Nothing available.
     Empty,
     /// The engine closed the connection in order.
     Closed,
@@ -121,7 +121,7 @@ pub enum PeerRead {
     Broken,
 }
 
-/// How connections to a backend's address turn out.
+/// Result of connections to a backend's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
     /// Accepted after this long.
@@ -130,18 +130,18 @@ pub enum Door {
     Refused { after_ns: u64 },
     /// Never answered.
     Silent,
-    /// The host kernel refuses at once.
+    /// The host kernel refuses immediately.
     Unreachable,
 }
 
-/// A backend's address and what waits there.
+/// A backend's address and its pending connections.
 #[derive(Clone, Debug)]
 pub struct BackendSite {
     /// Its address.
     pub address: SocketAddr,
-    /// What the next connections meet.
+    /// The result of the next connections.
     pub door: Door,
-    /// Connections the backend has not looked at.
+    /// Connections that the backend has not accepted.
     pub arrived: VecDeque<ConnId>,
 }
 
@@ -159,12 +159,12 @@ pub(crate) struct WorkerPort {
     pub(crate) datagrams: VecDeque<(Route, Vec<u8>, bool)>,
     pub(crate) overflowed: u32,
     pub(crate) backlog: VecDeque<ConnId>,
-    /// An edge the engine has not been told of.
+    /// An edge that has not been reported to the engine.
     pub(crate) news: bool,
     pub(crate) stopped: bool,
-    /// What comes is not reported for now.
+    /// Arrivals are not reported for now.
     pub(crate) held: bool,
-    /// The last datagram to arrive, by when it was sent.
+    /// The last datagram to arrive, by the time it was sent.
     newest: u64,
 }
 
@@ -189,28 +189,28 @@ pub struct Network {
     flight: BTreeMap<(u64, u64), Flying>,
     launched: u64,
     pub(crate) muted: bool,
-    /// The engine is draining: it may close on anybody.
+    /// The engine is draining: it may close any connection.
     pub(crate) ending: bool,
-    /// Shared-memory clients that are there, with their services.
+    /// Connected shared-memory clients, with their services.
     pub(crate) memory_clients: BTreeMap<u32, usize>,
-    /// Those that a change has sent away.
+    /// Those that a change has disconnected.
     pub(crate) sent_away: BTreeSet<u32>,
-    /// Several workers ended before all was answered.
+    /// Several workers ended before everything was answered.
     pub(crate) cut_off: bool,
     /// How long the last poll was allowed to sleep.
     pub(crate) asked_sleep_ns: u64,
     inboxes: BTreeMap<SocketAddr, VecDeque<(Route, Vec<u8>)>>,
     /// Datagrams in all of them.
     unread_datagrams: usize,
-    /// What crossed the edges.
+    /// What crossed the engine's boundary.
     pub ledger: Ledger,
     /// What happened.
     pub trace: Trace,
-    /// What went wrong, everywhere in the run.
+    /// Faults of the whole run.
     pub struck: Struck,
 }
 
-/// The network as everyone holds it. One thread uses it; the lock is there for `Send`.
+/// The network as all parts hold it. One thread uses it; the lock is there for `Send`.
 pub type SharedNetwork = Arc<Mutex<Network>>;
 
 /// Locks a shared part of the run. A panic inside the engine must not hide behind a second one.
@@ -219,7 +219,7 @@ pub fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Network {
-    /// A network between `workers` workers and anyone.
+    /// A network between `workers` workers and their peers.
     pub fn new(
         workers: usize,
         ports: Vec<PortSite>,
@@ -266,12 +266,12 @@ impl Network {
         self.now_ns
     }
 
-    /// Changes what goes wrong from now on.
+    /// Changes the faults.
     pub fn set_faults(&mut self, faults: Faults) {
         self.faults = faults;
     }
 
-    /// Changes what connections to a backend meet from now on.
+    /// Changes the result of connections to a backend.
     pub fn set_door(&mut self, backend: usize, door: Door) {
         self.backends[backend].door = door;
     }
@@ -286,7 +286,7 @@ impl Network {
         self.flight.keys().next().map(|(due_ns, _)| *due_ns)
     }
 
-    /// Keeps all events back (`true`) or no longer; how many things have happened so far.
+    /// Suppresses all events (`true`) or stops doing so; returns the number of events so far.
     pub(crate) fn mute(&mut self, muted: bool) -> u64 {
         self.muted = muted;
         self.trace.events()
@@ -325,7 +325,7 @@ impl Network {
         self.now_ns = now_ns;
     }
 
-    /// Whether `fault` strikes now.
+    /// Whether `fault` occurs now.
     pub(crate) fn strikes(&mut self, fault: Fault, per_mille: u32) -> bool {
         self.struck.strikes(&mut self.rng, fault, per_mille)
     }
@@ -407,7 +407,7 @@ impl Network {
         }
     }
 
-    /// Sends a segment on its way; nothing follows the last one.
+    /// Sends a segment; nothing follows the last one.
     pub(crate) fn send_segment(&mut self, id: ConnId, up: bool, segment: Segment) {
         let delay_ns = self.delay_ns();
         let now_ns = self.now_ns;
@@ -498,7 +498,7 @@ impl Network {
         }
     }
 
-    /// A client connects to a TCP port. Whether anyone listens shows later.
+    /// A client connects to a TCP port. Whether it is listening shows later.
     pub fn connect(&mut self, peer: SocketAddr, port: PortIndex) -> ConnId {
         let worker = self.worker_of(peer, port);
         let id = self.conns.len();
@@ -572,7 +572,7 @@ impl Network {
         self.send_segment(id, true, Segment::Fin);
     }
 
-    /// A peer goes away altogether.
+    /// A peer closes or resets the connection.
     pub fn peer_close(&mut self, id: ConnId, how: Close) {
         let conn = &mut self.conns[id];
         if std::mem::replace(&mut conn.peer_closed, true) {
@@ -602,7 +602,7 @@ impl Network {
         self.conns[id].closed
     }
 
-    /// Whether the engine has given the connection up or never took it.
+    /// Whether the engine has closed the connection or never took it.
     pub fn is_over(&self, id: ConnId) -> bool {
         let conn = &self.conns[id];
         conn.closed.is_some() || conn.down.broken
@@ -610,7 +610,7 @@ impl Network {
 
     // The backends' side.
 
-    /// A number for a question, given once.
+    /// A unique number for a backend request.
     pub fn number_question(&mut self) -> u32 {
         self.questions += 1;
         self.questions
@@ -654,7 +654,7 @@ impl Network {
         Some(id)
     }
 
-    /// A datagram for a backend that is not there: its host says so.
+    /// A datagram for a missing backend: its host reports an error.
     pub(crate) fn bounce(&mut self, id: ConnId) {
         self.send_segment(id, true, Segment::Reset);
     }
@@ -669,7 +669,7 @@ impl Network {
         }
     }
 
-    /// Nobody on the engine's side wants the connection (any more).
+    /// The engine's side closes the connection.
     pub(crate) fn engine_close(&mut self, id: ConnId, how: Close) {
         let conn = &mut self.conns[id];
         conn.key = None;

@@ -1,7 +1,7 @@
 //! The engine's side of the virtual network: [`SimNic`], one for each worker.
 //!
-//! It is as unhelpful as the contract of [`wire::nic::Nic`] allows: edges are reported once, late, in
-//! any order, and now and then without a cause; reads and writes move less than they could (and an
+//! It behaves in the least helpful way that the contract of [`wire::nic::Nic`] allows: edges are reported once, late, in
+//! any order, and sometimes without a cause; reads and writes move less than they could (and an
 //! edge follows, as the contract promises).
 
 use std::collections::HashMap;
@@ -17,9 +17,9 @@ use crate::fault::Fault;
 use crate::ledger::{Intake, Route};
 use crate::net::{Network, PortSite, SharedNetwork, is_own, lock};
 
-/// Most datagrams of one receive.
+/// Maximum number of datagrams per receive.
 const BATCH_MAX: u64 = 64;
-/// Room for each; a receive that finds more takes the rest later.
+/// Capacity in bytes for each; a receive that finds more takes the rest later.
 const DATAGRAM_BYTES: usize = 4 << 10;
 
 /// One worker's network.
@@ -54,7 +54,7 @@ impl SimNic {
     }
 }
 
-/// Of a patient batch, moves what is for destinations that more follows for behind all else. Returns how much that is.
+/// In a patient batch, moves datagrams to destinations with more to come to the end. Returns their number.
 fn keep_what_waits(batch: &mut TxBatch) -> usize {
     if !batch.is_patient() {
         return 0;
@@ -208,7 +208,7 @@ impl Network {
             }
             let bytes = conn.up.take(count);
             into[..count].copy_from_slice(&bytes);
-            // The engine takes less than it asked for as the end of what there is.
+            // The engine takes a short read as the end of the available data.
             conn.readable |= count < into.len() && conn.up.has_news();
             return Read::Bytes(count);
         }
@@ -243,7 +243,7 @@ impl Network {
             self.struck.one(Fault::ShortWrite);
         }
         if count < bytes.len() {
-            // Room that there is already is announced; other room when it comes.
+            // Room that exists already is reported immediately; other room when it appears.
             conn.wants_room = count == room;
             conn.writable |= count < room;
         }
@@ -278,10 +278,10 @@ impl Network {
 
 impl Nic for SimNic {
     type Socket = SimSocket;
-    /// The network knows every port there will be; this one is listened on from now on.
+    /// The network knows all ports in advance; this one starts to listen.
     type Port = ();
 
-    /// Never sleeps: time is somebody else's.
+    /// Never sleeps: the world controls time.
     fn poll(&mut self, sleep_ns: u64, events: &mut Vec<Event>) {
         events.clear();
         let mut net = lock(&self.net);
@@ -311,7 +311,7 @@ impl Nic for SimNic {
         let exhausted = net.strikes_exhausted();
         let entry = &mut net.workers[self.worker].ports[port as usize];
         if exhausted {
-            // Tried again at a later poll, as a listener short of descriptors is.
+            // Retried at a later poll, as for a listener that lacks descriptors.
             entry.news = true;
             return None;
         }

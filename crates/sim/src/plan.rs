@@ -1,4 +1,4 @@
-//! What a seed stands for: a topology, peers, and what goes wrong.
+//! The plan of a seed: a topology, peers, and faults.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -30,7 +30,7 @@ const MS: u64 = 1_000_000;
 pub struct Plan {
     /// The engine and its accelerators.
     pub setup: Setup,
-    /// What goes wrong in the network.
+    /// Faults of the network.
     pub faults: Faults,
     /// The backends.
     pub backends: Vec<Backend>,
@@ -40,7 +40,7 @@ pub struct Plan {
     pub stream_clients: Vec<StreamClient>,
     /// Clients over shared memory.
     pub memory_clients: Vec<ModelShmClient>,
-    /// The first client number not given out.
+    /// The first unused client number.
     pub next_id: u32,
     /// Turns under load.
     pub turns: u32,
@@ -50,11 +50,11 @@ pub struct Plan {
     pub pause_one_in: u64,
     /// The turn under load after which the drain begins; `None`: when all is quiet.
     pub drain_at: Option<u32>,
-    /// The drain does not wait for what a reload that is under way sends off.
+    /// The drain does not wait for clients that a reload in progress disconnects.
     pub drain_cuts_reload: bool,
     /// Services that are replaced under load.
     pub reloads: Vec<Reload>,
-    /// Accelerators that go and come back under load.
+    /// Accelerators that restart under load.
     pub rebirths: Vec<Rebirth>,
     /// Before a drain that is not early, everything must serve again.
     pub probe: bool,
@@ -77,7 +77,7 @@ pub struct Reload {
     pub slots: u32,
     /// What moves over.
     pub keeps: Keeps,
-    /// How long the old version may take for what it has, in nanoseconds.
+    /// Time limit for the old version to answer its requests, in nanoseconds.
     pub drain_ns: u64,
     /// It has begun.
     pub begun: bool,
@@ -92,12 +92,12 @@ impl Plan {
         let mut habits = Vec::new();
         let mut accelerators = Vec::new();
         let count = rng.between(1, 3) as usize;
-        // At most one service misbehaves, so that there is one that must not notice.
+        // At most one service has faults, so that there is one that must not be affected.
         let wicked = rng.chance(700).then(|| rng.below(count as u64) as usize);
         for index in 0..count {
             let is_wicked = wicked == Some(index);
             let mut service = service(&mut rng, index, &mut accelerators, is_wicked);
-            // Numbers of its own, so that the other runs stay what they were.
+            // A generator of its own, so that other runs do not change.
             let mut sizes = Rng::new(!seed.wrapping_add(index as u64));
             if service.accelerators.len() > 1 && sizes.chance(400) {
                 service.share_out();
@@ -194,7 +194,7 @@ impl Plan {
                 continue;
             }
             for _ in 0..rng.between(1, 3) {
-                // A slot is a message, as in datagrams.
+                // A slot holds one message, as in datagrams.
                 let taste = self.taste(rng, service, Transport::Udp);
                 let taste = Taste { too_long: 0, junk: 0, ..taste };
                 let rng = rng.fork();
@@ -205,7 +205,7 @@ impl Plan {
 
     /// Services are replaced.
     fn add_reloads(&mut self, rng: &mut Rng) {
-        // Numbers of its own, so that the other runs stay what they were.
+        // A generator of its own, so that other runs do not change.
         let mut own = Rng::new(!self.setup.seed);
         for _ in 0..rng.between(1, 2) {
             let service = rng.below(self.setup.topology.services.len() as u64) as usize;
@@ -225,7 +225,7 @@ impl Plan {
         }
     }
 
-    /// The accelerators of a service go and come back, one after the other or over each other's heads.
+    /// The accelerators of a service restart, one after the other or overlapping.
     fn add_rebirths(&mut self, rng: &mut Rng, service: usize) {
         let accelerators = self.setup.topology.services[service].accelerators.len();
         for accelerator in 0..accelerators {
@@ -249,9 +249,9 @@ impl Plan {
         }
     }
 
-    /// Lives end as planned, of a service that may be sound: it must not notice.
+    /// Generations end as planned, of a service that may be sound: it must not be affected.
     fn add_holds(&mut self) {
-        // Numbers of its own, so that the other runs stay what they were.
+        // A generator of its own, so that other runs do not change.
         let mut own = Rng::new(self.setup.seed ^ 0x401d);
         for planned in &mut self.rebirths {
             if planned.reason == DropReason::Reconfiguring && own.chance(500) {
@@ -273,7 +273,7 @@ impl Plan {
                 reason: DropReason::Reconfiguring,
                 gaps_ns: (own.pick(&[0, 100 * US, 20 * MS]), own.pick(&[0, 100 * US, 5 * MS])),
                 next: self.setup.behaviours[service],
-                // What backends do not answer takes its time.
+                // Unanswered backend requests take until their time-out.
                 hold_ns: Some(3000 * MS),
                 overdue: false,
                 due: None,
@@ -327,7 +327,7 @@ impl Plan {
             ip if ip.is_unspecified() => IpAddr::from([10, 0, 0, rng.between(1, 3) as u8]),
             ip => ip,
         };
-        // Numbers of its own, so that the other runs stay what they were.
+        // A generator of its own, so that other runs do not change.
         let mut own = Rng::new(self.setup.seed ^ u64::from(id));
         let mut peer = client_address(id);
         if own.chance(100) {
@@ -378,7 +378,7 @@ impl Plan {
         self.datagram_clients.len() + self.stream_clients.len() + self.memory_clients.len()
     }
 
-    /// Only these clients take part, by their place: those over UDP, over TCP, over shared memory.
+    /// Keeps only these clients, by index: those over UDP, over TCP, over shared memory.
     pub fn keep_clients(&mut self, kept: &[usize]) {
         let mut place = 0..;
         let mut keep = || kept.contains(&place.next().expect("endless"));
@@ -387,7 +387,7 @@ impl Plan {
         self.memory_clients.retain(|_| keep());
     }
 
-    /// The most requests of any client.
+    /// The maximum number of requests of any client.
     pub fn requests_max(&self) -> u32 {
         let datagrams = self.datagram_clients.iter().map(|c| c.left);
         let streams = self.stream_clients.iter().map(|c| c.requests);
@@ -395,7 +395,7 @@ impl Plan {
         datagrams.chain(streams).chain(memory).max().unwrap_or(0)
     }
 
-    /// No client has more than `most` requests.
+    /// Limits every client to `most` requests.
     pub fn limit_requests(&mut self, most: u32) {
         self.datagram_clients.iter_mut().for_each(|c| c.left = c.left.min(most));
         self.stream_clients.iter_mut().for_each(|c| c.requests = c.requests.min(most));
@@ -485,7 +485,7 @@ fn service(
     }
     service.mqueues = rng.between(1, 6) as u32;
     service.slots = rng.pick(&[1, 2, 8, 64]);
-    // Above 1.5 KiB there are arenas, which are as small as they may be, to be full now and then.
+    // Above 1.5 KiB there are arenas, of the minimum size, to be full sometimes.
     service.arena_bytes = 1;
     service.max_message_bytes = rng.pick(&[200, 777, 1500, 3000]);
     service.max_reply_bytes = rng.pick(&[200, 777, 1500, 3000]);
@@ -516,7 +516,7 @@ fn service(
 
 fn backend(rng: &mut Rng, index: usize) -> BackendSpec {
     let transport = rng.pick(&[Transport::Tcp, Transport::Tcp, Transport::Udp]);
-    // Where an answer ends must be known.
+    // The end of an answer must be recognisable.
     let all = Framing::all(64).filter(|framing| framing.delimits() != Delimits::Nothing);
     let framing = rng.pick(&all.collect::<Vec<_>>());
     let address = SocketAddr::from(([203, 0, 113, 1 + index as u8], 11_211));
@@ -551,7 +551,7 @@ fn backend_habits(rng: &mut Rng, wicked: bool) -> BackendHabits {
     }
 }
 
-/// Whether what a service's backends answer is right, or what is wrong finds a closed socket.
+/// Whether a service's backends answer correctly, or wrong answers arrive at a closed socket.
 fn is_honest((habits, service): (&BackendHabits, &Service)) -> bool {
     let alone = service.backends.iter().all(|backend| backend.sockets == Sockets::PerRequest);
     BackendHabits { unasked: if alone { 0 } else { habits.unasked }, ..*habits }.is_honest()

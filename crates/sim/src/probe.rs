@@ -1,8 +1,8 @@
-//! Life after the faults: once nothing goes wrong any more and all is quiet, every service serves again.
+//! After the faults have stopped and all is quiet, every service must serve again.
 //!
-//! The old clients leave; the accelerators of the service that misbehaved start new lives, for a block
-//! that is stuck or dead cannot come back otherwise; then at one port after the other a fresh client asks,
-//! also what a backend has to be asked for, and has its answer within bounded time.
+//! The old clients leave; the accelerators of the faulty service start new generations, because a block
+//! that is stuck or dead cannot recover otherwise; then a new client sends requests at one port after the other,
+//! including requests for a backend, and must get its answers within bounded time.
 
 use std::net::IpAddr;
 
@@ -22,9 +22,9 @@ use crate::stream_client::{Fates, Manner, StreamClient};
 use crate::world::client_address;
 
 const MS: u64 = 1_000_000;
-/// Longest time until the engine has noticed that everybody left, and until the probes are answered.
+/// Time limit for the engine to notice that all clients left, and for the probes to be answered.
 const PATIENCE_NS: u64 = 5_000 * MS;
-/// Enough for the replies that a probe gets early.
+/// Enough for the replies that a probe gets out of order.
 const EARLY_BYTES: usize = 1 << 20;
 /// Requests of a probe.
 const REQUESTS: u32 = 3;
@@ -34,7 +34,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
     pub(crate) fn probe(&mut self) -> Result<(), String> {
         self.heal_everything();
         self.renew_everything();
-        // A connection that waits for credit is not read; whether its client is there shows only then.
+        // A connection that waits for credit is not read; whether its client is still there shows only then.
         self.until_left()?;
         let topology = self.plan.setup.topology.clone();
         for (port, (service, listen)) in topology.ports().enumerate() {
@@ -42,7 +42,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             let (port, ip) = (port as PortIndex, listen.address.ip());
             match listen.transport {
                 Transport::Udp => self.send_datagrams(service, port, ip, taste),
-                // Pieces of a raw stream are requests of their own: replies that come early need room.
+                // Pieces of a raw stream are requests of their own: out-of-order replies need room.
                 Transport::Tcp
                     if taste.framing == Framing::Raw
                         && topology.limits.early_reply_bytes < EARLY_BYTES =>
@@ -63,10 +63,10 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         Ok(())
     }
 
-    /// The one client there is has its answers, and leaves.
+    /// Waits until the only client has its answers, and dismisses it.
     fn until_served(&mut self, service: usize) -> Result<(), String> {
         let replies = self.plan.setup.topology.services[service].replies;
-        // A client of a raw stream goes on only when something returns.
+        // A client of a raw stream continues only when something returns.
         let raw = self.plan.setup.topology.services[service].framing == Framing::Raw;
         let wanted = self.served(service) + u64::from(if raw { 1 } else { REQUESTS });
         self.until(service, "does not serve a fresh request after the faults", |run| {
@@ -80,19 +80,19 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         self.until_left()
     }
 
-    /// The old clients have left, what they asked for has ended, and every worker knows what the others
-    /// have to give.
+    /// Waits until the old clients have left, their requests have ended, and every worker knows the others'
+    /// credit.
     fn until_left(&mut self) -> Result<(), String> {
         self.until(0, "may have connections of clients that left", |run| {
             run.world.fabric.connections() == 0
         })?;
-        // What they had sent was read all the same, and may wait for an answer that a backend owes from
-        // before: behind that a fresh request finds no credit, or no time.
+        // Their requests were read all the same, and may wait for an answer that a backend still owes:
+        // behind those a new request finds no credit, or no time.
         self.until(0, "may not be done with what clients asked that left", |run| {
             run.world.check_quiet().is_ok()
         })?;
-        // What a worker knows of the others' credit is as old as its last housekeeping. One without
-        // mqueues of its own sheds a request that comes before it was told of those that live again.
+        // A worker's view of the others' credit is as old as its last housekeeping. One without
+        // mqueues of its own sheds a request that arrives before it knows about restarted ones.
         let told_ns = self.world.now_ns() + 3 * MS;
         self.until(0, "has no time", |run| run.world.now_ns() >= told_ns)
     }
@@ -124,7 +124,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         self.dismiss_clients();
     }
 
-    /// The accelerators of services that misbehaved start new lives.
+    /// The accelerators of faulty services start new generations.
     fn renew_everything(&mut self) {
         for service in (0..self.plan.sound.len()).filter(|s| !self.plan.sound[*s]) {
             let sound = self.plan.setup.behaviours[service].sound();
@@ -159,7 +159,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         }
     }
 
-    /// The taste of a client that does not wait for one reply before it asks again: behind a request that
+    /// The request mix of a client that sends requests without waiting for each reply: behind a request that
     /// waits for a backend, the next ones may wait longer than the service allows.
     fn unpaced_taste(&self, service: usize) -> Taste {
         let taste = self.plain_taste(service);
@@ -176,11 +176,11 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             port,
             peer: client_address(id),
             local: if ip.is_unspecified() { [10, 0, 0, 1].into() } else { ip },
-            // Nothing paces datagrams, and reaching a backend again may take longer than the pause.
+            // Datagrams are not paced, and reaching a backend again may take longer than the pause.
             taste: Taste { backend: 0, ..taste },
             left: REQUESTS,
             burst: 1,
-            // One after the other: more at once may find no credit.
+            // One after the other: several at once may find no credit.
             pause_ns: (20 * MS, 20 * MS),
             next_ns: 0,
             rng: self.rng.fork(),
@@ -234,7 +234,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             && memory_clients.iter().all(|client| client.received == all)
     }
 
-    /// Goes on until something holds.
+    /// Continues until a condition holds.
     fn until(
         &mut self,
         service: usize,
@@ -250,7 +250,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
                     "service {service} {otherwise} (sound: {sound:?}): {counted:?}"
                 ));
             }
-            // No slower than the shortest time-out allows; through time in which nobody acts, as fast.
+            // Steps short enough for the shortest time-out, also through idle time.
             let mut by_ns = self.rng.between(10_000, 100_000);
             if !moved {
                 let models = self.world.models.iter().map(|m| lock(m).due_ns());

@@ -11,7 +11,7 @@ impl Rng {
         Self(seed)
     }
 
-    /// A generator whose numbers have nothing to do with the further ones of this.
+    /// An independent generator.
     pub fn fork(&mut self) -> Self {
         Self(self.draw())
     }
@@ -33,7 +33,7 @@ impl Rng {
         low + self.below(high - low + 1)
     }
 
-    /// True `per_mille` times out of a thousand. Draws nothing when the answer is known.
+    /// True with a probability of `per_mille` / 1000. Draws nothing if the result is certain.
     pub fn chance(&mut self, per_mille: u32) -> bool {
         per_mille > 0 && (per_mille >= 1000 || self.below(1000) < u64::from(per_mille))
     }
@@ -43,7 +43,7 @@ impl Rng {
         choices[self.below(choices.len() as u64) as usize]
     }
 
-    /// Puts `items` in any order.
+    /// Shuffles `items`.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i as u64 + 1) as usize);

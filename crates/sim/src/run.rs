@@ -1,6 +1,6 @@
-//! One run: a plan, carried out step by step.
+//! One run: a plan, executed step by step.
 //!
-//! Load, until the plan's turns are used up; quiet, until nothing is under way any more; drain and
+//! Load, until the plan's turns are used up; quiet, until nothing is in flight; drain and
 //! end. In every step the clock moves, the peers act, one worker turns and everything is checked.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,17 +20,17 @@ use crate::trace::Trace;
 use crate::world::World;
 
 const MS: u64 = 1_000_000;
-/// Longest time until all is quiet: a pipeline of requests that each time out, one after the other,
+/// Time limit until all is quiet: a pipeline of requests that each time out, one after the other,
 /// and the time-outs of backends and of clients that do not read.
 const QUIET_NS_MAX: u64 = 600_000 * MS;
 
-/// Rounds without an event after which nobody will move any more.
+/// Rounds without an event after which nothing will happen any more.
 const IDLE_ROUNDS_MAX: u32 = 200;
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Hash of everything that happened.
+    /// Hash of all events.
     pub trace_hash: u64,
     /// Events in it.
     pub events: u64,
@@ -38,18 +38,18 @@ pub struct Report {
     pub took_ns: u64,
     /// The engine's counters at the end, by service.
     pub services: Vec<ServiceSnapshot>,
-    /// How often each fault struck.
+    /// How often each fault occurred.
     pub struck: Struck,
 }
 
-/// A promise that was not kept.
+/// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// What was run.
+    /// The case that was run.
     pub case: Case,
-    /// When, in nanoseconds of the run.
+    /// Time in nanoseconds of the run.
     pub at_ns: u64,
-    /// What was wrong.
+    /// Description.
     pub text: String,
 }
 
@@ -61,7 +61,7 @@ impl std::fmt::Display for Violation {
 }
 
 impl Violation {
-    /// What was wrong without the numbers in it: two runs that break the same promise say the same.
+    /// The description without numbers: equal for two runs that break the same promise.
     pub fn kind(&self) -> String {
         let words = self.text.chars().filter(|c| !c.is_ascii_digit());
         words.take(40).collect()
@@ -86,7 +86,7 @@ pub fn simulate(case: impl Into<Case>, trace: bool) -> Result<Report, Violation>
     simulate_with(case, trace, |nic| nic)
 }
 
-/// The same with something put between the workers and their network (for tests of the checks).
+/// The same with a wrapper between the workers and their network (for tests of the checks).
 pub fn simulate_with<N: Nic<Socket = SimSocket, Port = ()>>(
     case: impl Into<Case>,
     trace: bool,
@@ -102,7 +102,7 @@ pub fn simulate_with<N: Nic<Socket = SimSocket, Port = ()>>(
     outcome.map_err(|(at_ns, text)| Violation { case, at_ns, text })
 }
 
-/// A run on its way.
+/// A run in progress.
 pub(crate) struct Run<N: Nic<Socket = SimSocket, Port = ()>> {
     pub(crate) plan: Plan,
     pub(crate) world: World<N>,
@@ -142,7 +142,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         self.drain()
     }
 
-    /// No client asks for more.
+    /// Stops all clients' requests.
     fn hush(&mut self) {
         for client in &mut self.plan.stream_clients {
             client.hush();
@@ -190,7 +190,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         self.check_drops()
     }
 
-    /// Accelerators go, services are replaced: one such change at a time.
+    /// Accelerators restart, services are replaced: one such change at a time.
     fn begin_changes(&mut self, turn: u32) {
         let Self { plan, world, .. } = self;
         for number in 0..plan.rebirths.len() {
@@ -212,7 +212,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         }
     }
 
-    /// When everybody waits, waiting is over.
+    /// Skips time in which everything waits.
     fn skip_idle_time(&mut self) {
         let Some(wake_ns) = self.world.first_wake_ns() else { return };
         let models = self.world.models.iter().map(|m| lock(m).remote_due_ns());
@@ -221,7 +221,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         self.world.advance(due_ns.saturating_sub(now_ns));
     }
 
-    /// When the next of those around the engine acts, or something arrives.
+    /// Time of the next action of a peer or the next arrival.
     pub(crate) fn peers_due_ns(&self) -> u64 {
         let clients = self.plan.datagram_clients.iter().map(|c| c.due_ns());
         let streams = self.plan.stream_clients.iter().map(|c| c.due_ns());
@@ -258,7 +258,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         }
     }
 
-    /// One turn of every worker, in any order, `by_ns` later. Whether anything happened.
+    /// One turn of every worker, in random order, `by_ns` later. Returns whether anything happened.
     pub(crate) fn round(&mut self, by_ns: u64) -> Result<bool, String> {
         let events = lock(&self.world.net).trace.events();
         self.world.advance(by_ns);
@@ -276,7 +276,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         Ok(events > self.world.workers.len() as u64)
     }
 
-    /// Waits until nothing is under way; then everything must have been given back.
+    /// Waits until nothing is in flight; then everything must have been returned.
     fn quiet(&mut self) -> Result<(), String> {
         for client in &mut self.plan.stream_clients {
             if client.manner.read_max > 0 {
@@ -288,11 +288,11 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         let end_ns = self.world.now_ns() + QUIET_NS_MAX;
         let (mut quiet_rounds, mut idle_rounds) = (0, 0);
         while quiet_rounds < 20 && self.world.now_ns() < end_ns {
-            // While nothing moves, somebody waits for a time-out.
+            // While nothing moves, something waits for a time-out.
             let stride_ns = if idle_rounds < 50 { 2 * MS } else { 200 * MS };
             let by_ns = self.rng.between(MS / 10, stride_ns);
             idle_rounds = if self.round(by_ns)? { 0 } else { idle_rounds + 1 };
-            // A stuck service leaves its streams unread for ever.
+            // A stuck service leaves its streams unread permanently.
             let patient = idle_rounds < IDLE_ROUNDS_MAX;
             let under_way = !self.world.is_changed()
                 || self.plan.rebirths.iter().any(|r| r.is_under_way())
@@ -351,13 +351,13 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
                 [DropReason::BadFraming, DropReason::ConnectionLimit, DropReason::IdleTimeout];
             let lost = counted.dropped_requests()
                 + intake.iter().map(|reason| counted.dropped(*reason)).sum::<u64>();
-            // One that moved may have closed on what it had not read; behind what a stuck block of a service
-            // without replies keeps, streams stay unread.
+            // A connection that moved may have been closed with unread input; behind the messages that a stuck block of a
+            // service without replies keeps, streams stay unread.
             if lost > 0 || self.plan.is_reloaded(service) || self.world.keeps_unread(service) {
                 continue;
             }
             for client in self.plan.stream_clients.iter().filter(|c| c.service == service) {
-                // Nobody can tell what an unread stream holds, nor which optional replies there were.
+                // The content of an unread stream, and the optional replies, are unknown.
                 let unclear = client.manner.read_max == 0
                     || !client.judged
                     || client.taste.framing == Framing::Raw;
@@ -372,7 +372,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         Ok(())
     }
 
-    /// Drains, ends, lets the clients read what is left, checks that nothing is.
+    /// Drains, ends, lets the clients read the rest, checks that nothing is left.
     fn drain(&mut self) -> Result<(), String> {
         lock(&self.world.net).ending = true;
         let cut = self.plan.drain_cuts_reload;
@@ -387,14 +387,14 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         let end_ns = self.world.now_ns() + self.plan.drain_ns;
         let mut draining = vec![false; self.world.workers.len()];
         loop {
-            // Workers hear of it one after the other.
+            // Workers learn of it one after the other.
             for (worker, draining) in draining.iter_mut().enumerate() {
                 if !*draining && self.rng.chance(300) {
                     *draining = true;
                     self.world.drain_worker(worker);
                 }
             }
-            // Every worker turns once after it has heard of it.
+            // Every worker turns once after it has learned of it.
             let all = draining.iter().all(|d| *d);
             let by_ns = self.rng.between(0, MS);
             self.round(by_ns)?;

@@ -1,14 +1,14 @@
-//! Model clients over TCP: they pipeline, read slowly, stop in the middle, send nonsense, and know
+//! Model clients over TCP: they pipeline, read slowly, stop in the middle, send invalid data, and know
 //! exactly which replies they are owed, in which order.
 //!
-//! A client lives one connection after the other; each has a client number of its own. What a
-//! connection promises is checked as its bytes come:
+//! A client opens one connection after the other; each has a client number of its own. The promises to a
+//! connection are checked as its bytes arrive:
 //!
 //! * every reply is the one correct reply to a request that is still owed one;
-//! * with ordered replies, none is passed over: a request that was lost is reported by the protocol or
+//! * with ordered replies, none is skipped: a lost request is reported by the protocol or
 //!   ends the connection, it never leaves a gap;
-//! * an orderly end never cuts a reply;
-//! * a `raw` stream returns what was sent, byte for byte, as far as it goes.
+//! * an orderly end never truncates a reply;
+//! * a `raw` stream returns the sent bytes, as far as it goes.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -33,15 +33,15 @@ pub enum Fate {
     Polite,
     /// It stays until the engine closes.
     Stay,
-    /// It resets the connection in the middle.
+    /// It resets the connection while requests are in flight.
     Reset,
-    /// It closes everything in the middle.
+    /// It closes everything while requests are in flight.
     Vanish,
     /// It breaks the framing after the last request.
     Nonsense,
     /// It sends `quit` (memcached; else as `Polite`).
     Quit,
-    /// It stops in the middle of a request and its side with it.
+    /// It closes its sending side in the middle of a request.
     Cut,
 }
 
@@ -49,7 +49,7 @@ const FATES: [Fate; 7] =
     [Fate::Polite, Fate::Stay, Fate::Reset, Fate::Vanish, Fate::Nonsense, Fate::Quit, Fate::Cut];
 
 impl Fate {
-    /// The kind of fault that it is, if it is one.
+    /// The corresponding kind of fault, if any.
     fn fault(self) -> Option<Fault> {
         match self {
             Self::Stay | Self::Quit => None,
@@ -62,14 +62,14 @@ impl Fate {
     }
 }
 
-/// Which fates a client may have.
+/// The set of endings a client may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fates(u8);
 
 impl Fates {
     /// All of them.
     pub const ALL: Self = Self(0x7f);
-    /// Those that lose nothing.
+    /// Those without losses.
     pub const GENTLE: Self = Self(0b11);
 
     /// All of these but one, which becomes [`Fate::Stay`].
@@ -78,7 +78,7 @@ impl Fates {
         Self(spared.fold(self.0, |left, fate| left & !(1 << *fate as u8)))
     }
 
-    /// Whether fates other than gentle ones are among them.
+    /// Whether it contains endings with losses.
     pub fn are_rough(self) -> bool {
         self.0 & !Self::GENTLE.0 != 0
     }
@@ -89,7 +89,7 @@ impl Fates {
     }
 }
 
-/// What a client expects for one place in the order of replies.
+/// What a client expects at one position in the order of replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
     /// A reply, or an error report.
@@ -100,24 +100,24 @@ enum Expected {
     Error,
 }
 
-/// How a client goes about it.
+/// Behaviour of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner {
-    /// Requests without a reply that it lets be at most.
+    /// Maximum number of requests without a reply.
     pub pipeline: usize,
     /// Most bytes of one write.
     pub write_max: usize,
     /// Most bytes of one read; 0: it never reads.
     pub read_max: usize,
-    /// Shortest and longest time between two looks.
+    /// Shortest and longest time between two steps.
     pub pause_ns: (u64, u64),
-    /// Sends a command that the protocol refuses, in times per mille (memcached).
+    /// Rate per mille of commands that the protocol refuses (memcached).
     pub bogus: u32,
     /// How its connections may end.
     pub fates: Fates,
 }
 
-/// The connection a client has.
+/// A client's connection.
 #[derive(Debug)]
 struct Life {
     conn: ConnId,
@@ -126,11 +126,11 @@ struct Life {
     left: u32,
     sequence: u32,
     expected: VecDeque<Expected>,
-    /// Error reports not yet matched to a place.
+    /// Error reports not yet matched to a position.
     errors: usize,
     output: Vec<u8>,
     input: ReplyStream,
-    /// `raw`: what was sent, and how much of it came back.
+    /// `raw`: what was sent, and how much of it was returned.
     sent: Vec<u8>,
     returned: usize,
     ended_own_side: bool,
@@ -144,21 +144,21 @@ pub struct StreamClient {
     pub service: usize,
     /// The port of that service.
     pub port: PortIndex,
-    /// What it asks.
+    /// Its request mix.
     pub taste: Taste,
-    /// How it goes about it.
+    /// Its behaviour.
     pub manner: Manner,
     /// Whether replies keep the order of requests.
     pub ordered: bool,
     /// Whether the service replies.
     pub replies: bool,
-    /// Whether the content of replies is judged.
+    /// Whether the content of replies is checked.
     pub judged: bool,
-    /// Connections it still opens, and requests on each.
+    /// Connections still to open.
     pub lives: u32,
     /// Requests of each connection.
     pub requests: u32,
-    /// When it acts next.
+    /// Time of its next action.
     pub next_ns: u64,
     /// Its randomness.
     pub rng: Rng,
@@ -190,7 +190,7 @@ impl StreamClient {
         }
     }
 
-    /// When the client acts next.
+    /// Time of the client's next action.
     pub fn due_ns(&self) -> u64 {
         if self.life.is_some() || self.lives > 0 { self.next_ns } else { u64::MAX }
     }
@@ -200,7 +200,7 @@ impl StreamClient {
         self.lives > 0 || self.life.as_ref().is_some_and(|l| l.left > 0 || !l.output.is_empty())
     }
 
-    /// No further request; what is begun is finished.
+    /// Stops new requests; started ones are finished.
     pub fn hush(&mut self) {
         self.lives = 0;
         if let Some(life) = &mut self.life {
@@ -223,13 +223,13 @@ impl StreamClient {
         self.forsaken == 0 && !self.has_more() && self.life.as_ref().is_none_or(answered)
     }
 
-    /// Places in the order of replies that are still owed something.
+    /// Positions in the order of replies that are still open.
     pub fn owed(&self) -> usize {
         let owed = |e: &&Expected| !matches!(e, Expected::Maybe(_));
         self.life.as_ref().map_or(0, |l| l.expected.iter().filter(owed).count())
     }
 
-    /// Looks at the connection, if it is time.
+    /// Acts on the connection if it is time.
     pub fn step(&mut self, net: &mut Network, next_id: &mut u32) {
         if self.next_ns > net.now_ns() || self.due_ns() == u64::MAX {
             return;
@@ -271,7 +271,7 @@ impl StreamClient {
         });
     }
 
-    /// Notes what the client does wrong all the time.
+    /// Counts the client's continuous faults.
     fn note_manner(&self, net: &mut Network) {
         if self.manner.write_max == 1 || self.manner.read_max == 1 {
             net.struck.one(Fault::Bytewise);
@@ -324,10 +324,10 @@ impl StreamClient {
         life.output.drain(..count);
     }
 
-    /// Reads once; false when the connection is over.
+    /// Reads once; false if the connection is over.
     fn read(&mut self, net: &mut Network, life: &mut Life) -> bool {
         if self.manner.read_max == 0 {
-            // It still notices that it was thrown out.
+            // It still notices a reset.
             return !net.is_over(life.conn);
         }
         let most = self.rng.between(1, self.manner.read_max as u64) as usize;
@@ -393,7 +393,7 @@ impl StreamClient {
         }
     }
 
-    /// Matches a reply, or an error report (`None`), to its place.
+    /// Matches a reply, or an error report (`None`), to its position.
     fn accept(
         &mut self,
         life: &mut Life,
@@ -422,7 +422,7 @@ impl StreamClient {
             life.expected.remove(place);
             return Ok(());
         }
-        // Whatever was owed before it is reported lost, or was optional.
+        // Earlier positions are reported lost, or were optional.
         let before = life.expected.drain(..=place).take(place);
         let (mut owed, mut optional) = (0, 0);
         for expected in before {
@@ -441,7 +441,7 @@ impl StreamClient {
         Ok(())
     }
 
-    /// Without optional replies an error report has one place: the first.
+    /// Without optional replies an error report has one possible position: the first.
     fn settle_errors(&self, life: &mut Life) {
         while life.errors > 0
             && self.ordered
@@ -456,7 +456,7 @@ impl StreamClient {
         }
     }
 
-    /// What the fate has in store now; false when the connection is over for the client.
+    /// Applies the planned ending; false if the connection is over for the client.
     fn meet_fate(&mut self, net: &mut Network, life: &mut Life) -> bool {
         let done = life.left == 0 && life.output.is_empty();
         let comes = done && !life.ended_own_side;
@@ -503,7 +503,7 @@ impl StreamClient {
         let framing = self.taste.framing;
         let malformed = framing.malformed(self.taste.max_message_bytes);
         let chosen = match malformed.len() {
-            // Any bytes are a message.
+            // Any bytes are a valid message.
             0 => return net.peer_shutdown(life.conn),
             1 => 0,
             several => self.rng.below(several as u64) as usize,

@@ -1,4 +1,4 @@
-//! What happened, as one number: two runs with the same trace hash did the same things at the same
+//! The trace of a run as one number: two runs with the same hash did the same things at the same
 //! times. `--trace` also prints it.
 
 use crate::rng::mix;
@@ -17,7 +17,7 @@ impl Trace {
         Self { print, ..Self::default() }
     }
 
-    /// Records that `what` happened at `now_ns`, with its circumstances.
+    /// Records the event `what` at `now_ns`, with its details.
     pub fn note(&mut self, now_ns: u64, what: &'static str, circumstances: &[u64]) {
         let mut hash = mix(self.hash ^ now_ns);
         for byte in what.bytes() {

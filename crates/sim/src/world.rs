@@ -1,13 +1,13 @@
 //! A whole engine in one thread: real workers over the virtual network and model accelerators.
 //!
-//! [`World::build`] puts together what the `serval` crate puts together over sockets and kernels:
-//! regions, ends, links, fabric, workers. Whoever holds the world decides who runs when:
-//! [`World::advance`] moves the clock, [`World::turn`] lets one worker turn. After every turn
-//! [`World::check`] holds the engine to its accounting.
+//! [`World::build`] assembles what the server assembles over sockets and kernels:
+//! regions, ends, links, fabric, workers. The owner of the world controls the schedule:
+//! [`World::advance`] moves the clock, [`World::turn`] runs a turn of one worker. After every turn
+//! [`World::check`] checks the engine's accounting.
 //!
-//! A worker that may sleep is left alone until an event, the end of its sleep, or something that another
-//! worker published for it (which would have woken it). The waking itself needs real threads and is
-//! tested there.
+//! A worker that may sleep is not run until an event, the end of its sleep, or something that another
+//! worker published for it (which would have woken it). The waking itself needs real threads and has
+//! tests of its own.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,21 +32,21 @@ use crate::net::{LOCAL, Network, PortSite, SharedNetwork, lock};
 use crate::nic::{SimNic, SimSocket};
 use crate::rng::Rng;
 
-/// Slots for services that come later.
+/// Slots for services that are added later.
 const SPARE_SLOTS: usize = 8;
 
-/// What a world is made of.
+/// The components of a world.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The engine's topology; it passes [`Topology::check`]. Ports may not be 0.
     pub topology: Topology,
     /// For each service, how the blocks of its accelerators behave.
     pub behaviours: Vec<Behaviour>,
-    /// For each service, whether its backends answer rightly.
+    /// For each service, whether its backends answer correctly.
     pub honest_backends: Vec<bool>,
     /// Initial count of every ring.
     pub ring_start: u64,
-    /// Seed of everything random below.
+    /// Seed of all randomness below.
     pub seed: u64,
 }
 
@@ -118,13 +118,13 @@ pub struct World<N: Nic<Socket = SimSocket, Port = ()>> {
     pub models: Vec<Arc<Mutex<Model>>>,
     /// Worker and service of each model.
     pub(crate) seats: Vec<(usize, usize)>,
-    /// Blocks of lives that are over.
+    /// Blocks of generations that have ended.
     pub(crate) ghosts: Vec<Arc<Mutex<Model>>>,
-    /// Of the youngest region.
+    /// Of the latest region.
     pub(crate) generation: u64,
-    /// Slot of the lane of each model.
+    /// Slot of each model.
     pub(crate) model_slots: Vec<u16>,
-    /// Slots of each service: the last is the one that gets requests, the others leave.
+    /// Slots of each service: the last one gets requests, the others are draining.
     pub(crate) slots: Vec<Vec<u16>>,
     pub(crate) change: Option<Change>,
     pub(crate) setup: Setup,
@@ -138,18 +138,18 @@ pub struct World<N: Nic<Socket = SimSocket, Port = ()>> {
     woken: Vec<Arc<AtomicBool>>,
     /// The engine's counters by service.
     services: Arc<[Arc<ServiceMetrics>]>,
-    /// What was found right last, by worker and service.
+    /// The last checked state, by worker and service.
     books: Vec<Vec<Option<Page>>>,
 }
 
-/// What a worker's turn may change of the account of a service.
+/// The part of a service's account that a worker's turn may change.
 #[derive(PartialEq)]
 struct Page {
     counted: ServiceSnapshot,
     held: u64,
 }
 
-/// A region that is being divided among workers.
+/// A region, divided among workers.
 pub(crate) struct Divided {
     pub(crate) words: Words<MappedMemory>,
     pub(crate) memory: MappedMemory,
@@ -159,7 +159,7 @@ pub(crate) struct Divided {
     pub(crate) shares: Vec<Vec<BlockShare>>,
 }
 
-/// The region of a new life of one accelerator of a service, by its place in the service's list.
+/// The region of a new generation of one accelerator of a service, by its index in the service's list.
 pub(crate) fn divide(setup: &Setup, service: usize, place: usize, generation: u64) -> Divided {
     let workers = setup.topology.engine.workers;
     let service = &setup.topology.services[service];
@@ -229,7 +229,7 @@ pub(crate) fn share_out(
 }
 
 impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
-    /// Puts everything together; `wrap` may put something between a worker and its network.
+    /// Assembles everything; `wrap` may wrap a worker's network.
     pub fn build(setup: &Setup, wrap: impl Fn(SimNic) -> N) -> Self {
         let topology = setup.topology.clone();
         topology.check().expect("a topology that works");
@@ -304,7 +304,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         &self.topology
     }
 
-    /// Moves the clock, delivers what is due, lets remote accelerators work.
+    /// Moves the clock, delivers what is due, runs remote accelerators.
     pub fn advance(&mut self, by_ns: u64) {
         let now_ns = self.now_ns() + by_ns;
         lock(&self.net).advance(now_ns);
@@ -324,8 +324,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             || !self.would_sleep(worker)
     }
 
-    /// Whether a worker that waits now sleeps: what other workers published keeps it awake. (Those
-    /// that publish while it sleeps wake it, which comes to the same.)
+    /// Whether a waiting worker sleeps: messages that other workers published keep it awake. (Those
+    /// that publish while it sleeps wake it, with the same effect.)
     fn would_sleep(&mut self, worker: usize) -> bool {
         lock(&self.net).mute(true);
         self.workers[worker].wait(1);
@@ -340,13 +340,13 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         if all { self.asleep_until_ns.iter().min().copied() } else { None }
     }
 
-    /// One worker waits for events and turns; whether there was anything to do.
+    /// One worker waits for events and turns; returns whether there was work.
     pub fn turn(&mut self, worker: usize) -> bool {
         let now_ns = self.now_ns();
         let slept = self.asleep_until_ns[worker] > 0;
         self.woken[worker].store(false, Ordering::Relaxed);
         let entry = &mut self.workers[worker];
-        // Whatever the sleep was, it is over.
+        // The sleep, if any, is over.
         entry.wait(u64::from(slept));
         let busy = entry.turn(now_ns);
         let sleep_ns = entry.sleep_ns(now_ns);
@@ -359,19 +359,19 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         busy
     }
 
-    /// A worker may sleep only when there is nothing it would do meanwhile.
+    /// A worker may sleep only if it has no work meanwhile.
     fn check_sleep(&mut self, worker: usize, sleep_ns: u64) {
         let now_ns = self.now_ns();
         let services = 0..self.topology.services.len();
         let under_way: u32 = services.map(|s| self.by_mqueue(worker, s).sum::<u32>()).sum();
-        // Blocks of a version that leaves are nobody's once the worker has let go of them.
+        // The blocks of an old version have no owner once the worker has released them.
         let serves = |m: &usize| {
             let (of, service) = self.seats[*m];
             of == worker && self.slots[service].last() == Some(&self.model_slots[*m])
         };
         let models = (0..self.models.len()).filter(serves);
         let wake_ns = models.map(|m| lock(&self.models[m]).wake_ns()).min().unwrap_or(u64::MAX);
-        // Another turn without news: whatever it finds, or tells others, was left over.
+        // Another turn without new input: work that it finds, or reports to others, was left over.
         let others: Vec<usize> = (0..self.workers.len()).filter(|w| *w != worker).collect();
         let quiet: Vec<usize> = others.into_iter().filter(|w| self.would_sleep(*w)).collect();
         let events = lock(&self.net).mute(true);
@@ -383,7 +383,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         if under_way > 0 || now_ns + sleep_ns > wake_ns || left_over {
             lock(&self.net).ledger.violate(|| {
                 format!(
-                    "worker {worker} would sleep {sleep_ns} ns with {under_way} requests under way, \
+                    "worker {worker} would sleep {sleep_ns} ns with {under_way} requests in flight, \
                      blocks to wake at {wake_ns}, work left over: {left_over}"
                 )
             });
@@ -403,7 +403,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         }
     }
 
-    /// Whether the engine keeps its promises at this instant.
+    /// Whether the engine keeps its promises at this moment.
     pub fn check(&mut self) -> Result<(), String> {
         for service in 0..self.topology.services.len() {
             self.check_service(service)?;
@@ -411,7 +411,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         self.check_ledger()
     }
 
-    /// The same after a turn of one worker, when it held before: what the turn did not touch, holds still.
+    /// The same after a turn of one worker, if it held before: the state that the turn did not touch is unchanged.
     pub fn check_turn(&mut self, worker: usize) -> Result<(), String> {
         for service in 0..self.topology.services.len() {
             let page = Page {
@@ -468,7 +468,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         Ok(())
     }
 
-    /// Requests under way on each of a worker's mqueues of a service, in the lane that gets new ones.
+    /// Requests in flight on each of a worker's mqueues of a service, in the share that gets new ones.
     fn by_mqueue(&self, worker: usize, service: usize) -> impl Iterator<Item = u32> + '_ {
         let slot = self.slots[service].last();
         slot.into_iter().flat_map(move |s| self.workers[worker].outstanding_by_mqueue((*s).into()))
@@ -484,7 +484,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         (0..self.workers.len()).map(|worker| self.held(worker, service)).sum()
     }
 
-    /// Requests of a service that have not ended, by the tables that hold them.
+    /// Requests of a service without an outcome, by the tables that hold them.
     pub fn under_way(&self, service: usize) -> u64 {
         self.held_by_all(service) + crossing(&self.services[service].snapshot())
     }
@@ -521,19 +521,19 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         hung
     }
 
-    /// What must hold after [`Self::finish`]: nothing is under way.
+    /// What must hold after [`Self::finish`]: nothing is in flight.
     pub fn check_finished(&mut self) -> Result<(), String> {
         self.check()?;
         for service in 0..self.topology.services.len() {
             let under_way = self.under_way(service);
             if under_way != 0 {
-                return Err(format!("service {service}: {under_way} under way after the end"));
+                return Err(format!("service {service}: {under_way} in flight after the end"));
             }
         }
         Ok(())
     }
 
-    /// Whether blocks that no longer read keep messages that nobody misses: those of a service
+    /// Whether blocks that no longer read keep messages that are not missed: those of a service
     /// without replies.
     pub(crate) fn keeps_unread(&self, service: usize) -> bool {
         let of_service = self.models.iter().zip(&self.seats).filter(|(_, seat)| seat.1 == service);
@@ -559,7 +559,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         Ok(())
     }
 
-    /// What must hold when all has been quiet: nothing is under way, all credit has been returned.
+    /// What must hold once all has been quiet: nothing is in flight, all credit has been returned.
     pub fn check_quiet(&mut self) -> Result<(), String> {
         self.check()?;
         for service in 0..self.topology.services.len() {
@@ -587,7 +587,7 @@ fn crossing(counted: &ServiceSnapshot) -> u64 {
         + (counted.replies_handed_out - counted.replies_handed_in)
 }
 
-/// Every followed message is in the histograms of all its stages, and they add up to its whole way.
+/// Every sampled message is in the histograms of all its stages, and they add up to its total time.
 fn check_stages(observed: &ObservationSnapshot, replies: Replies) -> Result<(), String> {
     let ObservationSnapshot { stages, total, .. } = observed;
     let ends = if replies == Replies::None { 0 } else { total.count() };
@@ -596,7 +596,7 @@ fn check_stages(observed: &ObservationSnapshot, replies: Replies) -> Result<(), 
     let sum_ns: u64 = stages.iter().map(|stage| stage.sum_ns).sum();
     if counts != expected || sum_ns != total.sum_ns {
         return Err(format!(
-            "stages hold {counts:?} messages and {sum_ns} ns, the whole way {} and {} ns",
+            "stages hold {counts:?} messages and {sum_ns} ns, the total {} and {} ns",
             total.count(),
             total.sum_ns
         ));
@@ -621,7 +621,7 @@ fn role(setup: &Setup, service: usize, accelerator: usize) -> Role {
     }
 }
 
-/// Whether the engine compares a backend's answers with what was asked.
+/// Whether the engine matches a backend's answers with the requests.
 fn is_matched(spec: &engine::topology::Backend) -> bool {
     spec.framing == Framing::Memcached || spec.matching.is_some()
 }

@@ -1,4 +1,4 @@
-//! Services that come, change and leave at any step, while clients ask them and others.
+//! Services that are added, changed and removed at any step, while clients use them and others.
 
 mod scene;
 
@@ -18,14 +18,14 @@ use wire::framing::Framing;
 use wire::nic::Transport;
 
 const FRAMING: Framing = Framing::LengthU16;
-/// The service that nobody touches, and the one that comes and goes.
+/// The service that does not change, and the one that does.
 const STAYS: usize = 0;
 const CHANGES: usize = 1;
 
 fn topology(workers: usize) -> Topology {
     let mut topology = script(FRAMING).setup.topology;
     topology.engine.workers = workers;
-    // Every worker has an mqueue: none depends on what others tell of their credit, which takes a while.
+    // Every worker has an mqueue: none depends on the others' credit reports, which take a while.
     topology.services[STAYS].mqueues = 4;
     let mut other = Service { name: "other".into(), ..topology.services[0].clone() };
     let listen = |transport| Listen { transport, address: ([127, 0, 0, 1], 9001).into() };
@@ -51,7 +51,7 @@ impl Stage {
         setup.seed = seed;
         for behaviour in &mut setup.behaviours {
             behaviour.remote = far;
-            // Longer than it takes to look whether all has settled.
+            // Longer than the interval of checks whether everything has settled.
             behaviour.delay_ns = (0, if far { 3 * MS } else { MS / 5 });
         }
         let behaviour = setup.behaviours[STAYS];
@@ -65,7 +65,7 @@ impl Stage {
         self.clients
     }
 
-    /// A new client asks over UDP.
+    /// A new client sends a request over UDP.
     fn ask(&mut self, service: usize) {
         let client = self.next_client();
         let (peer, local) = (client_address(client), [127, 0, 0, 1].into());
@@ -78,7 +78,7 @@ impl Stage {
         self.asked[service] += 1;
     }
 
-    /// A client connects, and asks.
+    /// A client connects, and sends a request.
     fn call(&mut self, service: usize) {
         let client = self.next_client();
         let conn = lock(&self.world.net).connect(client_address(client), 2 * service as u16 + 1);
@@ -112,7 +112,7 @@ impl Stage {
         self.world.run(1, 1 + self.rng.below(50_000));
     }
 
-    /// Everybody asks, but nobody more than the service that must lose nothing takes.
+    /// All clients send requests, but none more than the service that must lose nothing can take.
     fn bustle(&mut self) {
         let unanswered = self.asked[STAYS] - self.world.metrics.service(STAYS).replied;
         if unanswered < 3 && self.rng.chance(400) {
@@ -155,7 +155,7 @@ impl Stage {
 }
 
 /// Whatever happens to the other service, at any step: this one loses nothing, and the accounts of both
-/// balance at every instant (which `run` checks).
+/// balance at all times (which `run` checks).
 #[test]
 fn a_service_comes_changes_and_goes_at_any_step() {
     for seed in 0..24 {
@@ -180,7 +180,7 @@ fn a_service_comes_changes_and_goes_at_any_step() {
                 }
             }
             stage.change_in_steps(|stage| {
-                // Never more than the untouched service takes, so that nothing of it may be lost.
+                // Never more than the unchanged service takes, so that none of its requests may be lost.
                 let idle = stage.world.under_way(STAYS) == 0;
                 if idle && stage.rng.chance(500) {
                     stage.ask(STAYS);
@@ -219,12 +219,12 @@ fn a_service_comes_changes_and_goes_at_any_step() {
 fn the_credit_of_a_new_version_is_known_when_it_comes() {
     for seed in 0..24 {
         let mut stage = Stage::new(2, seed, false);
-        // The worker that has the only mqueue gives the credit back in every turn.
+        // The worker that has the only mqueue returns the credit in every turn.
         let mut spec = stage.world.topology().services[CHANGES].clone();
         spec.mqueues = 1;
         let mut slots = 64;
         for _ in 0..4 {
-            // What nobody asks in the meantime cannot get lost; by now everybody knows of this version.
+            // Without requests nothing can be lost meanwhile; by now every worker knows this version.
             stage.world.run(40, 100_000);
             slots ^= 64 ^ 128;
             spec.slots = slots;
@@ -248,7 +248,7 @@ fn the_credit_of_a_new_version_is_known_when_it_comes() {
     }
 }
 
-/// Connections move over to a service that speaks as the old one does, with what they wait for; or they
+/// Connections move over to a service with the same framing, with their outstanding replies; or they
 /// are closed after their replies.
 #[test]
 fn connections_stay_or_are_closed_after_their_replies() {
@@ -259,7 +259,7 @@ fn connections_stay_or_are_closed_after_their_replies() {
             stage.call(CHANGES);
         }
         stage.world.run(10, 1000);
-        assert!(stage.world.under_way(CHANGES) > 0, "something is under way");
+        assert!(stage.world.under_way(CHANGES) > 0, "requests are in flight");
         stage.world.put(spec, CHANGES, Keeps::all(keeps), 50 * MS);
         stage.change_in_steps(|_| {});
         stage.world.run(60, 100_000);
@@ -277,7 +277,7 @@ fn connections_stay_or_are_closed_after_their_replies() {
     }
 }
 
-/// What a service does not answer in time has its reason, and the change ends all the same.
+/// Requests that a service does not answer in time are dropped with a reason, and the change completes all the same.
 #[test]
 fn a_stuck_service_is_let_go_after_its_time() {
     let mut stage = Stage::new(2, 3, true);
@@ -297,7 +297,7 @@ fn a_stuck_service_is_let_go_after_its_time() {
     assert!(counted.dropped(DropReason::DrainTimeout) > 0);
 }
 
-/// What nobody lets go of (another worker does not get to it) costs those that have nothing left of it nothing.
+/// Resources that are not released (because another worker is not run) do not affect workers that have released theirs.
 #[test]
 fn workers_sleep_beside_a_service_that_is_expired_and_kept() {
     let mut stage = Stage::new(2, 3, false);
@@ -319,7 +319,7 @@ fn workers_sleep_beside_a_service_that_is_expired_and_kept() {
     stage.change_in_steps(|_| {});
 }
 
-/// A life of a service's accelerator ends as planned, at any step: whoever asks it meanwhile is answered, by this life or
+/// An accelerator generation ends as planned, at any step: requests that arrive meanwhile are answered, by this generation or
 /// by the next one, and the workers sleep while they wait.
 #[test]
 fn a_held_service_loses_nothing_at_any_step() {
@@ -333,7 +333,7 @@ fn a_held_service_loses_nothing_at_any_step() {
             }
             let told = stage.world.hold(STAYS, 0, 1000 * MS);
             if stage.rng.chance(200) {
-                // It goes on after all, however far it was.
+                // The hold is cancelled, however far it was.
                 for _ in 0..stage.rng.below(60) {
                     stage.bustle();
                 }
@@ -366,7 +366,7 @@ fn a_held_service_loses_nothing_at_any_step() {
     }
 }
 
-/// Nothing waits for ever: without a next life the ports are read again, and what comes is told why nobody is there.
+/// Nothing waits forever: without a next generation the ports are read again, and requests are dropped with the reason.
 #[test]
 fn a_hold_ends_when_no_next_life_comes() {
     for workers in 1..=3 {
@@ -396,7 +396,7 @@ fn a_hold_ends_when_no_next_life_comes() {
     }
 }
 
-/// A drain, and the service's own change, end a hold at once, and lose nothing that was accepted.
+/// A drain, and the service's own change, end a hold immediately, and lose nothing that was accepted.
 #[test]
 fn a_drain_and_a_change_end_a_hold() {
     for seed in 0..24 {
@@ -436,7 +436,7 @@ fn a_drain_and_a_change_end_a_hold() {
     }
 }
 
-/// A service changes whose next version's accelerator comes when the last one's is gone: who asks meanwhile is answered.
+/// A service changes, and the next version's accelerator starts after the last one's has ended: requests that arrive meanwhile are answered.
 #[test]
 fn a_version_that_waits_for_its_accelerator_loses_nothing() {
     for seed in 0..24 {
@@ -464,8 +464,8 @@ fn a_version_that_waits_for_its_accelerator_loses_nothing() {
     }
 }
 
-/// However long the other services of a change take: a version that comes held has its whole time from the switch, and
-/// nothing shows of it before, so that a change that is undone leaves nothing behind.
+/// However long the other services of a change take: a new version that starts paused has its full time from the switch, and
+/// has no effect before, so that a change that is undone leaves nothing behind.
 #[test]
 fn the_hold_of_a_version_that_comes_counts_from_the_switch() {
     const WORKERS: usize = 2;
@@ -498,7 +498,7 @@ fn the_hold_of_a_version_that_comes_counts_from_the_switch() {
     }
 }
 
-/// A hold that ends by time finds connections whose requests have long been there, and reads them.
+/// A hold that ends by its time limit finds connections whose requests arrived long ago, and reads them.
 #[test]
 fn whoever_could_not_be_heard_was_not_idle() {
     let mut stage = Stage::new(1, 11, true);

@@ -1,5 +1,5 @@
-//! The checks are checked: an engine that breaks a promise must be caught. Since the engine keeps
-//! them, something between it and its network breaks them instead.
+//! Tests of the checks: an engine that breaks a promise must be caught. Since the engine keeps
+//! them, a wrapper between it and its network breaks them instead.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,12 +10,12 @@ use wire::nic::{
     TxBatch, Written,
 };
 
-/// What is done to the traffic between engine and network.
+/// Manipulations of the traffic between engine and network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sabotage {
-    /// Nothing: the wrapper itself does no harm.
+    /// None: the wrapper itself does no harm.
     None,
-    /// A reply goes to whoever got the last one.
+    /// A reply goes to the recipient of the previous one.
     RedirectReply,
     /// A reply leaves twice.
     RepeatReply,
@@ -35,11 +35,11 @@ enum Sabotage {
     SpoilStream,
     /// A stream is closed in order although bytes are still to be written.
     CloseEarly,
-    /// Datagrams that the socket dropped are not told.
+    /// Datagrams that the socket dropped are not reported.
     HideOverflow,
 }
 
-/// A network that breaks one promise, every so often.
+/// A network that breaks one promise at intervals.
 struct Saboteur {
     inner: SimNic,
     sabotage: Sabotage,
@@ -207,9 +207,9 @@ fn a_wrapper_that_does_nothing_is_not_accused() {
 #[test]
 fn every_sabotage_is_caught() {
     for (sabotage, evidence) in [
-        (Sabotage::RedirectReply, &["leaves by", "nobody asked for"][..]),
-        (Sabotage::RepeatReply, &["second reply", "nobody asked for"]),
-        (Sabotage::WrongSource, &["nobody asked for"]),
+        (Sabotage::RedirectReply, &["leaves by", "unsolicited"][..]),
+        (Sabotage::RepeatReply, &["second reply", "unsolicited"]),
+        (Sabotage::WrongSource, &["unsolicited"]),
         (Sabotage::SpoilReply, &["garbled reply", "to no request", "should be"]),
         (Sabotage::LoseReply, &["replies"]),
         (Sabotage::RepeatRequest, &["requests", "reached kernels", "second reply"]),

@@ -1,7 +1,7 @@
-//! Every reason for which a message can be lost, provoked on purpose, one at a time.
+//! Every reason for which a message can be lost, provoked one at a time.
 //!
-//! The scenes run the real engine; every turn is checked by the simulator, so each of these tests
-//! also says that the accounting holds while the reason occurs.
+//! The scenes run the real engine; the simulator checks every turn, so each of these tests
+//! also checks the accounting while the reason occurs.
 
 mod scene;
 
@@ -88,7 +88,7 @@ fn a_dead_block_loses_its_requests_and_leaves_nobody() {
 fn impossible_ring_words_end_an_mqueue() {
     let mut script = script(Framing::LengthU16);
     script.behaviour().scribble_after = Some(0);
-    // Scribbles hit or miss.
+    // Overwrites may or may not hit a relevant word.
     script.service().request_timeout_ms = 3_600_000;
     let mut scene = script.play();
     scene.ask(request(0));
@@ -160,7 +160,7 @@ fn a_dropped_request_ends_its_connection_in_its_turn() {
     assert_eq!(scene.read(caller), PeerRead::Closed);
     // provokes: kernel_drop, client_gone
     assert_eq!(scene.dropped(DropReason::KernelDrop), 1);
-    assert_eq!(scene.dropped(DropReason::ClientGone), 1, "the third has nobody to go to");
+    assert_eq!(scene.dropped(DropReason::ClientGone), 1, "the third reply has no client");
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn early_replies_have_bounded_memory() {
         Behaviour { late: 1000, late_ns: 5 * MS, only_block: Some(0), ..Behaviour::default() };
     let mut scene = script.play();
     let caller = scene.connect();
-    // By turns: the first goes to the slow block, the second overtakes it, the third waits behind.
+    // In turn: the first goes to the slow block, the second overtakes it, the third waits behind.
     for sequence in 0..4 {
         scene.call(caller, request(sequence));
         scene.run(3);
@@ -239,7 +239,7 @@ fn early_replies_have_bounded_memory() {
     // provokes: reply_memory
     assert_eq!(scene.dropped(DropReason::ReplyMemory), 1);
     scene.wait_ms(15);
-    assert_eq!(scene.replied(), 3, "those before it are answered, then the connection ends");
+    assert_eq!(scene.replied(), 3, "earlier requests are answered, then the connection ends");
     assert!(lock(&scene.world.net).is_over(caller.conn));
 }
 
@@ -251,7 +251,7 @@ fn a_refused_send_is_counted() {
     scene.run(5);
     // provokes: send_failed
     assert_eq!(scene.dropped(DropReason::SendFailed), 1);
-    // A socket that stays full loses what waits, in the end.
+    // A socket that stays full eventually loses the waiting replies.
     scene.faults(Faults { full_send: 1000, ..Faults::default() });
     scene.ask(request(0));
     scene.wait_ms(99);
@@ -376,11 +376,11 @@ fn a_late_answer_of_a_backend_is_passed_over() {
     scene.ask(question(0));
     scene.wait_ms(140);
     assert_eq!(scene.world.metrics.service(0).backend_timeouts, 1);
-    assert_eq!(scene.replied(), 1, "the kernel answers without it");
+    assert_eq!(scene.replied(), 1, "the kernel replies without it");
     scene.wait_ms(20);
     // provokes: backend_late
     assert_eq!(scene.dropped(DropReason::BackendLate), 1);
-    // The stream is in step again.
+    // The stream is in sync again.
     scene.backend.as_mut().unwrap().habits = BackendHabits::SOUND;
     scene.ask(question(0));
     scene.wait_ms(5);
@@ -412,7 +412,7 @@ fn an_answer_that_nobody_asked_for_ends_the_connection() {
     assert_eq!(scene.replied(), 1);
 }
 
-/// Several questions on one connection of a backend that answers twice, or answers what was asked before.
+/// Several requests on one connection of a backend that answers twice, or sends earlier answers.
 #[test]
 fn an_answer_to_another_key_ends_the_connection() {
     let twice = BackendHabits { unasked: 1000, ..BackendHabits::SOUND };
@@ -445,7 +445,7 @@ fn an_answer_to_another_key_ends_the_connection() {
     }
 }
 
-/// Several questions of one block are in flight on one socket, and some of their answers come after the next questions.
+/// Several requests of one block are in flight on one socket, and some of their answers arrive after the next requests.
 #[test]
 fn datagrams_find_their_questions_by_the_id() {
     let mut script = script(Framing::LengthU16);
@@ -496,10 +496,10 @@ fn whoever_has_answered_is_asked_again_at_once_though_the_connection_ended() {
         (counted.backend_sent, counted.backend_failures, counted.replied)
     };
     assert_eq!(ask(&mut scene), (1, 1, 1));
-    assert_eq!(ask(&mut scene), (2, 2, 2), "it was there, and too long again");
+    assert_eq!(ask(&mut scene), (2, 2, 2), "it was reachable, and its answer too long again");
     scene.backend.as_mut().unwrap().habits = BackendHabits::SOUND;
     assert_eq!(ask(&mut scene), (3, 2, 3));
-    // While nobody waits for it.
+    // While no request waits for it.
     scene.backend.as_mut().unwrap().hang_up(&mut lock(&scene.world.net));
     scene.run(3);
     assert_eq!(ask(&mut scene), (4, 3, 4));
@@ -571,7 +571,7 @@ fn datagrams_from_ports_of_the_server_get_no_answer() {
         // provokes: looped_source
         assert_eq!(scene.dropped(DropReason::LoopedSource), 2, "{ip:?}");
         let counted = scene.world.metrics.service(0);
-        assert_eq!(counted.received, 2, "{ip:?}: those of others are requests");
+        assert_eq!(counted.received, 2, "{ip:?}: datagrams from other ports are requests");
     }
 }
 
@@ -629,7 +629,7 @@ fn connections_are_limited() {
     // provokes: connection_limit
     assert_eq!(scene.dropped(DropReason::ConnectionLimit), 1);
     assert_eq!(scene.read(callers[2]), PeerRead::Broken);
-    // A place that is free again is given away again.
+    // A free place is given to the next connection.
     lock(&scene.world.net).peer_close(callers[0].conn, Close::Graceful);
     scene.run(5);
     let late = scene.connect();

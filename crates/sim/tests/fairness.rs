@@ -1,4 +1,4 @@
-//! Whoever wants the credit of a service gets a share of it, however much others want.
+//! Every client gets a share of a service's credit, however much others demand.
 
 mod scene;
 
@@ -10,7 +10,7 @@ use sim::net::lock;
 use wire::framing::Framing;
 use wire::nic::{PortIndex, Transport};
 
-/// Behind the two ports of every scene.
+/// After the two ports of every scene.
 const OTHER_UDP: PortIndex = 2;
 
 /// One mqueue of four slots, which are free again in every turn.
@@ -24,7 +24,7 @@ fn is_answered(scene: &Scene, peer: SocketAddr) -> bool {
     lock(&scene.world.net).take_datagram(peer).is_some()
 }
 
-/// A connection with more calls than there is credit in every turn.
+/// A connection with more requests than there is credit in every turn.
 struct Greedy {
     caller: Caller,
     sequence: u32,
@@ -43,15 +43,15 @@ impl Greedy {
     }
 }
 
-/// A flood of datagrams: five times what a turn has room for.
+/// A flood of datagrams: five times a turn's capacity.
 fn flood(scene: &mut Scene, worker: usize, port: PortIndex) {
     for _ in 0..20 {
         scene.ask_at(worker, port, request(0));
     }
 }
 
-/// Of 80 turns, in each of which `floods` ask for more than there is and one polite client asks over UDP, in how many
-/// that one is answered.
+/// The number of turns, of 80 in each of which `floods` demand more than the capacity and one polite client sends a
+/// request over UDP, in which the polite client is answered.
 fn answered_beside(
     scene: &mut Scene,
     (worker, port): (usize, PortIndex),

@@ -42,12 +42,12 @@ fn a_stuck_block_does_not_take_its_service_with_it() {
             scene.ask(request(0));
             scene.wait_ms(1);
         }
-        // The stuck block looks idle; but it has no room.
+        // The stuck block looks idle, but it has no room.
         assert_eq!(scene.replied() - before, 20, "{dispatch:?}");
     }
 }
 
-/// How long a burst of 64 takes to be answered, in turns, one burst after the other was; every answer takes 1 ms.
+/// Turns until each of consecutive bursts of 64 is answered; every answer takes 1 ms.
 fn bursts(mqueues: u32, count: usize) -> Vec<u32> {
     let mut script = script(Framing::LengthU16);
     script.service().mqueues = mqueues;
@@ -71,14 +71,14 @@ fn bursts(mqueues: u32, count: usize) -> Vec<u32> {
 #[test]
 fn a_burst_for_a_slow_kernel_does_not_wait_in_runs() {
     let took = bursts(16, 6);
-    // Of the first nothing is known: it goes in runs, and some mqueues get nothing.
+    // Nothing is known about the first one: it is dispatched in runs, and some mqueues get nothing.
     let even = bursts(1, 1)[0] / 16;
     assert!(took[0] > even + even / 2, "{took:?}, {even}");
-    // Then it is: four for each of them.
+    // From then on: four for each of them.
     assert!(took[1..].iter().all(|turns| *turns <= even + even / 8), "{took:?}, {even}");
 }
 
-/// How many of the requests that come faster than four blocks can answer are answered in 5 ms, where none is to wait
+/// The number of requests, arriving faster than four blocks can answer, that are answered in 5 ms if none may wait
 /// for longer than this.
 fn answered_under_overload(queue_us_max: u64) -> u64 {
     let mut script = script(Framing::LengthU16);
@@ -104,7 +104,7 @@ fn a_limit_of_the_wait_costs_no_goodput() {
     }
 }
 
-/// A client asks 120 times; one of two blocks answers its part in one go, which has just happened, the other one never.
+/// A client sends 120 requests; one of two blocks has just answered its part in one go, the other one never does.
 fn half_answered() -> Scene {
     let mut script = script(Framing::LengthU16);
     script.another_service(Transport::Udp);
@@ -130,10 +130,10 @@ fn half_answered() -> Scene {
 #[test]
 fn replies_wait_for_more_to_their_client_only_behind_other_work() {
     let mut scene = half_answered();
-    assert_eq!(scene.replied(), 0, "more is under way to their client");
+    assert_eq!(scene.replied(), 0, "more replies to their client are in flight");
     scene.run(1);
     let answered = scene.replied();
-    assert!(answered >= 56, "there was nothing else to do, and {answered} left");
+    assert!(answered >= 56, "the worker was idle, and {answered} left");
     // With work in every turn, 10 us apart.
     let mut scene = half_answered();
     let mut turns = 0;
@@ -144,13 +144,13 @@ fn replies_wait_for_more_to_their_client_only_behind_other_work() {
         assert!(turns <= 21, "they waited for more than 200 us");
     }
     assert!(turns > 10, "they waited for {turns} turns");
-    // Nor does anybody wait in a drain.
+    // Nothing waits in a drain.
     let mut scene = half_answered();
     scene.ask(request(0));
     scene.world.begin_drain();
     scene.run(1);
     assert_eq!(scene.replied(), answered);
-    // Nor is a reply lost that waits when its service goes; its other requests are, by their reason.
+    // A waiting reply is not lost when its service is removed; its other requests are, with a reason.
     let mut scene = half_answered();
     scene.world.remove(0, 0);
     scene.world.follow(0);
@@ -215,7 +215,7 @@ fn a_quiet_command_stays_quiet_across_workers() {
     let counted = scene.world.metrics.service(0);
     assert_eq!((counted.handed_out, scene.dropped(DropReason::KernelDrop)), (1, 1));
     assert_eq!(scene.read(caller), PeerRead::Empty);
-    // The next one is answered in the place that is free now.
+    // The next one is answered in the slot that is free now.
     scene.call(caller, request(1));
     scene.run(10);
     assert!(scene.hear(caller).starts_with(b"VALUE "));
@@ -226,7 +226,7 @@ fn what_is_handed_to_a_sleeper_wakes_it() {
     let mut scene = far_away(Framing::LengthU16).play();
     let caller = scene.connect_to(1);
     scene.wait_ms(3);
-    assert!(!scene.world.is_awake(0), "it has nothing to do");
+    assert!(!scene.world.is_awake(0), "it has no work");
     scene.call(caller, request(0));
     scene.world.advance(10_000);
     scene.world.turn(1);
@@ -246,7 +246,7 @@ fn a_late_reply_does_not_reach_the_next_connection() {
     scene.run(5);
     lock(&scene.world.net).peer_close(first.conn, Close::Reset);
     scene.run(5);
-    // It gets the place of the one that left.
+    // It reuses the slot of the previous one.
     let second = scene.connect();
     scene.wait_ms(10);
     assert_eq!(scene.read(second), PeerRead::Empty);
@@ -271,7 +271,7 @@ fn what_is_with_an_accelerator_ends_with_its_life() {
     scene.run(2);
     scene.ask(request(3));
     scene.wait_ms(10);
-    assert_eq!((scene.replied(), scene.world.under_way(0)), (1, 0), "of the new life alone");
+    assert_eq!((scene.replied(), scene.world.under_way(0)), (1, 0), "only of the new generation");
 }
 
 #[test]
@@ -296,7 +296,7 @@ fn an_accelerator_that_dies_takes_its_own_requests_and_the_others_serve_on() {
         assert_eq!(scene.world.under_way(0), 12);
         scene.world.lose(0, 1, DropReason::AcceleratorLost);
         scene.run(2);
-        // A request for each mqueue at a time: four in six were with the second accelerator.
+    // One request per mqueue at a time: four in six were at the second accelerator.
         assert_eq!(scene.dropped(DropReason::AcceleratorLost), 8, "{workers} {dispatch:?}");
         scene.wait_ms(20);
         assert_eq!(scene.replied(), 4, "{workers} {dispatch:?}");
@@ -308,7 +308,7 @@ fn an_accelerator_that_dies_takes_its_own_requests_and_the_others_serve_on() {
         scene.world.renew(0, 1, Behaviour { delay_ns: (5 * MS, 5 * MS), ..Behaviour::default() });
         scene.world.revive(0, 1);
         scene.run(5);
-        // More than the first accelerator alone has slots for.
+    // More than the slots of the first accelerator alone.
         for n in 0..16 {
             scene.ask_from(n % workers, request(0));
         }
@@ -345,15 +345,15 @@ fn nothing_settles_while_something_crosses() {
     scene.world.advance(0);
     scene.world.turn(1);
     assert_eq!(scene.world.metrics.service(0).handed_out, 1);
-    // The other one follows at once and has handed everything over.
+    // The other one follows immediately and has handed everything over.
     scene.world.drain_worker(1);
     for _ in 0..3 {
         scene.world.advance(2 * MS);
         scene.world.turn(1);
-        assert!(!scene.world.all_settled(), "a request lies between the workers");
+        assert!(!scene.world.all_settled(), "a request is between the workers");
     }
     scene.world.turn(0);
-    assert!(!scene.world.all_settled(), "its reply lies between the workers");
+    assert!(!scene.world.all_settled(), "its reply is between the workers");
     scene.wait_ms(5);
     assert!(scene.world.all_settled());
     scene.world.finish();
@@ -370,7 +370,7 @@ fn nothing_is_taken_once_a_drain_began() {
     scene.run(5);
     let before = scene.world.metrics.service(0);
     assert_eq!((before.received, before.replied), (2, 2));
-    // What has come and was not looked at, and what comes later.
+    // Messages that have arrived and were not read, and later ones.
     scene.call(caller, request(1));
     scene.ask(request(1));
     scene.world.begin_drain();
@@ -393,13 +393,13 @@ fn who_connects_as_a_drain_begins_meets_no_limit() {
     scene.run(3);
     let callers: Vec<_> = (0..8).map(|n| scene.connect_to(n % 2)).collect();
     scene.world.advance(0);
-    // It keeps half of all and passes half on, to one that has not looked when it drains.
+    // It keeps half of all and passes half on, to one that has not polled when it drains.
     scene.world.turn(0);
     scene.world.begin_drain();
     scene.wait_ms(3);
     assert_eq!(scene.dropped(DropReason::ConnectionLimit), 0);
     for caller in callers {
-        assert_ne!(scene.read(caller), PeerRead::Empty, "nobody is left waiting");
+        assert_ne!(scene.read(caller), PeerRead::Empty, "no client is left waiting");
     }
     assert!(scene.world.all_settled());
 }
@@ -454,7 +454,7 @@ fn a_full_window_has_room_for_the_end() {
     let mut scene = script.play();
     let caller = scene.connect();
     let body = scene.call(caller, request(0));
-    // The command line announces a block of unknown length: nothing behind it can be understood.
+    // The command line announces a block of unknown length: nothing after it can be parsed.
     scene.say(caller, b"set key 0 0 x\r\n");
     scene.wait_ms(3);
     let reply = sim::message::reply_payload(Framing::Memcached, &body.reply(), Flavor::Plain);
@@ -547,7 +547,7 @@ fn a_worker_that_sleeps_has_told_the_others_of_its_credit() {
     let mut scene = script.play();
     scene.ask_from(0, request(0));
     live(&mut scene, 2);
-    // The other worker looks while the only mqueue is busy.
+    // The other worker checks while the only mqueue is busy.
     scene.ask_from(1, request(1));
     live(&mut scene, 8);
     assert_eq!((scene.replied(), scene.dropped(DropReason::NoCredit)), (1, 1));

@@ -1,4 +1,4 @@
-//! A small stage for tests with a script: one service, a perfect network, clients that do as told.
+//! A scripted setup for tests: one service, a perfect network, clients under the test's control.
 #![allow(dead_code)] // Each test file uses a part.
 
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ pub(crate) const UDP: u16 = 0;
 /// Port 1 of every scene.
 pub(crate) const TCP: u16 = 1;
 
-/// What a scene starts from; change what the test is about.
+/// The start of a scene; change what the test is about.
 pub(crate) struct Script {
     pub(crate) setup: Setup,
     pub(crate) habits: BackendHabits,
@@ -71,7 +71,7 @@ impl Script {
         &mut self.service().backends[0]
     }
 
-    /// Another service like the first one as it is now, with sound blocks, behind port 2.
+    /// Another service, equal to the first one as it is now, with sound blocks, behind port 2.
     pub(crate) fn another_service(&mut self, transport: Transport) {
         let mut other = self.service().clone();
         other.name = "other".into();
