@@ -102,7 +102,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "count_twice",
         "a message that waits for credit is counted at every attempt",
-        &["crates/sim/tests/drops.rs::what_waits_for_credit_is_dropped_by_a_drain", SEEDS],
+        &["crates/sim/tests/drops.rs::messages_waiting_for_credit_are_dropped_by_a_drain", SEEDS],
     ),
     mutant(
         "count_received_last",
@@ -165,15 +165,12 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "resume_write_late",
         "after a partial write a byte is skipped",
-        &[
-            "crates/sim/tests/promises.rs::what_comes_before_the_end_is_written_before_the_end",
-            SEEDS,
-        ],
+        &["crates/sim/tests/promises.rs::replies_before_the_end_are_written_before_the_end", SEEDS],
     ),
     mutant(
         "close_unflushed",
         "a connection is closed with replies in its output",
-        &["crates/sim/tests/promises.rs::what_comes_before_the_end_is_written_before_the_end"],
+        &["crates/sim/tests/promises.rs::replies_before_the_end_are_written_before_the_end"],
     ),
     mutant(
         "read_once",
@@ -221,7 +218,10 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "outlive_generation",
         "requests of an accelerator generation that ended stay in flight",
-        &["crates/sim/tests/promises.rs::what_is_with_an_accelerator_ends_with_its_life", SEEDS],
+        &[
+            "crates/sim/tests/promises.rs::requests_at_an_accelerator_end_with_its_generation",
+            SEEDS,
+        ],
     ),
     mutant(
         "forget_client",
@@ -250,7 +250,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "sleep_on_mail",
         "a worker sleeps although another worker has handed over a message",
-        &["crates/sim/tests/promises.rs::what_is_handed_to_a_sleeper_wakes_it"],
+        &["crates/sim/tests/promises.rs::a_hand_over_wakes_a_sleeper"],
     ),
     mutant(
         "miss_wakeup",

@@ -23,6 +23,7 @@ const FOLDERS: &[&str] = &[
     "crates/accel/",
     "crates/mqueue-loom/",
     "crates/mutants/",
+    "crates/sim/",
     "crates/sys/",
     "device/",
     "docs/",

@@ -242,7 +242,7 @@ impl Model {
     }
 
     /// The model of the same blocks in the accelerator's next generation.
-    pub fn next_life(
+    pub fn next_generation(
         &mut self,
         behaviour: Behaviour,
         region: (MappedMemory, Vec<RingEntry>),
@@ -265,7 +265,7 @@ impl Model {
     }
 
     /// Marks it as replaced: it is no longer driven and runs between the turns, in a region that is no longer read.
-    pub fn become_ghost(&mut self) {
+    pub fn retire(&mut self) {
         self.ghost = true;
     }
 
@@ -349,12 +349,12 @@ impl Model {
     }
 
     /// Whether `fault` occurs now.
-    fn strikes(&mut self, fault: Fault, per_mille: u32) -> bool {
-        let strikes = self.rng.chance(per_mille);
-        if strikes {
-            lock(&self.net).struck.one(fault);
+    fn occurs(&mut self, fault: Fault, per_mille: u32) -> bool {
+        let occurs = self.rng.chance(per_mille);
+        if occurs {
+            lock(&self.net).fault_counts.one(fault);
         }
-        strikes
+        occurs
     }
 
     fn step_block(&mut self, number: usize) {
@@ -440,11 +440,11 @@ impl Model {
         };
         if let Some((phase, fault)) = end {
             block.phase = phase;
-            lock(&self.net).struck.one(fault);
+            lock(&self.net).fault_counts.one(fault);
         }
         let (low, high) = behaviour.delay_ns;
         let mut due_ns = self.now_ns + self.rng.between(low, high);
-        if self.strikes(Fault::Late, behaviour.late) {
+        if self.occurs(Fault::Late, behaviour.late) {
             due_ns += behaviour.late_ns;
         }
         let mut net = lock(&self.net);
@@ -478,7 +478,7 @@ impl Model {
     /// Handles a message; returns it if a ring is full or the backend has to be asked first.
     fn act(&mut self, number: usize, mut work: Work) -> Option<Work> {
         let behaviour = self.behaviour_of(number);
-        if self.strikes(Fault::Swallow, behaviour.swallow) {
+        if self.occurs(Fault::Swallow, behaviour.swallow) {
             return None;
         }
         let decoded = decode_request(self.role.framing, &work.payload);
@@ -496,9 +496,9 @@ impl Model {
             }
             return Some(work);
         }
-        let rejected = self.strikes(Fault::Reject, behaviour.reject);
-        let bad_length = self.strikes(Fault::Reject, behaviour.bad_length);
-        let too_long = self.strikes(Fault::Reject, behaviour.too_long);
+        let rejected = self.occurs(Fault::Reject, behaviour.reject);
+        let bad_length = self.occurs(Fault::Reject, behaviour.bad_length);
+        let too_long = self.occurs(Fault::Reject, behaviour.too_long);
         let raw = self.role.framing == Framing::Raw;
         let (kind, status) = match ask {
             _ if rejected => (kind::DROP, status::REJECTED),
@@ -509,7 +509,7 @@ impl Model {
             _ => (kind::MESSAGE, status::OK),
         };
         if self.role.replies == Replies::None && kind == kind::MESSAGE {
-            if self.strikes(Fault::Unwanted, behaviour.unwanted) {
+            if self.occurs(Fault::Unwanted, behaviour.unwanted) {
                 self.push(number, work.token, kind, status, b"unwanted");
             }
             return None;
@@ -560,15 +560,15 @@ impl Model {
     /// Writes what no correct kernel writes, besides the reply to `token`.
     fn misbehave(&mut self, number: usize, behaviour: &Behaviour, token: u64, reply: &[u8]) {
         let message = kind::MESSAGE;
-        if self.strikes(Fault::Twice, behaviour.twice) {
+        if self.occurs(Fault::Twice, behaviour.twice) {
             self.push(number, token, message, status::OK, reply);
         }
-        if self.strikes(Fault::Forge, behaviour.forge) {
+        if self.occurs(Fault::Forge, behaviour.forge) {
             // Generations start at 1 and never reach this value.
             let forged = self.rng.draw() | 1 << 63;
             self.push(number, forged, message, status::OK, reply);
         }
-        if self.strikes(Fault::Steal, behaviour.steal) {
+        if self.occurs(Fault::Steal, behaviour.steal) {
             let mqueue = self.role.first_mqueue + self.blocks[number].index;
             let stolen =
                 lock(&self.tokens).iter().rev().find(|(of, _)| *of != mqueue).map(|(_, t)| *t);
@@ -576,15 +576,15 @@ impl Model {
                 self.push(number, stolen, message, status::OK, reply);
             }
         }
-        if !self.inherited.is_empty() && self.strikes(Fault::Replay, behaviour.replay) {
+        if !self.inherited.is_empty() && self.occurs(Fault::Replay, behaviour.replay) {
             let old = self.rng.pick(&self.inherited);
             self.push(number, old, message, status::OK, reply);
         }
-        if self.strikes(Fault::BadKind, behaviour.bad_kind) {
+        if self.occurs(Fault::BadKind, behaviour.bad_kind) {
             let kind = self.rng.between(3, 255) as u8;
             self.push(number, token, kind, status::OK, reply);
         }
-        if self.strikes(Fault::BadHeader, behaviour.bad_header)
+        if self.occurs(Fault::BadHeader, behaviour.bad_header)
             && self.push(number, token, 0, 0, &[])
         {
             self.spoil_header(number);
@@ -623,7 +623,7 @@ impl Model {
             let slots = u64::from(entry.depth) * u64::from(entry.slot_stride) / 8;
             let at = match self.rng.below(4) {
                 _ if self.behaviour.wide && self.rng.chance(500) => {
-                    lock(&self.net).struck.one(Fault::WideScribble);
+                    lock(&self.net).fault_counts.one(Fault::WideScribble);
                     8 * self.rng.below(self.region_bytes() / 8)
                 }
                 0 => entry.head_offset,
@@ -752,7 +752,7 @@ impl Blocks for ModelBlocks {
         let muted = lock(&model.net).muted;
         let spurious = if muted { 0 } else { model.behaviour.spurious };
         for number in 0..model.blocks.len() {
-            if model.strikes(Fault::FalseAlarm, spurious) {
+            if model.occurs(Fault::FalseAlarm, spurious) {
                 model.publish_touch(number);
             }
         }

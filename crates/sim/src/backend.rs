@@ -8,12 +8,12 @@ use wire::nic::{Close, Transport};
 use crate::conn::ConnId;
 use crate::fault::Fault;
 use crate::message::{answer_payload, decode_request, request_wire};
-use crate::net::{Door, Network, PeerRead};
+use crate::net::{Network, PeerRead, Reachability};
 use crate::rng::Rng;
 
-/// Behaviour of a backend. Rates are per mille of the requests, except for `change_door`.
+/// Behaviour of a backend. Rates are per mille of the requests, except for `change_reachability`.
 #[derive(Clone, Copy, Debug)]
-pub struct BackendHabits {
+pub struct BackendBehaviour {
     /// Shortest and longest time an answer takes.
     pub delay_ns: (u64, u64),
     /// An answer takes this much longer.
@@ -35,10 +35,10 @@ pub struct BackendHabits {
     /// Answers with more than fits.
     pub too_long: u32,
     /// At each step, the address may refuse or ignore new connections for a while.
-    pub change_door: u32,
+    pub change_reachability: u32,
 }
 
-impl BackendHabits {
+impl BackendBehaviour {
     /// Answers immediately and correctly.
     pub const SOUND: Self = Self {
         delay_ns: (0, 0),
@@ -51,7 +51,7 @@ impl BackendHabits {
         unasked: 0,
         swap: 0,
         too_long: 0,
-        change_door: 0,
+        change_reachability: 0,
     };
 
     /// Whether all its answers are correct.
@@ -61,7 +61,7 @@ impl BackendHabits {
 }
 
 #[derive(Debug)]
-struct Guest {
+struct Connection {
     conn: ConnId,
     input: Vec<u8>,
     parser: ParseState,
@@ -84,12 +84,12 @@ pub struct Backend {
     framing: Framing,
     max_message_bytes: usize,
     /// What it does.
-    pub habits: BackendHabits,
+    pub behaviour: BackendBehaviour,
     /// Its kernels may also overwrite their requests.
     tolerates_garbage: bool,
     rng: Rng,
-    guests: Vec<Guest>,
-    door: Door,
+    connections: Vec<Connection>,
+    reachability: Reachability,
 }
 
 impl Backend {
@@ -97,7 +97,7 @@ impl Backend {
     pub fn new(
         site: usize,
         spec: &engine::topology::Backend,
-        habits: BackendHabits,
+        behaviour: BackendBehaviour,
         rng: Rng,
     ) -> Self {
         Self {
@@ -105,11 +105,11 @@ impl Backend {
             transport: spec.transport,
             framing: spec.framing,
             max_message_bytes: spec.max_message_bytes as usize,
-            habits,
+            behaviour,
             tolerates_garbage: false,
             rng,
-            guests: Vec::new(),
-            door: Door::Open { after_ns: 0 },
+            connections: Vec::new(),
+            reachability: Reachability::Open { after_ns: 0 },
         }
     }
 
@@ -120,37 +120,37 @@ impl Backend {
 
     /// Closes its connections.
     pub fn hang_up(&mut self, net: &mut Network) {
-        for guest in self.guests.drain(..) {
-            net.peer_close(guest.conn, Close::Graceful);
+        for connection in self.connections.drain(..) {
+            net.peer_close(connection.conn, Close::Graceful);
         }
     }
 
     /// When the next answer is due.
     pub fn due_ns(&self) -> u64 {
-        let first = |guest: &Guest| match guest.answers.front() {
-            _ if !guest.output.is_empty() => Some(0),
-            Some((due_ns, _)) if !guest.hung => Some(*due_ns),
+        let first = |connection: &Connection| match connection.answers.front() {
+            _ if !connection.output.is_empty() => Some(0),
+            Some((due_ns, _)) if !connection.hung => Some(*due_ns),
             _ => None,
         };
-        self.guests.iter().filter_map(first).min().unwrap_or(u64::MAX)
+        self.connections.iter().filter_map(first).min().unwrap_or(u64::MAX)
     }
 
     /// Reads questions and sends the answers that are due.
     pub fn step(&mut self, net: &mut Network) {
-        if self.rng.chance(self.habits.change_door) {
-            self.door = match self.rng.below(6) {
-                0 => Door::Refused { after_ns: self.rng.between(1_000, 2_000_000) },
-                1 => Door::Silent,
-                2 => Door::Unreachable,
-                _ => Door::Open { after_ns: self.rng.between(1_000, 2_000_000) },
+        if self.rng.chance(self.behaviour.change_reachability) {
+            self.reachability = match self.rng.below(6) {
+                0 => Reachability::Refused { after_ns: self.rng.between(1_000, 2_000_000) },
+                1 => Reachability::Silent,
+                2 => Reachability::Unreachable,
+                _ => Reachability::Open { after_ns: self.rng.between(1_000, 2_000_000) },
             };
-            if !matches!(self.door, Door::Open { .. }) {
-                net.struck.one(Fault::BackendDoor);
+            if !matches!(self.reachability, Reachability::Open { .. }) {
+                net.fault_counts.one(Fault::BackendDoor);
             }
-            net.set_door(self.site, self.door);
+            net.set_reachability(self.site, self.reachability);
         }
         while let Some(conn) = net.take_arrived(self.site) {
-            self.guests.push(Guest {
+            self.connections.push(Connection {
                 conn,
                 input: Vec::new(),
                 parser: ParseState::default(),
@@ -162,19 +162,19 @@ impl Backend {
                 over: false,
             });
         }
-        for number in 0..self.guests.len() {
-            if !self.guests[number].over {
+        for number in 0..self.connections.len() {
+            if !self.connections[number].over {
                 self.read(net, number);
                 self.write(net, number);
             }
         }
-        self.guests.retain(|guest| !guest.over);
+        self.connections.retain(|connection| !connection.over);
     }
 
     fn read(&mut self, net: &mut Network, number: usize) {
         loop {
-            let guest = &mut self.guests[number];
-            match net.peer_read(guest.conn, 4096) {
+            let connection = &mut self.connections[number];
+            match net.peer_read(connection.conn, 4096) {
                 PeerRead::Bytes(bytes) if self.transport == Transport::Udp => {
                     if self.framing != Framing::Memcached {
                         self.answer(net, number, &bytes, None);
@@ -189,13 +189,13 @@ impl Backend {
                     }
                 }
                 PeerRead::Bytes(bytes) => {
-                    guest.input.extend(bytes);
+                    connection.input.extend(bytes);
                     self.parse(net, number);
                 }
                 PeerRead::Empty => return,
                 PeerRead::Closed | PeerRead::Broken => {
-                    net.peer_close(guest.conn, Close::Graceful);
-                    guest.over = true;
+                    net.peer_close(connection.conn, Close::Graceful);
+                    connection.over = true;
                     return;
                 }
             }
@@ -205,14 +205,14 @@ impl Backend {
     fn parse(&mut self, net: &mut Network, number: usize) {
         loop {
             let (framing, max) = (self.framing, self.max_message_bytes);
-            let guest = &mut self.guests[number];
-            if guest.over {
+            let connection = &mut self.connections[number];
+            if connection.over {
                 return;
             }
-            match framing.parse_request(&mut guest.parser, &guest.input, max) {
+            match framing.parse_request(&mut connection.parser, &connection.input, max) {
                 Ok(Parsed::Message { consumed, start, end, .. }) => {
-                    let question = guest.input[start..end].to_vec();
-                    guest.input.drain(..consumed);
+                    let question = connection.input[start..end].to_vec();
+                    connection.input.drain(..consumed);
                     self.answer(net, number, &question, None);
                 }
                 Ok(Parsed::Incomplete { .. }) => return,
@@ -238,31 +238,32 @@ impl Backend {
             }
             return;
         };
-        let habits = self.habits;
+        let behaviour = self.behaviour;
         let udp = self.transport == Transport::Udp;
-        let guest = &mut self.guests[number];
-        if net.struck.strikes(&mut self.rng, Fault::BackendHang, habits.hang) {
-            guest.hung |= !udp;
+        let connection = &mut self.connections[number];
+        if net.fault_counts.occurs(&mut self.rng, Fault::BackendHang, behaviour.hang) {
+            connection.hung |= !udp;
             return;
         }
-        if !udp && net.struck.strikes(&mut self.rng, Fault::BackendClose, habits.close) {
+        if !udp && net.fault_counts.occurs(&mut self.rng, Fault::BackendClose, behaviour.close) {
             let how = self.rng.pick(&[Close::Graceful, Close::Reset]);
-            net.peer_close(guest.conn, how);
-            guest.over = true;
+            net.peer_close(connection.conn, how);
+            connection.over = true;
             return;
         }
-        let mut due_ns = net.now_ns() + self.rng.between(habits.delay_ns.0, habits.delay_ns.1);
-        if net.struck.strikes(&mut self.rng, Fault::BackendLate, habits.late) {
-            due_ns += habits.late_ns;
+        let mut due_ns =
+            net.now_ns() + self.rng.between(behaviour.delay_ns.0, behaviour.delay_ns.1);
+        if net.fault_counts.occurs(&mut self.rng, Fault::BackendLate, behaviour.late) {
+            due_ns += behaviour.late_ns;
         }
         let mut payload = answer_payload(self.framing, question, &body);
-        let before = guest.last.replace(payload.clone());
+        let before = connection.last.replace(payload.clone());
         if let Some(before) = before
-            && net.struck.strikes(&mut self.rng, Fault::BackendSwap, habits.swap)
+            && net.fault_counts.occurs(&mut self.rng, Fault::BackendSwap, behaviour.swap)
         {
             payload = before;
         }
-        let in_line = guest.answers.back().map_or(0, |(due_ns, _)| *due_ns);
+        let in_line = connection.answers.back().map_or(0, |(due_ns, _)| *due_ns);
         let due_ns = if udp { due_ns } else { due_ns.max(in_line) };
         let pieces = if frame.is_some() { self.rng.between(1, 3) as usize } else { 1 };
         let reversed = self.rng.chance(if pieces > 1 { 200 } else { 0 });
@@ -275,18 +276,28 @@ impl Backend {
             if reversed {
                 messages.reverse();
             }
-            guest.answers.extend(messages.into_iter().map(|bytes| (due_ns, bytes)));
+            connection.answers.extend(messages.into_iter().map(|bytes| (due_ns, bytes)));
         };
-        if net.struck.strikes(&mut self.rng, Fault::BackendUnasked, habits.unasked) {
+        if net.fault_counts.occurs(&mut self.rng, Fault::BackendUnasked, behaviour.unasked) {
             say(&payload);
         }
         match () {
-            () if net.struck.strikes(&mut self.rng, Fault::BackendGarbage, habits.garbage) => {
+            () if net.fault_counts.occurs(
+                &mut self.rng,
+                Fault::BackendGarbage,
+                behaviour.garbage,
+            ) =>
+            {
                 let garbage =
                     [self.rng.draw().to_le_bytes(), *b"\xff\xff\xff\xff\xff\xff\r\n"].concat();
-                guest.answers.push_back((due_ns, garbage));
+                connection.answers.push_back((due_ns, garbage));
             }
-            () if net.struck.strikes(&mut self.rng, Fault::BackendLong, habits.too_long) => {
+            () if net.fault_counts.occurs(
+                &mut self.rng,
+                Fault::BackendLong,
+                behaviour.too_long,
+            ) =>
+            {
                 say(&vec![b'0'; self.max_message_bytes + 40])
             }
             () => say(&payload),
@@ -294,34 +305,35 @@ impl Backend {
     }
 
     fn write(&mut self, net: &mut Network, number: usize) {
-        let guest = &mut self.guests[number];
-        while let Some((due_ns, bytes)) = guest.answers.pop_front() {
-            if due_ns > net.now_ns() || guest.hung {
-                guest.answers.push_front((due_ns, bytes));
+        let connection = &mut self.connections[number];
+        while let Some((due_ns, bytes)) = connection.answers.pop_front() {
+            if due_ns > net.now_ns() || connection.hung {
+                connection.answers.push_front((due_ns, bytes));
                 break;
             }
             if self.transport == Transport::Udp {
-                net.peer_write(guest.conn, &bytes);
+                net.peer_write(connection.conn, &bytes);
             } else {
-                let cut = net.struck.strikes(&mut self.rng, Fault::BackendCut, self.habits.cut);
-                if cut && guest.cut_after.is_none() {
+                let cut =
+                    net.fault_counts.occurs(&mut self.rng, Fault::BackendCut, self.behaviour.cut);
+                if cut && connection.cut_after.is_none() {
                     let part = self.rng.between(1, bytes.len().max(2) as u64 - 1) as usize;
-                    guest.cut_after = Some(guest.output.len() + part);
+                    connection.cut_after = Some(connection.output.len() + part);
                 }
-                guest.output.extend(bytes);
+                connection.output.extend(bytes);
             }
         }
-        if !guest.output.is_empty() {
-            let most = self.rng.between(1, guest.output.len() as u64) as usize;
-            let most = most.min(guest.cut_after.unwrap_or(most));
-            let count = net.peer_write(guest.conn, &guest.output[..most]);
-            guest.output.drain(..count);
-            if let Some(left) = &mut guest.cut_after {
+        if !connection.output.is_empty() {
+            let most = self.rng.between(1, connection.output.len() as u64) as usize;
+            let most = most.min(connection.cut_after.unwrap_or(most));
+            let count = net.peer_write(connection.conn, &connection.output[..most]);
+            connection.output.drain(..count);
+            if let Some(left) = &mut connection.cut_after {
                 *left -= count;
                 if *left == 0 {
                     let how = self.rng.pick(&[Close::Graceful, Close::Reset]);
-                    net.peer_close(guest.conn, how);
-                    guest.over = true;
+                    net.peer_close(connection.conn, how);
+                    connection.over = true;
                 }
             }
         }

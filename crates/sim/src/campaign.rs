@@ -15,7 +15,7 @@ use wire::DropReason;
 
 use crate::case::Case;
 use crate::causes::is_ever_caused;
-use crate::fault::{Fault, Struck};
+use crate::fault::{Fault, FaultCounts};
 use crate::net::lock;
 use crate::rng::mix;
 use crate::run::{Report, Violation, simulate};
@@ -62,7 +62,7 @@ pub struct Totals {
     /// The engine's losses by reason.
     pub lost: [u64; DropReason::COUNT],
     /// The faults.
-    pub struck: Struck,
+    pub fault_counts: FaultCounts,
     /// Failures by seed.
     pub violations: BTreeMap<u64, Violation>,
 }
@@ -76,7 +76,7 @@ impl Totals {
             virtual_ms: 0,
             counters: BTreeMap::new(),
             lost: [0; DropReason::COUNT],
-            struck: Struck::default(),
+            fault_counts: FaultCounts::default(),
             violations: BTreeMap::new(),
         }
     }
@@ -93,7 +93,7 @@ impl Totals {
         self.trace_hash = self.trace_hash.wrapping_add(mix(report.trace_hash ^ mix(seed)));
         self.events += report.events;
         self.virtual_ms += report.took_ns / 1_000_000;
-        self.struck.add(&report.struck);
+        self.fault_counts.add(&report.fault_counts);
         for service in &report.services {
             for (name, _, value) in service.named() {
                 *self.counters.entry(name).or_default() += value;
@@ -106,7 +106,7 @@ impl Totals {
 
     /// Faults and drop reasons that never occurred, by name.
     pub fn unreached(&self) -> Vec<String> {
-        let quiet = Fault::ALL.iter().filter(|fault| self.struck.count(**fault) == 0);
+        let quiet = Fault::ALL.iter().filter(|fault| self.fault_counts.count(**fault) == 0);
         let faults = quiet.map(|fault| format!("the fault {} never occurred", fault.name()));
         let caused = DropReason::ALL.iter().filter(|reason| is_ever_caused(**reason));
         let lost = caused.filter(|reason| self.lost[**reason as usize] == 0);
@@ -123,7 +123,7 @@ impl Display for Totals {
             self.events, self.trace_hash
         )?;
         let messages = self.counters.iter().map(|(name, value)| (*name, *value));
-        let faults = Fault::ALL.iter().map(|fault| (fault.name(), self.struck.count(*fault)));
+        let faults = Fault::ALL.iter().map(|fault| (fault.name(), self.fault_counts.count(*fault)));
         let losses = DropReason::ALL.iter().zip(self.lost).map(|(r, lost)| (r.name(), lost));
         table(f, "messages", messages)?;
         table(f, "faults", faults)?;

@@ -73,7 +73,7 @@ impl Case {
     pub fn plan(&self) -> Plan {
         let mut plan = Plan::of_seed(self.seed);
         for fault in &self.without.0 {
-            plan.heal(*fault);
+            plan.remove_fault(*fault);
         }
         if let Some(clients) = &self.clients {
             plan.keep_clients(clients);

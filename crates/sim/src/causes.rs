@@ -7,20 +7,20 @@ use wire::framing::Framing;
 use wire::nic::Transport;
 
 use crate::change::Keeps;
-use crate::client::Taste;
-use crate::lives::Rebirth;
-use crate::memory_client::MemoryManner;
+use crate::client::RequestMix;
+use crate::generations::Restart;
 use crate::plan::Plan;
+use crate::shm_client::ShmBehaviour;
 use crate::stream_client::StreamClient;
 
 const MS: u64 = 1_000_000;
 
 impl Plan {
-    fn tastes(&self, service: usize) -> impl Iterator<Item = &Taste> {
+    fn request_mixes(&self, service: usize) -> impl Iterator<Item = &RequestMix> {
         let datagrams = self.datagram_clients.iter().filter(move |c| c.service == service);
-        let streams = self.streams(service).map(|c| &c.taste);
+        let streams = self.streams(service).map(|c| &c.request_mix);
         let memory = self.memory_clients.iter().filter(move |c| c.service == service);
-        datagrams.map(|c| &c.taste).chain(streams).chain(memory.map(|c| &c.taste))
+        datagrams.map(|c| &c.request_mix).chain(streams).chain(memory.map(|c| &c.request_mix))
     }
 
     /// Whether the service is replaced by another version.
@@ -31,8 +31,8 @@ impl Plan {
     /// Whether shared-memory clients of a service leave or are disconnected, and whether they scribble.
     fn memory_faults(&self, service: usize) -> (bool, bool) {
         let of_service = self.memory_clients.iter().filter(move |c| c.service == service);
-        let hostile = |m: &MemoryManner| m.bad_kind > 0 || m.scribble_after.is_some();
-        let faults = of_service.map(|c| (c.manner.leave > 0, hostile(&c.manner)));
+        let hostile = |m: &ShmBehaviour| m.bad_kind > 0 || m.scribble_after.is_some();
+        let faults = of_service.map(|c| (c.behaviour.leave > 0, hostile(&c.behaviour)));
         faults.fold((false, false), |(l, h), (left, hostile)| (l | left | hostile, h | hostile))
     }
 
@@ -57,7 +57,7 @@ impl Plan {
         let reasons = counted.dropped_requests() - gone + counted.dropped(DropReason::BadFraming);
         let left = self.memory_faults(service).0
             || self.is_reloaded(service)
-            || self.streams(service).any(|c| c.manner.fates.are_rough());
+            || self.streams(service).any(|c| c.behaviour.endings.are_rough());
         first.or((gone > 0 && reasons == 0 && !left).then_some(DropReason::ClientGone))
     }
 }
@@ -93,20 +93,20 @@ const CAUSES: &[(DropReason, Cause)] = {
         // Streams wait for credit.
         (R::NoCredit, |s| s.datagrams()),
         (R::HandoverFull, |s| s.datagrams() && s.workers() > 1),
-        (R::NoAccelerator, |s| s.is_wicked()),
+        (R::NoAccelerator, |s| s.is_faulty()),
         (R::AcceleratorLost, |s| s.ends_for(R::AcceleratorLost)),
         (R::AcceleratorStalled, |s| s.ends_for(R::AcceleratorStalled)),
         (R::Reconfiguring, |s| s.ends_for(R::Reconfiguring) && s.ends_unheld()),
         (R::QueueTime, |s| s.spec().queue_us_max > 0),
         // Even a sound backend may be unreachable for a while, and requests queue behind it.
-        (R::RequestTimeout, |s| s.is_wicked() || s.backends() || s.is_crowded()),
-        (R::StaleToken, |s| s.is_wicked() || s.backends() || s.is_reloaded() || s.is_crowded()),
+        (R::RequestTimeout, |s| s.is_faulty() || s.backends() || s.is_crowded()),
+        (R::StaleToken, |s| s.is_faulty() || s.backends() || s.is_reloaded() || s.is_crowded()),
         (R::DrainTimeout, |s| s.is_reloaded()),
         (R::Draining, |s| s.leaves_clients()),
         (R::BadLength, |s| s.drops()),
         (R::KernelDrop, |s| s.drops()),
         (R::ConsumedDrop, |s| s.drops() && s.wants_no_replies()),
-        (R::ReplyTooLong, |s| s.is_wicked()),
+        (R::ReplyTooLong, |s| s.is_faulty()),
         (R::ReplyRatio, |s| s.datagrams() && s.has_reply_ratio()),
         (R::ReplyUnframable, |s| {
             s.likes(|t| t.unframable) || s.plan.setup.behaviours[s.service].corrupts()
@@ -118,14 +118,14 @@ const CAUSES: &[(DropReason, Cause)] = {
             s.is_hostile() || s.streams() && s.limits().early_reply_bytes < 1 << 20
         }),
         (R::SendFailed, |s| s.plan.faults.refuse_send > 0 || s.plan.faults.full_send > 0),
-        (R::MqueueDead, |s| s.is_wicked()),
-        (R::BadMessage, |s| s.is_wicked()),
-        (R::UnwantedReply, |s| s.is_wicked() && s.wants_no_replies()),
+        (R::MqueueDead, |s| s.is_faulty()),
+        (R::BadMessage, |s| s.is_faulty()),
+        (R::UnwantedReply, |s| s.is_faulty() && s.wants_no_replies()),
         (R::BackendLate, |s| s.backends()),
-        (R::BackendProtocol, |s| s.is_wicked() && s.backends()),
-        (R::BackendUnasked, |s| s.is_wicked() && s.backends() || s.has_late_datagrams()),
-        (R::BackendTooLong, |s| s.is_wicked() && s.backends()),
-        (R::BackendMismatch, |s| s.is_wicked() && s.backends() || s.has_late_datagrams()),
+        (R::BackendProtocol, |s| s.is_faulty() && s.backends()),
+        (R::BackendUnasked, |s| s.is_faulty() && s.backends() || s.has_late_datagrams()),
+        (R::BackendTooLong, |s| s.is_faulty() && s.backends()),
+        (R::BackendMismatch, |s| s.is_faulty() && s.backends() || s.has_late_datagrams()),
     ]
 };
 
@@ -156,27 +156,27 @@ impl Scene<'_> {
     }
 
     fn is_rough(&self) -> bool {
-        self.plan.streams(self.service).any(|c| c.manner.fates.are_rough())
+        self.plan.streams(self.service).any(|c| c.behaviour.endings.are_rough())
     }
 
     fn is_bogus(&self) -> bool {
-        self.plan.streams(self.service).any(|c| c.manner.bogus > 0)
+        self.plan.streams(self.service).any(|c| c.behaviour.bogus > 0)
     }
 
     /// Whether a client reads nothing.
     fn is_deaf(&self) -> bool {
-        self.plan.streams(self.service).any(|c| c.manner.read_max == 0)
+        self.plan.streams(self.service).any(|c| c.behaviour.read_max == 0)
     }
 
-    fn likes(&self, rate: fn(&Taste) -> u32) -> bool {
-        self.plan.tastes(self.service).any(|taste| rate(taste) > 0)
+    fn likes(&self, rate: fn(&RequestMix) -> u32) -> bool {
+        self.plan.request_mixes(self.service).any(|request_mix| rate(request_mix) > 0)
     }
 
     fn is_hostile(&self) -> bool {
         self.plan.memory_faults(self.service).1
     }
 
-    fn is_wicked(&self) -> bool {
+    fn is_faulty(&self) -> bool {
         !self.plan.sound[self.service]
     }
 
@@ -194,13 +194,13 @@ impl Scene<'_> {
     }
 
     fn ends_for(&self, reason: DropReason) -> bool {
-        self.plan.rebirths.iter().any(|r| r.service == self.service && r.reason == reason)
+        self.plan.restarts.iter().any(|r| r.service == self.service && r.reason == reason)
     }
 
     /// A service that is paused first has no requests in the generation that ends.
     fn ends_unheld(&self) -> bool {
-        let unheld = |r: &Rebirth| r.hold_ns.is_none() || r.overdue;
-        self.plan.rebirths.iter().any(|r| r.service == self.service && unheld(r))
+        let unheld = |r: &Restart| r.hold_ns.is_none() || r.overdue;
+        self.plan.restarts.iter().any(|r| r.service == self.service && unheld(r))
     }
 
     fn backends(&self) -> bool {
@@ -218,7 +218,7 @@ impl Scene<'_> {
     fn drops(&self) -> bool {
         let corrupt = self.plan.faults.corrupt > 0 && self.datagrams();
         let asked = self.likes(|t| t.drops) || self.likes(|t| t.junk);
-        asked || corrupt || self.is_hostile() || self.is_wicked()
+        asked || corrupt || self.is_hostile() || self.is_faulty()
     }
 
     fn wants_no_replies(&self) -> bool {

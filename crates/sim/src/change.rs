@@ -15,7 +15,7 @@ use wire::nic::{Nic, PortIndex};
 use crate::net::{Network, lock};
 use crate::nic::SimSocket;
 use crate::rng::Rng;
-use crate::world::{World, share_out};
+use crate::world::{World, prepare_service};
 
 /// What the next version of a service takes over.
 #[derive(Clone, Copy, Debug)]
@@ -125,8 +125,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         self.begin(service, Some(keeps), drain_ns);
     }
 
-    /// Pauses the new service until [`World::revive`] reports that its first accelerator runs.
-    pub fn hold_newcomer(&mut self, drain_ns: u64) {
+    /// Pauses the new service until [`World::resume_blocks`] reports that its first accelerator runs.
+    pub fn hold_new_version(&mut self, drain_ns: u64) {
         let change = self.change.as_mut().expect("a change has begun");
         change.installs.iter_mut().flatten().for_each(|install| install.pause(0, drain_ns));
     }
@@ -137,14 +137,14 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     }
 
     /// The engine is about to end: the old version is not waited for, and not released.
-    pub fn give_up_change(&mut self) {
+    pub fn abandon_change(&mut self) {
         assert!(self.is_switched(), "the change is complete on no worker or on all");
         self.change = None;
     }
 
     /// The slot for new shared-memory clients of a service. There is none while the workers switch one
     /// after the other, or if the service does not exist.
-    pub fn memory_door(&self, service: usize) -> Option<u16> {
+    pub fn shm_slot(&self, service: usize) -> Option<u16> {
         match &self.change {
             Some(change) if !self.is_switched() && change.switches() => None,
             Some(change) if change.service == service && !self.is_switched() => change.leaves,
@@ -178,10 +178,10 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             if old.is_none() {
                 let limits = &self.topology.limits;
                 let listens: Vec<_> = self.topology.ports().map(|(_, l)| l).collect();
-                for seat in installs.iter_mut().flatten() {
+                for install in installs.iter_mut().flatten() {
                     for port in &ports {
                         let listen = listens[usize::from(*port)];
-                        seat.add_port(*port, (listen.transport, listen.address), limits, ());
+                        install.add_port(*port, (listen.transport, listen.address), limits, ());
                     }
                 }
             }
@@ -221,12 +221,12 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
 
     /// Each worker's shares of the service as it is now, in a new region.
     fn prepare(&mut self, service: usize, slot: u16) -> Vec<Option<ServiceInstall<()>>> {
-        let shared = share_out(&self.setup, service, &self.net, &mut self.rng);
+        let shared = prepare_service(&self.setup, service, &self.net, &mut self.rng);
         self.words.extend(shared.words);
         for (worker, models) in shared.models.into_iter().enumerate() {
             for model in models {
                 self.models.push(model);
-                self.seats.push((worker, service));
+                self.model_owners.push((worker, service));
                 self.model_slots.push(slot);
             }
         }
@@ -281,7 +281,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             for index in (0..self.models.len()).rev() {
                 if self.model_slots[index] == slot {
                     self.models.remove(index);
-                    self.seats.remove(index);
+                    self.model_owners.remove(index);
                     self.model_slots.remove(index);
                 }
             }

@@ -13,7 +13,7 @@ use crate::rng::Rng;
 
 /// The mix of a client's requests. Rates are per mille of the requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Taste {
+pub struct RequestMix {
     /// How messages are delimited.
     pub framing: Framing,
     /// The service's longest request.
@@ -38,7 +38,7 @@ pub struct Taste {
     pub heavy: u32,
 }
 
-impl Taste {
+impl RequestMix {
     /// A request of `client`. Its filler is valid for the framing.
     pub fn request(&self, rng: &mut Rng, client: u32, sequence: u32) -> (Body, Flavor) {
         let ask = match () {
@@ -92,7 +92,7 @@ pub struct DatagramClient {
     /// The address it sends to, if the port has several.
     pub local: IpAddr,
     /// Its request mix.
-    pub taste: Taste,
+    pub request_mix: RequestMix,
     /// Requests still to send.
     pub left: u32,
     /// Maximum number of requests per burst.
@@ -138,22 +138,23 @@ impl DatagramClient {
     }
 
     fn send(&mut self, net: &mut Network) {
-        if net.struck.strikes(&mut self.rng, Fault::Junk, self.taste.junk) {
+        if net.fault_counts.occurs(&mut self.rng, Fault::Junk, self.request_mix.junk) {
             let len = self.rng.below(40) as usize;
             let junk: Vec<u8> = (0..len).map(|_| self.rng.draw() as u8).collect();
             return net.send_datagram(self.peer, self.port, self.local, &junk);
         }
-        let (mut body, flavor) = self.taste.request(&mut self.rng, self.id, self.sequence);
+        let (mut body, flavor) = self.request_mix.request(&mut self.rng, self.id, self.sequence);
         if flavor != Flavor::Quiet
-            && net.struck.strikes(&mut self.rng, Fault::LongRequest, self.taste.too_long)
+            && net.fault_counts.occurs(&mut self.rng, Fault::LongRequest, self.request_mix.too_long)
         {
-            body.filler = self.taste.max_message_bytes as u32 + 1;
+            body.filler = self.request_mix.max_message_bytes as u32 + 1;
         }
         self.sequence += 1;
         let route = net.route(self.peer, self.port, self.local);
         net.ledger.ask(self.service, body, Some(route));
-        let payload = request_payload(self.taste.framing, &body, flavor);
-        if self.forges > 0 && net.struck.strikes(&mut self.rng, Fault::OwnSource, self.forges) {
+        let payload = request_payload(self.request_mix.framing, &body, flavor);
+        if self.forges > 0 && net.fault_counts.occurs(&mut self.rng, Fault::OwnSource, self.forges)
+        {
             let source = net.own_source(&mut self.rng);
             net.send_datagram(source, self.port, self.local, &payload);
         }

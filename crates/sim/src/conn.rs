@@ -47,7 +47,7 @@ pub(crate) struct Pipe {
 
 impl Pipe {
     /// Whether a read would return something new.
-    pub(crate) fn has_news(&self) -> bool {
+    pub(crate) fn has_input(&self) -> bool {
         !self.ready.is_empty() || !self.datagrams.is_empty() || self.ended || self.broken
     }
 

@@ -132,7 +132,7 @@ faults! {
     /// A backend answers with more than fits.
     BackendLong = "backend-long";
     /// A backend refuses connections, ignores them, or is unreachable.
-    BackendDoor = "backend-door";
+    BackendDoor = "backend-reachability";
     /// A shared-memory client does not read its outcomes.
     MemoryDeaf = "memory-deaf";
     /// A shared-memory client's process ends while requests are in flight.
@@ -191,25 +191,25 @@ impl Display for FaultSet {
 
 /// How often each kind of fault occurred.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Struck([u64; Fault::ALL.len()]);
+pub struct FaultCounts([u64; Fault::ALL.len()]);
 
-impl Default for Struck {
+impl Default for FaultCounts {
     fn default() -> Self {
         Self([0; Fault::ALL.len()])
     }
 }
 
-impl Struck {
+impl FaultCounts {
     /// Counts one.
     pub fn one(&mut self, fault: Fault) {
         self.0[fault as usize] += 1;
     }
 
     /// Whether a fault with a rate of `per_mille` occurs now; counts it.
-    pub fn strikes(&mut self, rng: &mut Rng, fault: Fault, per_mille: u32) -> bool {
-        let strikes = rng.chance(per_mille);
-        self.0[fault as usize] += u64::from(strikes);
-        strikes
+    pub fn occurs(&mut self, rng: &mut Rng, fault: Fault, per_mille: u32) -> bool {
+        let occurs = rng.chance(per_mille);
+        self.0[fault as usize] += u64::from(occurs);
+        occurs
     }
 
     /// How often `fault` occurred.

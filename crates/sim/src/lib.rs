@@ -75,7 +75,7 @@
 //! | `backend-unasked` | `backend.rs` | each request has one answer: `backend_unasked`, `backend_mismatch`; with a key it is the right one |
 //! | `backend-swap` | `backend.rs` | each request has one answer: `backend_mismatch`; with a key it is the right one |
 //! | `backend-long` | `backend.rs` | each request has one answer: `backend_too_long` |
-//! | `backend-door` | `backend.rs`, `net.rs` | each request has one answer |
+//! | `backend-reachability` | `backend.rs`, `net.rs` | each request has one answer |
 //! | `memory-deaf` | `shm_client.rs` | content: every request taken has one outcome |
 //! | `memory-leave` | `shm_client.rs` | sum, cause: `client_gone` |
 //! | `memory-kind` | `shm_client.rs` | cause: `bad_framing`; no other client is affected |
@@ -96,10 +96,9 @@ pub mod change;
 pub mod client;
 mod conn;
 pub mod fault;
-mod healing;
+mod fault_removal;
+pub mod generations;
 pub mod ledger;
-pub mod lives;
-pub mod memory_client;
 pub mod message;
 pub mod net;
 pub mod nic;
@@ -107,6 +106,7 @@ pub mod plan;
 mod probe;
 pub mod rng;
 pub mod run;
+pub mod shm_client;
 pub mod stream_client;
 pub mod trace;
 pub mod world;

@@ -11,18 +11,18 @@ use sim::fault::{Fault, FaultSet};
 
 const USAGE: &str = "usage: serval-sim [--seed N] [--seeds N] [--minutes M] [--jobs J] [OPTION...]
   --seed N         first seed (default 1)
-  --seeds N        how many seeds, one after the other (default 1 with --seed, else 1000)
-  --minutes M      begin no seed after this time, however many were asked for
-  --jobs J         threads (default: as many as there are cores)
-  --keep-going     go on after a seed that fails
-  --no-shrink      do not look for a smaller case of a seed that fails
-  --coverage       fail also when some fault never struck or some loss never happened
+  --seeds N        number of consecutive seeds (default 1 with --seed, else 1000)
+  --minutes M      start no seed after this time
+  --jobs J         threads (default: one per core)
+  --keep-going     continue after a seed that fails
+  --no-shrink      do not reduce the case of a seed that fails
+  --coverage       fail also if a fault or a drop reason never occurred
   --trace          print the plan and every event to stderr
   --faults         list the kinds of faults
-smaller cases of a seed:
+reduced cases of a seed:
   --without A,B    leave these faults out        --only A,B       leave all others out (or none)
-  --clients I,J    only these clients            --requests N     at most so many of each client
-  --turns N        at most so many under load    --workers N      at most so many";
+  --clients I,J    only these clients            --requests N     at most N requests per client
+  --turns N        at most N turns under load    --workers N      at most N workers";
 
 struct Options {
     campaign: Campaign,

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wire::nic::{Close, PortIndex, StreamKey, Transport};
 
 use crate::conn::{Conn, ConnId, Phase, Segment, Site};
-use crate::fault::{Fault, Struck};
+use crate::fault::{Fault, FaultCounts};
 use crate::ledger::{Ledger, Route};
 use crate::rng::{Rng, mix};
 use crate::trace::Trace;
@@ -123,7 +123,7 @@ pub enum PeerRead {
 
 /// Result of connections to a backend's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum Reachability {
     /// Accepted after this long.
     Open { after_ns: u64 },
     /// Refused after this long.
@@ -140,13 +140,13 @@ pub struct BackendSite {
     /// Its address.
     pub address: SocketAddr,
     /// The result of the next connections.
-    pub door: Door,
+    pub reachability: Reachability,
     /// Connections that the backend has not accepted.
     pub arrived: VecDeque<ConnId>,
 }
 
 #[derive(Clone, Debug)]
-enum Flying {
+enum InFlight {
     ToPort { route: Route, worker: usize, payload: Vec<u8>, truncated: bool },
     ToClient { route: Route, payload: Vec<u8> },
     Segment { conn: ConnId, up: bool, segment: Segment },
@@ -186,7 +186,7 @@ pub struct Network {
     backends: Vec<BackendSite>,
     /// Questions to backends that have a number.
     questions: u32,
-    flight: BTreeMap<(u64, u64), Flying>,
+    flight: BTreeMap<(u64, u64), InFlight>,
     launched: u64,
     pub(crate) muted: bool,
     /// The engine is draining: it may close any connection.
@@ -207,7 +207,7 @@ pub struct Network {
     /// What happened.
     pub trace: Trace,
     /// Faults of the whole run.
-    pub struck: Struck,
+    pub fault_counts: FaultCounts,
 }
 
 /// The network as all parts hold it. One thread uses it; the lock is there for `Send`.
@@ -233,7 +233,7 @@ impl Network {
         };
         let site = |address| BackendSite {
             address,
-            door: Door::Open { after_ns: 0 },
+            reachability: Reachability::Open { after_ns: 0 },
             arrived: VecDeque::new(),
         };
         Self {
@@ -257,7 +257,7 @@ impl Network {
             unread_datagrams: 0,
             ledger,
             trace: Trace::default(),
-            struck: Struck::default(),
+            fault_counts: FaultCounts::default(),
         }
     }
 
@@ -272,8 +272,8 @@ impl Network {
     }
 
     /// Changes the result of connections to a backend.
-    pub fn set_door(&mut self, backend: usize, door: Door) {
-        self.backends[backend].door = door;
+    pub fn set_reachability(&mut self, backend: usize, reachability: Reachability) {
+        self.backends[backend].reachability = reachability;
     }
 
     /// A listening address.
@@ -302,9 +302,9 @@ impl Network {
         side.ports.iter().any(|port| port.news && !port.held) || side.streams.values().any(stream)
     }
 
-    fn launch(&mut self, due_ns: u64, flying: Flying) {
+    fn launch(&mut self, due_ns: u64, in_flight: InFlight) {
         self.launched += 1;
-        self.flight.insert((due_ns, self.launched), flying);
+        self.flight.insert((due_ns, self.launched), in_flight);
     }
 
     fn delay_ns(&mut self) -> u64 {
@@ -319,20 +319,20 @@ impl Network {
                 break;
             }
             self.now_ns = self.now_ns.max(due_ns);
-            let flying = self.flight.remove(&(due_ns, serial)).expect("just seen");
-            self.arrive(serial, flying);
+            let in_flight = self.flight.remove(&(due_ns, serial)).expect("just seen");
+            self.arrive(serial, in_flight);
         }
         self.now_ns = now_ns;
     }
 
     /// Whether `fault` occurs now.
-    pub(crate) fn strikes(&mut self, fault: Fault, per_mille: u32) -> bool {
-        self.struck.strikes(&mut self.rng, fault, per_mille)
+    pub(crate) fn occurs(&mut self, fault: Fault, per_mille: u32) -> bool {
+        self.fault_counts.occurs(&mut self.rng, fault, per_mille)
     }
 
-    fn arrive(&mut self, serial: u64, flying: Flying) {
-        match flying {
-            Flying::ToPort { route, worker, payload, truncated } => {
+    fn arrive(&mut self, serial: u64, in_flight: InFlight) {
+        match in_flight {
+            InFlight::ToPort { route, worker, payload, truncated } => {
                 let limit = self.faults.socket_datagrams;
                 let port = &mut self.workers[worker].ports[route.port as usize];
                 if port.stopped {
@@ -340,22 +340,22 @@ impl Network {
                 }
                 port.news = true;
                 if serial < port.newest {
-                    self.struck.one(Fault::Reorder);
+                    self.fault_counts.one(Fault::Reorder);
                 }
                 port.newest = port.newest.max(serial);
                 if port.datagrams.len() >= limit {
-                    self.struck.one(Fault::SocketFull);
+                    self.fault_counts.one(Fault::SocketFull);
                     port.overflowed += 1;
                 } else {
                     port.datagrams.push_back((route, payload, truncated));
                 }
             }
-            Flying::ToClient { route, payload } => {
+            InFlight::ToClient { route, payload } => {
                 self.unread_datagrams += 1;
                 self.inboxes.entry(route.peer).or_default().push_back((route, payload));
             }
-            Flying::Segment { conn, up, segment } => self.arrive_segment(conn, up, segment),
-            Flying::Accepted { conn } => {
+            InFlight::Segment { conn, up, segment } => self.arrive_segment(conn, up, segment),
+            InFlight::Accepted { conn } => {
                 let entry = &mut self.conns[conn];
                 if entry.key.is_none() {
                     return;
@@ -365,13 +365,13 @@ impl Network {
                 let Site::Backend(site) = entry.site else { return };
                 self.backends[site].arrived.push_back(conn);
             }
-            Flying::Refused { conn } => self.conns[conn].failed = self.conns[conn].key.is_some(),
+            InFlight::Refused { conn } => self.conns[conn].failed = self.conns[conn].key.is_some(),
         }
     }
 
     fn arrive_segment(&mut self, id: ConnId, up: bool, segment: Segment) {
         let destroys = segment == Segment::Reset
-            && self.strikes(Fault::ResetDestroys, self.faults.reset_destroys);
+            && self.occurs(Fault::ResetDestroys, self.faults.reset_destroys);
         let conn = &mut self.conns[id];
         let pipe = if up { &mut conn.up } else { &mut conn.down };
         match segment {
@@ -422,7 +422,7 @@ impl Network {
             Segment::Bytes(bytes) => pipe.in_flight += bytes.len(),
             Segment::Fin | Segment::Reset => pipe.finished = true,
         }
-        self.launch(due_ns, Flying::Segment { conn: id, up, segment });
+        self.launch(due_ns, InFlight::Segment { conn: id, up, segment });
     }
 
     // The clients' side.
@@ -438,20 +438,20 @@ impl Network {
         let route = self.route(peer, port, local);
         let service = self.ports[port as usize].service;
         self.trace.note(self.now_ns, "ask", &[service as u64, peer.port().into()]);
-        let copies = 1 + u32::from(self.strikes(Fault::Duplicate, self.faults.duplicate));
+        let copies = 1 + u32::from(self.occurs(Fault::Duplicate, self.faults.duplicate));
         for _ in 0..copies {
-            if self.strikes(Fault::Lose, self.faults.lose) {
+            if self.occurs(Fault::Lose, self.faults.lose) {
                 continue;
             }
-            let truncated = self.strikes(Fault::Truncate, self.faults.truncate);
+            let truncated = self.occurs(Fault::Truncate, self.faults.truncate);
             let mut payload = payload[..payload.len() / if truncated { 2 } else { 1 }].to_vec();
-            if !payload.is_empty() && self.strikes(Fault::Corrupt, self.faults.corrupt) {
+            if !payload.is_empty() && self.occurs(Fault::Corrupt, self.faults.corrupt) {
                 let bit = self.rng.below(8 * payload.len() as u64) as usize;
                 payload[bit / 8] ^= 1 << (bit % 8);
             }
             let worker = self.worker_of(peer, port);
             let due_ns = self.now_ns + self.delay_ns();
-            self.launch(due_ns, Flying::ToPort { route, worker, payload, truncated });
+            self.launch(due_ns, InFlight::ToPort { route, worker, payload, truncated });
         }
     }
 
@@ -488,13 +488,13 @@ impl Network {
     }
 
     pub(crate) fn depart(&mut self, route: Route, payload: Vec<u8>) {
-        if self.strikes(Fault::Lose, self.faults.lose) {
+        if self.occurs(Fault::Lose, self.faults.lose) {
             return;
         }
-        let copies = 1 + u32::from(self.strikes(Fault::Duplicate, self.faults.duplicate));
+        let copies = 1 + u32::from(self.occurs(Fault::Duplicate, self.faults.duplicate));
         for _ in 0..copies {
             let due_ns = self.now_ns + self.delay_ns();
-            self.launch(due_ns, Flying::ToClient { route, payload: payload.clone() });
+            self.launch(due_ns, InFlight::ToClient { route, payload: payload.clone() });
         }
     }
 
@@ -525,7 +525,7 @@ impl Network {
             return 0;
         }
         if conn.transport == Transport::Udp {
-            let lost = self.strikes(Fault::Lose, self.faults.lose);
+            let lost = self.occurs(Fault::Lose, self.faults.lose);
             if !lost {
                 self.send_segment(id, true, Segment::Bytes(bytes.to_vec()));
             }
@@ -534,7 +534,7 @@ impl Network {
         let room = limit.saturating_sub(conn.up.ready.len() + conn.up.in_flight);
         let count = bytes.len().min(room);
         if count < bytes.len() {
-            self.struck.one(Fault::SmallPipe);
+            self.fault_counts.one(Fault::SmallPipe);
         }
         if count > 0 {
             self.send_segment(id, true, Segment::Bytes(bytes[..count].to_vec()));
@@ -545,7 +545,7 @@ impl Network {
     /// A peer reads up to `max` bytes, or one datagram.
     pub fn peer_read(&mut self, id: ConnId, max: usize) -> PeerRead {
         let conn = &mut self.conns[id];
-        if !conn.down.has_news() {
+        if !conn.down.has_input() {
             return PeerRead::Empty;
         }
         if let Some(datagram) = conn.down.datagrams.pop_front() {
@@ -592,7 +592,7 @@ impl Network {
             Site::Backend(_) => false,
         };
         let unread = |conn: &Conn| {
-            of_service(conn) && conn.key.is_some() && conn.closed.is_none() && conn.up.has_news()
+            of_service(conn) && conn.key.is_some() && conn.closed.is_none() && conn.up.has_input()
         };
         self.conns.iter().position(unread)
     }
@@ -630,8 +630,8 @@ impl Network {
     ) -> Option<ConnId> {
         let site = self.backends.iter().position(|b| b.address == to);
         let site = site.expect("the topology names only backends of this network");
-        let door = self.backends[site].door;
-        if door == Door::Unreachable {
+        let reachability = self.backends[site].reachability;
+        if reachability == Reachability::Unreachable {
             return None;
         }
         let id = self.conns.len();
@@ -641,14 +641,17 @@ impl Network {
         conn.writable = transport == Transport::Udp;
         self.conns.push(conn);
         self.trace.note(self.now_ns, "dial", &[id as u64, site as u64]);
-        match (transport, door) {
-            (Transport::Udp, Door::Open { .. }) => self.backends[site].arrived.push_back(id),
-            (Transport::Udp, _) | (Transport::Tcp, Door::Silent | Door::Unreachable) => {}
-            (Transport::Tcp, Door::Open { after_ns }) => {
-                self.launch(self.now_ns + after_ns, Flying::Accepted { conn: id });
+        match (transport, reachability) {
+            (Transport::Udp, Reachability::Open { .. }) => {
+                self.backends[site].arrived.push_back(id)
             }
-            (Transport::Tcp, Door::Refused { after_ns }) => {
-                self.launch(self.now_ns + after_ns, Flying::Refused { conn: id });
+            (Transport::Udp, _)
+            | (Transport::Tcp, Reachability::Silent | Reachability::Unreachable) => {}
+            (Transport::Tcp, Reachability::Open { after_ns }) => {
+                self.launch(self.now_ns + after_ns, InFlight::Accepted { conn: id });
+            }
+            (Transport::Tcp, Reachability::Refused { after_ns }) => {
+                self.launch(self.now_ns + after_ns, InFlight::Refused { conn: id });
             }
         }
         Some(id)
@@ -662,10 +665,10 @@ impl Network {
     /// Whether a backend's address takes datagrams.
     pub(crate) fn takes_datagrams(&self, id: ConnId) -> Option<bool> {
         let Site::Backend(site) = self.conns[id].site else { return None };
-        match self.backends[site].door {
-            Door::Open { .. } => Some(true),
-            Door::Refused { .. } => Some(false),
-            Door::Silent | Door::Unreachable => None,
+        match self.backends[site].reachability {
+            Reachability::Open { .. } => Some(true),
+            Reachability::Refused { .. } => Some(false),
+            Reachability::Silent | Reachability::Unreachable => None,
         }
     }
 

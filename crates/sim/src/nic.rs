@@ -67,20 +67,20 @@ fn keep_what_waits(batch: &mut TxBatch) -> usize {
 }
 
 impl Network {
-    fn strikes_exhausted(&mut self) -> bool {
-        self.strikes(Fault::Exhausted, self.faults.exhausted)
+    fn exhausted_occurs(&mut self) -> bool {
+        self.occurs(Fault::Exhausted, self.faults.exhausted)
     }
 
     fn collect_events(&mut self, worker: usize, events: &mut Vec<Event>) {
         if self.muted {
             return;
         }
-        let Self { workers, conns, rng, faults, struck, .. } = self;
+        let Self { workers, conns, rng, faults, fault_counts, .. } = self;
         for (key, id) in &workers[worker].streams {
             let conn = &mut conns[*id];
             if rng.chance(faults.late_event) {
                 if conn.readable || conn.writable || conn.failed {
-                    struck.one(Fault::LateEvent);
+                    fault_counts.one(Fault::LateEvent);
                 }
                 continue;
             }
@@ -92,12 +92,12 @@ impl Network {
                 continue;
             }
             if std::mem::take(&mut conn.readable)
-                || struck.strikes(rng, Fault::Spurious, faults.spurious)
+                || fault_counts.occurs(rng, Fault::Spurious, faults.spurious)
             {
                 events.push(Event::Readable(*key));
             }
             if std::mem::take(&mut conn.writable)
-                || struck.strikes(rng, Fault::Spurious, faults.spurious)
+                || fault_counts.occurs(rng, Fault::Spurious, faults.spurious)
             {
                 events.push(Event::Writable(*key));
             }
@@ -108,7 +108,7 @@ impl Network {
                 continue;
             }
             if std::mem::take(&mut port.news)
-                || struck.strikes(rng, Fault::Spurious, faults.spurious)
+                || fault_counts.occurs(rng, Fault::Spurious, faults.spurious)
             {
                 match self.ports[index].transport {
                     Transport::Udp => events.push(Event::Datagrams(index as PortIndex)),
@@ -173,10 +173,10 @@ impl Network {
         let mut outcome = SendOutcome { kept: keep_what_waits(batch), ..SendOutcome::default() };
         while batch.waiting().len() > outcome.kept {
             let departure = batch.waiting()[0];
-            if self.strikes(Fault::FullSend, self.faults.full_send) {
+            if self.occurs(Fault::FullSend, self.faults.full_send) {
                 break;
             }
-            if self.strikes(Fault::RefuseSend, self.faults.refuse_send) {
+            if self.occurs(Fault::RefuseSend, self.faults.refuse_send) {
                 outcome.refused += 1;
                 batch.advance(1);
                 continue;
@@ -204,12 +204,12 @@ impl Network {
         if there > 0 {
             let count = if short { self.rng.between(1, there as u64) as usize } else { there };
             if count < there {
-                self.struck.one(Fault::ShortRead);
+                self.fault_counts.one(Fault::ShortRead);
             }
             let bytes = conn.up.take(count);
             into[..count].copy_from_slice(&bytes);
             // The engine takes a short read as the end of the available data.
-            conn.readable |= count < into.len() && conn.up.has_news();
+            conn.readable |= count < into.len() && conn.up.has_input();
             return Read::Bytes(count);
         }
         match () {
@@ -231,7 +231,7 @@ impl Network {
         }
         let room = limit.saturating_sub(conn.down.ready.len() + conn.down.in_flight);
         if room < bytes.len() {
-            self.struck.one(Fault::SmallPipe);
+            self.fault_counts.one(Fault::SmallPipe);
         }
         if room == 0 {
             conn.wants_room = true;
@@ -240,7 +240,7 @@ impl Network {
         let most = bytes.len().min(room);
         let count = if short { self.rng.below(most as u64 + 1) as usize } else { most };
         if count < most {
-            self.struck.one(Fault::ShortWrite);
+            self.fault_counts.one(Fault::ShortWrite);
         }
         if count < bytes.len() {
             // Room that exists already is reported immediately; other room when it appears.
@@ -266,7 +266,7 @@ impl Network {
             return Written::Full;
         }
         match self.takes_datagrams(id) {
-            Some(true) if !self.strikes(Fault::Lose, self.faults.lose) => {
+            Some(true) if !self.occurs(Fault::Lose, self.faults.lose) => {
                 self.send_segment(id, false, Segment::Bytes(bytes.to_vec()));
             }
             Some(false) => self.bounce(id),
@@ -308,7 +308,7 @@ impl Nic for SimNic {
         if net.workers[self.worker].ports[port as usize].backlog.is_empty() {
             return None;
         }
-        let exhausted = net.strikes_exhausted();
+        let exhausted = net.exhausted_occurs();
         let entry = &mut net.workers[self.worker].ports[port as usize];
         if exhausted {
             // Retried at a later poll, as for a listener that lacks descriptors.
@@ -323,7 +323,7 @@ impl Nic for SimNic {
 
     fn adopt(&mut self, mut socket: SimSocket, key: StreamKey) -> Result<(), NicError> {
         let mut net = lock(&self.net);
-        if net.strikes_exhausted() {
+        if net.exhausted_occurs() {
             // The socket is dropped after the lock.
             drop(net);
             return Err(NicError::Exhausted);
@@ -333,7 +333,7 @@ impl Nic for SimNic {
         assert_eq!(before, None, "worker {} adopts under a key in use", self.worker);
         let conn = &mut net.conns[id];
         conn.key = Some((self.worker, key));
-        conn.readable = conn.up.has_news();
+        conn.readable = conn.up.has_input();
         let Site::Client { port, .. } = conn.site else { unreachable!("clients are accepted") };
         let now_ns = net.now_ns;
         let circumstances = [id as u64, port.into(), self.worker as u64, key.into()];
@@ -348,7 +348,7 @@ impl Nic for SimNic {
         key: StreamKey,
     ) -> Result<(), NicError> {
         let mut net = lock(&self.net);
-        if net.strikes_exhausted() {
+        if net.exhausted_occurs() {
             return Err(NicError::Exhausted);
         }
         let Some(id) = net.start_connect(to, transport, (self.worker, key)) else {

@@ -11,15 +11,15 @@ use wire::framing::{Delimits, Framing};
 use wire::nic::{PortIndex, Transport};
 
 use crate::accelerator::Behaviour;
-use crate::backend::{Backend, BackendHabits};
+use crate::backend::{Backend, BackendBehaviour};
 use crate::change::Keeps;
-use crate::client::{DatagramClient, Taste};
-use crate::lives::Rebirth;
-use crate::memory_client::{MemoryManner, ModelShmClient};
+use crate::client::{DatagramClient, RequestMix};
+use crate::generations::Restart;
 use crate::message::{key_range, match_id, reply_filler_max};
 use crate::net::Faults;
 use crate::rng::Rng;
-use crate::stream_client::{Fates, Manner, StreamClient};
+use crate::shm_client::{ModelShmClient, ShmBehaviour};
+use crate::stream_client::{Endings, StreamBehaviour, StreamClient};
 use crate::world::{Setup, client_address};
 
 const US: u64 = 1_000;
@@ -55,7 +55,7 @@ pub struct Plan {
     /// Services that are replaced under load.
     pub reloads: Vec<Reload>,
     /// Accelerators that restart under load.
-    pub rebirths: Vec<Rebirth>,
+    pub restarts: Vec<Restart>,
     /// Before a drain that is not early, everything must serve again.
     pub probe: bool,
     /// How long the drain may take, in nanoseconds.
@@ -89,14 +89,14 @@ impl Plan {
         let mut rng = Rng::new(seed);
         let mut services = Vec::new();
         let mut behaviours = Vec::new();
-        let mut habits = Vec::new();
+        let mut backend_behaviours = Vec::new();
         let mut accelerators = Vec::new();
         let count = rng.between(1, 3) as usize;
         // At most one service has faults, so that there is one that must not be affected.
-        let wicked = rng.chance(700).then(|| rng.below(count as u64) as usize);
+        let faulty = rng.chance(700).then(|| rng.below(count as u64) as usize);
         for index in 0..count {
-            let is_wicked = wicked == Some(index);
-            let mut service = service(&mut rng, index, &mut accelerators, is_wicked);
+            let is_faulty = faulty == Some(index);
+            let mut service = service(&mut rng, index, &mut accelerators, is_faulty);
             // A generator of its own, so that other runs do not change.
             let mut sizes = Rng::new(!seed.wrapping_add(index as u64));
             if service.accelerators.len() > 1 && sizes.chance(400) {
@@ -104,9 +104,9 @@ impl Plan {
                 let shares = service.shares.iter_mut();
                 shares.for_each(|share| share.mqueues = sizes.between(1, 6) as u32);
             }
-            let these = backend_habits(&mut rng, is_wicked);
-            let swap = if is_wicked { sizes.pick(&[0, 0, 20, 300]) } else { 0 };
-            habits.push(BackendHabits { swap, ..these });
+            let these = draw_backend_behaviour(&mut rng, is_faulty);
+            let swap = if is_faulty { sizes.pick(&[0, 0, 20, 300]) } else { 0 };
+            backend_behaviours.push(BackendBehaviour { swap, ..these });
             for backend in &mut service.backends {
                 if sizes.chance(400) {
                     backend.matching = match_id(backend.framing);
@@ -115,7 +115,7 @@ impl Plan {
                     (backend.sockets, backend.connections) = (Sockets::PerRequest, 1);
                 }
             }
-            behaviours.push(behaviour(&mut rng, is_wicked, &service));
+            behaviours.push(behaviour(&mut rng, is_faulty, &service));
             services.push(service);
         }
         let topology = Topology {
@@ -132,14 +132,18 @@ impl Plan {
         let mut own = Rng::new(seed ^ 0x5043);
         topology.limits.udp_privileged_sources = own.pick(&[None, Some(true), Some(false)]);
         let setup = Setup {
-            honest_backends: habits.iter().zip(&topology.services).map(is_honest).collect(),
+            honest_backends: backend_behaviours
+                .iter()
+                .zip(&topology.services)
+                .map(is_honest)
+                .collect(),
             behaviours,
             // Sequences of granule rings wrap at 2^32.
             ring_start: rng.pick(&[0, 0, (1 << 32) - 40, (1 << 31) - 3, 1 << 62]),
             seed: rng.draw(),
             topology,
         };
-        let backends = backends(&mut rng, &setup, &habits);
+        let backends = backends(&mut rng, &setup, &backend_behaviours);
         let turns = rng.between(1500, 4000) as u32;
         let setup_seed = setup.seed;
         let mut plan = Self {
@@ -155,10 +159,10 @@ impl Plan {
             drain_at: rng.chance(300).then(|| rng.below(turns.into()) as u32),
             drain_cuts_reload: setup_seed % 2 == 0,
             reloads: Vec::new(),
-            rebirths: Vec::new(),
+            restarts: Vec::new(),
             probe: rng.chance(500),
             drain_ns: rng.pick(&[0, 5 * MS, 3000 * MS]),
-            sound: (0..count).map(|s| wicked != Some(s)).collect(),
+            sound: (0..count).map(|s| faulty != Some(s)).collect(),
             setup,
             rng: rng.fork(),
         };
@@ -167,8 +171,8 @@ impl Plan {
         if rng.chance(300) {
             plan.add_reloads(&mut rng);
         }
-        if let Some(wicked) = wicked.filter(|_| rng.chance(500)) {
-            plan.add_rebirths(&mut rng, wicked);
+        if let Some(faulty) = faulty.filter(|_| rng.chance(500)) {
+            plan.add_restarts(&mut rng, faulty);
         }
         plan.add_holds();
         plan
@@ -178,11 +182,13 @@ impl Plan {
         let ports: Vec<_> = self.setup.topology.ports().collect();
         for (port, (service, listen)) in ports.into_iter().enumerate() {
             for _ in 0..rng.between(1, 5) {
-                let taste = self.taste(rng, service, listen.transport);
+                let request_mix = self.request_mix(rng, service, listen.transport);
                 let rng = rng.fork();
                 match listen.transport {
-                    Transport::Udp => self.add_datagram_client(port as u16, listen, taste, rng),
-                    Transport::Tcp => self.add_stream_client(port as u16, taste, rng),
+                    Transport::Udp => {
+                        self.add_datagram_client(port as u16, listen, request_mix, rng)
+                    }
+                    Transport::Tcp => self.add_stream_client(port as u16, request_mix, rng),
                 }
             }
         }
@@ -195,10 +201,10 @@ impl Plan {
             }
             for _ in 0..rng.between(1, 3) {
                 // A slot holds one message, as in datagrams.
-                let taste = self.taste(rng, service, Transport::Udp);
-                let taste = Taste { too_long: 0, junk: 0, ..taste };
+                let request_mix = self.request_mix(rng, service, Transport::Udp);
+                let request_mix = RequestMix { too_long: 0, junk: 0, ..request_mix };
                 let rng = rng.fork();
-                self.add_memory_client(service, taste, rng);
+                self.add_memory_client(service, request_mix, rng);
             }
         }
     }
@@ -226,12 +232,12 @@ impl Plan {
     }
 
     /// The accelerators of a service restart, one after the other or overlapping.
-    fn add_rebirths(&mut self, rng: &mut Rng, service: usize) {
+    fn add_restarts(&mut self, rng: &mut Rng, service: usize) {
         let accelerators = self.setup.topology.services[service].accelerators.len();
         for accelerator in 0..accelerators {
             let behaviour = self.setup.behaviours[service];
             let sound = Behaviour { replay: behaviour.replay, ..behaviour.sound() };
-            self.rebirths.push(Rebirth {
+            self.restarts.push(Restart {
                 service,
                 accelerator,
                 turn: rng.below(self.turns.into()) as u32,
@@ -253,7 +259,7 @@ impl Plan {
     fn add_holds(&mut self) {
         // A generator of its own, so that other runs do not change.
         let mut own = Rng::new(self.setup.seed ^ 0x401d);
-        for planned in &mut self.rebirths {
+        for planned in &mut self.restarts {
             if planned.reason == DropReason::Reconfiguring && own.chance(500) {
                 planned.hold_ns = Some(own.pick(&[0, 5 * MS, 3000 * MS]));
             }
@@ -263,10 +269,10 @@ impl Plan {
         }
         let service = own.below(self.sound.len() as u64) as usize;
         for accelerator in 0..self.setup.topology.services[service].accelerators.len() {
-            if self.rebirths.iter().any(|r| (r.service, r.accelerator) == (service, accelerator)) {
+            if self.restarts.iter().any(|r| (r.service, r.accelerator) == (service, accelerator)) {
                 continue;
             }
-            self.rebirths.push(Rebirth {
+            self.restarts.push(Restart {
                 service,
                 accelerator,
                 turn: own.below(self.turns.into()) as u32,
@@ -281,8 +287,8 @@ impl Plan {
         }
     }
 
-    fn add_memory_client(&mut self, service: usize, taste: Taste, mut rng: Rng) {
-        let manner = MemoryManner {
+    fn add_memory_client(&mut self, service: usize, request_mix: RequestMix, mut rng: Rng) {
+        let behaviour = ShmBehaviour {
             depth: rng.pick(&[1, 4, 64, 1024]),
             burst: rng.pick(&[1, 4, 100]),
             pause_ns: rng.pick(&[(0, 20 * US), (5 * US, 200 * US), (MS, 5 * MS)]),
@@ -291,21 +297,21 @@ impl Plan {
             bad_kind: rng.pick(&[0, 0, 0, 20]),
             scribble_after: rng.chance(200).then(|| rng.below(40) as u32),
         };
-        let mut client = ModelShmClient::new(service, taste, manner, rng.fork());
+        let mut client = ModelShmClient::new(service, request_mix, behaviour, rng.fork());
         client = client.of_service(&self.setup.topology.services[service]);
         client.judged = !self.setup.behaviours[service].corrupts();
         client.ring_start = self.setup.ring_start;
-        client.lives = rng.between(1, 3) as u32;
+        client.connections = rng.between(1, 3) as u32;
         client.requests = rng.between(1, 200) as u32;
         client.next_ns = rng.below(2 * MS);
         self.memory_clients.push(client);
     }
 
-    fn taste(&self, rng: &mut Rng, service: usize, transport: Transport) -> Taste {
+    fn request_mix(&self, rng: &mut Rng, service: usize, transport: Transport) -> RequestMix {
         let spec = &self.setup.topology.services[service];
         let udp = transport == Transport::Udp;
         let most = reply_filler_max(spec.framing, spec.max_reply_bytes as usize).unwrap_or(0);
-        Taste {
+        RequestMix {
             framing: spec.framing,
             max_message_bytes: spec.max_message_bytes as usize,
             reply_filler_max: most,
@@ -320,7 +326,13 @@ impl Plan {
         }
     }
 
-    fn add_datagram_client(&mut self, port: PortIndex, listen: Listen, taste: Taste, mut rng: Rng) {
+    fn add_datagram_client(
+        &mut self,
+        port: PortIndex,
+        listen: Listen,
+        request_mix: RequestMix,
+        mut rng: Rng,
+    ) {
         let id = self.next_id;
         self.next_id += 1;
         let local = match listen.address.ip() {
@@ -340,7 +352,7 @@ impl Plan {
             port,
             peer,
             local,
-            taste,
+            request_mix,
             left: rng.between(20, 200) as u32,
             burst: rng.pick(&[1, 4, 64]),
             pause_ns: rng.pick(&[(0, 10 * US), (20 * US, 2 * MS)]),
@@ -352,22 +364,22 @@ impl Plan {
         });
     }
 
-    fn add_stream_client(&mut self, port: PortIndex, taste: Taste, mut rng: Rng) {
+    fn add_stream_client(&mut self, port: PortIndex, request_mix: RequestMix, mut rng: Rng) {
         let service = self.service_of(port);
         let spec = &self.setup.topology.services[service];
-        let manner = Manner {
+        let behaviour = StreamBehaviour {
             pipeline: rng.pick(&[1, 3, 16, 100]),
             write_max: rng.pick(&[1, 7, 100, 1500, 100_000]),
             read_max: rng.pick(&[0, 1, 50, 4096, 100_000, 100_000]),
             pause_ns: rng.pick(&[(0, 20 * US), (5 * US, 200 * US), (MS, 10 * MS)]),
             bogus: rng.pick(&[0, 0, 50]),
-            fates: if rng.chance(500) { Fates::ALL } else { Fates::GENTLE },
+            endings: if rng.chance(500) { Endings::ALL } else { Endings::GENTLE },
         };
-        let mut client = StreamClient::new(service, port, taste, manner, rng.fork());
+        let mut client = StreamClient::new(service, port, request_mix, behaviour, rng.fork());
         client.ordered = spec.ordered;
         client.replies = spec.replies == Replies::One;
         client.judged = !self.setup.behaviours[service].corrupts();
-        client.lives = rng.between(1, 6) as u32;
+        client.connections = rng.between(1, 6) as u32;
         client.requests = rng.between(0, 60) as u32;
         client.next_ns = rng.below(2 * MS);
         self.stream_clients.push(client);
@@ -451,7 +463,7 @@ fn service(
     rng: &mut Rng,
     index: usize,
     accelerators: &mut Vec<Accelerator>,
-    wicked: bool,
+    faulty: bool,
 ) -> Service {
     let framing = framing(rng);
     let mut listen = Vec::new();
@@ -506,9 +518,9 @@ fn service(
         // Pieces of a raw stream have no keys.
         service.dispatch = Dispatch::RoundRobin;
     }
-    service.request_timeout_ms = if wicked { rng.pick(&[5, 50, 3000]) } else { 1000 };
+    service.request_timeout_ms = if faulty { rng.pick(&[5, 50, 3000]) } else { 1000 };
     service.queue_us_max = rng.pick(&[0, 0, 500, 5000]);
-    if rng.chance(if wicked { 700 } else { 300 }) {
+    if rng.chance(if faulty { 700 } else { 300 }) {
         service.backends.push(backend(rng, index));
     }
     service
@@ -528,16 +540,16 @@ fn backend(rng: &mut Rng, index: usize) -> BackendSpec {
     backend
 }
 
-fn backend_habits(rng: &mut Rng, wicked: bool) -> BackendHabits {
-    let sound = BackendHabits {
+fn draw_backend_behaviour(rng: &mut Rng, faulty: bool) -> BackendBehaviour {
+    let sound = BackendBehaviour {
         delay_ns: rng.pick(&[(0, 0), (10 * US, 900 * US)]),
-        ..BackendHabits::SOUND
+        ..BackendBehaviour::SOUND
     };
-    if !wicked {
+    if !faulty {
         return sound;
     }
     let mut rate = |rates: &[u32]| rng.pick(rates);
-    BackendHabits {
+    BackendBehaviour {
         late: rate(&[0, 50, 300]),
         hang: rate(&[0, 20]),
         close: rate(&[0, 20, 200]),
@@ -545,19 +557,23 @@ fn backend_habits(rng: &mut Rng, wicked: bool) -> BackendHabits {
         garbage: rate(&[0, 0, 20, 300]),
         unasked: rate(&[0, 0, 20, 300]),
         too_long: rate(&[0, 0, 20, 300]),
-        change_door: rate(&[0, 1, 20]),
+        change_reachability: rate(&[0, 1, 20]),
         late_ns: rng.pick(&[2 * MS, 150 * MS, 1500 * MS]),
         ..sound
     }
 }
 
 /// Whether a service's backends answer correctly, or wrong answers arrive at a closed socket.
-fn is_honest((habits, service): (&BackendHabits, &Service)) -> bool {
+fn is_honest((backend_behaviour, service): (&BackendBehaviour, &Service)) -> bool {
     let alone = service.backends.iter().all(|backend| backend.sockets == Sockets::PerRequest);
-    BackendHabits { unasked: if alone { 0 } else { habits.unasked }, ..*habits }.is_honest()
+    BackendBehaviour {
+        unasked: if alone { 0 } else { backend_behaviour.unasked },
+        ..*backend_behaviour
+    }
+    .is_honest()
 }
 
-fn behaviour(rng: &mut Rng, wicked: bool, service: &Service) -> Behaviour {
+fn behaviour(rng: &mut Rng, faulty: bool, service: &Service) -> Behaviour {
     let sound = Behaviour {
         remote: rng.chance(500),
         delay_ns: rng.pick(&[(0, 0), (US, 20 * US), (50 * US, 200 * US)]),
@@ -565,7 +581,7 @@ fn behaviour(rng: &mut Rng, wicked: bool, service: &Service) -> Behaviour {
         spurious: rng.pick(&[0, 100]),
         ..Behaviour::default()
     };
-    if !wicked {
+    if !faulty {
         return sound;
     }
     let only_block = rng.chance(500).then(|| rng.below(service.mqueues.into()) as u32);
@@ -595,12 +611,12 @@ fn behaviour(rng: &mut Rng, wicked: bool, service: &Service) -> Behaviour {
     }
 }
 
-fn backends(rng: &mut Rng, setup: &Setup, habits: &[BackendHabits]) -> Vec<Backend> {
+fn backends(rng: &mut Rng, setup: &Setup, backend_behaviour: &[BackendBehaviour]) -> Vec<Backend> {
     let mut backends = Vec::new();
-    let services = setup.topology.services.iter().zip(habits).zip(&setup.behaviours);
-    for ((service, habits), behaviour) in services {
+    let services = setup.topology.services.iter().zip(backend_behaviour).zip(&setup.behaviours);
+    for ((service, backend_behaviour), behaviour) in services {
         for spec in &service.backends {
-            let mut backend = Backend::new(backends.len(), spec, *habits, rng.fork());
+            let mut backend = Backend::new(backends.len(), spec, *backend_behaviour, rng.fork());
             if behaviour.corrupts() {
                 backend.tolerate_garbage();
             }

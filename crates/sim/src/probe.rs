@@ -11,14 +11,14 @@ use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::{Nic, PortIndex, Transport};
 
-use crate::backend::BackendHabits;
-use crate::client::{DatagramClient, Taste};
-use crate::memory_client::{MemoryManner, ModelShmClient};
-use crate::net::{Door, Faults, lock};
+use crate::backend::BackendBehaviour;
+use crate::client::{DatagramClient, RequestMix};
+use crate::net::{Faults, Reachability, lock};
 use crate::nic::SimSocket;
 use crate::plan::Plan;
 use crate::run::Run;
-use crate::stream_client::{Fates, Manner, StreamClient};
+use crate::shm_client::{ModelShmClient, ShmBehaviour};
+use crate::stream_client::{Endings, StreamBehaviour, StreamClient};
 use crate::world::client_address;
 
 const MS: u64 = 1_000_000;
@@ -32,27 +32,27 @@ const REQUESTS: u32 = 3;
 impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
     /// See the module's text.
     pub(crate) fn probe(&mut self) -> Result<(), String> {
-        self.heal_everything();
-        self.renew_everything();
+        self.remove_all_faults();
+        self.restart_faulty_services();
         // A connection that waits for credit is not read; whether its client is still there shows only then.
         self.until_left()?;
         let topology = self.plan.setup.topology.clone();
         for (port, (service, listen)) in topology.ports().enumerate() {
-            let taste = self.plain_taste(service);
+            let request_mix = self.plain_mix(service);
             let (port, ip) = (port as PortIndex, listen.address.ip());
             match listen.transport {
-                Transport::Udp => self.send_datagrams(service, port, ip, taste),
+                Transport::Udp => self.send_datagrams(service, port, ip, request_mix),
                 // Pieces of a raw stream are requests of their own: out-of-order replies need room.
                 Transport::Tcp
-                    if taste.framing == Framing::Raw
+                    if request_mix.framing == Framing::Raw
                         && topology.limits.early_reply_bytes < EARLY_BYTES =>
                 {
                     continue;
                 }
                 Transport::Tcp if topology.services[service].replies == Replies::None => {
-                    self.connect(service, port, self.unpaced_taste(service));
+                    self.connect(service, port, self.unpaced_mix(service));
                 }
-                Transport::Tcp => self.connect(service, port, taste),
+                Transport::Tcp => self.connect(service, port, request_mix),
             }
             self.until_served(service)?;
         }
@@ -113,33 +113,33 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         self.plan.memory_clients.clear();
     }
 
-    fn heal_everything(&mut self) {
+    fn remove_all_faults(&mut self) {
         let mut net = lock(&self.world.net);
         net.set_faults(Faults { delay_ns: (1000, 1000), ..Faults::default() });
         for backend in &mut self.plan.backends {
-            backend.habits = BackendHabits::SOUND;
-            net.set_door(backend.site, Door::Open { after_ns: 1000 });
+            backend.behaviour = BackendBehaviour::SOUND;
+            net.set_reachability(backend.site, Reachability::Open { after_ns: 1000 });
         }
         drop(net);
         self.dismiss_clients();
     }
 
     /// The accelerators of faulty services start new generations.
-    fn renew_everything(&mut self) {
+    fn restart_faulty_services(&mut self) {
         for service in (0..self.plan.sound.len()).filter(|s| !self.plan.sound[*s]) {
             let sound = self.plan.setup.behaviours[service].sound();
             let accelerators = self.plan.setup.topology.services[service].accelerators.len();
             for accelerator in 0..accelerators {
-                self.world.lose(service, accelerator, DropReason::AcceleratorLost);
-                self.world.renew(service, accelerator, sound);
-                self.world.revive(service, accelerator);
+                self.world.lose_runtime(service, accelerator, DropReason::AcceleratorLost);
+                self.world.replace_rings(service, accelerator, sound);
+                self.world.resume_blocks(service, accelerator);
             }
         }
     }
 
-    fn plain_taste(&self, service: usize) -> Taste {
+    fn plain_mix(&self, service: usize) -> RequestMix {
         let spec = &self.plan.setup.topology.services[service];
-        Taste {
+        RequestMix {
             framing: spec.framing,
             max_message_bytes: spec.max_message_bytes as usize,
             reply_filler_max: 0,
@@ -161,13 +161,19 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
 
     /// The request mix of a client that sends requests without waiting for each reply: behind a request that
     /// waits for a backend, the next ones may wait longer than the service allows.
-    fn unpaced_taste(&self, service: usize) -> Taste {
-        let taste = self.plain_taste(service);
+    fn unpaced_mix(&self, service: usize) -> RequestMix {
+        let request_mix = self.plain_mix(service);
         let sheds = self.plan.setup.topology.services[service].queue_us_max > 0;
-        Taste { backend: if sheds { 0 } else { taste.backend }, ..taste }
+        RequestMix { backend: if sheds { 0 } else { request_mix.backend }, ..request_mix }
     }
 
-    fn send_datagrams(&mut self, service: usize, port: PortIndex, ip: IpAddr, taste: Taste) {
+    fn send_datagrams(
+        &mut self,
+        service: usize,
+        port: PortIndex,
+        ip: IpAddr,
+        request_mix: RequestMix,
+    ) {
         let id = self.plan.next_id;
         self.plan.next_id += 1;
         self.plan.datagram_clients.push(DatagramClient {
@@ -177,7 +183,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             peer: client_address(id),
             local: if ip.is_unspecified() { [10, 0, 0, 1].into() } else { ip },
             // Datagrams are not paced, and reaching a backend again may take longer than the pause.
-            taste: Taste { backend: 0, ..taste },
+            request_mix: RequestMix { backend: 0, ..request_mix },
             left: REQUESTS,
             burst: 1,
             // One after the other: several at once may find no credit.
@@ -190,18 +196,18 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         });
     }
 
-    fn connect(&mut self, service: usize, port: PortIndex, taste: Taste) {
+    fn connect(&mut self, service: usize, port: PortIndex, request_mix: RequestMix) {
         let spec = &self.plan.setup.topology.services[service];
-        let manner = Manner {
+        let behaviour = StreamBehaviour {
             pipeline: 1,
             write_max: 100_000,
             read_max: 100_000,
             pause_ns: (0, MS),
             bogus: 0,
-            fates: Fates::GENTLE,
+            endings: Endings::GENTLE,
         };
         let rng = self.rng.fork();
-        let mut client = StreamClient::new(service, port, taste, manner, rng);
+        let mut client = StreamClient::new(service, port, request_mix, behaviour, rng);
         client.ordered = spec.ordered;
         client.replies = spec.replies == Replies::One;
         client.requests = REQUESTS;
@@ -209,7 +215,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
     }
 
     fn map(&mut self, service: usize) {
-        let manner = MemoryManner {
+        let behaviour = ShmBehaviour {
             depth: 4,
             burst: 1,
             pause_ns: (MS, MS),
@@ -218,8 +224,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             bad_kind: 0,
             scribble_after: None,
         };
-        let taste = self.unpaced_taste(service);
-        let client = ModelShmClient::new(service, taste, manner, self.rng.fork());
+        let request_mix = self.unpaced_mix(service);
+        let client = ModelShmClient::new(service, request_mix, behaviour, self.rng.fork());
         let mut client = client.of_service(&self.plan.setup.topology.services[service]);
         client.requests = REQUESTS;
         self.plan.memory_clients.push(client);

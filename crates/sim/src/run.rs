@@ -11,7 +11,7 @@ use wire::framing::Framing;
 use wire::nic::Nic;
 
 use crate::case::Case;
-use crate::fault::{Fault, Struck};
+use crate::fault::{Fault, FaultCounts};
 use crate::net::lock;
 use crate::nic::{SimNic, SimSocket};
 use crate::plan::Plan;
@@ -39,7 +39,7 @@ pub struct Report {
     /// The engine's counters at the end, by service.
     pub services: Vec<ServiceSnapshot>,
     /// How often each fault occurred.
-    pub struck: Struck,
+    pub fault_counts: FaultCounts,
 }
 
 /// A broken promise.
@@ -133,7 +133,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
     fn stages(&mut self) -> Result<(), String> {
         self.load()?;
         if self.plan.drain_at.is_none() {
-            self.hush();
+            self.stop_requests();
             self.quiet()?;
             if self.plan.probe {
                 self.probe()?;
@@ -143,28 +143,28 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
     }
 
     /// Stops all clients' requests.
-    fn hush(&mut self) {
+    fn stop_requests(&mut self) {
         for client in &mut self.plan.stream_clients {
-            client.hush();
+            client.stop_requests();
         }
         for client in &mut self.plan.datagram_clients {
             client.left = 0;
         }
         for client in &mut self.plan.memory_clients {
-            client.hush();
+            client.stop_requests();
         }
     }
 
     fn load(&mut self) -> Result<(), String> {
         let turns = match self.plan.drain_at {
             Some(at) if at < self.plan.turns => {
-                lock(&self.world.net).struck.one(Fault::EarlyDrain);
+                lock(&self.world.net).fault_counts.one(Fault::EarlyDrain);
                 at
             }
             _ => self.plan.turns,
         };
         if self.plan.setup.ring_start > 0 {
-            lock(&self.world.net).struck.one(Fault::RingWrap);
+            lock(&self.world.net).fault_counts.one(Fault::RingWrap);
         }
         for turn in 0..turns {
             self.begin_changes(turn);
@@ -172,7 +172,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             let mut stride_ns = self.rng.between(low, high);
             if self.plan.pause_one_in < u64::MAX && self.rng.below(self.plan.pause_one_in) == 0 {
                 stride_ns += self.rng.below(5 * MS);
-                lock(&self.world.net).struck.one(Fault::Pause);
+                lock(&self.world.net).fault_counts.one(Fault::Pause);
             }
             self.world.advance(stride_ns);
             self.peers();
@@ -193,19 +193,19 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
     /// Accelerators restart, services are replaced: one such change at a time.
     fn begin_changes(&mut self, turn: u32) {
         let Self { plan, world, .. } = self;
-        for number in 0..plan.rebirths.len() {
-            let waits = plan.rebirths[number].due.is_none() && plan.rebirths[number].turn <= turn;
+        for number in 0..plan.restarts.len() {
+            let waits = plan.restarts[number].due.is_none() && plan.restarts[number].turn <= turn;
             if waits && world.is_changed() {
-                plan.rebirths[number].begin(world);
+                plan.restarts[number].begin(world);
             }
         }
-        if !world.is_changed() || plan.rebirths.iter().any(|r| r.is_under_way()) {
+        if !world.is_changed() || plan.restarts.iter().any(|r| r.is_in_progress()) {
             return;
         }
         let due = plan.reloads.iter_mut().find(|r| !r.begun && r.turn <= turn);
         if let Some(reload) = due {
             reload.begun = true;
-            lock(&world.net).struck.one(Fault::Reload);
+            lock(&world.net).fault_counts.one(Fault::Reload);
             let mut spec = world.topology().services[reload.service].clone();
             spec.slots = reload.slots;
             world.put(spec, reload.service, reload.keeps, reload.drain_ns);
@@ -226,15 +226,20 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         let clients = self.plan.datagram_clients.iter().map(|c| c.due_ns());
         let streams = self.plan.stream_clients.iter().map(|c| c.due_ns());
         let memory = self.plan.memory_clients.iter().map(|c| c.due_ns());
-        let lives = self.plan.rebirths.iter().map(|r| r.due_ns());
+        let connections = self.plan.restarts.iter().map(|r| r.due_ns());
         let backends = self.plan.backends.iter().map(|b| b.due_ns());
         let net_ns = lock(&self.world.net).next_due_ns().unwrap_or(u64::MAX);
-        clients.chain(streams).chain(memory).chain(lives).chain(backends).fold(net_ns, u64::min)
+        clients
+            .chain(streams)
+            .chain(memory)
+            .chain(connections)
+            .chain(backends)
+            .fold(net_ns, u64::min)
     }
 
     fn peers(&mut self) {
-        for rebirth in &mut self.plan.rebirths {
-            rebirth.step(&mut self.world);
+        for restart in &mut self.plan.restarts {
+            restart.step(&mut self.world);
         }
         let mut net = lock(&self.world.net);
         for backend in &mut self.plan.backends {
@@ -249,9 +254,9 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         let topology = self.world.topology();
         for client in &mut self.plan.memory_clients {
             let spec = &topology.services[client.service];
-            let slot = self.world.memory_door(client.service);
-            let door = (&*self.world.fabric, spec, topology.limits.connections, slot);
-            client.step(&mut net, door, &mut self.plan.next_id);
+            let slot = self.world.shm_slot(client.service);
+            let reachability = (&*self.world.fabric, spec, topology.limits.connections, slot);
+            client.step(&mut net, reachability, &mut self.plan.next_id);
             if self.world.is_changed() && !net.ending {
                 client.check_sent_away(&mut net);
             }
@@ -279,11 +284,11 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
     /// Waits until nothing is in flight; then everything must have been returned.
     fn quiet(&mut self) -> Result<(), String> {
         for client in &mut self.plan.stream_clients {
-            if client.manner.read_max > 0 {
-                client.manner.read_max = client.manner.read_max.max(1 << 16);
+            if client.behaviour.read_max > 0 {
+                client.behaviour.read_max = client.behaviour.read_max.max(1 << 16);
             }
-            client.manner.write_max = client.manner.write_max.max(1 << 16);
-            client.manner.pause_ns = (0, MS);
+            client.behaviour.write_max = client.behaviour.write_max.max(1 << 16);
+            client.behaviour.pause_ns = (0, MS);
         }
         let end_ns = self.world.now_ns() + QUIET_NS_MAX;
         let (mut quiet_rounds, mut idle_rounds) = (0, 0);
@@ -295,7 +300,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             // A stuck service leaves its streams unread permanently.
             let patient = idle_rounds < IDLE_ROUNDS_MAX;
             let under_way = !self.world.is_changed()
-                || self.plan.rebirths.iter().any(|r| r.is_under_way())
+                || self.plan.restarts.iter().any(|r| r.is_in_progress())
                 || lock(&self.world.net).next_due_ns().is_some()
                 || patient && self.check_unread().is_err()
                 || patient && self.plan.stream_clients.iter().any(|c| c.has_more())
@@ -305,7 +310,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         self.world.check_quiet()?;
         self.check_drops()?;
         self.check_unread()?;
-        self.check_forsaken()
+        self.check_unanswered()
     }
 
     /// Nothing was lost without a cause.
@@ -344,7 +349,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
     }
 
     /// A service that lost nothing owes nothing.
-    fn check_forsaken(&self) -> Result<(), String> {
+    fn check_unanswered(&self) -> Result<(), String> {
         for service in 0..self.plan.sound.len() {
             let counted = self.world.metrics.service(service);
             let intake =
@@ -358,11 +363,11 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             }
             for client in self.plan.stream_clients.iter().filter(|c| c.service == service) {
                 // The content of an unread stream, and the optional replies, are unknown.
-                let unclear = client.manner.read_max == 0
+                let unclear = client.behaviour.read_max == 0
                     || !client.judged
-                    || client.taste.framing == Framing::Raw;
-                let owed = client.owed() as u64 + client.forsaken;
-                if owed > 0 && !unclear && client.taste.silent == 0 {
+                    || client.request_mix.framing == Framing::Raw;
+                let owed = client.owed() as u64 + client.unanswered;
+                if owed > 0 && !unclear && client.request_mix.silent == 0 {
                     return Err(format!(
                         "service {service} lost nothing, but a client is owed {owed}: {counted:?}"
                     ));
@@ -381,8 +386,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             self.round(by_ns)?;
         }
         if !self.world.is_changed() {
-            lock(&self.world.net).struck.one(Fault::CutReload);
-            self.world.give_up_change();
+            lock(&self.world.net).fault_counts.one(Fault::CutReload);
+            self.world.abandon_change();
         }
         let end_ns = self.world.now_ns() + self.plan.drain_ns;
         let mut draining = vec![false; self.world.workers.len()];
@@ -444,7 +449,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             events: trace.events(),
             took_ns: net.now_ns(),
             services,
-            struck: net.struck.clone(),
+            fault_counts: net.fault_counts.clone(),
         }
     }
 }

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use wire::framing::{ErrorReply, Framing};
 use wire::nic::{Close, PortIndex};
 
-use crate::client::Taste;
+use crate::client::RequestMix;
 use crate::conn::ConnId;
 use crate::fault::Fault;
 use crate::message::{
@@ -28,7 +28,7 @@ use crate::world::client_address;
 
 /// How a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum Ending {
     /// The client closes its side after the last request and reads the rest.
     Polite,
     /// It stays until the engine closes.
@@ -45,10 +45,17 @@ pub enum Fate {
     Cut,
 }
 
-const FATES: [Fate; 7] =
-    [Fate::Polite, Fate::Stay, Fate::Reset, Fate::Vanish, Fate::Nonsense, Fate::Quit, Fate::Cut];
+const ENDINGS: [Ending; 7] = [
+    Ending::Polite,
+    Ending::Stay,
+    Ending::Reset,
+    Ending::Vanish,
+    Ending::Nonsense,
+    Ending::Quit,
+    Ending::Cut,
+];
 
-impl Fate {
+impl Ending {
     /// The corresponding kind of fault, if any.
     fn fault(self) -> Option<Fault> {
         match self {
@@ -64,18 +71,18 @@ impl Fate {
 
 /// The set of endings a client may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fates(u8);
+pub struct Endings(u8);
 
-impl Fates {
+impl Endings {
     /// All of them.
     pub const ALL: Self = Self(0x7f);
     /// Those without losses.
     pub const GENTLE: Self = Self(0b11);
 
-    /// All of these but one, which becomes [`Fate::Stay`].
+    /// All of these but one, which becomes [`Ending::Stay`].
     pub fn without(self, fault: Fault) -> Self {
-        let spared = FATES.iter().filter(|fate| fate.fault() == Some(fault));
-        Self(spared.fold(self.0, |left, fate| left & !(1 << *fate as u8)))
+        let spared = ENDINGS.iter().filter(|ending| ending.fault() == Some(fault));
+        Self(spared.fold(self.0, |left, ending| left & !(1 << *ending as u8)))
     }
 
     /// Whether it contains endings with losses.
@@ -83,9 +90,9 @@ impl Fates {
         self.0 & !Self::GENTLE.0 != 0
     }
 
-    fn draw(self, rng: &mut Rng) -> Fate {
-        let drawn = rng.pick(&FATES[..if self.are_rough() { FATES.len() } else { 2 }]);
-        if self.0 & 1 << drawn as u8 == 0 { Fate::Stay } else { drawn }
+    fn draw(self, rng: &mut Rng) -> Ending {
+        let drawn = rng.pick(&ENDINGS[..if self.are_rough() { ENDINGS.len() } else { 2 }]);
+        if self.0 & 1 << drawn as u8 == 0 { Ending::Stay } else { drawn }
     }
 }
 
@@ -102,7 +109,7 @@ enum Expected {
 
 /// Behaviour of a client.
 #[derive(Clone, Copy, Debug)]
-pub struct Manner {
+pub struct StreamBehaviour {
     /// Maximum number of requests without a reply.
     pub pipeline: usize,
     /// Most bytes of one write.
@@ -114,15 +121,15 @@ pub struct Manner {
     /// Rate per mille of commands that the protocol refuses (memcached).
     pub bogus: u32,
     /// How its connections may end.
-    pub fates: Fates,
+    pub endings: Endings,
 }
 
 /// A client's connection.
 #[derive(Debug)]
-struct Life {
+struct Connection {
     conn: ConnId,
     id: u32,
-    fate: Fate,
+    ending: Ending,
     left: u32,
     sequence: u32,
     expected: VecDeque<Expected>,
@@ -145,9 +152,9 @@ pub struct StreamClient {
     /// The port of that service.
     pub port: PortIndex,
     /// Its request mix.
-    pub taste: Taste,
+    pub request_mix: RequestMix,
     /// Its behaviour.
-    pub manner: Manner,
+    pub behaviour: StreamBehaviour,
     /// Whether replies keep the order of requests.
     pub ordered: bool,
     /// Whether the service replies.
@@ -155,7 +162,7 @@ pub struct StreamClient {
     /// Whether the content of replies is checked.
     pub judged: bool,
     /// Connections still to open.
-    pub lives: u32,
+    pub connections: u32,
     /// Requests of each connection.
     pub requests: u32,
     /// Time of its next action.
@@ -165,68 +172,76 @@ pub struct StreamClient {
     /// Replies received.
     pub received: u64,
     /// Connections that the engine ended while replies were owed.
-    pub forsaken: u64,
-    life: Option<Life>,
+    pub unanswered: u64,
+    connection: Option<Connection>,
 }
 
 impl StreamClient {
     /// A client that has not connected yet.
-    pub fn new(service: usize, port: PortIndex, taste: Taste, manner: Manner, rng: Rng) -> Self {
+    pub fn new(
+        service: usize,
+        port: PortIndex,
+        request_mix: RequestMix,
+        behaviour: StreamBehaviour,
+        rng: Rng,
+    ) -> Self {
         Self {
             service,
             port,
-            taste,
-            manner,
+            request_mix,
+            behaviour,
             ordered: true,
             replies: true,
             judged: true,
-            lives: 1,
+            connections: 1,
             requests: 10,
             next_ns: 0,
             rng,
             received: 0,
-            forsaken: 0,
-            life: None,
+            unanswered: 0,
+            connection: None,
         }
     }
 
     /// Time of the client's next action.
     pub fn due_ns(&self) -> u64 {
-        if self.life.is_some() || self.lives > 0 { self.next_ns } else { u64::MAX }
+        if self.connection.is_some() || self.connections > 0 { self.next_ns } else { u64::MAX }
     }
 
     /// Whether it has requests to send.
     pub fn has_more(&self) -> bool {
-        self.lives > 0 || self.life.as_ref().is_some_and(|l| l.left > 0 || !l.output.is_empty())
+        self.connections > 0
+            || self.connection.as_ref().is_some_and(|l| l.left > 0 || !l.output.is_empty())
     }
 
     /// Stops new requests; started ones are finished.
-    pub fn hush(&mut self) {
-        self.lives = 0;
-        if let Some(life) = &mut self.life {
-            life.left = 0;
+    pub fn stop_requests(&mut self) {
+        self.connections = 0;
+        if let Some(connection) = &mut self.connection {
+            connection.left = 0;
         }
     }
 
     /// Resets its connection and opens no other.
     pub fn leave(&mut self, net: &mut Network) {
-        self.lives = 0;
-        if let Some(life) = self.life.take() {
-            net.peer_close(life.conn, Close::Reset);
+        self.connections = 0;
+        if let Some(connection) = self.connection.take() {
+            net.peer_close(connection.conn, Close::Reset);
         }
     }
 
     /// Whether it sent everything and got every answer.
     pub fn is_answered(&self) -> bool {
-        let answered =
-            |l: &Life| l.expected.is_empty() && l.returned == l.sent.len() && l.output.is_empty();
-        self.forsaken == 0 && !self.has_more() && self.life.as_ref().is_none_or(answered)
+        let answered = |l: &Connection| {
+            l.expected.is_empty() && l.returned == l.sent.len() && l.output.is_empty()
+        };
+        self.unanswered == 0 && !self.has_more() && self.connection.as_ref().is_none_or(answered)
     }
 
     /// Positions in the order of replies that are still open.
     pub fn owed(&self) -> usize {
         let owed = |e: &&Expected| !matches!(e, Expected::Maybe(_));
-        self.life.as_ref().map_or(0, |l| l.expected.iter().filter(owed).count())
+        self.connection.as_ref().map_or(0, |l| l.expected.iter().filter(owed).count())
     }
 
     /// Acts on the connection if it is time.
@@ -235,29 +250,29 @@ impl StreamClient {
             return;
         }
         self.next_ns =
-            net.now_ns() + self.rng.between(self.manner.pause_ns.0, self.manner.pause_ns.1);
-        let Some(mut life) = self.life.take() else {
+            net.now_ns() + self.rng.between(self.behaviour.pause_ns.0, self.behaviour.pause_ns.1);
+        let Some(mut connection) = self.connection.take() else {
             return self.connect(net, next_id);
         };
-        self.compose(net, &mut life);
-        self.write(net, &mut life);
-        let goes_on = self.read(net, &mut life) && self.meet_fate(net, &mut life);
+        self.compose(net, &mut connection);
+        self.write(net, &mut connection);
+        let goes_on = self.read(net, &mut connection) && self.apply_ending(net, &mut connection);
         if goes_on {
-            self.life = Some(life);
+            self.connection = Some(connection);
         }
     }
 
     fn connect(&mut self, net: &mut Network, next_id: &mut u32) {
-        self.lives -= 1;
+        self.connections -= 1;
         let id = *next_id;
         *next_id += 1;
         let peer: SocketAddr = client_address(id);
-        let fate = self.manner.fates.draw(&mut self.rng);
-        self.note_manner(net);
-        self.life = Some(Life {
+        let ending = self.behaviour.endings.draw(&mut self.rng);
+        self.count_behaviour(net);
+        self.connection = Some(Connection {
             conn: net.connect(peer, self.port),
             id,
-            fate,
+            ending,
             left: self.requests,
             sequence: 0,
             expected: VecDeque::new(),
@@ -272,122 +287,128 @@ impl StreamClient {
     }
 
     /// Counts the client's continuous faults.
-    fn note_manner(&self, net: &mut Network) {
-        if self.manner.write_max == 1 || self.manner.read_max == 1 {
-            net.struck.one(Fault::Bytewise);
+    fn count_behaviour(&self, net: &mut Network) {
+        if self.behaviour.write_max == 1 || self.behaviour.read_max == 1 {
+            net.fault_counts.one(Fault::Bytewise);
         }
-        if self.manner.read_max == 0 {
-            net.struck.one(Fault::Deaf);
+        if self.behaviour.read_max == 0 {
+            net.fault_counts.one(Fault::Deaf);
         }
     }
 
-    fn compose(&mut self, net: &mut Network, life: &mut Life) {
-        let framing = self.taste.framing;
-        while life.left > 0 && life.output.len() < 4 * self.manner.write_max.max(1024) {
-            let raw_open = (life.sent.len() - life.returned) / 64;
-            if life.expected.len().max(raw_open) >= self.manner.pipeline {
+    fn compose(&mut self, net: &mut Network, connection: &mut Connection) {
+        let framing = self.request_mix.framing;
+        while connection.left > 0
+            && connection.output.len() < 4 * self.behaviour.write_max.max(1024)
+        {
+            let raw_open = (connection.sent.len() - connection.returned) / 64;
+            if connection.expected.len().max(raw_open) >= self.behaviour.pipeline {
                 return;
             }
-            life.left -= 1;
+            connection.left -= 1;
             if framing == Framing::Memcached
-                && net.struck.strikes(&mut self.rng, Fault::Bogus, self.manner.bogus)
+                && net.fault_counts.occurs(&mut self.rng, Fault::Bogus, self.behaviour.bogus)
             {
-                life.output.extend(self.rng.pick(&[&b"bogus 1\r\n"[..], b"\r\n", b"get\n"]));
-                life.expected.push_back(Expected::Error);
+                connection.output.extend(self.rng.pick(&[&b"bogus 1\r\n"[..], b"\r\n", b"get\n"]));
+                connection.expected.push_back(Expected::Error);
                 continue;
             }
-            let (body, flavor) = self.taste.request(&mut self.rng, life.id, life.sequence);
-            life.sequence += 1;
+            let (body, flavor) =
+                self.request_mix.request(&mut self.rng, connection.id, connection.sequence);
+            connection.sequence += 1;
             if body.ask == Ask::Unframable {
-                net.struck.one(Fault::Unframable);
+                net.fault_counts.one(Fault::Unframable);
             }
             net.ledger.ask(self.service, body, None);
             let wire = request_wire(framing, &request_payload(framing, &body, flavor));
-            life.output.extend(&wire);
+            connection.output.extend(&wire);
             match flavor {
-                _ if framing == Framing::Raw => life.sent.extend(&wire),
+                _ if framing == Framing::Raw => connection.sent.extend(&wire),
                 _ if !self.replies => {}
-                Flavor::Plain => life.expected.push_back(Expected::Reply(body)),
-                Flavor::Quiet => life.expected.push_back(Expected::Maybe(body)),
+                Flavor::Plain => connection.expected.push_back(Expected::Reply(body)),
+                Flavor::Quiet => connection.expected.push_back(Expected::Maybe(body)),
                 Flavor::Silent => {}
             }
         }
     }
 
-    fn write(&mut self, net: &mut Network, life: &mut Life) {
-        if life.output.is_empty() || self.manner.write_max == 0 {
+    fn write(&mut self, net: &mut Network, connection: &mut Connection) {
+        if connection.output.is_empty() || self.behaviour.write_max == 0 {
             return;
         }
-        let most = life.output.len().min(self.manner.write_max) as u64;
+        let most = connection.output.len().min(self.behaviour.write_max) as u64;
         let most = self.rng.between(1, most) as usize;
-        let count = net.peer_write(life.conn, &life.output[..most]);
-        life.output.drain(..count);
+        let count = net.peer_write(connection.conn, &connection.output[..most]);
+        connection.output.drain(..count);
     }
 
     /// Reads once; false if the connection is over.
-    fn read(&mut self, net: &mut Network, life: &mut Life) -> bool {
-        if self.manner.read_max == 0 {
+    fn read(&mut self, net: &mut Network, connection: &mut Connection) -> bool {
+        if self.behaviour.read_max == 0 {
             // It still notices a reset.
-            return !net.is_over(life.conn);
+            return !net.is_over(connection.conn);
         }
-        let most = self.rng.between(1, self.manner.read_max as u64) as usize;
-        match net.peer_read(life.conn, most) {
+        let most = self.rng.between(1, self.behaviour.read_max as u64) as usize;
+        match net.peer_read(connection.conn, most) {
             PeerRead::Bytes(bytes) => {
-                self.take(net, life, &bytes);
+                self.take(net, connection, &bytes);
                 true
             }
             PeerRead::Empty => true,
             PeerRead::Closed => {
-                let left = life.input.left();
+                let left = connection.input.left();
                 if left > 0 && self.judged {
-                    let id = life.id;
+                    let id = connection.id;
                     net.ledger.violate(|| {
                         format!("client {id}: the connection ends in order inside a reply ({left})")
                     });
                 }
-                net.peer_close(life.conn, Close::Graceful);
-                self.part(life);
+                net.peer_close(connection.conn, Close::Graceful);
+                self.part(connection);
                 false
             }
             PeerRead::Broken => {
-                self.part(life);
+                self.part(connection);
                 false
             }
         }
     }
 
     /// The engine ended the connection.
-    fn part(&mut self, life: &Life) {
+    fn part(&mut self, connection: &Connection) {
         let owed = |e: &&Expected| !matches!(e, Expected::Maybe(_));
-        if life.expected.iter().any(|e| owed(&e)) || life.returned < life.sent.len() {
-            self.forsaken += 1;
+        if connection.expected.iter().any(|e| owed(&e))
+            || connection.returned < connection.sent.len()
+        {
+            self.unanswered += 1;
         }
     }
 
-    fn take(&mut self, net: &mut Network, life: &mut Life, bytes: &[u8]) {
+    fn take(&mut self, net: &mut Network, connection: &mut Connection, bytes: &[u8]) {
         if !self.judged {
             return;
         }
-        if self.taste.framing == Framing::Raw {
-            let expected = life.sent.get(life.returned..life.returned + bytes.len());
+        if self.request_mix.framing == Framing::Raw {
+            let expected =
+                connection.sent.get(connection.returned..connection.returned + bytes.len());
             if expected != Some(bytes) {
-                let id = life.id;
+                let id = connection.id;
                 net.ledger.violate(|| format!("client {id}: the stream returns other bytes"));
             }
-            life.returned += bytes.len();
+            connection.returned += bytes.len();
             return;
         }
-        life.input.push(bytes);
-        while let Some(what) = life.input.next(self.taste.framing) {
+        connection.input.push(bytes);
+        while let Some(what) = connection.input.next(self.request_mix.framing) {
             let reply = match what {
                 FromStream::Error => None,
                 FromStream::Reply(payload) => {
-                    let reply = decode_reply(self.taste.framing, payload);
+                    let reply = decode_reply(self.request_mix.framing, payload);
                     Some(reply.ok_or_else(|| format!("a garbled reply {payload:02x?}")))
                 }
             };
-            if let Err(wrong) = self.accept(life, reply) {
-                let (id, service) = (life.id, self.service);
+            if let Err(wrong) = self.accept(connection, reply) {
+                let (id, service) = (connection.id, self.service);
                 net.ledger.violate(|| format!("client {id} of service {service}: {wrong}"));
             }
         }
@@ -396,34 +417,34 @@ impl StreamClient {
     /// Matches a reply, or an error report (`None`), to its position.
     fn accept(
         &mut self,
-        life: &mut Life,
+        connection: &mut Connection,
         reply: Option<Result<Body, String>>,
     ) -> Result<(), String> {
         let Some(reply) = reply else {
-            life.errors += 1;
-            if life.errors > life.expected.len() {
+            connection.errors += 1;
+            if connection.errors > connection.expected.len() {
                 return Err("an error report for no request".into());
             }
-            self.settle_errors(life);
+            self.settle_errors(connection);
             return Ok(());
         };
         self.received += 1;
-        life.replies += 1;
+        connection.replies += 1;
         let reply = reply?;
         let answers = |e: &Expected| match e {
             Expected::Reply(body) | Expected::Maybe(body) => body.reply() == reply,
             Expected::Error => false,
         };
-        let place = life.expected.iter().position(answers);
+        let place = connection.expected.iter().position(answers);
         let place = place.ok_or_else(|| {
-            format!("{reply:?} is not owed; expected {:?}", life.expected.front())
+            format!("{reply:?} is not owed; expected {:?}", connection.expected.front())
         })?;
         if !self.ordered {
-            life.expected.remove(place);
+            connection.expected.remove(place);
             return Ok(());
         }
         // Earlier positions are reported lost, or were optional.
-        let before = life.expected.drain(..=place).take(place);
+        let before = connection.expected.drain(..=place).take(place);
         let (mut owed, mut optional) = (0, 0);
         for expected in before {
             match expected {
@@ -431,7 +452,7 @@ impl StreamClient {
                 _ => owed += 1,
             }
         }
-        let errors = std::mem::take(&mut life.errors);
+        let errors = std::mem::take(&mut connection.errors);
         if errors < owed || errors > owed + optional {
             return Err(format!(
                 "{reply:?} passes {owed} that are owed and {optional} optional replies, with {errors} \
@@ -442,75 +463,77 @@ impl StreamClient {
     }
 
     /// Without optional replies an error report has one possible position: the first.
-    fn settle_errors(&self, life: &mut Life) {
-        while life.errors > 0
+    fn settle_errors(&self, connection: &mut Connection) {
+        while connection.errors > 0
             && self.ordered
-            && matches!(life.expected.front(), Some(Expected::Reply(_) | Expected::Error))
+            && matches!(connection.expected.front(), Some(Expected::Reply(_) | Expected::Error))
         {
-            life.expected.pop_front();
-            life.errors -= 1;
+            connection.expected.pop_front();
+            connection.errors -= 1;
         }
-        if !self.ordered && life.errors == life.expected.len() {
-            life.expected.clear();
-            life.errors = 0;
+        if !self.ordered && connection.errors == connection.expected.len() {
+            connection.expected.clear();
+            connection.errors = 0;
         }
     }
 
     /// Applies the planned ending; false if the connection is over for the client.
-    fn meet_fate(&mut self, net: &mut Network, life: &mut Life) -> bool {
-        let done = life.left == 0 && life.output.is_empty();
-        let comes = done && !life.ended_own_side;
-        let fault = life.fate.fault();
-        match life.fate {
-            Fate::Reset | Fate::Vanish if done || self.rng.chance(20) => {
-                net.struck.one(fault.expect("it is one"));
-                let how = if life.fate == Fate::Reset { Close::Reset } else { Close::Graceful };
-                net.peer_close(life.conn, how);
+    fn apply_ending(&mut self, net: &mut Network, connection: &mut Connection) -> bool {
+        let done = connection.left == 0 && connection.output.is_empty();
+        let comes = done && !connection.ended_own_side;
+        let fault = connection.ending.fault();
+        match connection.ending {
+            Ending::Reset | Ending::Vanish if done || self.rng.chance(20) => {
+                net.fault_counts.one(fault.expect("it is one"));
+                let how =
+                    if connection.ending == Ending::Reset { Close::Reset } else { Close::Graceful };
+                net.peer_close(connection.conn, how);
                 return false;
             }
             _ if !comes => {}
-            Fate::Polite => self.end_own_side(net, life),
-            Fate::Quit if self.taste.framing == Framing::Memcached => {
-                life.ended_own_side = true;
-                life.output.extend(b"quit\r\n");
+            Ending::Polite => self.end_own_side(net, connection),
+            Ending::Quit if self.request_mix.framing == Framing::Memcached => {
+                connection.ended_own_side = true;
+                connection.output.extend(b"quit\r\n");
             }
-            Fate::Quit => self.end_own_side(net, life),
-            Fate::Nonsense => self.talk_nonsense(net, life),
-            Fate::Cut => {
-                let (body, flavor) = self.taste.request(&mut self.rng, life.id, life.sequence);
-                let framing = self.taste.framing;
+            Ending::Quit => self.end_own_side(net, connection),
+            Ending::Nonsense => self.break_framing(net, connection),
+            Ending::Cut => {
+                let (body, flavor) =
+                    self.request_mix.request(&mut self.rng, connection.id, connection.sequence);
+                let framing = self.request_mix.framing;
                 let wire = request_wire(framing, &request_payload(framing, &body, flavor));
                 if framing != Framing::Raw {
-                    net.peer_write(life.conn, &wire[..wire.len() / 2]);
+                    net.peer_write(connection.conn, &wire[..wire.len() / 2]);
                 }
-                self.end_own_side(net, life);
+                self.end_own_side(net, connection);
             }
-            Fate::Stay | Fate::Reset | Fate::Vanish => {}
+            Ending::Stay | Ending::Reset | Ending::Vanish => {}
         }
         if let Some(fault) = fault.filter(|_| comes) {
-            net.struck.one(fault);
+            net.fault_counts.one(fault);
         }
         true
     }
 
-    fn end_own_side(&mut self, net: &mut Network, life: &mut Life) {
-        life.ended_own_side = true;
-        net.peer_shutdown(life.conn);
+    fn end_own_side(&mut self, net: &mut Network, connection: &mut Connection) {
+        connection.ended_own_side = true;
+        net.peer_shutdown(connection.conn);
     }
 
-    fn talk_nonsense(&mut self, net: &mut Network, life: &mut Life) {
-        life.ended_own_side = true;
-        let framing = self.taste.framing;
-        let malformed = framing.malformed(self.taste.max_message_bytes);
+    fn break_framing(&mut self, net: &mut Network, connection: &mut Connection) {
+        connection.ended_own_side = true;
+        let framing = self.request_mix.framing;
+        let malformed = framing.malformed(self.request_mix.max_message_bytes);
         let chosen = match malformed.len() {
             // Any bytes are a valid message.
-            0 => return net.peer_shutdown(life.conn),
+            0 => return net.peer_shutdown(connection.conn),
             1 => 0,
             several => self.rng.below(several as u64) as usize,
         };
-        life.output.extend(&malformed[chosen]);
+        connection.output.extend(&malformed[chosen]);
         if framing.error_reply(ErrorReply::BadCommand).is_some() {
-            life.expected.push_back(Expected::Error);
+            connection.expected.push_back(Expected::Error);
         }
     }
 }

@@ -117,9 +117,9 @@ pub struct World<N: Nic<Socket = SimSocket, Port = ()>> {
     /// The model accelerators of all services and workers.
     pub models: Vec<Arc<Mutex<Model>>>,
     /// Worker and service of each model.
-    pub(crate) seats: Vec<(usize, usize)>,
+    pub(crate) model_owners: Vec<(usize, usize)>,
     /// Blocks of generations that have ended.
-    pub(crate) ghosts: Vec<Arc<Mutex<Model>>>,
+    pub(crate) retired: Vec<Arc<Mutex<Model>>>,
     /// Of the latest region.
     pub(crate) generation: u64,
     /// Slot of each model.
@@ -150,7 +150,7 @@ struct Page {
 }
 
 /// A region, divided among workers.
-pub(crate) struct Divided {
+pub(crate) struct PreparedRegion {
     pub(crate) words: Words<MappedMemory>,
     pub(crate) memory: MappedMemory,
     pub(crate) entries: Vec<RingEntry>,
@@ -160,7 +160,12 @@ pub(crate) struct Divided {
 }
 
 /// The region of a new generation of one accelerator of a service, by its index in the service's list.
-pub(crate) fn divide(setup: &Setup, service: usize, place: usize, generation: u64) -> Divided {
+pub(crate) fn prepare_region(
+    setup: &Setup,
+    service: usize,
+    place: usize,
+    generation: u64,
+) -> PreparedRegion {
     let workers = setup.topology.engine.workers;
     let service = &setup.topology.services[service];
     let mut plan = service.region_plan(place, generation).starting_at(setup.ring_start);
@@ -185,11 +190,11 @@ pub(crate) fn divide(setup: &Setup, service: usize, place: usize, generation: u6
             mqueues,
         });
     }
-    Divided { words: near.words(), memory, entries: near.entries().to_vec(), ends, shares }
+    PreparedRegion { words: near.words(), memory, entries: near.entries().to_vec(), ends, shares }
 }
 
 /// A service's regions, divided among the workers.
-pub(crate) struct SharedOut {
+pub(crate) struct PreparedService {
     pub(crate) words: Vec<Words<MappedMemory>>,
     /// By worker.
     pub(crate) attachments: Vec<Vec<Attachment>>,
@@ -197,21 +202,21 @@ pub(crate) struct SharedOut {
     pub(crate) models: Vec<Vec<Arc<Mutex<Model>>>>,
 }
 
-pub(crate) fn share_out(
+pub(crate) fn prepare_service(
     setup: &Setup,
     service: usize,
     net: &SharedNetwork,
     rng: &mut Rng,
-) -> SharedOut {
+) -> PreparedService {
     let workers = setup.topology.engine.workers;
     let tokens: Vec<SeenTokens> = (0..workers).map(|_| SeenTokens::default()).collect();
-    let mut out = SharedOut {
+    let mut out = PreparedService {
         words: Vec::new(),
         attachments: (0..workers).map(|_| Vec::new()).collect(),
         models: (0..workers).map(|_| Vec::new()).collect(),
     };
     for accelerator in 0..setup.topology.services[service].accelerators.len() {
-        let divided = divide(setup, service, accelerator, 1);
+        let divided = prepare_region(setup, service, accelerator, 1);
         out.words.push(divided.words.clone());
         let role = role(setup, service, accelerator);
         let parts = divided.ends.into_iter().zip(divided.shares).enumerate();
@@ -238,19 +243,19 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         let workers = topology.engine.workers;
         let services = topology.services.len();
         let mut models = Vec::new();
-        let mut seats = Vec::new();
+        let mut model_owners = Vec::new();
         let mut model_slots = Vec::new();
         let mut words = Vec::new();
         // attachments[worker][service]
         let mut attachments: Vec<Vec<Vec<Attachment>>> = (0..workers).map(|_| Vec::new()).collect();
         for service in 0..services {
-            let shared = share_out(setup, service, &net, &mut rng);
+            let shared = prepare_service(setup, service, &net, &mut rng);
             words.extend(shared.words);
             for (worker, of_worker) in shared.attachments.into_iter().enumerate() {
                 attachments[worker].push(of_worker);
             }
             for (worker, of_worker) in shared.models.into_iter().enumerate() {
-                seats.extend(of_worker.iter().map(|_| (worker, service)));
+                model_owners.extend(of_worker.iter().map(|_| (worker, service)));
                 model_slots.extend(of_worker.iter().map(|_| service as u16));
                 models.extend(of_worker);
             }
@@ -275,8 +280,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             workers: parts.map(build).collect(),
             net,
             models,
-            seats,
-            ghosts: Vec::new(),
+            model_owners,
+            retired: Vec::new(),
             generation: 1,
             model_slots,
             slots: (0..services).map(|service| vec![service as u16]).collect(),
@@ -308,7 +313,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     pub fn advance(&mut self, by_ns: u64) {
         let now_ns = self.now_ns() + by_ns;
         lock(&self.net).advance(now_ns);
-        for model in self.models.iter().chain(&self.ghosts) {
+        for model in self.models.iter().chain(&self.retired) {
             let mut model = lock(model);
             if model.is_remote() {
                 model.step(now_ns);
@@ -366,7 +371,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         let under_way: u32 = services.map(|s| self.by_mqueue(worker, s).sum::<u32>()).sum();
         // The blocks of an old version have no owner once the worker has released them.
         let serves = |m: &usize| {
-            let (of, service) = self.seats[*m];
+            let (of, service) = self.model_owners[*m];
             of == worker && self.slots[service].last() == Some(&self.model_slots[*m])
         };
         let models = (0..self.models.len()).filter(serves);
@@ -442,7 +447,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         if counted.received != ended + under_way {
             return Err(format!(
                 "service {service}: received {} is not {} replied + {} consumed + {} dropped + \
-                 {under_way} under way ({counted:?})",
+                 {under_way} in flight ({counted:?})",
                 counted.received,
                 counted.replied,
                 counted.consumed,
@@ -536,7 +541,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     /// Whether blocks that no longer read keep messages that are not missed: those of a service
     /// without replies.
     pub(crate) fn keeps_unread(&self, service: usize) -> bool {
-        let of_service = self.models.iter().zip(&self.seats).filter(|(_, seat)| seat.1 == service);
+        let of_service =
+            self.models.iter().zip(&self.model_owners).filter(|(_, seat)| seat.1 == service);
         let stopped =
             of_service.flat_map(|(model, _)| lock(model).stopped()).any(|stopped| stopped);
         stopped && self.topology.services[service].replies == Replies::None
@@ -545,7 +551,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     /// Every mqueue of a worker has all its credit, but for those.
     fn check_credit_returned(&self, service: usize, worker: usize) -> Result<(), String> {
         let none = self.topology.services[service].replies == Replies::None;
-        let models = self.models.iter().zip(&self.seats);
+        let models = self.models.iter().zip(&self.model_owners);
         let models = models.filter(|(_, seat)| **seat == (worker, service));
         let stopped: Vec<bool> = models.flat_map(|(model, _)| lock(model).stopped()).collect();
         let held: Vec<u32> = self.by_mqueue(worker, service).collect();

@@ -113,7 +113,7 @@ impl Stage {
     }
 
     /// All clients send requests, but none more than the service that must lose nothing can take.
-    fn bustle(&mut self) {
+    fn load(&mut self) {
         let unanswered = self.asked[STAYS] - self.world.metrics.service(STAYS).replied;
         if unanswered < 3 && self.rng.chance(400) {
             self.ask(STAYS);
@@ -127,12 +127,12 @@ impl Stage {
         self.step();
     }
 
-    fn bustle_until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+    fn load_until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         for _ in 0..20_000 {
             if done(self) {
                 return;
             }
-            self.bustle();
+            self.load();
         }
         panic!("never: {what}");
     }
@@ -329,24 +329,24 @@ fn a_held_service_loses_nothing_at_any_step() {
         let sound = stage.behaviour;
         for round in 0..8 {
             for _ in 0..stage.rng.below(40) {
-                stage.bustle();
+                stage.load();
             }
             let told = stage.world.hold(STAYS, 0, 1000 * MS);
             if stage.rng.chance(200) {
                 // The hold is cancelled, however far it was.
                 for _ in 0..stage.rng.below(60) {
-                    stage.bustle();
+                    stage.load();
                 }
-                stage.world.free(STAYS, 0);
+                stage.world.cancel_hold(STAYS, 0);
             } else {
-                stage.bustle_until("all is answered", |_| told.is_complete(workers));
+                stage.load_until("all is answered", |_| told.is_complete(workers));
                 assert_eq!(stage.world.under_way(STAYS), 0, "seed {seed}, round {round}");
-                stage.world.lose(STAYS, 0, DropReason::Reconfiguring);
+                stage.world.lose_runtime(STAYS, 0, DropReason::Reconfiguring);
                 let before = stage.world.metrics.service(STAYS);
                 for _ in 0..stage.rng.below(60) {
-                    stage.bustle();
+                    stage.load();
                 }
-                stage.world.renew(STAYS, 0, sound);
+                stage.world.replace_rings(STAYS, 0, sound);
                 stage.world.run(600, 100_000);
                 let after = stage.world.metrics.service(STAYS);
                 assert_eq!(before.received, after.received, "seed {seed}: it took something in");
@@ -354,7 +354,7 @@ fn a_held_service_loses_nothing_at_any_step() {
                 let asleep = stage.world.workers.iter().all(|w| w.sleep_ns(now_ns) > 0);
                 assert!(asleep, "seed {seed}, round {round}: a worker spins");
                 assert_eq!(stage.world.metrics.services()[STAYS].observed().held, workers as u64);
-                stage.world.revive(STAYS, 0);
+                stage.world.resume_blocks(STAYS, 0);
             }
             stage.world.run(600, 100_000);
             assert_eq!(stage.world.metrics.services()[STAYS].observed().held, 0);
@@ -373,8 +373,8 @@ fn a_hold_ends_when_no_next_life_comes() {
         let mut stage = Stage::new(workers, 11, true);
         let sound = stage.behaviour;
         let told = stage.world.hold(STAYS, 0, 100 * MS);
-        stage.bustle_until("all is answered", |_| told.is_complete(workers));
-        stage.world.lose(STAYS, 0, DropReason::Reconfiguring);
+        stage.load_until("all is answered", |_| told.is_complete(workers));
+        stage.world.lose_runtime(STAYS, 0, DropReason::Reconfiguring);
         stage.world.run(1, 0);
         let answered = stage.world.metrics.service(STAYS).replied;
         for _ in 0..5 {
@@ -387,8 +387,8 @@ fn a_hold_ends_when_no_next_life_comes() {
         let stays = stage.world.metrics.service(STAYS);
         assert_eq!(stays.dropped(DropReason::Reconfiguring), stage.asked[STAYS] - answered);
         assert_eq!(stage.world.metrics.services()[STAYS].observed().held, 0);
-        stage.world.renew(STAYS, 0, sound);
-        stage.world.revive(STAYS, 0);
+        stage.world.replace_rings(STAYS, 0, sound);
+        stage.world.resume_blocks(STAYS, 0);
         stage.world.run(60, 100_000);
         stage.ask(STAYS);
         stage.world.run(60, 100_000);
@@ -403,16 +403,16 @@ fn a_drain_and_a_change_end_a_hold() {
         let workers = 1 + seed as usize % 3;
         let mut stage = Stage::new(workers, seed, true);
         for _ in 0..stage.rng.below(40) {
-            stage.bustle();
+            stage.load();
         }
         let told = stage.world.hold(STAYS, 0, 1000 * MS);
         for _ in 0..stage.rng.below(40) {
-            stage.bustle();
+            stage.load();
         }
         let lost = seed % 4 == 3;
         if lost {
-            stage.bustle_until("all is answered", |_| told.is_complete(workers));
-            stage.world.lose(STAYS, 0, DropReason::Reconfiguring);
+            stage.load_until("all is answered", |_| told.is_complete(workers));
+            stage.world.lose_runtime(STAYS, 0, DropReason::Reconfiguring);
         }
         if seed % 2 == 0 {
             stage.world.begin_drain();
@@ -445,16 +445,16 @@ fn a_version_that_waits_for_its_accelerator_loses_nothing() {
         for round in 0..6 {
             let spec = stage.world.topology().services[STAYS].clone();
             stage.world.put(spec, STAYS, Keeps::all(true), 1000 * MS);
-            stage.world.hold_newcomer(1000 * MS);
-            stage.change_in_steps(Stage::bustle);
+            stage.world.hold_new_version(1000 * MS);
+            stage.change_in_steps(Stage::load);
             let before = stage.world.metrics.service(STAYS);
             assert_eq!(stage.world.under_way(STAYS), 0, "seed {seed}, round {round}");
             for _ in 0..stage.rng.below(60) {
-                stage.bustle();
+                stage.load();
             }
             let after = stage.world.metrics.service(STAYS);
             assert_eq!(before.received, after.received, "seed {seed}: it took something in");
-            stage.world.revive(STAYS, 0);
+            stage.world.resume_blocks(STAYS, 0);
             stage.world.run(600, 100_000);
             let stays = stage.world.metrics.service(STAYS);
             assert_eq!(stays.dropped_requests(), 0, "seed {seed}, round {round}: {stays:?}");
@@ -478,7 +478,7 @@ fn the_hold_of_a_version_that_comes_counts_from_the_switch() {
         }
         let held = |stage: &Stage| stage.world.metrics.services()[CHANGES].observed().held;
         stage.world.put(spec, CHANGES, Keeps::all(true), 100_000 * MS);
-        stage.world.hold_newcomer(1000 * MS);
+        stage.world.hold_new_version(1000 * MS);
         (0..WORKERS).for_each(|worker| stage.world.follow(worker));
         stage.world.run(150, PAUSE_NS / 100);
         assert!(!stage.world.is_switched());
@@ -491,7 +491,7 @@ fn the_hold_of_a_version_that_comes_counts_from_the_switch() {
         stage.world.run(90, PAUSE_NS / 100);
         let service = stage.world.metrics.service(CHANGES);
         assert_eq!((service.received, held(&stage)), (u64::from(replaces), WORKERS as u64));
-        stage.world.revive(CHANGES, 0);
+        stage.world.resume_blocks(CHANGES, 0);
         stage.world.run(60, 100_000);
         let service = stage.world.metrics.service(CHANGES);
         assert_eq!((service.replied, service.dropped_requests(), held(&stage)), (2, 0, 0));
@@ -500,7 +500,7 @@ fn the_hold_of_a_version_that_comes_counts_from_the_switch() {
 
 /// A hold that ends by its time limit finds connections whose requests arrived long ago, and reads them.
 #[test]
-fn whoever_could_not_be_heard_was_not_idle() {
+fn unread_connections_do_not_count_as_idle() {
     let mut stage = Stage::new(1, 11, true);
     let mut setup = Setup::sound(topology(1));
     setup.topology.limits.idle_ms = 1000;
@@ -510,7 +510,7 @@ fn whoever_could_not_be_heard_was_not_idle() {
     assert_eq!(stage.world.metrics.service(STAYS).replied, 4);
     stage.world.hold(STAYS, 0, 100 * MS);
     stage.world.run(10, MS);
-    stage.world.lose(STAYS, 0, DropReason::Reconfiguring);
+    stage.world.lose_runtime(STAYS, 0, DropReason::Reconfiguring);
     stage.world.run(1, 0);
     (0..4).for_each(|caller| stage.say(STAYS, caller, 1));
     stage.world.run(105, PAUSE_NS / 100);

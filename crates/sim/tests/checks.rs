@@ -49,7 +49,7 @@ struct Saboteur {
 
 impl Saboteur {
     /// Every fourth opportunity is taken.
-    fn strikes(&mut self, sabotage: Sabotage) -> bool {
+    fn occurs(&mut self, sabotage: Sabotage) -> bool {
         if self.sabotage != sabotage {
             return false;
         }
@@ -82,10 +82,10 @@ impl Nic for Saboteur {
             batch.overflowed = 0;
         }
         if let Some(first) = batch.items.first().copied() {
-            if self.strikes(Sabotage::RepeatRequest) {
+            if self.occurs(Sabotage::RepeatRequest) {
                 batch.items.push(first);
             }
-            if first.len > 20 && self.strikes(Sabotage::SpoilRequest) {
+            if first.len > 20 && self.occurs(Sabotage::SpoilRequest) {
                 batch.bytes[first.offset as usize + 18] ^= 1;
             }
         }
@@ -101,21 +101,21 @@ impl Nic for Saboteur {
         let last_peer = self.last_peer.replace(peer);
         if let Some(last) = last_peer
             && last != peer
-            && self.strikes(Sabotage::RedirectReply)
+            && self.occurs(Sabotage::RedirectReply)
         {
             peer = last;
         }
-        if local.is_some() && self.strikes(Sabotage::WrongSource) {
+        if local.is_some() && self.occurs(Sabotage::WrongSource) {
             local = Some([10, 9, 9, 9].into());
         }
-        if payload.len() > 20 && self.strikes(Sabotage::SpoilReply) {
+        if payload.len() > 20 && self.occurs(Sabotage::SpoilReply) {
             payload[19] ^= 4;
         }
-        if self.strikes(Sabotage::LoseReply) {
+        if self.occurs(Sabotage::LoseReply) {
             batch.advance(1);
             return SendOutcome { sent: 1, ..SendOutcome::default() };
         }
-        if self.strikes(Sabotage::RepeatReply) {
+        if self.occurs(Sabotage::RepeatReply) {
             self.inner.send(port, &mut single(peer, local, &payload));
         }
         let outcome = self.inner.send(port, &mut single(peer, local, &payload));
@@ -145,7 +145,7 @@ impl Nic for Saboteur {
     }
 
     fn write(&mut self, key: StreamKey, bytes: &[u8]) -> Written {
-        if bytes.len() > 40 && self.strikes(Sabotage::CloseEarly) {
+        if bytes.len() > 40 && self.occurs(Sabotage::CloseEarly) {
             let written = self.inner.write(key, &bytes[..30]);
             if written == Written::Bytes(30) {
                 self.inner.close(key, Close::Graceful);
@@ -153,12 +153,12 @@ impl Nic for Saboteur {
             }
             return written;
         }
-        if bytes.len() > 20 && self.strikes(Sabotage::SpoilStream) {
+        if bytes.len() > 20 && self.occurs(Sabotage::SpoilStream) {
             let mut spoilt = bytes.to_vec();
             spoilt[19] ^= 1;
             return self.inner.write(key, &spoilt);
         }
-        if bytes.len() > 1 && self.strikes(Sabotage::LoseByte) {
+        if bytes.len() > 1 && self.occurs(Sabotage::LoseByte) {
             return match self.inner.write(key, &bytes[1..]) {
                 Written::Bytes(count) => Written::Bytes(count + 1),
                 other => other,
@@ -213,7 +213,7 @@ fn every_sabotage_is_caught() {
         (Sabotage::SpoilReply, &["garbled reply", "to no request", "should be"]),
         (Sabotage::LoseReply, &["replies"]),
         (Sabotage::RepeatRequest, &["requests", "reached kernels", "second reply"]),
-        (Sabotage::SpoilRequest, &["garbled message", "met mqueue", "nobody asked"]),
+        (Sabotage::SpoilRequest, &["garbled message", "met mqueue", "unsolicited"]),
         (Sabotage::LoseByte, &["replies", "garbled", "other bytes", "inside a reply", "not owed"]),
         (Sabotage::SpoilStream, &["garbled", "other bytes", "replies", "not owed", "inside"]),
         (Sabotage::CloseEarly, &["inside a reply", "replies"]),

@@ -8,7 +8,7 @@ mod scene;
 use engine::topology::{Dispatch, Replies};
 use scene::{MS, Scene, Script, UDP, request, script};
 use sim::accelerator::Behaviour;
-use sim::backend::BackendHabits;
+use sim::backend::BackendBehaviour;
 use sim::message::{Ask, Body, match_id};
 use sim::net::{Faults, PeerRead, lock};
 use wire::DropReason;
@@ -23,11 +23,11 @@ fn stuck(framing: Framing) -> Script {
 }
 
 /// A service that asks its backend for everything.
-fn asking(transport: Transport, habits: BackendHabits) -> Scene {
+fn asking(transport: Transport, backend_behaviour: BackendBehaviour) -> Scene {
     let mut script = script(Framing::LengthU16);
     script.backend(transport);
-    script.setup.honest_backends = vec![habits.is_honest()];
-    script.habits = habits;
+    script.setup.honest_backends = vec![backend_behaviour.is_honest()];
+    script.backend_behaviour = backend_behaviour;
     script.play()
 }
 
@@ -70,7 +70,7 @@ fn a_datagram_without_credit_is_shed() {
 }
 
 #[test]
-fn a_dead_block_loses_its_requests_and_leaves_nobody() {
+fn a_dead_block_loses_its_requests_and_leaves_no_accelerator() {
     let mut script = script(Framing::LengthU16);
     script.behaviour().die_after = Some(0);
     let mut scene = script.play();
@@ -289,7 +289,7 @@ fn a_full_hand_over_ring_sheds_datagrams() {
 }
 
 #[test]
-fn what_waits_for_credit_is_dropped_by_a_drain() {
+fn messages_waiting_for_credit_are_dropped_by_a_drain() {
     let mut scene = stuck(Framing::LengthU16).play();
     let caller = scene.connect();
     for sequence in 0..5 {
@@ -371,8 +371,9 @@ fn a_service_without_replies_has_none() {
 
 #[test]
 fn a_late_answer_of_a_backend_is_passed_over() {
-    let habits = BackendHabits { late: 1000, late_ns: 150 * MS, ..BackendHabits::SOUND };
-    let mut scene = asking(Transport::Tcp, habits);
+    let backend_behaviour =
+        BackendBehaviour { late: 1000, late_ns: 150 * MS, ..BackendBehaviour::SOUND };
+    let mut scene = asking(Transport::Tcp, backend_behaviour);
     scene.ask(question(0));
     scene.wait_ms(140);
     assert_eq!(scene.world.metrics.service(0).backend_timeouts, 1);
@@ -381,7 +382,7 @@ fn a_late_answer_of_a_backend_is_passed_over() {
     // provokes: backend_late
     assert_eq!(scene.dropped(DropReason::BackendLate), 1);
     // The stream is in sync again.
-    scene.backend.as_mut().unwrap().habits = BackendHabits::SOUND;
+    scene.backend.as_mut().unwrap().behaviour = BackendBehaviour::SOUND;
     scene.ask(question(0));
     scene.wait_ms(5);
     let counted = scene.world.metrics.service(0);
@@ -393,7 +394,7 @@ fn a_backend_that_talks_nonsense_is_cut_off() {
     let mut script = script(Framing::LengthU16);
     script.backend(Transport::Tcp).framing = Framing::Memcached;
     script.setup.honest_backends = vec![false];
-    script.habits = BackendHabits { garbage: 1000, ..BackendHabits::SOUND };
+    script.backend_behaviour = BackendBehaviour { garbage: 1000, ..BackendBehaviour::SOUND };
     let mut scene = script.play();
     scene.ask(question(0));
     scene.wait_ms(5);
@@ -402,9 +403,9 @@ fn a_backend_that_talks_nonsense_is_cut_off() {
 }
 
 #[test]
-fn an_answer_that_nobody_asked_for_ends_the_connection() {
-    let habits = BackendHabits { unasked: 1000, ..BackendHabits::SOUND };
-    let mut scene = asking(Transport::Tcp, habits);
+fn an_unsolicited_answer_ends_the_connection() {
+    let backend_behaviour = BackendBehaviour { unasked: 1000, ..BackendBehaviour::SOUND };
+    let mut scene = asking(Transport::Tcp, backend_behaviour);
     scene.ask(question(0));
     scene.wait_ms(5);
     // provokes: backend_unasked
@@ -415,9 +416,9 @@ fn an_answer_that_nobody_asked_for_ends_the_connection() {
 /// Several requests on one connection of a backend that answers twice, or sends earlier answers.
 #[test]
 fn an_answer_to_another_key_ends_the_connection() {
-    let twice = BackendHabits { unasked: 1000, ..BackendHabits::SOUND };
-    let swap = BackendHabits { swap: 1000, ..BackendHabits::SOUND };
-    for (framing, habits) in [
+    let twice = BackendBehaviour { unasked: 1000, ..BackendBehaviour::SOUND };
+    let swap = BackendBehaviour { swap: 1000, ..BackendBehaviour::SOUND };
+    for (framing, backend_behaviour) in [
         (Framing::Memcached, twice),
         (Framing::Memcached, swap),
         (Framing::LengthU16, twice),
@@ -428,20 +429,20 @@ fn an_answer_to_another_key_ends_the_connection() {
         let backend = script.backend(Transport::Tcp);
         (backend.framing, backend.matching) = (framing, match_id(framing));
         script.setup.honest_backends = vec![false];
-        script.habits = BackendHabits { delay_ns: (MS, MS), ..habits };
+        script.backend_behaviour = BackendBehaviour { delay_ns: (MS, MS), ..backend_behaviour };
         let mut scene = script.play();
         scene.ask_times(4, question(0));
         scene.wait_ms(5);
         // provokes: backend_mismatch
-        assert_eq!(scene.dropped(DropReason::BackendMismatch), 1, "{habits:?}");
+        assert_eq!(scene.dropped(DropReason::BackendMismatch), 1, "{backend_behaviour:?}");
         let counted = scene.world.metrics.service(0);
-        assert_eq!((counted.replied, counted.backend_failures), (4, 1), "{habits:?}");
+        assert_eq!((counted.replied, counted.backend_failures), (4, 1), "{backend_behaviour:?}");
         // On a new connection everything is right again.
-        scene.backend.as_mut().unwrap().habits = BackendHabits::SOUND;
+        scene.backend.as_mut().unwrap().behaviour = BackendBehaviour::SOUND;
         scene.ask_times(4, question(1));
         scene.wait_ms(5);
         let counted = scene.world.metrics.service(0);
-        assert_eq!((counted.replied, counted.backend_failures), (8, 1), "{habits:?}");
+        assert_eq!((counted.replied, counted.backend_failures), (8, 1), "{backend_behaviour:?}");
     }
 }
 
@@ -454,13 +455,13 @@ fn datagrams_find_their_questions_by_the_id() {
     script.setup.honest_backends = vec![false];
     script.behaviour().overlap = 100;
     let late =
-        BackendHabits { late: 1000, late_ns: 25 * MS, unasked: 1000, ..BackendHabits::SOUND };
-    script.habits = late;
+        BackendBehaviour { late: 1000, late_ns: 25 * MS, unasked: 1000, ..BackendBehaviour::SOUND };
+    script.backend_behaviour = late;
     let mut scene = script.play();
     scene.ask_times(4, question(0));
     scene.wait_ms(22);
     assert_eq!(scene.world.metrics.service(0).backend_timeouts, 4, "all were in flight together");
-    scene.backend.as_mut().unwrap().habits = BackendHabits { late_ns: 10 * MS, ..late };
+    scene.backend.as_mut().unwrap().behaviour = BackendBehaviour { late_ns: 10 * MS, ..late };
     scene.ask_times(4, question(1));
     scene.wait_ms(15);
     let counted = scene.world.metrics.service(0);
@@ -472,10 +473,10 @@ fn datagrams_find_their_questions_by_the_id() {
 }
 
 #[test]
-fn an_answer_that_is_too_long_is_told() {
-    let habits = BackendHabits { too_long: 1000, ..BackendHabits::SOUND };
+fn an_answer_that_is_too_long_is_reported() {
+    let backend_behaviour = BackendBehaviour { too_long: 1000, ..BackendBehaviour::SOUND };
     for transport in [Transport::Tcp, Transport::Udp] {
-        let mut scene = asking(transport, habits);
+        let mut scene = asking(transport, backend_behaviour);
         scene.ask(question(0));
         scene.wait_ms(5);
         // provokes: backend_too_long
@@ -485,9 +486,9 @@ fn an_answer_that_is_too_long_is_told() {
 }
 
 #[test]
-fn whoever_has_answered_is_asked_again_at_once_though_the_connection_ended() {
-    let habits = BackendHabits { too_long: 1000, ..BackendHabits::SOUND };
-    let mut scene = asking(Transport::Tcp, habits);
+fn a_backend_that_answered_is_reconnected_at_once() {
+    let backend_behaviour = BackendBehaviour { too_long: 1000, ..BackendBehaviour::SOUND };
+    let mut scene = asking(Transport::Tcp, backend_behaviour);
     let ask = |scene: &mut Scene| {
         scene.ask(question(0));
         // Less than the shortest back-off.
@@ -497,7 +498,7 @@ fn whoever_has_answered_is_asked_again_at_once_though_the_connection_ended() {
     };
     assert_eq!(ask(&mut scene), (1, 1, 1));
     assert_eq!(ask(&mut scene), (2, 2, 2), "it was reachable, and its answer too long again");
-    scene.backend.as_mut().unwrap().habits = BackendHabits::SOUND;
+    scene.backend.as_mut().unwrap().behaviour = BackendBehaviour::SOUND;
     assert_eq!(ask(&mut scene), (3, 2, 3));
     // While no request waits for it.
     scene.backend.as_mut().unwrap().hang_up(&mut lock(&scene.world.net));
@@ -506,9 +507,9 @@ fn whoever_has_answered_is_asked_again_at_once_though_the_connection_ended() {
 }
 
 #[test]
-fn a_backend_that_accepts_and_hangs_up_is_asked_ever_more_rarely() {
-    let habits = BackendHabits { close: 1000, ..BackendHabits::SOUND };
-    let mut scene = asking(Transport::Tcp, habits);
+fn a_backend_that_accepts_and_hangs_up_is_retried_with_back_off() {
+    let backend_behaviour = BackendBehaviour { close: 1000, ..BackendBehaviour::SOUND };
+    let mut scene = asking(Transport::Tcp, backend_behaviour);
     for _ in 0..200 {
         scene.ask(question(0));
         scene.wait_ms(1);

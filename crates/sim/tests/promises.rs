@@ -222,7 +222,7 @@ fn a_quiet_command_stays_quiet_across_workers() {
 }
 
 #[test]
-fn what_is_handed_to_a_sleeper_wakes_it() {
+fn a_hand_over_wakes_a_sleeper() {
     let mut scene = far_away(Framing::LengthU16).play();
     let caller = scene.connect_to(1);
     scene.wait_ms(3);
@@ -254,7 +254,7 @@ fn a_late_reply_does_not_reach_the_next_connection() {
 }
 
 #[test]
-fn what_is_with_an_accelerator_ends_with_its_life() {
+fn requests_at_an_accelerator_end_with_its_generation() {
     let mut script = script(Framing::LengthU16);
     script.behaviour().delay_ns = (5 * MS, 5 * MS);
     let mut scene = script.play();
@@ -263,11 +263,11 @@ fn what_is_with_an_accelerator_ends_with_its_life() {
     }
     scene.run(5);
     assert_eq!(scene.world.under_way(0), 3);
-    scene.world.lose(0, 0, DropReason::AcceleratorLost);
+    scene.world.lose_runtime(0, 0, DropReason::AcceleratorLost);
     scene.run(2);
     assert_eq!((scene.world.under_way(0), scene.dropped(DropReason::AcceleratorLost)), (0, 3));
-    scene.world.renew(0, 0, Behaviour::default());
-    scene.world.revive(0, 0);
+    scene.world.replace_rings(0, 0, Behaviour::default());
+    scene.world.resume_blocks(0, 0);
     scene.run(2);
     scene.ask(request(3));
     scene.wait_ms(10);
@@ -275,7 +275,7 @@ fn what_is_with_an_accelerator_ends_with_its_life() {
 }
 
 #[test]
-fn an_accelerator_that_dies_takes_its_own_requests_and_the_others_serve_on() {
+fn a_dead_accelerator_loses_only_its_own_requests() {
     for (workers, dispatch) in
         [(1, Dispatch::RoundRobin), (1, Dispatch::LeastLoaded), (2, Dispatch::RoundRobin)]
     {
@@ -294,9 +294,9 @@ fn an_accelerator_that_dies_takes_its_own_requests_and_the_others_serve_on() {
         }
         scene.run(5);
         assert_eq!(scene.world.under_way(0), 12);
-        scene.world.lose(0, 1, DropReason::AcceleratorLost);
+        scene.world.lose_runtime(0, 1, DropReason::AcceleratorLost);
         scene.run(2);
-    // One request per mqueue at a time: four in six were at the second accelerator.
+        // One request per mqueue at a time: four in six were at the second accelerator.
         assert_eq!(scene.dropped(DropReason::AcceleratorLost), 8, "{workers} {dispatch:?}");
         scene.wait_ms(20);
         assert_eq!(scene.replied(), 4, "{workers} {dispatch:?}");
@@ -305,10 +305,14 @@ fn an_accelerator_that_dies_takes_its_own_requests_and_the_others_serve_on() {
             scene.wait_ms(10);
         }
         assert_eq!(scene.replied(), 24, "{workers} {dispatch:?}");
-        scene.world.renew(0, 1, Behaviour { delay_ns: (5 * MS, 5 * MS), ..Behaviour::default() });
-        scene.world.revive(0, 1);
+        scene.world.replace_rings(
+            0,
+            1,
+            Behaviour { delay_ns: (5 * MS, 5 * MS), ..Behaviour::default() },
+        );
+        scene.world.resume_blocks(0, 1);
         scene.run(5);
-    // More than the slots of the first accelerator alone.
+        // More than the slots of the first accelerator alone.
         for n in 0..16 {
             scene.ask_from(n % workers, request(0));
         }
@@ -386,7 +390,7 @@ fn nothing_is_taken_once_a_drain_began() {
 }
 
 #[test]
-fn who_connects_as_a_drain_begins_meets_no_limit() {
+fn connections_at_the_start_of_a_drain_meet_no_limit() {
     let mut script = script(Framing::LengthU16);
     script.setup.topology.engine.workers = 2;
     let mut scene = script.play();
@@ -437,7 +441,7 @@ fn a_full_socket_is_asked_once_a_turn() {
     scene.ask_times(2000, request(0));
     scene.run(100);
     assert_eq!((scene.replied(), scene.world.under_way(0)), (0, 2000), "a port holds 1024");
-    let asked = |scene: &Scene| lock(&scene.world.net).struck.count(Fault::FullSend);
+    let asked = |scene: &Scene| lock(&scene.world.net).fault_counts.count(Fault::FullSend);
     let before = asked(&scene);
     scene.run(20);
     assert_eq!(asked(&scene) - before, 20, "however many mqueues have replies for it");
@@ -481,7 +485,7 @@ fn a_read_that_fills_the_buffer_is_followed_by_another() {
 }
 
 #[test]
-fn what_comes_before_the_end_is_written_before_the_end() {
+fn replies_before_the_end_are_written_before_the_end() {
     let mut scene = script(Framing::LengthU16).play();
     scene.faults(Faults { pipe_bytes: 100, ..Faults::default() });
     let caller = scene.connect();
@@ -537,7 +541,7 @@ fn live(scene: &mut scene::Scene, ms: u64) {
 }
 
 #[test]
-fn a_worker_that_sleeps_has_told_the_others_of_its_credit() {
+fn a_sleeping_worker_has_published_its_credit() {
     let mut script = script(Framing::LengthU16);
     script.setup.topology.engine.workers = 2;
     script.setup.topology.engine.polling = Polling::Block;

@@ -1,4 +1,4 @@
-//! The simulator's everyday run: many seeds, none fails; a seed is a test case.
+//! The regular run of the simulator: many seeds, each a test case, none of which may fail.
 
 use sim::campaign::{Campaign, Totals};
 use sim::case::Case;
@@ -13,7 +13,7 @@ fn hold(first: u64, seeds: u64, jobs: usize) -> Totals {
     totals
 }
 
-/// What the seeds never reach is not tested. `SERVAL_SEEDS` says how many there are.
+/// Also checks that every fault and every drop reason occurs. `SERVAL_SEEDS` is the number of seeds.
 #[test]
 fn seeds_hold_and_reach_everything() {
     let count = std::env::var("SERVAL_SEEDS").map_or(300, |text| text.parse().expect("a number"));
@@ -21,19 +21,19 @@ fn seeds_hold_and_reach_everything() {
     assert_eq!(totals.unreached(), [""; 0]);
 }
 
-/// In this run the first datagram after the faults meets a worker without mqueues of its own, which sheds it
-/// unless it was told of those that live again.
+/// In this run the first datagram after the faults arrives at a worker without mqueues of its own, which sheds it
+/// unless it knows about the restarted ones.
 #[test]
-fn a_probe_waits_until_workers_know_what_the_others_have_to_give() {
+fn a_probe_waits_until_workers_know_the_others_credit() {
     let held = simulate(9711, false);
     assert!(held.is_ok(), "{held:?}");
 }
 
-/// In these runs clients leave behind what a block still has to ask a backend, which owes answers from before;
-/// whoever asks meanwhile finds no credit, or no time. In the second the block is between two of them
-/// when the check looks.
+/// In these runs clients leave requests behind for which a block still has to ask a backend that owes earlier answers;
+/// new requests meanwhile find no credit, or no time. In the second run the block is between two of them
+/// at the time of the check.
 #[test]
-fn a_probe_waits_until_what_the_old_clients_asked_has_ended() {
+fn a_probe_waits_until_requests_of_old_clients_have_ended() {
     for seed in [86_126, 176_886] {
         let held = simulate(seed, false);
         assert!(held.is_ok(), "{held:?}");
@@ -73,7 +73,8 @@ fn it_does_not_matter_which_thread_runs_a_seed() {
 fn a_healed_case_has_no_faults_and_is_a_run_of_its_own() {
     let case = Case { without: sim::fault::FaultSet::default().others(), ..Case::from(7) };
     let healed = simulate(&case, false).unwrap();
-    let struck: u64 = sim::fault::Fault::ALL.iter().map(|f| healed.struck.count(*f)).sum();
-    assert_eq!(struck, 0, "{:?}", healed.struck);
+    let fault_counts: u64 =
+        sim::fault::Fault::ALL.iter().map(|f| healed.fault_counts.count(*f)).sum();
+    assert_eq!(fault_counts, 0, "{:?}", healed.fault_counts);
     assert_ne!(healed.trace_hash, simulate(7, false).unwrap().trace_hash);
 }

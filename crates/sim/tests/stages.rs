@@ -1,4 +1,4 @@
-//! Where the time of a request goes, with a clock that runs on inside a turn.
+//! The time of a request by stage, with a clock that advances within a turn.
 
 mod scene;
 
@@ -13,7 +13,7 @@ use sim::net::lock;
 use wire::DropReason;
 use wire::framing::Framing;
 
-/// Nanoseconds that pass between two looks at the clock.
+/// Nanoseconds between two reads of the clock.
 const LOOK_NS: u64 = 100;
 
 /// Gives the worker of a scene a clock that is never behind its turns.
@@ -43,7 +43,7 @@ fn a_block_inside_the_turn_has_the_time_of_its_drive() {
         scene.wait_ms(1);
     }
     let seen = observed(&scene);
-    // Clock: published, driven (the look after it finds the slot released), reply seen, sent.
+    // Clock: published, driven (the next poll finds the slot released), reply seen, sent.
     assert_eq!((seen.total.count(), seen.total.sum_ns), (10, 10 * 4 * LOOK_NS));
     assert_eq!(sum_ns(&seen, Stage::Receive), 10 * LOOK_NS);
     assert_eq!(sum_ns(&seen, Stage::Queue), 0);
@@ -60,12 +60,12 @@ fn a_slow_accelerator_and_a_queue_in_front_of_it_are_told_apart() {
     run_clock(&mut scene);
     scene.ask(request(0));
     scene.wait_ms(1);
-    // The block is at work: this one waits, and is not followed, for the first one is.
+    // The block is busy: this one waits, and is not sampled, because the first one is.
     scene.ask(request(1));
     scene.wait_ms(21);
     assert_eq!((scene.replied(), observed(&scene).total.count()), (1, 1));
     assert!(sum_ns(&observed(&scene), Stage::Queue) < MS);
-    // This one is, and waits for the second.
+    // This one is sampled, and waits for the second.
     scene.ask(request(2));
     scene.wait_ms(60);
     let seen = observed(&scene);

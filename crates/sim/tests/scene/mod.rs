@@ -9,7 +9,7 @@ use engine::topology::{
 };
 use sim::ConnId;
 use sim::accelerator::Behaviour;
-use sim::backend::{Backend, BackendHabits};
+use sim::backend::{Backend, BackendBehaviour};
 use sim::message::{Ask, Body, Flavor, request_payload, request_wire};
 use sim::net::{Faults, PeerRead, lock};
 use sim::nic::SimNic;
@@ -28,7 +28,7 @@ pub(crate) const TCP: u16 = 1;
 /// The start of a scene; change what the test is about.
 pub(crate) struct Script {
     pub(crate) setup: Setup,
-    pub(crate) habits: BackendHabits,
+    pub(crate) backend_behaviour: BackendBehaviour,
 }
 
 /// One service with port 0 over UDP and port 1 over TCP, one mqueue of four slots.
@@ -47,7 +47,7 @@ pub(crate) fn script(framing: Framing) -> Script {
         accelerators: vec![Accelerator { name: "accelerator".into(), kind }],
         services: vec![service],
     };
-    Script { setup: Setup::sound(topology), habits: BackendHabits::SOUND }
+    Script { setup: Setup::sound(topology), backend_behaviour: BackendBehaviour::SOUND }
 }
 
 impl Script {
@@ -83,7 +83,7 @@ impl Script {
 
     pub(crate) fn play(self) -> Scene {
         let spec = self.setup.topology.services[0].backends.first().cloned();
-        let backend = spec.map(|spec| Backend::new(0, &spec, self.habits, Rng::new(2)));
+        let backend = spec.map(|spec| Backend::new(0, &spec, self.backend_behaviour, Rng::new(2)));
         let framing = self.setup.topology.services[0].framing;
         let world = World::build(&self.setup, |nic| nic);
         Scene { world, backend, framing, clients: 0 }

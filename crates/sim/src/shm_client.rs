@@ -23,7 +23,7 @@ use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Memory, Producer, Region
 use wire::DropReason;
 use wire::framing::Framing;
 
-use crate::client::Taste;
+use crate::client::RequestMix;
 use crate::fault::Fault;
 use crate::message::{Body, Flavor, decode_reply, request_payload};
 use crate::net::Network;
@@ -32,7 +32,7 @@ use crate::world::Message;
 
 /// Behaviour of a client.
 #[derive(Clone, Copy, Debug)]
-pub struct MemoryManner {
+pub struct ShmBehaviour {
     /// Number of slots it requests.
     pub depth: u32,
     /// Maximum number of requests published at once.
@@ -58,7 +58,7 @@ struct Open {
 }
 
 /// A client's connection.
-struct Life {
+struct Connection {
     /// Its number among the clients of the run.
     id: u32,
     worker: u16,
@@ -96,15 +96,15 @@ pub struct ModelShmClient {
     /// The service it talks to.
     pub service: usize,
     /// Its request mix.
-    pub taste: Taste,
+    pub request_mix: RequestMix,
     /// Its behaviour.
-    pub manner: MemoryManner,
+    pub behaviour: ShmBehaviour,
     /// Whether the service replies.
     pub replies: bool,
     /// Whether the content of replies is checked.
     pub judged: bool,
     /// Connections still to open.
-    pub lives: u32,
+    pub connections: u32,
     /// Requests per connection.
     pub requests: u32,
     /// Time of its next action.
@@ -116,86 +116,90 @@ pub struct ModelShmClient {
     /// Correct replies received.
     pub received: u64,
     hushed: bool,
-    life: Option<Life>,
+    connection: Option<Connection>,
 }
 
 impl std::fmt::Debug for ModelShmClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { service, taste, manner, lives, requests, .. } = self;
-        write!(f, "ModelShmClient {{ {service} {taste:?} {manner:?} {lives} x {requests} }}")
+        let Self { service, request_mix, behaviour, connections, requests, .. } = self;
+        write!(
+            f,
+            "ModelShmClient {{ {service} {request_mix:?} {behaviour:?} {connections} x {requests} }}"
+        )
     }
 }
 
 impl ModelShmClient {
     /// A client that has not connected yet.
-    pub fn new(service: usize, taste: Taste, manner: MemoryManner, rng: Rng) -> Self {
+    pub fn new(service: usize, request_mix: RequestMix, behaviour: ShmBehaviour, rng: Rng) -> Self {
         Self {
             service,
-            taste,
-            manner,
+            request_mix,
+            behaviour,
             replies: true,
             judged: true,
-            lives: 1,
+            connections: 1,
             requests: 10,
             next_ns: 0,
             rng,
             ring_start: 0,
             received: 0,
             hushed: false,
-            life: None,
+            connection: None,
         }
     }
 
     /// Time of the client's next action.
     pub fn due_ns(&self) -> u64 {
-        if self.life.is_some() || self.lives > 0 { self.next_ns } else { u64::MAX }
+        if self.connection.is_some() || self.connections > 0 { self.next_ns } else { u64::MAX }
     }
 
     /// Stops requests and faults; from now on outcomes are read.
-    pub fn hush(&mut self) {
-        self.lives = 0;
+    pub fn stop_requests(&mut self) {
+        self.connections = 0;
         self.hushed = true;
-        if let Some(life) = &mut self.life {
-            life.left = 0;
+        if let Some(connection) = &mut self.connection {
+            connection.left = 0;
         }
     }
 
     /// Outstanding outcomes: of all requests, or of those the engine took.
     pub fn owed(&mut self, taken_only: bool) -> usize {
         let replies = self.replies;
-        let life = self.life.as_mut().filter(|life| replies && !life.hostile);
-        let Some(life) = life else { return 0 };
-        let taken = match life.requests.credit() {
-            Ok(_) if taken_only => life.requests.released(),
+        let connection =
+            self.connection.as_mut().filter(|connection| replies && !connection.hostile);
+        let Some(connection) = connection else { return 0 };
+        let taken = match connection.requests.credit() {
+            Ok(_) if taken_only => connection.requests.released(),
             _ => u64::MAX,
         };
-        life.open.values().filter(|open| open.number < taken).count()
+        connection.open.values().filter(|open| open.number < taken).count()
     }
 
     /// Acts if it is time.
     pub fn step(
         &mut self,
         net: &mut Network,
-        door: (&Fabric<Message>, &Service, u32, Option<u16>),
+        reachability: (&Fabric<Message>, &Service, u32, Option<u16>),
         next_id: &mut u32,
     ) {
         if self.next_ns > net.now_ns() || self.due_ns() == u64::MAX {
             return;
         }
-        let (low, high) = self.manner.pause_ns;
+        let (low, high) = self.behaviour.pause_ns;
         self.next_ns = net.now_ns() + self.rng.between(low, high);
-        let Some(mut life) = self.life.take() else {
-            return self.connect(net, door, next_id);
+        let Some(mut connection) = self.connection.take() else {
+            return self.connect(net, reachability, next_id);
         };
-        if life.closed.load(Ordering::Relaxed) {
-            return self.part(net, &mut life);
+        if connection.closed.load(Ordering::Relaxed) {
+            return self.part(net, &mut connection);
         }
-        if self.hushed || !self.manner.deaf {
-            self.read(net, &mut life);
+        if self.hushed || !self.behaviour.deaf {
+            self.read(net, &mut connection);
         }
-        self.ask(net, &mut life);
-        if self.hushed || self.misbehave(net, &mut life, door.0) {
-            self.life = Some(life);
+        self.ask(net, &mut connection);
+        if self.hushed || self.misbehave(net, &mut connection, reachability.0) {
+            self.connection = Some(connection);
         }
     }
 
@@ -206,14 +210,14 @@ impl ModelShmClient {
         next_id: &mut u32,
     ) {
         let Some(slot) = slot else { return };
-        self.lives -= 1;
+        self.connections -= 1;
         if net.ending || fabric.connections() >= limit as usize {
             return;
         }
         let id = *next_id;
         *next_id += 1;
         net.memory_clients.insert(id, self.service);
-        let plan = spec.client_region_plan(self.manner.depth);
+        let plan = spec.client_region_plan(self.behaviour.depth);
         let plan = plan.starting_at(self.ring_start);
         let bytes = plan.bytes().expect("a region of a client is small");
         let memory = HeapMapping::memory(bytes as usize);
@@ -234,10 +238,10 @@ impl ModelShmClient {
             peer: Box::new(Peer(closed.clone())),
         };
         fabric.post(worker, ControlMessage::ShmAttached(Box::new(client)));
-        if self.manner.deaf {
-            net.struck.one(Fault::MemoryDeaf);
+        if self.behaviour.deaf {
+            net.fault_counts.one(Fault::MemoryDeaf);
         }
-        self.life = Some(Life {
+        self.connection = Some(Connection {
             id,
             worker,
             requests: own_requests,
@@ -253,48 +257,53 @@ impl ModelShmClient {
         });
     }
 
-    fn ask(&mut self, net: &mut Network, life: &mut Life) {
-        let burst = self.rng.below(u64::from(self.manner.burst) + 1).min(life.left.into());
+    fn ask(&mut self, net: &mut Network, connection: &mut Connection) {
+        let burst = self.rng.below(u64::from(self.behaviour.burst) + 1).min(connection.left.into());
         for _ in 0..burst {
-            let (body, _) = self.taste.request(&mut self.rng, life.id, life.sequence);
-            let payload = request_payload(self.taste.framing, &body, Flavor::Plain);
-            let tag = u64::from(life.sequence) << 8 | 7;
+            let (body, _) =
+                self.request_mix.request(&mut self.rng, connection.id, connection.sequence);
+            let payload = request_payload(self.request_mix.framing, &body, Flavor::Plain);
+            let tag = u64::from(connection.sequence) << 8 | 7;
             let head = Head { token: 0, tag, kind: kind::MESSAGE, status: 0 };
-            let number = life.requests.committed();
-            if life.requests.push(head, &payload).is_err() {
+            let number = connection.requests.committed();
+            if connection.requests.push(head, &payload).is_err() {
                 // Full, or corrupted by itself.
                 break;
             }
-            life.left -= 1;
-            life.sequence += 1;
+            connection.left -= 1;
+            connection.sequence += 1;
             net.ledger.ask(self.service, body, None);
-            life.open.insert(tag, Open { body, number });
+            connection.open.insert(tag, Open { body, number });
         }
-        life.requests.publish();
-        if life.sequence > 0 {
-            net.trace.note(net.now_ns(), "put", &[life.id.into(), life.sequence.into()]);
+        connection.requests.publish();
+        if connection.sequence > 0 {
+            net.trace.note(
+                net.now_ns(),
+                "put",
+                &[connection.id.into(), connection.sequence.into()],
+            );
         }
     }
 
     /// Reads the available outcomes.
-    fn read(&mut self, net: &mut Network, life: &mut Life) {
-        while let Ok(Some(header)) = life.replies.peek() {
+    fn read(&mut self, net: &mut Network, connection: &mut Connection) {
+        while let Ok(Some(header)) = connection.replies.peek() {
             let mut payload = vec![0; header.len as usize];
-            if !life.replies.copy_out(&header, &mut payload) {
+            if !connection.replies.copy_out(&header, &mut payload) {
                 break;
             }
-            life.replies.advance();
-            life.replies.release();
-            if life.hostile {
+            connection.replies.advance();
+            connection.replies.release();
+            if connection.hostile {
                 continue;
             }
-            net.trace.note(net.now_ns(), "got", &[life.id.into(), header.tag]);
+            net.trace.note(net.now_ns(), "got", &[connection.id.into(), header.tag]);
             let outcome = match header.kind {
                 kind::MESSAGE => Ok(&payload[..]),
                 _ => Err(header.status),
             };
-            if let Err(wrong) = self.settle(life, header.tag, outcome) {
-                let (id, service) = (life.id, self.service);
+            if let Err(wrong) = self.settle(connection, header.tag, outcome) {
+                let (id, service) = (connection.id, self.service);
                 net.ledger.violate(|| format!("memory client {id} of service {service}: {wrong}"));
             }
         }
@@ -302,11 +311,11 @@ impl ModelShmClient {
 
     fn settle(
         &mut self,
-        life: &mut Life,
+        connection: &mut Connection,
         tag: u64,
         outcome: Result<&[u8], u8>,
     ) -> Result<(), String> {
-        let open = life.open.remove(&tag);
+        let open = connection.open.remove(&tag);
         let open =
             open.filter(|_| self.replies).ok_or_else(|| format!("nothing is owed to {tag}"))?;
         let reply = match outcome {
@@ -317,7 +326,7 @@ impl ModelShmClient {
             }
         };
         self.received += 1;
-        let (found, right) = match self.taste.framing {
+        let (found, right) = match self.request_mix.framing {
             Framing::Raw => (Body::of_request(reply), open.body),
             framing => (decode_reply(framing, reply), open.body.reply()),
         };
@@ -329,28 +338,30 @@ impl ModelShmClient {
 
     /// Outside a change, all clients that a change disconnected have gone.
     pub(crate) fn check_sent_away(&self, net: &mut Network) {
-        let Some(life) = &self.life else { return };
-        let gone = !net.sent_away.contains(&life.id) || life.closed.load(Ordering::Relaxed);
-        net.ledger.must(gone, || format!("memory client {} stays after its port went", life.id));
+        let Some(connection) = &self.connection else { return };
+        let gone =
+            !net.sent_away.contains(&connection.id) || connection.closed.load(Ordering::Relaxed);
+        net.ledger
+            .must(gone, || format!("memory client {} stays after its port went", connection.id));
     }
 
     /// The engine released it.
-    fn part(&mut self, net: &mut Network, life: &mut Life) {
-        net.memory_clients.remove(&life.id);
-        if life.hostile {
+    fn part(&mut self, net: &mut Network, connection: &mut Connection) {
+        net.memory_clients.remove(&connection.id);
+        if connection.hostile {
             return;
         }
-        let before = life.open.len();
-        self.read(net, life);
-        let read = before - life.open.len();
-        let (ending, cut_off) = (net.ending || net.sent_away.contains(&life.id), net.cut_off);
-        let (id, owed) = (life.id, life.open.len());
+        let before = connection.open.len();
+        self.read(net, connection);
+        let read = before - connection.open.len();
+        let (ending, cut_off) = (net.ending || net.sent_away.contains(&connection.id), net.cut_off);
+        let (id, owed) = (connection.id, connection.open.len());
         net.ledger.must(ending, || format!("memory client {id} was closed without a reason"));
         // Requests that were not taken have no outcome.
-        let taken = life.requests.credit().map_or(0, |_| life.requests.released());
-        let lost = life.open.values().filter(|open| open.number < taken).count();
+        let taken = connection.requests.credit().map_or(0, |_| connection.requests.released());
+        let lost = connection.open.values().filter(|open| open.number < taken).count();
         // Requests that were not taken had no room for their outcomes.
-        let full = read == life.depth as usize;
+        let full = read == connection.depth as usize;
         net.ledger.must(owed == lost || full || cut_off || !self.replies, || {
             format!(
                 "memory client {id} ends with {owed} requests open, {read} were read at the end"
@@ -362,52 +373,57 @@ impl ModelShmClient {
     }
 
     /// Misbehaves; false if it is gone afterwards.
-    fn misbehave(&mut self, net: &mut Network, life: &mut Life, fabric: &Fabric<Message>) -> bool {
-        if net.struck.strikes(&mut self.rng, Fault::MemoryLeave, self.manner.leave) {
-            fabric.post(life.worker, ControlMessage::ShmGone(life.id.into()));
-            net.memory_clients.remove(&life.id);
+    fn misbehave(
+        &mut self,
+        net: &mut Network,
+        connection: &mut Connection,
+        fabric: &Fabric<Message>,
+    ) -> bool {
+        if net.fault_counts.occurs(&mut self.rng, Fault::MemoryLeave, self.behaviour.leave) {
+            fabric.post(connection.worker, ControlMessage::ShmGone(connection.id.into()));
+            net.memory_clients.remove(&connection.id);
             return false;
         }
-        if net.struck.strikes(&mut self.rng, Fault::MemoryKind, self.manner.bad_kind) {
-            self.turn_hostile(net, life);
+        if net.fault_counts.occurs(&mut self.rng, Fault::MemoryKind, self.behaviour.bad_kind) {
+            self.turn_hostile(net, connection);
             let kind = self.rng.pick(&[0, 2, 9, 255]);
             let head = Head { token: self.rng.draw(), tag: self.rng.draw(), kind, status: 0 };
             // Without room it has not written anything invalid yet, but it may.
-            let _ = life.requests.push(head, b"nonsense");
-            life.requests.publish();
+            let _ = connection.requests.push(head, b"nonsense");
+            connection.requests.publish();
         }
-        if self.manner.scribble_after.is_some_and(|after| life.sequence > after) {
-            self.turn_hostile(net, life);
-            net.struck.one(Fault::MemoryScribble);
+        if self.behaviour.scribble_after.is_some_and(|after| connection.sequence > after) {
+            self.turn_hostile(net, connection);
+            net.fault_counts.one(Fault::MemoryScribble);
             for _ in 0..self.rng.below(6) {
-                let at = 8 * self.rng.below(life.bytes / 8);
-                let old = life.memory.load(at, Order::Relaxed);
+                let at = 8 * self.rng.below(connection.bytes / 8);
+                let old = connection.memory.load(at, Order::Relaxed);
                 let new = match self.rng.below(3) {
                     0 => self.rng.draw(),
                     1 => old.wrapping_add(self.rng.between(1, 3)),
                     _ => old ^ 1 << self.rng.below(64),
                 };
-                life.memory.store(at, new, Order::Relaxed);
+                connection.memory.store(at, new, Order::Relaxed);
             }
         }
         true
     }
 
-    fn turn_hostile(&self, net: &mut Network, life: &mut Life) {
-        life.hostile = true;
-        net.ledger.outlaw(self.service, life.id);
+    fn turn_hostile(&self, net: &mut Network, connection: &mut Connection) {
+        connection.hostile = true;
+        net.ledger.outlaw(self.service, connection.id);
     }
 
     /// Whether the engine has released it, or it has left.
     pub fn is_gone(&self) -> bool {
-        self.life.as_ref().is_none_or(|life| life.closed.load(Ordering::Relaxed))
+        self.connection.as_ref().is_none_or(|connection| connection.closed.load(Ordering::Relaxed))
     }
 
     /// The client's process ends.
     pub fn leave(&mut self, fabric: &Fabric<Message>) {
-        self.lives = 0;
-        if let Some(life) = self.life.take() {
-            fabric.post(life.worker, ControlMessage::ShmGone(life.id.into()));
+        self.connections = 0;
+        if let Some(connection) = self.connection.take() {
+            fabric.post(connection.worker, ControlMessage::ShmGone(connection.id.into()));
         }
     }
 

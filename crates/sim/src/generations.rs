@@ -1,7 +1,7 @@
 //! Accelerators that restart under open ports, as the control side of a server handles it.
 //!
-//! [`World::lose`] reports to the workers that a runtime is gone, [`World::renew`] gives them the rings of its
-//! next generation in a new region, [`World::revive`] reports that its blocks run. Each worker gets the event in
+//! [`World::lose_runtime`] reports to the workers that a runtime is gone, [`World::replace_rings`] gives them the rings of its
+//! next generation in a new region, [`World::resume_blocks`] reports that its blocks run. Each worker gets the event in
 //! its own next turn. Before a planned end of a generation [`World::hold`] pauses the service. The blocks of the old generation are
 //! not notified: they continue in the old region as stale blocks, read and answer what is there, however late; none of it may
 //! reach a client.
@@ -16,14 +16,14 @@ use crate::accelerator::{Behaviour, ModelBlocks};
 use crate::fault::Fault;
 use crate::net::lock;
 use crate::nic::SimSocket;
-use crate::world::{World, divide};
+use crate::world::{World, prepare_region};
 
 /// Interval of checks whether everything has been answered.
 const LOOK_NS: u64 = 100_000;
 
 /// The restart of an accelerator.
 #[derive(Clone, Debug)]
-pub struct Rebirth {
+pub struct Restart {
     /// The service.
     pub service: usize,
     /// The accelerator, by its index in the service.
@@ -44,7 +44,7 @@ pub struct Rebirth {
     pub due: Option<(Step, u64)>,
 }
 
-/// A step of a [`Rebirth`].
+/// A step of a [`Restart`].
 #[derive(Clone, Debug)]
 pub enum Step {
     /// It ends when every accepted request has been answered, or at this time.
@@ -57,7 +57,7 @@ pub enum Step {
     Done,
 }
 
-impl Rebirth {
+impl Restart {
     /// Time of the next step.
     pub fn due_ns(&self) -> u64 {
         self.due.as_ref().map_or(u64::MAX, |(_, at_ns)| *at_ns)
@@ -65,19 +65,22 @@ impl Rebirth {
 
     /// The runtime ends.
     pub fn begin<N: Nic<Socket = SimSocket, Port = ()>>(&mut self, world: &mut World<N>) {
-        lock(&world.net).struck.one(Fault::Restart);
+        lock(&world.net).fault_counts.one(Fault::Restart);
         let Some(hold_ns) = self.hold_ns else {
-            self.due = Some(self.lose(world));
+            self.due = Some(self.lose_runtime(world));
             return;
         };
-        lock(&world.net).struck.one(Fault::Hold);
+        lock(&world.net).fault_counts.one(Fault::Hold);
         let barrier = world.hold(self.service, self.accelerator, hold_ns);
         let now_ns = world.now_ns();
         self.due = Some((Step::Lose(barrier, now_ns + hold_ns), now_ns + LOOK_NS));
     }
 
-    fn lose<N: Nic<Socket = SimSocket, Port = ()>>(&self, world: &mut World<N>) -> (Step, u64) {
-        world.lose(self.service, self.accelerator, self.reason);
+    fn lose_runtime<N: Nic<Socket = SimSocket, Port = ()>>(
+        &self,
+        world: &mut World<N>,
+    ) -> (Step, u64) {
+        world.lose_runtime(self.service, self.accelerator, self.reason);
         (Step::Renew, world.now_ns() + self.gaps_ns.0)
     }
 
@@ -90,17 +93,17 @@ impl Rebirth {
                 let quiet = barrier.is_complete(world.workers.len());
                 if quiet || now_ns >= until_ns {
                     self.overdue = !quiet;
-                    self.lose(world)
+                    self.lose_runtime(world)
                 } else {
                     (Step::Lose(barrier, until_ns), now_ns + LOOK_NS)
                 }
             }
             Step::Renew => {
-                world.renew(self.service, self.accelerator, self.next);
+                world.replace_rings(self.service, self.accelerator, self.next);
                 (Step::Revive, now_ns + self.gaps_ns.1)
             }
             Step::Revive => {
-                world.revive(self.service, self.accelerator);
+                world.resume_blocks(self.service, self.accelerator);
                 (Step::Done, u64::MAX)
             }
             Step::Done => (Step::Done, u64::MAX),
@@ -108,7 +111,7 @@ impl Rebirth {
     }
 
     /// Whether it has started and is not complete.
-    pub fn is_under_way(&self) -> bool {
+    pub fn is_in_progress(&self) -> bool {
         self.due.as_ref().is_some_and(|(step, _)| !matches!(step, Step::Done))
     }
 }
@@ -120,7 +123,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         let service = self.slot_of(service);
         let told = DrainBarrier::default();
         let accelerator = accelerator as u16;
-        self.tell_lives(|| {
+        self.post_event(|| {
             let barrier = told.clone();
             RuntimeEvent::Paused { service, accelerator, drain_ns, barrier }
         });
@@ -128,15 +131,15 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     }
 
     /// Tells every worker that the generation continues after all.
-    pub fn free(&mut self, service: usize, accelerator: usize) {
+    pub fn cancel_hold(&mut self, service: usize, accelerator: usize) {
         let service = self.slot_of(service);
-        self.tell_lives(|| RuntimeEvent::Resumed { service, accelerator: accelerator as u16 });
+        self.post_event(|| RuntimeEvent::Resumed { service, accelerator: accelerator as u16 });
     }
 
     /// Tells every worker that an accelerator's blocks do not run any more.
-    pub fn lose(&mut self, service: usize, accelerator: usize, reason: DropReason) {
+    pub fn lose_runtime(&mut self, service: usize, accelerator: usize, reason: DropReason) {
         let service = self.slot_of(service);
-        self.tell_lives(|| RuntimeEvent::Ended {
+        self.post_event(|| RuntimeEvent::Ended {
             service,
             accelerator: accelerator as u16,
             reason,
@@ -144,20 +147,20 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     }
 
     /// Creates the region of an accelerator's next generation and gives every worker its share. Its blocks wait
-    /// for [`Self::revive`].
-    pub fn renew(&mut self, service: usize, accelerator: usize, behaviour: Behaviour) {
+    /// for [`Self::resume_blocks`].
+    pub fn replace_rings(&mut self, service: usize, accelerator: usize, behaviour: Behaviour) {
         self.generation += 1;
-        let divided = divide(&self.setup, service, accelerator, self.generation);
+        let divided = prepare_region(&self.setup, service, accelerator, self.generation);
         self.words.push(divided.words);
         let parts = divided.ends.into_iter().zip(divided.shares).enumerate();
         for (worker, (ends, shares)) in parts {
             let place = self.place_of(worker, service, accelerator);
             let region = (divided.memory.clone(), divided.entries.clone());
-            let model = lock(&self.models[place]).next_life(behaviour, region, shares);
+            let model = lock(&self.models[place]).next_generation(behaviour, region, shares);
             let model = Arc::new(Mutex::new(model));
             let ghost = std::mem::replace(&mut self.models[place], model.clone());
-            lock(&ghost).become_ghost();
-            self.ghosts.push(ghost);
+            lock(&ghost).retire();
+            self.retired.push(ghost);
             let attachment = Attachment { blocks: Box::new(ModelBlocks(model)), ends };
             let (service, accelerator) = (self.slot_of(service), accelerator as u16);
             let news = RuntimeEvent::RingsReplaced { service, accelerator, attachment };
@@ -166,9 +169,9 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     }
 
     /// Tells every worker that an accelerator's blocks run.
-    pub fn revive(&mut self, service: usize, accelerator: usize) {
+    pub fn resume_blocks(&mut self, service: usize, accelerator: usize) {
         let service = self.slot_of(service);
-        self.tell_lives(|| RuntimeEvent::Started { service, accelerator: accelerator as u16 });
+        self.post_event(|| RuntimeEvent::Started { service, accelerator: accelerator as u16 });
     }
 
     /// The workers' slot of the service. No replacement is in progress.
@@ -176,7 +179,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         *self.slots[service].last().expect("every service of a plan runs")
     }
 
-    fn tell_lives(&self, news: impl Fn() -> RuntimeEvent) {
+    fn post_event(&self, news: impl Fn() -> RuntimeEvent) {
         self.fabric.post_to_all(|_| ControlMessage::Runtime(news()));
     }
 
@@ -184,7 +187,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     fn place_of(&self, worker: usize, service: usize, accelerator: usize) -> usize {
         let slot = self.slot_of(service);
         let of_seat = (0..self.models.len())
-            .filter(|m| self.seats[*m] == (worker, service) && self.model_slots[*m] == slot);
+            .filter(|m| self.model_owners[*m] == (worker, service) && self.model_slots[*m] == slot);
         let mut of_accelerator =
             of_seat.filter(|m| lock(&self.models[*m]).accelerator() == accelerator);
         of_accelerator.next().expect("every worker has a share of every accelerator")

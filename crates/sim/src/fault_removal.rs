@@ -1,25 +1,29 @@
 //! Removing faults from a plan.
 
 use crate::accelerator::Behaviour;
-use crate::backend::BackendHabits;
+use crate::backend::BackendBehaviour;
 use crate::fault::Fault;
-use crate::memory_client::MemoryManner;
 use crate::net::Faults;
 use crate::plan::Plan;
-use crate::stream_client::Manner;
+use crate::shm_client::ShmBehaviour;
+use crate::stream_client::StreamBehaviour;
 
 impl Plan {
     /// Removes this kind of fault. Everything else stays as the seed has it.
-    pub fn heal(&mut self, fault: Fault) {
-        heal_network(&mut self.faults, fault);
-        self.setup.behaviours.iter_mut().for_each(|behaviour| heal_blocks(behaviour, fault));
-        self.backends.iter_mut().for_each(|backend| heal_backend(&mut backend.habits, fault));
-        let datagrams = self.datagram_clients.iter_mut().map(|client| &mut client.taste);
-        for taste in datagrams.chain(self.stream_clients.iter_mut().map(|c| &mut c.taste)) {
+    pub fn remove_fault(&mut self, fault: Fault) {
+        remove_from_network(&mut self.faults, fault);
+        self.setup.behaviours.iter_mut().for_each(|behaviour| remove_from_blocks(behaviour, fault));
+        self.backends
+            .iter_mut()
+            .for_each(|backend| remove_from_backend(&mut backend.behaviour, fault));
+        let datagrams = self.datagram_clients.iter_mut().map(|client| &mut client.request_mix);
+        for request_mix in
+            datagrams.chain(self.stream_clients.iter_mut().map(|c| &mut c.request_mix))
+        {
             match fault {
-                Fault::Junk => taste.junk = 0,
-                Fault::LongRequest => taste.too_long = 0,
-                Fault::Unframable => taste.unframable = 0,
+                Fault::Junk => request_mix.junk = 0,
+                Fault::LongRequest => request_mix.too_long = 0,
+                Fault::Unframable => request_mix.unframable = 0,
                 _ => {}
             }
         }
@@ -27,17 +31,17 @@ impl Plan {
             self.datagram_clients.iter_mut().for_each(|client| client.forges = 0);
         }
         for client in &mut self.stream_clients {
-            heal_manner(&mut client.manner, fault);
+            remove_from_stream_behaviour(&mut client.behaviour, fault);
         }
         for client in &mut self.memory_clients {
-            heal_memory_manner(&mut client.manner, fault);
+            remove_from_shm_behaviour(&mut client.behaviour, fault);
         }
-        for rebirth in &mut self.rebirths {
-            heal_blocks(&mut rebirth.next, fault);
+        for restart in &mut self.restarts {
+            remove_from_blocks(&mut restart.next, fault);
         }
         match fault {
-            Fault::Restart => self.rebirths.clear(),
-            Fault::Hold => self.rebirths.retain(|rebirth| rebirth.hold_ns.is_none()),
+            Fault::Restart => self.restarts.clear(),
+            Fault::Hold => self.restarts.retain(|restart| restart.hold_ns.is_none()),
             Fault::Reload => self.reloads.clear(),
             Fault::Pause => self.pause_one_in = u64::MAX,
             Fault::EarlyDrain => self.drain_at = None,
@@ -48,7 +52,7 @@ impl Plan {
     }
 }
 
-fn heal_network(faults: &mut Faults, fault: Fault) {
+fn remove_from_network(faults: &mut Faults, fault: Fault) {
     let sound = Faults::default();
     match fault {
         Fault::Lose => faults.lose = 0,
@@ -71,7 +75,7 @@ fn heal_network(faults: &mut Faults, fault: Fault) {
     }
 }
 
-fn heal_blocks(behaviour: &mut Behaviour, fault: Fault) {
+fn remove_from_blocks(behaviour: &mut Behaviour, fault: Fault) {
     match fault {
         Fault::Twice => behaviour.twice = 0,
         Fault::Late => behaviour.late = 0,
@@ -94,41 +98,41 @@ fn heal_blocks(behaviour: &mut Behaviour, fault: Fault) {
     }
 }
 
-fn heal_backend(habits: &mut BackendHabits, fault: Fault) {
+fn remove_from_backend(backend_behaviour: &mut BackendBehaviour, fault: Fault) {
     match fault {
-        Fault::BackendLate => habits.late = 0,
-        Fault::BackendHang => habits.hang = 0,
-        Fault::BackendClose => habits.close = 0,
-        Fault::BackendCut => habits.cut = 0,
-        Fault::BackendGarbage => habits.garbage = 0,
-        Fault::BackendUnasked => habits.unasked = 0,
-        Fault::BackendSwap => habits.swap = 0,
-        Fault::BackendLong => habits.too_long = 0,
-        Fault::BackendDoor => habits.change_door = 0,
+        Fault::BackendLate => backend_behaviour.late = 0,
+        Fault::BackendHang => backend_behaviour.hang = 0,
+        Fault::BackendClose => backend_behaviour.close = 0,
+        Fault::BackendCut => backend_behaviour.cut = 0,
+        Fault::BackendGarbage => backend_behaviour.garbage = 0,
+        Fault::BackendUnasked => backend_behaviour.unasked = 0,
+        Fault::BackendSwap => backend_behaviour.swap = 0,
+        Fault::BackendLong => backend_behaviour.too_long = 0,
+        Fault::BackendDoor => backend_behaviour.change_reachability = 0,
         _ => {}
     }
 }
 
-fn heal_memory_manner(manner: &mut MemoryManner, fault: Fault) {
+fn remove_from_shm_behaviour(behaviour: &mut ShmBehaviour, fault: Fault) {
     match fault {
-        Fault::MemoryDeaf => manner.deaf = false,
-        Fault::MemoryLeave => manner.leave = 0,
-        Fault::MemoryKind => manner.bad_kind = 0,
-        Fault::MemoryScribble => manner.scribble_after = None,
+        Fault::MemoryDeaf => behaviour.deaf = false,
+        Fault::MemoryLeave => behaviour.leave = 0,
+        Fault::MemoryKind => behaviour.bad_kind = 0,
+        Fault::MemoryScribble => behaviour.scribble_after = None,
         _ => {}
     }
 }
 
-fn heal_manner(manner: &mut Manner, fault: Fault) {
+fn remove_from_stream_behaviour(behaviour: &mut StreamBehaviour, fault: Fault) {
     const ANY_BYTES: usize = 100_000;
     match fault {
         Fault::Bytewise => {
             let many = |bytes| if bytes == 1 { ANY_BYTES } else { bytes };
-            manner.write_max = many(manner.write_max);
-            manner.read_max = many(manner.read_max);
+            behaviour.write_max = many(behaviour.write_max);
+            behaviour.read_max = many(behaviour.read_max);
         }
-        Fault::Deaf if manner.read_max == 0 => manner.read_max = ANY_BYTES,
-        Fault::Bogus => manner.bogus = 0,
-        _ => manner.fates = manner.fates.without(fault),
+        Fault::Deaf if behaviour.read_max == 0 => behaviour.read_max = ANY_BYTES,
+        Fault::Bogus => behaviour.bogus = 0,
+        _ => behaviour.endings = behaviour.endings.without(fault),
     }
 }
