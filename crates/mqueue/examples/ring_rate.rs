@@ -1,16 +1,16 @@
-//! How fast the rings are on this machine: `cargo run --release -p serval-mqueue --example ring_rate`.
+//! Throughput and latency of the rings on this machine: `cargo run --release -p serval-mqueue --example ring_rate`.
 //!
-//! Two threads pinned to two cores. One-way rates in million messages a second, by protocol and by how
-//! many messages share one `publish`, as best and median of several slices of time (on a machine that
-//! does other work the best slice is the one to look at); the cost of a message when one core does
+//! Two threads pinned to two cores. One-way rates in million messages per second, by protocol and by
+//! number of messages per `publish`, as best and median of several time slices (on a busy machine the
+//! best slice is the meaningful one); the cost of a message when one core does
 //! both sides, which is the instructions alone; and the round trip of one message. Every message is
 //! copied in and out and its number is checked.
 //!
-//! With `--json PROTOCOL DEPTH` it prints one figure instead: `{"rate":...}` with 64 messages a publish, for
+//! With `--json PROTOCOL DEPTH` it prints one figure instead: `{"rate":...}` with 64 messages per publish, for
 //! the table of benchmarks.
 //!
-//! The depth matters: the lines of a shallow ring are still in the writer's nearest cache when the reader
-//! asks for them and the other way round, which has been several times slower than with deep rings on
+//! The depth matters: the lines of a shallow ring are still in the writer's L1 cache when the reader
+//! accesses them and vice versa, which was several times slower than with deep rings on
 //! the processors tried so far.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -66,7 +66,7 @@ fn receive(rx: &mut In, payload: &mut [u8; PAYLOAD_BYTES]) -> Option<u64> {
     Some(header.token)
 }
 
-/// Every word of a message's payload tells its number, so that a torn one shows.
+/// Every word of a message's payload encodes its number, so that a torn message is detected.
 fn payload_of(n: u64) -> [u8; PAYLOAD_BYTES] {
     let mut payload = [0; PAYLOAD_BYTES];
     for word in payload.chunks_exact_mut(8) {
@@ -75,7 +75,7 @@ fn payload_of(n: u64) -> [u8; PAYLOAD_BYTES] {
     payload
 }
 
-/// Messages a second, one way.
+/// Messages per second, one way.
 fn rate(protocol: u8, depth: u32, batch: u64, seconds: f64, cores: (usize, usize)) -> f64 {
     let ((mut tx, _), (mut rx, _)) = mqueue(protocol, depth);
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(u64::MAX));
@@ -105,7 +105,7 @@ fn rate(protocol: u8, depth: u32, batch: u64, seconds: f64, cores: (usize, usize
                 match receive(&mut rx, &mut payload) {
                     Some(token) => {
                         assert_eq!(token, n);
-                        assert!(payload == payload_of(n), "message {n} came as {payload:?}");
+                        assert!(payload == payload_of(n), "message {n} arrived as {payload:?}");
                         n += 1;
                         if n % 64 == 0 {
                             rx.release();
@@ -128,7 +128,7 @@ fn rate(protocol: u8, depth: u32, batch: u64, seconds: f64, cores: (usize, usize
     messages as f64 / start.elapsed().as_secs_f64()
 }
 
-/// Nanoseconds a message when one thread writes and reads batches of `batch`.
+/// Nanoseconds per message when one thread writes and reads batches of `batch`.
 fn one_core(protocol: u8, batch: u64) -> f64 {
     let ((mut tx, _), (mut rx, _)) = mqueue(protocol, 64);
     let mut payload = [7; PAYLOAD_BYTES];
@@ -194,7 +194,7 @@ fn round_trips(protocol: u8, count: usize, cores: (usize, usize)) -> Vec<u64> {
     })
 }
 
-/// The protocols there are on this machine.
+/// The protocols that this machine supports.
 fn protocols() -> Vec<(&'static str, u8)> {
     let mut protocols = vec![("doorbell", protocol::DOORBELL), ("granule8", protocol::GRANULE8)];
     if mqueue::memory::unit16_is_atomic() {
@@ -213,7 +213,7 @@ fn json(arguments: &[String]) -> Result<(), String> {
     let known = protocols();
     let found = known.iter().find(|(known, _)| known == name);
     let (_, protocol) = found.ok_or_else(|| format!("no protocol {name} here, only {known:?}"))?;
-    let depth: u32 = depth.parse().map_err(|_| format!("{depth} is no depth"))?;
+    let depth: u32 = depth.parse().map_err(|_| format!("{depth} is not a depth"))?;
     let (median, best) = slices(|| rate(*protocol, depth, 64, 0.1, cores));
     println!("{{\"rate\":{median:.0},\"best_rate\":{best:.0}}}");
     Ok(())

@@ -1,15 +1,15 @@
-//! The layout of a region: what the engine, every accelerator runtime and every kernel agree on.
+//! The layout of a region: the contract between the engine, every accelerator runtime and every kernel.
 //!
-//! This file is the one source. The C header `device/include/serval/abi.h` is generated from it
+//! This file is the single source. The C header `device/include/serval/abi.h` is generated from it
 //! (`cargo xtask gen-abi`), both sides assert sizes and offsets at compile time, and
 //! `tests/layout.rs` compares the generated header and a table of the layout with the committed ones,
-//! so that a change is always a visible diff together with a new [`ABI_VERSION`].
+//! so that a change always shows as a diff together with a new [`ABI_VERSION`].
 //!
 //! # Region
 //!
 //! ```text
 //! 0      RegionHeader        written once by format(), constant afterwards
-//! 128    EngineWords         written by the engine only; `stop` also by a runtime whose life is over
+//! 128    EngineWords         written by the engine only; `stop` also by a runtime whose generation has ended
 //! 256    AcceleratorWords    written by the accelerator runtime only
 //! 384    (zero)
 //! 512    BlockWords × block_count        each written by its block only: the status page
@@ -22,42 +22,42 @@
 //! # Directory
 //!
 //! An entry describes one ring: its kind, the version of that kind's description, the block it belongs to (or
-//! [`NO_BLOCK`]), a number among the rings of that kind and block, the memory it takes, and a part of fixed size that the
-//! kind defines. Nothing follows from an entry's position but this: the entries of one block stand together. The memory
+//! [`NO_BLOCK`]), a number among the rings of that kind and block, its memory, and a part of fixed size that the
+//! kind defines. The position of an entry has only one meaning: the entries of one block are contiguous. The memory
 //! of two entries never overlaps.
 //!
-//! A reader skips an entry whose kind, or version of it, it does not know. If the entry has
+//! A reader skips an entry of an unknown kind or version. If the entry has
 //! [`ring_flags::REQUIRED`], it refuses the region instead. So a new kind needs no new [`ABI_VERSION`].
 //!
 //! Kinds today: the rings of mqueues ([`ring_kind`]), described by a [`RingEntry`]. Every block has one server mqueue and up
 //! to [`BACKENDS_MAX`] client mqueues (backends), whose index is that of the configuration. An mqueue is an RX and a TX ring
-//! of the same block and index. It has a number in [0, mqueue_count), which is its place in the arrays of heads and tails.
+//! of the same block and index. It has a number in [0, mqueue_count), its index in the arrays of heads and tails.
 //!
 //! Heads and tails are *counts*: of messages published and of slots released since the region was
-//! formatted. They never wrap (2⁶⁴ messages). Message `n` lies in slot `n % depth`; `depth` is a
-//! power of two. They stand densely, eight to a cache line, so that one look tells which of many
-//! mqueues hold work: a head word is its ring's doorbell. Every word has one writer, but words of
-//! different *blocks* share lines on purpose (measured: a dense array halves the cost of looking at
-//! 240 mqueues against one line each).
+//! formatted. They never wrap (2⁶⁴ messages). Message `n` is in slot `n % depth`; `depth` is a
+//! power of two. They are densely packed, eight to a cache line, so that one read shows which of many
+//! mqueues have work: a head word is its ring's doorbell. Every word has one writer, but words of
+//! different *blocks* share lines intentionally (measured: a dense array halves the cost of polling
+//! 240 mqueues compared with one line each).
 //!
 //! # Slot
 //!
 //! `doorbell` protocol: a [`SlotHeader`], then the inline payload. The producer writes both, then
 //! stores the head with release order.
 //!
-//! `granule` protocol: header and payload form one byte string that is cut into units, each with its
-//! own sequence number in its last four bytes: 12 + 4 bytes, or 4 + 4 where 16-byte accesses are not
-//! single-copy atomic. A unit of message `n` carries the sequence `(n + 1) mod 2³²`. Units of one
+//! `granule` protocol: header and payload form one byte string that is divided into units, each with its
+//! own sequence number in its last four bytes: 12 + 4 bytes, or 4 + 4 if 16-byte accesses are not
+//! single-copy atomic. A unit of message `n` has the sequence `(n + 1) mod 2³²`. The units of one
 //! message are mutually unordered: the consumer checks each. The head word is a hint only.
-//! Sequences cannot alias on wrap: in every lap divisible by [`RESTAMP_LAPS`] the producer stamps all
+//! Sequences cannot alias on wrap: in every lap divisible by [`RESTAMP_LAPS`] the producer rewrites all
 //! units of a slot, so no unit is older than 2³¹ messages.
 //!
 //! # Arena
 //!
-//! A payload longer than the ring's inline capacity lies contiguously in the ring's byte arena; the
-//! header has [`flags::ARENA`] and names its offset. The arena is a FIFO: the producer places
-//! payloads one after the other (8-byte aligned), skips the tail end when a payload does not fit
-//! before it, and takes space back as slots are released. Rings with an arena use `doorbell`.
+//! A payload longer than the ring's inline capacity is contiguous in the ring's byte arena; the
+//! header has [`flags::ARENA`] and contains its offset. The arena is a FIFO: the producer places
+//! payloads one after the other (8-byte aligned), skips the end when a payload does not fit
+//! before it, and reclaims space as slots are released. Rings with an arena use `doorbell`.
 
 mod header;
 
@@ -67,41 +67,41 @@ pub use header::{c_header, layout_table};
 pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"SERVALRG");
 /// Version of this layout. A runtime or kernel library of another version is refused.
 pub const ABI_VERSION: u32 = 5;
-/// Distance that keeps words of different writers apart (two x86 lines: adjacent-line prefetch).
+/// Alignment that separates words of different writers (two x86 lines: adjacent-line prefetch).
 pub const LINE_BYTES: u64 = 128;
-/// Largest inline payload of a slot in bytes: what an Ethernet frame carries fits.
+/// Largest inline payload of a slot in bytes: the payload of an Ethernet frame fits.
 pub const INLINE_BYTES_MAX: u32 = 1536;
 /// Largest ring depth in slots.
 pub const DEPTH_MAX: u32 = 16_384;
-/// Granule rings stamp every unit of a slot in each lap divisible by this.
+/// Granule rings rewrite every unit of a slot in each lap divisible by this.
 pub const RESTAMP_LAPS: u64 = 65_536;
 /// Largest message over any transport in bytes.
 pub const MESSAGE_BYTES_MAX: u32 = 8 << 20;
 /// Largest arena of one ring in bytes.
 pub const ARENA_BYTES_MAX: u64 = 1 << 40;
-/// Largest count a ring may start from: what is left to 2⁶⁴ is never used up.
+/// Largest initial count of a ring: the rest up to 2⁶⁴ is never used up.
 pub const START_MAX: u64 = 1 << 62;
-/// Most blocks in one region.
+/// Maximum number of blocks in a region.
 pub const BLOCKS_MAX: u32 = 4_096;
-/// Most backends (client mqueues) of one block.
+/// Maximum number of backends (client mqueues) of a block.
 pub const BACKENDS_MAX: u32 = 15;
-/// Most mqueues in one region.
+/// Maximum number of mqueues in a region.
 pub const MQUEUES_MAX: u32 = BLOCKS_MAX * (1 + BACKENDS_MAX);
-/// Most entries of one directory: twice what the rings of that many mqueues need.
+/// Maximum number of entries of a directory: twice the number of rings of that many mqueues.
 pub const RINGS_MAX: u32 = 4 * MQUEUES_MAX;
 /// [`DirectoryEntry::block`] of a ring that belongs to no block.
 pub const NO_BLOCK: u32 = u32::MAX;
-/// Most parameters of a kernel.
+/// Maximum number of parameters of a kernel.
 pub const PARAMS_MAX: u32 = 32;
 
 const _: () = assert!(DEPTH_MAX as u64 * RESTAMP_LAPS <= 1 << 31, "sequences would alias on wrap");
 const _: () = assert!(INLINE_BYTES_MAX % 8 == 0);
 
-/// What a slot holds: [`SlotHeader::kind`]. Zeroed memory is no message.
+/// The kind of a slot's message: [`SlotHeader::kind`]. Zeroed memory is not a message.
 pub mod kind {
     /// A request, a reply, a backend request or a backend answer, depending on the ring.
     pub const MESSAGE: u8 = 1;
-    /// TX of a server mqueue only: the kernel ends this request without a reply; `status` says why.
+    /// TX of a server mqueue only: the kernel ends this request without a reply; `status` is the reason.
     pub const DROP: u8 = 2;
 }
 
@@ -113,7 +113,7 @@ pub mod flags {
 
 /// Values of [`SlotHeader::status`].
 pub mod status {
-    /// All is well. TX with kind DROP: nothing is to be answered, and the request counts as consumed.
+    /// Success. TX with kind DROP: no reply is wanted, and the request counts as consumed.
     pub const OK: u8 = 0;
     /// RX of a client mqueue: no answer within `timeout_ms`.
     pub const TIMEOUT: u8 = 1;
@@ -123,9 +123,9 @@ pub mod status {
     pub const CLOSED: u8 = 3;
     /// RX of a client mqueue: the answer breaks the backend's framing.
     pub const PROTOCOL: u8 = 4;
-    /// RX of a client mqueue: the answer, or the request, is longer than the mqueue carries.
+    /// RX of a client mqueue: the answer, or the request, exceeds the mqueue's maximum.
     pub const TOO_LONG: u8 = 5;
-    /// TX with kind DROP: the length is not one the kernel accepts.
+    /// TX with kind DROP: the kernel does not accept the length.
     pub const BAD_LENGTH: u8 = 16;
     /// TX with kind DROP: any other reason of the kernel.
     pub const REJECTED: u8 = 17;
@@ -135,19 +135,19 @@ pub mod status {
 pub mod stop {
     /// Serve.
     pub const RUN: u64 = 0;
-    /// Answer what is in the RX ring, then end: `recv` returns false once the ring is empty.
+    /// Answer the messages in the RX ring, then end: `recv` returns false once the ring is empty.
     pub const DRAIN: u64 = 1;
-    /// End now: `recv` returns false at once.
+    /// End now: `recv` returns false immediately.
     pub const NOW: u64 = 2;
 }
 
 /// Values of [`AcceleratorWords::state`] and [`BlockWords::state`].
 pub mod state {
-    /// Nobody is there yet.
+    /// Not started yet.
     pub const ABSENT: u64 = 0;
     /// Running.
     pub const READY: u64 = 1;
-    /// Ended; `reason` says why.
+    /// Ended; `reason` gives the reason.
     pub const ENDED: u64 = 2;
 }
 
@@ -155,24 +155,24 @@ pub mod state {
 pub mod reason {
     /// Not ended.
     pub const NONE: u64 = 0;
-    /// The stop word asked for it.
+    /// The stop word requested it.
     pub const STOPPED: u64 = 1;
-    /// The engine's heartbeat stood still for 5 s.
+    /// The engine's heartbeat stopped for 5 s.
     pub const ENGINE_LOST: u64 = 2;
-    /// A ring word is impossible (a head beyond the depth, a length beyond the ring's maximum).
+    /// A ring word is invalid (a head beyond the depth, a length beyond the ring's maximum).
     pub const RING_CORRUPT: u64 = 3;
-    /// The kernel returned although nobody asked it to.
+    /// The kernel returned without a stop request.
     pub const RETURNED: u64 = 4;
     /// The kernel broke its contract (wrote past its staging, sent twice, wrong block).
     pub const CONTRACT: u64 = 5;
-    /// The block did not come back for longer than it may.
+    /// The block did not yield within its time limit.
     pub const HUNG: u64 = 6;
-    /// The region or the parameters do not suit the kernel.
+    /// The region or the parameters do not match the kernel.
     pub const REFUSED: u64 = 7;
-    /// The accelerator or its driver failed, whatever ran on it.
+    /// The accelerator or its driver failed, independent of the kernel.
     pub const DEVICE_FAILED: u64 = 8;
 
-    /// What a reason is called in messages to people.
+    /// The name of a reason in messages.
     pub fn name(reason: u64) -> &'static str {
         match reason {
             NONE => "none",
@@ -282,7 +282,7 @@ macro_rules! shared_structs {
 }
 
 shared_structs! {
-    /// First bytes of a region. Written by format() before the region is given to anyone; magic last.
+    /// First bytes of a region. Written by format() before the region is shared; magic last.
     struct RegionHeader as "serval_region_header", size 128 {
         /// REGION_MAGIC.
         magic: u64,
@@ -292,7 +292,7 @@ shared_structs! {
         header_bytes: u32,
         /// Size of the whole region in bytes.
         region_bytes: u64,
-        /// The accelerator's life this region belongs to, from 1.
+        /// The accelerator generation of this region, from 1.
         generation: u64,
         /// Blocks, in [1, BLOCKS_MAX].
         block_count: u32,
@@ -318,19 +318,19 @@ shared_structs! {
         reserved: [u64; 4],
     }
 
-    /// Words the engine writes.
+    /// Words written by the engine.
     struct EngineWords as "serval_engine_words", size 128 {
         /// RUN, DRAIN or NOW.
         stop: u64,
         /// Advances at least once a second while the engine lives.
         heartbeat: u64,
-        /// 1 while a worker sleeps and wants to be woken when a message is published.
+        /// 1 while a worker sleeps and must be woken when a message is published.
         parked: u64,
         /// Zero.
         reserved: [u64; 13],
     }
 
-    /// Words the accelerator runtime writes.
+    /// Words written by the accelerator runtime.
     struct AcceleratorWords as "serval_accelerator_words", size 128 {
         /// ABSENT, READY or ENDED.
         state: u64,
@@ -338,7 +338,7 @@ shared_structs! {
         reason: u64,
         /// Advances at least once a second while the runtime lives.
         heartbeat: u64,
-        /// 1 while the accelerator's side sleeps and wants to be woken when a message is published.
+        /// 1 while the accelerator's side sleeps and must be woken when a message is published.
         parked: u64,
         /// Zero.
         reserved: [u64; 12],
@@ -360,9 +360,9 @@ shared_structs! {
         reserved: [u64; 11],
     }
 
-    /// What the directory says of every ring, whatever its kind. Constant once formatted.
+    /// The part of a directory entry that is common to all kinds. Constant once formatted.
     struct DirectoryEntry as "serval_directory_entry", size 128 {
-        /// What the ring is for, and what the kind's own part describes: SERVER_RX ...
+        /// The kind of ring, which determines the kind's own part: SERVER_RX ...
         kind: u16,
         /// Version of the kind's description.
         version: u16,
@@ -372,7 +372,7 @@ shared_structs! {
         block: u32,
         /// Its number among the rings of this kind and block, from 0.
         index: u32,
-        /// Offset of the memory it takes; 0 for none.
+        /// Offset of its memory; 0 for none.
         offset: u64,
         /// Bytes of that memory.
         bytes: u64,
@@ -392,7 +392,7 @@ shared_structs! {
         block: u32,
         /// Server mqueues: 0. Client mqueues: the backend, in the order of the configuration.
         index: u32,
-        /// Offset of the memory that slots and arena lie in.
+        /// Offset of the memory of slots and arena.
         offset: u64,
         /// Bytes of that memory.
         bytes: u64,
@@ -426,13 +426,13 @@ shared_structs! {
         reserved: [u64; 4],
     }
 
-    /// Head of every message in a ring.
+    /// Header of every message in a ring.
     struct SlotHeader as "serval_slot_header", size 32 {
-        /// The engine's name for the request; a reply carries it back unchanged.
+        /// The engine's identifier of the request; a reply returns it unchanged.
         token: u64,
-        /// Client mqueues: chosen by the kernel, echoed with the answer. Server mqueues: 0.
+        /// Client mqueues: chosen by the kernel, returned with the answer. Server mqueues: 0.
         tag: u64,
-        /// Offset of the payload in the ring's arena when flags has ARENA, else 0.
+        /// Offset of the payload in the ring's arena if flags has ARENA, else 0.
         arena_offset: u64,
         /// Payload bytes.
         len: u32,
@@ -452,9 +452,9 @@ shared_structs! {
         value: f64,
     }
 
-    /// What a block is started with.
+    /// The start arguments of a block.
     struct BlockArgs as "serval_block_args", size 112 {
-        /// ABI_VERSION of whoever starts the block.
+        /// ABI_VERSION of the program that starts the block.
         abi_version: u32,
         /// This block, in [0, block_count).
         block: u32,
@@ -464,7 +464,7 @@ shared_structs! {
         staging_stride: u32,
         /// The block's entries in the directory: index of the first.
         ring_first: u32,
-        /// How many there are.
+        /// Number of these entries.
         ring_count: u32,
         /// Address of the region as the block sees it.
         region: u64,
@@ -480,14 +480,14 @@ shared_structs! {
         wait: u64,
         /// Host only: first argument of wait.
         wait_self: u64,
-        /// Host only: address of a function u64(void* wait_self) that tells monotonic nanoseconds; 0 to use the clock.
+        /// Host only: address of a function u64(void* wait_self) that returns monotonic nanoseconds; 0 to use the clock.
         now: u64,
         /// Messages a block may handle before it must call wait with BUDGET; 0 for no limit.
         budget: u64,
-        /// Address of memory for replies that are too long to send; what a kernel writes there is never sent. 0 on the host: the
-        /// kernel library makes its own.
+        /// Address of memory for replies that are too long to send; its content is never sent. 0 on the host: the
+        /// kernel library creates its own.
         sink: u64,
-        /// Bytes of that memory. On the host more than a length can say. On CUDA a reply that does not fit ends its block.
+        /// Bytes of that memory. On the host more than any length. On CUDA a reply that does not fit ends its block.
         sink_bytes: u64,
     }
 
@@ -518,7 +518,7 @@ pub mod wait {
     pub const BUDGET: u32 = 4;
 }
 
-/// Deadline that never comes.
+/// No deadline.
 pub const NO_DEADLINE: u64 = u64::MAX;
 
 /// Offset of [`EngineWords`].

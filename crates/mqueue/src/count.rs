@@ -3,11 +3,11 @@
 //! A counter is a word that its owner loads, adds to and stores. There is no read-modify-write and no line that two
 //! threads write. Readers on other threads see each counter grow, at different instants.
 //!
-//! That is not enough for accounts. A reader that loads *received* and then *ended*, while both grow, finds more ends than
-//! beginnings. So ends have a type of their own: [`EndCounter`] stores with release order and loads with acquire order. A
-//! thread that counts an end has counted its beginning before, or has taken the message over from the thread that did. A
-//! reader that reads every end counter of all threads first, and the counters of beginnings afterwards, therefore
-//! finds at least as many beginnings as ends, at any instant.
+//! That is not enough for accounting. A reader that loads *received* and then *ended*, while both grow, finds more outcomes than
+//! messages. So outcomes have a type of their own: [`EndCounter`] stores with release order and loads with acquire order. A
+//! thread that counts an outcome has counted the message before, or has taken it over from the thread that did. A
+//! reader that reads the outcome counters of all threads first, and the received counters afterwards, therefore
+//! finds at least as many messages as outcomes, at any time.
 //!
 //! Both are generic over the atomic word, so that loom runs this very code.
 
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An atomic word of 64 bits that one thread writes.
 pub trait Atomic {
-    /// What its owner stored last; for the owner.
+    /// The value its owner stored last; for the owner.
     fn own(&self) -> u64;
     /// As [`AtomicU64::load`].
     fn load(&self, order: Ordering) -> u64;
@@ -75,7 +75,7 @@ impl<A: Atomic> Counter<A> {
     }
 }
 
-/// A counter with one writer of what ends something that another counter counted before.
+/// A counter with one writer of the outcomes of messages that another counter counted before.
 #[derive(Debug, Default)]
 pub struct EndCounter<A = AtomicU64>(A);
 
@@ -88,7 +88,7 @@ impl<A: Atomic> EndCounter<A> {
     /// Adds; only the owning thread may.
     #[inline]
     pub fn add(&self, n: u64) {
-        // EDGE BOOKS (release half): who sees these ends sees their beginnings.
+        // EDGE BOOKS (release half): a reader that sees these outcomes sees their messages.
         self.0.store(self.0.own() + n, Ordering::Release);
     }
 
@@ -98,7 +98,7 @@ impl<A: Atomic> EndCounter<A> {
         self.add(1);
     }
 
-    /// Reads; beginnings are read afterwards.
+    /// Reads; received counters are read afterwards.
     #[inline]
     pub fn value(&self) -> u64 {
         // EDGE BOOKS (acquire half)

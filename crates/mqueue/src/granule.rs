@@ -1,16 +1,16 @@
 //! The `granule` protocol: header and payload as one byte string in self-validating units.
 //!
 //! A unit is `WORDS` 32-bit words of the string and the low half of the message's number plus one, in
-//! one single-copy atomic access: 1 + 1 words, or 3 + 1. Whoever reads a unit with the sequence it
-//! expects has that unit's data of that message; nothing orders the units of a message among
-//! themselves, so each is checked. The rule that keeps sequences from aliasing is in [`crate::abi`].
+//! one single-copy atomic access: 1 + 1 words, or 3 + 1. A reader of a unit with the expected sequence
+//! has that unit's data of that message; the units of a message are not ordered,
+//! so each is checked. [`crate::abi`] describes how sequences are kept from aliasing.
 
 use crate::memory::{Memory, Ordering, bytes_from, mask_of, pair, unit_bytes, words_from};
 use crate::ring::{HEADER_BYTES, Layout};
 
 const HEADER_WORDS: usize = HEADER_BYTES as usize / 4;
 
-/// Units that hold the header.
+/// Units of the header.
 const fn header_units(words: usize) -> usize {
     HEADER_WORDS.div_ceil(words)
 }
@@ -25,7 +25,7 @@ pub(crate) const fn slot_bytes(words: usize, inline_bytes: u64) -> u64 {
     (HEADER_BYTES + inline_bytes).div_ceil(4 * words as u64) * unit_bytes(words)
 }
 
-/// Sequence carried by the units of message `n`.
+/// Sequence of the units of message `n`.
 #[inline]
 fn sequence(n: u64) -> u32 {
     if mutants::on("wrap_sequence") {
@@ -44,12 +44,12 @@ pub(crate) fn write<M: Memory, const WORDS: usize>(
     payload: &[u8],
 ) {
     let slot = layout.slot(n);
-    // EDGE RX_PUBLISH TX_PUBLISH (release half): each unit carries its own proof.
+    // EDGE RX_PUBLISH TX_PUBLISH (release half): each unit validates itself.
     memory.store_string::<WORDS>(slot, header, payload, sequence(n));
     restamp::<M, WORDS>(memory, layout, n, payload.len() as u64);
 }
 
-/// [`write`] with a payload of `len_bytes` that lies in the words at `from_at` in other memory.
+/// [`write`] with a payload of `len_bytes` in the words at `from_at` in other memory.
 #[inline(always)]
 pub(crate) fn write_from<M: Memory, const WORDS: usize>(
     (memory, layout, n): (&M, &Layout, u64),
@@ -58,12 +58,12 @@ pub(crate) fn write_from<M: Memory, const WORDS: usize>(
     len_bytes: u64,
 ) {
     let slot = layout.slot(n);
-    // EDGE RX_PUBLISH TX_PUBLISH (release half): each unit carries its own proof.
+    // EDGE RX_PUBLISH TX_PUBLISH (release half): each unit validates itself.
     memory.copy_string::<WORDS>(slot, header, from, from_at, len_bytes, sequence(n));
     restamp::<M, WORDS>(memory, layout, n, len_bytes);
 }
 
-/// Stamps what message `n` left of its slot's units, in the laps that need it.
+/// Rewrites the units of its slot that message `n` did not use, in the laps that need it.
 #[inline(always)]
 fn restamp<M: Memory, const WORDS: usize>(memory: &M, layout: &Layout, n: u64, len_bytes: u64) {
     if layout.restamps(n) && !mutants::on("forget_restamp") {
@@ -127,7 +127,7 @@ pub(crate) fn copy_string<M: Memory, const WORDS: usize>(
     }
 }
 
-/// Stamps the units in `[at, end)` without data.
+/// Writes the sequence of the units in `[at, end)` without data.
 #[cold]
 fn stamp<M: Memory, const WORDS: usize>(memory: &M, at: u64, end: u64, sequence: u32) {
     for at in (at..end).step_by(unit_bytes(WORDS) as usize) {
@@ -136,7 +136,7 @@ fn stamp<M: Memory, const WORDS: usize>(memory: &M, at: u64, end: u64, sequence:
 }
 
 /// Makes every slot look as if its last message were number `start - 1`, so that no unit of a ring
-/// that starts there passes for one of its messages. For `start` 0 that is zeroed memory.
+/// that starts there can be taken for one of its messages. For `start` 0 that is zeroed memory.
 pub(crate) fn format<M: Memory, const WORDS: usize>(memory: &M, layout: &Layout, start: u64) {
     for n in 0..layout.depth {
         let slot = layout.slot(n);
@@ -156,7 +156,7 @@ pub(crate) fn read_header<M: Memory, const WORDS: usize>(
     layout: &Layout,
     n: u64,
 ) -> Option<[u64; 4]> {
-    // EDGE RX_PUBLISH TX_PUBLISH (acquire half): each unit carries its own proof.
+    // EDGE RX_PUBLISH TX_PUBLISH (acquire half): each unit validates itself.
     memory.load_header::<WORDS>(layout.slot(n), sequence(n))
 }
 
@@ -178,7 +178,7 @@ pub(crate) fn load_header<M: Memory, const WORDS: usize>(
     Some(std::array::from_fn(|i| pair(words[2 * i], words[2 * i + 1])))
 }
 
-/// Copies the payload of message `n` out; false when part of it has not arrived.
+/// Copies the payload of message `n` out; false if part of it has not arrived.
 #[inline(always)]
 pub(crate) fn read_payload<M: Memory, const WORDS: usize>(
     memory: &M,
@@ -186,7 +186,7 @@ pub(crate) fn read_payload<M: Memory, const WORDS: usize>(
     n: u64,
     payload: &mut [u8],
 ) -> bool {
-    // EDGE RX_PUBLISH TX_PUBLISH (acquire half): each unit carries its own proof.
+    // EDGE RX_PUBLISH TX_PUBLISH (acquire half): each unit validates itself.
     memory.load_payload::<WORDS>(layout.slot(n), payload, sequence(n))
 }
 
@@ -218,9 +218,9 @@ pub(crate) fn load_payload<M: Memory, const WORDS: usize>(
     wrong == 0
 }
 
-/// Copies the payload of message `n` to words at `at` in other memory; false when part of it has not arrived. A unit
-/// that has not arrived holds data of an older message, perhaps somebody else's: it is not stored, though
-/// nobody looks for a message in a slot that is not committed.
+/// Copies the payload of message `n` to words at `at` in other memory; false if part of it has not arrived. A unit
+/// that has not arrived holds data of an older message, possibly of another client: it is not stored, although
+/// slots that are not committed are not read.
 #[inline(always)]
 pub(crate) fn copy_payload<M: Memory, const WORDS: usize>(
     (from, layout, n): (&M, &Layout, u64),
@@ -228,7 +228,7 @@ pub(crate) fn copy_payload<M: Memory, const WORDS: usize>(
     at: u64,
     len_bytes: u64,
 ) -> bool {
-    // EDGE RX_PUBLISH TX_PUBLISH (acquire half): each unit carries its own proof.
+    // EDGE RX_PUBLISH TX_PUBLISH (acquire half): each unit validates itself.
     to.copy_payload::<WORDS>(at, from, layout.slot(n), len_bytes, sequence(n))
 }
 
@@ -267,14 +267,14 @@ mod tests {
     const HEADER: [u64; 4] =
         [0x0123_4567_89ab_cdef, !7, 0x1111_2222_3333_4444, 0x5566_7788_99aa_bbcc];
     const SLOT: u64 = 128;
-    /// What no payload here has: what lies where nothing was written.
+    /// A byte that no payload here has: marks memory that was not written.
     const BACKGROUND: u8 = 0xee;
 
-    /// Whether a memory has what it takes.
+    /// Whether a memory supports these units.
     fn has<const WORDS: usize>(memory: &MappedMemory) -> bool {
         let has = WORDS == 1 || memory.has_unit16();
         if !has {
-            println!("SKIPPED: 16-byte accesses are not atomic here");
+            println!("SKIPPED: 16-byte accesses are not atomic on this machine");
         }
         has
     }
@@ -295,7 +295,7 @@ mod tests {
         memory.load_words(0)
     }
 
-    /// What a memory does in its own way is, word for word, what the code here does.
+    /// The specialised moves of a memory have, word for word, the result of the generic code.
     fn own_moves_are_the_generic_code<const WORDS: usize>() {
         let [generic, own] = [(); 2].map(|()| HeapMapping::memory(1024));
         if !has::<WORDS>(&own) {
@@ -318,7 +318,7 @@ mod tests {
                 assert_eq!(read[len..], [BACKGROUND; 256][len..], "behind {len} bytes");
             }
 
-            // A unit of another message, wherever it is, is seen by both.
+            // A unit of another message is detected by both, wherever it is.
             for unit in 0..(32 + len).div_ceil(4 * WORDS) {
                 let at = SLOT + unit as u64 * unit_bytes(WORDS);
                 let (data, _) = own.load_unit::<WORDS>(at);
@@ -349,7 +349,7 @@ mod tests {
         own_moves_are_the_generic_code::<3>();
     }
 
-    /// As words, padded with zeros also where the producer did not pad; and of a unit that has not arrived, nothing.
+    /// As words, padded with zeros even if the producer did not pad; and nothing of a unit that has not arrived.
     fn payloads_are_copied_between_memories<const WORDS: usize>() {
         let [from, generic, own] = [(); 3].map(|()| HeapMapping::memory(1024));
         if !has::<WORDS>(&from) {
@@ -357,7 +357,7 @@ mod tests {
         }
         let old = 0xdddd_dddd;
         for len in lengths() {
-            // One byte more, which is not part of what is copied.
+            // One byte more, which must not be copied.
             store_string::<_, WORDS>(
                 &from,
                 SLOT,
@@ -397,13 +397,13 @@ mod tests {
         }
     }
 
-    /// The units are those of the same payload from a buffer, also where other bytes lie behind it.
+    /// The units equal those of the same payload from a buffer, even if other bytes follow it.
     fn payloads_are_copied_into_units<const WORDS: usize>() {
         let [from, expected, generic, own] = [(); 4].map(|()| HeapMapping::memory(1024));
         if !has::<WORDS>(&from) {
             return;
         }
-        // Words, but not units of 16 bytes, begin here.
+        // Aligned for words, but not for units of 16 bytes.
         let at = SLOT + 8;
         for len in lengths() {
             from.copy_in(at, &[&payload(len)[..], &[0xff; 32]].concat());
@@ -417,7 +417,7 @@ mod tests {
         }
     }
 
-    /// The destination is another process's memory, and the sequence counts the messages of a ring that is none of its business.
+    /// The destination is another process's memory, which must not see the sequence of a ring that is not its own.
     #[cfg(not(miri))]
     #[test]
     fn no_sequence_shows_where_a_payload_is_copied_to() {

@@ -1,25 +1,25 @@
 //! Serval's message queues in shared memory.
 //!
-//! A *region* is one shared memory that holds formatted *rings*; an *mqueue* is an RX ring and a TX
-//! ring that join the engine to one block of an accelerator. This crate knows no operating system
-//! and no accelerator: memory enters through [`Mapping`].
+//! A *region* is shared memory with formatted *rings*; an *mqueue* is an RX ring and a TX
+//! ring that connect the engine to one block of an accelerator. This crate is independent of operating systems
+//! and accelerators: memory is provided through [`Mapping`].
 //!
 //! * [`abi`]: the layout, source of the generated C header.
 //! * [`memory`]: shared memory as atomic words.
 //! * [`ring`]: producer and consumer (`granule.rs` has the protocol of that name).
 //! * [`region`]: format, join, take rings, status words.
-//! * [`Doorbells`], [`ParkWord`]: which mqueues have news, and who sleeps.
+//! * [`Doorbells`], [`ParkWord`]: which mqueues have new messages, and which threads sleep.
 //! * [`count`]: counters that other threads read.
 
 pub mod abi;
-mod bell;
 pub mod count;
+mod doorbell;
 mod granule;
 pub mod memory;
 pub mod region;
 pub mod ring;
 
-pub use bell::{Doorbells, Listener, ParkWord};
+pub use doorbell::{Doorbells, Listener, ParkWord};
 pub use memory::{HeapMapping, MappedMemory, Mapping, Memory};
 pub use region::{
     JoinError, MqueuePlan, PlanError, Region, RegionPlan, RingPlan, RingSpec, Role, Words,

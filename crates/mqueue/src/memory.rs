@@ -1,14 +1,14 @@
 //! Shared memory as words: with its `units.rs`, the only file that names core atomics or touches raw pointers.
 //!
 //! Memory that another process, an accelerator or a hostile tenant can write at any time must never
-//! become a Rust `&[u8]`. Here it is an array of 64-bit words reached through atomic loads and
-//! stores; payload is copied through relaxed ones, ordering is carried by the few words that
-//! [`crate::ring`] and [`crate::region`] mark as edges. The ring code is generic over [`Memory`], so
-//! that loom and Miri run the very code that production runs, but for what [`MappedMemory`] does with
-//! the vector registers of x86-64: native tests hold that to the generic code, length by length.
+//! become a Rust `&[u8]`. Here it is an array of 64-bit words accessed through atomic loads and
+//! stores; payload is copied through relaxed ones, and the few words that
+//! [`crate::ring`] and [`crate::region`] mark as edges provide the ordering. The ring code is generic over [`Memory`], so
+//! that loom and Miri run the production code, except for the use of vector registers of x86-64 by [`MappedMemory`]:
+//! native tests compare that with the generic code, length by length.
 
-/// An instruction for vector registers, in the form that the program around it uses: one of the old form costs hundreds of
-/// cycles where the program was built for processors with AVX and its registers' upper halves are in use.
+/// A vector instruction in the form that the build uses: an SSE form costs hundreds of
+/// cycles in a program built for AVX while the upper halves of the registers are in use.
 #[cfg(all(target_arch = "x86_64", not(miri), target_feature = "avx"))]
 macro_rules! vector {
     ($instruction:literal) => {
@@ -35,9 +35,9 @@ use units::{Unit8s, Unit16s};
 ///
 /// # Safety
 ///
-/// For the whole life of the value, `base()` is the same non-null address, aligned to 128 bytes, and
+/// For the whole lifetime of the value, `base()` is the same non-null address, aligned to 128 bytes, and
 /// `len_bytes()` bytes from there stay mapped readable and writable (a shrinking file behind a
-/// mapping would turn an access into SIGBUS: implementations seal it). Everyone else, in this process
+/// mapping would turn an access into SIGBUS: implementations seal it). All other code, in this process
 /// or another, may access the range only through atomics.
 pub unsafe trait Mapping: Send + Sync + 'static {
     /// First byte.
@@ -66,16 +66,16 @@ pub trait Memory: Clone {
     #[inline]
     fn prefetch(&self, _at: u64, _for_write: bool) {}
 
-    /// Whether aligned 16-byte accesses are single-copy atomic here (the `granule16` protocol).
+    /// Whether aligned 16-byte accesses are single-copy atomic (the `granule16` protocol).
     fn has_unit16(&self) -> bool {
         false
     }
 
     /// Loads a unit of the `granule` protocols, relaxed and in one access: `WORDS` 32-bit words of
-    /// data (1, or 3 where [`Self::has_unit16`]) and a sequence.
+    /// data (1, or 3 if [`Self::has_unit16`]) and a sequence.
     #[inline]
     fn load_unit<const WORDS: usize>(&self, at: u64) -> ([u32; WORDS], u32) {
-        assert!(WORDS == 1, "granule16 is refused where 16-byte accesses are not atomic");
+        assert!(WORDS == 1, "granule16 is refused if 16-byte accesses are not atomic");
         let word = self.load(at, Ordering::Relaxed);
         ([word as u32; WORDS], (word >> 32) as u32)
     }
@@ -83,7 +83,7 @@ pub trait Memory: Clone {
     /// Stores a unit, relaxed and in one access.
     #[inline]
     fn store_unit<const WORDS: usize>(&self, at: u64, data: [u32; WORDS], sequence: u32) {
-        assert!(WORDS == 1, "granule16 is refused where 16-byte accesses are not atomic");
+        assert!(WORDS == 1, "granule16 is refused if 16-byte accesses are not atomic");
         self.store(at, pair(data[0], sequence), Ordering::Relaxed);
     }
 
@@ -105,14 +105,14 @@ pub trait Memory: Clone {
         granule::load_header::<Self, WORDS>(self, at, sequence)
     }
 
-    /// Loads a message's payload; false when one of its units has another sequence.
+    /// Loads a message's payload; false if one of its units has another sequence.
     #[inline]
     fn load_payload<const WORDS: usize>(&self, at: u64, payload: &mut [u8], sequence: u32) -> bool {
         granule::load_payload::<Self, WORDS>(self, at, payload, sequence)
     }
 
     /// Copies the payload of the message in the units at `from_at` in other memory to words at `at`; the last word is
-    /// padded with zeros. False when a unit has another sequence: of the data of such a unit nothing is stored.
+    /// padded with zeros. False if a unit has another sequence; the data of such a unit is not stored.
     #[inline]
     fn copy_payload<const WORDS: usize>(
         &self,
@@ -125,8 +125,8 @@ pub trait Memory: Clone {
         granule::copy_units::<Self, WORDS>(self, at, (from, from_at), len_bytes, sequence)
     }
 
-    /// [`Self::store_string`] with the payload in words at `from_at` in other memory. What others write there
-    /// meanwhile arrives or does not; what lies behind `len_bytes` of the last word does not.
+    /// [`Self::store_string`] with the payload in words at `from_at` in other memory. Concurrent writes there
+    /// may or may not be included; bytes after `len_bytes` in the last word are not.
     #[inline]
     fn copy_string<const WORDS: usize>(
         &self,
@@ -155,7 +155,7 @@ pub trait Memory: Clone {
         }
     }
 
-    /// Stores words, and bytes right behind them as [`Self::copy_in`] does.
+    /// Stores words, and bytes directly after them as [`Self::copy_in`] does.
     #[inline]
     fn store_slot<const N: usize>(&self, at: u64, words: [u64; N], bytes: &[u8]) {
         self.store_words(at, words);
@@ -200,7 +200,7 @@ pub(crate) fn mask_of(len_bytes: u64) -> u64 {
     u64::MAX >> (64 - 8 * len_bytes.min(8))
 }
 
-/// Up to eight bytes as a word, zero padded. Without a loop or a call: pieces that overlap agree.
+/// Up to eight bytes as a word, zero padded. Without a loop or a call: overlapping pieces have the same content.
 #[inline]
 pub(crate) fn word_of(bytes: &[u8]) -> u64 {
     let len = bytes.len();
@@ -253,7 +253,7 @@ pub(crate) fn words_from<const WORDS: usize>(bytes: &[u8]) -> [u32; WORDS] {
     words
 }
 
-/// The first bytes of `words`, as many as there is room for.
+/// The first bytes of `words`, as many as fit.
 #[inline]
 pub(crate) fn bytes_from<const WORDS: usize>(words: [u32; WORDS], bytes: &mut [u8]) {
     for (chunk, word) in bytes.chunks_mut(4).zip(words) {
@@ -269,7 +269,7 @@ compile_error!("the region layout is little endian");
 pub struct MappedMemory {
     base: *mut u8,
     len_words: u64,
-    /// 16-byte units; none where accesses of 16 bytes are not atomic.
+    /// Number of 16-byte units; 0 if accesses of 16 bytes are not atomic.
     len_units16: u64,
     _mapping: Arc<dyn Mapping>,
 }
@@ -280,7 +280,7 @@ unsafe impl Send for MappedMemory {}
 unsafe impl Sync for MappedMemory {}
 
 impl MappedMemory {
-    /// Wraps a mapping. Panics when it is not aligned to 128 bytes (a broken [`Mapping`]).
+    /// Wraps a mapping. Panics if it is not aligned to 128 bytes (a broken [`Mapping`]).
     pub fn new(mapping: Arc<dyn Mapping>) -> Self {
         let base = mapping.base();
         assert!(base.addr() % 128 == 0, "a mapping must be aligned to 128 bytes");
@@ -296,17 +296,17 @@ impl MappedMemory {
 
     #[inline]
     fn word(&self, at: u64) -> &AtomicU64 {
-        // An offset that is no multiple of 8 becomes a huge one.
+        // An offset that is not a multiple of 8 becomes a huge one.
         assert!(at.rotate_right(3) < self.len_words, "offset outside the region");
         // SAFETY: in bounds, aligned to 8 because the base is aligned to 128, alive while `self` holds the
         // mapping, and only ever accessed atomically.
         unsafe { AtomicU64::from_ptr(self.base.add(at as usize).cast()) }
     }
 
-    /// The `count` words from `at`: one check instead of one for each word.
+    /// The `count` words from `at`: one check instead of one per word.
     #[inline]
     fn words(&self, at: u64, count: usize) -> &[AtomicU64] {
-        // As in word(): bits of an offset that is no multiple of 8 come in front.
+        // As in word(): the low bits of an unaligned offset become high bits.
         let end = (at >> 3).saturating_add(count as u64) | at << 61;
         assert!(end <= self.len_words, "offset outside the region");
         // SAFETY: as in word(), for every word of the range. A slice of atomics may be written by
@@ -345,7 +345,7 @@ impl Memory for MappedMemory {
         }
     }
 
-    // Always inline: words that come through memory are stored and loaded once more.
+    // Always inline: words passed through memory are stored and loaded once more.
     #[inline(always)]
     fn store_slot<const N: usize>(&self, at: u64, values: [u64; N], bytes: &[u8]) {
         let words = self.words(at, N + bytes.len().div_ceil(8));
@@ -368,7 +368,7 @@ impl Memory for MappedMemory {
         let (to, from) = (self.words(at, count), from.words(from_at, count));
         let pieces = whole_pieces(8 * whole, to);
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: whole_pieces() has counted, and both are as long.
+        // SAFETY: whole_pieces() has counted, and both are that long.
         unsafe {
             move_pieces(from.as_ptr().cast(), to.as_ptr().cast_mut().cast(), pieces);
         }
@@ -391,9 +391,9 @@ impl Memory for MappedMemory {
     fn prefetch(&self, at: u64, for_write: bool) {
         use std::arch::asm;
         let address = self.base.addr().wrapping_add(at as usize);
-        // The intrinsic for a write is an ordinary prefetch unless the whole program is built for processors that have
-        // this one, and then the first store still waits for the line. Processors without it do nothing here.
-        // SAFETY: a prefetch is a hint: it accesses nothing and faults nowhere.
+        // The intrinsic for a write is an ordinary prefetch unless the whole program is built for processors with
+        // PREFETCHW, and then the first store still waits for the line. Processors without it ignore this one.
+        // SAFETY: a prefetch is a hint: it has no visible effect and never faults.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             match for_write {
@@ -507,12 +507,12 @@ impl Memory for MappedMemory {
     }
 }
 
-/// Bytes that one step of a copy moves where the processor has wider accesses than words. Nothing is asked
-/// of their order or atomicity: the edges order a payload as a whole.
+/// Bytes that one step of a copy moves if the processor has wider accesses than words. Their
+/// order and atomicity do not matter: the edges order a payload as a whole.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const PIECE_BYTES: usize = 32;
 
-/// Copies bytes into shared words; the last one is padded with zeros. Panics when there are too few.
+/// Copies bytes into shared words; the last one is padded with zeros. Panics if there are too few.
 #[inline]
 fn copy_in(bytes: &[u8], words: &[AtomicU64]) {
     let pieces = whole_pieces(bytes.len(), words);
@@ -537,7 +537,7 @@ fn copy_in_words(bytes: &[u8], words: &[AtomicU64]) {
     }
 }
 
-/// Copies shared words to bytes; of the last one only its first bytes. Panics when there are too few.
+/// Copies shared words to bytes; of the last one only the bytes that fit. Panics if there are too few.
 #[inline]
 fn copy_out(words: &[AtomicU64], bytes: &mut [u8]) {
     let pieces = whole_pieces(bytes.len(), words);
@@ -572,17 +572,17 @@ fn whole_pieces(bytes: usize, words: &[AtomicU64]) -> usize {
     return 0;
 }
 
-/// Copies whole pieces, two at a time: loads that wait for a line are under way before the first of them is stored.
+/// Copies whole pieces, two at a time: several loads are in flight before the first of them is stored.
 ///
 /// # Safety
 ///
-/// `from` is readable, `to` writable for `bytes` bytes, a multiple of a piece; whichever is shared is accessed by others
+/// `from` is readable, `to` writable for `bytes` bytes, a multiple of a piece; other code accesses shared memory among them
 /// through atomics.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn move_pieces(from: *const u8, to: *mut u8, bytes: usize) {
     let pairs = bytes & !(2 * PIECE_BYTES - 1);
-    // SAFETY: the caller's promise. Assembly, because what others write meanwhile must not meet the
+    // SAFETY: the caller's promise. Assembly, because concurrent writes by others would violate the
     // compiler's assumptions about plain accesses.
     unsafe {
         for at in (0..pairs).step_by(2 * PIECE_BYTES) {
@@ -621,7 +621,7 @@ unsafe fn move_pieces(from: *const u8, to: *mut u8, bytes: usize) {
 }
 
 /// Whether aligned 16-byte accesses are single-copy atomic on this processor: x86-64 with AVX.
-/// (Arm has the guarantee with LSE2; 16-byte units are not implemented there yet.)
+/// (Arm guarantees it with LSE2; 16-byte units are not implemented there yet.)
 pub fn unit16_is_atomic() -> bool {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     return std::arch::is_x86_feature_detected!("avx");

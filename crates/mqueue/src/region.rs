@@ -1,12 +1,12 @@
 //! Regions: formatting, joining and taking the rings of one.
 //!
 //! The engine plans a region ([`RegionPlan`]), creates memory of [`RegionPlan::bytes`] bytes and
-//! [formats](Region::format) it; everyone else [joins](Region::join) it and believes nothing: magic,
-//! version, sizes, every offset and every ring's arithmetic are checked before the first ring is
+//! [formats](Region::format) it; all other parties [join](Region::join) it and trust nothing: magic,
+//! version, sizes, every offset and every ring's numbers are checked before the first ring is
 //! built. The layout is in [`crate::abi`].
 //!
-//! A region is what its directory says (`directory.rs`): which ring is whose, and for what. Nobody concludes it from a ring's
-//! position.
+//! The directory defines a region (`directory.rs`): the owner and purpose of each ring. The position of a ring has no
+//! meaning.
 
 mod directory;
 mod plan;
@@ -32,27 +32,27 @@ pub enum JoinError {
     Magic(u64),
     /// Another ABI version.
     #[error(
-        "the region has ABI version {found}, this program speaks {ABI_VERSION}: use matching builds"
+        "the region has ABI version {found}, this program uses {ABI_VERSION}: use matching builds"
     )]
     Version {
         /// The region's version.
         found: u32,
     },
-    /// The header contradicts itself or the memory.
-    #[error("the region's header is impossible: {0}")]
+    /// The header is inconsistent in itself or with the memory.
+    #[error("the region's header is invalid: {0}")]
     Header(&'static str),
-    /// A directory entry contradicts itself or the memory.
-    #[error("ring {ring} of the region's directory is impossible: {what}")]
+    /// A directory entry is inconsistent in itself or with the memory.
+    #[error("ring {ring} of the region's directory is invalid: {what}")]
     Ring {
         /// Index in the directory.
         ring: u32,
-        /// What is wrong.
+        /// The problem.
         what: &'static str,
     },
-    /// A directory entry that must be understood is not.
+    /// A required directory entry is unknown.
     #[error(
         "ring {ring} of the region's directory is of kind {kind}, version {version}, which the region requires and \
-         this program does not know: use matching builds"
+         this program does not support: use matching builds"
     )]
     Required {
         /// Index in the directory.
@@ -114,7 +114,7 @@ pub struct Region<M: Memory> {
     memory: M,
     header: RegionHeader,
     directory: Directory,
-    /// Of each ring, until an end of it is taken.
+    /// Of each ring, until one of its ends is taken.
     counts: Vec<Option<Counts>>,
 }
 
@@ -144,8 +144,8 @@ impl<M: Memory> Region<M> {
         Ok(Self { memory, header, directory, counts })
     }
 
-    /// Joins a region that somebody else formatted, checking everything. Rings of kinds that this program does not know
-    /// are left alone, unless the region requires them to be known.
+    /// Joins a region formatted by another process, with all checks. Rings of unknown kinds
+    /// are ignored, unless the region marks them as required.
     pub fn join(memory: M) -> Result<Self, JoinError> {
         if memory.len_bytes() < BLOCKS_OFFSET {
             return Err(JoinError::Header("shorter than a header"));
@@ -174,12 +174,12 @@ impl<M: Memory> Region<M> {
         Ok(Self { memory, header, directory, counts })
     }
 
-    /// The memory underneath.
+    /// The region's memory.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// The accelerator's life this region belongs to.
+    /// The accelerator generation of this region.
     pub fn generation(&self) -> u64 {
         self.header.generation
     }
@@ -199,18 +199,18 @@ impl<M: Memory> Region<M> {
         self.directory.mqueues_of(block)
     }
 
-    /// The most mqueues that a block has.
+    /// The maximum number of mqueues of a block.
     pub fn mqueues_per_block_max(&self) -> u32 {
         let counts = (0..self.block_count()).map(|block| self.mqueues_of(block).len() as u32);
         counts.max().unwrap_or(0)
     }
 
-    /// The block that an mqueue belongs to, and what the mqueue is to it.
+    /// The block of an mqueue, and the mqueue's role.
     pub fn role(&self, mqueue: u32) -> (u32, Role) {
         self.directory.role(mqueue)
     }
 
-    /// Where in the directory the entries of a block stand: what its [`BlockArgs`] say.
+    /// Range of a block's entries in the directory, as in its [`BlockArgs`].
     pub fn directory_of(&self, block: u32) -> Range<u32> {
         self.directory.span(block)
     }
@@ -232,7 +232,7 @@ impl<M: Memory> Region<M> {
 
     fn take(&mut self, place: u32) -> (M, &RingEntry, Counts) {
         let counts = self.counts[place as usize].take();
-        let counts = counts.unwrap_or_else(|| panic!("an end of ring {place} was taken before"));
+        let counts = counts.unwrap_or_else(|| panic!("an end of ring {place} was already taken"));
         (self.memory.clone(), &self.directory.entries[place as usize], counts)
     }
 
@@ -246,13 +246,13 @@ impl<M: Memory> Region<M> {
         Consumer::new(memory, entry, counts)
     }
 
-    /// The engine's ends of an mqueue: it produces RX and consumes TX. Panics when taken before.
+    /// The engine's ends of an mqueue: it produces RX and consumes TX. Panics if already taken.
     pub fn engine_ends(&mut self, mqueue: u32) -> (Producer<M>, Consumer<M>) {
         let [rx, tx] = self.directory.rings(mqueue);
         (self.producer(rx), self.consumer(tx))
     }
 
-    /// The accelerator's ends of an mqueue: it consumes RX and produces TX. Panics when taken before.
+    /// The accelerator's ends of an mqueue: it consumes RX and produces TX. Panics if already taken.
     pub fn accelerator_ends(&mut self, mqueue: u32) -> (Consumer<M>, Producer<M>) {
         let [rx, tx] = self.directory.rings(mqueue);
         (self.consumer(rx), self.producer(tx))
@@ -276,7 +276,7 @@ fn check_header(header: &RegionHeader, memory_bytes: u64) -> Result<(), JoinErro
     if header.abi_version != ABI_VERSION {
         return Err(JoinError::Version { found: header.abi_version });
     }
-    // The counts first, because the arithmetic of the parts relies on them.
+    // The counts first, because the offsets are computed from them.
     let counts = [
         (header.header_bytes as usize == size_of::<RegionHeader>(), "header size"),
         (header.region_bytes <= memory_bytes, "larger than the memory"),
@@ -294,9 +294,9 @@ fn check_header(header: &RegionHeader, memory_bytes: u64) -> Result<(), JoinErro
     }
 }
 
-/// Reads a ring's head and tail. The other side may be at work already, and for an onlooker both
-/// sides may: the tail is read before the head and again after it, so that counts of a sound ring
-/// never look impossible.
+/// Reads a ring's head and tail. The other side may already be working, and for an observer both
+/// sides may: the tail is read before the head and again after it, so that counts of a valid ring
+/// never look invalid.
 fn load_counts(memory: &impl Memory, entry: &RingEntry) -> Result<Counts, &'static str> {
     let tail = memory.load(entry.tail_offset, Ordering::Acquire);
     let head = memory.load(entry.head_offset, Ordering::Acquire);
@@ -307,5 +307,5 @@ fn load_counts(memory: &impl Memory, entry: &RingEntry) -> Result<Counts, &'stat
     if sound { Ok(Counts { head, tail }) } else { Err("head and tail") }
 }
 
-/// Far above any honest count, far below overflow.
+/// Far above any real count, far below overflow.
 const COUNT_MAX: u64 = 2 * START_MAX;

@@ -1,13 +1,13 @@
 //! Rings: one producer, one consumer, an array of slots between them.
 //!
-//! The layout is in [`crate::abi`]. This file owns the protocol, which has two ordering edges a ring
+//! The layout is in [`crate::abi`]. This file owns the protocol, which has two ordering edges per ring
 //! (RX is the ring toward the accelerator, TX the one from it):
 //!
-//! * `PUBLISH`: what the producer wrote into a slot is visible to a consumer that sees it published.
+//! * `PUBLISH`: the producer's writes to a slot are visible to a consumer that sees it published.
 //!   `doorbell`: release store of the head, acquire load of the head. `granule`: none is needed, data
-//!   and sequence travel in one single-copy atomic unit.
-//! * `RELEASE`: what the consumer read from a slot it read before the producer overwrote it: release
-//!   store of the tail, acquire load of the tail. (A GPU does without for `granule`, ORDERING.md.)
+//!   and sequence are in one single-copy atomic unit.
+//! * `RELEASE`: the consumer's reads of a slot happen before the producer overwrites it: release
+//!   store of the tail, acquire load of the tail. (A GPU does not need it for `granule`, ORDERING.md.)
 //!
 //! A ring between two workers of the engine is the same ring; its edges are named `HANDOVER`.
 //!
@@ -15,11 +15,11 @@
 //! 1. `tail ≤ head ≤ tail + depth`; both only grow.
 //! 2. Only the producer stores the head and slot contents, only the consumer the tail.
 //! 3. A message has a kind; its length is at most the ring's maximum; without ARENA at most the
-//!    inline capacity; with ARENA it lies inside the arena.
+//!    inline capacity; with ARENA it is inside the arena.
 //!
 //! A peer that breaks 1 has made the ring unusable ([`RingError::Corrupt`]); one that breaks 3 has
-//! spoilt one message ([`RingError::BadHeader`]). Either way the other side reads only memory of this
-//! ring and copies before it looks.
+//! corrupted one message ([`RingError::BadHeader`]). In both cases the other side reads only memory of this
+//! ring and copies before it checks.
 
 mod consumer;
 mod producer;
@@ -39,14 +39,14 @@ pub const HEADER_BYTES: u64 = size_of::<SlotHeader>() as u64;
 /// Bytes of a processor's cache line.
 const LINE: u64 = 64;
 
-/// What the peer did wrong.
+/// An error of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
-    /// A head or tail word is impossible; the ring cannot be used any more.
-    #[error("a head or tail word is impossible")]
+    /// A head or tail word is invalid; the ring cannot be used any more.
+    #[error("a head or tail word is invalid")]
     Corrupt,
-    /// The next message's header is impossible; [`Consumer::advance`] skips it.
-    #[error("a message header is impossible")]
+    /// The next message's header is invalid; [`Consumer::advance`] skips it.
+    #[error("a message header is invalid")]
     BadHeader,
 }
 
@@ -57,10 +57,10 @@ pub enum LoanError {
     #[error("the ring is full")]
     Full,
     /// Longer than the ring's maximum.
-    #[error("the message is longer than the ring carries")]
+    #[error("the message exceeds the ring's maximum length")]
     TooLong,
-    /// The consumer wrote an impossible tail.
-    #[error("a head or tail word is impossible")]
+    /// The consumer wrote an invalid tail.
+    #[error("a head or tail word is invalid")]
     Corrupt,
 }
 
@@ -77,7 +77,7 @@ enum Protocol {
 pub(crate) struct Layout {
     protocol: Protocol,
     pub(crate) depth: u64,
-    /// The bits of a message's number that tell its lap modulo [`RESTAMP_LAPS`].
+    /// The bits of a message's number that give its lap modulo [`RESTAMP_LAPS`].
     restamp_mask: u64,
     slot_stride: u64,
     /// Bytes of header and payload that a line holds.
@@ -115,12 +115,12 @@ impl Layout {
         }
     }
 
-    /// Longest payload that lies in its slot.
+    /// Longest payload stored in its slot.
     fn inline_max(&self) -> u64 {
         self.inline_bytes.min(self.message_bytes_max)
     }
 
-    /// Whether the lap that message `n` is of stamps all units of its slots.
+    /// Whether all units of slots are rewritten in the lap of message `n`.
     #[inline]
     pub(crate) fn restamps(&self, n: u64) -> bool {
         n & self.restamp_mask == 0
@@ -133,14 +133,14 @@ impl Layout {
     }
 }
 
-/// Head and tail of a ring when an end of it is taken: read once and checked by [`crate::region`].
+/// Head and tail of a ring when one of its ends is taken: read once and checked by [`crate::region`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
     pub(crate) head: u64,
     pub(crate) tail: u64,
 }
 
-/// What a producer says about a message besides its payload.
+/// The producer's part of a message header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
     /// See [`SlotHeader::token`].
@@ -177,10 +177,10 @@ fn header_of(words: [u64; 4]) -> SlotHeader {
 /// The lines of a slot that hold the header and the first `bytes` of a payload: slots are aligned to a line.
 #[inline(always)]
 fn prefetch_slot<M: Memory>(memory: &M, layout: &Layout, n: u64, bytes: u64, for_write: bool) {
-    /// Without a loop. Longer messages have more to do than to count lines.
+    /// Without a loop. For longer messages the cost of a loop does not matter.
     const FEW: u64 = 4;
     let slot = layout.slot(n);
-    // A longer payload lies in the arena.
+    // A longer payload is in the arena.
     let string = HEADER_BYTES + if bytes > layout.inline_bytes { 0 } else { bytes };
     for line in 0..FEW {
         if string > line * layout.line_bytes {
@@ -192,7 +192,7 @@ fn prefetch_slot<M: Memory>(memory: &M, layout: &Layout, n: u64, bytes: u64, for
     }
 }
 
-/// Most lines of a slot that are fetched: a message of a kilobyte and a half in units of 16 bytes. More are the processor's own business.
+/// Maximum number of lines of a slot to prefetch: a message of a kilobyte and a half in units of 16 bytes. The hardware prefetcher handles more.
 const LINES_MAX: u64 = 33;
 
 #[inline(never)]

@@ -1,5 +1,5 @@
-//! The directory of a region: rings are found by what their entries say, wherever the entries stand, and entries that
-//! nobody knows are skipped or refused.
+//! The directory of a region: rings are found by the content of their entries, in any order, and unknown entries
+//! are skipped or refused.
 
 mod support;
 
@@ -24,14 +24,14 @@ fn plan(blocks: u32, clients: u32) -> RegionPlan {
     RegionPlan::of_blocks(blocks, &vec![MQUEUE; 1 + clients as usize], 1)
 }
 
-/// A region with room for entries behind those of the plan, and memory behind its end that no ring has.
+/// A region with room for entries after those of the plan, and unused memory at its end.
 struct Bench {
     memory: MappedMemory,
     header: RegionHeader,
     entries: Vec<DirectoryEntry>,
 }
 
-/// Bytes behind the rings that entries of tests may claim.
+/// Bytes after the rings that entries of tests may claim.
 const SPARE_BYTES: u64 = 4096;
 
 impl Bench {
@@ -40,7 +40,7 @@ impl Bench {
         let planned = HeapMapping::memory(bytes);
         let region = Region::format(planned.clone(), plan).unwrap();
         let entries = region.entries().iter().map(|entry| DirectoryEntry::from(*entry)).collect();
-        // The directory moves behind the rings, where there is room for more of it.
+        // The directory is moved after the rings, where there is room for more of it.
         let directory = bytes as u64 + SPARE_BYTES;
         let memory = HeapMapping::memory(directory as usize + 64 * 1024);
         for at in (0..bytes as u64).step_by(8) {
@@ -73,7 +73,7 @@ impl Bench {
     }
 
     fn error(&self) -> JoinError {
-        self.join().err().expect("an impossible directory")
+        self.join().err().expect("an invalid directory")
     }
 }
 
@@ -90,7 +90,7 @@ fn unknown(kind: u16, flags: u32) -> DirectoryEntry {
     }
 }
 
-/// Sends a message through every ring of every mqueue, from end to end.
+/// Sends a message through every ring of every mqueue.
 fn every_ring_works(memory: &MappedMemory) {
     let mut engine = Region::join(memory.clone()).unwrap();
     let mut accelerator = Region::join(memory.clone()).unwrap();
@@ -149,7 +149,7 @@ fn plans_that_make_no_whole_mqueues_are_refused() {
 fn an_unknown_kind_is_skipped_unless_it_is_required() {
     for kind in [0, 5, 1000, u16::MAX] {
         let mut bench = Bench::new(&plan(2, 1));
-        // Before, between and behind those that are known.
+        // Before, between and after known entries.
         for at in [0, 5, 10] {
             bench.entries.insert(at, unknown(kind, 0));
         }
@@ -160,7 +160,7 @@ fn an_unknown_kind_is_skipped_unless_it_is_required() {
         assert_eq!(region.directory_of(0), 1..6);
         every_ring_works(&bench.memory);
 
-        // Bits that are not REQUIRED are the kind's own business.
+        // Bits other than REQUIRED are defined by the kind.
         bench.entries[5].flags = !ring_flags::REQUIRED;
         assert!(bench.join().is_ok());
         bench.entries[5].flags = ring_flags::REQUIRED;
@@ -168,7 +168,7 @@ fn an_unknown_kind_is_skipped_unless_it_is_required() {
         assert_eq!(error, JoinError::Required { ring: 5, kind, version: 1 });
         let text = format!(
             "ring 5 of the region's directory is of kind {kind}, version 1, which the region requires and this program \
-             does not know: use matching builds"
+             does not support: use matching builds"
         );
         assert_eq!(error.to_string(), text);
     }
@@ -181,7 +181,7 @@ fn another_version_of_a_known_kind_is_an_unknown_kind() {
     bench.entries[2].version = later;
     let kind = ring_kind::CLIENT_RX;
     assert_eq!(bench.error(), JoinError::Required { ring: 2, kind, version: later });
-    // Skipped, it is missing.
+    // It is skipped, and therefore missing.
     bench.entries[2].flags = 0;
     let what = "mqueue without its other ring";
     assert_eq!(bench.error(), JoinError::Ring { ring: 3, what });
@@ -247,7 +247,7 @@ fn rings_that_share_memory_are_refused() {
     bench.entries[1].bytes += 1;
     let what = "memory that is another's";
     assert_eq!(bench.error(), JoinError::Ring { ring: 2, what });
-    // Two parts that are not rings.
+    // Two parts other than rings.
     let mut bench = Bench::new(&plan(2, 1));
     bench.header.blocks_offset = bench.header.rx_heads_offset;
     assert!(matches!(bench.error(), JoinError::Header("RX heads" | "status page")));
@@ -270,7 +270,7 @@ fn counts_that_do_not_fit_the_rings_are_refused() {
     assert_eq!(bench.error(), JoinError::Header("ring count"));
 }
 
-/// Blocks, their clients, and in which order entries and numbers come.
+/// Blocks, their clients, and the order of entries and numbers.
 fn layouts() -> impl Strategy<Value = (Vec<u32>, u64)> {
     (prop::collection::vec(0..4_u32, 1..6), any::<u64>())
 }
@@ -278,8 +278,8 @@ fn layouts() -> impl Strategy<Value = (Vec<u32>, u64)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 200 }))]
 
-    /// The position of an entry says nothing: blocks in any order, the rings of a block in any order, mqueues with any
-    /// numbers, and between them entries of kinds that nobody knows.
+    /// The position of an entry has no meaning: blocks in any order, the rings of a block in any order, mqueues with any
+    /// numbers, and entries of unknown kinds between them.
     #[test]
     fn rings_are_found_by_what_their_entries_say((clients, seed) in layouts()) {
         use support::{Choose, Numbers};
@@ -300,13 +300,13 @@ proptest! {
             plan.rings.extend(rings.iter().map(|ring| mqueue::RingSpec { block: *block, ..*ring }));
         }
         let mut bench = Bench::new(&plan);
-        // An entry that is skipped may stand anywhere if it belongs to no block.
+        // A skipped entry may be anywhere if it belongs to no block.
         for _ in 0..numbers.below(4) {
             let at = numbers.below(bench.entries.len() as u64 + 1) as usize;
             bench.entries.insert(at, unknown(5 + numbers.below(60_000) as u16, 0));
         }
         let apart = bench.join();
-        // One in the middle of a block's entries parts them.
+        // One in the middle of a block's entries separates them.
         if let Err(error) = apart {
             let parted = matches!(error, JoinError::Ring { what: "apart from the others of its block", .. });
             prop_assert!(parted, "{error}");
@@ -327,7 +327,7 @@ proptest! {
         every_ring_works(&bench.memory);
     }
 
-    /// Any entry among sound ones is skipped, refused or safe to use.
+    /// Any entry among valid ones is skipped, refused or safe to use.
     #[test]
     fn any_entry_is_refused_or_safe(own in any::<[u64; 12]>(), common in any::<[u64; 4]>(), at in 0..9_usize, near: bool) {
         let mut bench = Bench::new(&plan(2, 1));

@@ -1,6 +1,6 @@
-//! The words that vouch for something, and both halves of PARK, between two threads of real memory: on
-//! this processor, on a foreign one under qemu, and under Miri, which shows each load older stores that the
-//! memory model still allows. The rings have `stress.rs`; loom has every interleaving of both.
+//! The words that publish earlier stores, and both halves of PARK, between two threads in real memory: on
+//! this processor, on another architecture under qemu, and under Miri, which returns older values that the
+//! memory model still allows. `stress.rs` covers the rings; loom covers every interleaving of both.
 
 use std::sync::atomic::{
     AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
@@ -14,9 +14,9 @@ use mqueue::{
     RegionPlan, RingPlan, Words, abi,
 };
 
-/// How often each thing is tried.
+/// Repetitions of each check.
 const ROUNDS: u64 = if cfg!(miri) { 12 } else { 20_000 };
-/// How often a sleeper and a waker meet.
+/// Number of races between a sleeper and a waker.
 const MEETINGS: u64 = if cfg!(miri) { 12 } else { 20_000 };
 
 fn plan(generation: u64) -> RegionPlan {
@@ -30,9 +30,9 @@ fn region() -> Region<MappedMemory> {
     Region::format(HeapMapping::memory(bytes), &plan(1)).unwrap()
 }
 
-/// One thread stores a number and then vouches for it; whoever sees `voucher` must see the number.
-fn vouches(
-    vouch: impl Fn(&Words<MappedMemory>, &MappedMemory, u64) + Sync,
+/// One thread stores a number and then publishes it; a reader that sees the published number must see the stored one.
+fn publishes(
+    publish: impl Fn(&Words<MappedMemory>, &MappedMemory, u64) + Sync,
     look: impl Fn(&Words<MappedMemory>, &MappedMemory) -> (u64, u64),
 ) {
     let (words, other) = (region().words(), HeapMapping::memory(128));
@@ -40,11 +40,11 @@ fn vouches(
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for n in 1..=ROUNDS {
-                vouch(&words, &other, n);
+                publish(&words, &other, n);
                 if n % 8 == 0 {
                     std::thread::yield_now();
                 }
-                // Whoever looks may begin late, but not when everything is over.
+                // The reader may start late, but not after the end.
                 while n == ROUNDS / 2 && looks.load(Relaxed) == 0 {
                     std::thread::yield_now();
                 }
@@ -53,15 +53,19 @@ fn vouches(
         });
         let mut last = 0;
         while !done.load(Relaxed) {
-            let (vouched, found) = look(&words, &other);
-            assert!(found >= vouched, "{vouched} was vouched for, {found} found");
-            assert!(vouched >= last, "back in time");
-            last = vouched;
+            let (published, found) = look(&words, &other);
+            assert!(found >= published, "{published} was published, {found} found");
+            assert!(published >= last, "back in time");
+            last = published;
             looks.fetch_add(1, Relaxed);
         }
     });
-    assert!(looks.load(Relaxed) > 0, "nobody looked");
-    assert_eq!(look(&words, &other), (ROUNDS, ROUNDS), "what is looked at is not what is written");
+    assert!(looks.load(Relaxed) > 0, "the reader never ran");
+    assert_eq!(
+        look(&words, &other),
+        (ROUNDS, ROUNDS),
+        "the reader reads other words than are written"
+    );
 }
 
 fn number(other: &MappedMemory) -> u64 {
@@ -74,7 +78,7 @@ fn set_number(other: &MappedMemory, n: u64) {
 
 #[test]
 fn stop_request_publishes() {
-    vouches(
+    publishes(
         |words, other, n| (set_number(other, n), words.set_stop(n)).1,
         |words, other| (words.stop(), number(other)),
     );
@@ -82,11 +86,11 @@ fn stop_request_publishes() {
 
 #[test]
 fn heartbeats_publish() {
-    vouches(
+    publishes(
         |words, other, n| (set_number(other, n), words.set_engine_heartbeat(n)).1,
         |words, other| (words.engine_heartbeat(), number(other)),
     );
-    vouches(
+    publishes(
         |words, other, n| (set_number(other, n), words.set_accelerator_heartbeat(n)).1,
         |words, other| (words.accelerator_heartbeat(), number(other)),
     );
@@ -94,11 +98,11 @@ fn heartbeats_publish() {
 
 #[test]
 fn states_have_their_reasons() {
-    vouches(
+    publishes(
         |words, _, n| (words.set_accelerator_reason(n), words.set_accelerator_state(n)).1,
         |words, _| (words.accelerator_state(), words.accelerator_reason()),
     );
-    vouches(
+    publishes(
         |words, _, n| words.set_block(0, n, n),
         |words, _| {
             let block = words.block(0);
@@ -126,7 +130,7 @@ fn a_region_is_joined_whole_or_not() {
 }
 
 #[test]
-fn a_doorbell_vouches_for_its_heads() {
+fn a_doorbell_publishes_its_heads() {
     let mut engine = region();
     let mut accelerator = Region::join(engine.memory().clone()).unwrap();
     let (mut producer, _) = engine.engine_ends(0);
@@ -186,15 +190,15 @@ impl Meeting {
             }
             std::hint::spin_loop();
         }
-        // Whoever comes last knows it first: it gives the other a head start, a longer one each time.
+        // The last one to arrive knows first: it gives the other a head start, a longer one each time.
         for step in 0..if arrived == all { arrived / 4 % 256 } else { 0 } {
             std::hint::black_box(step);
         }
     }
 }
 
-/// A sleeper and a waker store one word each and look at the other's, over and over; how often both missed
-/// what the other had stored.
+/// A sleeper and a waker store one word each and read the other's, repeatedly; returns how often both missed
+/// the other's store.
 fn both_missed(set: impl Fn(bool), sleeps: impl Fn() -> bool + Sync) -> u64 {
     let (meeting, woke) = (Meeting::default(), AtomicBool::new(false));
     let work = HeapMapping::memory(128);
@@ -230,10 +234,10 @@ fn sleepers_and_wakers_never_both_miss() {
     let missed =
         both_missed(|sleeps| words.set_accelerator_parked(sleeps), || words.accelerator_parked());
     assert_eq!(missed, 0, "the accelerator is asleep with work");
-    // The same without the fences: if that goes well too, this machine shows nothing here.
+    // The same without the fences: if that never fails either, this machine proves nothing here.
     let word = HeapMapping::memory(8);
     let once = || both_missed(|sleeps| set_number(&word, sleeps.into()), || number(&word) != 0);
-    // Beside other work both threads are rarely at it together: many tries, and what else runs here ends.
+    // On a busy machine both threads rarely run at the same time: many tries, until other work ends.
     let (start, patience) = (Instant::now(), Duration::from_secs(if cfg!(miri) { 0 } else { 30 }));
     let missed = loop {
         match once() {
@@ -242,7 +246,7 @@ fn sleepers_and_wakers_never_both_miss() {
         }
     };
     match missed {
-        0 => println!("SKIPPED: both never miss here without the fences either"),
+        0 => println!("SKIPPED: on this machine both never miss without the fences either"),
         _ => println!("{missed} of {MEETINGS} rounds end asleep without the fences"),
     }
 }

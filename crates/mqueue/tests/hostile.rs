@@ -1,7 +1,7 @@
-//! A peer that writes anything anywhere: it hurts nobody but itself.
+//! A hostile peer that writes anything anywhere affects only itself.
 //!
-//! Each end of a ring runs while the other side scribbles over the region. The end may report errors,
-//! but it must not panic and must touch only what is its own: a consumer reads its slots, arena and
+//! Each end of a ring runs while the other side overwrites the region. The end may report errors,
+//! but it must not panic and must access only its own part: a consumer reads its slots, arena and
 //! head word and writes its tail; a producer writes its slots, arena and head and reads its tail. The
 //! memory under test checks that on every access. (Debug builds also panic on every overflow.)
 
@@ -47,8 +47,8 @@ fn random_words_anywhere_at_any_time() {
     }
 }
 
-/// What a hostile client wrote goes straight into an mqueue's slot, here by the moves that mapped memory has of its own:
-/// nothing but that slot changes, and what lies there is a message of the length that was checked.
+/// A hostile client's message goes directly into an mqueue's slot, here by the specialised moves of mapped memory:
+/// only that slot changes, and it holds a message of the length that was checked.
 #[test]
 fn random_words_go_no_further_than_the_slot_they_are_copied_to() {
     let rounds = if cfg!(miri) { 2 } else { 200 };
@@ -99,17 +99,17 @@ fn random_words_go_no_further_than_the_slot_they_are_copied_to() {
                 }
             }
         }
-        // Two rings of units have no way of their own.
+        // Two granule rings have no direct copy.
         let can = ![from, to].iter().all(|ring| ring.name.starts_with("granule"));
         assert_eq!(copied > 0, can, "{} to {}: {copied}", from.name, to.name);
         assert!(copied + refused > 0, "{} to {}", from.name, to.name);
     }
 }
 
-/// Every way in which a header can be impossible is a `BadHeader`, costs one message and no more.
+/// Every invalid header is a `BadHeader`, and costs exactly one message.
 #[test]
 fn a_bad_header_is_skipped() {
-    // Word of the header, and what to write there; `len` is in the low half of word 3.
+    // Word of the header, and the value to write; `len` is in the low half of word 3.
     let message = u64::from(kind::MESSAGE) << 32;
     let arena = 1 << 48;
     for shape in shapes() {
@@ -123,7 +123,7 @@ fn a_bad_header_is_skipped() {
             (3, message | 0xffff_0000_0000_0008), // every flag
         ];
         if inline {
-            // Empty or not: there is no arena that it could lie in.
+            // Empty or not: there is no arena for it.
             bad.extend([(3, message | arena | 8), (3, message | arena)]);
         } else {
             let place = shape.arena_bytes;
@@ -168,7 +168,7 @@ fn a_bad_header_is_skipped() {
     }
 }
 
-/// A producer that takes no notice of credit does not keep its consumer busy for ever: between two
+/// A producer that ignores credit does not keep its consumer busy forever: between two
 /// releases a consumer reads at most as many messages as there are slots.
 #[test]
 fn a_flood_without_credit_ends() {
@@ -178,7 +178,7 @@ fn a_flood_without_credit_ends() {
             let entry = engine.entries()[0];
             let mut read = 0;
             for n in 0..10 * u64::from(depth) {
-                // One more message, though nothing was released.
+                // One more message, although nothing was released.
                 let slot = entry.slots_offset + n % u64::from(depth) * u64::from(entry.slot_stride);
                 let units =
                     entry.slot_stride / if shape.protocol == protocol::GRANULE16 { 16 } else { 8 };
@@ -202,7 +202,7 @@ fn a_flood_without_credit_ends() {
             }
             assert_eq!(read, depth, "{}", shape.name);
             consumer.release();
-            // A `doorbell` consumer finds out; a `granule` ring has words of a later lap in it.
+            // A `doorbell` consumer detects it; a `granule` ring contains words of a later lap.
             let doorbell = shape.protocol == protocol::DOORBELL;
             let found = if doorbell { Err(RingError::Corrupt) } else { Ok(None) };
             assert_eq!(consumer.peek(), found, "{}", shape.name);
@@ -247,8 +247,8 @@ fn larger(shape: Shape) -> (RegionPlan, MappedMemory) {
     (plan, memory)
 }
 
-/// Joins what the attacker made of a region. If that succeeds the rings must be safe to use: every
-/// access inside what their (checked) directory entries say.
+/// Joins the attacker's version of a region. If that succeeds the rings must be safe to use: every
+/// access inside the bounds of their (checked) directory entries.
 fn join_and_use(memory: &MappedMemory, numbers: &mut Numbers, seen: &mut Seen) -> bool {
     let Ok(mut victims) = victims(memory) else { return false };
     for _ in 0..if cfg!(miri) { 8 } else { 40 } {
@@ -302,7 +302,7 @@ fn a_mutated_directory_is_refused_or_safe() {
     assert!(seen.pushed > 0, "{seen:?}");
 }
 
-/// Several words at once, and regions of nothing but random words behind a good magic number.
+/// Several words at once, and regions of random words after a valid magic number.
 #[test]
 fn a_random_region_is_refused_or_safe() {
     let mut seen = Seen::default();
@@ -379,7 +379,7 @@ fn what_is_wrong_is_said() {
     }
 }
 
-/// Every check of a directory entry, on rings that are sound but for one field.
+/// Every check of a directory entry, on rings that are valid except for one field.
 #[test]
 fn what_is_wrong_with_a_ring_is_said() {
     let granule = shapes().into_iter().find(|shape| shape.protocol == protocol::GRANULE8).unwrap();
@@ -456,7 +456,7 @@ fn impossible_counts_are_refused_by_a_join() {
     }
 }
 
-/// The last line of defence: an access outside the memory panics, whatever asked for it.
+/// The last line of defence: an access outside the memory panics, whatever its caller.
 #[test]
 fn memory_refuses_what_lies_outside() {
     let memory = HeapMapping::memory(256);
@@ -499,7 +499,7 @@ fn memory_refuses_what_lies_outside() {
         }
         let step = if sixteen { 16 } else { 8 };
         let near = [end - bytes + step, u64::MAX, 4, end, end + 128, 1 << 40, !15, 1];
-        // What a check that shifts or adds may take for an offset inside.
+        // Offsets that a check with shifts or additions may mistake for valid ones.
         let far = [1 << 60, 1 << 61, 1 << 63, (1 << 63) + 8, !7, (15 << 60) + 8, u64::MAX - end];
         // A panic is slow where every access is interpreted.
         for at in near.into_iter().chain(far).take(if cfg!(miri) { 3 } else { 15 }) {

@@ -1,4 +1,4 @@
-//! The layout is a contract with code that was compiled elsewhere: every change of it is a visible
+//! The layout is a contract with separately compiled code: every change shows as a
 //! diff, here and in the C header.
 
 use mqueue::abi::{STRUCTS, c_header, layout_table};
@@ -16,7 +16,7 @@ fn committed(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Compares line by line, so that a failure shows the first difference and not two whole files.
+/// Compares line by line, so that a failure shows the first difference instead of two whole files.
 fn assert_same(generated: &str, committed: &str, fix: &str) {
     let mut lines = committed.lines();
     for (i, line) in generated.lines().enumerate() {
@@ -34,7 +34,7 @@ fn the_committed_c_header_is_the_generated_one() {
 
 #[test]
 fn the_layout_is_the_one_on_record() {
-    let fix = "if the change is meant, raise ABI_VERSION and run `cargo xtask gen-abi`";
+    let fix = "if the change is intended, raise ABI_VERSION and run `cargo xtask gen-abi`";
     assert_same(&layout_table(), &committed("tests/layout.snapshot"), fix);
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Any interleaving of both ends' operations, in every protocol, for many depths and starting counts
 //! (near the wrap of 32-bit sequences and far beyond): messages come out in order and unchanged,
-//! credit is the depth less what is outstanding, arena payloads that are still needed never overlap, and
+//! credit is the depth minus the outstanding messages, arena payloads that are still needed never overlap, and
 //! a ring that was full is as good as new once everything was released.
 
 mod support;
@@ -22,7 +22,7 @@ enum Op {
     Push {
         len: u32,
     },
-    /// Loan and give the slot back unused.
+    /// Loan and return the slot unused.
     Abandon {
         len: u32,
     },
@@ -77,7 +77,7 @@ struct Message {
     len: usize,
 }
 
-/// The ring's two ends and what they must do.
+/// The ring's two ends and their expected state.
 struct Model {
     ring: Ring,
     shape: Shape,
@@ -85,13 +85,13 @@ struct Model {
     start: u64,
     /// Committed messages that were not read.
     queue: VecDeque<Message>,
-    /// Where the payloads of unreleased messages lie in the arena, by message.
+    /// Positions of the payloads of unreleased messages in the arena, by message.
     arena: VecDeque<(u64, Range<u64>)>,
     committed: u64,
     published: u64,
     read: u64,
     released: u64,
-    /// Messages that must be taken, as the producer said.
+    /// Messages that must be accepted, as the producer promised.
     promised: u64,
 }
 
@@ -116,7 +116,7 @@ impl Model {
         self.committed - self.released
     }
 
-    /// Messages the consumer must see. Granule messages are on their way once they are written.
+    /// Messages the consumer must see. Granule messages are visible once they are written.
     fn visible(&self) -> u64 {
         let granule = self.shape.protocol != protocol::DOORBELL;
         if granule { self.committed } else { self.published }
@@ -162,7 +162,7 @@ impl Model {
         self.promised = room;
     }
 
-    /// Why a loan must be refused, as far as the model can tell without knowing the arena's rules.
+    /// Why a loan must be refused, as far as the model can tell without the arena's rules.
     fn refusal(&self, len: usize) -> Option<LoanError> {
         if len > self.shape.message_bytes_max as usize {
             Some(LoanError::TooLong)
@@ -178,7 +178,7 @@ impl Model {
             (Err(error), Some(expected)) => assert_eq!(error, expected),
             (Ok(()), expected) => assert_eq!(expected, None),
             (Err(error), None) => {
-                // The one reason left: no room in the arena, which an empty arena never lacks.
+                // The only other reason: no room in the arena, which an empty arena never lacks.
                 assert_eq!(error, LoanError::Full);
                 assert_eq!(self.promised, 0, "{len} bytes were refused although there was room");
                 assert!(
@@ -206,7 +206,7 @@ impl Model {
         }
     }
 
-    /// Looks at the slot just written: an arena payload must lie in the arena and clear of the others.
+    /// Checks the slot just written: an arena payload must be in the arena and must not overlap others.
     fn note_arena(&mut self, n: u64) {
         let entry = self.ring.engine.entries()[0];
         let slot = entry.slots_offset + n % self.depth * u64::from(entry.slot_stride);
@@ -223,7 +223,7 @@ impl Model {
         self.arena.push_back((n, place));
     }
 
-    /// Peeks and compares the header. Whether there is a message.
+    /// Peeks and compares the header. Returns whether there is a message.
     fn peek(&mut self) -> bool {
         let got = self.ring.consumer.peek().unwrap();
         if self.read == self.visible() {
@@ -317,8 +317,8 @@ proptest! {
         model.apply(Op::Drain);
     }
 
-    /// The units of a granule message may arrive in any order, over whatever was in the slot before:
-    /// it is nothing until all have arrived, and then it is whole.
+    /// The units of a granule message may arrive in any order, over any older content of the slot:
+    /// it is invisible until all have arrived, and then it is complete.
     #[test]
     fn granule_units_may_arrive_in_any_order(
         depth_log in 0..3_u32,
@@ -334,7 +334,7 @@ proptest! {
 }
 
 fn units_in_any_order(shape: Shape, depth: u32, start: u64, lens: &[usize], seed: u64) {
-    // Messages are written on one side and carried unit by unit to the other.
+    // Messages are written on one side and copied unit by unit to the other.
     let mut near = ring(shape, depth, start);
     let mut far = ring(shape, depth, start);
     let unit_bytes = if shape.protocol == protocol::GRANULE16 { 16 } else { 8 };
@@ -378,8 +378,8 @@ fn units_in_any_order(shape: Shape, depth: u32, start: u64, lens: &[usize], seed
     }
 }
 
-/// Sequences wrap after 2^32 messages, so a unit that short messages never touch must be stamped
-/// before its old sequence comes round. In the laps divisible by RESTAMP_LAPS every unit is: whatever
+/// Sequences wrap after 2^32 messages, so a unit that short messages never touch must be rewritten
+/// before its old sequence recurs. In the laps divisible by RESTAMP_LAPS every unit is: whatever
 /// the length, whatever the slot held, and wherever the message comes from: a buffer or a `doorbell` ring.
 #[test]
 fn old_units_never_pass_for_new_ones() {

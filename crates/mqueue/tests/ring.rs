@@ -57,7 +57,7 @@ fn memory_that_was_never_written_is_no_message() {
     }
 }
 
-/// A granule message can be read before it is committed, so its slot is used up by writing it.
+/// A granule message can be read before it is committed, so writing it uses up its slot.
 #[test]
 fn a_loan_that_is_written_and_dropped() {
     for shape in shapes() {
@@ -173,7 +173,7 @@ fn granule16_needs_its_atomic_access() {
     assert_eq!(formatted.err(), expected);
 }
 
-/// A short message behind a long one in the arena gives back nothing of the arena, nor keeps anything of it, however it came in.
+/// A short message after a long one in the arena neither releases nor holds any arena space, whatever its source.
 #[test]
 fn short_messages_leave_the_arena_to_long_ones() {
     let plain = shapes()[0];
@@ -211,8 +211,8 @@ fn short_messages_leave_the_arena_to_long_ones() {
     }
 }
 
-/// From ring to ring at once: into slots that hold whole plain messages, and nothing that lies behind a
-/// payload travels along.
+/// Directly from ring to ring: into slots that hold whole plain messages, without copying anything after the
+/// payload.
 #[test]
 fn a_message_is_copied_from_ring_to_ring() {
     for from in shapes() {
@@ -265,7 +265,7 @@ fn a_message_is_copied_from_ring_to_ring() {
 }
 
 /// Every length of payload up to 100 bytes, through a ring of each protocol and from there into one of each other:
-/// each byte is the one that was sent, and no byte behind a payload is touched.
+/// each byte is the one that was sent, and no byte after a payload is modified.
 #[test]
 fn every_length_arrives_byte_by_byte() {
     const LONGEST: usize = 100;
@@ -340,7 +340,7 @@ fn a_granule_message_is_not_copied_before_all_of_it_has_arrived() {
     }
 }
 
-/// A region with 16-byte units that comes from a machine which has them, on one that does not.
+/// A region with 16-byte units from a machine that supports them, on one that does not.
 #[test]
 fn granule16_is_not_joined_without_its_atomic_access() {
     #[derive(Clone)]
@@ -356,8 +356,8 @@ fn granule16_is_not_joined_without_its_atomic_access() {
             self.0.store(at, value, order);
         }
     }
-    // As 8-byte units, which every machine can format, and then said to be wider ones. They need less
-    // room for the same payload, so the entry is sound.
+    // Formatted with 8-byte units, which every machine supports, and then marked as wider ones. They need less
+    // room for the same payload, so the entry is valid.
     let ring = RingPlan { protocol: protocol::GRANULE8, message_bytes_max: 64, arena_bytes: 0 };
     let mqueues = vec![MqueuePlan { depth: 4, rx: ring, tx: ring }];
     let plan = RegionPlan::of_blocks(1, &mqueues, 1);
@@ -375,7 +375,7 @@ fn granule16_is_not_joined_without_its_atomic_access() {
     assert_eq!(refused(here.clone()), !mqueue::memory::unit16_is_atomic(), "{here:?}");
 }
 
-/// What the engine asks for in every turn: those, in their order, that hold something, behind what was found before.
+/// The engine's query in every turn: those mqueues, in order, that hold messages, after the ones found before.
 #[test]
 fn those_with_waiting_messages_are_found_among_many() {
     let ring = RingPlan::doorbell(64, 0);

@@ -1,8 +1,8 @@
-//! Two threads, both ends of a ring, as fast as they can: the litmus test of the edges on the processor
-//! at hand. Every byte of every message is compared.
+//! Two threads, one at each end of a ring, at full speed: a litmus test of the edges on this
+//! processor. Every byte of every message is compared.
 //!
-//! What it can see: tearing, stale payloads, slots overwritten too early, lost or repeated messages.
-//! What it cannot: reorderings that this processor never does (x86-64 keeps stores in order).
+//! It can detect tearing, stale payloads, slots overwritten too early, lost or repeated messages. It
+//! cannot detect reorderings that this processor never performs (x86-64 keeps stores in order).
 
 mod support;
 
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use mqueue::LoanError;
 use support::{Choose, Numbers, Shape, fill, head, ring, shapes};
 
-/// Messages sent however short the time.
+/// Minimum number of messages, however short the time.
 const MESSAGES_MIN: u64 = if cfg!(miri) { 12 } else { 50 };
 
-/// How one run treats its ring.
+/// The batching of one run.
 #[derive(Clone, Copy, Debug)]
 struct Habits {
     depth: u32,
@@ -102,7 +102,7 @@ fn hammer(shape: Shape, habits: Habits, start: u64, time: Duration) -> u64 {
 
 #[test]
 fn messages_survive_two_threads() {
-    // One second a protocol, over all habits.
+    // One second per protocol, over all batchings.
     let time = Duration::from_secs(1) / HABITS.len() as u32;
     let time = if cfg!(miri) { Duration::ZERO } else { time };
     for shape in shapes() {

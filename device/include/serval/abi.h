@@ -65,13 +65,13 @@
 #define SERVAL_WAIT_TIME 3u
 #define SERVAL_WAIT_BUDGET 4u
 
-/* First bytes of a region. Written by format() before the region is given to anyone; magic last. */
+/* First bytes of a region. Written by format() before the region is shared; magic last. */
 struct serval_region_header {
   uint64_t magic; /* 0: REGION_MAGIC. */
   uint32_t abi_version; /* 8: ABI_VERSION. */
   uint32_t header_bytes; /* 12: Size of this structure in bytes. */
   uint64_t region_bytes; /* 16: Size of the whole region in bytes. */
-  uint64_t generation; /* 24: The accelerator's life this region belongs to, from 1. */
+  uint64_t generation; /* 24: The accelerator generation of this region, from 1. */
   uint32_t block_count; /* 32: Blocks, in [1, BLOCKS_MAX]. */
   uint32_t mqueue_count; /* 36: Mqueues, in [1, MQUEUES_MAX]. */
   uint64_t blocks_offset; /* 40: Offset of the first BlockWords. */
@@ -85,20 +85,20 @@ struct serval_region_header {
   uint64_t reserved[4]; /* 96: Zero. */
 };
 
-/* Words the engine writes. */
+/* Words written by the engine. */
 struct serval_engine_words {
   uint64_t stop; /* 0: RUN, DRAIN or NOW. */
   uint64_t heartbeat; /* 8: Advances at least once a second while the engine lives. */
-  uint64_t parked; /* 16: 1 while a worker sleeps and wants to be woken when a message is published. */
+  uint64_t parked; /* 16: 1 while a worker sleeps and must be woken when a message is published. */
   uint64_t reserved[13]; /* 24: Zero. */
 };
 
-/* Words the accelerator runtime writes. */
+/* Words written by the accelerator runtime. */
 struct serval_accelerator_words {
   uint64_t state; /* 0: ABSENT, READY or ENDED. */
   uint64_t reason; /* 8: Why it ended. */
   uint64_t heartbeat; /* 16: Advances at least once a second while the runtime lives. */
-  uint64_t parked; /* 24: 1 while the accelerator's side sleeps and wants to be woken when a message is published. */
+  uint64_t parked; /* 24: 1 while the accelerator's side sleeps and must be woken when a message is published. */
   uint64_t reserved[12]; /* 32: Zero. */
 };
 
@@ -112,14 +112,14 @@ struct serval_block_words {
   uint64_t reserved[11]; /* 40: Zero. */
 };
 
-/* What the directory says of every ring, whatever its kind. Constant once formatted. */
+/* The part of a directory entry that is common to all kinds. Constant once formatted. */
 struct serval_directory_entry {
-  uint16_t kind; /* 0: What the ring is for, and what the kind's own part describes: SERVER_RX ... */
+  uint16_t kind; /* 0: The kind of ring, which determines the kind's own part: SERVER_RX ... */
   uint16_t version; /* 2: Version of the kind's description. */
   uint32_t flags; /* 4: REQUIRED or 0. */
   uint32_t block; /* 8: The block it belongs to, or NO_BLOCK. */
   uint32_t index; /* 12: Its number among the rings of this kind and block, from 0. */
-  uint64_t offset; /* 16: Offset of the memory it takes; 0 for none. */
+  uint64_t offset; /* 16: Offset of its memory; 0 for none. */
   uint64_t bytes; /* 24: Bytes of that memory. */
   uint64_t own[12]; /* 32: The kind's own part. */
 };
@@ -131,7 +131,7 @@ struct serval_ring_entry {
   uint32_t flags; /* 4: As in every entry. */
   uint32_t block; /* 8: The block it belongs to. */
   uint32_t index; /* 12: Server mqueues: 0. Client mqueues: the backend, in the order of the configuration. */
-  uint64_t offset; /* 16: Offset of the memory that slots and arena lie in. */
+  uint64_t offset; /* 16: Offset of the memory of slots and arena. */
   uint64_t bytes; /* 24: Bytes of that memory. */
   uint8_t protocol; /* 32: DOORBELL, GRANULE8 or GRANULE16. */
   uint8_t placement; /* 33: HOST. */
@@ -149,11 +149,11 @@ struct serval_ring_entry {
   uint64_t reserved[4]; /* 96: Zero. */
 };
 
-/* Head of every message in a ring. */
+/* Header of every message in a ring. */
 struct serval_slot_header {
-  uint64_t token; /* 0: The engine's name for the request; a reply carries it back unchanged. */
-  uint64_t tag; /* 8: Client mqueues: chosen by the kernel, echoed with the answer. Server mqueues: 0. */
-  uint64_t arena_offset; /* 16: Offset of the payload in the ring's arena when flags has ARENA, else 0. */
+  uint64_t token; /* 0: The engine's identifier of the request; a reply returns it unchanged. */
+  uint64_t tag; /* 8: Client mqueues: chosen by the kernel, returned with the answer. Server mqueues: 0. */
+  uint64_t arena_offset; /* 16: Offset of the payload in the ring's arena if flags has ARENA, else 0. */
   uint32_t len; /* 24: Payload bytes. */
   uint8_t kind; /* 28: MESSAGE or DROP. */
   uint8_t status; /* 29: OK or the reason of a failure or drop. */
@@ -166,14 +166,14 @@ struct serval_param {
   double value; /* 24: Value. */
 };
 
-/* What a block is started with. */
+/* The start arguments of a block. */
 struct serval_block_args {
-  uint32_t abi_version; /* 0: ABI_VERSION of whoever starts the block. */
+  uint32_t abi_version; /* 0: ABI_VERSION of the program that starts the block. */
   uint32_t block; /* 4: This block, in [0, block_count). */
   uint32_t param_count; /* 8: Parameters, in [0, PARAMS_MAX]. */
   uint32_t staging_stride; /* 12: Staging bytes of one message buffer; a multiple of 64. A block has two for each of its mqueues. */
   uint32_t ring_first; /* 16: The block's entries in the directory: index of the first. */
-  uint32_t ring_count; /* 20: How many there are. */
+  uint32_t ring_count; /* 20: Number of these entries. */
   uint64_t region; /* 24: Address of the region as the block sees it. */
   uint64_t region_bytes; /* 32: Bytes of the region that are mapped there. */
   uint64_t params; /* 40: Address of the parameters. */
@@ -181,10 +181,10 @@ struct serval_block_args {
   uint64_t staging_bytes; /* 56: Bytes of staging memory. */
   uint64_t wait; /* 64: Host only: address of a function void(void* wait_self, u32 why, u64 deadline_ns) that suspends the block. */
   uint64_t wait_self; /* 72: Host only: first argument of wait. */
-  uint64_t now; /* 80: Host only: address of a function u64(void* wait_self) that tells monotonic nanoseconds; 0 to use the clock. */
+  uint64_t now; /* 80: Host only: address of a function u64(void* wait_self) that returns monotonic nanoseconds; 0 to use the clock. */
   uint64_t budget; /* 88: Messages a block may handle before it must call wait with BUDGET; 0 for no limit. */
-  uint64_t sink; /* 96: Address of memory for replies that are too long to send; what a kernel writes there is never sent. 0 on the host: the kernel library makes its own. */
-  uint64_t sink_bytes; /* 104: Bytes of that memory. On the host more than a length can say. On CUDA a reply that does not fit ends its block. */
+  uint64_t sink; /* 96: Address of memory for replies that are too long to send; its content is never sent. 0 on the host: the kernel library creates its own. */
+  uint64_t sink_bytes; /* 104: Bytes of that memory. On the host more than any length. On CUDA a reply that does not fit ends its block. */
 };
 
 /* One kernel of a kernel library (host). */

@@ -1,4 +1,4 @@
-//! The layout as text: the C header that is generated from it, and the table that tests compare.
+//! The layout as text: the generated C header, and the table that tests compare.
 
 use super::*;
 

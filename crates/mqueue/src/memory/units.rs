@@ -1,9 +1,9 @@
-//! The strings of the `granule` protocols in mapped memory: what [`crate::granule`] says unit by unit, with one check
-//! of the bounds for a message, and 16-byte units moved as a whole through vector registers of x86-64.
+//! The strings of the `granule` protocols in mapped memory: the algorithms of [`crate::granule`] with one bounds
+//! check per message, and 16-byte units moved as a whole through vector registers of x86-64.
 //!
 //! Four bytes of a payload share the third 16-byte unit with the header, so a unit's data `[12 * i + 4, 12 * i + 16)`
-//! ends where 16 bytes from `12 * i` on end: a load of a vector register's width that ends there stays inside the payload, and its
-//! first four bytes belong to the unit before. A store begins at the data, and its last four bytes, zeros, belong to the unit behind.
+//! ends at the end of the 16 bytes from `12 * i` on: a vector load that ends there stays inside the payload, and its
+//! first four bytes belong to the previous unit. A store starts at the data, and its last four bytes, zeros, belong to the next unit.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use std::arch::x86_64::{
@@ -24,7 +24,7 @@ const HEADER8: usize = 8;
 pub(super) struct Unit8s<'a>(&'a [AtomicU64]);
 
 impl<'a> Unit8s<'a> {
-    /// Those from `at` that hold a header and `payload_bytes` of payload.
+    /// The units from `at` that hold a header and `payload_bytes` of payload.
     #[inline]
     pub(super) fn string(memory: &'a MappedMemory, at: u64, payload_bytes: usize) -> Self {
         Self(memory.words(at, HEADER8 + payload_bytes.div_ceil(4)))
@@ -43,7 +43,7 @@ impl<'a> Unit8s<'a> {
         }
     }
 
-    /// Stores the header; returns the units behind it.
+    /// Stores the header; returns the units after it.
     #[inline]
     fn store_header(self, header: [u64; 4], sequence: u32) -> &'a [AtomicU64] {
         let (header_units, units) = self.0.split_at(HEADER8);
@@ -78,7 +78,7 @@ impl<'a> Unit8s<'a> {
     #[inline]
     pub(super) fn load_header(self, sequence: u32) -> Option<[u64; 4]> {
         let unit = |i: usize| self.0[i].load(Ordering::Relaxed);
-        // Where no message is, that is all that is looked at.
+        // If there is no message, only this unit is read.
         let first = unit(0);
         if (first >> 32) as u32 != sequence {
             return None;
@@ -134,7 +134,7 @@ impl<'a> Unit8s<'a> {
 #[derive(Clone, Copy)]
 #[cfg_attr(
     not(all(target_arch = "x86_64", not(miri))),
-    allow(dead_code, reason = "nothing makes a range where 16-byte accesses are not atomic")
+    allow(dead_code, reason = "no range is created if 16-byte accesses are not atomic")
 )]
 pub(super) struct Unit16s<'a> {
     base: *mut u8,
@@ -142,12 +142,12 @@ pub(super) struct Unit16s<'a> {
     _memory: &'a MappedMemory,
 }
 
-/// Most units that are moved together.
+/// Maximum number of units moved together.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const RUN: usize = 8;
 
-/// `$move!(0 1 2 ...)` with as many numbers as there are units, at most [`RUN`]. They are constants, so a unit has a
-/// displacement, where an address of its own would cost an instruction, and all of them are loaded before the first is stored.
+/// `$move!(0 1 2 ...)` with as many numbers as there are units, at most [`RUN`]. They are constants, so each unit is addressed by a
+/// displacement instead of an extra instruction, and all of them are loaded before the first is stored.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 macro_rules! run {
     ($units:expr, $move:ident) => {
@@ -166,7 +166,7 @@ macro_rules! run {
     };
 }
 
-/// Units of 16 bytes before those that hold nothing but payload.
+/// Number of 16-byte units before those with payload only.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const HEADER16: usize = 3;
 
@@ -174,16 +174,16 @@ impl<'a> Unit16s<'a> {
     /// The `count` units from `at`: one check for all of them.
     #[inline]
     pub(super) fn of(memory: &'a MappedMemory, at: u64, count: usize) -> Self {
-        // An offset that is no multiple of 16 becomes a huge end.
+        // An offset that is not a multiple of 16 becomes a huge end.
         let end = (at >> 4).saturating_add(count as u64) | at << 60;
         assert!(end <= memory.len_units16, "offset outside the region, or no granule16 here");
         Self { base: memory.base.wrapping_add(at as usize), count, _memory: memory }
     }
 
-    /// Those from `at` that hold a header and `payload_bytes` of payload.
+    /// The units from `at` that hold a header and `payload_bytes` of payload.
     #[inline]
     pub(super) fn string(memory: &'a MappedMemory, at: u64, payload_bytes: usize) -> Self {
-        // A payload in memory or in a slot is far from the end of the numbers.
+        // A payload in memory or in a slot is too short to overflow.
         Self::of(memory, at, Self::units_of(payload_bytes))
     }
 
@@ -195,7 +195,7 @@ impl<'a> Unit16s<'a> {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
-    /// Loads the N-th unit from the i-th on, in one access. Every way to it through this file has asserted that there are as
+    /// Loads the N-th unit from the i-th on, in one access. All callers in this file have asserted that there are as
     /// many. N costs no instruction.
     #[inline]
     fn load_nth<const N: usize>(self, i: usize) -> __m128i {
@@ -203,7 +203,7 @@ impl Unit16s<'_> {
         let value: __m128i;
         // SAFETY: in bounds by the callers' asserts, and aligned to 16. Assembly, because the compiler must neither split nor
         // repeat the access: aligned 16-byte accesses, of SSE and of AVX, are single-copy atomic on processors that
-        // enumerate AVX (Intel SDM vol. 3A §9.1.1, AMD APM vol. 2 §7.3.2), which len_units16 tells.
+        // enumerate AVX (Intel SDM vol. 3A §9.1.1, AMD APM vol. 2 §7.3.2), which len_units16 implies.
         unsafe {
             core::arch::asm!(vector!("movdqa {v}, [{p} + {n}]"), v = out(xmm_reg) value, p = in(reg) self.base.add(16 * i),
                 n = const 16 * N, options(nostack, preserves_flags, readonly));
@@ -249,7 +249,7 @@ fn all_have<const N: usize>(units: [__m128i; N], sequence: u32) -> bool {
     }
 }
 
-/// 16 bytes, AT bytes from `p` on, that have nothing to be atomic for.
+/// Loads 16 bytes at offset AT from `p`, without a need for atomicity.
 ///
 /// # Safety
 ///
@@ -258,7 +258,7 @@ fn all_have<const N: usize>(units: [__m128i; N], sequence: u32) -> bool {
 #[inline]
 unsafe fn load<const AT: usize>(p: *const u8) -> __m128i {
     let value: __m128i;
-    // SAFETY: the caller's promise. Assembly for the reason that move_pieces() has.
+    // SAFETY: the caller's promise. Assembly for the same reason as in move_pieces().
     unsafe {
         core::arch::asm!(vector!("movups {v}, [{p} + {at}]"), v = out(xmm_reg) value, p = in(reg) p, at = const AT,
             options(nostack, preserves_flags, readonly));
@@ -274,14 +274,14 @@ unsafe fn load<const AT: usize>(p: *const u8) -> __m128i {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn store<const AT: usize>(p: *mut u8, value: __m128i) {
-    // SAFETY: the caller's promise. Assembly for the reason that move_pieces() has.
+    // SAFETY: the caller's promise. Assembly for the same reason as in move_pieces().
     unsafe {
         core::arch::asm!(vector!("movups [{p} + {at}], {v}"), v = in(xmm_reg) value, p = in(reg) p, at = const AT,
             options(nostack, preserves_flags));
     }
 }
 
-/// As [`store`] does, a unit's data: twelve bytes.
+/// Like [`store`], for a unit's data: twelve bytes.
 ///
 /// # Safety
 ///
@@ -289,7 +289,7 @@ unsafe fn store<const AT: usize>(p: *mut u8, value: __m128i) {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn store_data<const AT: usize>(p: *mut u8, unit: __m128i) {
-    // SAFETY: the caller's promise, and every x86-64 has SSE2. Assembly for the reason that move_pieces() has.
+    // SAFETY: the caller's promise, and every x86-64 has SSE2. Assembly for the same reason as in move_pieces().
     unsafe {
         let high = _mm_unpackhi_epi64(unit, unit);
         core::arch::asm!(vector!("movq [{p} + {at}], {v}"), vector!("movd [{p} + {at} + 8], {w}"), v = in(xmm_reg) unit,
@@ -297,7 +297,7 @@ unsafe fn store_data<const AT: usize>(p: *mut u8, unit: __m128i) {
     }
 }
 
-/// As [`store`] does, four bytes.
+/// Like [`store`], for four bytes.
 ///
 /// # Safety
 ///
@@ -305,7 +305,7 @@ unsafe fn store_data<const AT: usize>(p: *mut u8, unit: __m128i) {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn store4(p: *mut u8, value: u32) {
-    // SAFETY: the caller's promise. Assembly for the reason that move_pieces() has.
+    // SAFETY: the caller's promise. Assembly for the same reason as in move_pieces().
     unsafe {
         core::arch::asm!("mov [{p}], {v:e}", v = in(reg) value, p = in(reg) p, options(nostack, preserves_flags));
     }
@@ -334,8 +334,8 @@ impl Unit16s<'_> {
     }
 }
 
-// What a message passes is always inline: a payload whose length the compiler knows is then moved without a branch, and a
-// header that is passed through memory is stored in parts and loaded as a whole, which the processor cannot forward.
+// The code of a message is always inline: a payload whose length the compiler knows is then moved without a branch, and a
+// header passed through memory would be stored in parts and loaded as a whole, which the processor cannot forward.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
     #[inline(always)]
@@ -362,8 +362,8 @@ impl Unit16s<'_> {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
-    /// Stores the `whole` units behind the header from what lies at `from` behind the four bytes of payload that are the
-    /// header's.
+    /// Stores the `whole` units after the header from the payload at `from`, after its first four bytes, which are in the
+    /// header's last unit.
     ///
     /// # Safety
     ///
@@ -426,7 +426,7 @@ impl Unit16s<'_> {
         unsafe { self.store_whole(from.as_ptr().cast(), whole, sequence) };
         let at = 12 * whole + 4;
         if len > at {
-            // Up to 11 bytes, from a word's begin or its middle: two words have them.
+            // Up to 11 bytes, starting at a word or in the middle of one: two words contain them.
             let two = u128::from(word(at / 8)) | u128::from(word(at / 8 + 1)) << 64;
             let rest = two >> (8 * (at % 8)) & ((1 << (8 * (len - at))) - 1);
             let high = pair((rest >> 64) as u32, sequence);
@@ -525,9 +525,9 @@ impl Unit16s<'_> {
             let data = u128::from(low) | u128::from(high) << 64;
             value = data & ((1 << (8 * (len - at))) - 1);
         }
-        // Whole words, the first of which may begin with what the unit before ended with.
+        // Whole words, the first of which may start with the end of the previous unit.
         if at % 8 != 0 {
-            // Loaded again, so asked again.
+            // Loaded again, so checked again.
             let (_, before) = halves(self.load_nth::<0>(HEADER16 - 1 + whole));
             if (before >> 32) as u32 != sequence {
                 return false;
@@ -544,8 +544,8 @@ impl Unit16s<'_> {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Unit16s<'_> {
-    /// Copies what the `whole` units behind the header hold of a payload to `to`, behind the four bytes that are in the header's
-    /// last unit. False when a unit has another sequence, whose data goes nowhere.
+    /// Copies the payload in the `whole` units after the header to `to`, after the four bytes that are in the header's
+    /// last unit. False if a unit has another sequence; its data is not stored.
     ///
     /// # Safety
     ///
@@ -553,8 +553,8 @@ impl Unit16s<'_> {
     #[inline(always)]
     unsafe fn copy_whole(self, to: *mut u8, whole: usize, sequence: u32) -> bool {
         let (mut i, mut left) = (HEADER16, whole);
-        // A unit's last four bytes are stored as zeros, which the next unit's data overwrites: whoever sees the memory meanwhile
-        // sees no sequence, which counts the messages of another ring. The last of a run is stored without them.
+        // A unit's last four bytes are stored as zeros, which the next unit's data overwrites: a concurrent reader of the memory
+        // sees no sequence, which counts the messages of another ring. The last unit of a run is stored without them.
         macro_rules! copy {
             ($($n:literal)*) => {{
                 let units = [$(self.load_nth::<$n>(i)),*];

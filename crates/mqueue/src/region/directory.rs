@@ -1,8 +1,8 @@
-//! The directory: what a reader checks before it believes an entry, and what the entries say together.
+//! The directory: validation of entries, and the information they contain together.
 //!
-//! Each entry is a copy. What holds for every kind is checked first (owner, memory), then whether the kind is known, then the
-//! kind's own part. At the end the rings must make up whole mqueues, and no two parts of the region may overlap. The
-//! formatter's own plan goes through the same checks.
+//! Each entry is a copy. Checks common to all kinds come first (owner, memory), then whether the kind is known, then the
+//! kind's own part. At the end the rings must form complete mqueues, and no two parts of the region may overlap. The
+//! formatter's own plan passes the same checks.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::ring::slot_bytes;
 
 const SERVERLESS: &str = "a block without a server mqueue";
 
-/// What is wrong with an entry.
+/// An invalid entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Problem {
     /// Index in the directory.
@@ -22,20 +22,20 @@ pub(super) struct Problem {
 /// Why a directory is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// Of one entry.
+    /// An invalid entry.
     Ring(Problem),
-    /// Of what the header says about all of them.
+    /// The header's counts do not match the entries.
     Header(&'static str),
-    /// An entry of a kind, or of a version of it, that must be known and is not.
+    /// An entry of a required kind or version that is unknown.
     Required { ring: u32, kind: u16, version: u16 },
 }
 
-/// What an mqueue is to its block.
+/// The role of an mqueue in its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// Requests of clients and their replies.
     Server,
-    /// Requests to this backend, by its place in the configuration, and its answers.
+    /// Requests to this backend, by its index in the configuration, and its answers.
     Client(u32),
 }
 
@@ -49,7 +49,7 @@ impl Role {
     }
 }
 
-/// Of a kind of ring that mqueues have: whether of server mqueues, and whether it is the RX ring.
+/// For the kinds of mqueue rings: whether it belongs to a server mqueue, and whether it is the RX ring.
 pub(super) fn mqueue_kind(kind: u16) -> Option<(bool, bool)> {
     match kind {
         ring_kind::SERVER_RX => Some((true, true)),
@@ -68,14 +68,14 @@ pub(super) fn words_of_mqueues(kind: u16, header: &RegionHeader) -> (u64, u64) {
     }
 }
 
-/// Whether [offset, offset + bytes) is aligned and lies in the part of the region that is described.
+/// Whether [offset, offset + bytes) is aligned and inside the described part of the region.
 pub(super) fn is_inside(offset: u64, bytes: u64, header: &RegionHeader) -> bool {
     offset % LINE_BYTES == 0
         && offset >= BLOCKS_OFFSET
         && offset.checked_add(bytes).is_some_and(|end| end <= header.region_bytes)
 }
 
-/// The parts of a region that are not rings' memory: offset, bytes and what they are called.
+/// The parts of a region other than rings' memory: offset, bytes and name.
 pub(super) fn fixed_parts(header: &RegionHeader) -> [(u64, u64, &'static str); 6] {
     let words = 8 * u64::from(header.mqueue_count);
     let blocks = u64::from(header.block_count) * size_of::<BlockWords>() as u64;
@@ -110,7 +110,7 @@ pub(super) struct Directory {
 struct Mqueue {
     block: u32,
     role: Role,
-    /// Places of its RX and its TX ring in [`Directory::entries`].
+    /// Indices of its RX and its TX ring in [`Directory::entries`].
     rings: [u32; 2],
 }
 
@@ -136,7 +136,7 @@ impl Directory {
         (mqueue.block, mqueue.role)
     }
 
-    /// Places of an mqueue's rings in [`Self::entries`].
+    /// Indices of an mqueue's rings in [`Self::entries`].
     pub(super) fn rings(&self, mqueue: u32) -> [u32; 2] {
         self.mqueues[mqueue as usize].rings
     }
@@ -158,14 +158,14 @@ struct Reader<'a> {
     /// See [`Directory::numbers`].
     numbers: Vec<u32>,
     spans: Vec<Range<u32>>,
-    /// By mqueue: places in `entries`.
+    /// By mqueue: indices in `entries`.
     rings: Vec<[Option<u32>; 2]>,
     /// Memory of all entries: offset, end and index in the directory.
     memory: Vec<(u64, u64, u32)>,
 }
 
 impl<'a> Reader<'a> {
-    /// The header was checked, so what is allocated here is bounded by the size of the region.
+    /// The header was checked, so allocations here are bounded by the size of the region.
     fn new(header: &'a RegionHeader) -> Self {
         let capacity = header.ring_count as usize;
         Self {
@@ -191,7 +191,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// What holds for entries of every kind.
+    /// Checks common to entries of every kind.
     fn read_common(&mut self, ring: u32, entry: &DirectoryEntry) -> Result<(), &'static str> {
         if entry.block != NO_BLOCK {
             let span = self.spans.get_mut(entry.block as usize).ok_or("owner block")?;
@@ -258,7 +258,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Every mqueue has both rings.
+    /// Checks that every mqueue has both rings.
     fn whole_mqueues(&self) -> Result<Vec<Mqueue>, Refusal> {
         let whole = |rings: &[Option<u32>; 2]| match *rings {
             [Some(rx), Some(tx)] => {

@@ -1,10 +1,10 @@
-//! Planning a region: the list of its rings, and where everything in it goes.
+//! The plan of a region: the list of its rings, and the placement of everything in it.
 
 use super::directory::{self, Directory, Problem, Refusal};
 use crate::abi::*;
 use crate::ring::slot_bytes;
 
-/// One mqueue as planned: an RX ring (toward the accelerator) and a TX ring.
+/// The plan of one mqueue: an RX ring (toward the accelerator) and a TX ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MqueuePlan {
     /// Slots of each ring; a power of two in [1, DEPTH_MAX].
@@ -15,7 +15,7 @@ pub struct MqueuePlan {
     pub tx: RingPlan,
 }
 
-/// How messages lie in one ring.
+/// The message format of one ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingPlan {
     /// One of [`crate::abi::protocol`].
@@ -29,12 +29,12 @@ pub struct RingPlan {
 
 impl RingPlan {
     /// A `doorbell` ring for payloads of up to `message_bytes_max` bytes; above the inline limit it has
-    /// an arena of `arena_bytes`, or of four longest messages when that is 0.
+    /// an arena of `arena_bytes`, or of four longest messages if that is 0.
     pub fn doorbell(message_bytes_max: u32, arena_bytes: u64) -> Self {
         let arena_bytes = if message_bytes_max <= INLINE_BYTES_MAX {
             0
         } else {
-            // One that overflows is refused with the plan.
+            // An overflow is refused together with the plan.
             let bytes = arena_bytes.max(4 * u64::from(message_bytes_max));
             bytes.checked_next_multiple_of(LINE_BYTES).unwrap_or(bytes)
         };
@@ -67,45 +67,45 @@ impl RingPlan {
     }
 }
 
-/// One ring of a region, as its entry in the directory will describe it.
+/// One ring of a region, as described by its entry in the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingSpec {
     /// One of [`crate::abi::ring_kind`].
     pub kind: u16,
     /// The block it belongs to.
     pub block: u32,
-    /// Its number among the rings of this kind and block: of a client mqueue, the backend.
+    /// Its number among the rings of this kind and block: for a client mqueue, the backend.
     pub index: u32,
     /// One of [`crate::abi::placement`].
     pub placement: u8,
     /// Slots; a power of two in [1, DEPTH_MAX].
     pub depth: u32,
-    /// How messages lie in it.
+    /// The message format of its slots.
     pub messages: RingPlan,
 }
 
-/// A region as planned.
+/// The plan of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionPlan {
     /// Blocks, in [1, BLOCKS_MAX].
     pub block_count: u32,
-    /// The rings, in the order of their entries. Those of one block stand together.
+    /// The rings, in the order of their entries. Those of one block are contiguous.
     pub rings: Vec<RingSpec>,
-    /// The accelerator's life, from 1.
+    /// The accelerator generation, from 1.
     pub generation: u64,
-    /// Initial value of every head and tail, in [0, START_MAX]: 0, but for tests of sequence wrap.
+    /// Initial value of every head and tail, in [0, START_MAX]: 0, except in tests of sequence wrap.
     pub start: u64,
 }
 
-/// Why a plan cannot be laid out.
+/// Why a plan is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// A number is outside its range.
     #[error("{what} is {value}, must be in [{min}, {max}]")]
     Range {
-        /// Which number.
+        /// The number's name.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         value: u64,
         /// Smallest allowed.
         min: u64,
@@ -121,12 +121,12 @@ pub enum PlanError {
     /// A `granule16` ring in memory without 16-byte atomic accesses.
     #[error("{}: use granule8 or doorbell", super::UNIT16_MISSING)]
     Unit16,
-    /// The rings do not make up whole mqueues, one server mqueue for each block.
-    #[error("ring {ring} of the plan is impossible: {what}")]
+    /// The rings do not form complete mqueues, one server mqueue for each block.
+    #[error("ring {ring} of the plan is invalid: {what}")]
     Ring {
         /// Index in the plan.
         ring: u32,
-        /// What is wrong.
+        /// The problem.
         what: &'static str,
     },
     /// The memory given is smaller than the plan.
@@ -134,7 +134,7 @@ pub enum PlanError {
     Memory {
         /// Bytes the plan needs.
         need: u64,
-        /// Bytes there are.
+        /// Bytes available.
         have: u64,
     },
 }
@@ -153,7 +153,7 @@ pub(super) struct Arrangement {
     pub(super) directory: Directory,
 }
 
-/// Places parts of a region one behind the other.
+/// Allocates parts of a region one after the other.
 struct Cursor(u64);
 
 impl Cursor {
@@ -165,7 +165,7 @@ impl Cursor {
 }
 
 impl RegionPlan {
-    /// A region of `block_count` blocks that have the same mqueues: the server mqueue, then the client mqueues in the
+    /// A region of `block_count` blocks with the same mqueues: the server mqueue, then the client mqueues in the
     /// order of the backends.
     pub fn of_blocks(block_count: u32, mqueues: &[MqueuePlan], generation: u64) -> Self {
         let rings_of = |block: u32| {
@@ -184,7 +184,7 @@ impl RegionPlan {
                 })
             })
         };
-        // More blocks than there may be are refused with the plan, which needs no rings for that.
+        // Too many blocks are refused together with the plan, which needs no rings for that.
         let listed = block_count.min(BLOCKS_MAX);
         Self { block_count, rings: (0..listed).flat_map(rings_of).collect(), generation, start: 0 }
     }
@@ -265,7 +265,7 @@ impl RegionPlan {
         Ok(Arrangement { header, directory })
     }
 
-    /// The mqueue of each ring: numbered in the order in which the plan names them.
+    /// The mqueue of each ring: numbered in the order in which the plan lists them.
     fn number_mqueues(&self) -> Result<Vec<u32>, PlanError> {
         let mut numbers = std::collections::BTreeMap::new();
         let mqueue_of = |(ring, spec): (u32, &RingSpec)| {
@@ -280,7 +280,7 @@ impl RegionPlan {
 }
 
 impl RingSpec {
-    /// Its entry; its memory comes next.
+    /// Its entry; its memory is allocated next.
     fn entry(&self, mqueue: u32, header: &RegionHeader, cursor: &mut Cursor) -> RingEntry {
         let messages = &self.messages;
         let slot_stride = messages.slot_stride().expect("protocol was checked");

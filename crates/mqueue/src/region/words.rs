@@ -3,7 +3,7 @@
 use core::mem::offset_of;
 
 use crate::abi::*;
-use crate::bell::{set_sleeping, sleeping};
+use crate::doorbell::{set_sleeping, sleeping};
 use crate::memory::{Memory, Ordering};
 
 use super::from_words;
@@ -39,13 +39,13 @@ macro_rules! words {
 
 impl<M: Memory> Words<M> {
     words! {
-        /// The engine's wish, one of [`crate::abi::stop`]. A runtime in another process stores NOW itself when its
-        /// life is over; see ORDERING.md.
+        /// The engine's stop request, one of [`crate::abi::stop`]. A runtime in another process stores NOW itself when its
+        /// generation has ended; see ORDERING.md.
         stop set_stop = ENGINE_WORDS_OFFSET + offset_of!(EngineWords, stop) as u64;
         /// The engine's heartbeat.
         engine_heartbeat set_engine_heartbeat = ENGINE_WORDS_OFFSET + offset_of!(EngineWords, heartbeat) as u64;
         /// The accelerator runtime's state, one of [`crate::abi::state`]. Set the reason first, so
-        /// that whoever sees ENDED sees why.
+        /// that a reader that sees ENDED sees the reason.
         accelerator_state set_accelerator_state = ACCELERATOR_WORDS_OFFSET + offset_of!(AcceleratorWords, state) as u64;
         /// Why the accelerator runtime ended, one of [`crate::abi::reason`].
         accelerator_reason set_accelerator_reason = ACCELERATOR_WORDS_OFFSET + offset_of!(AcceleratorWords, reason) as u64;
@@ -53,13 +53,13 @@ impl<M: Memory> Words<M> {
         accelerator_heartbeat set_accelerator_heartbeat = ACCELERATOR_WORDS_OFFSET + offset_of!(AcceleratorWords, heartbeat) as u64;
     }
 
-    /// Says that a worker is about to sleep (or no longer does). Having said so it must look at its
+    /// Announces that a worker is about to sleep (or no longer is). After that it must check its
     /// rings once more before it sleeps: either it sees the last message, or the publisher sees the flag.
     pub fn set_parked(&self, parked: bool) {
         set_sleeping(&self.memory, ENGINE_PARKED_OFFSET, parked);
     }
 
-    /// Whether a worker sleeps. Ask after publishing, and wake it if so.
+    /// Whether a worker sleeps. Call this after publishing, and wake it if so.
     #[inline]
     pub fn parked(&self) -> bool {
         sleeping(&self.memory, ENGINE_PARKED_OFFSET)
@@ -70,7 +70,7 @@ impl<M: Memory> Words<M> {
         set_sleeping(&self.memory, ACCELERATOR_PARKED_OFFSET, parked);
     }
 
-    /// Whether the accelerator's side sleeps. Ask after publishing, and wake it if so.
+    /// Whether the accelerator's side sleeps. Call this after publishing, and wake it if so.
     #[inline]
     pub fn accelerator_parked(&self) -> bool {
         sleeping(&self.memory, ACCELERATOR_PARKED_OFFSET)
@@ -81,16 +81,16 @@ impl<M: Memory> Words<M> {
         self.blocks_offset + u64::from(block) * size_of::<BlockWords>() as u64
     }
 
-    /// A block's line of the status page. When it says ENDED, reason and counts are final.
+    /// A block's line of the status page. If its state is ENDED, reason and counts are final.
     pub fn block(&self, block: u32) -> BlockWords {
-        // The state first: it vouches for what its writer stored before it.
+        // The state first: its release store orders the writer's earlier stores.
         let state = self.block_state(block);
         let words =
             self.memory.load_words::<{ size_of::<BlockWords>() / 8 }>(self.block_offset(block));
         BlockWords { state, ..from_words(words) }
     }
 
-    /// A block reports its state; the reason goes first, so that whoever sees ENDED sees why.
+    /// Publishes a block's state; the reason goes first, so that a reader that sees ENDED sees the reason.
     pub fn set_block(&self, block: u32, state: u64, reason: u64) {
         let at = self.block_offset(block);
         let word = |field: usize| at + field as u64;
@@ -99,7 +99,7 @@ impl<M: Memory> Words<M> {
         self.memory.store(word(offset_of!(BlockWords, state)), state, Ordering::Release);
     }
 
-    /// A block's state word alone.
+    /// Only a block's state word.
     #[inline]
     pub fn block_state(&self, block: u32) -> u64 {
         let at = self.block_offset(block) + offset_of!(BlockWords, state) as u64;
@@ -107,24 +107,24 @@ impl<M: Memory> Words<M> {
         self.memory.load(at, Ordering::Acquire)
     }
 
-    /// The doorbell of an mqueue's TX ring: its head word. Who sees it sees the messages below it.
+    /// The doorbell of an mqueue's TX ring: its head word. A reader that sees it sees the messages below it.
     #[inline]
     pub fn tx_head(&self, mqueue: u32) -> u64 {
         self.head_word(self.tx_heads_offset, mqueue)
     }
 
-    /// For the engine: whether an mqueue's TX ring holds messages that it has not released. Unlike a head
-    /// that is remembered, this finds a message whose head was seen before the message itself.
+    /// For the engine: whether an mqueue's TX ring holds messages that it has not released. Unlike a remembered
+    /// head, this finds a message whose head was seen before the message itself.
     #[inline]
     pub fn tx_waiting(&self, mqueue: u32) -> bool {
-        // The engine's own word: nobody else's stores hang on it.
+        // The engine's own word: no other side's stores depend on it.
         let head = self.tx_head(mqueue);
         head != self.memory.load(self.tx_tails_offset + 8 * u64::from(mqueue), Ordering::Relaxed)
     }
 
     /// Adds to `found` those of `mqueues` for which [`Self::tx_waiting`] holds.
-    // Without a branch that depends on what waits: a worker asks for each mqueue in every turn, and no
-    // processor foresees the answers.
+    // Without a branch that depends on the result: a worker checks each mqueue in every turn, and the
+    // results are unpredictable.
     #[inline]
     pub fn tx_waiting_among(&self, mqueues: &[u32], found: &mut Vec<u32>) {
         let before = found.len();
@@ -137,7 +137,7 @@ impl<M: Memory> Words<M> {
         found.truncate(before + count);
     }
 
-    /// The doorbell of an mqueue's RX ring: its head word. Who sees it sees the messages below it.
+    /// The doorbell of an mqueue's RX ring: its head word. A reader that sees it sees the messages below it.
     #[inline]
     pub fn rx_head(&self, mqueue: u32) -> u64 {
         self.head_word(self.rx_heads_offset, mqueue)

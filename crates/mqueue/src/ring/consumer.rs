@@ -18,7 +18,7 @@ pub struct Consumer<M: Memory> {
     pub(super) tail: u64,
     /// Messages released.
     released: u64,
-    /// Longest payload that lies in its slot.
+    /// Longest payload stored in its slot.
     inline_max: u64,
 }
 
@@ -36,13 +36,13 @@ impl<M: Memory> Consumer<M> {
 
     /// The header of the next message, if one is published. Nothing is consumed. At most `depth`
     /// messages can be read between two calls of [`Self::release`].
-    // Always inline: a header that is returned through memory is stored in parts and loaded as a whole,
+    // Always inline: a header returned through memory is stored in parts and loaded as a whole,
     // which the processor cannot forward.
     #[inline(always)]
     pub fn peek(&mut self) -> Result<Option<SlotHeader>, RingError> {
         if self.tail - self.released == self.layout.depth {
-            // Every slot was read and none given back: what a producer shows now it had no credit for.
-            // So whoever reads until there is nothing left comes to an end, whatever the peer does.
+            // Every slot was read and none released: the producer had no credit for a message published now.
+            // So reading until the ring is empty terminates, whatever the peer does.
             return Ok(None);
         }
         let header = match self.layout.protocol {
@@ -71,7 +71,7 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    // Never inline: where 16-byte units are atomic few rings have units of 8, and what reads them would burden the others.
+    // Never inline: if 16-byte units are atomic few rings have units of 8, and their code would slow down the others.
     #[inline(never)]
     fn granule8_header(&self) -> Option<[u64; 4]> {
         granule::read_header::<M, 1>(&self.memory, &self.layout, self.tail)
@@ -83,7 +83,7 @@ impl<M: Memory> Consumer<M> {
         granule::read_payload::<M, 1>(&self.memory, &self.layout, self.tail, payload)
     }
 
-    /// Loads the head; whether there is a message.
+    /// Loads the head; returns whether there is a message.
     #[inline]
     fn look(&mut self) -> Result<bool, RingError> {
         // EDGE RX_PUBLISH TX_PUBLISH HANDOVER (acquire half)
@@ -108,7 +108,7 @@ impl<M: Memory> Consumer<M> {
         let fits = match header.flags {
             0 => len <= layout.inline_bytes,
             flags::ARENA => {
-                // Not even an empty payload lies in an arena that is none.
+                // Without an arena, even an empty arena payload is invalid.
                 layout.protocol == Protocol::Doorbell
                     && layout.arena_bytes > 0
                     && header.arena_offset % 8 == 0
@@ -121,7 +121,7 @@ impl<M: Memory> Consumer<M> {
     }
 
     /// Copies the payload of the message whose header [`Self::peek`] just returned into `payload`,
-    /// which must be exactly that long. False when part of it has not arrived yet (`granule`).
+    /// which must be exactly that long. False if part of it has not arrived yet (`granule`).
     // Always inline, as push_words() is.
     #[inline(always)]
     #[must_use]
@@ -151,7 +151,7 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    /// Done with the message [`Self::peek`] showed, or with the one whose header it refused.
+    /// Skips the message that [`Self::peek`] returned, or the one whose header it refused.
     #[inline]
     pub fn advance(&mut self) {
         debug_assert!(
@@ -161,7 +161,7 @@ impl<M: Memory> Consumer<M> {
         self.tail += 1;
     }
 
-    /// Returns every slot read so far to the producer. One store, however many slots. Says whether there
+    /// Returns every slot read so far to the producer. One store, however many slots. Returns whether there
     /// were any.
     #[inline]
     pub fn release(&mut self) -> bool {
@@ -176,7 +176,7 @@ impl<M: Memory> Consumer<M> {
         any
     }
 
-    /// Fetches the slot `ahead` messages on from the producer's cache, if it is known to be published: a
+    /// Prefetches the slot `ahead` messages on from the producer's cache, if it is known to be published: a
     /// slot that is being written would only be taken away from its writer.
     #[inline]
     pub fn prefetch(&self, ahead: u64, bytes: u64) {
@@ -186,20 +186,20 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    /// Fetches the slot `ahead` messages on whether it is published or not: for a producer beyond a bus, from
-    /// whose caches nothing is taken.
+    /// Prefetches the slot `ahead` messages on whether it is published or not: for a producer on the other side of a bus,
+    /// whose caches are not affected.
     #[inline]
     pub fn prefetch_at(&self, ahead: u64, bytes: u64) {
         prefetch_slot(&self.memory, &self.layout, self.tail + ahead, bytes, false);
     }
 
-    /// Whether the head word says that something is waiting: a cheap look at the doorbell.
+    /// Whether the head word indicates waiting messages: a cheap read of the doorbell.
     #[inline]
     pub fn hinted(&self) -> bool {
         self.hint() != 0
     }
 
-    /// How many messages are waiting if the head word tells the truth, which nothing has checked.
+    /// The number of waiting messages according to the head word, which is not checked.
     #[inline]
     pub fn hint(&self) -> u64 {
         self.memory.load(self.layout.head_offset, Ordering::Relaxed).wrapping_sub(self.tail)

@@ -11,8 +11,8 @@ use crate::ring::Consumer;
 /// The writing end of a ring.
 ///
 /// [`Self::loan`] → [`Loan::write`] → [`Loan::commit`] puts a message into a slot; [`Self::publish`]
-/// shows everything committed so far to the consumer with one store. With `granule` a message is on
-/// its way as soon as it is written, and publishing only rings the doorbell.
+/// makes everything committed so far visible to the consumer with one store. With `granule` a message is
+/// visible as soon as it is written, and publishing only rings the doorbell.
 pub struct Producer<M: Memory> {
     memory: M,
     layout: Layout,
@@ -22,7 +22,7 @@ pub struct Producer<M: Memory> {
     published: u64,
     /// The consumer's tail as last seen.
     tail: u64,
-    /// Payloads below this many bytes need nothing but a free slot.
+    /// Payloads below this many bytes need only a free slot.
     plain_end: u64,
     arena: Arena,
 }
@@ -36,8 +36,8 @@ struct Arena {
 }
 
 impl Arena {
-    /// An arena nothing is known about but the ring's counts. Messages that are already in the ring
-    /// may lie anywhere in it, so it counts as full until the last of them is released.
+    /// An arena of which only the ring's counts are known. Messages that are already in the ring
+    /// may be anywhere in it, so it counts as full until the last of them is released.
     fn new(layout: &Layout, counts: Counts) -> Self {
         if layout.arena_bytes == 0 {
             return Self { head: 0, tail: 0, ends: Box::new([]) };
@@ -51,7 +51,7 @@ impl Arena {
         Self { head, tail: 0, ends }
     }
 
-    /// Message `n` takes nothing of it.
+    /// Message `n` uses none of it.
     #[inline(always)]
     fn pass(&mut self, n: u64) {
         let slot = n as usize & self.ends.len().wrapping_sub(1);
@@ -80,7 +80,7 @@ impl<M: Memory> Producer<M> {
         self.tail
     }
 
-    /// Looks at the tail again and returns the free slots, in [0, depth].
+    /// Reads the tail again and returns the number of free slots, in [0, depth].
     #[inline]
     pub fn credit(&mut self) -> Result<u32, RingError> {
         // EDGE RX_RELEASE TX_RELEASE HANDOVER (acquire half)
@@ -90,14 +90,14 @@ impl<M: Memory> Producer<M> {
         }
         if tail != self.tail && !self.arena.ends.is_empty() {
             let last = (tail - 1) & (self.layout.depth - 1);
-            // Never backwards: an older inline message may end before the arena was started afresh.
+            // Never backwards: an older inline message may end before the arena was reset.
             self.arena.tail = self.arena.tail.max(self.arena.ends[last as usize]);
         }
         self.tail = tail;
         Ok((self.layout.depth - (self.head - tail)) as u32)
     }
 
-    /// Looks at the tail again and returns how many more messages find room even if all are the longest, in
+    /// Reads the tail again and returns how many more messages fit even if all are the longest, in
     /// [0, depth]: [`Self::push`] takes that many whatever the consumer does meanwhile.
     pub fn room(&mut self) -> Result<u32, RingError> {
         let slots = self.credit()?;
@@ -107,14 +107,14 @@ impl<M: Memory> Producer<M> {
         }
         let longest = longest.next_multiple_of(8);
         let free = bytes - (self.arena.head - self.arena.tail);
-        // An empty arena starts afresh. A message that would cross the end skips less than its length.
+        // An empty arena is reset. A message that would cross the end skips less than its length.
         let crosses = free < bytes && self.arena.head % bytes + free > bytes;
         let sure = if crosses { free.saturating_sub(longest - 8) } else { free };
         Ok(slots.min((sure / longest) as u32))
     }
 
-    /// Asks for a slot for a payload of `len` bytes. Dropping the loan before it is written gives it
-    /// back unused.
+    /// Requests a slot for a payload of `len` bytes. Dropping the loan before it is written returns it
+    /// unused.
     #[inline]
     pub fn loan(&mut self, len: usize) -> Result<Loan<'_, M>, LoanError> {
         let len = len as u64;
@@ -143,13 +143,13 @@ impl<M: Memory> Producer<M> {
         Ok(Loan { producer: self, len: len as u32, arena_at, written: false })
     }
 
-    /// Where in the arena's life a payload of `len` bytes would start, if there is room.
+    /// The position in the arena at which a payload of `len` bytes would start, if there is room.
     fn arena_place(&self, len: u64) -> Option<u64> {
         let bytes = self.layout.arena_bytes;
         let need = len.next_multiple_of(8);
         let mut at = self.arena.head;
         if self.arena.tail == self.arena.head {
-            // Empty: start afresh, so that a payload as long as the arena always fits.
+            // Empty: reset, so that a payload as long as the arena always fits.
             at = at.next_multiple_of(bytes);
             return (need <= bytes).then_some(at);
         }
@@ -160,8 +160,8 @@ impl<M: Memory> Producer<M> {
         (at + need - self.arena.tail <= bytes).then_some(at)
     }
 
-    /// Hints that messages of up to `bytes` follow soon: fetches the slot `ahead` messages on from
-    /// wherever its lines are now (the consumer's cache). A slot that is not free is left alone.
+    /// Hints that messages of up to `bytes` follow soon: prefetches the slot `ahead` messages on from
+    /// wherever its lines are now (the consumer's cache). A slot that is not free is skipped.
     #[inline]
     pub fn prefetch(&self, ahead: u64, bytes: u64) {
         let n = self.head + ahead;
@@ -171,11 +171,11 @@ impl<M: Memory> Producer<M> {
     }
 
     /// Copies a whole message in: loan, write, commit. [`Self::publish`] must follow.
-    // Always inline: a head that is passed through memory is stored in parts and loaded as a whole,
+    // Always inline: a head passed through memory is stored in parts and loaded as a whole,
     // which the processor cannot forward.
     #[inline(always)]
     pub fn push(&mut self, head: Head, payload: &[u8]) -> Result<(), LoanError> {
-        // A length that the word has no room for is refused before the word is used.
+        // A length that exceeds its field is refused before the field is used.
         let last = last_word(payload.len() as u32, &head, 0);
         self.push_words(head.token, head.tag, last, payload)
     }
@@ -223,11 +223,11 @@ impl<M: Memory> Producer<M> {
         Ok(())
     }
 
-    /// Copies the message whose header `from` just showed into a slot, under another head, without a
-    /// buffer between. False when both rings are `granule`, either needs an arena, part of the message has not
-    /// arrived, or no slot is free as far as is known: [`Consumer::copy_out`] and [`Self::push`] do it then.
+    /// Copies the message whose header `from` just returned into a slot, under another head, without an
+    /// intermediate buffer. False if both rings are `granule`, either needs an arena, part of the message has not
+    /// arrived, or no slot is known to be free: then use [`Consumer::copy_out`] and [`Self::push`].
     /// The header was read once and checked; payload that a hostile producer changes meanwhile arrives changed.
-    // Always inline, as push() is, down to the copies of the kinds of rings that there mostly are.
+    // Always inline, as push() is, including the copies for the most common kinds of rings.
     #[inline(always)]
     #[must_use]
     pub fn push_from(&mut self, head: Head, from: &Consumer<M>, header: &SlotHeader) -> bool {
@@ -253,8 +253,8 @@ impl<M: Memory> Producer<M> {
         whole
     }
 
-    /// Fills the next slot for [`Self::push_from`] where rings are of other kinds. False when part of the message has not
-    /// arrived, and for two of `granule`.
+    /// Fills the next slot for [`Self::push_from`] if the rings are of other kinds. False if part of the message has not
+    /// arrived, and for two `granule` rings.
     #[inline(never)]
     fn push_from_others(
         &self,
@@ -278,7 +278,7 @@ impl<M: Memory> Producer<M> {
         }
     }
 
-    /// Fills the next slot of a `doorbell` ring for [`Self::push_from`]. False when part of the message has not
+    /// Fills the next slot of a `doorbell` ring for [`Self::push_from`]. False if part of the message has not
     /// arrived.
     #[inline(always)]
     fn units_to_doorbell<const WORDS: usize>(
@@ -311,7 +311,7 @@ impl<M: Memory> Producer<M> {
         true
     }
 
-    /// Shows the consumer everything committed so far. One store, however many messages. Says whether there
+    /// Makes everything committed so far visible to the consumer. One store, however many messages. Returns whether there
     /// were any.
     #[inline]
     pub fn publish(&mut self) -> bool {
@@ -327,7 +327,7 @@ impl<M: Memory> Producer<M> {
     }
 }
 
-/// A slot that the producer may fill: once. See [`Producer`].
+/// A slot that the producer may fill once. See [`Producer`].
 pub struct Loan<'a, M: Memory> {
     producer: &'a mut Producer<M>,
     len: u32,
@@ -336,7 +336,7 @@ pub struct Loan<'a, M: Memory> {
 }
 
 impl<M: Memory> Loan<'_, M> {
-    /// Writes header and payload. Panics when the payload's length is not the one loaned, and on a
+    /// Writes header and payload. Panics if the payload's length is not the one loaned, and on a
     /// second call.
     #[inline]
     pub fn write(&mut self, head: Head, payload: &[u8]) {
@@ -364,12 +364,12 @@ impl<M: Memory> Loan<'_, M> {
             Protocol::Granule8 => granule::write::<M, 1>(memory, layout, n, words, payload),
             Protocol::Granule16 => granule::write::<M, 3>(memory, layout, n, words, payload),
         }
-        // The consumer may have the message by now: the slot is used up, whatever becomes of the loan.
+        // The consumer may have the message by now: the slot is used up, whatever happens to the loan.
         self.producer.head += 1;
     }
 
     /// Makes the slot part of the ring; the consumer sees it after [`Producer::publish`] (with
-    /// `granule` it may see it earlier). Panics when nothing was written.
+    /// `granule` possibly earlier). Panics if nothing was written.
     #[inline]
     pub fn commit(self) {
         let Loan { producer, len, arena_at, written } = self;

@@ -1,4 +1,4 @@
-//! What the tests of this crate share: regions of one mqueue, and messages whose content is known.
+//! Shared by the tests of this crate: regions of one mqueue, and messages with known content.
 #![allow(dead_code, reason = "each test binary uses its own part of this module")]
 
 pub(crate) mod victims;
@@ -8,7 +8,7 @@ use mqueue::{
     Consumer, Head, HeapMapping, MappedMemory, MqueuePlan, Producer, Region, RegionPlan, RingPlan,
 };
 
-/// One protocol with its limits, small enough that every limit is met often.
+/// One protocol with its limits, small enough that every limit is reached often.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) name: &'static str,
@@ -17,7 +17,7 @@ pub(crate) struct Shape {
     pub(crate) arena_bytes: u64,
 }
 
-/// Every protocol this machine (or interpreter) has; `doorbell` also with arenas, a roomy one and one
+/// Every protocol that this machine (or interpreter) supports; `doorbell` also with arenas, a roomy one and one
 /// that holds a single longest message.
 pub(crate) fn shapes() -> Vec<Shape> {
     let shape = |name, protocol, message_bytes_max, arena_bytes| Shape {
@@ -90,7 +90,7 @@ pub(crate) fn payload(n: u64, len: usize) -> Vec<u8> {
     payload
 }
 
-/// Where a test takes its decisions from.
+/// The source of a test's decisions.
 pub(crate) trait Choose {
     /// Any number.
     fn next(&mut self) -> u64;
@@ -115,7 +115,7 @@ pub(crate) trait Choose {
     }
 }
 
-/// A small generator of arbitrary numbers (xorshift), so that a failure shows its seed.
+/// A small generator of arbitrary numbers (xorshift), reproducible from its seed.
 pub(crate) struct Numbers(pub(crate) u64);
 
 impl Choose for Numbers {

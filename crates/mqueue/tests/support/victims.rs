@@ -1,4 +1,4 @@
-//! The ends of a ring in the hands of an attacker: what they touch is checked on every access.
+//! The ends of a ring under attack: every memory access they make is checked.
 //! Shared by the hostile-peer tests and the fuzz targets.
 
 use std::ops::Range;
@@ -12,7 +12,7 @@ use mqueue::{
 
 use super::{Choose, head, payload, plan, shapes};
 
-/// What one end of a ring may touch.
+/// The ranges that one end of a ring may access.
 #[derive(Clone, Default)]
 struct Fence {
     reads: Vec<Range<u64>>,
@@ -65,14 +65,14 @@ impl Memory for Fenced {
     }
 }
 
-/// One end of the RX ring on fenced memory, the other end in the hands of the attacker.
+/// One end of the RX ring on fenced memory; the attacker has the other end.
 pub(crate) struct Victims {
     pub(crate) memory: MappedMemory,
     pub(crate) producer: Producer<Fenced>,
     pub(crate) consumer: Consumer<Fenced>,
-    /// Rings of every protocol, which nobody attacks and to which messages are handed on.
+    /// Rings of every protocol that are not attacked, to which messages are copied.
     onward: Vec<(Producer<Fenced>, Consumer<Fenced>)>,
-    /// Offsets that matter most: head, tail, the first words of every slot.
+    /// The most sensitive offsets: head, tail, the first words of every slot.
     targets: Vec<u64>,
     message_bytes_max: usize,
 }
@@ -125,7 +125,7 @@ pub(crate) fn victims(memory: &MappedMemory) -> Result<Victims, JoinError> {
 }
 
 impl Victims {
-    /// The attacker writes one word: often one that matters, sometimes any.
+    /// The attacker writes one word: often a sensitive one, sometimes any.
     pub(crate) fn scribble(&self, numbers: &mut impl Choose) {
         let at = if numbers.below(4) > 0 {
             self.targets[numbers.below(self.targets.len() as u64) as usize]
@@ -135,20 +135,20 @@ impl Victims {
         let near = self.memory.load(at, Ordering::Relaxed);
         let mut value = numbers.hostile(near);
         if numbers.below(3) == 0 {
-            // Only the low half: what shares a word with it, say a granule's sequence, stays right.
+            // Only the low half: the other half, for example a granule's sequence, stays valid.
             value = near & !0xffff_ffff | value & 0xffff_ffff;
         }
         self.memory.store(at, value, Ordering::Relaxed);
     }
 
-    /// The attacker mends the counts, so that the ring is not dead for the rest of the test.
+    /// Restores the counts, so that the ring is not dead for the rest of the test.
     pub(crate) fn restore(&self) {
         let tail = self.consumer.consumed().max(self.producer.released());
         self.memory.store(self.targets[0], self.producer.committed().max(tail), Ordering::Relaxed);
         self.memory.store(self.targets[1], tail, Ordering::Relaxed);
     }
 
-    /// Copies a message into another ring, as the engine does: it arrives there whole, whatever it says, or not at all.
+    /// Copies a message into another ring, as the engine does: it arrives there complete, whatever its content, or not at all.
     fn hand_on(&mut self, header: &SlotHeader, numbers: &mut impl Choose, seen: &mut Seen) -> bool {
         let ring = numbers.below(self.onward.len() as u64) as usize;
         let (to, from) = &mut self.onward[ring];
@@ -168,7 +168,7 @@ impl Victims {
         true
     }
 
-    /// One operation of either end; every outcome but a panic is fine, and some are counted.
+    /// One operation of either end; every result except a panic is acceptable, and some are counted.
     pub(crate) fn step(&mut self, numbers: &mut impl Choose, seen: &mut Seen) {
         match numbers.below(8) {
             0..3 => {
@@ -192,7 +192,7 @@ impl Victims {
                 Ok(Some(header)) => {
                     assert!(header.len as usize <= self.message_bytes_max);
                     assert_ne!(header.kind, 0);
-                    // The header is a copy: whatever happens to the ring now, it holds.
+                    // The header is a copy: it stays valid whatever happens to the ring.
                     self.scribble(numbers);
                     let arrived = match numbers.below(2) {
                         0 => {
@@ -221,12 +221,12 @@ impl Victims {
     }
 }
 
-/// What happened, so that a test that never got anywhere fails.
+/// Counts of results, so that a test that never gets anywhere fails.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) pushed: u64,
     pub(crate) read: u64,
-    /// Of those, copied straight into another ring.
+    /// Of those, copied directly into another ring.
     pub(crate) handed_on: u64,
     pub(crate) bad: u64,
     pub(crate) corrupt: u64,

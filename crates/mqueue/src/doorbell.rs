@@ -1,15 +1,15 @@
-//! Who has something new, and who sleeps: doorbells for groups of mqueues, and the word of edge PARK.
+//! Doorbells for groups of mqueues, and the sleep word of edge PARK.
 //!
-//! *Doorbells.* The head words of rings say what is new, but to look at all of 240 of them costs more than
-//! a hop between two threads. So the side that publishes also counts up a word for the group of [`GROUP`]
-//! mqueues, and the other side looks at heads of a group only when its count has moved. Counts stand
-//! densely: 240 mqueues take four cache lines. Each word has one writer and is only loaded and stored.
+//! *Doorbells.* The head words of rings show what is new, but polling all of 240 of them costs more than
+//! a hop between two threads. So the publishing side also increments a word for the group of [`GROUP`]
+//! mqueues, and the other side reads the heads of a group only if its count has changed. Counts are
+//! densely packed: 240 mqueues take four cache lines. Each word has one writer and is only loaded and stored.
 //!
 //! EDGE DOORBELL: heads published before [`Doorbells::ring`] are visible to a [`Listener`] that sees the
 //! count (release store, acquire load).
 //!
-//! *Sleeping.* Whoever is about to sleep says so in a word and looks at its rings once more; whoever
-//! publishes looks at the word afterwards. Full fences on both sides see to it that not both miss.
+//! *Sleeping.* A thread that is about to sleep sets a word and checks its rings once more; a
+//! publisher reads the word afterwards. Full fences on both sides ensure that at least one sees the other.
 //!
 //! Both are private to one process in the engine and the accelerator runtimes, and generic over
 //! [`Memory`] like the rings, so that loom runs this very code.
@@ -41,7 +41,7 @@ impl<M: Memory> Doorbells<M> {
         self.memory.load(8 * group as u64, order)
     }
 
-    /// The mqueue in this place of the list was published to.
+    /// Signals that the mqueue at this position of the list was published to.
     #[inline]
     pub fn ring(&self, place: u32) {
         let group = place as usize / GROUP;
@@ -51,16 +51,16 @@ impl<M: Memory> Doorbells<M> {
     }
 }
 
-/// What the listening side knows.
+/// State of the listening side.
 pub struct Listener {
-    /// The mqueues in the order of their places.
+    /// The mqueues in the order of their positions.
     mqueues: Box<[u32]>,
     heads: Box<[u64]>,
     counts: Box<[u64]>,
 }
 
 impl Listener {
-    /// `head` tells the head words as they stand.
+    /// `head` returns the current head words.
     pub fn new(mqueues: &[u32], head: impl Fn(u32) -> u64) -> Self {
         Self {
             mqueues: mqueues.into(),
@@ -95,14 +95,14 @@ impl Listener {
         }
     }
 
-    /// Whether a count has moved since [`Self::collect`].
+    /// Whether a count has changed since [`Self::collect`].
     pub fn rung<M: Memory>(&self, bells: &Doorbells<M>) -> bool {
         let moved = |(group, seen): (usize, &u64)| bells.count(group, Ordering::Acquire) != *seen;
         self.counts.iter().enumerate().any(moved)
     }
 }
 
-/// A word of its own that says whether a thread of this process sleeps.
+/// A word in private memory that shows whether a thread of this process sleeps.
 pub struct ParkWord<M: Memory = MappedMemory> {
     memory: M,
 }
@@ -119,14 +119,14 @@ impl<M: Memory> ParkWord<M> {
         Self { memory }
     }
 
-    /// Says that the owner is about to sleep (or no longer does). Having said so it must look for work
+    /// Announces that the owner is about to sleep (or no longer is). After that it must check for work
     /// once more before it sleeps: either it sees the last message, or the publisher sees the word.
     #[inline]
     pub fn set(&self, sleeps: bool) {
         set_sleeping(&self.memory, 0, sleeps);
     }
 
-    /// Whether the owner sleeps. Ask after publishing, and wake it if so.
+    /// Whether the owner sleeps. Call this after publishing, and wake it if so.
     #[inline]
     pub fn sleeps(&self) -> bool {
         sleeping(&self.memory, 0)
@@ -139,7 +139,7 @@ pub(crate) fn set_sleeping<M: Memory>(memory: &M, at: u64, sleeping: bool) {
     memory.store(at, sleeping.into(), Ordering::Relaxed);
     if sleeping {
         // EDGE PARK (sleeper half): this fence and the waker's are totally ordered: either the sleeper's
-        // second look sees the message, or the waker sees the word.
+        // second check sees the message, or the waker sees the word.
         memory.fence();
     }
 }
