@@ -101,7 +101,7 @@ fn a_loan_is_for_one_length() {
 }
 
 #[test]
-#[should_panic(expected = "taken before")]
+#[should_panic(expected = "already taken")]
 fn an_end_is_taken_once() {
     let mut ring = ring(shapes()[0], 4, 0);
     let _ = ring.engine.accelerator_ends(0);
