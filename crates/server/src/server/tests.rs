@@ -1,7 +1,14 @@
 //! A start that fails on one worker while another is well, and what is said of starts that fail.
 
-use engine::topology::{Accelerator, EngineSettings, Limits, STACK_KIB};
-use wire::nic::Transport;
+use engine::topology::{
+    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, STACK_KIB, Service,
+};
+use wire::nic::{NicError, Transport};
+
+use std::time::{Duration, Instant};
+
+use engine::Attachment;
+use engine::accelerator::{Blocks, StartError};
 
 use super::*;
 

@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Instant;
 
-use engine::topology::{Accelerator, CpuPlacement, EngineSettings, Limits, STACK_KIB};
+use engine::topology::{Accelerator, CpuPlacement, EngineSettings, Limits, Listen, STACK_KIB};
 use wire::nic::Transport;
 
 use super::*;

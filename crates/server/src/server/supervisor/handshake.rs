@@ -10,7 +10,8 @@ use sys::local::LocalSocket;
 use wire::attach::{FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Offer};
 
 use super::slot::{EndCause, RuntimeSlot, State, absolute, reason_label};
-use super::{PeerOrigin, START_TIMEOUT, SupervisorState};
+use super::state::SupervisorState;
+use super::{PeerOrigin, START_TIMEOUT};
 use crate::server::handshake_queue::{HandshakePeer, check_user};
 
 impl SupervisorState {

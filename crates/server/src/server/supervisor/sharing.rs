@@ -7,8 +7,9 @@ use std::time::Instant;
 use engine::{ControlMessage, DrainBarrier, RuntimeEvent};
 use wire::attach::TOGETHER_MAX;
 
+use super::STOP_TIMEOUT;
 use super::slot::{EndCause, FirstStart, Pause, RuntimeSlot, State, warn_of_shared_devices};
-use super::{KilledProcess, STOP_TIMEOUT, SupervisorState};
+use super::state::{KilledProcess, SupervisorState};
 
 /// A planned change of who shares a process. Lives of services that stay end for it, when all that they accepted has
 /// been answered.

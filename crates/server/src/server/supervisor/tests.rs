@@ -1,6 +1,13 @@
 //! What the thread does with seats, without the thread.
 
+use std::process::Child;
+
+use super::sharing::Regroup;
+use super::slot::{EndCause, State};
+use super::starts::STILL_STARTING;
+use super::state::wait_for_exits;
 use super::*;
+use engine::metrics::RuntimeMetrics;
 use engine::topology::{Accelerator, DeviceSpec, EngineSettings, Limits, STACK_KIB};
 use mqueue::abi::ABI_VERSION;
 use sys::local::LocalSocket;
@@ -36,25 +43,14 @@ fn started(program: &str) -> Launch {
 }
 
 fn state() -> SupervisorState {
-    SupervisorState {
-        handshakes: HandshakeQueue::new(MESSAGE_BYTES_MAX),
-        runtimes: BTreeMap::new(),
-        created: 0,
-        service_accelerators: Vec::new(),
-        fabric: engine::Fabric::new(vec![Box::new(|| ())], 4),
-        heartbeat_writer: HeartbeatWriter::start().unwrap().into(),
-        shared: Arc::new(Shared {
-            bell: Bell::new().unwrap(),
-            draining: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            commands: Mutex::default(),
-        }),
-        retired: Vec::new(),
-        killed: Vec::new(),
-        processes: 0,
-        regroups: Vec::new(),
-        drain: Duration::ZERO,
-    }
+    let shared = Shared {
+        bell: Bell::new().unwrap(),
+        draining: AtomicBool::new(false),
+        stop: AtomicBool::new(false),
+        commands: Mutex::default(),
+    };
+    let fabric = engine::Fabric::new(vec![Box::new(|| ())], 4);
+    SupervisorState::new(fabric, HeartbeatWriter::start().unwrap().into(), shared.into())
 }
 
 /// `state` gets a seat for the service in `slot`.

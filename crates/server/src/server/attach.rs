@@ -1,0 +1,161 @@
+//! What runs the blocks of a service: regions, kernels and accelerator threads; runtimes are prepared here and started by the
+//! supervisor.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use accel::Kernel;
+use accel::cpu::{Options as CpuOptions, ThreadBlocks, WorkerBlocks};
+use engine::accelerator::Blocks;
+use engine::metrics::RuntimeMetrics;
+use engine::topology::{AcceleratorKind, CpuPlacement, Service, Topology};
+use engine::{Attachment, BlockEnds};
+use mqueue::MappedMemory;
+use runtime::kernel_file::{self, KernelFile};
+
+use super::kernel_files::KernelFiles;
+use super::region::{MadeRegion, make_region};
+use super::supervisor::{PreparedRuntime, RuntimeSpec};
+use super::{OpenRegion, Server, ServerError};
+
+/// What runs a version of a service.
+pub(super) struct Attached {
+    /// By worker: its share of each accelerator's region.
+    pub(super) of_workers: Vec<Vec<Attachment>>,
+    /// Of accelerators whose blocks run elsewhere.
+    pub(super) runtimes: Vec<PreparedRuntime>,
+}
+
+impl Attached {
+    /// What is told of the accelerators whose blocks run elsewhere.
+    pub(super) fn runtime_metrics(&self) -> Vec<Arc<RuntimeMetrics>> {
+        self.runtimes.iter().map(|runtime| runtime.spec.metrics.clone()).collect()
+    }
+}
+
+impl Server {
+    /// Makes the regions of a service in `slot`, one for each of its accelerators, and starts their threads, if
+    /// any. `files` are its kernel files; `runtime_metrics` is of the lives of its former version.
+    pub(super) fn attach(
+        &mut self,
+        slot: u16,
+        topology: &Topology,
+        service: &Service,
+        files: &KernelFiles,
+        runtime_metrics: &[Arc<RuntimeMetrics>],
+    ) -> Result<Attached, ServerError> {
+        let workers = topology.engine.workers;
+        let of_workers = (0..workers).map(|_| Vec::new()).collect();
+        let mut attached = Attached { of_workers, runtimes: Vec::new() };
+        for (position, index) in service.accelerators.iter().enumerate() {
+            let accelerator = &topology.accelerators[*index];
+            let name = &accelerator.name;
+            let shares = match &accelerator.kind {
+                AcceleratorKind::Cpu { placement, stack_kib } => self.attach_cpu(
+                    slot,
+                    service,
+                    (position, name),
+                    files[position].as_deref(),
+                    (placement, *stack_kib),
+                )?,
+                AcceleratorKind::Process { .. } => {
+                    let of_it = |known: &&Arc<RuntimeMetrics>| known.accelerator == *name;
+                    let known = runtime_metrics.iter().find(of_it).cloned();
+                    let metrics =
+                        known.unwrap_or_else(|| RuntimeMetrics::new(&service.name, name).into());
+                    let accelerator = accelerator.clone();
+                    let file = files[position].clone();
+                    let spec = {
+                        let service = service.clone();
+                        RuntimeSpec { slot, position, service, accelerator, workers, file, metrics }
+                    };
+                    let made = PreparedRuntime::make(spec, &self.heartbeat_writer);
+                    let (runtime, shares) = made.map_err(|source| ServerError::Memory {
+                        service: service.name.clone(),
+                        source,
+                    })?;
+                    attached.runtimes.push(runtime);
+                    shares
+                }
+            };
+            for (own, share) in attached.of_workers.iter_mut().zip(shares) {
+                own.push(share);
+            }
+        }
+        Ok(attached)
+    }
+
+    /// Makes the region of a service in `slot` on one `cpu` accelerator, and what runs its blocks. Blocks on
+    /// the workers' cores are ready to be started there. Returns each worker's share.
+    fn attach_cpu(
+        &mut self,
+        slot: u16,
+        service: &Service,
+        (position, accelerator): (usize, &str),
+        file: Option<&KernelFile>,
+        (placement, stack_kib): (&CpuPlacement, usize),
+    ) -> Result<Vec<Attachment>, ServerError> {
+        let accelerator_error =
+            |source| ServerError::Accelerator { service: service.name.clone(), source };
+        let kernel = service.kernel_on(position);
+        let kernel = match file {
+            Some(file) => file.load(kernel_file::named(kernel).and_then(|(_, name)| name)),
+            None => Kernel::builtin(kernel),
+        };
+        let kernel = kernel.map_err(|e| accelerator_error(e.into()))?;
+        let workers = self.topology.engine.workers;
+        let made = make_region(service, (position, accelerator), 1, workers);
+        let MadeRegion { memory, words, ends } =
+            made.map_err(|source| ServerError::Memory { service: service.name.clone(), source })?;
+        let heartbeat = self.heartbeat_writer.add(words.clone());
+        let (blocks, memory_held) = (service.mqueues_on(position), memory.clone());
+        self.regions.push(OpenRegion {
+            slot,
+            words,
+            blocks,
+            _heartbeat: heartbeat,
+            _memory: memory_held,
+        });
+        let memory = MappedMemory::new(memory);
+        let own = |ends: &Vec<BlockEnds>| ends.iter().map(|e| e.block).collect();
+        let by_worker: Vec<Vec<u32>> = ends.iter().map(own).collect();
+        let options = CpuOptions {
+            service: service.name.clone(),
+            stack_bytes: stack_kib << 10,
+            hung_after: Duration::from_millis(service.hang_ms_on(position)),
+            ..CpuOptions::default()
+        };
+        let mut blocks: Vec<Box<dyn Blocks>> = Vec::new();
+        match placement {
+            CpuPlacement::Worker => {
+                let names = (kernel.name(), service.name.as_str(), accelerator);
+                let shown = self.watchdog.name(slot, names);
+                for (own, resuming) in by_worker.iter().zip(shown) {
+                    let (memory, kernel) = (memory.clone(), kernel.clone());
+                    let prepared =
+                        WorkerBlocks::prepare(memory, kernel, &service.params, own, &options);
+                    let mut prepared = prepared.map_err(accelerator_error)?;
+                    prepared.show(resuming);
+                    blocks.push(Box::new(prepared));
+                }
+            }
+            CpuPlacement::Threads { threads, cores } => {
+                let cores = (!cores.is_empty()).then_some(cores.as_slice());
+                let (running, of_workers) = ThreadBlocks::start(
+                    memory,
+                    &kernel,
+                    &service.params,
+                    &by_worker,
+                    *threads,
+                    cores,
+                    &options,
+                )
+                .map_err(accelerator_error)?;
+                self.accelerators.push((slot, running));
+                blocks.extend(of_workers.into_iter().map(|b| Box::new(b) as Box<dyn Blocks>));
+            }
+        }
+        let attachment = |(blocks, ends)| Attachment { blocks, ends };
+        Ok(blocks.into_iter().zip(ends).map(attachment).collect())
+    }
+}

@@ -1,0 +1,61 @@
+//! What a change came to.
+
+use std::path::PathBuf;
+
+use super::DepartureOutcome;
+use crate::server::plan::{Plan, ServiceAction};
+
+/// What a change came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChangeReport {
+    /// Every service of the new topology in its order, then those that left.
+    pub services: Vec<ServiceChange>,
+    /// Keys of `[engine]` and `[limits]` with another value, and `accelerator` if there are others.
+    pub settings: Vec<&'static str>,
+}
+
+/// What became of one service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceChange {
+    /// Its name.
+    pub name: String,
+    /// What was done.
+    pub action: ServiceAction,
+    /// Requests of the version that left which were not answered within `drain_ms`.
+    pub unanswered: u64,
+    /// Something of the version that left did not end and is left behind, or is still ending.
+    pub left_behind: bool,
+    /// Why a runtime that could only start after the change does not serve. It is tried again.
+    pub not_started: Option<String>,
+    /// The kernel file whose content is another one than that with which it ran.
+    pub rebuilt: Option<PathBuf>,
+}
+
+impl ChangeReport {
+    /// Whether nothing had to be done.
+    pub fn is_empty(&self) -> bool {
+        self.settings.is_empty()
+            && self.services.iter().all(|s| s.action == ServiceAction::Unchanged)
+    }
+}
+
+pub(super) fn report(
+    plan: Plan,
+    outcomes: &[DepartureOutcome],
+    rebuilt: &[(String, PathBuf)],
+) -> ChangeReport {
+    let service = |(name, action): (String, ServiceAction)| {
+        let outcome = outcomes.iter().find(|outcome| outcome.name == name);
+        let rebuilt = rebuilt.iter().find(|(of, _)| *of == name);
+        ServiceChange {
+            action,
+            rebuilt: rebuilt.map(|(_, file)| file.clone()),
+            unanswered: outcome.map_or(0, |o| o.unanswered),
+            left_behind: outcome.is_some_and(|o| o.left_behind),
+            not_started: outcome.and_then(|o| o.not_started.clone()),
+            name,
+        }
+    };
+    let services = plan.services.into_iter().map(service).collect();
+    ChangeReport { services, settings: plan.settings }
+}

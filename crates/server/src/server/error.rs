@@ -1,0 +1,115 @@
+//! Why a server does not start.
+
+use accel::AccelError;
+use engine::accelerator::StartError;
+use engine::topology::{Service, TopologyError};
+use wire::nic::NicError;
+
+use super::supervisor::{NO_SIGN_OF_LIFE, StartFailure};
+
+/// Why a server did not start. The message is one sentence for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The topology cannot work.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// A port cannot be opened.
+    #[error(transparent)]
+    Open(#[from] sys::OpenError),
+    /// A shared-memory port, or the path of an accelerator, cannot be opened.
+    #[error(transparent)]
+    MemoryPort(#[from] sys::local::LocalError),
+    /// A region cannot be created.
+    #[error("service {service:?}: {source}")]
+    Memory {
+        /// The service whose region it is.
+        service: String,
+        /// Why.
+        source: sys::MemoryError,
+    },
+    /// A kernel cannot be used, or an accelerator did not start.
+    #[error("service {service:?}: {source}")]
+    Accelerator {
+        /// The service.
+        service: String,
+        /// Why.
+        source: accel::AccelError,
+    },
+    /// A runtime that the engine starts did not come to serve.
+    #[error("service {service:?}: its runtime did not start: {why}")]
+    Runtime {
+        /// The service.
+        service: String,
+        /// Why.
+        why: String,
+    },
+    /// The start was not wanted any more.
+    #[error("stopped before it was ready")]
+    Cancelled,
+    /// A worker cannot take a service in.
+    #[error("service {service:?}: a worker cannot take it in: {why}")]
+    Install {
+        /// The service.
+        service: String,
+        /// Why, and what to do.
+        why: String,
+    },
+    /// A thread, a worker's or one beside them, cannot be started.
+    #[error(
+        "thread {name} cannot be started: {source}: raise `ulimit -u` and the control group's \
+         `pids.max` if threads are short, `ulimit -n` if descriptors are"
+    )]
+    Thread {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A worker ended before it was ready.
+    #[error("a worker thread ended while it started: it panicked, report what it said before this")]
+    Panicked,
+    /// Who lets shared-memory clients in does not answer.
+    #[error("the shared-memory ports did not open in time: the host is overloaded, start again")]
+    MemoryPortsLate,
+}
+
+impl From<StartFailure> for ServerError {
+    fn from(unready: StartFailure) -> Self {
+        match unready {
+            StartFailure::Failed(reasons) => {
+                let (service, why) = reasons.into_iter().next().expect("one at least has failed");
+                Self::Runtime { service, why }
+            }
+            StartFailure::Silent(services) => {
+                Self::Runtime { service: services.join(", "), why: NO_SIGN_OF_LIFE.to_owned() }
+            }
+            StartFailure::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+impl ServerError {
+    /// Blocks did not start.
+    pub(super) fn of_blocks(service: &Service, error: StartError) -> Self {
+        let service = service.name.clone();
+        match error.downcast::<AccelError>() {
+            Ok(source) => Self::Accelerator { service, source: *source },
+            Err(error) => Self::Install { service, why: install_error_text(&error) },
+        }
+    }
+
+    pub(super) fn no_thread(name: &str) -> impl Fn(std::io::Error) -> Self {
+        let name = format!("serval-{name}");
+        move |source| Self::Thread { name: name.clone(), source }
+    }
+}
+
+fn install_error_text(error: &StartError) -> String {
+    match error.downcast_ref::<NicError>() {
+        // What is left when descriptors are not short.
+        Some(NicError::Refused(text)) => {
+            format!("the host kernel does not watch its port ({text}): free memory, then reload")
+        }
+        _ => error.to_string(),
+    }
+}
