@@ -1,7 +1,7 @@
 //! House rules that a tool can check: `cargo xtask tidy`.
 
 use crate::files::{self, File};
-use crate::{Findings, claims, mutants, words};
+use crate::{Findings, claims, links, mutants, words};
 
 /// Lines of a source file without its tests.
 const LINES_MAX: usize = 800;
@@ -54,6 +54,10 @@ pub(crate) fn check() -> Findings {
             vector_forms(&file, &mut findings);
         }
         words::check(&file, &mut findings);
+        // Notes are parts of docs/benchmarks.md.
+        if file.extension() == "md" && !file.path.ends_with("/note.md") {
+            links::check(&file, &mut findings);
+        }
     }
     findings
 }
