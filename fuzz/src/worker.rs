@@ -2,14 +2,14 @@
 //! regions at any time. The real turn runs; its counters must balance after every turn.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use engine::accelerator::Blocks;
 use engine::metrics::Metrics;
 use engine::topology::Topology;
 use engine::{
-    Attachment, BlockEnds, ControlMessage, Fabric, ShmClient, ShmPeer, Worker, WorkerParts,
-    peer_links,
+    Attachment, BlockEnds, ControlMessage, Fabric, ServiceInstall, ShmClient, ShmPeer, Switch,
+    Worker,
 };
 use mqueue::memory::{Memory, Ordering};
 use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Producer, Region, RegionPlan, abi};
@@ -108,14 +108,15 @@ impl Scene {
         let blocks = blocks.map(|block| far.accelerator_ends(block)).collect();
         let fabric = Fabric::new(vec![Box::new(|| {})], 1);
         let metrics = Metrics::new(1, [service.name.clone()]);
-        let parts = WorkerParts {
-            index: 0,
-            nic: Nowhere,
-            addresses: Vec::new(),
-            attachments: vec![vec![attachment]],
-            links: peer_links(1, &topology).remove(0),
-        };
-        let worker = Worker::new(parts, &topology, &metrics, fabric.clone());
+        let mut worker = Worker::new(0, Nowhere, &topology.limits, &metrics, fabric.clone());
+        let counters = &metrics.services()[0];
+        let install = ServiceInstall::for_workers(0, service, counters, vec![vec![attachment]]);
+        for install in install {
+            fabric.post(0, ControlMessage::Install(Box::new(install), mpsc::channel().0));
+        }
+        let switch = Switch::new(topology.limits.clone(), topology.engine.polling);
+        fabric.post(0, ControlMessage::Switch(Arc::new(switch), mpsc::channel().0));
+        worker.turn(0);
         let client = admit(&topology, &fabric, 1);
         Self { topology, worker, metrics, fabric, accelerator, blocks, client, ids: 1 }
     }

@@ -12,7 +12,7 @@
 //! Nanoseconds per message, the fastest tenth of many short measurements.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use accel::Kernel;
@@ -24,7 +24,7 @@ use engine::topology::{
     STACK_KIB, Service, Topology,
 };
 use engine::{
-    Attachment, BlockEnds, ControlMessage, Fabric, ShmPeer, Worker, WorkerParts, peer_links,
+    Attachment, BlockEnds, ControlMessage, Fabric, ServiceInstall, ShmPeer, Switch, Worker,
 };
 use mqueue::memory::Mapping;
 use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Producer, Region, Words, abi};
@@ -200,8 +200,8 @@ struct Rig {
 
 fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
     let address = SocketAddr::from(([127, 0, 0, 1], 9000));
-    let listen = Listen { transport: Transport::Udp, address };
-    let mut service = Service::new("echo", vec![listen], "echo");
+    let transport = Transport::Udp;
+    let mut service = Service::new("echo", vec![Listen { transport, address }], "echo");
     service.mqueues = mqueues;
     service.slots = SLOTS;
     service.rings = if far { Rings::Granule } else { Rings::Auto };
@@ -233,16 +233,21 @@ fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
         let blocks = WorkerBlocks::start(memory, kernel, &[], &own, &Options::default());
         (Box::new(blocks.expect("it starts")), None)
     };
-    let parts = WorkerParts {
-        index: 0,
-        nic,
-        addresses: vec![address],
-        attachments: vec![vec![Attachment { blocks, ends }]],
-        links: peer_links(1, &topology).remove(0),
-    };
     let metrics = Metrics::new(1, ["echo".to_owned()]);
     let fabric = Fabric::new(vec![Box::new(|| ())], 1);
-    let worker = Worker::new(parts, &topology, &metrics, fabric.clone());
+    let mut worker = Worker::new(0, nic, &topology.limits, &metrics, fabric.clone());
+    let attachments = vec![vec![Attachment { blocks, ends }]];
+    let counters = &metrics.services()[0];
+    let installs = ServiceInstall::for_workers(0, &topology.services[0], counters, attachments);
+    let (installed, answer) = mpsc::channel();
+    for mut install in installs {
+        install.add_port(0, (transport, address), &topology.limits, ());
+        fabric.post(0, ControlMessage::Install(Box::new(install), installed.clone()));
+    }
+    let switch = Switch::new(topology.limits.clone(), topology.engine.polling);
+    fabric.post(0, ControlMessage::Switch(Arc::new(switch), mpsc::channel().0));
+    worker.turn(0);
+    answer.recv().expect("it answers").expect("it installs");
     let service = topology.services.into_iter().next().expect("there is one");
     Rig { worker, fabric, service, far }
 }

@@ -19,7 +19,7 @@ mod worker;
 
 pub use control::drain::{Detached, DrainBarrier};
 pub use control::generation::RuntimeEvent;
-pub use control::install::{Leave, PeerLinks, ServiceInstall, Switch, WorkerParts, peer_links};
+pub use control::install::{Leave, ServiceInstall, Switch};
 pub use control::message::{Accepted, ControlMessage, MessageOf};
 pub use control::pause::PAUSE_NS;
 pub use endpoint::shm::{ShmClient, ShmPeer};

@@ -15,14 +15,21 @@
 //! | once a millisecond | `housekeeping.rs` |
 //! | services that come, change and go | `control/` |
 
+use std::sync::Arc;
+
 use wire::nic::{Close, Event, Nic};
 
+use crate::control::install::scratch_bytes;
+use crate::control::message::MessageOf;
 use crate::endpoint::set::Endpoints;
 use crate::endpoint::stream_keys::{StreamKeys, StreamOwner};
+use crate::fabric::Fabric;
 use crate::housekeeping::Housekeeping;
 use crate::idle::Idle;
+use crate::metrics::Metrics;
 use crate::schedule::Schedule;
 use crate::service::share::ServiceShare;
+use crate::topology::{Limits, Polling};
 use crate::turn::Turn;
 
 /// How soon a worker looks again that waits for what does not wake it.
@@ -42,19 +49,24 @@ pub struct Worker<N: Nic> {
 }
 
 impl<N: Nic> Worker<N> {
-    /// A worker without services.
-    pub(crate) fn empty(
-        turn: Turn<N>,
-        endpoints: Endpoints,
-        stream_keys: StreamKeys,
-        idle: Idle,
+    /// A worker without services: they come by [`ControlMessage::Install`](crate::ControlMessage::Install) and
+    /// [`Switch`](crate::ControlMessage::Switch). `limits.connections` holds for as long as it runs, the other limits until the
+    /// first switch. Nothing is allocated on the way of a message.
+    pub fn new(
+        index: usize,
+        nic: N,
+        limits: &Limits,
+        metrics: &Metrics,
+        fabric: Arc<Fabric<MessageOf<N>>>,
     ) -> Self {
+        let endpoints = Endpoints::new(nic.rx_batch(), fabric.workers(), limits);
+        let counters = metrics.of_worker(index).0;
         Self {
-            turn,
+            turn: Turn::new(index as u16, nic, fabric, counters, scratch_bytes([])),
             endpoints,
             schedule: Schedule::new(),
-            stream_keys,
-            idle,
+            stream_keys: StreamKeys::new(limits.connections),
+            idle: Idle::new(Polling::Block),
             housekeeping: Housekeeping::default(),
             events: Vec::with_capacity(1024),
             stopped: false,

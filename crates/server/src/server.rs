@@ -1,10 +1,10 @@
 //! The server: puts an engine together from a [`Topology`] and runs it.
 //!
-//! Everything that can fail happens in [`Server::start`], in this order: ports are bound, regions
-//! created and formatted, kernels found, accelerators started, workers put together. When it returns
-//! `Ok`, every port is open and every block has reached its first `recv`. From then on the worker
-//! threads alone handle messages; this side only counts, changes what runs ([`Server::change`]), drains and
-//! stops.
+//! [`Server::start`] starts workers without services, and makes the first change, from an empty topology to the one that is
+//! wanted (`server/change.rs`): kernel files are opened, ports bound, regions made, accelerators started, services
+//! installed on the workers, runtimes awaited. When it returns `Ok`, every port is open and every block has reached its first
+//! `recv`. From then on only the worker threads process messages; the threads here count, change what runs
+//! ([`Server::change`]), drain and stop.
 
 mod attach;
 mod change;
@@ -30,25 +30,22 @@ use accel::cpu::CpuAccelerator;
 use engine::metrics::Metrics;
 use engine::topology::{Listen, Topology};
 use engine::{ControlMessage, Fabric};
-use mqueue::{MappedMemory, Words};
 use sys::socket_nic::AcceptedSocket;
 use sys::tap::TapFile;
-use sys::{OpenPort, PortSpec, SharedMemory, SocketNic, SocketOptions};
+use sys::{OpenPort, SocketNic, SocketOptions};
 use wire::nic::Nic;
 
 pub use change::{ChangeError, ChangeReport, ServiceChange};
 pub use error::ServerError;
 pub use plan::{Refusal, ServiceAction};
-use shutdown::BLOCKS_TIMEOUT;
 pub use shutdown::ShutdownReport;
 pub use watchdog::{Stall, Stalls};
 
+use attach::OpenRegion;
 use change::{LeakedSlot, ServiceSlot, Timeouts};
-use heartbeat::{HeartbeatGuard, HeartbeatWriter};
-use kernel_files::kernel_files;
-use region::{MadeRegion, make_region};
-use shm_acceptor::{MemoryPort, NewPorts, ShmAcceptor};
-use supervisor::{AttachListeners, PreparedRuntime, Supervisor};
+use heartbeat::HeartbeatWriter;
+use shm_acceptor::{MemoryPort, ShmAcceptor};
+use supervisor::Supervisor;
 use watchdog::Watchdog;
 
 /// Services there is room for besides those of the start. While services change, both versions count.
@@ -80,19 +77,8 @@ pub struct Server {
     shm_acceptor: Option<ShmAcceptor>,
 }
 
-/// A region of a `cpu` accelerator.
-struct OpenRegion {
-    /// Slot of its service.
-    slot: u16,
-    words: Words<MappedMemory>,
-    blocks: u32,
-    _heartbeat: HeartbeatGuard,
-    /// Held here so that no worker drops the last reference: unmapping takes long.
-    _memory: Arc<SharedMemory>,
-}
-
 /// Workers drop datagrams whose source is a port of this server; see `engine/src/endpoint/sources.rs`.
-fn tell_local_addresses(fabric: &ServerFabric) {
+fn publish_local_addresses(fabric: &ServerFabric) {
     match sys::addresses::local_addresses() {
         Ok(addresses) => fabric.set_local_addresses(addresses),
         Err(error) => tracing::warn!(
@@ -117,47 +103,34 @@ impl Server {
         cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<Self, ServerError> {
         match tap {
-            Some(tap) => {
-                Self::start_on(topology, |nic, addresses| tap.attach(nic, addresses), cancelled)
-            }
-            None => Self::start_on(topology, |nic, _| nic, cancelled),
+            Some(tap) => Self::start_on(topology, |nic| tap.attach(nic, Vec::new()), cancelled),
+            None => Self::start_on(topology, |nic| nic, cancelled),
         }
     }
 
-    /// `wrap` makes a worker's network from its sockets and the addresses of its ports.
+    /// `wrap` makes a worker's network from its sockets.
     fn start_on<N: Nic<Socket = AcceptedSocket, Port = OpenPort> + Send + 'static>(
         topology: Topology,
-        wrap: impl Fn(SocketNic, Vec<SocketAddr>) -> N,
+        wrap: impl Fn(SocketNic) -> N,
         cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<Self, ServerError> {
         topology.check()?;
-        let topology = Arc::new(topology);
         let worker_count = topology.engine.workers;
-        let specs: Vec<PortSpec> = topology
-            .ports()
-            .map(|(_, l)| PortSpec { transport: l.transport, address: l.address })
-            .collect();
-        let first = SocketNic::open(&specs, SocketOptions::default())?;
-        let addresses = first.local_addresses();
-        let mut nics = vec![first];
-        while nics.len() < worker_count {
-            nics.push(nics[0].sibling()?);
-        }
-        let memory_ports = NewPorts::open(&topology, None)?;
-        let attach_listeners = AttachListeners::open(&topology, None)?;
+        let open = |_| SocketNic::open(&[], SocketOptions::default());
+        let nics: Vec<SocketNic> = (0..worker_count).map(open).collect::<Result<_, _>>()?;
         let nic_wakers: Vec<sys::Waker> = nics.iter().map(SocketNic::waker).collect();
         let wakers = nic_wakers
             .iter()
             .cloned()
             .map(|waker| Box::new(move || waker.wake()) as Box<dyn Fn() + Send + Sync>);
         let fabric = Fabric::new(wakers.collect(), topology.services.len() + SERVICES_SPARE);
-        tell_local_addresses(&fabric);
-        let names = topology.services.iter().map(|s| s.name.clone());
-        let metrics = Metrics::new(worker_count, names);
+        let metrics = Metrics::new(worker_count, []);
         let watchdog = Watchdog::start(worker_count, metrics.clone())
             .map_err(ServerError::no_thread("watch"))?;
+        let (accelerators, services) = (Vec::new(), Vec::new());
         let mut server = Self {
-            service_slots: change::service_slots(&topology, &addresses, &metrics),
+            topology: Arc::new(Topology { accelerators, services, ..topology.clone() }),
+            service_slots: Vec::new(),
             leaked: Vec::new(),
             timeouts: Timeouts::default(),
             metrics,
@@ -172,47 +145,11 @@ impl Server {
             supervisor: None,
             wakers: nic_wakers,
             shm_acceptor: None,
-            topology: topology.clone(),
         };
         // From here on dropping `server` stops what has been started.
-        let (mut regions, mut runtimes) = (Vec::new(), Vec::new());
-        for (slot, service) in (0..).zip(&topology.services) {
-            let files = kernel_files(&topology, service, cancelled)?;
-            let attached = server.attach(slot, &topology, service, &files, &[])?;
-            let service_slot = &mut server.service_slots[usize::from(slot)];
-            (service_slot.runtime_metrics, service_slot.files) =
-                (attached.runtime_metrics(), files);
-            regions.push(attached.of_workers);
-            runtimes.extend(attached.runtimes);
-        }
-        server.publish_metrics();
-        let nics = nics.into_iter().map(|nic| wrap(nic, addresses.clone())).collect();
-        server.start_workers(nics, &addresses, regions, cancelled)?;
-        server.start_runtimes(attach_listeners, runtimes, cancelled)?;
-        if !memory_ports.is_empty() {
-            let paused = server.shm_acceptor()?.pause(Vec::new());
-            let (ports, limits) = (server.memory_ports(), server.topology.limits.clone());
-            paused.ok_or(ServerError::MemoryPortsLate)?.resume(ports, memory_ports, limits);
-        }
+        server.spawn_workers(nics.into_iter().map(wrap).collect())?;
+        server.first_change(topology, cancelled)?;
         Ok(server)
-    }
-
-    /// Opens the doors of runtimes that attach and waits for those that the engine starts.
-    fn start_runtimes(
-        &mut self,
-        listeners: AttachListeners,
-        runtimes: Vec<PreparedRuntime>,
-        cancelled: &mut dyn FnMut() -> bool,
-    ) -> Result<(), ServerError> {
-        if runtimes.is_empty() && listeners.is_empty() {
-            return Ok(());
-        }
-        let topology = self.topology.clone();
-        let supervisor = self.supervisor()?;
-        // First the runtimes: a peer may be connecting to a listener already.
-        let starts = supervisor.add(runtimes, true);
-        supervisor.set_listeners(&topology, listeners, Vec::new());
-        Ok(starts.wait(cancelled)?)
     }
 
     /// The control side of runtimes; it runs once there is something for it to do.

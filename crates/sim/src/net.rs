@@ -227,8 +227,9 @@ impl Network {
         ledger: Ledger,
         rng: Rng,
     ) -> Self {
+        let closed = || WorkerPort { stopped: true, ..WorkerPort::default() };
         let side = |_| WorkerSide {
-            ports: ports.iter().map(|_| WorkerPort::default()).collect(),
+            ports: ports.iter().map(|_| closed()).collect(),
             streams: BTreeMap::new(),
         };
         let site = |address| BackendSite {

@@ -11,12 +11,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 
 use engine::metrics::{Metrics, ServiceMetrics, ServiceSnapshot};
 use engine::stages::ObservationSnapshot;
 use engine::topology::{Replies, Topology};
-use engine::{Attachment, BlockEnds, ControlMessage, Fabric, Worker, WorkerParts, peer_links};
+use engine::{Attachment, BlockEnds, ControlMessage, Fabric, ServiceInstall, Switch, Worker};
 use mqueue::abi::RingEntry;
 use mqueue::{HeapMapping, MappedMemory, Region, Words};
 use wire::DropReason;
@@ -233,6 +233,27 @@ pub(crate) fn prepare_service(
     out
 }
 
+/// The change from an empty topology: installs all services, and switches to them.
+fn start<N: Nic<Socket = SimSocket, Port = ()>>(
+    workers: &mut [Worker<N>],
+    fabric: &Fabric<Message>,
+    installs: Vec<Vec<ServiceInstall<()>>>,
+    topology: &Topology,
+) {
+    let (reply, installed) = mpsc::channel();
+    for of_workers in installs {
+        for (worker, install) in (0..).zip(of_workers) {
+            fabric.post(worker, ControlMessage::Install(Box::new(install), reply.clone()));
+        }
+    }
+    drop(reply);
+    workers.iter_mut().for_each(|worker| _ = worker.turn(0));
+    installed.iter().for_each(|installed| installed.expect("model blocks start"));
+    let switch = Arc::new(Switch::new(topology.limits.clone(), topology.engine.polling));
+    fabric.post_to_all(|_| ControlMessage::Switch(switch.clone(), mpsc::channel().0));
+    workers.iter_mut().for_each(|worker| _ = worker.turn(0));
+}
+
 impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     /// Assembles everything; `wrap` may wrap a worker's network.
     pub fn build(setup: &Setup, wrap: impl Fn(SimNic) -> N) -> Self {
@@ -246,19 +267,27 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         let mut model_owners = Vec::new();
         let mut model_slots = Vec::new();
         let mut words = Vec::new();
-        // attachments[worker][service]
-        let mut attachments: Vec<Vec<Vec<Attachment>>> = (0..workers).map(|_| Vec::new()).collect();
-        for service in 0..services {
+        let metrics = Metrics::new(workers, topology.services.iter().map(|s| s.name.clone()));
+        let mut ports = (0..).zip(setup.topology.ports().map(|(_, listen)| listen));
+        let mut installs = Vec::new();
+        for (service, spec) in topology.services.iter().enumerate() {
             let shared = prepare_service(setup, service, &net, &mut rng);
             words.extend(shared.words);
-            for (worker, of_worker) in shared.attachments.into_iter().enumerate() {
-                attachments[worker].push(of_worker);
-            }
             for (worker, of_worker) in shared.models.into_iter().enumerate() {
                 model_owners.extend(of_worker.iter().map(|_| (worker, service)));
                 model_slots.extend(of_worker.iter().map(|_| service as u16));
                 models.extend(of_worker);
             }
+            let (slot, counters) = (service as u16, &metrics.services()[service]);
+            let mut of_workers =
+                ServiceInstall::for_workers(slot, spec, counters, shared.attachments);
+            for (port, listen) in ports.by_ref().take(spec.listen.len()) {
+                for install in &mut of_workers {
+                    let listen = (listen.transport, listen.address);
+                    install.add_port(port, listen, &topology.limits, ());
+                }
+            }
+            installs.push(of_workers);
         }
         let woken: Vec<Arc<AtomicBool>> = (0..workers).map(|_| Arc::default()).collect();
         let waker = |woken: Arc<AtomicBool>| move || woken.store(true, Ordering::Relaxed);
@@ -266,18 +295,14 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         let wakers = wakers.map(|woken| Box::new(waker(woken)) as Box<dyn Fn() + Send + Sync>);
         let fabric = Fabric::new(wakers.collect(), services + SPARE_SLOTS);
         fabric.set_local_addresses(LOCAL.to_vec());
-        let metrics = Metrics::new(workers, topology.services.iter().map(|s| s.name.clone()));
-        let addresses: Vec<SocketAddr> = topology.ports().map(|(_, l)| l.address).collect();
-        let links = peer_links(workers, &topology);
-        let parts = attachments.into_iter().zip(links).enumerate();
-        let build = |(index, (attachments, links))| {
+        let build = |index| {
             let nic = wrap(SimNic::new(index, net.clone()));
-            let addresses = addresses.clone();
-            let parts = WorkerParts { index, nic, addresses, attachments, links };
-            Worker::new(parts, &topology, &metrics, fabric.clone())
+            Worker::new(index, nic, &topology.limits, &metrics, fabric.clone())
         };
+        let mut all: Vec<Worker<N>> = (0..workers).map(build).collect();
+        start(&mut all, &fabric, installs, &topology);
         Self {
-            workers: parts.map(build).collect(),
+            workers: all,
             net,
             models,
             model_owners,

@@ -17,56 +17,23 @@
 //! another slot that takes over ports, and connections if they understand each other; its counters stay.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use wire::DropReason;
 use wire::nic::{Nic, PortIndex, Transport};
 
 use crate::accelerator::StartError;
 use crate::control::drain::{DrainBarrier, DrainVote, Leaving};
-use crate::control::message::MessageOf;
 use crate::endpoint::peer::links::{ENVELOPE_BYTES, ServiceLinks, links};
 use crate::endpoint::port::Port;
-use crate::endpoint::set::{Endpoints, NewPort};
-use crate::endpoint::stream_keys::{StreamKeys, StreamOwner};
-use crate::fabric::Fabric;
-use crate::idle::Idle;
-use crate::metrics::{Metrics, ServiceMetrics};
+use crate::endpoint::set::NewPort;
+use crate::endpoint::stream_keys::StreamOwner;
+use crate::metrics::ServiceMetrics;
 use crate::service::ends::Attachment;
 use crate::service::share::ServiceShare;
-use crate::topology::{Limits, Polling, Service, Topology};
-use crate::turn::Turn;
+use crate::topology::{Limits, Polling, Service};
 use crate::worker::Worker;
 
-/// What a worker is made of. See [`Worker::new`].
-pub struct WorkerParts<N: Nic> {
-    /// Number of this worker, from 0.
-    pub index: usize,
-    /// Its network; port indices follow [`Topology::ports`].
-    pub nic: N,
-    /// The real addresses of the ports (port 0 resolved), in the same order.
-    pub addresses: Vec<SocketAddr>,
-    /// For each service, its accelerators' attachments; their blocks are started.
-    pub attachments: Vec<Vec<Attachment>>,
-    /// Its links to the other workers, from [`peer_links`].
-    pub links: PeerLinks,
-}
-
-/// One worker's links to all others; opaque. By service.
-pub struct PeerLinks(Vec<ServiceLinks>);
-
-/// Joins `workers` workers to each other; one element per worker.
-pub fn peer_links(workers: usize, topology: &Topology) -> Vec<PeerLinks> {
-    let mut of_workers: Vec<PeerLinks> = (0..workers).map(|_| PeerLinks(Vec::new())).collect();
-    for service in &topology.services {
-        for (worker, links) in links(workers, service).into_iter().enumerate() {
-            of_workers[worker].0.push(links);
-        }
-    }
-    of_workers
-}
-
-/// One worker's share of a service that comes while the engine runs; see the module's text.
+/// One worker's share of a service that comes; see the module's text.
 pub struct ServiceInstall<P> {
     slot: u16,
     share: ServiceShare,
@@ -79,7 +46,7 @@ pub struct ServiceInstall<P> {
 
 impl<P> ServiceInstall<P> {
     /// The shares of all workers, in order, in `slot`. `attachments` are theirs; their blocks start when
-    /// the worker takes its seat. Ports follow with [`Self::add_port`].
+    /// the worker installs the share. Ports follow with [`Self::add_port`].
     pub fn for_workers(
         slot: u16,
         service: &Service,
@@ -146,6 +113,13 @@ pub struct Switch {
     pub polling: Polling,
 }
 
+impl Switch {
+    /// Nothing leaves and no port leads elsewhere.
+    pub fn new(limits: Limits, polling: Polling) -> Self {
+        Self { leave: Vec::new(), lead: Vec::new(), stop: Vec::new(), limits, polling }
+    }
+}
+
 /// A service that leaves.
 #[derive(Clone, Debug)]
 pub struct Leave {
@@ -163,37 +137,6 @@ pub struct Leave {
 }
 
 impl<N: Nic> Worker<N> {
-    /// Puts a worker together. Nothing is allocated on the way of a message afterwards.
-    pub fn new(
-        parts: WorkerParts<N>,
-        topology: &Topology,
-        metrics: &Metrics,
-        fabric: Arc<Fabric<MessageOf<N>>>,
-    ) -> Self {
-        let WorkerParts { index, nic, addresses, attachments, links } = parts;
-        let (counters, service_counters) = metrics.of_worker(index);
-        let limits = &topology.limits;
-        let workers = fabric.workers();
-        let endpoints = Endpoints::new(nic.rx_batch(), workers, limits);
-        let scratch_bytes = scratch_bytes(&topology.services);
-        let turn = Turn::new(index as u16, nic, fabric, counters, scratch_bytes);
-        let stream_keys = StreamKeys::new(limits.connections);
-        let idle = Idle::new(topology.engine.polling);
-        let mut worker = Self::empty(turn, endpoints, stream_keys, idle);
-        let parts = topology.services.iter().zip(attachments).zip(service_counters).zip(links.0);
-        for (slot, (((service, attachments), counters), links)) in parts.enumerate() {
-            let share =
-                ServiceShare::new(service, index as u32, workers as u32, attachments, counters);
-            worker.place(slot, share, links);
-        }
-        for (index, ((service, listen), address)) in topology.ports().zip(addresses).enumerate() {
-            let port = Port::new(service as u16, listen.transport, address);
-            worker.endpoints.place_port(index as PortIndex, NewPort::new(port, limits));
-        }
-        worker.endpoints.udp.refresh_sources(&worker.turn);
-        worker
-    }
-
     /// Takes a service's share; see the module's text. With an error nothing has changed.
     pub(crate) fn install(&mut self, install: ServiceInstall<N::Port>) -> Result<(), StartError> {
         let ServiceInstall { slot, mut share, links, ports, scratch, awaited } = install;
@@ -293,7 +236,7 @@ impl<N: Nic> Worker<N> {
 }
 
 /// Scratch space: one read, one datagram, one message of any ring.
-fn scratch_bytes<'a>(services: impl IntoIterator<Item = &'a Service>) -> usize {
+pub(crate) fn scratch_bytes<'a>(services: impl IntoIterator<Item = &'a Service>) -> usize {
     let of_service = |s: &Service| {
         let backends = s.backends.iter().map(|b| b.max_message_bytes).max().unwrap_or(0);
         s.max_message_bytes.max(s.max_reply_bytes).max(backends)

@@ -10,13 +10,28 @@ use engine::accelerator::Blocks;
 use engine::metrics::RuntimeMetrics;
 use engine::topology::{AcceleratorKind, CpuPlacement, Service, Topology};
 use engine::{Attachment, BlockEnds};
-use mqueue::MappedMemory;
+use mqueue::abi::stop;
+use mqueue::{MappedMemory, Words};
 use runtime::kernel_file::{self, KernelFile};
+use sys::SharedMemory;
 
+use super::heartbeat::HeartbeatGuard;
 use super::kernel_files::KernelFiles;
 use super::region::{MadeRegion, make_region};
+use super::shutdown::BLOCKS_TIMEOUT;
 use super::supervisor::{PreparedRuntime, RuntimeSpec};
-use super::{OpenRegion, Server, ServerError};
+use super::{Server, ServerError};
+
+/// A region of a `cpu` accelerator.
+pub(super) struct OpenRegion {
+    /// Slot of its service.
+    pub(super) slot: u16,
+    pub(super) words: Words<MappedMemory>,
+    pub(super) blocks: u32,
+    _heartbeat: HeartbeatGuard,
+    /// Held here so that no worker drops the last reference: unmapping takes long.
+    _memory: Arc<SharedMemory>,
+}
 
 /// What runs a version of a service.
 pub(super) struct Attached {
@@ -157,5 +172,23 @@ impl Server {
         }
         let attachment = |(blocks, ends)| Attachment { blocks, ends };
         Ok(blocks.into_iter().zip(ends).map(attachment).collect())
+    }
+
+    /// Stops the accelerator threads of a slot and gives its regions back; whether all of the
+    /// threads ended. No worker holds the regions any more.
+    pub(super) fn drop_accelerators(&mut self, slot: u16) -> bool {
+        let mut ended = true;
+        let of_slot = |(of, _): &mut (u16, _)| *of == slot;
+        for (_, accelerator) in self.accelerators.extract_if(.., of_slot) {
+            accelerator.stop(stop::NOW);
+            let left = accelerator.join(BLOCKS_TIMEOUT);
+            if !left.is_empty() {
+                tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
+                ended = false;
+            }
+        }
+        self.watchdog.forget(slot);
+        self.regions.retain(|region| region.slot != slot);
+        ended
     }
 }

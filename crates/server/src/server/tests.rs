@@ -1,15 +1,16 @@
 //! A start that fails on one worker while another is well, and what is said of starts that fail.
 
+use std::time::{Duration, Instant};
+
+use engine::accelerator::{Blocks, StartError};
+use engine::metrics::ServiceMetrics;
 use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, STACK_KIB, Service,
 };
+use engine::{Attachment, ServiceInstall};
 use wire::nic::{NicError, Transport};
 
-use std::time::{Duration, Instant};
-
-use engine::Attachment;
-use engine::accelerator::{Blocks, StartError};
-
+use super::change::Occasion;
 use super::*;
 
 /// Blocks that do nothing, once they have started.
@@ -41,22 +42,17 @@ fn a_worker_that_panics_while_it_starts_is_noticed_beside_one_that_runs() {
         services: vec![Service::new("a", vec![listen], "echo")],
     })
     .unwrap();
-    // Its place is taken by another start, with blocks of this test.
-    server.stop(Instant::now());
-    let spec = PortSpec { transport: listen.transport, address: listen.address };
-    let first = SocketNic::open(&[spec], SocketOptions::default()).unwrap();
-    let (addresses, second) = (first.local_addresses(), first.sibling().unwrap());
-    let wakers = [&first, &second].map(SocketNic::waker);
-    let wakers = wakers.map(|waker| Box::new(move || waker.wake()) as Box<dyn Fn() + Send + Sync>);
-    server.fabric = Fabric::new(wakers.into(), 1);
+    // Another service is installed as at a start, with blocks of this test.
     let starts: [fn(); 2] = [|| (), || panic!("this panic is part of a test")];
     let share = |start| vec![Attachment { blocks: Box::new(Start(start)), ends: Vec::new() }];
-    let regions = vec![starts.map(share).into()];
-    let patience = Instant::now() + Duration::from_secs(20);
-    let mut late = || Instant::now() > patience;
-    let error = server.start_workers(vec![first, second], &addresses, regions, &mut late);
+    let service = Service::new("b", Vec::new(), "echo");
+    let counters = ServiceMetrics::new("b".into(), 2);
+    let installs = ServiceInstall::for_workers(1, &service, &counters, starts.map(share).into());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut late = || Instant::now() > deadline;
+    let error = server.install(&service, installs, Occasion::Start, &mut late);
     let error = error.unwrap_err();
-    assert!(matches!(error, ServerError::Panicked), "{error}");
+    assert!(matches!(error, ChangeError::Start(ServerError::Panicked)), "{error}");
 }
 
 #[test]

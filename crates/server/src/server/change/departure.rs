@@ -8,13 +8,13 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use engine::metrics::ServiceMetrics;
+use engine::topology::Launch;
 use engine::{ControlMessage, Detached, DrainBarrier};
-use mqueue::abi::stop;
 use wire::DropReason;
 use wire::nic::PortIndex;
 
-use super::super::{BLOCKS_TIMEOUT, Server};
-use super::{DepartingService, DepartureOutcome};
+use super::super::Server;
+use super::super::supervisor::{PendingStarts, PreparedRuntime};
 
 /// Between two looks whether the workers have settled.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -54,9 +54,94 @@ impl Releasing {
     }
 }
 
+/// A version of a service that leaves.
+pub(super) struct DepartingService {
+    pub(super) name: String,
+    pub(super) slot: u16,
+    pub(super) metrics: Arc<ServiceMetrics>,
+    pub(super) barrier: DrainBarrier,
+    pub(super) dropped_before: u64,
+    /// Ports that no successor keeps.
+    pub(super) stopped: Vec<PortIndex>,
+    /// Devices that it has, by [`runtime::kinds::Kind::exclusive_key`], and for whom.
+    pub(super) devices: Vec<(String, String)>,
+    /// Runtimes of its successor that wait for its own to end.
+    pub(super) after_departure: Vec<PreparedRuntime>,
+}
+
+impl DepartingService {
+    /// Whether it may be in a process that has the device of the runtime.
+    fn holds(&self, runtime: &PreparedRuntime) -> bool {
+        let wanted = runtime.spec.exclusive_key();
+        let of = |(device, tenant): &(String, String)| {
+            wanted.as_ref() == Some(device) && runtime.spec.service.tenant == *tenant
+        };
+        matches!(runtime.spec.launch().0, Launch::Engine { .. }) && self.devices.iter().any(of)
+    }
+}
+
+/// What became of a version that left.
+pub(super) struct DepartureOutcome {
+    pub(super) name: String,
+    pub(super) unanswered: u64,
+    pub(super) left_behind: bool,
+    /// Runtimes of its successor.
+    pub(super) awaited: Option<PendingStarts>,
+    pub(super) not_started: Option<String>,
+}
+
+impl DepartureOutcome {
+    pub(super) fn of(name: String) -> Self {
+        Self { name, unanswered: 0, left_behind: false, awaited: None, not_started: None }
+    }
+
+    /// Waits until the runtimes serve, or do not come to.
+    pub(super) fn wait(mut self, give_up: &dyn Fn() -> bool) -> Self {
+        let waited = self.awaited.take().map_or(Ok(()), |awaited| awaited.wait(&mut || give_up()));
+        if let Err(unready) = waited {
+            let mut reasons: Vec<_> = unready.reasons().into_iter().map(|(_, why)| why).collect();
+            // On several accelerators it may have several reasons.
+            reasons.dedup();
+            self.not_started = (!reasons.is_empty()).then(|| reasons.join("; "));
+        }
+        self
+    }
+}
+
 impl Server {
+    /// Lets go of the versions that leave, one after the other. Runtimes that waited for one come when nobody
+    /// who may share its process is left on their device, those that begin together at once.
+    pub(super) fn remove_all(
+        &mut self,
+        departing: Vec<DepartingService>,
+        give_up: &dyn Fn() -> bool,
+    ) -> Vec<DepartureOutcome> {
+        let mut outcomes: Vec<DepartureOutcome> = Vec::new();
+        let mut waiting: Vec<(usize, Vec<PreparedRuntime>)> = Vec::new();
+        let mut departing = departing.into_iter();
+        while let Some(mut departing_service) = departing.next() {
+            waiting.push((outcomes.len(), std::mem::take(&mut departing_service.after_departure)));
+            outcomes.push(self.remove_service(departing_service, give_up));
+            let left = departing.as_slice();
+            let paused = |after_departure: &[PreparedRuntime]| {
+                after_departure.iter().any(|s| left.iter().any(|l| l.holds(s)))
+            };
+            let free: Vec<_> =
+                waiting.extract_if(.., |(_, after_departure)| !paused(after_departure)).collect();
+            let (of, free): (Vec<_>, Vec<_>) =
+                free.into_iter().filter(|(_, after_departure)| !after_departure.is_empty()).unzip();
+            if let Some(runtimes) = self.supervisor.as_ref().filter(|_| !free.is_empty()) {
+                let awaited = runtimes.add_each(free, self.drain_time());
+                for (of, awaited) in of.into_iter().zip(awaited) {
+                    outcomes[of].awaited = Some(awaited);
+                }
+            }
+        }
+        outcomes
+    }
+
     /// Waits until a service has nothing left, and lets go of it.
-    pub(super) fn remove_service(
+    fn remove_service(
         &mut self,
         departing_service: DepartingService,
         give_up: &dyn Fn() -> bool,
@@ -66,7 +151,7 @@ impl Server {
         let mut settled = self.wait_for(&barrier, self.drain_time(), give_up);
         if !settled && !give_up() {
             self.fabric.post_to_all(|_| ControlMessage::Expire(slot));
-            settled = self.wait_for(&barrier, self.timeouts.expired, give_up);
+            settled = self.wait_for(&barrier, self.timeouts.expiry, give_up);
         }
         let gone = if settled {
             self.release_slot(slot, &metrics, stopped, give_up)
@@ -92,7 +177,7 @@ impl Server {
         let ended = self.stop_runtimes(slot, give_up);
         // Also beside a runtime that does not end: ports that the workers keep would be read after the next switch.
         let mut releasing = self.release(slot);
-        if releasing.is_complete(self.timeouts.obeyed) {
+        if releasing.is_complete(self.timeouts.step) {
             return self.free(slot, metrics, ended);
         }
         let holder = Holder::Unreleased(releasing, ended);
@@ -102,7 +187,7 @@ impl Server {
 
     /// The workers have let go of a slot; whether nothing else holds it.
     fn free(&mut self, slot: u16, metrics: &Arc<ServiceMetrics>, ended: bool) -> bool {
-        let all = self.forget(slot) && ended;
+        let all = self.drop_accelerators(slot) && ended;
         if !all {
             let (metrics, ports) = (metrics.clone(), Vec::new());
             self.leaked.push(LeakedSlot { slot, metrics, ports, holder: Holder::Running });
@@ -171,23 +256,5 @@ impl Server {
         let (answer, answers) = mpsc::channel();
         self.fabric.post_to_all(|_| ControlMessage::Release(slot, answer.clone()));
         Releasing { answers, missing: self.fabric.workers() }
-    }
-
-    /// Stops the accelerator threads of a slot and gives its regions back; whether all of the
-    /// threads ended. No worker holds the regions any more.
-    pub(super) fn forget(&mut self, slot: u16) -> bool {
-        let mut ended = true;
-        let of_slot = |(of, _): &mut (u16, _)| *of == slot;
-        for (_, accelerator) in self.accelerators.extract_if(.., of_slot) {
-            accelerator.stop(stop::NOW);
-            let left = accelerator.join(BLOCKS_TIMEOUT);
-            if !left.is_empty() {
-                tracing::error!(blocks = ?left, "blocks did not end; their threads are left behind");
-                ended = false;
-            }
-        }
-        self.watchdog.forget(slot);
-        self.regions.retain(|region| region.slot != slot);
-        ended
     }
 }

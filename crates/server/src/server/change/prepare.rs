@@ -1,24 +1,32 @@
-//! What a change prepares beside the services that run: everything that can fail, and what undoes it.
+//! The first step of a change: everything that the new services need is made, and nothing that runs is touched.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc;
 
-use engine::metrics::ServiceMetrics;
-use engine::topology::{Listen, Service, Topology};
-use engine::{ControlMessage, ServiceInstall};
+use engine::ServiceInstall;
+use engine::metrics::{RuntimeMetrics, ServiceMetrics};
+use engine::topology::{Launch, Listen, Service, Topology};
 use sys::{OpenPort, PortSpec, SocketOptions};
 use wire::nic::PortIndex;
 
-use super::{ChangeError, ServiceSlot, pauses_service};
-use crate::server::kernel_files::KernelFiles;
-use crate::server::plan::{Plan, ServiceAction};
-use crate::server::shm_acceptor::{Eviction, NewPorts, PausedAcceptor};
-use crate::server::supervisor::{AttachListeners, PreparedRuntime};
-use crate::server::{Server, ServerError};
+use super::super::kernel_files::KernelFiles;
+use super::super::plan::{Plan, ServiceAction};
+use super::super::supervisor::PreparedRuntime;
+use super::super::{Server, ServerError};
 
-/// A service that is ready to be seated.
+/// A service of the topology: its slot on the workers, and what it listens on.
+pub(in super::super) struct ServiceSlot {
+    pub(in super::super) slot: u16,
+    /// In the order of its `listen`.
+    pub(in super::super) ports: Vec<(PortIndex, SocketAddr)>,
+    pub(in super::super) metrics: Arc<ServiceMetrics>,
+    /// Of its accelerators whose blocks run elsewhere.
+    pub(in super::super) runtime_metrics: Vec<Arc<RuntimeMetrics>>,
+    /// Kept open to compare them with files that are opened again.
+    pub(in super::super) files: KernelFiles,
+}
+
+/// A service that is ready to be installed.
 pub(super) struct PreparedService {
     /// Its place in the new topology.
     pub(super) index: usize,
@@ -33,9 +41,39 @@ pub(super) struct PreparedService {
     pub(super) after_departure: Vec<PreparedRuntime>,
 }
 
+/// Whether a service is paused until this runtime serves: what the engine starts comes soon; when others attach is not known.
+pub(super) fn pauses_service(start: &PreparedRuntime) -> bool {
+    matches!(start.spec.launch().0, Launch::Engine { .. })
+}
+
 impl Server {
+    /// Prepares every service of the new topology that comes or changes.
+    pub(super) fn prepare_all(
+        &mut self,
+        wanted: &Topology,
+        plan: &Plan,
+        files: Vec<KernelFiles>,
+    ) -> Result<Vec<PreparedService>, ServerError> {
+        let mut prepared = Vec::new();
+        for (index, files) in files.into_iter().enumerate() {
+            if plan.services[index].1 == ServiceAction::Unchanged {
+                continue;
+            }
+            match self.prepare(wanted, index, files, &prepared) {
+                Ok(next) => prepared.push(next),
+                Err(error) => {
+                    for PreparedService { service_slot, .. } in &prepared {
+                        self.drop_accelerators(service_slot.slot);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(prepared)
+    }
+
     /// Makes everything that a service of the new topology needs.
-    pub(super) fn prepare(
+    fn prepare(
         &mut self,
         wanted: &Topology,
         index: usize,
@@ -59,7 +97,7 @@ impl Server {
         let attached = match self.attach(slot, wanted, service, &files, &runtime_metrics) {
             Ok(attached) => attached,
             Err(error) => {
-                self.forget(slot);
+                self.drop_accelerators(slot);
                 return Err(error);
             }
         };
@@ -94,7 +132,7 @@ impl Server {
     /// The ports of a service, and those of them that had to be opened: place in `listen`, one for each
     /// worker.
     #[expect(clippy::type_complexity, reason = "named above")]
-    pub(super) fn open_ports(
+    fn open_ports(
         &self,
         service: &Service,
         before: Option<usize>,
@@ -124,99 +162,5 @@ impl Server {
             opened.push((number, open));
         }
         Ok((ports, opened))
-    }
-
-    /// Every worker takes its installs.
-    pub(super) fn install_all(
-        &mut self,
-        wanted: &Topology,
-        prepared: &mut [PreparedService],
-    ) -> Result<(), ChangeError> {
-        let timeout = self.timeouts.obeyed;
-        for PreparedService { index, installs, .. } in prepared {
-            let (answer, answers) = mpsc::channel();
-            for (worker, install) in (0..).zip(std::mem::take(installs)) {
-                let install = ControlMessage::Install(Box::new(install), answer.clone());
-                self.fabric.post(worker, install);
-            }
-            drop(answer);
-            for _ in 0..self.fabric.workers() {
-                let stuck = |_| ChangeError::Stuck(timeout);
-                let answer = answers.recv_timeout(timeout).map_err(stuck)?;
-                let service = &wanted.services[*index];
-                answer.map_err(|error| ServerError::of_blocks(service, error))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Starts the runtimes that need not wait for others to end, and waits until they serve.
-    pub(super) fn start_before_switch(
-        &mut self,
-        listeners: &AttachListeners,
-        prepared: &mut [PreparedService],
-        give_up: &dyn Fn() -> bool,
-    ) -> Result<(), ChangeError> {
-        let installs: Vec<_> =
-            prepared.iter_mut().flat_map(|p| p.before_switch.drain(..)).collect();
-        let waits = prepared.iter().any(|p| !p.after_departure.is_empty());
-        if installs.is_empty() && !waits && listeners.is_empty() {
-            return Ok(());
-        }
-        let awaited = self.supervisor()?.add(installs, false);
-        Ok(awaited.wait(&mut || give_up()).map_err(ServerError::from)?)
-    }
-
-    /// Nobody comes in by a shared-memory port until the workers have switched, and who must go is told why.
-    pub(super) fn pause_shm_ports(
-        &mut self,
-        wanted: &Topology,
-        plan: &Plan,
-        new: &NewPorts,
-    ) -> Result<Option<PausedAcceptor>, ChangeError> {
-        if self.shm_acceptor.is_none() && new.is_empty() {
-            return Ok(None);
-        }
-        let mut evictions = Vec::new();
-        for (service, service_slot) in self.topology.services.iter().zip(&self.service_slots) {
-            let (slot, name) = (service_slot.slot, &service.name);
-            let action = plan.services.iter().find(|(of, _)| of == name).map(|(_, action)| *action);
-            let why = match action {
-                Some(ServiceAction::Removed) => format!("service {name:?} has been removed"),
-                Some(ServiceAction::Changed { keeps_memory_clients: false, .. }) => {
-                    format!("service {name:?} takes other messages now: connect again")
-                }
-                Some(ServiceAction::Changed { .. }) => {
-                    let stays = |path: &PathBuf| wanted.memory_ports().any(|(_, p)| p == path);
-                    let gone = service.memory_ports.iter().filter(|path| !stays(path));
-                    evictions.extend(gone.map(|path| {
-                        let url = crate::config::memory_url(path);
-                        let why = format!("{url} is not a port of service {name:?} any more");
-                        Eviction { slot, path: Some(path.clone()), why }
-                    }));
-                    continue;
-                }
-                _ => continue,
-            };
-            evictions.push(Eviction { slot, path: None, why });
-        }
-        self.shm_acceptor()?.pause(evictions).map(Some).ok_or(ChangeError::ShmPortsBusy)
-    }
-
-    /// What was prepared and not seated goes.
-    pub(super) fn undo(&mut self, prepared: &[PreparedService]) {
-        for PreparedService { service_slot, .. } in prepared {
-            self.forget(service_slot.slot);
-        }
-    }
-
-    /// What some workers may have seated goes.
-    pub(super) fn undo_installed(&mut self, prepared: &[PreparedService]) {
-        for PreparedService { service_slot, kept, .. } in prepared {
-            let own = service_slot.ports.iter().map(|p| p.0).filter(|port| !kept.contains(port));
-            self.release_slot(service_slot.slot, &service_slot.metrics, own.collect(), &|| false);
-        }
-        // Something of it may be left behind.
-        self.publish_metrics();
     }
 }

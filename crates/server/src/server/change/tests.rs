@@ -3,7 +3,9 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Instant;
 
-use engine::topology::{Accelerator, CpuPlacement, EngineSettings, Limits, Listen, STACK_KIB};
+use engine::topology::{
+    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, STACK_KIB, Service,
+};
 use wire::nic::Transport;
 
 use super::*;
@@ -42,7 +44,7 @@ fn held_up() -> (Server, UdpSocket) {
     };
     let mut server = Server::start(topology).unwrap();
     let short = Duration::from_millis(50);
-    server.timeouts = Timeouts { obeyed: short, expired: short };
+    server.timeouts = Timeouts { step: short, expiry: short };
     let client = client(&server, 1);
     client.send(b"takes long").unwrap();
     // The turn that counts it runs the kernel.

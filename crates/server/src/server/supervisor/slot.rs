@@ -26,7 +26,7 @@ use wire::attach::FromEngine;
 
 use super::{POLL_INTERVAL, STOP_TIMEOUT};
 use crate::server::heartbeat::{HeartbeatGuard, HeartbeatWriter};
-use crate::server::{MadeRegion, make_region};
+use crate::server::region::{MadeRegion, make_region};
 use runtime::HeartbeatMonitor;
 use runtime::kernel_file::KernelFile;
 use runtime::kinds::{self, Kind};
