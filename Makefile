@@ -16,17 +16,17 @@ DESTDIR ?=
 help:
 	@echo "make demo        build Serval and watch clients being answered by an accelerator (2 minutes)"
 	@echo "make demo-faces  the same with a real memcached behind the kernel (installs it)"
-	@echo "make install     builds Serval and puts it into PREFIX=/usr/local; PREFIX=\$$HOME/.local needs no root. make uninstall takes it away"
+	@echo "make install     builds Serval and installs it in PREFIX=/usr/local; PREFIX=\$$HOME/.local needs no root. make uninstall removes it"
 	@echo "make deb         a Debian package of the same files, in target/debian"
-	@echo "make cuda-kernels  the kernels for NVIDIA GPUs, for the next build (happens by itself where a GPU is)"
-	@echo "make test        what guards the behaviour: lints, house rules, tests (under 8 minutes on 2 cores, the first time under 20)"
+	@echo "make cuda-kernels  the kernels for NVIDIA GPUs, for the next build (automatic on a machine with a GPU)"
+	@echo "make test        lints, house rules and tests (under 8 minutes on 2 cores, the first time under 20)"
 	@echo "make test-gpu    the cuda accelerator on this machine's GPU (5 minutes)"
-	@echo "make bench-gpu   measures it there, beside what it is compared with (10 minutes)"
+	@echo "make bench-gpu   measures it there, with its baselines (10 minutes)"
 	@echo "make bench       measures every row of docs/benchmarks.md and rewrites it (half an hour on an idle machine)"
-	@echo "make bench-quick a look at each of them (2 minutes; proves nothing)"
-	@echo "make microbench  what single operations cost: rings, framings, the dispatcher, the turn"
-	@echo "make soak        a mixed load for MINUTES=60: every reply checked, nothing may grow"
-	@echo "make fuzz-quick  every fuzz target for 30 seconds, and each against a bug planted for it"
+	@echo "make bench-quick measures each of them briefly (2 minutes; not for publication)"
+	@echo "make microbench  single operations: rings, framings, the dispatcher, the turn"
+	@echo "make soak        a mixed load for MINUTES=60: every reply checked, no memory growth"
+	@echo "make fuzz-quick  every fuzz target for 30 seconds, and each against its planted bug"
 	@echo "make fuzz        every fuzz target for MINUTES=60"
 	@echo "make seeds       the simulator over SEEDS=1000000 seeds"
 	@echo "make miri        every test of mqueue and wire under Miri (most of an hour)"
@@ -38,10 +38,10 @@ demo: build
 demo-faces: build setup-memcached
 	@$(SERVAL) demo faces
 
-# The commit that the command is built from, for its records; with -dirty behind it if the sources differ.
+# The commit of the sources, for records; followed by -dirty if the sources differ from it.
 BUILT_FROM = SERVAL_BUILT_FROM="$$(commit=$$(git rev-parse HEAD 2>/dev/null) && [ -n "$$(git status --porcelain -- . ':!docs')" ] && commit=$$commit-dirty; echo "$$commit")"
 
-# Where a GPU is, its kernels are part of the build if nvcc is there or can be fetched.
+# On a machine with a GPU the build includes its kernels, if nvcc is installed or can be downloaded.
 build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 	@echo "building (the first time takes a few minutes)"
 	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval-cli
@@ -55,9 +55,9 @@ PAGES = README.md LICENSE CHANGELOG.md docs/getting-started.md docs/kernels.md d
 UNIT = docs/serval.service
 INTO = $(DESTDIR)$(PREFIX)
 DOC = $(INTO)/share/doc/serval
-# As a reader writes it.
+# With ~ for the home directory.
 SHOWN = $(patsubst $(HOME)/%,~/%,$(INTO))
-# The pages of the command and of everything below it; tests compare.
+# The manual pages of the command and its subcommands; a test compares the list.
 MANUAL = serval.1 $(patsubst %,serval%.1,-serve -attach -demo -ask -bench -compare -check-config -reload -doctor -top -kernel -kernel-build -kernel-list \
 	-drop-reasons -man -completions -version)
 BASH_COMPLETION = $(INTO)/share/bash-completion/completions/serval
@@ -65,8 +65,8 @@ ZSH_COMPLETION = $(INTO)/share/zsh/site-functions/_serval
 FISH_COMPLETION = $(INTO)/share/fish/vendor_completions.d/serval.fish
 PLACE = PREFIX=$(PREFIX) DESTDIR=$(abspath $(DESTDIR))
 
-# SERVAL=FILE installs that command. Under sudo it is what `make build` left: root's PATH may have no cargo, or another one, and its files would be
-# in the way of the next build.
+# SERVAL=FILE installs that command. Under sudo the command of the last `make build` is installed: root's PATH may have no cargo, or another one, whose files
+# would break the next build.
 BUILT_BEFORE = $(or $(filter command,$(origin SERVAL)),$(SUDO_USER))
 install: absolute-prefix $(if $(BUILT_BEFORE),,build)
 	@[ -x "$(SERVAL)" ] || { echo "there is no $(SERVAL): run make build, as the user who has cargo, then make install again"; exit 1; }
@@ -91,8 +91,8 @@ uninstall: absolute-prefix
 	@$(MAKE) --no-print-directory --silent -C attach uninstall $(PLACE)
 	@rmdir $(DOC)/docs $(DOC) 2>/dev/null || true
 
-# A PREFIX that begins elsewhere would mean another folder in each Makefile, and nothing in serval_client.pc; a ~ that the shell has left would
-# be a folder of this name. Other characters would mean something to make, to the shell or to sed; they get here without any of them.
+# A relative PREFIX would be a different folder in each Makefile and invalid in serval_client.pc; an unexpanded ~ would
+# be a folder of this name. Other characters have a meaning in make, the shell or sed, so the check uses the environment.
 absolute-prefix: export GIVEN_PREFIX = $(PREFIX)
 absolute-prefix: export GIVEN_DESTDIR = $(DESTDIR)
 absolute-prefix:
@@ -105,7 +105,7 @@ absolute-prefix:
 deb: build
 	@SERVAL="$(SERVAL)" tools/deb
 
-# The built-in kernels for NVIDIA GPUs, for the next build. Takes nvcc from the machine, or fetches one.
+# The built-in kernels for NVIDIA GPUs, for the next build. Uses the installed nvcc, or downloads one.
 cuda-kernels:
 	@$(MAKE) --no-print-directory --silent -C device cuda-kernels
 
@@ -114,11 +114,11 @@ cuda-kernels-or-not:
 	@$(MAKE) --no-print-directory --silent -C device cuda-kernels >/dev/null 2>&1 || \
 		echo "the kernels for NVIDIA GPUs cannot be built here, \`make cuda-kernels\` says why; going on without"
 
-# Everything that the two below need, in one folder that can be carried to a GPU machine without cargo, for GPUs of
-# architecture GPU. They fail where there is no GPU.
+# Everything that test-gpu and bench-gpu need, in one folder that can be copied to a GPU machine without cargo, for GPUs of
+# architecture GPU. Both fail on a machine without a GPU.
 CARRY ?= target/gpu-carry
 GPU ?= sm_90
-# For the processors of that machine, which need not be this one's.
+# For the processors of that machine, which may differ from this one's.
 CARRY_FLAGS ?= -O3 $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3)
 gpu-carry: setup cuda-kernels
 	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval-cli --bin serval
@@ -148,7 +148,7 @@ bench-gpu: gpu-there
 	@$(if $(CARRIED),$(MAKE) --no-print-directory $(CARRIED))
 	@tools/gpu/check bench $(CARRY)
 
-# Before compilers are fetched and anything is built for it.
+# Runs before compilers are downloaded and anything is built.
 gpu-there:
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "this needs an NVIDIA GPU and its driver: nvidia-smi finds none"; exit 1; }
 
@@ -163,23 +163,23 @@ soak: setup
 	@SERVAL_LONG=1 $(CARGO) test --release --quiet --package serval-cli --test crowd --test limits
 	@SERVAL_SOAK_MINUTES=$(MINUTES) $(CARGO) test --release --quiet --package serval-cli --test soak -- --nocapture
 
-# That many runs of the simulator, each with another seed.
+# Runs the simulator with that many seeds.
 SEEDS ?= 1000000
 seeds: setup
 	@$(CARGO) build --profile fast --quiet --package serval-sim
 	@$(BUILT)/fast/serval-sim --seeds $(SEEDS) --coverage
 
-# What the memory model forbids is looked for in millions of rounds between two processes.
+# Searches for outcomes that the memory model forbids, in millions of rounds between two processes.
 ROUNDS ?= 10000000
 litmus: build
 	@$(SERVAL) doctor --litmus --rounds $(ROUNDS)
 
-# The rings and the codecs in an interpreter that sees undefined behaviour, with all of their tests.
+# All tests of the rings and the codecs in an interpreter that detects undefined behaviour.
 miri: setup setup-miri
 	@rustup run nightly cargo miri --version >/dev/null 2>&1 || { echo "this needs Miri: rustup toolchain install nightly --component miri,rust-src"; exit 1; }
 	@$(CARGO) xtask miri
 
-# Each target gets this long; as many run at a time as there are cores.
+# Minutes for each target; one target runs per core.
 MINUTES ?= 60
 fuzz: setup
 	@$(CARGO) xtask fuzz $$(($(MINUTES) * 60))
@@ -188,7 +188,7 @@ fuzz-quick: setup
 	@$(CARGO) xtask fuzz 30
 	@$(CARGO) xtask fuzz --planted
 
-# Every row of the table of record, then the page made from them, whatever the verdicts.
+# Measures every row of the benchmark table, then writes the page, also if a verdict is a failure.
 bench: bench-build
 	@$(SERVAL) compare --suite benches/speed.toml; status=$$?; $(CARGO) xtask benchmarks && exit $$status
 
@@ -199,7 +199,7 @@ bench-build: build setup-memcached
 	@$(MAKE) --no-print-directory --silent -C benches/baselines
 	@$(CARGO) build --release --quiet --package serval-mqueue --example ring_rate
 
-# Figures of one operation each; arguments of criterion in ARGS, for example ARGS=ring/doorbell.
+# Microbenchmarks of single operations; ARGS has arguments of criterion, for example ARGS=ring/doorbell.
 microbench: setup
 	@$(CARGO) bench --quiet --package serval-benches -- $(ARGS)
 	@$(CARGO) run --quiet --release --package serval-accel --example turn
@@ -207,12 +207,12 @@ microbench: setup
 	@$(CARGO) run --quiet --release --package serval-mqueue --example ring_rate
 	@$(MAKE) --no-print-directory -C device/models bench
 
-# What must be there before anything else, in one sentence each.
+# The requirements of every build.
 setup:
 	@command -v $(CARGO) >/dev/null || { echo "Serval needs Rust 1.88 or later: install it from https://rustup.rs, then run make again."; exit 1; }
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || tools/install-packages g++ || { echo "Serval needs a C++ compiler for its kernels: install g++ (apt-get install g++), then run make again."; exit 1; }
 
-# The database of the faces demo, and of the rows of the bench with faces.
+# The database of the faces demo and of the benchmark rows with faces.
 setup-memcached:
 	@tools/install-packages memcached
 
@@ -222,7 +222,7 @@ setup-test:
 	@# Without this package one test is skipped with a message.
 	@-tools/install-packages strace
 
-# What the other steps need.
+# The requirements of the steps of `make ci`.
 setup-ci: setup-miri
 	@tools/install-packages python3-venv
 	@# Without these packages one step is skipped with a message.

@@ -1,4 +1,4 @@
-// The conversation is explained in crates/wire/src/attach.rs; this is the runtime's side, like crates/runtime/src/lib.rs.
+// The runtime's side of the attach protocol (crates/wire/src/attach.rs), like crates/runtime/src/lib.rs.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -33,14 +33,14 @@ uint64_t now_ns() {
     return static_cast<uint64_t>(now.tv_sec) * 1000 * MS + static_cast<uint64_t>(now.tv_nsec);
 }
 
-// Waits until the socket has something, for at most this long. An interruption may end it early.
+// Waits until the socket is readable, for at most this long. A signal may end the wait early.
 bool readable(int socket, uint64_t ns) {
     pollfd file = {socket, POLLIN, 0};
     const uint64_t ms = (ns + MS - 1) / MS;
     return poll(&file, 1, ms > 60000 ? 60000 : static_cast<int>(ms)) > 0;
 }
 
-// A message that is being written: every field has room by its limit.
+// A message under construction; the limits of all fields together fit.
 struct Writer {
     uint8_t bytes[SERVAL_ATTACH_MESSAGE_BYTES_MAX];
     size_t len = 0;
@@ -53,7 +53,7 @@ struct Writer {
     void number(uint64_t value, unsigned size) {
         for (unsigned i = 0; i < size; i++) bytes[len++] = static_cast<uint8_t>(value >> (8 * i));
     }
-    // At most `most` bytes of a text, without a part of a character.
+    // At most `most` bytes of a text, ending at a whole character.
     void text(const char* text, size_t most) {
         size_t count = strnlen(text, most + 1);
         if (count > most)
@@ -64,7 +64,7 @@ struct Writer {
     }
 };
 
-// Whether these bytes are UTF-8 without a zero, which would end the text early.
+// True if these bytes are UTF-8 without a zero byte.
 bool is_text(const uint8_t* at, size_t len) {
     for (size_t i = 0; i < len;) {
         const uint8_t first = at[i++];
@@ -83,7 +83,7 @@ bool is_text(const uint8_t* at, size_t len) {
     return true;
 }
 
-// What is left of a message. After the first thing that cannot be, everything reads as zero.
+// The rest of a received message. After the first invalid field, all fields read as zero.
 struct Reader {
     const uint8_t* at;
     size_t left;
@@ -106,7 +106,7 @@ struct Reader {
         return value;
     }
     uint32_t u32() { return static_cast<uint32_t>(number(4)); }
-    // A text of at most `most` bytes, for which `to` has room with a zero.
+    // A text of at most `most` bytes; `to` has room for it and a zero byte.
     void text(char* to, size_t most) {
         const size_t len = number(2);
         if (!wrong && len > most) wrong = "a text is too long";
@@ -120,7 +120,7 @@ struct Reader {
     }
 };
 
-// A sentence of the engine as people may see it: it steers no terminal and begins no line of a log.
+// A sentence from the engine without control characters, for terminals and logs.
 void plain(char* to, size_t room, const uint8_t* from, size_t len) {
     size_t count = len < room - 1 ? len : room - 1;
     for (size_t i = 0; i < count; i++) to[i] = from[i] < 0x20 || from[i] >= 0x7f ? '?' : static_cast<char>(from[i]);
@@ -132,7 +132,7 @@ struct Head {
     uint32_t version, code;
 };
 
-// Reads the head. False: a sentence about it is in `why`.
+// Reads the header. False: `why` has the reason.
 bool open_message(Reader& reader, size_t len, Head& head, char (&why)[160]) {
     head = {reader.number(8), reader.u32(), reader.u32()};
     if (reader.wrong || head.magic != SERVAL_ATTACH_MAGIC) {
@@ -150,27 +150,27 @@ bool open_message(Reader& reader, size_t len, Head& head, char (&why)[160]) {
 
 }  // namespace
 
-// What a ring's words say at one moment.
+// The words of a ring at one moment.
 struct Runtime::Ring {
     uint64_t head, tail, depth;
 };
 
-// Where the words of an mqueue's rings are, RX and TX: offsets that were checked. Depth 0: not described yet.
+// Checked offsets of the words of an mqueue's RX and TX rings. Depth 0: not described yet.
 struct Runtime::Mqueue {
     uint64_t head[2], tail[2];
     uint32_t depth[2];
 };
 
-// Where a block is described in the directory, and which mqueues it has.
+// The entries of a block in the directory, and its mqueues.
 struct Runtime::Block {
     uint32_t ring_first, ring_count;
     uint32_t mqueue_first, mqueue_count;
 };
 
-// What was seen of a block, and for how long it has been so.
+// The last observed state of a block, and how long it has not changed.
 struct Runtime::Watch {
     uint64_t waiting;
-    // Anything that moves when the block does.
+    // Changes whenever the block makes progress.
     uint64_t moved[5];
     uint64_t still_ns;
 };
@@ -226,7 +226,7 @@ bool Runtime::meet(const char* path, uint64_t deadline_ns) {
     socket_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (socket_ < 0) return fail("no socket: %s", strerror(errno));
     while (connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0) {
-        // A full backlog passes.
+        // A full backlog is temporary.
         const bool again = (errno == EAGAIN || errno == EINTR) && now_ns() < deadline_ns;
         if (!again) return fail("no engine listens at \"%s\": %s", path, strerror(errno));
         usleep(1000);
@@ -335,7 +335,7 @@ bool Runtime::map(uint64_t region_bytes_said) {
     struct stat status;
     struct statfs system;
     if (fstat(file_, &status) < 0 || fstatfs(file_, &system) < 0) return fail("%s %s", refused, strerror(errno));
-    // Its creator could punch holes into memory of this kind, and an access to a hole ends the process.
+    // The creator of such memory could punch holes into it, and an access to a hole ends the process.
     if (system.f_type == HUGETLBFS_MAGIC) return fail("%s it is made of hugetlb pages", refused);
     const uint64_t bytes = status.st_size > 0 ? static_cast<uint64_t>(status.st_size) : 0;
     if (bytes == 0 || bytes % static_cast<uint64_t>(sysconf(_SC_PAGESIZE)))
@@ -350,7 +350,7 @@ bool Runtime::map(uint64_t region_bytes_said) {
     return take_region(bytes);
 }
 
-// Holds the region against what was said about it, and keeps what later depends on.
+// Compares the region with the offer, and stores the values that are used later.
 bool Runtime::take_region(uint64_t mapped_bytes) {
     detail::Layout layout;
     serval_region_header header;
@@ -373,8 +373,8 @@ bool Runtime::take_region(uint64_t mapped_bytes) {
     return true;
 }
 
-// Reads which mqueues each block has and where their words are. The directory lies in shared memory, so each entry is copied and
-// what is taken from the copy is checked; a peer that changes it meanwhile changes mqueues inside the region only.
+// Reads the mqueues of each block and the offsets of their words. The directory is in shared memory, so each entry is copied and
+// the copy is checked; a peer that changes it meanwhile changes mqueues inside the region only.
 bool Runtime::read_directory(const detail::Layout& layout) {
     const char* const impossible = "the engine's offer cannot be used: the region's directory is impossible";
     for (uint32_t i = 0; i < layout.ring_count; i++) {
@@ -423,13 +423,13 @@ bool Runtime::read_directory(const detail::Layout& layout) {
     }
     for (uint32_t i = 0; i < count; i++)
         if (mqueues_[i].depth[0] == 0 || mqueues_[i].depth[1] == 0) return fail("%s", impossible);
-    // With room for the word behind a reply by which a write past it is noticed.
+    // Includes the word after a reply that detects a write past its end.
     staging_stride_ = static_cast<uint32_t>(((longest + 7) / 8 * 8 + 8 + 63) / 64 * 64);
     staging_bytes_ = 2ull * most * staging_stride_;
     return true;
 }
 
-// ---- a life
+// ---- serving
 
 serval_block_args Runtime::block_args(uint32_t n) const {
     serval_block_args args = {};
@@ -463,7 +463,7 @@ Runtime::Ring Runtime::read_ring(const Mqueue& mqueue, bool tx) const {
     return {load(mqueue.head[tx]), load(mqueue.tail[tx]), mqueue.depth[tx]};
 }
 
-// Looks at a block; whether it has something to do and everything that it needs for that. The rules are those of
+// True if a block has work and everything that it needs to do it. The rules are those of
 // crates/accel/src/cuda/watch.rs.
 bool Runtime::could_work(uint32_t block, Watch& now) const {
     const Mqueue* const mqueue = mqueues_ + rings_of_[block].mqueue_first;
@@ -475,8 +475,8 @@ bool Runtime::could_work(uint32_t block, Watch& now) const {
     now.moved[3] = block_word(block, offsetof(serval_block_words, sent));
     now.moved[4] = block_word(block, offsetof(serval_block_words, dropped));
     if (block_word(block, offsetof(serval_block_words, state)) == SERVAL_STATE_ENDED) return false;
-    // The engine owes an answer to every question to a backend that it took, be it that time is up, and to those that it can
-    // take, because their answers have room.
+    // The engine answers every backend request that it has taken, at the latest by a time-out, and can take those whose answers
+    // have room.
     for (uint32_t client = 1; client < rings_of_[block].mqueue_count; client++) {
         const Ring answers = read_ring(mqueue[client], false), questions = read_ring(mqueue[client], true);
         const bool can_take = questions.head != questions.tail && answers.head - answers.tail < answers.depth;
@@ -533,7 +533,7 @@ Step Runtime::look(uint32_t timeout_ms) {
     return engine_heartbeat_.is_lost(engine, now_ns) ? over("the engine is gone: its heartbeat stands still") : step_;
 }
 
-// Reads one message, if there is one.
+// Reads one message if there is one.
 Step Runtime::hear() {
     uint8_t bytes[SERVAL_ATTACH_MESSAGE_BYTES_MAX + 1];
     const ssize_t got = recv(socket_, bytes, sizeof bytes, MSG_DONTWAIT);
@@ -545,7 +545,7 @@ Step Runtime::hear() {
     if (!open_message(reader, reader.left, head, why)) return over(why);
     const uint64_t drain_ms = reader.u32();
     if (head.code != SERVAL_ATTACH_STOP || reader.wrong || reader.left) return over("the engine says what an engine does not say");
-    // Asked twice is asked once.
+    // A second call has no effect.
     if (step_ == Step::SERVING) drain_until_ns_ = now_ns() + drain_ms * MS;
     fail("the engine stops");
     return step_ = Step::DRAINING;

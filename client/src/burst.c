@@ -20,7 +20,7 @@
 
 #include "result.h"
 
-/* Older C libraries than the host kernel do not name them. */
+/* C libraries older than the host kernel do not define these. */
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103
 #endif
@@ -30,7 +30,7 @@
 
 /* Datagrams of a GSO batch: UDP_MAX_SEGMENTS of include/linux/udp.h up to Linux 6.8, where it became 128. */
 #define SEGMENTS_MAX 64
-/* Payload of the longest UDP datagram over IPv4, and bytes of the longest train. */
+/* Bytes of the longest UDP payload over IPv4, and of the longest GSO batch. */
 #define DATAGRAM_BYTES_MAX 65507
 /* Messages of one sendmmsg, and buffers of one recvmmsg. */
 #define MESSAGES_MAX 64
@@ -45,14 +45,14 @@ struct control {
 
 struct serval_burst {
     int socket;
-    /* As it was given, for sentences; one that is too long is cut. */
+    /* The address as given, for error texts; truncated if too long. */
     char address[280];
     enum serval_burst_path path;
     int gro;
     struct mmsghdr out[MESSAGES_MAX];
     struct iovec out_parts[MESSAGES_MAX];
     struct control segment;
-    /* Buffers filled, the one being handed out, and how much of it has been. */
+    /* Number of filled buffers, the one being returned, and how much of it has been returned. */
     unsigned filled, current;
     size_t handed_out;
     struct mmsghdr in[RECEIVED_MAX];
@@ -63,7 +63,7 @@ struct serval_burst {
 
 /* ---- opening */
 
-/* Splits "[udp://]HOST:PORT"; false when it is none. */
+/* Splits "[udp://]HOST:PORT"; false if the text has another form. */
 static int split_address(const char* address, char* host, size_t host_bytes, const char** port) {
     static const char scheme[] = "udp://";
     if (strncmp(address, scheme, sizeof scheme - 1) == 0) address += sizeof scheme - 1;
@@ -82,7 +82,7 @@ static int split_address(const char* address, char* host, size_t host_bytes, con
     return 1;
 }
 
-/* A socket that is connected to the first address that works. */
+/* A socket connected to the first address that accepts it. */
 static int connected_socket(const char* address, int* made) {
     char host[256];
     const char* port;
@@ -146,14 +146,14 @@ int serval_burst_open(const char* address, const serval_burst_options* options, 
         return result;
     }
     prepare(made);
-    /* The host kernel gives less where its limit is lower. */
+    /* The host kernel gives less if its limit is lower. */
     const uint32_t wished = wishes.socket_buffer_bytes ? wishes.socket_buffer_bytes : SOCKET_BUFFER_BYTES;
     const int bytes = wished > (uint32_t)INT32_MAX ? INT32_MAX : (int)wished;
     setsockopt(made->socket, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
     setsockopt(made->socket, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
     const int on = 1, off = 0;
     made->path = SERVAL_BURST_SENDMMSG;
-    /* Setting it to 0 changes nothing, and tells whether the host kernel knows it. */
+    /* Setting it to 0 has no effect, but fails if the host kernel does not support it. */
     if (!wishes.no_offload && setsockopt(made->socket, SOL_UDP, UDP_SEGMENT, &off, sizeof off) == 0)
         made->path = SERVAL_BURST_SEGMENT;
     made->gro = !wishes.no_offload && setsockopt(made->socket, SOL_UDP, UDP_GRO, &on, sizeof on) == 0;
@@ -185,7 +185,7 @@ static unsigned fill(serval_burst* burst, const uint8_t* at, size_t bytes_each, 
     return messages;
 }
 
-/* One system call. The number of datagrams taken, or a negative errno. */
+/* One system call. Returns the number of datagrams sent, or a negative errno. */
 static long send_some(serval_burst* burst, const uint8_t* at, size_t bytes_each, size_t count, size_t segments) {
     const unsigned messages = fill(burst, at, bytes_each, count, segments);
     int taken;
@@ -237,7 +237,7 @@ int serval_burst_send(serval_burst* burst, const void* datagrams, size_t bytes_e
 
 /* ---- receiving */
 
-/* One system call: fills buffers that are all handed out. */
+/* One system call: fills the buffers after all their datagrams have been returned. */
 static int receive_some(serval_burst* burst) {
     burst->filled = burst->current = 0;
     burst->handed_out = 0;
@@ -258,7 +258,7 @@ static int receive_some(serval_burst* burst) {
     return SERVAL_OK;
 }
 
-/* Bytes of each datagram of the train in buffer `i`; the whole buffer's where there is no train. */
+/* Bytes of each datagram of the batch in buffer `i`; the whole buffer if it holds one datagram. */
 static size_t step_of(const serval_burst* burst, unsigned i) {
     struct msghdr header = burst->in[i].msg_hdr;
     for (struct cmsghdr* c = CMSG_FIRSTHDR(&header); c; c = CMSG_NXTHDR(&header, c)) {
@@ -270,7 +270,7 @@ static size_t step_of(const serval_burst* burst, unsigned i) {
     return burst->in[i].msg_len;
 }
 
-/* Hands out what lies in the buffers. */
+/* Returns datagrams from the buffers. */
 static size_t hand_out(serval_burst* burst, serval_datagram* datagrams, size_t capacity) {
     size_t count = 0;
     while (count < capacity && burst->current < burst->filled) {

@@ -10,7 +10,7 @@ static _Thread_local char detail[512];
 int serval_fail(int result, const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    /* A sentence that is too long is cut. */
+    /* A sentence that is too long is truncated. */
     vsnprintf(detail, sizeof detail, format, arguments);
     va_end(arguments);
     return result;

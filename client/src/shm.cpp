@@ -1,8 +1,8 @@
-// Shared-memory ports: the handshake and the rings. The protocol of the handshake is explained in crates/wire/src/handshake.rs,
-// the part that a client has in its region in crates/engine/src/endpoint/shm.rs: the accelerator's. It reads outcomes from the
-// region's RX ring and writes requests to its TX ring, through the device library's ring code.
+// Shared-memory ports: the handshake (protocol: crates/wire/src/handshake.rs) and the rings (crates/engine/src/endpoint/shm.rs).
+// A client plays the accelerator's role in its region: it reads outcomes from the RX ring and writes requests to the TX ring, with
+// the ring code of the device library.
 //
-// Nothing here may need the C++ runtime: programs in C link this file.
+// Programs in C link this file, so it must not need the C++ runtime.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -30,15 +30,15 @@ using serval::detail::Producer;
 
 namespace {
 
-// Largest region that is mapped, in bytes: an engine asks for far less.
+// The largest region that is mapped, in bytes; an engine asks for far less.
 constexpr uint64_t REGION_BYTES_MAX = 4ull << 30;
 constexpr uint32_t TIMEOUT_MS = 5000;
-// How long a wait looks before it sleeps, and looks between two offers of the core to others.
+// How long a wait polls before it sleeps, and the polls between two yields of the core.
 constexpr uint64_t SPIN_NS = 50000;
 constexpr unsigned LOOKS = 256;
-// Calls without success between two questions whether the engine still lives: a system call each.
+// Unsuccessful calls between two checks that the engine is alive, each of which is a system call.
 constexpr uint32_t IDLE_CALLS = 16384;
-// Outcomes that are read before their slots are given back, as a share of the ring.
+// Outcomes that are read before their slots are released, as a share of the ring.
 constexpr uint32_t RELEASE_PARTS = 8;
 
 struct Hello {
@@ -55,7 +55,7 @@ struct Answer {
 static_assert(offsetof(Answer, text) == SERVAL_HANDSHAKE_ANSWER_BYTES, "as in handshake.rs");
 enum : uint32_t { ACCEPTED = 0, REFUSED = 1, FLAG_ANSWERS = 1 };
 
-// The descriptors that come with an answer, in this order.
+// The file descriptors of an answer, in this order.
 enum Descriptor { REGION, ENGINE_BELL, OWN_BELL, DESCRIPTORS };
 static_assert(DESCRIPTORS == SERVAL_HANDSHAKE_DESCRIPTORS, "as in handshake.rs");
 
@@ -69,13 +69,13 @@ struct serval_shm {
     serval_shm_terms terms;
     // Requests without an outcome (services that answer).
     uint32_t under_way;
-    // Calls in a row that found nothing to do.
+    // Consecutive calls without success.
     uint32_t idle_calls;
-    // After the end: the first request that the engine did not take and that the caller does not know of.
+    // After the end: the first request that the engine did not take and that has not been reported to the caller.
     uint64_t untaken;
     bool unshown;
     bool corrupt;
-    // Once the connection has ended: why, in a sentence.
+    // After the connection ended: the reason, as a sentence.
     char end[SERVAL_HANDSHAKE_ANSWER_BYTES_MAX];
     int socket;
     int descriptors[DESCRIPTORS];
@@ -124,7 +124,7 @@ int meet(serval_shm* client, const char* path, uint32_t timeout_ms, uint64_t dea
     client->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (client->socket < 0) return system_error("socket");
     while (connect(client->socket, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0) {
-        // A full backlog passes.
+        // A full backlog is temporary.
         if (errno != EAGAIN && errno != EINTR) return connect_error(path);
         if (serval_now_ns() >= deadline_ns) return silent(timeout_ms);
         usleep(1000);
@@ -132,7 +132,7 @@ int meet(serval_shm* client, const char* path, uint32_t timeout_ms, uint64_t dea
     return SERVAL_OK;
 }
 
-// Receives the answer with its descriptors. Those that are no answer's are closed.
+// Receives the answer with its file descriptors. Other descriptors are closed.
 int receive_answer(serval_shm* client, Answer* answer, size_t* len) {
     iovec part = {answer, sizeof *answer};
     union {
@@ -175,7 +175,7 @@ int receive_answer(serval_shm* client, Answer* answer, size_t* len) {
 
 int shake_hands(serval_shm* client, uint32_t depth, uint32_t timeout_ms, uint64_t deadline_ns) {
     const Hello hello = {SERVAL_HANDSHAKE_MAGIC, SERVAL_HANDSHAKE_VERSION, SERVAL_ABI_VERSION, depth, 0};
-    // A new connection has room for one short message. If the engine refused before it was asked, its answer is there to be read.
+    // A new connection has room for one short message. If the engine refused the connection before the hello, its answer can be read.
     if (send(client->socket, &hello, sizeof hello, MSG_NOSIGNAL) < 0 && errno != EPIPE) return system_error("send");
     Answer answer = {};
     size_t len = 0;
@@ -206,7 +206,7 @@ int map(serval_shm* client) {
     struct stat status;
     struct statfs system;
     if (fstat(file, &status) < 0 || fstatfs(file, &system) < 0) return system_error("fstat");
-    // Its creator could punch holes into memory of this kind, and an access to a hole ends the process.
+    // The creator of such memory could punch holes into it, and an access to a hole ends the process.
     if (system.f_type == HUGETLBFS_MAGIC) return unusable("it is made of hugetlb pages");
     const uint64_t bytes = static_cast<uint64_t>(status.st_size);
     if (status.st_size <= 0 || bytes > REGION_BYTES_MAX) return unusable("its size is impossible");
@@ -258,20 +258,20 @@ int take_rings(serval_shm* client) {
     return SERVAL_OK;
 }
 
-// ---- talking
+// ---- connected
 
-// Whether the engine has ended the connection: one system call.
+// True if the engine has ended the connection: one system call.
 bool is_closed(const serval_shm* client) {
     if (client->end[0]) return true;
     pollfd file = {client->socket, POLLIN, 0};
     return poll(&file, 1, 0) > 0;
 }
 
-// The end of the connection, which has come: why, if the engine said so. It says it once, so it is kept.
+// Stores the reason of the engine for the end of the connection, if it gave one. It can be read only once.
 int end_of(serval_shm* client) {
     if (!client->end[0]) {
         Answer answer = {};
-        // Descriptors that come along are the host kernel's to close: there is no room for any.
+        // There is no room for file descriptors, so the host kernel closes any.
         const ssize_t got = recv(client->socket, &answer, sizeof answer, MSG_DONTWAIT);
         const ssize_t said = got - static_cast<ssize_t>(SERVAL_HANDSHAKE_ANSWER_BYTES);
         if (said > 0 && answer.magic == SERVAL_HANDSHAKE_MAGIC && answer.code == REFUSED)
@@ -282,7 +282,7 @@ int end_of(serval_shm* client) {
     return serval_fail(SERVAL_ERROR_CLOSED, "%s", client->end);
 }
 
-// Now and then: whether the engine has ended. For calls that found nothing to do.
+// Checks from time to time, after unsuccessful calls, whether the engine has ended.
 bool is_closed_now_and_then(serval_shm* client) {
     if (SERVAL_LIKELY(++client->idle_calls < IDLE_CALLS)) return false;
     client->idle_calls = 0;
@@ -291,19 +291,19 @@ bool is_closed_now_and_then(serval_shm* client) {
 
 void ring(int bell) {
     const uint64_t one = 1;
-    // A bell that cannot be rung has been rung often enough, or its owner is gone.
+    // If the wake-up socket is full, enough wake-ups are pending, or its owner is gone.
     while (write(bell, &one, sizeof one) < 0 && errno == EINTR) {
     }
 }
 
 void silence(int bell) {
-    // More than the bell's socket holds by default, whose every ring is a byte; what is left costs one more look.
+    // More than the socket holds by default, at one byte per wake-up; further bytes cause one more poll.
     uint8_t rings[512];
     while (read(bell, rings, sizeof rings) < 0 && errno == EINTR) {
     }
 }
 
-// Gives the slots of what was read back to the engine.
+// Releases the slots of outcomes that were read.
 void give_back(Consumer& replies) {
     if (replies.released != replies.next) replies.release();
 }
@@ -315,7 +315,7 @@ SERVAL_INLINE Look look(serval_shm* client) {
     return found;
 }
 
-// Copies the payload of the message found. Memory of the caller has no alignment and no room beyond the length.
+// Copies the payload of the found message. The caller's memory may be unaligned and has no room beyond the length.
 void copy_reply(const Consumer& replies, uint8_t* to) {
     const auto& message = replies.message;
     const uint8_t* slot = replies.ring.slot(replies.next) + serval::detail::HEADER_BYTES;
@@ -337,7 +337,7 @@ void set_parked(serval_shm* client, bool parked) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
-// Sleeps until the engine rings, ends, or the deadline; whether it has ended.
+// Sleeps until the engine sends a wake-up, ends, or the deadline; true if it has ended.
 bool sleep_until(serval_shm* client, uint64_t deadline_ns) {
     if (client->end[0]) return true;
     pollfd files[2] = {{client->descriptors[OWN_BELL], POLLIN, 0}, {client->socket, POLLIN, 0}};
@@ -353,18 +353,18 @@ enum : uint8_t {
 #undef CODE
 };
 
-// After the end: whether there are requests that the engine has not taken, and never will.
+// After the end: true if there are requests that the engine has not taken.
 bool has_untaken(serval_shm* client) {
     if (!client->terms.answers || client->under_way == 0) return false;
     const Producer& requests = client->requests;
-    // The engine has stored it for the last time. What it covers is not read here.
+    // The engine does not store it again. The slots below it are not read here.
     const uint64_t tail = serval::detail::load_relaxed(requests.ring.tail);
     if (requests.next - tail > requests.ring.depth()) return false;
     if (client->untaken < tail) client->untaken = tail;
     return client->untaken != requests.next;
 }
 
-// The next of them.
+// The next of these requests.
 void take_untaken(serval_shm* client, serval_reply* reply) {
     const auto* header = reinterpret_cast<const uint64_t*>(client->requests.ring.slot(client->untaken));
     reply->tag = serval::detail::load_relaxed(header + 1);

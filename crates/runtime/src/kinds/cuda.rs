@@ -23,7 +23,7 @@ const KEYS: &[Key] = &[
         multiple_of: 32,
         multiple: "warps",
         flag: "--threads N",
-        what: "Size of each CUDA block; 0: what suits the kernel. Kernels of warps have 32 whatever it says.",
+        what: "Size of each CUDA block; 0: a size that suits the kernel. Warp kernels always have 32.",
     },
     Key {
         name: "gpu",
