@@ -222,9 +222,12 @@ fn dictionary(sources: &Path, kind: &str) -> String {
     let mut text =
         fs::read_to_string(sources.join(format!("fuzz/{kind}.dict"))).unwrap_or_default();
     let all = Framing::ALL.iter();
+    let page = fs::read_to_string(root().join("docs/configuration.md")).unwrap_or_default();
+    // Its tables are made from the code.
+    let keys = page.lines().filter_map(|row| row.strip_prefix("| `")?.split('`').next());
     let words: Vec<&str> = match kind {
         "framing" => all.flat_map(|framing| framing.words()).copied().collect(),
-        "config" => all.map(|framing| framing.form().trim_end_matches('N')).collect(),
+        "config" => all.map(|framing| framing.form().trim_end_matches('N')).chain(keys).collect(),
         _ => Vec::new(),
     };
     for word in words {
@@ -307,6 +310,7 @@ mod tests {
         for framing in Framing::ALL {
             assert!(config.contains(&format!("\"{}\"\n", framing.form().trim_end_matches('N'))));
         }
+        assert!(config.contains("\"request_timeout_ms\"\n"), "{config}");
         assert_eq!(dictionary(root(), "handshake"), "");
     }
 

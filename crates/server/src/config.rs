@@ -18,6 +18,7 @@
 mod address;
 mod diagnostic;
 mod kernel;
+mod keys;
 mod reader;
 mod reference;
 mod sections;
@@ -42,6 +43,7 @@ use reader::Report;
 pub use address::{memory_url, url};
 pub use diagnostic::{ConfigError, Origin, ProblemEntry};
 pub use kernel::{BUILTINS, Builtin};
+pub(crate) use keys::differences;
 pub use reader::Setting;
 pub(crate) use reader::nearest;
 pub use reference::tables as reference_tables;
@@ -153,7 +155,8 @@ impl Config {
             opened: Vec::new(),
         };
         let (topology, options, places) = sections::read(&mut report, &root, base);
-        let Report { mut problems, settings, .. } = report;
+        let Report { mut problems, mut settings, .. } = report;
+        in_order(&mut settings);
         let found = topology.problems();
         let found = found.iter().filter(|error| places.is_original(error));
         problems.extend(found.map(|error| sections::place_topology_error(&places, error)));
@@ -234,6 +237,20 @@ impl ConfigError {
         problems.sort_by_key(|p| p.span.map_or((0, 0), |span| (span.source, span.start)));
         Self { sources, problems }
     }
+}
+
+/// The settings by table, in the order of the file, and by key in the order of the documentation.
+fn in_order(settings: &mut [Setting]) {
+    let mut sections: Vec<String> = Vec::new();
+    for setting in &*settings {
+        if !sections.contains(&setting.section) {
+            sections.push(setting.section.clone());
+        }
+    }
+    settings.sort_by_cached_key(|setting| {
+        let section = sections.iter().position(|section| *section == setting.section);
+        (section, keys::place_of(&setting.section, &setting.key))
+    });
 }
 
 /// Whether a variable names a key; those that do not are none of ours, and worth a word.

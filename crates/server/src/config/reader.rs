@@ -10,6 +10,7 @@ use serde_json::Value as Json;
 
 use super::Inspect;
 use super::diagnostic::{Origin, Problem, Source, Span};
+use super::keys::place_of;
 use super::tree::{Entry, Node, Table, Value};
 
 /// The effective value of one key.
@@ -197,7 +198,9 @@ impl<'t> Section<'t> {
                     None => "no such key".to_owned(),
                 },
             };
-            let help = format!("{} has {}", self.title, self.known.join(", "));
+            let mut known = self.known.clone();
+            known.sort_by_key(|key| place_of(&self.path, key));
+            let help = format!("{} has {}", self.title, known.join(", "));
             report.problem(Problem::new(entry.key_span, what, label).help(help));
         }
         self.places

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, DeviceSpec, EngineSettings, HANG_MS, HANG_MS_MAX,
-    HANG_MS_MIN, HEARTBEAT_MS, HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN, Launch, Limits, Polling, Rings,
-    STACK_KIB, STACK_KIB_MAX, STACK_KIB_MIN, Service, Topology, TopologyError, WORKERS_MAX,
+    HANG_MS_MIN, HEARTBEAT_MS, HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN, Launch, Limits, Rings,
+    STACK_KIB, STACK_KIB_MAX, STACK_KIB_MIN, Service, Topology, TopologyError,
 };
 use mqueue::abi::BACKENDS_MAX;
 use runtime::kinds::{self, KINDS, Kind};
@@ -18,15 +18,15 @@ use sys::local::PATH_BYTES_MAX;
 use super::ControlSocket;
 use super::address;
 use super::diagnostic::{Problem, Span};
+use super::keys::{self as table, TABLES, read_fields};
 use super::reader::{
     Places, Report, Section, boolean_of, integer_of, nearest, text_of, wrong_type,
 };
-use super::reference::TABLES;
 use super::tree::{Entry, Table, Value};
 
 /// The table that has a key of this name.
 pub(super) fn section_with(key: &str) -> Option<&'static str> {
-    let has = |table: &&super::reference::Table| table.keys.iter().any(|known| known.name == key);
+    let has = |table: &&table::Table| table.keys.iter().any(|known| known.name == key);
     TABLES.iter().find(has).map(|table| table.header)
 }
 
@@ -193,14 +193,9 @@ fn read_engine(
     places: &mut AllPlaces,
 ) -> (EngineSettings, EngineOptions) {
     let mut section = Section::new("[engine]", "engine", table, whole);
-    let default = EngineSettings::default();
-    let workers =
-        section.integer(report, "workers", 1..=WORKERS_MAX as u64, default.workers as u64);
-    let cores = read_cores(report, &mut section);
-    let pollings =
-        [("spin", Polling::Spin), ("adaptive", Polling::Adaptive), ("block", Polling::Block)];
-    let polling = section.choice(report, "polling", &pollings, "adaptive");
-    let drain_ms = section.integer(report, "drain_ms", 0..=600_000, default.drain_ms);
+    let mut settings = EngineSettings::default();
+    read_fields(report, &mut section, &mut settings);
+    settings.cores = read_cores(report, &mut section);
     let metrics = section.text(report, "metrics", "\"127.0.0.1:9464\"");
     // `none` is how check-config shows it.
     let given = |(text, _): &(String, Span)| !text.is_empty() && text != "none";
@@ -211,7 +206,6 @@ fn read_engine(
     section.record(report, "metrics", metrics.map(|m| m.to_string()).unwrap_or_default());
     let control = read_control(report, &mut section);
     places.engine = Some(section.finish(report));
-    let settings = EngineSettings { workers: workers as usize, cores, polling, drain_ms };
     (settings, EngineOptions { metrics, control })
 }
 
@@ -280,14 +274,8 @@ fn read_cores(report: &mut Report<'_>, section: &mut Section<'_>) -> Vec<usize> 
 
 fn read_limits(report: &mut Report<'_>, table: Option<&Table>, whole: Span) -> Limits {
     let mut section = Section::new("[limits]", "limits", table, whole);
-    let default = Limits::default();
-    let connections =
-        section.integer(report, "connections", 1..=1_000_000, default.connections.into());
-    let pipelined = section.integer(report, "pipelined", 1..=65_536, default.pipelined.into());
-    let idle_s = section.integer(report, "idle_s", 1..=86_400, default.idle_ms / 1000);
-    let slow_client_ms =
-        section.integer(report, "slow_client_ms", 1..=3_600_000, default.slow_client_ms);
-    let region_mib = section.integer(report, "region_mib", 1..=1 << 20, default.region_mib);
+    let mut limits = Limits::default();
+    read_fields(report, &mut section, &mut limits);
     let ratio = section
         .entry("udp_reply_ratio")
         .and_then(|entry| integer_of(report, "udp_reply_ratio", &entry.node, &(0..=65_507)));
@@ -300,16 +288,9 @@ fn read_limits(report: &mut Report<'_>, table: Option<&Table>, whole: Span) -> L
     let shown = privileged.map_or("auto (on loopback only)".into(), serde_json::Value::from);
     section.record(report, "udp_privileged_sources", shown);
     section.finish(report);
-    Limits {
-        connections: connections as u32,
-        pipelined: pipelined as u32,
-        idle_ms: idle_s * 1000,
-        slow_client_ms,
-        region_mib,
-        udp_reply_ratio: ratio.map(|ratio| ratio as u32),
-        udp_privileged_sources: privileged,
-        ..default
-    }
+    limits.udp_reply_ratio = ratio.map(|ratio| ratio as u32);
+    limits.udp_privileged_sources = privileged;
+    limits
 }
 
 /// The accelerators; without any in the file there is one on host cores.

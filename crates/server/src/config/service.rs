@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use engine::topology::{
     AcceleratorKind, Backend, Dispatch, Launch, Listen, Replies, Rings, Service, Sockets,
 };
-use mqueue::abi::{BLOCKS_MAX, DEPTH_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAMS_MAX};
+use mqueue::abi::{BLOCKS_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAMS_MAX};
 use wire::admission::KeyRange;
 use wire::framing::Framing;
 use wire::matching::MatchId;
@@ -14,6 +14,7 @@ use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 use super::address;
 use super::diagnostic::Problem;
 use super::kernel::{self, BUILTINS, Builtin, Kernel};
+use super::keys::read_fields;
 use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong_type};
 use super::sections::{self, accelerator_indices, named_section, tables};
 use super::tree::{Entry, Node, Table, Value};
@@ -32,7 +33,6 @@ pub(super) struct Context<'a> {
 
 /// Longest name of a parameter in bytes; its field in a region ends in a zero.
 const PARAM_NAME_BYTES_MAX: usize = 23;
-const TIMEOUT_MS_MAX: u64 = 3_600_000;
 /// Mqueues on an accelerator unless a service says otherwise.
 const MQUEUES: u64 = 4;
 
@@ -58,15 +58,11 @@ pub(super) fn read(
     let (kernels, kernel) = read_kernels(report, at, context.base, &kinds, count);
     service.params = read_params(report, at, kernel);
     let mqueues = read_mqueues(report, at, count);
-    read_sizes(report, at, &mut service);
-    service.replies =
-        at.choice(report, "replies", &[("one", Replies::One), ("none", Replies::None)], "one");
-    service.ordered = at.boolean(report, "ordered", true);
+    read_fields(report, at, &mut service);
+    service.max_reply_bytes = read_reply_bytes(report, at, &service);
+    check_rings(report, at, &service);
     service.dispatch = read_dispatch(report, at, &service);
-    service.request_timeout_ms = at.integer(report, "request_timeout_ms", 1..=TIMEOUT_MS_MAX, 1000);
-    service.queue_us_max = at.integer(report, "queue_us_max", 0..=1_000_000_000, 0);
     service.tenant = read_tenant(report, at);
-    service.rings = read_rings(report, at, &service);
     service.mqueues = mqueues[0];
     kernels[0].clone_into(&mut service.kernel);
     if mqueues.len().max(kernels.len()) > 1 {
@@ -310,11 +306,7 @@ fn read_param(report: &mut Report<'_>, param: &Entry, kernel: Option<&Builtin>) 
     Some(value)
 }
 
-fn read_sizes(report: &mut Report<'_>, section: &mut Section<'_>, service: &mut Service) {
-    let most = u64::from(MESSAGE_BYTES_MAX);
-    service.slots = section.integer(report, "slots", 1..=DEPTH_MAX.into(), 64) as u32;
-    service.arena_bytes = section.integer(report, "arena_bytes", 0..=1 << 40, 0);
-    service.max_message_bytes = section.integer(report, "max_message_bytes", 1..=most, 1024) as u32;
+fn read_reply_bytes(report: &mut Report<'_>, section: &mut Section<'_>, service: &Service) -> u32 {
     // A reply is often as long as its request.
     let udp = service.listen.iter().any(|listen| listen.transport == Transport::Udp);
     let carried = if udp { UDP_PAYLOAD_MAX as u32 } else { u32::MAX };
@@ -323,7 +315,7 @@ fn read_sizes(report: &mut Report<'_>, section: &mut Section<'_>, service: &mut 
     let granules = matches!(rings, Some(Value::String(rings)) if rings.starts_with("granule"));
     let carried = if granules { carried.min(INLINE_BYTES_MAX) } else { carried };
     let usual = service.max_message_bytes.min(carried).into();
-    service.max_reply_bytes = section.integer(report, "max_reply_bytes", 1..=most, usual) as u32;
+    section.integer(report, "max_reply_bytes", 1..=MESSAGE_BYTES_MAX.into(), usual) as u32
 }
 
 /// A word about replies that are as long as their requests where the longest cannot be sent.
@@ -432,21 +424,13 @@ fn read_tenant(report: &mut Report<'_>, section: &mut Section<'_>) -> String {
     tenant
 }
 
-fn read_rings(report: &mut Report<'_>, section: &mut Section<'_>, service: &Service) -> Rings {
-    let protocols = [
-        ("auto", Rings::Auto),
-        ("doorbell", Rings::Doorbell),
-        ("granule", Rings::Granule),
-        ("granule8", Rings::Granule8),
-    ];
-    let rings = section.choice(report, "rings", &protocols, "auto");
+fn check_rings(report: &mut Report<'_>, section: &Section<'_>, service: &Service) {
     let shortest = service.max_message_bytes.min(service.max_reply_bytes);
-    if matches!(rings, Rings::Granule | Rings::Granule8) && shortest > INLINE_BYTES_MAX {
+    if matches!(service.rings, Rings::Granule | Rings::Granule8) && shortest > INLINE_BYTES_MAX {
         let what = format!("granule rings carry messages of at most {INLINE_BYTES_MAX} bytes");
         let right = "must be \"auto\" or \"doorbell\" with messages and replies this long";
         report.problem(Problem::new(section.place("rings"), what, right));
     }
-    rings
 }
 
 fn check_backend_count(
@@ -522,15 +506,8 @@ fn read_backend(
     let framing = read_framing(report, &mut section);
     let mut backend = Backend::new(&name, transport, address, framing);
     let at = &mut section;
-    backend.connections = at.integer(report, "connections", 1..=64, 1) as u32;
-    backend.timeout_ms = at.integer(report, "timeout_ms", 1..=TIMEOUT_MS_MAX, 100);
-    let usual = backend.in_flight.into();
-    backend.in_flight = at.integer(report, "in_flight", 1..=65_536, usual) as u32;
-    let (most, usual) = (u64::from(MESSAGE_BYTES_MAX), u64::from(backend.max_message_bytes));
-    backend.max_message_bytes = at.integer(report, "max_message_bytes", 1..=most, usual) as u32;
+    read_fields(report, at, &mut backend);
     backend.matching = read_match(report, at);
-    let sockets = [("persistent", Sockets::Persistent), ("per-request", Sockets::PerRequest)];
-    backend.sockets = at.choice(report, "sockets", &sockets, "persistent");
     if backend.sockets == Sockets::PerRequest && at.entry("connections").is_some() {
         let what = "`connections` has no meaning with sockets = \"per-request\"";
         let right = "remove it; `in_flight` limits the sockets";

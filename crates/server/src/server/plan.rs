@@ -7,7 +7,9 @@
 
 use std::fmt;
 
-use engine::topology::{Accelerator, Limits, Listen, Service, Topology};
+use engine::topology::{Accelerator, Listen, Service, Topology};
+
+use crate::config::differences;
 
 /// What becomes of one service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,22 +141,19 @@ fn settings(
     let (from, to) = (&running.limits, &wanted.limits);
     let why = "tables of connections are laid out at the start";
     refuse(from.connections == to.connections, "limits.connections", why);
-    let Limits { pipelined, idle_ms, slow_client_ms, region_mib, udp_reply_ratio, .. } = from;
-    let privileged = from.udp_privileged_sources == to.udp_privileged_sources;
+    // Those with a place of their own above are refused.
+    let refused = ["engine.workers", "limits.connections"];
+    let fields = [differences(old, new), differences(from, to)].concat();
     let live = [
-        ("engine.polling", old.polling == new.polling),
-        ("engine.drain_ms", old.drain_ms == new.drain_ms),
-        ("limits.pipelined", *pipelined == to.pipelined),
-        ("limits.idle_s", *idle_ms == to.idle_ms),
-        ("limits.slow_client_ms", *slow_client_ms == to.slow_client_ms),
-        ("limits.region_mib", *region_mib == to.region_mib),
-        ("limits.udp_reply_ratio", *udp_reply_ratio == to.udp_reply_ratio),
-        ("limits.udp_privileged_sources", privileged),
+        ("limits.udp_reply_ratio", from.udp_reply_ratio == to.udp_reply_ratio),
+        ("limits.udp_privileged_sources", from.udp_privileged_sources == to.udp_privileged_sources),
     ];
+    let fields = fields.into_iter().filter(|key| !refused.contains(key)).map(|key| (key, false));
+    let live = fields.chain(live);
     let among = |all: &[Accelerator], a: &Accelerator| all.contains(a);
     let same = running.accelerators.len() == wanted.accelerators.len()
         && wanted.accelerators.iter().all(|a| among(&running.accelerators, a));
-    let live = live.into_iter().chain([("accelerator", same)]);
+    let live = live.chain([("accelerator", same)]);
     live.filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }
 
@@ -209,7 +208,7 @@ mod tests {
     use wire::nic::Transport;
 
     use super::*;
-    use engine::topology::{AcceleratorKind, CpuPlacement, EngineSettings, STACK_KIB};
+    use engine::topology::{AcceleratorKind, CpuPlacement, EngineSettings, Limits, STACK_KIB};
 
     fn listen(port: u16) -> Listen {
         Listen { transport: Transport::Udp, address: ([127, 0, 0, 1], port).into() }
