@@ -7,6 +7,7 @@
 //! run on this machine prints why. The last lines count steps and tests, and name what was skipped (steps, tests
 //! that print SKIPPED, and ignored tests).
 
+mod arm;
 mod miri;
 mod test_programs;
 
@@ -199,10 +200,10 @@ const STEPS: &[Step] = &[
         wasm,
     ),
     after_changes(
-        &[RINGS, CODECS, "crates/sys/"],
+        &["crates/", "device/"],
         "arm",
-        "builds for aarch64; rings and parsers under qemu",
-        arm,
+        "the command builds for aarch64; messages, rings and parsers under qemu",
+        arm::step,
     ),
     after_changes(
         &[RINGS, CODECS],
@@ -477,35 +478,6 @@ fn lacks_target(target: &str) -> Option<Done> {
         .is_ok_and(|o| Path::new(String::from_utf8_lossy(&o.stdout).trim()).exists());
     (!installed).then(|| Done::NotRun(format!("`rustup target add {target}` installs the target")))
 }
-
-/// aarch64: weaker memory ordering, and pages may be larger. qemu runs the tests of the rings; it keeps
-/// the memory ordering of the host, so this shows that the code is portable, not that no edge
-/// is missing. Loom, and `serval doctor --litmus` on real hardware, check the edges.
-fn arm() -> Outcome {
-    let target = "aarch64-unknown-linux-gnu";
-    if let Some(lacking) = lacks_target(target) {
-        return Ok(lacking);
-    }
-    for program in ["aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++", "qemu-aarch64"] {
-        if !works(&format!("{program} --version")) {
-            return Ok(Done::NotRun(format!("no {program} here; `make setup-test` installs it")));
-        }
-    }
-    let environment = [
-        ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc"),
-        ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", ARM_RUNNER),
-        ("RUSTFLAGS", "-D warnings"),
-    ];
-    let crates = "-p serval-mqueue -p serval-wire -p serval-engine -p serval-sys";
-    command(&format!("cargo build {crates} --target {target}"), &environment)?;
-    let test = format!("cargo test -p serval-mqueue -p serval-wire --tests --target {target}");
-    let few_cases = [&environment[..], &[("PROPTEST_CASES", "16")]].concat();
-    let tested = command(&test, &few_cases)?;
-    make("device arm-test", &[("QEMU", ARM_RUNNER)])?;
-    Ok(tested)
-}
-
-const ARM_RUNNER: &str = "qemu-aarch64 -L /usr/aarch64-linux-gnu";
 
 fn docs() -> Outcome {
     command("cargo doc --workspace --no-deps", &[("RUSTDOCFLAGS", "-D warnings")])?;

@@ -86,12 +86,19 @@ impl Block {
     /// when other work has used the L2 cache in between).
     #[inline]
     fn prefetch(&self) {
-        #[cfg(target_arch = "x86_64")]
         for line in 0..FRAME_LINES {
-            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let at = self.frames.get().wrapping_add(64 * line).cast();
+            let at = self.frames.get().wrapping_add(64 * line);
             // SAFETY: a prefetch has no visible effect and never faults.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at) };
+            #[cfg(target_arch = "x86_64")]
+            unsafe {
+                use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T0>(at.cast());
+            }
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            unsafe {
+                std::arch::asm!("prfm pldl1keep, [{}]", in(reg) at, options(nomem, nostack, preserves_flags));
+            }
         }
     }
 }
