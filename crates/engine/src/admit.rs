@@ -2,6 +2,9 @@
 //!
 //! An endpoint opens a [`Batch`] for what one receive call brought, admits its messages one after the other, and ends it. The batch
 //! counts them, and those that are lost; the endpoint only learns what became of each, for the client to hear of it.
+//!
+//! Where a chain of functions is attached to the service it sees each message here. [`Batch`] is compiled for both cases, and an
+//! endpoint chooses once a batch ([`crate::service::chain::Hooks`]).
 
 use mqueue::LoanError;
 use wire::DropReason;
@@ -10,6 +13,7 @@ use wire::nic::Nic;
 use crate::endpoint::peer::links::Envelope;
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{ANY, Arrival, Message, Refusal};
+use crate::service::chain::{Hooks, NoHooks, Verdict};
 use crate::service::dispatch::Route;
 use crate::service::share::ServiceShare;
 use crate::turn::Turn;
@@ -34,11 +38,14 @@ pub(crate) enum Admitted {
     Held,
     /// It was received and dropped for this reason, which is counted.
     Lost(DropReason),
+    /// It was received, and the chain has written the reply: [`Batch::reply`].
+    Answered,
 }
 
 /// The messages that one receive call brought for one service.
-pub(crate) struct Batch {
+pub(crate) struct Batch<H: Hooks> {
     service: usize,
+    hooks: H,
     /// Another worker received them.
     handed_over: bool,
     messages: u64,
@@ -47,23 +54,30 @@ pub(crate) struct Batch {
     counted: u64,
 }
 
-impl Batch {
+impl Batch<NoHooks> {
+    /// Messages that another worker received and counted, and showed its chain.
+    pub(crate) fn handed_over(service: usize) -> Self {
+        Self { handed_over: true, ..Self::of_clients(service, NoHooks) }
+    }
+}
+
+impl<H: Hooks> Batch<H> {
     /// About so many messages of clients follow.
     #[inline]
-    pub(crate) fn of_burst<N: Nic>(turn: &mut Turn<N>, service: usize, messages: usize) -> Self {
+    pub(crate) fn of_burst<N: Nic>(
+        turn: &mut Turn<N>,
+        service: usize,
+        hooks: H,
+        messages: usize,
+    ) -> Self {
         turn.services[service].dispatcher.burst(messages);
-        Self::of_clients(service)
+        Self::of_clients(service, hooks)
     }
 
     /// Messages of clients, nobody knows how many.
     #[inline]
-    pub(crate) fn of_clients(service: usize) -> Self {
-        Self { service, handed_over: false, messages: 0, bytes: 0, counted: 0 }
-    }
-
-    /// Messages that another worker received and counted.
-    pub(crate) fn handed_over(service: usize) -> Self {
-        Self { handed_over: true, ..Self::of_clients(service) }
+    pub(crate) fn of_clients(service: usize, hooks: H) -> Self {
+        Self { service, hooks, handed_over: false, messages: 0, bytes: 0, counted: 0 }
     }
 
     /// Takes one message in.
@@ -75,10 +89,26 @@ impl Batch {
         message: &mut impl Message,
         waits: Waits,
     ) -> Admitted {
-        let reason = match turn.submit(self.service, arrival, message) {
+        if H::ATTACHED {
+            return self.admit_with_chain(turn, arrival, message, waits);
+        }
+        let submitted = turn.submit(self.service, arrival, message);
+        self.admitted(turn, message.len(), submitted, waits)
+    }
+
+    /// Counts a message that was submitted, or not.
+    #[inline(always)]
+    fn admitted<N: Nic>(
+        &mut self,
+        turn: &Turn<N>,
+        len: usize,
+        submitted: Result<(), Refusal>,
+        waits: Waits,
+    ) -> Admitted {
+        let reason = match submitted {
             Ok(()) => {
                 self.messages += 1;
-                self.bytes += message.len() as u64;
+                self.bytes += len as u64;
                 return Admitted::Accepted;
             }
             Err(Refusal::Drop(reason)) => reason,
@@ -95,13 +125,52 @@ impl Batch {
                 Waits::TooLong(reason) => reason,
             },
         };
-        self.refuse(turn, message.len() as u64, reason);
+        self.refuse(turn, len as u64, reason);
         Admitted::Lost(reason)
     }
 
+    /// [`Self::admit`] with a chain, which sees the message first.
+    #[inline(never)]
+    fn admit_with_chain<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        arrival: &Arrival,
+        message: &mut impl Message,
+        waits: Waits,
+    ) -> Admitted {
+        let len = message.len();
+        let (submitted, steered) = match self.hooks.request(arrival, message.bytes()) {
+            Verdict::Pass => (turn.submit(self.service, arrival, message), None),
+            Verdict::Steer(to) => (turn.submit_to(self.service, arrival, message, to), Some(to)),
+            Verdict::Drop(reason) => (Err(Refusal::Drop(reason)), None),
+            Verdict::Reply => {
+                self.messages += 1;
+                self.bytes += len as u64;
+                return Admitted::Answered;
+            }
+        };
+        let admitted = self.admitted(turn, len, submitted, waits);
+        if admitted == Admitted::Held {
+            self.hooks.hold(arrival, steered);
+        }
+        admitted
+    }
+
+    /// The reply that the chain has written.
+    pub(crate) fn reply(&self) -> &[u8] {
+        self.hooks.written()
+    }
+
+    /// Bytes that were taken in.
+    #[inline(always)]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Counts a message that is received and not admitted.
-    #[inline]
-    pub(crate) fn refuse<N: Nic>(&mut self, turn: &mut Turn<N>, bytes: u64, reason: DropReason) {
+    // Always inline, as `count` is: else the counts would be in memory for every message.
+    #[inline(always)]
+    pub(crate) fn refuse<N: Nic>(&mut self, turn: &Turn<N>, bytes: u64, reason: DropReason) {
         self.messages += 1;
         self.bytes += bytes;
         let share = &turn.services[self.service];
@@ -114,7 +183,7 @@ impl Batch {
         share.count_lost(reason, 1);
     }
 
-    #[inline]
+    #[inline(always)]
     fn count(share: &ServiceShare, handed_over: bool, messages: u64) {
         match handed_over {
             true => share.counters.handed_in.add(messages),
@@ -125,8 +194,11 @@ impl Batch {
     /// Counts what was taken in.
     #[inline]
     pub(crate) fn end<N: Nic>(self, turn: &mut Turn<N>, schedule: &mut Schedule, from: Kind) {
-        let share = &turn.services[self.service];
+        let share = &mut turn.services[self.service];
         Self::count(share, self.handed_over, self.messages);
+        if H::ATTACHED {
+            share.chain = self.hooks.into_chain();
+        }
         if !self.handed_over {
             share.count_received_bytes(self.bytes);
         }
@@ -196,6 +268,28 @@ impl<N: Nic> Turn<N> {
                 Route::Remote { worker, mqueue } => (worker, mqueue),
             };
             return self.hand_over(service, arrival, message.bytes(), there);
+        }
+    }
+
+    /// A message for a certain mqueue of the service.
+    fn submit_to(
+        &mut self,
+        service: usize,
+        arrival: &Arrival,
+        message: &mut impl Message,
+        mqueue: u32,
+    ) -> Result<(), Refusal> {
+        let share = &self.services[service];
+        if message.len() > share.max_message_bytes {
+            return Err(Refusal::Drop(DropReason::TooLong));
+        }
+        match share.dispatcher.locate(mqueue) {
+            None => Err(Refusal::Drop(DropReason::MqueueDead)),
+            Some((worker, mqueue)) if worker == u32::from(self.index) => {
+                let arrival = Arrival { target: Some(mqueue), ..*arrival };
+                self.submit(service, &arrival, message)
+            }
+            Some(there) => self.hand_over(service, arrival, message.bytes(), there),
         }
     }
 

@@ -10,6 +10,7 @@ use crate::endpoint::run::{Next, Run};
 use crate::endpoint::set::Endpoints;
 use crate::schedule::Schedule;
 use crate::service::arrival::Awaited;
+use crate::service::chain::{Attached, Verdict};
 use crate::service::ends::ShareMqueue;
 use crate::service::share::HEADS_READ;
 use crate::topology::Replies;
@@ -72,6 +73,9 @@ impl Endpoints {
             return;
         }
         let mut run = Run::begin(share, service, mqueue, shown);
+        if share.chain.is_some() {
+            return self.gather_through_chain(turn, run);
+        }
         let mut next = run.next(turn);
         loop {
             next = match next {
@@ -85,6 +89,63 @@ impl Endpoints {
             };
         }
         turn.worked |= run.end(&mut turn.services[service], turn.now_ns);
+    }
+
+    /// The same where a chain of functions sees each reply first.
+    #[cold]
+    fn gather_through_chain<N: Nic>(&mut self, turn: &mut Turn<N>, mut run: Run) {
+        let Some(mut chain) = turn.services[run.service].chain.take() else { return };
+        let mut scratch = std::mem::take(&mut turn.scratch);
+        loop {
+            match run.next_after_others(turn) {
+                Next::Reply => self.deliver_through_chain(turn, &mut run, &mut chain, &mut scratch),
+                Next::Other => {
+                    self.end_without_reply(turn, run.service, run.mqueue, &run.header);
+                    run.advance(&mut turn.services[run.service]);
+                }
+                Next::End => break,
+            }
+        }
+        turn.scratch = scratch;
+        let share = &mut turn.services[run.service];
+        share.chain = Some(chain);
+        turn.worked |= run.end(share, turn.now_ns);
+    }
+
+    /// One reply, which the chain sees once: what becomes of it then does not stay in the ring.
+    fn deliver_through_chain<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        run: &mut Run,
+        chain: &mut Attached,
+        scratch: &mut [u8],
+    ) {
+        let share = &mut turn.services[run.service];
+        let request = *share.sessions.found(run.token());
+        let Some(reply) = run.copy_out(share, scratch) else {
+            run.block(share);
+            return;
+        };
+        let (verdict, written) = chain.reply(reply);
+        let (reply, lost) = match verdict {
+            Verdict::Pass | Verdict::Steer(_) => (reply, None),
+            Verdict::Reply if written.len() > share.max_reply_bytes => {
+                (reply, Some(DropReason::ReplyTooLong))
+            }
+            Verdict::Reply => (written, None),
+            Verdict::Drop(reason) => (reply, Some(reason)),
+        };
+        share.end_request(run.token(), &request, lost.is_none());
+        run.advance(share);
+        let Request { origin, number, expects, .. } = request;
+        match (origin, lost) {
+            (_, Some(reason)) => self.drop_request(turn, run.service, &request, reason),
+            (Origin::Client(to), None) => {
+                let request = Awaited { to, number, expects };
+                self.settle(turn, run.service, &request, Ok(reply));
+            }
+            (Origin::Datagram { .. }, None) => self.udp.answer(turn, &origin, request.len, reply),
+        }
     }
 
     /// A TX message that is no reply, or one that nobody may have.

@@ -24,5 +24,6 @@ pub use control::message::{Accepted, ControlMessage, MessageOf};
 pub use control::pause::PAUSE_NS;
 pub use endpoint::shm::{ShmClient, ShmPeer};
 pub use fabric::Fabric;
+pub use service::chain::{Chain, Verdict};
 pub use service::ends::{Attachment, BlockEnds, MqueueEnds};
 pub use worker::Worker;

@@ -217,3 +217,121 @@ impl Schedule {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A service that always has batches of this many messages, of this many bytes each, at some endpoints.
+    #[derive(Clone, Copy, Debug)]
+    struct Flood {
+        messages: u64,
+        bytes: u64,
+        from: Kind,
+    }
+
+    fn flood() -> impl Strategy<Value = Flood> {
+        let from = prop_oneof![Just(Kind::Udp), Just(Kind::Tcp), Just(Kind::Shm), Just(Kind::Peer)];
+        (1u64..1024, 0u64..1500, from).prop_map(|(messages, bytes, from)| Flood {
+            messages,
+            bytes: messages * bytes,
+            from,
+        })
+    }
+
+    fn cost(flood: &Flood) -> i64 {
+        flood.messages as i64 * MESSAGE_COST + flood.bytes as i64
+    }
+
+    /// Plays turns in which every service that floods is offered; what each was charged.
+    fn play(schedule: &mut Schedule, floods: &[Flood], turns: usize) -> Vec<i64> {
+        let mut charged = vec![0; floods.len()];
+        for _ in 0..turns {
+            schedule.begin_turn();
+            let mut served = false;
+            for (service, flood) in floods.iter().enumerate() {
+                if schedule.allows(service as u16, flood.from) {
+                    schedule.charge(service, flood.from, flood.messages, flood.bytes);
+                    charged[service] += cost(flood);
+                    served = true;
+                }
+            }
+            assert!(served, "a turn with work serves some of it");
+        }
+        charged
+    }
+
+    proptest! {
+        #[test]
+        fn two_tenants_that_flood_get_the_same(one in flood(), other in flood()) {
+            let mut schedule = Schedule::new();
+            schedule.place(0, "one");
+            schedule.place(1, "other");
+            let charged = play(&mut schedule, &[one, other], 2000);
+            let apart = (charged[0] - charged[1]).abs();
+            // What one batch and one round are worth.
+            prop_assert!(apart <= QUANTUM + cost(&one) + cost(&other), "{charged:?}");
+        }
+
+        #[test]
+        fn a_tenant_with_many_services_gets_no_more(floods in prop::collection::vec(flood(), 2..8)) {
+            let mut schedule = Schedule::new();
+            for service in 0..floods.len() {
+                schedule.place(service, if service == 0 { "one" } else { "many" });
+            }
+            let charged = play(&mut schedule, &floods, 3000);
+            let many: i64 = charged[1..].iter().sum();
+            let batches: i64 = floods.iter().map(cost).sum();
+            prop_assert!(many - charged[0] <= 2 * QUANTUM + batches, "{charged:?}");
+        }
+
+        #[test]
+        fn a_quiet_tenant_is_served_at_once(noisy in flood(), every in 1usize..50) {
+            let mut schedule = Schedule::new();
+            schedule.place(0, "noisy");
+            schedule.place(1, "quiet");
+            for turn in 0..2000 {
+                schedule.begin_turn();
+                if schedule.allows(0, noisy.from) {
+                    schedule.charge(0, noisy.from, noisy.messages, noisy.bytes);
+                }
+                if turn % every == 0 {
+                    // Less than a round's worth in the time in which the other one uses up several.
+                    prop_assert!(schedule.allows(1, Kind::Udp), "in turn {turn}");
+                    schedule.charge(1, Kind::Udp, 1, 64);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_tenant_is_never_held_back_and_another_one_changes_that_only_while_it_is_there() {
+        let mut schedule = Schedule::new();
+        schedule.place(0, "default");
+        schedule.place(1, "default");
+        let flood = |schedule: &mut Schedule| {
+            schedule.begin_turn();
+            let allowed = [0, 1].map(|service| schedule.allows(service, Kind::Udp));
+            (0..2).for_each(|service| schedule.charge(service, Kind::Udp, 1 << 20, 1 << 30));
+            allowed
+        };
+        for _ in 0..10 {
+            assert_eq!(flood(&mut schedule), [true, true]);
+        }
+        schedule.place(2, "other");
+        flood(&mut schedule);
+        assert!(schedule.allows(2, Kind::Udp));
+        schedule.begin_turn();
+        assert!(schedule.allows(2, Kind::Udp));
+        assert!(
+            !schedule.allows(0, Kind::Udp),
+            "it has used up what it has, and the other has not"
+        );
+        schedule.remove(2);
+        for _ in 0..10 {
+            assert_eq!(flood(&mut schedule), [true, true]);
+        }
+    }
+}

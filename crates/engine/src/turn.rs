@@ -10,6 +10,7 @@ use crate::control::message::MessageOf;
 use crate::endpoint::peer::links::Outbound;
 use crate::fabric::Fabric;
 use crate::metrics::WorkerCounters;
+use crate::service::chain::{Attached, Chain};
 use crate::service::share::ServiceShare;
 
 /// See the module's text.
@@ -122,6 +123,19 @@ impl<N: Nic> Turn<N> {
     /// After a block began to hang, or a service with such blocks has gone.
     pub(crate) fn count_hung_blocks(&self) {
         self.counters.hung_blocks.set(self.services.iter().map(|share| share.hung_blocks).sum());
+    }
+
+    /// Attaches a chain of functions to a service, or detaches the one it has. Returns the one it had, or the new one if the
+    /// service has left.
+    pub(crate) fn replace_chain(
+        &mut self,
+        slot: u16,
+        chain: Option<Box<dyn Chain>>,
+    ) -> Option<Box<dyn Chain>> {
+        let share = self.services.get_mut(usize::from(slot));
+        let Some(share) = share.filter(|share| !share.is_vacant()) else { return chain };
+        let chain = chain.map(|chain| Box::new(Attached::new(chain)));
+        std::mem::replace(&mut share.chain, chain).map(|former| former.detach())
     }
 
     /// Something happened on a TCP connection to a backend.

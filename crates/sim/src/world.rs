@@ -16,7 +16,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use engine::metrics::{Metrics, ServiceMetrics, ServiceSnapshot};
 use engine::stages::ObservationSnapshot;
 use engine::topology::{Replies, Topology};
-use engine::{Attachment, BlockEnds, ControlMessage, Fabric, ServiceInstall, Switch, Worker};
+use engine::{
+    Attachment, BlockEnds, Chain, ControlMessage, Fabric, ServiceInstall, Switch, Worker,
+};
 use mqueue::abi::RingEntry;
 use mqueue::{HeapMapping, MappedMemory, Region, Words};
 use wire::DropReason;
@@ -522,6 +524,13 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     /// Lost messages of a service for one reason.
     pub fn dropped(&self, service: usize, reason: DropReason) -> u64 {
         self.services[service].snapshot().dropped(reason)
+    }
+
+    /// Attaches a chain of functions to a service on one worker, or detaches it, from its next turn on.
+    pub fn set_chain(&self, worker: usize, service: usize, chain: Option<Box<dyn Chain>>) {
+        let slot = *self.slots[service].last().expect("every service has a slot");
+        let (former, _) = mpsc::channel();
+        self.fabric.post(worker as u16, ControlMessage::Chain(slot, chain, former));
     }
 
     /// A worker stops accepting, from its next turn on.

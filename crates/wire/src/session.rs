@@ -36,7 +36,7 @@ pub enum Origin {
 }
 
 /// Endpoints whose clients have keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EndpointKind {
     /// TCP connections.
     Tcp,
@@ -45,7 +45,7 @@ pub enum EndpointKind {
 }
 
 /// A client of an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReplyTo {
     /// The endpoint.
     pub endpoint: EndpointKind,

@@ -11,6 +11,7 @@ use crate::control::drain::Detached;
 use crate::control::generation::RuntimeEvent;
 use crate::control::install::{ServiceInstall, Switch};
 use crate::endpoint::shm::ShmClient;
+use crate::service::chain::Chain;
 use crate::worker::Worker;
 
 /// Messages that a worker takes in one turn.
@@ -32,6 +33,8 @@ pub enum ControlMessage<S, P> {
     ShmAttached(Box<ShmClient>),
     /// The shared-memory client with this id is gone.
     ShmGone(u64),
+    /// Attach a chain of functions to the service in this slot, or detach the one it has, which is sent back.
+    Chain(u16, Option<Box<dyn Chain>>, Sender<Option<Box<dyn Chain>>>),
     /// A connection that another worker accepted for this one.
     Connection(Accepted<S>),
     /// Accept nothing new; answer what was accepted.
@@ -82,6 +85,9 @@ impl<N: Nic> Worker<N> {
             ControlMessage::Expire(slot) => self.expire(slot),
             ControlMessage::Release(slot, reply) => {
                 let _ = reply.send(self.release(slot));
+            }
+            ControlMessage::Chain(slot, chain, reply) => {
+                let _ = reply.send(self.turn.replace_chain(slot, chain));
             }
             ControlMessage::Runtime(event) => self.apply_runtime_event(event),
             ControlMessage::ShmAttached(client) => {

@@ -143,7 +143,7 @@ impl Peers {
                     break;
                 }
                 Admitted::Lost(reason) => Self::report_loss(turn, &envelope, reason),
-                Admitted::Accepted => {}
+                Admitted::Accepted | Admitted::Answered => {}
             }
             link.requests.advance();
             took = true;

@@ -37,6 +37,8 @@ use crate::endpoint::Endpoint;
 use crate::endpoint::run::{Next, Run};
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{Arrival, Awaited, RETRY_BYTES, RETRY_NS, Shown};
+use crate::service::chain::{Hooks, NoHooks};
+use crate::service::share::ServiceShare;
 use crate::topology::Replies;
 use crate::turn::Turn;
 
@@ -410,7 +412,26 @@ impl ActiveClient {
         if share.is_paused() {
             return (0, Stop::Enough);
         }
-        let Ok(room) = self.room() else { return (0, Stop::Broken) };
+        match share.chain.take() {
+            None => self.admit_requests(turn, schedule, (index, generation), dirty, NoHooks),
+            Some(chain) => self.admit_requests(turn, schedule, (index, generation), dirty, chain),
+        }
+    }
+
+    fn admit_requests<N: Nic, H: Hooks>(
+        &mut self,
+        turn: &mut Turn<N>,
+        schedule: &mut Schedule,
+        (index, generation): (u32, u32),
+        dirty: &mut Vec<u32>,
+        hooks: H,
+    ) -> (u32, Stop) {
+        let service = self.client.service as usize;
+        let share = &mut turn.services[service];
+        let Ok(room) = self.room() else {
+            share.chain = hooks.into_chain();
+            return (0, Stop::Broken);
+        };
         self.no_room = room == 0;
         let room = room.min(BUDGET);
         let waiting = self.client.requests.hint().min(room.into());
@@ -428,9 +449,9 @@ impl ActiveClient {
             flow,
             target: None,
         };
-        let mut batch = Batch::of_burst(turn, service, waiting as usize);
+        let mut batch = Batch::of_burst(turn, service, hooks, waiting as usize);
         let mut scratch = std::mem::take(&mut turn.scratch);
-        let (mut taken, mut bytes) = (0, 0);
+        let mut taken = 0;
         let mut stop = Stop::Enough;
         if waiting > 1 && matches!(self.client.requests.peek(), Ok(Some(_))) {
             // The others are fetched while those before them are submitted.
@@ -438,7 +459,7 @@ impl ActiveClient {
                 self.client.requests.prefetch(ahead, SHORT_BYTES);
             }
         }
-        while taken < room && bytes < BUDGET_BYTES {
+        while taken < room && batch.bytes() < BUDGET_BYTES {
             let header = match self.client.requests.peek() {
                 Ok(Some(header)) if header.kind == kind::MESSAGE => header,
                 Ok(None) => break,
@@ -461,12 +482,14 @@ impl ActiveClient {
             }
             self.client.requests.advance();
             taken += 1;
-            bytes += u64::from(header.len);
             if self.answers {
                 self.outstanding += 1;
             }
             if let Admitted::Lost(reason) = admitted {
                 self.report_loss(index, header.tag, reason, dirty);
+            }
+            if H::ATTACHED && admitted == Admitted::Answered {
+                self.answer(&turn.services[service], (index, header.tag), batch.reply(), dirty);
             }
         }
         turn.scratch = scratch;
@@ -503,6 +526,32 @@ impl ActiveClient {
             self.report_loss(index, header.tag, DropReason::Draining, dirty);
         }
         (taken, Stop::Enough)
+    }
+
+    /// The outcome of a request that the service's chain has answered.
+    #[cold]
+    fn answer(
+        &mut self,
+        share: &ServiceShare,
+        (index, tag): (u32, u64),
+        reply: &[u8],
+        dirty: &mut Vec<u32>,
+    ) {
+        if !self.answers {
+            return share.count_consumed(1);
+        }
+        let head = Head { token: 0, tag, kind: kind::MESSAGE, status: 0 };
+        if self.client.replies.push(head, reply).is_err() {
+            // There is a slot, so it is too long, or the client broke its ring.
+            share.count_lost(DropReason::ReplyTooLong, 1);
+            return self.report_loss(index, tag, DropReason::ReplyTooLong, dirty);
+        }
+        self.outstanding -= 1;
+        share.count_replied(1);
+        share.count_replied_bytes(reply.len() as u64);
+        if !std::mem::replace(&mut self.dirty, true) {
+            dirty.push(index);
+        }
     }
 
     /// The outcome of a request that no mqueue will ever take.

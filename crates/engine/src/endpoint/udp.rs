@@ -2,7 +2,7 @@
 //!
 //! Replies whose clients are owed more may stay for a while, so that more of them leave as one GSO batch.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use wire::DropReason;
 use wire::admission::{flow_hash, reply_allowed};
@@ -12,13 +12,14 @@ use wire::nic::{
 };
 use wire::session::Origin;
 
-use crate::admit::{Batch, Waits};
+use crate::admit::{Admitted, Batch, Waits};
 use crate::endpoint::Endpoint;
 use crate::endpoint::port::Port;
 use crate::endpoint::run::{Next, Run};
 use crate::endpoint::sources::{Sources, lowest_source};
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{Arrival, Awaited};
+use crate::service::chain::{Hooks, NoHooks};
 use crate::topology::Limits;
 use crate::turn::Turn;
 
@@ -127,6 +128,61 @@ impl UdpPort {
         }
     }
 
+    /// For a reply that cannot be put into the batch as that is.
+    #[inline(never)]
+    fn make_room<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        index: PortIndex,
+        request_len: u32,
+        len: usize,
+    ) -> NoRoom {
+        if len > UDP_PAYLOAD_MAX {
+            return NoRoom::Never(DropReason::ReplyTooLong);
+        }
+        if !reply_allowed(request_len as usize, len, self.reply_ratio) {
+            return NoRoom::Never(DropReason::ReplyRatio);
+        }
+        if self.tx.room_for(len) {
+            return NoRoom::Made;
+        }
+        // What may stay does, if there is room without it.
+        for patient in [self.may_defer(turn), false] {
+            self.send(turn, index, patient);
+            self.tx.compact();
+            if self.tx.room_for(len) {
+                return NoRoom::Made;
+            }
+        }
+        NoRoom::Still
+    }
+
+    /// A reply that is in no ring, to a datagram whose request is not under way.
+    fn answer<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        index: PortIndex,
+        to: (SocketAddr, Option<IpAddr>, u32),
+        reply: &[u8],
+    ) {
+        let (peer, local, request_len) = to;
+        let len = reply.len();
+        let share = &turn.services[usize::from(self.port.service)];
+        if !share.is_answered(Expects::Reply) {
+            return share.count_consumed(1);
+        }
+        let lost = match self.make_room(turn, index, request_len, len) {
+            NoRoom::Made => {
+                self.tx.push(peer, local, len, |bytes| bytes.copy_from_slice(reply));
+                turn.services[usize::from(self.port.service)].count_replied_bytes(len as u64);
+                return;
+            }
+            NoRoom::Never(reason) => reason,
+            NoRoom::Still => DropReason::SendFailed,
+        };
+        turn.services[usize::from(self.port.service)].count_lost(lost, 1);
+    }
+
     /// Throws away the replies that wait; how many.
     fn drop_waiting(&mut self) -> u64 {
         let waiting = self.tx.waiting().len();
@@ -222,6 +278,19 @@ impl UdpPorts {
         of_service.map(close).collect()
     }
 
+    /// A reply that is in no ring, to a datagram of this many bytes whose request is no longer under way.
+    pub(crate) fn answer<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        origin: &Origin,
+        request_len: u32,
+        reply: &[u8],
+    ) {
+        let Origin::Datagram { port, peer, local } = *origin else { return };
+        let udp = &mut self.ports[usize::from(port)];
+        udp.answer(turn, port, (peer, local, request_len), reply);
+    }
+
     /// Throws away what waits for the clients of a service; it is counted for this reason.
     pub(crate) fn drop_waiting<N: Nic>(
         &mut self,
@@ -254,13 +323,30 @@ impl UdpPorts {
         if turn.draining && !mutants::on("serve_after_drain") {
             return;
         }
-        let Self { ports, sources, rx } = self;
-        let UdpPort { port, lowest_source, .. } = &mut ports[index];
-        port.ready = turn.nic.recv(index as PortIndex, rx);
+        let port = &mut self.ports[index].port;
+        port.ready = turn.nic.recv(index as PortIndex, &mut self.rx);
         let service = usize::from(port.service);
-        turn.services[service].count_lost(DropReason::SocketOverflow, rx.overflowed.into());
-        turn.worked |= !rx.items.is_empty();
-        let mut batch = Batch::of_burst(turn, service, rx.items.len());
+        let share = &mut turn.services[service];
+        share.count_lost(DropReason::SocketOverflow, self.rx.overflowed.into());
+        turn.worked |= !self.rx.items.is_empty();
+        match share.chain.take() {
+            None => self.admit_batch(turn, schedule, index, NoHooks),
+            Some(chain) => self.admit_batch(turn, schedule, index, chain),
+        }
+    }
+
+    fn admit_batch<N: Nic, H: Hooks>(
+        &mut self,
+        turn: &mut Turn<N>,
+        schedule: &mut Schedule,
+        index: usize,
+        hooks: H,
+    ) {
+        let Self { ports, sources, rx } = self;
+        let UdpPort { port, lowest_source, .. } = &ports[index];
+        let (port, lowest_source) = (*port, *lowest_source);
+        let service = usize::from(port.service);
+        let mut batch = Batch::of_burst(turn, service, hooks, rx.items.len());
         // Datagrams of one client often come in a row: what it is about them stays.
         let mut arrival: Option<Arrival> = None;
         for datagram in &rx.items {
@@ -272,7 +358,7 @@ impl UdpPorts {
                 Some(arrival) if arrival.is_from(datagram) => arrival,
                 other => {
                     let (peer, local) = (datagram.peer, datagram.local);
-                    if let Some(reason) = sources.refuse(peer, local, *lowest_source) {
+                    if let Some(reason) = sources.refuse(peer, local, lowest_source) {
                         turn.services[service].count_lost(reason, 1);
                         continue;
                     }
@@ -281,42 +367,20 @@ impl UdpPorts {
                         number: 0,
                         expects: Expects::Reply,
                         received_ns: turn.now_ns,
-                        flow: Self::flow_of(turn, service, port, peer),
+                        flow: Self::flow_of(turn, service, &port, peer),
                         target: None,
                     })
                 }
             };
+            let mut payload = rx.payload(datagram);
             // What is lost is counted, and its client hears nothing.
-            batch.admit(turn, arrival, &mut rx.payload(datagram), Waits::Nowhere);
-        }
-        batch.end(turn, schedule, Kind::Udp);
-    }
-
-    /// For a reply that cannot be put into its port's batch as that is.
-    #[inline(never)]
-    fn make_room<N: Nic>(
-        &mut self,
-        turn: &mut Turn<N>,
-        index: PortIndex,
-        request_len: u32,
-        len: usize,
-    ) -> NoRoom {
-        let udp = &mut self.ports[usize::from(index)];
-        if len > UDP_PAYLOAD_MAX {
-            return NoRoom::Never(DropReason::ReplyTooLong);
-        }
-        if !reply_allowed(request_len as usize, len, udp.reply_ratio) {
-            return NoRoom::Never(DropReason::ReplyRatio);
-        }
-        // What may stay does, if there is room without it.
-        for patient in [udp.may_defer(turn), false] {
-            udp.send(turn, index, patient);
-            udp.tx.compact();
-            if udp.tx.room_for(len) {
-                return NoRoom::Made;
+            let admitted = batch.admit(turn, arrival, &mut payload, Waits::Nowhere);
+            if H::ATTACHED && admitted == Admitted::Answered {
+                let to = (datagram.peer, datagram.local, datagram.len);
+                ports[index].answer(turn, index as PortIndex, to, batch.reply());
             }
         }
-        NoRoom::Still
+        batch.end(turn, schedule, Kind::Udp);
     }
 }
 
@@ -361,7 +425,7 @@ impl<N: Nic> Endpoint<N> for UdpPorts {
                 run.advance(share);
             } else {
                 let (port, request) = (*port, *request);
-                match self.make_room(turn, port, request.len, len) {
+                match self.ports[usize::from(port)].make_room(turn, port, request.len, len) {
                     NoRoom::Made => continue,
                     NoRoom::Still => return run.block(&mut turn.services[run.service]),
                     NoRoom::Never(reason) => {
@@ -379,7 +443,7 @@ impl<N: Nic> Endpoint<N> for UdpPorts {
         }
     }
 
-    /// Datagrams have no client that hears of a loss.
+    /// Datagrams have no clients with keys: see [`UdpPorts::answer`].
     fn settle(&mut self, _: &mut Turn<N>, _: usize, _: &Awaited, _: Result<&[u8], DropReason>) {}
 
     fn flush(&mut self, turn: &mut Turn<N>, patient: bool) {

@@ -162,6 +162,11 @@ impl Dispatcher {
         self.run_max = fit.clamp(1, RUN_MAX.into()) as u32;
     }
 
+    /// The worker that owns an mqueue of the service, and its local number there; `None` if there is no such mqueue.
+    pub(crate) fn locate(&self, global: u32) -> Option<(u32, u32)> {
+        (global < self.owner.total()).then(|| self.owner.locate(global))
+    }
+
     /// Whether [`Self::route`] looks at its `flow` argument.
     pub(crate) fn needs_flow(&self) -> bool {
         self.policy == Dispatch::FlowHash

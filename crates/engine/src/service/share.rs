@@ -15,6 +15,7 @@ use crate::control::pause::Pause;
 use crate::endpoint::backend::{BackendPool, ClientMqueue};
 use crate::metrics::ServiceCounters;
 use crate::service::arrival::{Arrival, Message, Refusal};
+use crate::service::chain::Attached;
 use crate::service::dispatch::{Dispatcher, Owner};
 use crate::service::ends::{Attachment, ShareMqueue, share_mqueues};
 use crate::service::mqueues::{Load, NOT_FULL, ServerMqueue, alive, write_ahead};
@@ -85,6 +86,8 @@ pub(crate) struct ServiceShare {
     pub(crate) other_credit: Vec<u32>,
     /// The service is about to leave: it gets no new requests.
     pub(crate) leaving: Option<Leaving>,
+    /// Functions on the path of its messages, while no batch is on its way.
+    pub(crate) chain: Option<Box<Attached>>,
     /// Why it takes nothing in for now: an accelerator of it begins a new generation.
     pub(crate) pauses: Vec<Pause>,
 }
@@ -182,6 +185,7 @@ impl ServiceShare {
             backends,
             other_credit: vec![0; workers as usize],
             leaving: None,
+            chain: None,
             pauses: Vec::new(),
         }
     }

@@ -10,6 +10,7 @@ use super::connection::{Outcome, Reading};
 use crate::admit::{Admitted, Batch, Waits};
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{Arrival, Awaited};
+use crate::service::chain::{Hooks, NoHooks};
 use crate::turn::Turn;
 
 /// Bytes of one read from a stream, at least.
@@ -172,7 +173,25 @@ impl TcpConnections {
         bytes: &[u8],
     ) -> usize {
         let Some(connection) = self.table.at(key) else { return 0 };
-        let mut batch = Batch::of_clients(connection.service.into());
+        let service = usize::from(connection.service);
+        match turn.services[service].chain.take() {
+            None => {
+                self.admit_messages(turn, schedule, Batch::of_clients(service, NoHooks), key, bytes)
+            }
+            Some(chain) => {
+                self.admit_messages(turn, schedule, Batch::of_clients(service, chain), key, bytes)
+            }
+        }
+    }
+
+    fn admit_messages<N: Nic, H: Hooks>(
+        &mut self,
+        turn: &mut Turn<N>,
+        schedule: &mut Schedule,
+        mut batch: Batch<H>,
+        key: StreamKey,
+        bytes: &[u8],
+    ) -> usize {
         let mut taken = 0;
         while let Some(consumed) = self.take_next(turn, &mut batch, key, &bytes[taken..]) {
             taken += consumed;
@@ -182,10 +201,10 @@ impl TcpConnections {
     }
 
     /// Takes what is first in `rest`. `None`: it stays there.
-    fn take_next<N: Nic>(
+    fn take_next<N: Nic, H: Hooks>(
         &mut self,
         turn: &mut Turn<N>,
-        batch: &mut Batch,
+        batch: &mut Batch<H>,
         key: StreamKey,
         rest: &[u8],
     ) -> Option<usize> {
@@ -237,10 +256,10 @@ impl TcpConnections {
 
     /// A stream that cannot be understood any further: the protocol's error reply, in its turn, then
     /// the end.
-    fn refuse_stream<N: Nic>(
+    fn refuse_stream<N: Nic, H: Hooks>(
         &mut self,
         turn: &mut Turn<N>,
-        batch: &mut Batch,
+        batch: &mut Batch<H>,
         key: StreamKey,
         error: FramingError,
     ) {
@@ -258,10 +277,10 @@ impl TcpConnections {
     }
 
     /// Admits one message of a connection. False: it has to wait.
-    fn take_message<N: Nic>(
+    fn take_message<N: Nic, H: Hooks>(
         &mut self,
         turn: &mut Turn<N>,
-        batch: &mut Batch,
+        batch: &mut Batch<H>,
         key: StreamKey,
         mut payload: &[u8],
         expects: Expects,
@@ -284,13 +303,21 @@ impl TcpConnections {
         }
         connection.last_message_ns = turn.now_ns;
         let number = connection.take();
-        let share = &turn.services[service];
-        if !share.is_answered(expects) {
+        let request = Awaited { to, number, expects };
+        let is_answered = turn.services[service].is_answered(expects);
+        match admitted {
             // Its place in the order of replies is already empty, whatever becomes of it.
-            self.record(turn, key, number, Outcome::Nothing);
-        } else if let Admitted::Lost(reason) = admitted {
-            let request = Awaited { to, number, expects };
-            self.deliver_loss(turn, service, &request, reason);
+            _ if !is_answered => {
+                if H::ATTACHED && admitted == Admitted::Answered {
+                    turn.services[service].count_consumed(1);
+                }
+                self.record(turn, key, number, Outcome::Nothing);
+            }
+            Admitted::Lost(reason) => self.deliver_loss(turn, service, &request, reason),
+            Admitted::Answered => {
+                self.deliver_payload(turn, service, &request, batch.reply());
+            }
+            Admitted::Accepted | Admitted::Held => {}
         }
         true
     }

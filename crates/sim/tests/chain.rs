@@ -1,0 +1,152 @@
+//! A chain of functions on the path of a service's messages.
+
+mod scene;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use engine::topology::Dispatch;
+use engine::{Chain, Verdict};
+use scene::{Scene, request, script};
+use sim::accelerator::Behaviour;
+use sim::message::{Body, decode_request, reply_payload};
+use wire::DropReason;
+use wire::framing::Framing;
+
+const FRAMING: Framing = Framing::LengthU16;
+
+/// Decides by the request's sequence number; counts what it sees.
+#[derive(Clone, Default)]
+struct Decides {
+    /// Requests up to this one pass...
+    passes: u32,
+    /// ... the next ones up to this are dropped; others are answered.
+    drops: u32,
+    steers: Option<u32>,
+    /// Replies are dropped.
+    drops_replies: bool,
+    requests: Arc<AtomicU64>,
+    replies: Arc<AtomicU64>,
+}
+
+impl Chain for Decides {
+    fn request(&mut self, payload: &[u8], reply: &mut Vec<u8>) -> Verdict {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let (body, flavor) = decode_request(FRAMING, payload).expect("clients are sound");
+        if let Some(mqueue) = self.steers {
+            return Verdict::Steer(mqueue);
+        }
+        match body.sequence {
+            sequence if sequence < self.passes => Verdict::Pass,
+            sequence if sequence < self.drops => Verdict::Drop(DropReason::BadLength),
+            _ => {
+                reply.extend(reply_payload(FRAMING, &body.reply(), flavor));
+                Verdict::Reply
+            }
+        }
+    }
+
+    fn reply(&mut self, reply: &[u8], other: &mut Vec<u8>) -> Verdict {
+        self.replies.fetch_add(1, Ordering::Relaxed);
+        if self.drops_replies {
+            // No reason why a request ends.
+            return Verdict::Drop(DropReason::BadMessage);
+        }
+        // The same bytes, as if they were others.
+        other.extend(reply);
+        Verdict::Reply
+    }
+}
+
+impl Decides {
+    fn seen(&self) -> (u64, u64) {
+        (self.requests.load(Ordering::Relaxed), self.replies.load(Ordering::Relaxed))
+    }
+
+    fn attach(&self, scene: &mut Scene) {
+        for worker in 0..scene.world.workers.len() {
+            scene.world.set_chain(worker, 0, Some(Box::new(self.clone())));
+        }
+        scene.run(1);
+    }
+}
+
+fn ask(scene: &mut Scene, body: Body) {
+    scene.ask(body);
+    let caller = scene.connect();
+    scene.call(caller, body);
+    scene.run(20);
+}
+
+#[test]
+fn a_request_passes_is_dropped_or_is_answered() {
+    let mut scene = script(FRAMING).play();
+    ask(&mut scene, request(0));
+    assert_eq!(scene.replied(), 2, "without a chain");
+    let chain = Decides { passes: 1, drops: 2, ..Decides::default() };
+    chain.attach(&mut scene);
+    ask(&mut scene, request(0));
+    assert_eq!((scene.replied(), chain.seen()), (4, (2, 2)));
+    ask(&mut scene, request(1));
+    assert_eq!((scene.replied(), scene.dropped(DropReason::BadLength)), (4, 2));
+    let accepted = scene.world.metrics.service(0).accepted;
+    ask(&mut scene, request(2));
+    assert_eq!((scene.replied(), chain.seen()), (6, (6, 2)));
+    assert_eq!(scene.world.metrics.service(0).accepted, accepted, "no block saw them");
+    scene.world.set_chain(0, 0, None);
+    scene.run(1);
+    ask(&mut scene, request(1));
+    assert_eq!((scene.replied(), chain.seen()), (8, (6, 2)), "it was detached while it ran");
+    scene.world.check().unwrap();
+}
+
+#[test]
+fn a_reply_may_be_dropped() {
+    let mut scene = script(FRAMING).play();
+    let chain = Decides { passes: 9, drops_replies: true, ..Decides::default() };
+    chain.attach(&mut scene);
+    ask(&mut scene, request(0));
+    assert_eq!((scene.replied(), scene.dropped(DropReason::KernelDrop)), (0, 2));
+    assert_eq!((scene.world.under_way(0), chain.seen()), (0, (2, 2)));
+}
+
+#[test]
+fn what_another_worker_takes_over_is_seen_once() {
+    let mut script = script(FRAMING);
+    script.setup.topology.engine.workers = 2;
+    script.service().mqueues = 2;
+    script.service().dispatch = Dispatch::RoundRobin;
+    let mut scene = script.play();
+    // The second mqueue is the second worker's.
+    let chain = Decides { steers: Some(1), ..Decides::default() };
+    chain.attach(&mut scene);
+    scene.ask_from(0, request(0));
+    let caller = scene.connect_to(0);
+    scene.call(caller, request(0));
+    scene.run(50);
+    assert_eq!((scene.replied(), chain.seen()), (2, (2, 2)));
+    assert_eq!(scene.world.metrics.service(0).handed_in, 2);
+    // There is no such mqueue.
+    let lost = Decides { steers: Some(2), ..Decides::default() };
+    lost.attach(&mut scene);
+    scene.ask_from(0, request(1));
+    scene.run(20);
+    assert_eq!(scene.dropped(DropReason::MqueueDead), 1);
+}
+
+#[test]
+fn a_request_that_waits_for_credit_is_seen_once() {
+    let mut script = script(FRAMING);
+    let late = (2 * scene::MS, 2 * scene::MS);
+    *script.behaviour() = Behaviour { remote: true, delay_ns: late, ..Behaviour::default() };
+    let mut scene = script.play();
+    let chain = Decides { passes: 100, ..Decides::default() };
+    chain.attach(&mut scene);
+    let caller = scene.connect();
+    // There are four slots.
+    for sequence in 0..12 {
+        scene.call(caller, request(sequence));
+    }
+    scene.wait_ms(60);
+    assert_eq!((scene.replied(), chain.seen()), (12, (12, 12)));
+}
