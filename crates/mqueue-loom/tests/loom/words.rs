@@ -175,10 +175,10 @@ holds! {
 }
 
 fails! {
-    stop_without_release: drain(protocol::DOORBELL, Weak::Release(STOP_OFFSET)), "left behind";
-    stop_without_acquire: drain(protocol::DOORBELL, Weak::Acquire(STOP_OFFSET)), "left behind";
-    stop_without_release_granule: drain(protocol::GRANULE8, Weak::Release(STOP_OFFSET)), "left behind";
-    stop_without_acquire_granule: drain(protocol::GRANULE8, Weak::Acquire(STOP_OFFSET)), "left behind";
+    stop_without_release: drain(protocol::DOORBELL, Weak::Release(STOP_OFFSET)), "was missed";
+    stop_without_acquire: drain(protocol::DOORBELL, Weak::Acquire(STOP_OFFSET)), "was missed";
+    stop_without_release_granule: drain(protocol::GRANULE8, Weak::Release(STOP_OFFSET)), "was missed";
+    stop_without_acquire_granule: drain(protocol::GRANULE8, Weak::Acquire(STOP_OFFSET)), "was missed";
     heartbeat_without_release: heartbeat(Beats::Accelerator, Weak::Release(ACCELERATOR_HEARTBEAT)), "before the writes it publishes";
     heartbeat_without_acquire: heartbeat(Beats::Accelerator, Weak::Acquire(ACCELERATOR_HEARTBEAT)), "before the writes it publishes";
     engine_heartbeat_without_release: heartbeat(Beats::Engine, Weak::Release(ENGINE_HEARTBEAT)), "before the writes it publishes";
