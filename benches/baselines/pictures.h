@@ -8,7 +8,7 @@
 struct Pictures {
     uint32_t count = 0;
 
-    // Reads records of `bytes`; `note` when a text stands before the first.
+    // Reads records of `bytes`; `note` if a text precedes the first.
     Pictures(const char* path, const char* magic, size_t bytes, bool note = false) : bytes(bytes) {
         FILE* f = std::fopen(path, "rb");
         if (!f) fail(std::string("read ") + path);

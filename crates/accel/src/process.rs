@@ -62,7 +62,7 @@ impl RemoteLink {
     }
 
     /// Wakes the runtime to check the stop word.
-    pub fn ring(&self) {
+    pub fn wake(&self) {
         (self.ring)();
     }
 }
@@ -79,7 +79,7 @@ impl Blocks for RemoteBlocks {
     fn drive(&mut self, _now_ns: u64, rang: &[u32], touched: &mut Vec<u32>) {
         // EDGE PARK (waker half)
         if !rang.is_empty() && self.words.accelerator_parked() {
-            self.link.ring();
+            self.link.wake();
         }
         self.words.tx_waiting_among(&self.mqueues, touched);
     }

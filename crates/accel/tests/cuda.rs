@@ -456,7 +456,7 @@ fn the_driver_ends_a_process_that_breaks_a_rule() {
     assert_eq!(ended_by_the_driver("nothing").0, Some(0));
     let rules = [
         ("running", "cuMemCreate would wait for a kernel that is running"),
-        ("carveout", "cuLaunchKernel came beside a kernel before both were told"),
+        ("carveout", "cuLaunchKernel came beside a kernel before both preferred"),
         ("copy", "cuLaunchKernel came while a copy was in flight"),
     ];
     for (rule, sentence) in rules {

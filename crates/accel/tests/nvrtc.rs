@@ -1,5 +1,5 @@
-//! Building kernels for GPUs with the compiler that is a library: what is asked of it, and what is said where something is
-//! missing. `kernels/fake_nvrtc.cpp` is in its place; what the real one makes is looked at in `src/cuda/kernels.rs`.
+//! Building kernels for GPUs with the compiler library: the calls, and the errors if something is
+//! missing. `kernels/fake_nvrtc.cpp` replaces the library; `src/cuda/kernels.rs` tests the output of the real one.
 
 mod common;
 
@@ -30,7 +30,7 @@ impl Cuda {
         cuda
     }
 
-    /// Makes the library that says it is of this version.
+    /// Compiles the library with this version.
     fn compile(&self, version: &str) {
         let built = Command::new("c++")
             .args(["-std=c++17", "-shared", "-fPIC", &format!("-DVERSION={version}"), "-o"])
@@ -47,7 +47,7 @@ impl Cuda {
         self.path("lib/libnvrtc.so.99")
     }
 
-    /// Builds a source of this text, and returns what it became as text.
+    /// Builds a source with this text, and returns the output as text.
     fn build(
         &self,
         text: &str,
@@ -138,7 +138,7 @@ fn a_library_that_is_too_old_is_refused() {
 
 #[test]
 fn missing_parts_are_found_among_pythons_packages() {
-    // This test again, in an environment where CUDA lies in a folder that has no libcu++ and no libnvfatbin.
+    // Runs this test again, in an environment where CUDA's folder has no libcu++ and no libnvfatbin.
     const AGAIN: &str = "SERVAL_TEST_AGAIN";
     if std::env::var_os(AGAIN).is_some() {
         let (compiler, lacks) = cuda_compiler().unwrap();

@@ -19,22 +19,22 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A wake-up within one process.
 #[derive(Default)]
-struct Bell {
-    rings: Mutex<u64>,
-    rung: Condvar,
+struct WakeUp {
+    pending: Mutex<u64>,
+    woken: Condvar,
     total: AtomicU64,
 }
 
-impl Bell {
-    fn ring(&self) {
+impl WakeUp {
+    fn wake(&self) {
         self.total.fetch_add(1, Ordering::Relaxed);
-        *self.rings.lock().unwrap() += 1;
-        self.rung.notify_all();
+        *self.pending.lock().unwrap() += 1;
+        self.woken.notify_all();
     }
 
     fn doze(&self, limit: Duration) {
-        let rings = self.rings.lock().unwrap();
-        let waited = self.rung.wait_timeout_while(rings, limit, |rings| *rings == 0);
+        let pending = self.pending.lock().unwrap();
+        let waited = self.woken.wait_timeout_while(pending, limit, |pending| *pending == 0);
         *waited.unwrap().0 = 0;
     }
 }
@@ -45,14 +45,14 @@ fn host(
     given: &[(&str, f64)],
     threads: usize,
     hung_after: Duration,
-) -> Result<(HostBlocks, RemoteBlocks, Arc<Bell>), AccelError> {
-    let bell = Arc::<Bell>::default();
-    let rung = bell.clone();
+) -> Result<(HostBlocks, RemoteBlocks, Arc<WakeUp>), AccelError> {
+    let wake_up = Arc::<WakeUp>::default();
+    let woken = wake_up.clone();
     let link = RemoteLink::new({
-        let bell = bell.clone();
-        move || bell.ring()
+        let wake_up = wake_up.clone();
+        move || wake_up.wake()
     });
-    let doze = Box::new(move |limit| bell.doze(limit));
+    let doze = Box::new(move |limit| wake_up.doze(limit));
     let options = HostOptions {
         service: "s".into(),
         threads,
@@ -64,7 +64,7 @@ fn host(
     let host = HostBlocks::start(&engine.memory, kernel, &params(given), options)?;
     // One mqueue each.
     let mqueues = engine.all_blocks().into();
-    Ok((host, RemoteBlocks::new(engine.words.clone(), mqueues, link), rung))
+    Ok((host, RemoteBlocks::new(engine.words.clone(), mqueues, link), woken))
 }
 
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
@@ -101,7 +101,8 @@ fn threads_that_sleep_are_woken_for_every_message() {
         let mut engine = Engine::new(&Shape { blocks: 12, ..Shape::default() });
         let echo = Kernel::builtin("echo").unwrap();
         let hung_after = Duration::from_secs(60);
-        let (mut host, mut blocks, bell) = host(&engine, &echo, &[], threads, hung_after).unwrap();
+        let (mut host, mut blocks, wake_up) =
+            host(&engine, &echo, &[], threads, hung_after).unwrap();
         let words = engine.words.clone();
         let rounds = 100;
         for round in 1..=rounds {
@@ -112,7 +113,7 @@ fn threads_that_sleep_are_woken_for_every_message() {
         }
         // Every round started while a thread slept, which may have woken up by itself in that moment, but rarely.
         assert!(
-            10 * bell.total.load(Ordering::Relaxed) >= 9 * rounds,
+            10 * wake_up.total.load(Ordering::Relaxed) >= 9 * rounds,
             "the threads were not woken"
         );
         words.set_stop(stop::DRAIN);

@@ -204,7 +204,7 @@ fn a_drain_answers_what_is_there_and_ends() {
     assert_eq!(blocks.running(), 0);
     let all: Vec<_> = (0..28).map(|block| (block, reason::STOPPED)).collect();
     assert_eq!(ended(&mut blocks), all);
-    assert_eq!(ended(&mut blocks), [], "told once");
+    assert_eq!(ended(&mut blocks), [], "reported once");
     assert_eq!(drive(&mut blocks, 0, &[0, 27]), [], "nothing is left to run");
 }
 

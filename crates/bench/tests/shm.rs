@@ -20,7 +20,7 @@ use mqueue::abi::{ABI_VERSION, RingEntry, kind};
 use mqueue::{Head, MappedMemory, Memory, Region};
 use server::Server;
 use sys::SharedMemory;
-use sys::local::{Bell, LocalSocket, wait_readable};
+use sys::local::{LocalSocket, WakeFd, wait_readable};
 use wire::handshake::{ANSWER_BYTES_MAX, Answer, Hello, Terms, VERSION};
 use wire::{DropReason, ReportedReason};
 
@@ -323,7 +323,7 @@ struct Rogue {
     socket: LocalSocket,
     memory: MappedMemory,
     entries: Vec<RingEntry>,
-    bell: Bell,
+    wake_fd: WakeFd,
 }
 
 fn say(path: &Path, hello: &[u8]) -> (LocalSocket, Answer, Vec<OwnedFd>) {
@@ -341,16 +341,18 @@ impl Rogue {
         let hello = Hello { version: VERSION, abi_version: ABI_VERSION, depth: 8 };
         let (socket, answer, descriptors) = say(path, &hello.encode());
         assert!(matches!(answer, Answer::Accepted(Terms { depth: 8, answers: true, .. })));
-        let Ok([region, bell, _]) = <[OwnedFd; 3]>::try_from(descriptors) else { panic!("three") };
+        let Ok([region, wake_fd, _]) = <[OwnedFd; 3]>::try_from(descriptors) else {
+            panic!("three")
+        };
         let memory = SharedMemory::open(region, 1 << 30, false).unwrap();
         let memory = MappedMemory::new(std::sync::Arc::new(memory));
         let entries = Region::join(memory.clone()).unwrap().entries().to_vec();
-        Self { socket, memory, entries, bell: Bell::received(bell) }
+        Self { socket, memory, entries, wake_fd: WakeFd::received(wake_fd) }
     }
 
     fn store(&self, at: u64, value: u64) {
         self.memory.store(at, value, Ordering::Release);
-        self.bell.ring();
+        self.wake_fd.wake();
     }
 
     fn is_closed(&self) -> bool {
@@ -429,33 +431,33 @@ fn random_words_everywhere_hurt_nobody_else() {
     assert!(server.shutdown().is_clean());
 }
 
-/// The bell's other half is the worker's: it must not wait for a client that ruins its own.
+/// The wake-up descriptor's other half is the worker's: it must not wait for a client that ruins its own.
 #[test]
-fn a_client_that_jams_its_bell_does_not_stop_the_worker() {
-    // More than the bell holds.
+fn a_client_that_fills_its_wake_up_buffer_does_not_stop_the_worker() {
+    // More than its buffer holds.
     const REQUESTS: u64 = 600;
     let path = port("jammed");
     let server = serve(echo(&path));
     let mut bystander = connect(&path, 16);
     let hello = Hello { version: VERSION, abi_version: ABI_VERSION, depth: 8 };
     let (_socket, _, descriptors) = say(&path, &hello.encode());
-    let Ok([region, engine_bell, own_bell]) = <[OwnedFd; 3]>::try_from(descriptors) else {
+    let Ok([region, engine_wake_fd, own_wake_fd]) = <[OwnedFd; 3]>::try_from(descriptors) else {
         panic!("three descriptors")
     };
     // Blocking for all who share it, and as full as it gets.
-    UnixStream::from(own_bell.try_clone().unwrap()).set_nonblocking(false).unwrap();
-    File::from(own_bell.try_clone().unwrap()).write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
+    UnixStream::from(own_wake_fd.try_clone().unwrap()).set_nonblocking(false).unwrap();
+    File::from(own_wake_fd.try_clone().unwrap()).write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
     let memory = SharedMemory::open(region, 1 << 30, false).unwrap();
     let mut region = Region::join(MappedMemory::new(std::sync::Arc::new(memory))).unwrap();
     let words = region.words();
     let (mut replies, mut requests) = region.accelerator_ends(0);
-    let engine_bell = Bell::received(engine_bell);
+    let engine_wake_fd = WakeFd::received(engine_wake_fd);
     words.set_accelerator_parked(true);
     for tag in 0..REQUESTS {
         let head = Head { token: 0, tag, kind: kind::MESSAGE, status: 0 };
-        requests.push(head, b"ring the bell").unwrap();
+        requests.push(head, b"wake the engine").unwrap();
         requests.publish();
-        engine_bell.ring();
+        engine_wake_fd.wake();
         eventually("the worker answers", || replies.peek().unwrap().is_some());
         replies.advance();
         replies.release();

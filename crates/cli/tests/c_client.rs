@@ -19,7 +19,7 @@ use engine::topology::Service;
 use mqueue::abi::{RegionHeader, RingEntry, SlotHeader, kind};
 use mqueue::memory::Ordering;
 use mqueue::{Head, MappedMemory, Memory, MqueuePlan, Producer, Region, RegionPlan, RingPlan};
-use sys::local::{Bell, LocalListener, LocalSocket, wait_readable};
+use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
 use sys::{RegionOptions, SharedMemory};
 use wire::handshake::{Answer, HELLO_BYTES, Hello, Terms};
 use wire::{DropReason, ReportedReason};
@@ -324,9 +324,9 @@ fn region(depth: u32) -> (Arc<SharedMemory>, Region<MappedMemory>) {
     (memory, region)
 }
 
-/// Sends an answer that accepts, with this region; returns the client's bell.
-fn let_in(socket: &LocalSocket, region: BorrowedFd<'_>) -> Bell {
-    let [engine, client] = [Bell::new().unwrap(), Bell::new().unwrap()];
+/// Sends an answer that accepts, with this region; returns the client's wake-up descriptor.
+fn let_in(socket: &LocalSocket, region: BorrowedFd<'_>) -> WakeFd {
+    let [engine, client] = [WakeFd::new().unwrap(), WakeFd::new().unwrap()];
     socket.send(&welcome().encode(), &[region, engine.as_fd(), client.as_fd()]).unwrap();
     client
 }
@@ -426,12 +426,12 @@ fn outcome(
         let engine = impostor(&path, move |socket| {
             let (memory, mut region) = region(DEPTH);
             let (mut outcomes, mut requests) = region.engine_ends(0);
-            let bell = let_in(socket, memory.fd());
+            let wake_fd = let_in(socket, memory.fd());
             eventually("a request comes", || {
                 requests.peek().unwrap().is_some_and(|request| request.len == 5)
             });
             act(&mut outcomes, region.memory(), socket);
-            bell.ring();
+            wake_fd.wake();
         });
         let said = output("shm_test", variant, &["one", path.to_str().unwrap()]);
         engine.join().unwrap();
@@ -527,10 +527,10 @@ fn the_rust_client_reads_a_new_reason_as_another_one() {
     let engine = impostor(&path, |socket| {
         let (memory, mut region) = region(DEPTH);
         let (mut outcomes, _) = region.engine_ends(0);
-        let bell = let_in(socket, memory.fd());
+        let wake_fd = let_in(socket, memory.fd());
         outcomes.push(head(kind::DROP, u8::MAX), b"").unwrap();
         outcomes.publish();
-        bell.ring();
+        wake_fd.wake();
     });
     let mut client = Client::connect(&path, &Options::default()).unwrap();
     let reply = client.receive(&mut [0; 8], PATIENCE).unwrap().expect("an outcome");

@@ -149,7 +149,7 @@ fn a_doorbell_publishes_its_heads() {
             }
             done.store(true, Ordering::Release);
         });
-        // The listener looks at the ring only when the bell tells it to: a lost message stays lost.
+        // The listener reads the ring only after a doorbell: a lost message stays lost.
         let (mut listener, mut moved) = (Listener::new(&[0], |_| 0), Vec::new());
         let mut next = 0;
         loop {
@@ -165,7 +165,7 @@ fn a_doorbell_publishes_its_heads() {
             } else if finished {
                 break assert_eq!(next, ROUNDS, "a message was left behind");
             } else {
-                // A full ring waits for messages that the listener has not been told of yet.
+                // A full ring waits for messages that have not been signalled to the listener yet.
                 std::thread::yield_now();
             }
         }

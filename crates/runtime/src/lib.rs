@@ -31,7 +31,7 @@ pub use heartbeat::HeartbeatMonitor;
 pub use kinds::{GpuDevice, HostDevice};
 use mqueue::abi::{ABI_VERSION, reason, state, stop};
 use mqueue::{MappedMemory, Region, Words};
-use sys::local::{Bell, LocalSocket, wait_readable};
+use sys::local::{LocalSocket, WakeFd, wait_readable};
 use sys::{PrivateFile, SharedMemory};
 use wire::attach::{
     Bye, DESCRIPTORS, FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Offer, Ready,
@@ -109,7 +109,7 @@ pub struct Job {
     pub words: Words<MappedMemory>,
     /// Rung by the engine when it published something and [`Words::accelerator_parked`] says that the
     /// runtime sleeps, and when it wants the blocks to end.
-    pub bell: Arc<Bell>,
+    pub wake_fd: Arc<WakeFd>,
     /// Blocks of the region; all of them are to run.
     pub blocks: u32,
     /// The service.
@@ -357,7 +357,7 @@ fn receive_answer(
 fn open(offer: Offer, descriptors: Vec<OwnedFd>) -> Result<(Job, Duration), RuntimeError> {
     let wrong = |error: &dyn std::fmt::Display| RuntimeError::Offer(error.to_string());
     let mut descriptors = descriptors.into_iter();
-    let (Some(region), Some(bell)) = (descriptors.next(), descriptors.next()) else {
+    let (Some(region), Some(wake_fd)) = (descriptors.next(), descriptors.next()) else {
         return Err(wrong(&format!("it came without the {DESCRIPTORS} descriptors")));
     };
     let file = descriptors.next().map(|file| PrivateFile::received(file, FILE_BYTES_MAX));
@@ -372,7 +372,7 @@ fn open(offer: Offer, descriptors: Vec<OwnedFd>) -> Result<(Job, Duration), Runt
     let job = Job {
         words: joined.words(),
         memory,
-        bell: Arc::new(Bell::received(bell)),
+        wake_fd: Arc::new(WakeFd::received(wake_fd)),
         blocks: offer.blocks,
         service: offer.service,
         accelerator: offer.accelerator,

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use engine::metrics::Metrics;
 use serde_json::{Value as Json, json};
 use sys::PrivateFile;
-use sys::local::{Bell, LocalListener, LocalSocket, wait_readable};
+use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
 
 use self::protocol::{REQUEST_BYTES_MAX, Request};
 use crate::config::{Config, ConfigError, ControlSocket, Overrides, memory_url, url};
@@ -146,7 +146,7 @@ pub struct Control {
     tasks: Arc<Tasks>,
     ending: Arc<AtomicBool>,
     owner: JoinHandle<Option<ShutdownReport>>,
-    control_server: Option<(Arc<Bell>, JoinHandle<()>)>,
+    control_server: Option<(Arc<WakeFd>, JoinHandle<()>)>,
 }
 
 impl Control {
@@ -208,14 +208,14 @@ impl Control {
         path: &Path,
         status: Status,
         pages: Pages,
-    ) -> Result<(Arc<Bell>, JoinHandle<()>), String> {
+    ) -> Result<(Arc<WakeFd>, JoinHandle<()>), String> {
         let listener = LocalListener::bind(path).map_err(|error| error.to_string())?;
-        let bell = Arc::new(Bell::new().map_err(|error| error.to_string())?);
+        let wake_fd = Arc::new(WakeFd::new().map_err(|error| error.to_string())?);
         let (ending, tasks) = (self.ending.clone(), self.tasks.clone());
         let connections = Vec::new();
         let mut control_server = ControlServer {
             listener,
-            bell: bell.clone(),
+            wake_fd: wake_fd.clone(),
             ending,
             tasks,
             status,
@@ -225,7 +225,7 @@ impl Control {
         let builder = std::thread::Builder::new().name("serval-reception".into());
         let thread = builder.spawn(move || control_server.run());
         let thread = thread.map_err(|error| format!("a thread cannot be started: {error}"))?;
-        Ok((bell, thread))
+        Ok((wake_fd, thread))
     }
 
     /// Reads the configuration again, soon. One that waits already is enough.
@@ -237,8 +237,8 @@ impl Control {
     pub fn begin_end(&self) {
         self.ending.store(true, Ordering::Relaxed);
         self.tasks.end();
-        if let Some((bell, _)) = &self.control_server {
-            bell.ring();
+        if let Some((wake_fd, _)) = &self.control_server {
+            wake_fd.wake();
         }
     }
 
@@ -457,7 +457,7 @@ struct Connection {
 /// The thread of the control socket.
 struct ControlServer {
     listener: LocalListener,
-    bell: Arc<Bell>,
+    wake_fd: Arc<WakeFd>,
     ending: Arc<AtomicBool>,
     tasks: Arc<Tasks>,
     status: Status,
@@ -473,7 +473,7 @@ impl ControlServer {
     }
 
     fn wait_and_dispatch(&mut self) {
-        let mut files: Vec<BorrowedFd<'_>> = vec![self.bell.as_fd(), self.listener.as_fd()];
+        let mut files: Vec<BorrowedFd<'_>> = vec![self.wake_fd.as_fd(), self.listener.as_fd()];
         files.extend(self.connections.iter().map(|connection| connection.socket.as_fd()));
         let now = Instant::now();
         let timeout = |connection: &Connection| match connection.awaits {
@@ -482,7 +482,7 @@ impl ControlServer {
         };
         let ready = wait_readable(&files, self.connections.iter().map(timeout).min());
         if ready[0] {
-            self.bell.silence();
+            self.wake_fd.clear();
         }
         // From the back, so that who goes moves nobody who is still to be looked at.
         for index in (0..self.connections.len()).rev() {

@@ -10,7 +10,7 @@ use crate::config::{Config, Origin, Setting};
 /// Descriptors for everything that does not grow: the metrics endpoint with its clients, the control
 /// side of shared memory, the log, kernel libraries while they are opened.
 const OTHER_DESCRIPTORS: u64 = 128;
-/// Descriptors of a shared-memory client: its socket, its region and a bell for either side.
+/// Descriptors of a shared-memory client: its socket, its region and a wake-up descriptor for each side.
 const MEMORY_CLIENT_DESCRIPTORS: u64 = 4;
 
 /// What this machine does not have; one sentence that names the key.

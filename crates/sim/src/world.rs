@@ -171,7 +171,7 @@ pub(crate) fn prepare_region(
     let workers = setup.topology.engine.workers;
     let service = &setup.topology.services[service];
     let mut plan = service.region_plan(place, generation).starting_at(setup.ring_start);
-    // Which ring is which is what the directory says, and it may say it otherwise in each life.
+    // The directory identifies the rings, possibly in another order in each generation.
     if generation % 2 == 0 {
         plan.rings.reverse();
     }

@@ -318,14 +318,14 @@ impl AsFd for LocalSocket {
     }
 }
 
-/// A descriptor on which one process wakes another: an eventfd, or the far end of a [`BellPull`].
+/// A descriptor on which one process wakes another: an eventfd, or the far end of a [`WakeSender`].
 ///
 /// All holders of an eventfd share its open file description: one of them could make it blocking and fill
 /// it, so that the next write blocks. A process therefore writes to an eventfd only if it trusts all holders.
 #[derive(Debug)]
-pub struct Bell(OwnedFd);
+pub struct WakeFd(OwnedFd);
 
-impl Bell {
+impl WakeFd {
     /// A new eventfd with no wake-up pending.
     pub fn new() -> io::Result<Self> {
         // SAFETY: no pointers.
@@ -338,7 +338,7 @@ impl Bell {
     }
 
     /// Wakes the current waiter, or the next one.
-    pub fn ring(&self) {
+    pub fn wake(&self) {
         let one = 1u64.to_ne_bytes();
         // Fails only if the counter is full, and then a wake-up is pending anyway.
         // SAFETY: `one` is 8 readable bytes.
@@ -346,17 +346,18 @@ impl Bell {
     }
 
     /// Clears pending wake-ups.
-    pub fn silence(&self) {
+    pub fn clear(&self) {
         // Larger than the default buffer of a socket pair, which holds one byte per wake-up; an eventfd reads 8 bytes.
         // Leftover bytes only cause a spurious wake-up.
-        let mut rings = [0u8; 512];
+        let mut pending = [0u8; 512];
         // Fails if none was pending.
-        // SAFETY: pointer and length describe `rings`.
-        let _ = unsafe { libc::read(self.0.as_raw_fd(), rings.as_mut_ptr().cast(), rings.len()) };
+        // SAFETY: pointer and length describe `pending`.
+        let _ =
+            unsafe { libc::read(self.0.as_raw_fd(), pending.as_mut_ptr().cast(), pending.len()) };
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for WakeFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -365,22 +366,22 @@ impl AsFd for Bell {
 /// Wakes an untrusted process without ever blocking: one end of a socket pair, whose other end the process
 /// gets. The ends do not share an open file description, so the process cannot make a wake-up block.
 #[derive(Debug)]
-pub struct BellPull(OwnedFd);
+pub struct WakeSender(OwnedFd);
 
-impl BellPull {
+impl WakeSender {
     /// The sending end, and the descriptor for the other process.
-    pub fn new() -> io::Result<(Self, Bell)> {
+    pub fn new() -> io::Result<(Self, WakeFd)> {
         let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let mut ends: [c_int; 2] = [-1; 2];
         // SAFETY: the host kernel writes two descriptors to `ends`.
         check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
         // SAFETY: both are new and owned by nothing else.
         let [ours, theirs] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
-        Ok((Self(ours), Bell(theirs)))
+        Ok((Self(ours), WakeFd(theirs)))
     }
 
     /// Wakes the current waiter, or the next one.
-    pub fn ring(&self) {
+    pub fn wake(&self) {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // Fails if the buffer is full, and then a wake-up is pending anyway, or if the other end is closed.
         // SAFETY: one readable byte.

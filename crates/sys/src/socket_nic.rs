@@ -336,7 +336,7 @@ impl SocketNic {
                 (Source::Stream(key), bits) => self.stream_events(key, bits, events),
                 (Source::Listener(_), _) => listeners += 1,
                 (Source::Waker, _) if slept => self.poller.consume_wake(),
-                (Source::Waker | Source::Bell, _) => {}
+                (Source::Waker | Source::WakeFd, _) => {}
             }
         }
         if listeners > 0 {

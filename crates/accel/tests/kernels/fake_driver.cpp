@@ -1,6 +1,6 @@
-// A GPU driver without a GPU: the functions that the cuda accelerator uses, with host threads for blocks. What tests want of it is
-// in its file's name, so that each can load a copy of its own, or in the environment's FAKE_GPU (what comes after a while comes once,
-// when the file is there that is named behind " when "):
+// A GPU driver without a GPU: the functions that the cuda accelerator uses, with host threads as blocks. Its behaviour is selected by
+// its file's name, so that each test can load a copy of its own, or by the environment variable FAKE_GPU (an event "after a while"
+// occurs once, when the file named after " when " exists):
 //
 //   small      two multiprocessors with room for one block each
 //   full       no memory can be allocated
@@ -32,7 +32,7 @@
 #include "../../../../device/kernels/builtin.cpp"
 #include "as_asked.h"
 
-// Asks its backend twice as much as it may, looks at no answer, and computes for `params.microseconds`.
+// Sends its backend twice as many requests as permitted, reads no answer, and computes for `params.microseconds`.
 SERVAL_KERNEL(asks_and_computes) (serval::Block& block, serval::Mqueue& q) {
     const uint64_t ns = static_cast<uint64_t>(block.param("microseconds", 0) * 1000);
     while (auto msg = q.recv(block)) {
@@ -98,12 +98,12 @@ struct Module {
     Function* functions = nullptr;
 };
 
-// Kernels that run beside each other must all have been told; one that is alone may be.
+// Kernels that run beside each other must all have the setting; one that runs alone may have it.
 void prefers_shared_memory_beside_others(const Function* of) {
     static bool all_told = true;
     const bool beside = __atomic_load_n(&running, __ATOMIC_ACQUIRE) != 0;
     all_told = (all_told || !beside) && of->carveout == 100;
-    if (beside && !all_told) broken("cuLaunchKernel", "came beside a kernel before both were told to prefer shared memory");
+    if (beside && !all_told) broken("cuLaunchKernel", "came beside a kernel before both preferred shared memory");
 }
 
 struct Block {

@@ -1,5 +1,5 @@
-// NVRTC and nvFatbin without a compiler: code is a line that says what it was made of, so that tests see what was asked. A source
-// with `refuse` in it is refused, one with `warn` has a warning. Version 99.0 unless told otherwise, for sm_80 and sm_90.
+// NVRTC and nvFatbin without a compiler: the code is a line that lists the inputs, so that tests can check the call. A source
+// with `refuse` in it is rejected, one with `warn` has a warning. Version 99.0 by default, for sm_80 and sm_90.
 #include <stddef.h>
 
 #include <string>

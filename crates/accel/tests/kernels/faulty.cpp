@@ -15,7 +15,7 @@ SERVAL_KERNEL(overrun) (serval::Block& block, serval::Mqueue& q) {
     }
 }
 
-// Does not care that the service stops.
+// Ignores the stop of the service.
 SERVAL_KERNEL(stubborn) (serval::Block& block, serval::Mqueue& q) {
     for (;;) (void)q.recv(block);
 }
@@ -23,7 +23,7 @@ SERVAL_KERNEL(stubborn) (serval::Block& block, serval::Mqueue& q) {
 // Ends before it has received anything.
 SERVAL_KERNEL(early) (serval::Block&, serval::Mqueue&) {}
 
-// Asks its backend before the first request, and answers requests with what it was told.
+// Asks its backend before the first request, and replies to requests with its answer.
 SERVAL_KERNEL(ask_first) (serval::Block& block, serval::Mqueue& q) {
     q.backend(0).send(block, "hello", 5, 77);
     auto answer = q.backend(0).recv(block);

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use mqueue::abi::{ABI_VERSION, kind, stop};
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, Region, RingError, Words};
 use sys::SharedMemory;
-use sys::local::{Bell, LocalSocket, wait_readable};
+use sys::local::{LocalSocket, WakeFd, wait_readable};
 use wire::handshake::{
     ANSWER_BYTES_MAX, Answer, DESCRIPTORS, HandshakeError, Hello, Terms, VERSION,
 };
@@ -139,8 +139,8 @@ pub struct Client {
     replies: Consumer<MappedMemory>,
     words: Words<MappedMemory>,
     socket: LocalSocket,
-    engine_bell: Bell,
-    own_bell: Bell,
+    engine_wake_fd: WakeFd,
+    own_wake_fd: WakeFd,
     terms: Terms,
     /// Requests without an outcome (services that answer).
     under_way: u32,
@@ -181,7 +181,7 @@ impl Client {
             Answer::Refused(why) => return Err(ShmError::Refused(why)),
         };
         let descriptors: Result<[_; DESCRIPTORS], _> = descriptors.try_into();
-        let Ok([region, engine_bell, own_bell]) = descriptors else {
+        let Ok([region, engine_wake_fd, own_wake_fd]) = descriptors else {
             return Err(HandshakeError::Foreign.into());
         };
         let unusable = |error: String| ShmError::Region(error);
@@ -199,8 +199,8 @@ impl Client {
             replies,
             words: region.words(),
             socket,
-            engine_bell: Bell::received(engine_bell),
-            own_bell: Bell::received(own_bell),
+            engine_wake_fd: WakeFd::received(engine_wake_fd),
+            own_wake_fd: WakeFd::received(own_wake_fd),
             terms,
             under_way: 0,
             tags: vec![0; terms.depth as usize].into_boxed_slice(),
@@ -269,7 +269,7 @@ impl Client {
         if std::mem::take(&mut self.unpublished) {
             self.requests.publish();
             if self.words.parked() {
-                self.engine_bell.ring();
+                self.engine_wake_fd.wake();
             }
         }
     }
@@ -373,9 +373,9 @@ impl Client {
             let mut ended = false;
             // Also without time to wait: the end of the engine is told.
             if matches!(found, Ok(None)) {
-                let files = [self.own_bell.as_fd(), self.socket.as_fd()];
+                let files = [self.own_wake_fd.as_fd(), self.socket.as_fd()];
                 let ready = wait_readable(&files, Some(left));
-                self.own_bell.silence();
+                self.own_wake_fd.clear();
                 ended = ready[1];
             }
             self.words.set_accelerator_parked(false);

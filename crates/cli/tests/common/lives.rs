@@ -289,12 +289,12 @@ impl Fake {
 
 impl Place {
     pub(crate) fn of(offer: Offer, files: Vec<OwnedFd>) -> Self {
-        let [region, bell]: [OwnedFd; 2] = files.try_into().unwrap();
+        let [region, wake_fd]: [OwnedFd; 2] = files.try_into().unwrap();
         let shared = SharedMemory::open(region, offer.region_bytes as usize, false).unwrap();
         let memory = MappedMemory::new(Arc::new(shared));
         let mut region = Region::join(memory.clone()).unwrap();
         let rings = (0..region.block_count()).map(|block| region.accelerator_ends(block)).collect();
-        Self { offer, region: SharedMemoryRegion { memory, rings }, _bell: bell }
+        Self { offer, region: SharedMemoryRegion { memory, rings }, _bell: wake_fd }
     }
 }
 

@@ -6,7 +6,7 @@ use std::thread;
 
 use engine::topology::Service;
 use mqueue::{MappedMemory, Region, RegionPlan};
-use sys::local::{Bell, BellPull, LocalListener, LocalSocket};
+use sys::local::{LocalListener, LocalSocket, WakeFd, WakeSender};
 use sys::{RegionOptions, SharedMemory};
 use wire::attach::{FromEngine, MAGIC, Offer, VERSION};
 
@@ -20,8 +20,8 @@ pub(crate) struct Offers {
     later: Arc<SharedMemory>,
     /// Memory that is no region.
     bare: SharedMemory,
-    bell: Bell,
-    _pull: BellPull,
+    wake_fd: WakeFd,
+    _pull: WakeSender,
 }
 
 /// A part of the sentence, the message, and what comes with it.
@@ -40,9 +40,9 @@ impl Offers {
             Region::format(MappedMemory::new(memory.clone()), &plan(generation)).unwrap();
             memory
         };
-        let (pull, bell) = BellPull::new().unwrap();
+        let (pull, wake_fd) = WakeSender::new().unwrap();
         let bare = create().unwrap();
-        Self { bytes, good: region(1), later: region(2), bare, bell, _pull: pull }
+        Self { bytes, good: region(1), later: region(2), bare, wake_fd, _pull: pull }
     }
 
     /// An offer of the first life of a region of so many bytes, 0 for the right number.
@@ -73,18 +73,18 @@ impl Offers {
 
     /// What a good offer comes with.
     pub(crate) fn good(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.good.fd(), self.bell.as_fd()]
+        vec![self.good.fd(), self.wake_fd.as_fd()]
     }
 
     pub(crate) fn cases(&self) -> Vec<Case<'_>> {
         let offer = || self.offer("echo", 0);
-        let with = |region| vec![region, self.bell.as_fd()];
+        let with = |region| vec![region, self.wake_fd.as_fd()];
         let mut newer = offer();
         newer[8] = VERSION as u8 + 1;
         vec![
             ("without the 2 descriptors", offer(), vec![]),
             ("without the 2 descriptors", offer(), vec![self.good.fd()]),
-            ("not a region", offer(), with(self.bell.as_fd())),
+            ("not a region", offer(), with(self.wake_fd.as_fd())),
             ("over the limit", self.offer("echo", 4096), self.good()),
             ("not a Serval region", offer(), with(self.bare.fd())),
             ("of another life", offer(), with(self.later.fd())),

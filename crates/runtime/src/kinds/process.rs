@@ -74,15 +74,15 @@ impl Device for HostDevice {
         };
         let [job] = jobs else { return Err(refused(&"host cores run one service in a process")) };
         let kernel = kernel(job).map_err(|e| refused(&e))?;
-        let bell = job.bell.clone();
+        let wake_fd = job.wake_fd.clone();
         let options = HostOptions {
             service: job.service.clone(),
             threads: self.threads.clamp(1, job.blocks as usize),
             cores: self.cores.clone(),
             stack_bytes: self.stack_kib << 10,
             doze: Box::new(move |limit| {
-                wait_readable(&[bell.as_fd()], Some(limit));
-                bell.silence();
+                wait_readable(&[wake_fd.as_fd()], Some(limit));
+                wake_fd.clear();
             }),
             hung_after: self.hung_after,
         };

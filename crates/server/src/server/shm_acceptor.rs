@@ -3,7 +3,7 @@
 //!
 //! A client is let in if it is a process of the same user (or of root), speaks the same versions, and
 //! there is room for its connection and its region. What it maps is a region of its own, so it can
-//! reach nobody else's messages; the bell it rings is in its worker's epoll set and nowhere else. A
+//! reach nobody else's messages; its wake-up descriptor is only in its worker's epoll set. A
 //! client says one thing, its hello, and then nothing: whatever arrives later on its socket ends the
 //! connection, as does its end. When the worker lets go of a client the connection is shut down, which
 //! this thread sees like any other end.
@@ -24,7 +24,7 @@ use engine::topology::{Limits, Replies, Service, Topology};
 use engine::{ControlMessage, ShmClient, ShmPeer};
 use mqueue::abi::ABI_VERSION;
 use mqueue::{MappedMemory, Region};
-use sys::local::{Bell, BellPull, LocalError, LocalListener, LocalSocket, wait_readable};
+use sys::local::{LocalError, LocalListener, LocalSocket, WakeFd, WakeSender, wait_readable};
 use sys::{RegionOptions, SharedMemory, Waker};
 use wire::handshake::{Answer, DEPTH_DEFAULT, HELLO_BYTES, Hello, Terms};
 
@@ -118,7 +118,7 @@ impl PausedAcceptor {
 
 /// What the thread is told.
 struct Shared {
-    bell: Bell,
+    wake_fd: WakeFd,
     draining: AtomicBool,
     stop: AtomicBool,
     pause_requests: Mutex<Vec<PauseRequest>>,
@@ -138,7 +138,7 @@ impl ShmAcceptor {
         wakers: Vec<Waker>,
     ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
-            bell: Bell::new()?,
+            wake_fd: WakeFd::new()?,
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             pause_requests: Mutex::default(),
@@ -166,7 +166,7 @@ impl ShmAcceptor {
         let (tell, change) = mpsc::channel();
         let request = PauseRequest { evictions, paused, change };
         self.shared.pause_requests.lock().unwrap_or_else(PoisonError::into_inner).push(request);
-        self.shared.bell.ring();
+        self.shared.wake_fd.wake();
         let departing = pause_requests.recv_timeout(PAUSE_TIMEOUT).ok()?;
         // Told here and not by the thread: it may come to this when nobody waits for it any more.
         let tell_why = |client: DepartingClient| {
@@ -183,14 +183,14 @@ impl ShmAcceptor {
     /// Nobody is let in any more, and the sockets' files go.
     pub(super) fn stop_listening(&self) {
         self.shared.draining.store(true, Ordering::Relaxed);
-        self.shared.bell.ring();
+        self.shared.wake_fd.wake();
     }
 }
 
 impl Drop for ShmAcceptor {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.bell.ring();
+        self.shared.wake_fd.wake();
         if let Some(thread) = self.thread.take() {
             // It does not panic; if it did, there is nothing left to do for it.
             let _ = thread.join();
@@ -209,7 +209,7 @@ struct AcceptedClient {
     worker: u16,
     socket: Arc<LocalSocket>,
     /// Ends the worker's sleeps.
-    engine_bell: Bell,
+    engine_wake_fd: WakeFd,
     /// Held here so that the worker never drops the last reference: unmapping takes long.
     memory: Arc<SharedMemory>,
 }
@@ -218,12 +218,12 @@ struct AcceptedClient {
 struct Peer {
     why: Arc<OnceLock<String>>,
     socket: Arc<LocalSocket>,
-    bell: BellPull,
+    wake_fd: WakeSender,
 }
 
 impl ShmPeer for Peer {
     fn wake(&self) {
-        self.bell.ring();
+        self.wake_fd.wake();
     }
 }
 
@@ -302,7 +302,7 @@ impl AcceptorState {
     fn wait_and_dispatch(&mut self) {
         // Unmaps those that nobody else holds any more.
         self.retired.retain(|memory| Arc::strong_count(memory) > 1);
-        let mut descriptors: Vec<BorrowedFd<'_>> = vec![self.shared.bell.as_fd()];
+        let mut descriptors: Vec<BorrowedFd<'_>> = vec![self.shared.wake_fd.as_fd()];
         descriptors.extend(self.clients.iter().map(|g| g.socket.as_fd()));
         descriptors.extend(self.handshakes.descriptors());
         let now = Instant::now();
@@ -310,10 +310,10 @@ impl AcceptorState {
             self.handshakes.next_deadline().map(|until| until.saturating_duration_since(now));
         let pause = (!self.retired.is_empty()).then_some(POLL_INTERVAL);
         let ready = wait_readable(&descriptors, timeout.into_iter().chain(pause).min());
-        let (bell, rest) = ready.split_at(1);
+        let (wake_fd, rest) = ready.split_at(1);
         let (clients, handshakes) = rest.split_at(self.clients.len());
-        if bell[0] {
-            self.shared.bell.silence();
+        if wake_fd[0] {
+            self.shared.wake_fd.clear();
         }
         // From the back, so that what is removed moves nobody who is still to be looked at.
         for index in (0..clients.len()).rev().filter(|i| clients[*i]) {
@@ -377,11 +377,11 @@ impl AcceptorState {
         let mapped = MappedMemory::new(memory.clone());
         let mut region = Region::format(mapped, &plan).map_err(|e| e.to_string())?;
         let own = |error: std::io::Error| format!("the engine is short of descriptors: {error}");
-        let engine_bell = Bell::new().map_err(own)?;
-        let (bell_pull, client_bell) = BellPull::new().map_err(own)?;
+        let engine_wake_fd = WakeFd::new().map_err(own)?;
+        let (wake_sender, client_wake_fd) = WakeSender::new().map_err(own)?;
         let socket = socket.clone();
         let worker = self.fabric.assign_shm_client();
-        self.wakers[usize::from(worker)].listen_to(&engine_bell).map_err(|error| {
+        self.wakers[usize::from(worker)].listen_to(&engine_wake_fd).map_err(|error| {
             self.fabric.release_shm_client(worker);
             own(error)
         })?;
@@ -403,10 +403,10 @@ impl AcceptorState {
             replies,
             requests,
             words,
-            peer: Box::new(Peer { why: why.clone(), socket: socket.clone(), bell: bell_pull }),
+            peer: Box::new(Peer { why: why.clone(), socket: socket.clone(), wake_fd: wake_sender }),
         };
         self.fabric.post(worker, ControlMessage::ShmAttached(Box::new(client)));
-        let descriptors = [memory.fd(), engine_bell.as_fd(), client_bell.as_fd()];
+        let descriptors = [memory.fd(), engine_wake_fd.as_fd(), client_wake_fd.as_fd()];
         let sent = socket.send(&Answer::Accepted(terms).encode(), &descriptors);
         let (id, path) = (self.ids, path.clone());
         self.clients.push(AcceptedClient {
@@ -416,7 +416,7 @@ impl AcceptorState {
             why,
             worker,
             socket,
-            engine_bell,
+            engine_wake_fd,
             memory,
         });
         if let Err(error) = sent {
@@ -429,7 +429,7 @@ impl AcceptorState {
     /// A client has gone, said something it must not, or was closed by its worker.
     fn disconnect(&mut self, index: usize) {
         let client = self.clients.swap_remove(index);
-        self.wakers[usize::from(client.worker)].forget(&client.engine_bell);
+        self.wakers[usize::from(client.worker)].forget(&client.engine_wake_fd);
         client.socket.shut_down();
         self.fabric.post(client.worker, ControlMessage::ShmGone(client.id));
         self.retired.push(client.memory);
@@ -443,7 +443,7 @@ mod tests {
     #[test]
     fn nobody_is_told_of_a_change_that_was_given_up() {
         let shared = Arc::new(Shared {
-            bell: Bell::new().unwrap(),
+            wake_fd: WakeFd::new().unwrap(),
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             pause_requests: Mutex::default(),
@@ -457,7 +457,7 @@ mod tests {
             why: why.clone(),
             worker: 0,
             socket: Arc::new(LocalSocket::pair().unwrap().0),
-            engine_bell: Bell::new().unwrap(),
+            engine_wake_fd: WakeFd::new().unwrap(),
             memory: Arc::new(memory),
         };
         let mut state = AcceptorState {

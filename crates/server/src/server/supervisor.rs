@@ -45,7 +45,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use engine::topology::{AcceleratorKind, Launch, Service, Topology};
-use sys::local::{Bell, LocalError, LocalListener};
+use sys::local::{LocalError, LocalListener, WakeFd};
 
 use super::ServerFabric;
 use super::heartbeat::HeartbeatWriter;
@@ -66,7 +66,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the thread is told.
 struct Shared {
-    bell: Bell,
+    wake_fd: WakeFd,
     draining: AtomicBool,
     stop: AtomicBool,
     commands: Mutex<Vec<Command>>,
@@ -144,7 +144,7 @@ impl Supervisor {
         heartbeat_writer: Arc<HeartbeatWriter>,
     ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
-            bell: Bell::new()?,
+            wake_fd: WakeFd::new()?,
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             commands: Mutex::default(),
@@ -157,7 +157,7 @@ impl Supervisor {
 
     fn command(&self, command: Command) {
         self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
-        self.shared.bell.ring();
+        self.shared.wake_fd.wake();
     }
 
     /// Seats come; the workers have their lanes. Those whose runtimes the engine starts are to be waited for.
@@ -221,14 +221,14 @@ impl Supervisor {
     /// No runtime is let in or started any more; those that serve go on.
     pub(super) fn drain(&self) {
         self.shared.draining.store(true, Ordering::Relaxed);
-        self.shared.bell.ring();
+        self.shared.wake_fd.wake();
     }
 }
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.bell.ring();
+        self.shared.wake_fd.wake();
         if let Some(thread) = self.thread.take() {
             // It does not panic; if it did, there is nothing left to do for it.
             let _ = thread.join();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_int, epoll_event};
 
-use crate::local::Bell;
+use crate::local::WakeFd;
 use crate::os::{check, check_size, own};
 
 /// Maximum number of events per epoll call.
@@ -21,7 +21,7 @@ pub(super) enum Source {
     Listener(u16),
     Waker,
     /// A wake-up from another process: it ends a sleep and carries no other information.
-    Bell,
+    WakeFd,
 }
 
 impl Source {
@@ -30,7 +30,7 @@ impl Source {
             Self::Stream(key) => u64::from(key),
             Self::Listener(port) => 1 << 32 | u64::from(port),
             Self::Waker => 2 << 32,
-            Self::Bell => 3 << 32,
+            Self::WakeFd => 3 << 32,
         }
     }
 
@@ -39,7 +39,7 @@ impl Source {
             0 => Self::Stream(word as u32),
             1 => Self::Listener(word as u16),
             2 => Self::Waker,
-            _ => Self::Bell,
+            _ => Self::WakeFd,
         }
     }
 }
@@ -71,21 +71,21 @@ impl Waker {
         Ok(Self { shared: Arc::new(WakerShared { epoll, eventfd, pending }) })
     }
 
-    /// Lets another process end the worker's sleeps through `bell`. Each wake-up is an edge, and the
+    /// Lets another process end the worker's sleeps through `wake_fd`. Each wake-up is an edge, and the
     /// descriptor's count is never read.
-    pub fn listen_to(&self, bell: &Bell) -> io::Result<()> {
-        add(&self.shared.epoll, bell.as_fd(), Source::Bell, libc::EPOLLIN | libc::EPOLLET)
+    pub fn listen_to(&self, wake_fd: &WakeFd) -> io::Result<()> {
+        add(&self.shared.epoll, wake_fd.as_fd(), Source::WakeFd, libc::EPOLLIN | libc::EPOLLET)
     }
 
     /// Removes a wake-up descriptor. Closing it is not enough while another process holds it.
-    pub fn forget(&self, bell: &Bell) {
+    pub fn forget(&self, wake_fd: &WakeFd) {
         // Fails only for a descriptor that was never added.
         // SAFETY: a deletion ignores the event.
         let _ = check(unsafe {
             libc::epoll_ctl(
                 self.shared.epoll.as_raw_fd(),
                 libc::EPOLL_CTL_DEL,
-                bell.as_fd().as_raw_fd(),
+                wake_fd.as_fd().as_raw_fd(),
                 ptr::null_mut(),
             )
         });
@@ -145,7 +145,7 @@ impl Poller {
     pub(super) fn watch(&self, socket: BorrowedFd<'_>, source: Source) -> io::Result<()> {
         let interest = match source {
             Source::Stream(_) => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP,
-            Source::Listener(_) | Source::Waker | Source::Bell => libc::EPOLLIN,
+            Source::Listener(_) | Source::Waker | Source::WakeFd => libc::EPOLLIN,
         };
         self.add(socket, source, interest | libc::EPOLLET)
     }

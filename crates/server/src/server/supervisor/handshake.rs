@@ -177,7 +177,7 @@ impl SupervisorState {
             generation = region.generation,
             "a runtime attaches"
         );
-        let mut descriptors = vec![region.memory.fd(), region.bell.as_fd()];
+        let mut descriptors = vec![region.memory.fd(), region.wake_fd.as_fd()];
         descriptors.extend(runtime.spec.copy());
         socket.send(&FromEngine::Offer(offer).encode(), &descriptors)
     }

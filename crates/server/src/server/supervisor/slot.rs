@@ -19,7 +19,7 @@ use engine::{Attachment, BlockEnds, DrainBarrier};
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
 use sys::SharedMemory;
-use sys::local::{Bell, BellPull, LocalSocket};
+use sys::local::{LocalSocket, WakeFd, WakeSender};
 use sys::process::signal_name;
 use wire::DropReason;
 use wire::attach::FromEngine;
@@ -51,7 +51,7 @@ pub(in crate::server) struct RuntimeRegion {
     pub(super) words: Words<MappedMemory>,
     pub(super) link: Arc<RemoteLink>,
     /// Goes with the offer.
-    pub(super) bell: Bell,
+    pub(super) wake_fd: WakeFd,
     /// Goes before the region does.
     _heartbeat: HeartbeatGuard,
 }
@@ -132,12 +132,12 @@ impl RuntimeRegion {
         let RuntimeSpec { service, position, accelerator, workers, .. } = spec;
         let MadeRegion { memory, words, ends } =
             make_region(service, (*position, &accelerator.name), generation, *workers)?;
-        let (pull, bell) = BellPull::new().map_err(|source| sys::MemoryError::Host {
+        let (pull, wake_fd) = WakeSender::new().map_err(|source| sys::MemoryError::Host {
             call: "socketpair for the region",
             len_bytes: memory.len_bytes(),
             source,
         })?;
-        let link = RemoteLink::new(move || pull.ring());
+        let link = RemoteLink::new(move || pull.wake());
         let share = |ends: Vec<BlockEnds>| {
             let own = ends.iter().flat_map(BlockEnds::mqueues).collect();
             let blocks = RemoteBlocks::new(words.clone(), own, link.clone());
@@ -145,7 +145,7 @@ impl RuntimeRegion {
         };
         let shares = ends.into_iter().map(share).collect();
         let heartbeat = heartbeat_writer.add(words.clone());
-        Ok((Self { generation, memory, words, link, bell, _heartbeat: heartbeat }, shares))
+        Ok((Self { generation, memory, words, link, wake_fd, _heartbeat: heartbeat }, shares))
     }
 }
 
@@ -375,7 +375,7 @@ impl RuntimeSlot {
         if let (Some(socket), Some(region)) = (&socket, &self.region) {
             for region in self.inherited.iter().chain([region]) {
                 region.words.set_stop(stop::DRAIN);
-                region.link.ring();
+                region.link.wake();
             }
             let drain_ms = STOP_TIMEOUT.as_millis() as u32 / 2;
             // It may be gone.
@@ -396,7 +396,7 @@ impl RuntimeSlot {
             // Blocks that still run somewhere hear of it in the region, their process by the connection's end.
             if let Some(region) = &self.region {
                 region.words.set_stop(stop::NOW);
-                region.link.ring();
+                region.link.wake();
             }
             *socket = None;
         }

@@ -169,7 +169,7 @@ impl SupervisorState {
     }
 
     pub(super) fn wait_and_dispatch(&mut self) {
-        let mut files: Vec<BorrowedFd<'_>> = vec![self.shared.bell.as_fd()];
+        let mut files: Vec<BorrowedFd<'_>> = vec![self.shared.wake_fd.as_fd()];
         let spoken = self.runtimes.iter().filter(|(_, runtime)| runtime.socket().is_some());
         let spoken: Vec<u64> = spoken.map(|(id, _)| *id).collect();
         files.extend(self.runtimes.values().filter_map(|s| Some(s.socket()?.as_fd())));
@@ -186,10 +186,10 @@ impl SupervisorState {
             .min();
         let timeout = due.map(|due| due.saturating_duration_since(Instant::now()));
         let ready = wait_readable(&files, timeout);
-        let (bell, rest) = ready.split_at(1);
+        let (wake_fd, rest) = ready.split_at(1);
         let (runtimes, handshakes) = rest.split_at(spoken.len());
-        if bell[0] {
-            self.shared.bell.silence();
+        if wake_fd[0] {
+            self.shared.wake_fd.clear();
         }
         for (runtime, _) in spoken.into_iter().zip(runtimes).filter(|(_, ready)| **ready) {
             self.on_message(runtime);
@@ -364,7 +364,7 @@ impl SupervisorState {
             // Blocks that still run somewhere hear of it in the region, their process by the connection's end.
             if let Some(region) = &runtime.region {
                 region.words.set_stop(stop::NOW);
-                region.link.ring();
+                region.link.wake();
             }
             socket.shut_down();
         }

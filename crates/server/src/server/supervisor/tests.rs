@@ -44,7 +44,7 @@ fn started(program: &str) -> Launch {
 
 fn state() -> SupervisorState {
     let shared = Shared {
-        bell: Bell::new().unwrap(),
+        wake_fd: WakeFd::new().unwrap(),
         draining: AtomicBool::new(false),
         stop: AtomicBool::new(false),
         commands: Mutex::default(),
