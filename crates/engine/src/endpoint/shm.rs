@@ -561,7 +561,7 @@ impl ActiveClient {
             return;
         }
         self.outstanding -= 1;
-        let head = Head { token: 0, tag, kind: kind::DROP, status: why as u8 };
+        let head = Head { token: 0, tag, kind: kind::DROP, status: why.code() };
         // There is a slot, and a drop needs nothing else.
         self.broken |= self.client.replies.push(head, &[]).is_err();
         if !std::mem::replace(&mut self.dirty, true) {
