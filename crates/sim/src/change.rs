@@ -9,7 +9,8 @@ use std::sync::mpsc::{self, Receiver};
 
 use engine::accelerator::StartError;
 use engine::topology::Service;
-use engine::{ControlMessage, Detached, DrainBarrier, Leave, ServiceInstall, Switch};
+use engine::{ControlMessage, Detached, DrainBarrier, Leave, RuntimeEvent, ServiceInstall, Switch};
+use wire::DropReason;
 use wire::nic::{Nic, PortIndex};
 
 use crate::net::{Network, lock};
@@ -129,6 +130,34 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     pub fn hold_new_version(&mut self, drain_ns: u64) {
         let change = self.change.as_mut().expect("a change has begun");
         change.installs.iter_mut().flatten().for_each(|install| install.pause(0, drain_ns));
+    }
+
+    /// Posts a message about a service, an accelerator or a client that has left or never was there. The worker ignores it.
+    pub fn post_late_message(&self, worker: usize, rng: &mut Rng) {
+        let live: Vec<u16> = self.slots.iter().flatten().copied().collect();
+        let free: Vec<u16> = (0..live.len() as u16 + 2).filter(|s| !live.contains(s)).collect();
+        let (free, live) = (rng.pick(&free), rng.pick(&live));
+        // Either the service has left, or it never had this accelerator.
+        let (service, accelerator) = if rng.chance(500) { (free, 0) } else { (live, 9) };
+        let reason = DropReason::AcceleratorLost;
+        let (drain_ns, barrier) = (1, DrainBarrier::default());
+        let message = match rng.below(8) {
+            0 => ControlMessage::Expire(free),
+            1 => ControlMessage::Release(u16::MAX, mpsc::channel().0),
+            2 => ControlMessage::ShmGone(u64::MAX - rng.below(9)),
+            // It is not leaving: its time cannot be over.
+            3 if self.is_changed() => ControlMessage::Expire(live),
+            4 => ControlMessage::Runtime(RuntimeEvent::Started { service, accelerator }),
+            5 => ControlMessage::Runtime(RuntimeEvent::Ended { service, accelerator, reason }),
+            6 => ControlMessage::Runtime(RuntimeEvent::Resumed { service, accelerator }),
+            _ => ControlMessage::Runtime(RuntimeEvent::Paused {
+                service,
+                accelerator,
+                drain_ns,
+                barrier,
+            }),
+        };
+        self.fabric.post(worker as u16, message);
     }
 
     /// Whether every worker serves the state after the last change; the old version may still be draining.

@@ -143,6 +143,8 @@ faults! {
     MemoryScribble = "memory-scribble";
     /// A service is replaced by another version of it.
     Reload = "reload";
+    /// A worker gets a control message about something that has left or never was there.
+    LateMessage = "late-message";
     /// The workers do not run for milliseconds.
     Pause = "pause";
     /// The drain begins under load.

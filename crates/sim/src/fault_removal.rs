@@ -43,6 +43,7 @@ impl Plan {
             Fault::Restart => self.restarts.clear(),
             Fault::Hold => self.restarts.retain(|restart| restart.hold_ns.is_none()),
             Fault::Reload => self.reloads.clear(),
+            Fault::LateMessage => self.late_messages = 0,
             Fault::Pause => self.pause_one_in = u64::MAX,
             Fault::EarlyDrain => self.drain_at = None,
             Fault::CutReload => self.drain_cuts_reload = false,

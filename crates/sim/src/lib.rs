@@ -82,6 +82,7 @@
 //! | `memory-scribble` | `shm_client.rs`: any word of its region | no panic; no other client is affected |
 //! | `reload` | `run.rs`, `change.rs`: after any turn, worker by worker | sum, credit, others |
 //! | `cut-reload` | `run.rs`: the engine drains before clients disconnected by a reload have left | sum, others |
+//! | `late-message` | `run.rs`, `change.rs`: after any turn, also between the steps of a change | all of them: it is ignored |
 //! | `pause` | `run.rs` | sum, cause |
 //! | `early-drain` | `run.rs`, after any turn, worker by worker | sum: nothing is in flight after the end |
 //! | `ring-wrap` | `plan.rs`, first counts of rings | all of them |

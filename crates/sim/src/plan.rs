@@ -46,6 +46,8 @@ pub struct Plan {
     pub turns: u32,
     /// Shortest and longest time between two turns, in nanoseconds.
     pub stride_ns: (u64, u64),
+    /// Control messages about what has left, per thousand turns.
+    pub late_messages: u32,
     /// One turn in this many comes much later.
     pub pause_one_in: u64,
     /// The turn under load after which the drain begins; `None`: when all is quiet.
@@ -155,6 +157,7 @@ impl Plan {
             next_id: 1,
             turns,
             stride_ns: rng.pick(&[(0, 3 * US), (0, 30 * US), (5 * US, 300 * US)]),
+            late_messages: [0, 20, 300][(setup_seed % 3) as usize],
             pause_one_in: rng.pick(&[50, 400, u64::MAX]),
             drain_at: rng.chance(300).then(|| rng.below(turns.into()) as u32),
             drain_cuts_reload: setup_seed % 2 == 0,

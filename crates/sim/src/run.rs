@@ -180,6 +180,10 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             if !self.world.is_changed() && self.rng.chance(300) {
                 self.world.follow(worker);
             }
+            if self.rng.chance(self.plan.late_messages) {
+                lock(&self.world.net).fault_counts.one(Fault::LateMessage);
+                self.world.post_late_message(worker, &mut self.rng);
+            }
             if self.world.is_awake(worker) {
                 self.world.turn(worker);
                 self.world.check_turn(worker)?;

@@ -214,6 +214,35 @@ fn a_service_comes_changes_and_goes_at_any_step() {
     }
 }
 
+/// Control messages about what has left or never was there, between the steps of changes and among requests: they are
+/// ignored.
+#[test]
+fn late_messages_change_nothing() {
+    for seed in 0..12 {
+        let workers = 1 + seed as usize % 3;
+        let mut stage = Stage::new(workers, seed, seed % 2 == 0);
+        let spec = stage.world.topology().services[CHANGES].clone();
+        for round in 0..6 {
+            match round % 2 {
+                0 => stage.world.remove(CHANGES, 50 * MS),
+                _ => stage.world.put(spec.clone(), CHANGES, Keeps::all(true), 50 * MS),
+            }
+            stage.change_in_steps(|stage| {
+                for worker in 0..workers {
+                    let mut rng = stage.rng.fork();
+                    stage.world.post_late_message(worker, &mut rng);
+                }
+                stage.load();
+            });
+        }
+        stage.world.run(600, 100_000);
+        let stays = stage.world.metrics.service(STAYS);
+        assert_eq!(stays.dropped_requests(), 0, "seed {seed}: {stays:?}");
+        assert_eq!(stays.replied, stage.asked[STAYS], "seed {seed}");
+        stage.world.check_quiet().unwrap();
+    }
+}
+
 /// A worker without an mqueue of the service hands over from the first request on.
 #[test]
 fn the_credit_of_a_new_version_is_known_when_it_comes() {
