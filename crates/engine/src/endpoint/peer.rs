@@ -83,7 +83,8 @@ impl Peers {
                     let (envelope, payload) = bytes.split_at(ENVELOPE_BYTES);
                     let envelope = Envelope::decode(envelope.try_into().expect("split there"));
                     let outcome = if header.kind == abi::kind::DROP {
-                        Err(DropReason::ALL[header.status as usize % DropReason::COUNT])
+                        // Written by a worker of this process, so the code is known.
+                        Err(DropReason::from_code(header.status).unwrap_or(DropReason::MqueueDead))
                     } else {
                         turn.services[service].counters.replies_handed_in.one();
                         Ok(payload)

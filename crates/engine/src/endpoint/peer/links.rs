@@ -265,7 +265,7 @@ impl Outbound {
     ) -> Result<(), LoanError> {
         let (kind, status) = match outcome {
             Ok(_) => (abi::kind::MESSAGE, 0),
-            Err(reason) => (abi::kind::DROP, reason as u8),
+            Err(reason) => (abi::kind::DROP, reason.code()),
         };
         let head = Head { kind, status, ..Head::default() };
         let mut scratch = std::mem::take(&mut self.scratch);
