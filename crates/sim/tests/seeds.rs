@@ -40,8 +40,8 @@ fn a_probe_waits_until_requests_of_old_clients_have_ended() {
     }
 }
 
-/// In these runs a service without replies is replaced while its kernel has not read everything; what was
-/// given up then was counted a second time when the kernel read it.
+/// In these runs a service without replies is replaced while its kernel has unread messages; messages dropped
+/// then were counted a second time when the kernel read them.
 #[test]
 fn what_is_given_up_unread_is_counted_once() {
     for seed in [617_215, 263_166, 380_139] {
