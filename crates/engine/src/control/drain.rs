@@ -1,8 +1,8 @@
-//! How a service leaves a worker, and how a worker ends: what was accepted is answered, within a time.
+//! How a service leaves a worker, and how a worker ends: what was accepted is answered, within a time limit.
 //!
 //! A service that [leaves](crate::Leave) takes nothing new. When nothing of it is outstanding on a worker, that worker votes; when
-//! all have voted ([`DrainBarrier`]), the control side [releases](Worker::release) it. What is still outstanding when its
-//! time is over [expires](Worker::expire). A worker that shuts down does the same for all its services.
+//! all have voted ([`DrainBarrier`]), the control side posts `Release`. What is outstanding at the end of the drain time
+//! expires with `Expire`. A worker that shuts down does the same for all its services.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,14 +20,14 @@ use crate::worker::Worker;
 pub struct DrainBarrier(Arc<AtomicUsize>);
 
 impl DrainBarrier {
-    /// Whether all of `workers` have nothing left. A worker that takes something over takes its word
-    /// back first, so this stays true once it is.
+    /// Whether all of `workers` have nothing left. A worker that takes something over from another one revokes its vote
+    /// first, so this stays true once it is true.
     pub fn is_complete(&self, workers: usize) -> bool {
         self.0.load(Ordering::Acquire) == workers
     }
 }
 
-/// A worker's word that it has nothing left, which it may take back.
+/// A worker's vote that it has nothing left, which it may revoke.
 pub(crate) struct DrainVote {
     barrier: DrainBarrier,
     given: bool,
@@ -49,25 +49,25 @@ impl DrainVote {
     }
 }
 
-/// A service share on its way out.
+/// The state of a service share that leaves.
 pub(crate) struct Leaving {
     pub(crate) vote: DrainVote,
-    /// Its time is over.
+    /// Its drain time is over.
     pub(crate) expired: bool,
 }
 
 impl ServiceShare {
-    /// Whether this is the place of a service that is not there.
+    /// Whether the slot is free.
     pub(crate) fn is_vacant(&self) -> bool {
         self.accelerators.is_empty()
     }
 
-    /// Whether it leaves and has something left that is looked after.
+    /// Whether it leaves and has not voted, so that it is checked once a millisecond.
     pub(crate) fn is_leaving_busy(&self) -> bool {
         self.leaving.as_ref().is_some_and(|leaving| !leaving.vote.given)
     }
 
-    /// Something was taken over for it from another worker.
+    /// Revokes its votes, because it took something over from another worker.
     pub(crate) fn revoke_votes(&mut self) {
         let leaving = self.leaving.iter_mut().map(|leaving| &mut leaving.vote);
         for vote in leaving.chain(self.pauses.iter_mut().map(|pause| &mut pause.vote)) {
@@ -76,7 +76,7 @@ impl ServiceShare {
     }
 }
 
-/// What a worker let go of: memory that somebody else should give back, since that takes long.
+/// What a worker gave up. It is dropped on another thread, because freeing the memory takes long.
 pub struct Detached {
     _share: Option<ServiceShare>,
     _links: ServiceLinks,
@@ -84,21 +84,21 @@ pub struct Detached {
 }
 
 impl<N: Nic> Worker<N> {
-    /// Once a millisecond: whether what leaves has nothing left here.
+    /// Once a millisecond: votes for each leaving service that has nothing left on this worker.
     pub(crate) fn check_leaving(&mut self) {
         for slot in 0..self.turn.services.len() {
             if self.turn.services[slot].leaving.is_none() {
                 continue;
             }
             let name = slot as u16;
-            // A client that keeps it may do so for ever: nothing is done for what has nothing left.
+            // A client may hold on to the slot for any time, so work is done only for a service that has something left.
             let left = self.outstanding_of(slot) > 0 || self.endpoints.tcp.open_of(name) > 0;
             if left && self.turn.services[slot].is_expired() {
                 self.drop_outstanding(slot);
             }
             self.endpoints.shm.close_leaving(&mut self.turn, name);
-            // What kernels ask of backends on their own counts on no account, so it is waited for no longer than the service's
-            // time.
+            // Backend requests not tied to a client request are not counted as outstanding, so they are waited for until the
+            // drain time is over, and no longer.
             let share = &self.turn.services[slot];
             let asks = share.waits_for_backends() && !share.is_expired();
             let debts = self.outstanding_of(slot) > 0 && !mutants::on("leave_with_debts");
@@ -113,14 +113,14 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    /// Whether something of a service is on its way to another worker, or from one.
+    /// Whether something of a service is in a hand-over ring, to or from another worker.
     pub(crate) fn owes_other_workers(&mut self, slot: usize) -> bool {
         let name = slot as u16;
         self.turn.outbound.owes(Some(name)) || self.endpoints.peers.is_hinted_for(name)
     }
 
-    /// The time of a service that leaves is over: whatever it has not answered is dropped as
-    /// `drain_timeout`, connections that do not take their replies are closed.
+    /// The drain time of a leaving service is over: what it has not answered is dropped as `drain_timeout`, and connections
+    /// that do not take their replies are closed.
     pub(crate) fn expire(&mut self, slot: u16) {
         let share = self.turn.services.get_mut(usize::from(slot));
         if let Some(leaving) = share.and_then(|share| share.leaving.as_mut()) {
@@ -129,7 +129,7 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    /// Drops everything that a service has under way on this worker, as `drain_timeout`.
+    /// Drops everything of a service that is in flight on this worker, as `drain_timeout`.
     pub(crate) fn drop_outstanding(&mut self, slot: usize) {
         let Self { turn, endpoints, .. } = self;
         endpoints.drop_requests(turn, slot, DropReason::DrainTimeout);
@@ -139,12 +139,12 @@ impl<N: Nic> Worker<N> {
         endpoints.udp.drop_waiting(turn, slot as u16, DropReason::DrainTimeout);
     }
 
-    /// Lets go of a service that was never switched on, or that has left; its slot and its ports are free
-    /// afterwards. Blocks on this worker's core are stopped.
+    /// Gives up a service that was never switched on, or that has left; then its slot and its ports are free. Blocks
+    /// on this worker's core are stopped.
     pub(crate) fn release(&mut self, slot: u16) -> Detached {
         let number = usize::from(slot);
         if number >= self.turn.services.len() {
-            // Another share of the change failed before this worker got its own.
+            // The change failed elsewhere before this worker got its share.
             return Detached { _share: None, _links: ServiceLinks(Vec::new()), _ports: Vec::new() };
         }
         self.drop_outstanding(number);
@@ -171,7 +171,7 @@ impl<N: Nic> Worker<N> {
         Detached { _share: Some(share), _links: links, _ports: ports }
     }
 
-    /// From now on nothing new is accepted; what was accepted is answered.
+    /// Accepts nothing new; what was accepted is answered.
     pub(crate) fn begin_drain(&mut self) {
         if std::mem::replace(&mut self.turn.draining, true) {
             return;
@@ -184,7 +184,7 @@ impl<N: Nic> Worker<N> {
         self.endpoints.leave(&mut self.turn, None);
     }
 
-    /// Tells the others when everything this worker accepted is answered, or no longer.
+    /// Reports whether everything that this worker accepted is answered.
     pub(crate) fn report_settled(&mut self) {
         let settled = self.outstanding() == 0
             && !self.turn.services.iter().any(ServiceShare::waits_for_backends)

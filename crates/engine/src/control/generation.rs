@@ -1,24 +1,22 @@
-//! Generations: how an accelerator whose blocks run elsewhere goes and comes back while the ports stay open.
+//! Generations: how an accelerator whose blocks run in another process ends and comes back while the ports stay open.
 //!
-//! A service share always has the rings of one generation of each of its accelerators: of the one that runs, or of the next one. The
-//! control side, outside the workers, notices that a runtime is gone, makes the next generation's region and
-//! lets a runtime have it; what that means to a worker comes as [`RuntimeEvent`] through
-//! [`ControlMessage::Runtime`](crate::ControlMessage::Runtime):
+//! A service share always has the rings of one generation of each of its accelerators: of the one that runs, or of the next one.
+//! The control side notices that a runtime has ended, makes the next generation's region and gives it to a runtime. A worker
+//! gets each step as a [`RuntimeEvent`], in a [`ControlMessage::Runtime`](crate::ControlMessage::Runtime):
 //!
 //! ```text
 //!   absent ── Started ──▶ serving ── Ended ──▶ absent (old rings) ── RingsReplaced ──▶ absent (new rings) ── Started ──▶ …
 //! ```
 //!
-//! *What ends with a generation.* Replies that were published before the news are still forwarded, as far as
-//! there is room where they go at that moment (a socket, the link to another worker); every other request
-//! under way ends for the reason given. Its token dies with it, so whoever writes into the old
-//! region, however late, reaches nobody: nobody reads those rings, and in the new ones an old token is
-//! stale. What its blocks asked of backends keeps its place in line and is thrown away when it comes.
+//! *What ends with a generation.* Replies that were published before the event are still forwarded, if there is room for them at
+//! that moment (in a socket, in the link to another worker); every other request in flight ends for the reason given. Its token
+//! becomes invalid. What the old process still writes has no effect: the old region is not read any more, and in the new one
+//! an old token is stale. What its blocks asked of backends keeps its place in line, and the answer is discarded.
 //!
-//! *A generation that ends as planned* need not take anything along: its service is paused before, see `control/pause.rs`.
+//! *A generation that ends as planned* loses no request: its service is paused before, see `control/pause.rs`.
 //!
-//! *Memory.* A worker drops its hold on the old region when it takes the next one. Whoever made a region
-//! holds it for longer than that, so that nothing is unmapped inside a turn.
+//! *Memory.* A worker drops its reference to the old region when it gets the next one. The thread that made the region
+//! holds it longer, so that nothing is unmapped inside a turn.
 
 use wire::DropReason;
 use wire::nic::Nic;
@@ -29,8 +27,7 @@ use crate::topology::Replies;
 use crate::turn::Turn;
 use crate::worker::Worker;
 
-/// What the control side tells a worker about one accelerator of one service, by their places in the
-/// topology: the service's number, and the accelerator's in the service's list.
+/// What happened to one accelerator of one service: `service` is its slot, `accelerator` the index in the service's list.
 pub enum RuntimeEvent {
     /// The blocks run: requests may come.
     Started {
@@ -39,13 +36,13 @@ pub enum RuntimeEvent {
         /// The accelerator.
         accelerator: u16,
     },
-    /// Nobody runs the blocks any more.
+    /// The blocks do not run any more.
     Ended {
         /// The service.
         service: u16,
         /// The accelerator.
         accelerator: u16,
-        /// Why requests that are with it are lost.
+        /// Why its requests in flight are lost.
         reason: DropReason,
     },
     /// The rings of the next generation, of the same blocks.
@@ -57,18 +54,19 @@ pub enum RuntimeEvent {
         /// This worker's share; [`crate::accelerator::Blocks::present`] is not asked.
         attachment: Attachment,
     },
-    /// A planned change is about to end this generation: the service is paused until the next one begins, see `control/pause.rs`.
+    /// A planned change is about to end this generation: the service is paused until the next one starts, see
+    /// `control/pause.rs`.
     Paused {
         /// The service.
         service: u16,
         /// The accelerator.
         accelerator: u16,
-        /// How long what was accepted may take, in nanoseconds; the generation ends by then.
+        /// How long accepted requests may take, in nanoseconds; the generation ends by then.
         drain_ns: u64,
-        /// Where the workers tell that all of it has been answered.
+        /// Where the workers vote that all of them are answered.
         barrier: DrainBarrier,
     },
-    /// This generation goes on after all: the pause ends.
+    /// This generation continues: the pause ends.
     Resumed {
         /// The service.
         service: u16,
@@ -114,7 +112,7 @@ impl<N: Nic> Worker<N> {
         let Self { turn, endpoints, .. } = self;
         let mqueues = turn.services[service].mqueues_of(accelerator);
         for mqueue in mqueues.clone() {
-            // What had been answered is answered, also what its head does not show: nobody moves that any more.
+            // Forward every reply that was published, also those behind the shown head: it does not move any more.
             endpoints.gather_replies(turn, service, mqueue, u64::MAX);
         }
         let share = &mut turn.services[service];
@@ -131,7 +129,7 @@ impl<N: Nic> Worker<N> {
         services[service].detach_accelerator(accelerator, nic);
         services[service].await_next_generation(accelerator as u16, *now_ns);
         if reason == DropReason::Reconfiguring {
-            // The next generation comes as soon as it can, with others or without.
+            // The next generation starts as soon as possible.
             services[service].dispatcher.set_absent_reason(reason);
         }
     }

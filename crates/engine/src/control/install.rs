@@ -1,20 +1,20 @@
-//! How services come to a worker, change and leave it, while the others go on.
+//! How services come to a worker, change and leave it, while the others keep serving.
 //!
-//! A service has a *slot*: the place of its service share, the same on every worker. What takes long is done
-//! elsewhere and before: a [`ServiceInstall`] brings the service share, its hand-over rings and its ports, all of it
-//! allocated and open. The control side then takes these steps, each between two turns of every worker:
+//! A service has a *slot*: the index of its service share, the same on every worker. What takes long happens before and on
+//! another thread: a [`ServiceInstall`] brings the service share, its hand-over rings and its ports, all of it allocated and
+//! open. Then the control side posts these [messages](crate::ControlMessage), each to every worker:
 //!
-//! | step | what a worker does |
+//! | message | what a worker does |
 //! |---|---|
-//! | [`Worker::seat`] | takes the service share; starts blocks that run on its own core; new ports are not read yet |
-//! | [`Worker::switch`] | at once: new ports are read, kept ones lead to the new service share, old ones are no longer read, old service shares [leave](Leave) |
-//! | [`Worker::expire`] | what a leaving service share has not answered in time is dropped as `drain_timeout` |
-//! | [`Worker::release`] | lets go of the service share, which has nothing left |
+//! | `Install` | takes the service share; starts blocks that run on its own core; new ports are not read yet |
+//! | `Switch` | in one step: new ports are read, kept ones lead to the new service share, others are no longer read, replaced and removed service shares [leave](Leave) |
+//! | `Expire` | drops what a leaving service share has not answered in time, as `drain_timeout` |
+//! | `Release` | gives up the service share, which has nothing left |
 //!
-//! A step is taken on every worker before the next one begins, so a request that is handed over always
-//! finds the service share it is for. When every worker has settled, and that can only be seen in one place
-//! ([`DrainBarrier`]), nothing of the leaving service is under way anywhere. A changed service is a new one in
-//! another slot that takes over ports, and connections if they understand each other; its counters stay.
+//! The start of an engine is the same, without services that leave. A step has been taken by every worker before the next one is
+//! posted, so a request that is handed over always finds its service share. When every worker has voted
+//! ([`DrainBarrier`]), nothing of the leaving service is in flight on any of them. A changed service is a new one in another
+//! slot that takes over ports, and connections if framing, order and replies are the same; its counters stay.
 
 use std::net::SocketAddr;
 
@@ -40,7 +40,7 @@ pub struct ServiceInstall<P> {
     links: ServiceLinks,
     ports: Vec<(PortIndex, NewPort, P)>,
     scratch: Vec<u8>,
-    /// Accelerators that are waited for, and how long those of the former version may take to end, in nanoseconds.
+    /// Accelerators for which the service is paused, and the drain time of their last generation, in nanoseconds.
     awaited: Vec<(u16, u64)>,
 }
 
@@ -72,19 +72,19 @@ impl<P> ServiceInstall<P> {
         parts.map(install).collect()
     }
 
-    /// Its accelerators come when those of the service's former version are gone: what arrives before that is
+    /// Its accelerators start when those of the service's former version have ended: requests that arrive before that are
     /// dropped as `reconfiguring`.
     pub fn set_reconfiguring(&mut self) {
         self.share.dispatcher.set_absent_reason(DropReason::Reconfiguring);
     }
 
-    /// The service is paused from the switch until this accelerator's first generation begins: that of the former version ends
-    /// within `drain_ns`. See `control/pause.rs`.
+    /// The service is paused from the switch until this accelerator's first generation starts. The last generation of the
+    /// former version ends within `drain_ns`. See `control/pause.rs`.
     pub fn pause(&mut self, accelerator: u16, drain_ns: u64) {
         self.awaited.push((accelerator, drain_ns));
     }
 
-    /// Brings an open port, which gets an index that no other port has. `address` is where it listens.
+    /// Adds an open port under an index that no other port has. `address` is where it listens.
     pub fn add_port(
         &mut self,
         index: PortIndex,
@@ -97,19 +97,18 @@ impl<P> ServiceInstall<P> {
     }
 }
 
-/// What [`Worker::switch`] changes.
+/// What [`ControlMessage::Switch`](crate::ControlMessage::Switch) changes.
 #[derive(Clone, Debug)]
 pub struct Switch {
     /// Services that leave.
     pub leave: Vec<Leave>,
     /// Ports that stay and lead to the service in this slot from now on.
     pub lead: Vec<(PortIndex, u16)>,
-    /// Ports that are no longer read; they go when their service is released.
+    /// Ports that are no longer read; they are closed when their service is released.
     pub stop: Vec<PortIndex>,
-    /// Limits from now on. Connections that are open keep their window; the number of connections
-    /// stays what it is.
+    /// The new limits. Open connections keep their window; `connections` does not change.
     pub limits: Limits,
-    /// What a worker without work does from now on.
+    /// What an idle worker does.
     pub polling: Polling,
 }
 
@@ -125,19 +124,18 @@ impl Switch {
 pub struct Leave {
     /// Its slot.
     pub slot: u16,
-    /// The slot whose service takes over the connections of its clients, which notice nothing. Without
-    /// one they are closed after their replies.
+    /// The slot whose service takes over its connections. Without one they are closed after their replies.
     pub successor: Option<u16>,
-    /// The same for its shared-memory clients, whose regions must be as the successor's service wants them.
+    /// The slot whose service takes over its shared-memory clients; the regions must have the same layout.
     pub shm_successor: Option<u16>,
-    /// Shared-memory clients, by their ids, that the successor does not take over: their port goes.
+    /// Shared-memory clients, by id, that the successor does not take over, because their port is removed.
     pub departing: Vec<u64>,
-    /// Where the workers tell that they have settled.
+    /// Where the workers vote that they have nothing left.
     pub barrier: DrainBarrier,
 }
 
 impl<N: Nic> Worker<N> {
-    /// Takes a service's share; see the module's text. With an error nothing has changed.
+    /// Takes a service share; see the module's text. With an error nothing has changed.
     pub(crate) fn install(&mut self, install: ServiceInstall<N::Port>) -> Result<(), StartError> {
         let ServiceInstall { slot, mut share, links, ports, scratch, awaited } = install;
         for drive in &mut share.accelerators {
@@ -164,12 +162,12 @@ impl<N: Nic> Worker<N> {
         for (accelerator, drain_ns) in awaited {
             self.pause_from_switch(slot.into(), accelerator, drain_ns);
         }
-        // The others look when they switch: what the next housekeeping tells would come too late for the first requests.
+        // Other workers read it when they switch; the next housekeeping would publish it too late for the first requests.
         self.turn.publish_credit_of(slot.into());
         Ok(())
     }
 
-    /// Names the service share's streams and puts it into its slot.
+    /// Issues the keys of the service share's streams and puts it into its slot.
     fn place(&mut self, slot: usize, mut share: ServiceShare, links: ServiceLinks) {
         let Self { turn, endpoints, schedule, stream_keys, .. } = self;
         let service = slot as u16;
@@ -196,7 +194,7 @@ impl<N: Nic> Worker<N> {
         turn.services[slot] = share;
     }
 
-    /// Everything at once, so that no request meets a service that is half there. See the module's text.
+    /// Changes everything in one step, so that no request finds half a service. See the module's text.
     pub(crate) fn switch(&mut self, switch: &Switch) {
         for leave in &switch.leave {
             self.end_pauses(leave.slot.into(), None);

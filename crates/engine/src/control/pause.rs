@@ -1,22 +1,22 @@
-//! Holding a service: its clients wait while one of its accelerators begins a new generation as planned.
+//! Pausing a service: its clients wait while one of its accelerators restarts as planned.
 //!
-//! A generation that ends takes what was with it along (see [`crate::RuntimeEvent`]). One that ends for a change that somebody
-//! planned need not: before it ends its service is *held*. Nothing new is taken in any more, and what was taken in is
-//! answered; when every worker has told so ([`DrainBarrier`]), the control side ends the generation, and nothing was with it.
-//! The pause ends when the next generation begins. Meanwhile requests wait where nobody has accepted them:
+//! A generation that ends takes its requests along (see [`crate::RuntimeEvent`]). One that ends for a planned change need not:
+//! before it ends its service is *paused*. Nothing new is taken in, and what was taken in is answered; when every worker has
+//! voted ([`DrainBarrier`]), the control side ends the generation, and no request was with it. The pause ends when the next
+//! generation starts. Meanwhile requests wait without being accepted:
 //!
 //! | port | what waits, and where |
 //! |---|---|
-//! | UDP | datagrams, in the socket's buffer; what finds no room there counts as `socket_overflow` |
+//! | UDP | datagrams, in the socket's buffer; those that do not fit count as `socket_overflow` |
 //! | TCP | connections in the backlog, bytes in their sockets; clients feel back-pressure |
 //! | shared memory | requests, in the client's own ring |
 //!
-//! What other workers handed over was accepted, and is served: every worker is paused on its own, and none has settled
+//! Requests that other workers handed over were accepted, and are served: every worker pauses by itself, and none votes
 //! before what it handed over was taken.
 //!
-//! *Nothing waits for ever.* Each worker ends its hold by itself [`PAUSE_NS`] after the old generation, which the control side
-//! ends no later than the drain time; then requests get the reason why nobody is there. A drain and the service's own
-//! leave end it at once. A worker without anything else to do sleeps meanwhile.
+//! *Every pause ends.* Each worker ends a pause by itself [`PAUSE_NS`] after the old generation, which the control side ends
+//! no later than the drain time; then requests are dropped with the accelerator's reason. A drain, or the removal of the service,
+//! ends the pause at once. An idle worker sleeps during a pause.
 
 use wire::nic::Nic;
 
@@ -27,13 +27,12 @@ use crate::worker::Worker;
 /// How long clients of a paused service wait for the next generation, from the end of the last one.
 pub const PAUSE_NS: u64 = 10_000_000_000;
 
-/// Why a service share takes nothing in.
+/// One reason why a service share takes nothing in.
 pub(crate) struct Pause {
     accelerator: u16,
-    /// How long what was accepted may take.
+    /// How long accepted requests may take.
     drain_ns: u64,
-    /// It ends by then; `None` before its service is switched on, for nobody can tell how long the others of its change
-    /// take.
+    /// It ends by then. `None` before the switch, because it is unknown how long the other services of the change take.
     until_ns: Option<u64>,
     pub(crate) vote: DrainVote,
 }
@@ -51,17 +50,17 @@ impl ServiceShare {
         !self.pauses.is_empty()
     }
 
-    /// The generation of an accelerator has ended: from now on the next one is waited for.
+    /// The generation of an accelerator has ended: the time limit for the next one starts.
     pub(crate) fn await_next_generation(&mut self, accelerator: u16, now_ns: u64) {
-        let of_life = |pause: &&mut Pause| pause.accelerator == accelerator && pause.has_begun();
-        for pause in self.pauses.iter_mut().filter(of_life) {
+        let of_it = |pause: &&mut Pause| pause.accelerator == accelerator && pause.has_begun();
+        for pause in self.pauses.iter_mut().filter(of_it) {
             pause.until_ns = Some(now_ns + PAUSE_NS);
         }
     }
 }
 
 impl<N: Nic> Worker<N> {
-    /// Holds a service for one of its accelerators.
+    /// Pauses a service for one of its accelerators.
     pub(crate) fn pause(
         &mut self,
         slot: usize,
@@ -78,8 +77,8 @@ impl<N: Nic> Worker<N> {
         self.apply_pause(slot);
     }
 
-    /// A service that comes is paused once it is [switched on](Self::switch): until then the ports and the gauge are those
-    /// of its former version.
+    /// Pauses a new service from its [switch](Self::switch) on: until then the ports and the gauge belong to its former
+    /// version.
     pub(crate) fn pause_from_switch(&mut self, slot: usize, accelerator: u16, drain_ns: u64) {
         if !self.turn.draining {
             let vote = DrainVote::new(DrainBarrier::default());
@@ -88,7 +87,7 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    /// Ends the holds of a service for one of its accelerators, or for all.
+    /// Ends the pauses of a service for one of its accelerators, or for all.
     pub(crate) fn end_pauses(&mut self, slot: usize, accelerator: Option<u16>) {
         self.end_pauses_if(slot, |pause| accelerator.is_none_or(|of| pause.accelerator == of));
     }
@@ -106,7 +105,7 @@ impl<N: Nic> Worker<N> {
         self.turn.busy();
     }
 
-    /// Reads the ports of a service or lets them be, as its holds say.
+    /// Stops or resumes reading the ports of a service, according to its pauses.
     fn apply_pause(&mut self, slot: usize) {
         let share = &self.turn.services[slot];
         let paused = share.is_paused();
@@ -114,7 +113,7 @@ impl<N: Nic> Worker<N> {
         self.endpoints.pause(&mut self.turn, slot as u16, paused);
     }
 
-    /// A service that came held is switched on: its time counts from now.
+    /// A service that was installed paused is switched on: its time limit starts.
     pub(crate) fn begin_pauses(&mut self, slot: usize) {
         let now_ns = self.turn.now_ns;
         let mut begun = false;
@@ -127,7 +126,7 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    /// Once a millisecond: whether a paused service has nothing left here, and whether its time is over.
+    /// Once a millisecond: votes for a paused service that has nothing left here, and ends a pause whose time is over.
     pub(crate) fn check_paused(&mut self, slot: usize) {
         if !self.turn.services[slot].is_paused() {
             return;

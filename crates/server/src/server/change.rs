@@ -100,8 +100,8 @@ fn list(refusals: &[Refusal]) -> String {
 }
 
 impl Server {
-    /// Goes over to another topology, all of it or nothing. Returns when what left is gone; `give_up` is
-    /// asked meanwhile whether to stop waiting for that, since the whole engine is about to end.
+    /// Changes to another topology, all of it or nothing. Returns when the services that leave are gone; `give_up` is
+    /// asked meanwhile whether to stop waiting, because the engine is about to end.
     pub fn change(
         &mut self,
         wanted: Topology,
@@ -132,9 +132,9 @@ impl Server {
             self.carry_out(wanted, &plan, files, Occasion::Reload, &mut || give_up())?;
         let outcomes = self.remove_all(departing, give_up);
         self.publish_metrics();
-        // They start beside each other.
+        // They start in parallel.
         let mut outcomes: Vec<_> = outcomes.into_iter().map(|o| o.wait(give_up)).collect();
-        // Others may begin anew with them, or without those that left.
+        // Other services may restart in one process with them, or without those that left.
         let drain = self.drain_time();
         let regrouping = self.supervisor.as_ref().map(|runtimes| runtimes.regrouping(drain));
         let moved = regrouping.map_or(Ok(()), |regrouping| regrouping.wait(&mut || give_up()));

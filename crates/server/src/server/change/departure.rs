@@ -1,7 +1,7 @@
-//! Letting go of versions of services that leave, and of what was prepared for a change that failed.
+//! The last step of a change: services that leave are drained and released, as is what was prepared for a change that failed.
 //!
-//! A worker that a kernel holds up lets go when it comes back. Until then what it may have is *burnt*: its slot and its ports are
-//! given to nobody else. The next change takes them back once all workers have let go.
+//! A worker that a kernel holds up releases a slot when the kernel returns. Until then the slot is *leaked*: it and its ports
+//! are not reused. The next change reclaims them if all workers have released them by then.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
@@ -16,36 +16,36 @@ use wire::nic::PortIndex;
 use super::super::Server;
 use super::super::supervisor::{PendingStarts, PreparedRuntime};
 
-/// Between two looks whether the workers have settled.
+/// How often the barrier is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What something may still hold although its service has left, or is leaving.
+/// A slot that is still held although its service has left or is leaving.
 pub(in super::super) struct LeakedSlot {
     pub(in super::super) slot: u16,
     pub(in super::super) metrics: Arc<ServiceMetrics>,
-    /// That the workers may still have.
+    /// Ports that the workers may still have.
     pub(super) ports: Vec<PortIndex>,
     holder: Holder,
 }
 
-/// Who holds it.
+/// What holds a leaked slot.
 enum Holder {
-    /// Workers that have not settled.
+    /// Workers that have not voted.
     Unsettled(DrainBarrier),
-    /// Workers that have not let go; whether its runtimes have ended.
+    /// Workers that have not released it; whether its runtimes have ended.
     Unreleased(Releasing, bool),
     /// Runtimes or accelerator threads that did not end, which is not waited for.
     Running,
 }
 
-/// Workers that are to let go of a slot.
+/// Workers that were asked to release a slot.
 struct Releasing {
     answers: Receiver<Detached>,
     missing: usize,
 }
 
 impl Releasing {
-    /// Whether all have let go; each may take this long. What they return is given back to the host here.
+    /// Whether all have released it; each may take this long. What they return is freed here.
     fn is_complete(&mut self, timeout: Duration) -> bool {
         while self.missing > 0 && self.answers.recv_timeout(timeout).is_ok() {
             self.missing -= 1;
@@ -63,14 +63,14 @@ pub(super) struct DepartingService {
     pub(super) dropped_before: u64,
     /// Ports that no successor keeps.
     pub(super) stopped: Vec<PortIndex>,
-    /// Devices that it has, by [`runtime::kinds::Kind::exclusive_key`], and for whom.
+    /// Devices that it uses, by [`runtime::kinds::Kind::exclusive_key`], and for whom.
     pub(super) devices: Vec<(String, String)>,
     /// Runtimes of its successor that wait for its own to end.
     pub(super) after_departure: Vec<PreparedRuntime>,
 }
 
 impl DepartingService {
-    /// Whether it may be in a process that has the device of the runtime.
+    /// Whether it may run in a process that has the device of the runtime.
     fn holds(&self, runtime: &PreparedRuntime) -> bool {
         let wanted = runtime.spec.exclusive_key();
         let of = |(device, tenant): &(String, String)| {
@@ -80,7 +80,7 @@ impl DepartingService {
     }
 }
 
-/// What became of a version that left.
+/// What became of a service that left.
 pub(super) struct DepartureOutcome {
     pub(super) name: String,
     pub(super) unanswered: u64,
@@ -95,7 +95,7 @@ impl DepartureOutcome {
         Self { name, unanswered: 0, left_behind: false, awaited: None, not_started: None }
     }
 
-    /// Waits until the runtimes serve, or do not come to.
+    /// Waits until the runtimes serve or have failed.
     pub(super) fn wait(mut self, give_up: &dyn Fn() -> bool) -> Self {
         let waited = self.awaited.take().map_or(Ok(()), |awaited| awaited.wait(&mut || give_up()));
         if let Err(unready) = waited {
@@ -109,8 +109,8 @@ impl DepartureOutcome {
 }
 
 impl Server {
-    /// Lets go of the versions that leave, one after the other. Runtimes that waited for one come when nobody
-    /// who may share its process is left on their device, those that begin together at once.
+    /// Drains and releases the services that leave, one after the other. A runtime that waits for one starts when no service that
+    /// may share its process is left on its device; those that share a process start together.
     pub(super) fn remove_all(
         &mut self,
         departing: Vec<DepartingService>,
@@ -140,7 +140,7 @@ impl Server {
         outcomes
     }
 
-    /// Waits until a service has nothing left, and lets go of it.
+    /// Drains a service and releases it.
     fn remove_service(
         &mut self,
         departing_service: DepartingService,
@@ -165,8 +165,7 @@ impl Server {
         DepartureOutcome { unanswered, left_behind: !gone, ..DepartureOutcome::of(name) }
     }
 
-    /// A slot that has nothing left is given up, and its own ports; whether all of it is gone. What is not is given
-    /// to nobody else.
+    /// Releases a slot that has nothing left, and its own ports; whether all of it is gone. What is left is leaked.
     pub(super) fn release_slot(
         &mut self,
         slot: u16,
@@ -175,7 +174,7 @@ impl Server {
         give_up: &dyn Fn() -> bool,
     ) -> bool {
         let ended = self.stop_runtimes(slot, give_up);
-        // Also beside a runtime that does not end: ports that the workers keep would be read after the next switch.
+        // Even if a runtime does not end: ports that the workers keep would be read after the next switch.
         let mut releasing = self.release(slot);
         if releasing.is_complete(self.timeouts.step) {
             return self.free(slot, metrics, ended);
@@ -185,7 +184,7 @@ impl Server {
         false
     }
 
-    /// The workers have let go of a slot; whether nothing else holds it.
+    /// The workers have released a slot; whether nothing else holds it.
     fn free(&mut self, slot: u16, metrics: &Arc<ServiceMetrics>, ended: bool) -> bool {
         let all = self.drop_accelerators(slot) && ended;
         if !all {
@@ -195,7 +194,7 @@ impl Server {
         all
     }
 
-    /// Takes back what workers kept that a kernel held up, if they have let go of it since.
+    /// Reclaims leaked slots that all workers have released by now.
     pub(super) fn reclaim_leaked(&mut self, give_up: &dyn Fn() -> bool) {
         let before = self.leaked.len();
         for mut leaked in std::mem::take(&mut self.leaked) {
@@ -223,13 +222,13 @@ impl Server {
         }
     }
 
-    /// The runtimes of a slot, which has nothing left for them, end; whether all did.
+    /// Stops the runtimes of a slot that has nothing left; whether all have ended.
     fn stop_runtimes(&self, slot: u16, give_up: &dyn Fn() -> bool) -> bool {
         let drain = self.drain_time();
         self.supervisor.as_ref().is_none_or(|runtimes| runtimes.leave(slot, drain, give_up))
     }
 
-    /// How long what was accepted may take when it has to end.
+    /// How long accepted requests may take.
     pub(super) fn drain_time(&self) -> Duration {
         Duration::from_millis(self.topology.engine.drain_ms)
     }
@@ -251,7 +250,7 @@ impl Server {
         true
     }
 
-    /// Every worker is told to let go of a slot.
+    /// Asks every worker to release a slot.
     fn release(&self, slot: u16) -> Releasing {
         let (answer, answers) = mpsc::channel();
         self.fabric.post_to_all(|_| ControlMessage::Release(slot, answer.clone()));

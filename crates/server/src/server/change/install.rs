@@ -86,7 +86,7 @@ impl Server {
             let own = service_slot.ports.iter().map(|p| p.0).filter(|port| !kept.contains(port));
             self.release_slot(service_slot.slot, &service_slot.metrics, own.collect(), &|| false);
         }
-        // Something of it may be left behind.
+        // Some slots may be left behind.
         self.publish_metrics();
     }
 }

@@ -28,7 +28,7 @@ pub(in super::super) struct ServiceSlot {
 
 /// A service that is ready to be installed.
 pub(super) struct PreparedService {
-    /// Its place in the new topology.
+    /// Its index in the new topology.
     pub(super) index: usize,
     pub(super) service_slot: ServiceSlot,
     /// By worker.
@@ -41,7 +41,8 @@ pub(super) struct PreparedService {
     pub(super) after_departure: Vec<PreparedRuntime>,
 }
 
-/// Whether a service is paused until this runtime serves: what the engine starts comes soon; when others attach is not known.
+/// Whether a service is paused until this runtime serves: a runtime that the engine starts comes soon; when another one attaches
+/// is not known.
 pub(super) fn pauses_service(start: &PreparedRuntime) -> bool {
     matches!(start.spec.launch().0, Launch::Engine { .. })
 }
@@ -72,7 +73,7 @@ impl Server {
         Ok(prepared)
     }
 
-    /// Makes everything that a service of the new topology needs.
+    /// Prepares one service of the new topology.
     fn prepare(
         &mut self,
         wanted: &Topology,

@@ -29,7 +29,7 @@ fn devices_of(topology: &Topology, service: &Service) -> Vec<(String, String)> {
 }
 
 impl Server {
-    /// Nobody comes in by a shared-memory port until the workers have switched, and who must go is told why.
+    /// Pauses the shared-memory ports until the workers have switched. Clients that must leave get the reason.
     pub(super) fn pause_shm_ports(
         &mut self,
         wanted: &Topology,
@@ -65,7 +65,7 @@ impl Server {
         self.shm_acceptor()?.pause(evictions).map(Some).ok_or(ChangeError::ShmPortsBusy)
     }
 
-    /// From here on the new topology runs.
+    /// Switches all workers; then the new topology runs.
     pub(super) fn switch(
         &mut self,
         wanted: Topology,
@@ -98,7 +98,7 @@ impl Server {
             if after_departure.iter().any(pauses_service) {
                 tracing::info!(
                     service = name,
-                    "held: its next version begins when this one has ended"
+                    "held: its next version starts when this one has ended"
                 );
             }
             let kept = successor.as_ref().map_or(&[][..], |new| &new.kept);
@@ -151,9 +151,9 @@ impl Server {
         drop(answer);
         for _ in 0..self.fabric.workers() {
             if answers.recv_timeout(self.timeouts.step).is_err() {
-                // It switches when it comes back, and until then what leaves cannot be let go of.
+                // It switches when the kernel returns; until then the services that leave cannot be released.
                 let stuck = ChangeError::Stuck(self.timeouts.step);
-                tracing::error!("{stuck}; it changes over when it comes back");
+                tracing::error!("{stuck}; it switches when the kernel returns");
                 break;
             }
         }
