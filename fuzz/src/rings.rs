@@ -4,6 +4,7 @@
 #[path = "../../crates/mqueue/tests/support/mod.rs"]
 mod support;
 
+use mqueue::command::{Copy, Direction};
 use mqueue::memory::{Memory, Ordering};
 use mqueue::{HeapMapping, MappedMemory, Region};
 use support::victims::{Seen, use_words, victims};
@@ -81,6 +82,23 @@ pub fn region(input: &[u8]) {
         }
         consumer.release();
     }
+    // Both ends of every pair of command rings.
+    if let Ok(mut far) = Region::join(memory.clone()) {
+        for pair in 0..region.command_rings().min(far.command_rings()) {
+            let mut sender = region.command_sender(pair);
+            let mut receiver = far.command_receiver(pair);
+            let (offset, bytes) = region.window(pair);
+            assert!(offset.checked_add(bytes).is_some_and(|end| end <= region.bytes()));
+            for number in 0..OPERATIONS as u64 {
+                if let Ok(Some((number, command))) = receiver.command() {
+                    let status = command.err().unwrap_or(0);
+                    let _ = receiver.complete(number, status);
+                }
+                let _ = sender.completion();
+                let _ = sender.copy(number, &copy(number));
+            }
+        }
+    }
     // The first ring once more, with access limited to its directory entry.
     if let Ok(mut ends) = victims(&memory_of(input)) {
         for _ in 0..OPERATIONS {
@@ -88,6 +106,11 @@ pub fn region(input: &[u8]) {
         }
     }
     use_words(&Region::join(memory).map(|region| region.words()), &mut tape);
+}
+
+fn copy(number: u64) -> Copy {
+    let direction = if number % 2 == 0 { Direction::ToBuffer } else { Direction::FromBuffer };
+    Copy { direction, window_offset: 8 * number, buffer: 0, buffer_offset: 0, bytes: 8 }
 }
 
 fn memory_of(bytes: &[u8]) -> MappedMemory {

@@ -10,6 +10,7 @@
 //! [`engine::accelerator::Blocks`]; everything else goes through the region.
 
 pub mod compile;
+pub mod copy;
 pub mod cpu;
 mod crash;
 pub mod cuda;

@@ -15,7 +15,9 @@ use accel::compile::{BuildOptions, build_kernel};
 use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service, survey};
 use accel::{AccelError, CudaError};
 use common::{Engine, Shape, kernel_source, payload};
+use engine::commands::Outcome;
 use mqueue::abi::{MESSAGE_BYTES_MAX, kind, protocol, reason, state, status, stop};
+use mqueue::command::{Copy, Direction};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -89,6 +91,41 @@ fn join(mut accelerator: CudaAccelerator, expected: usize) -> Vec<Ended> {
     accelerator.poll(&mut ended).unwrap();
     assert_eq!(ended.len(), expected, "each end is reported once: {ended:?}");
     ended
+}
+
+/// The copy engines work beside blocks that run, on every service's own stream.
+#[test]
+fn copies_go_on_while_blocks_run() {
+    let shape = Shape { blocks: 4, window_bytes: 1024, ..Shape::default() };
+    let mut engine = Engine::new(&shape);
+    let accelerator = start("copies", &engine, "echo").unwrap();
+    for n in 0..3u64 {
+        engine.copies_work(accel::copy::BUFFER_BYTES as u64);
+        engine.push(2, n, b"beside").unwrap();
+        assert_eq!(pop(&mut engine, 2).payload, b"beside");
+    }
+    engine.words.set_stop(stop::NOW);
+    join(accelerator, 4);
+}
+
+/// A copy that never ends holds nothing up but the copies behind it.
+#[test]
+fn a_copy_that_does_not_end_has_failed() {
+    let mut engine = Engine::new(&Shape { window_bytes: 1024, ..Shape::default() });
+    let accelerator = start("stuck", &engine, "echo").unwrap();
+    let copy = Copy {
+        direction: Direction::ToBuffer,
+        window_offset: 0,
+        buffer: 0,
+        buffer_offset: 0,
+        bytes: 64,
+    };
+    assert_eq!(engine.copy(copy), Outcome::Failed);
+    assert_eq!(engine.copy(copy), Outcome::Failed);
+    engine.push(0, 1, b"beside").unwrap();
+    assert_eq!(pop(&mut engine, 0).payload, b"beside");
+    engine.words.set_stop(stop::NOW);
+    join(accelerator, 1);
 }
 
 #[test]

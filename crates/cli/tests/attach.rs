@@ -66,6 +66,20 @@ fn kernels_answer_right_and_their_process_sees_its_own_region_only() {
     assert_eq!(served.drain(), 0);
 }
 
+/// Every life is asked once: a few bytes go to the accelerator's memory and back.
+#[test]
+fn the_copy_agent_of_every_life_answers() {
+    let config = process("apart", "") + &service("echo", "apart", "echo", "");
+    let served = Served::start("attach-copies", "", &config);
+    let answers = || life(&served, "copy_agent", "echo", "apart") == 1;
+    eventually("the first life's copy agent answers", answers);
+    signal(runtime_of(&served), "KILL");
+    eventually("the next life begins", || life(&served, "generation", "echo", "apart") == 2);
+    eventually("its copy agent answers", answers);
+    assert_eq!(ask(&udp_client(served.services[0][0]), b"beside"), b"beside");
+    assert_eq!(served.drain(), 0);
+}
+
 #[test]
 fn a_runtime_that_is_killed_under_load_costs_what_was_with_it() {
     let config = process("apart", "") + &service("slow", "apart", "delay", SLOW);

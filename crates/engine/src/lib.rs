@@ -3,6 +3,7 @@
 
 pub mod accelerator;
 mod admit;
+pub mod commands;
 mod control;
 mod depart;
 mod endpoint;

@@ -228,6 +228,8 @@ struct Told {
     serving: Vec<u64>,
     latest: u64,
     last_end: &'static str,
+    /// The last generation whose copy agent has answered.
+    copies: u64,
 }
 
 impl RuntimeMetrics {
@@ -252,6 +254,17 @@ impl RuntimeMetrics {
         let mut told = self.told();
         told.serving.push(generation);
         told.latest = generation;
+    }
+
+    /// The copy agent of a generation has answered.
+    pub fn copy_agent_answers(&self, generation: u64) {
+        self.told().copies = generation;
+    }
+
+    /// Whether the copy agent of a generation that serves has answered.
+    pub fn has_copy_agent(&self) -> bool {
+        let told = self.told();
+        told.serving.contains(&told.copies)
     }
 
     /// A generation ended, or did not come to begin. Others that serve stay up.

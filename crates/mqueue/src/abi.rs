@@ -29,9 +29,17 @@
 //! A reader skips an entry of an unknown kind or version. If the entry has
 //! [`ring_flags::REQUIRED`], it refuses the region instead. So a new kind needs no new [`ABI_VERSION`].
 //!
-//! Kinds today: the rings of mqueues ([`ring_kind`]), described by a [`RingEntry`]. Every block has one server mqueue and up
+//! Kinds today ([`ring_kind`]), all described by a [`RingEntry`]: the rings of mqueues, and command rings.
+//!
+//! *Mqueues.* Every block has one server mqueue and up
 //! to [`BACKENDS_MAX`] client mqueues (backends), whose index is that of the configuration. An mqueue is an RX and a TX ring
 //! of the same block and index. It has a number in [0, mqueue_count), its index in the arrays of heads and tails.
+//!
+//! *Command rings* belong to no block. The engine writes commands to the accelerator runtime into COMMANDS; the runtime writes a completion
+//! into COMPLETIONS of the same index. Head and tail are at the beginning of each ring's memory, on separate lines.
+//! A command's slot has the command in `kind` ([`command`]) and a number chosen by the engine in `token`; its completion has the same
+//! token, kind DONE and one of [`command_status`]. The payload of COPY is a [`CopyCommand`]. In the region it names memory of
+//! the *window*, which belongs to the COMMANDS ring and has no other use.
 //!
 //! Heads and tails are *counts*: of messages published and of slots released since the region was
 //! formatted. They never wrap (2⁶⁴ messages). Message `n` is in slot `n % depth`; `depth` is a
@@ -91,6 +99,8 @@ pub const MQUEUES_MAX: u32 = BLOCKS_MAX * (1 + BACKENDS_MAX);
 pub const RINGS_MAX: u32 = 4 * MQUEUES_MAX;
 /// [`DirectoryEntry::block`] of a ring that belongs to no block.
 pub const NO_BLOCK: u32 = u32::MAX;
+/// Maximum number of pairs of command rings in one region.
+pub const COMMAND_RINGS_MAX: u32 = 16;
 /// Maximum number of parameters of a kernel.
 pub const PARAMS_MAX: u32 = 32;
 
@@ -199,12 +209,48 @@ pub mod ring_kind {
     pub const CLIENT_RX: u16 = 3;
     /// Requests of a block to a backend.
     pub const CLIENT_TX: u16 = 4;
+    /// Commands of the engine to the accelerator runtime.
+    pub const COMMANDS: u16 = 5;
+    /// Their completions.
+    pub const COMPLETIONS: u16 = 6;
 }
 
 /// Values of [`DirectoryEntry::version`].
 pub mod ring_version {
     /// Of the four kinds that an mqueue's rings have: see [`RingEntry`](super::RingEntry).
     pub const MQUEUE: u16 = 1;
+    /// Of the two kinds of command rings: see [`RingEntry`](super::RingEntry).
+    pub const COMMAND: u16 = 1;
+}
+
+/// What a slot of a command ring holds: [`SlotHeader::kind`].
+pub mod command {
+    /// COMMANDS: copy bytes between the window and a buffer of the accelerator.
+    pub const COPY: u8 = 1;
+    /// COMPLETIONS: the command with this token is done; `status` says how.
+    pub const DONE: u8 = 2;
+}
+
+/// Values of [`SlotHeader::status`] in COMPLETIONS.
+pub mod command_status {
+    /// Done: what it wrote is visible to the reader of this completion.
+    pub const OK: u8 = 0;
+    /// It names memory outside the window or the buffer, or an unknown buffer. Nothing was copied.
+    pub const RANGE: u8 = 1;
+    /// The runtime does not know this command, or it is malformed.
+    pub const UNKNOWN: u8 = 2;
+    /// The accelerator or its driver failed.
+    pub const FAILED: u8 = 3;
+    /// The accelerator did not finish it in time; its buffer may still be in use.
+    pub const TIMEOUT: u8 = 4;
+}
+
+/// Values of [`CopyCommand::direction`].
+pub mod direction {
+    /// From the window to the buffer.
+    pub const TO_BUFFER: u32 = 1;
+    /// From the buffer to the window.
+    pub const FROM_BUFFER: u32 = 2;
 }
 
 /// Bits of [`DirectoryEntry::flags`].
@@ -380,7 +426,8 @@ shared_structs! {
         own: [u64; 12],
     }
 
-    /// The entry of a ring of an mqueue: kind SERVER_RX, SERVER_TX, CLIENT_RX or CLIENT_TX, version 1. Constant once formatted.
+    /// The entry of a ring of messages: SERVER_RX, SERVER_TX, CLIENT_RX, CLIENT_TX, COMMANDS or COMPLETIONS, each of version 1.
+    /// Constant once formatted.
     struct RingEntry as "serval_ring_entry", size 128 {
         /// As in every entry.
         kind: u16,
@@ -388,11 +435,11 @@ shared_structs! {
         version: u16,
         /// As in every entry.
         flags: u32,
-        /// The block it belongs to.
+        /// The block it belongs to; NO_BLOCK for command rings.
         block: u32,
-        /// Server mqueues: 0. Client mqueues: the backend, in the order of the configuration.
+        /// Server mqueues: 0. Client mqueues: the backend, in the order of the configuration. Command rings: the pair, from 0.
         index: u32,
-        /// Offset of the memory of slots and arena.
+        /// Offset of the memory of slots, arena and window, and of head and tail of command rings.
         offset: u64,
         /// Bytes of that memory.
         bytes: u64,
@@ -402,7 +449,7 @@ shared_structs! {
         placement: u8,
         /// Zero.
         pad: u16,
-        /// Number of the mqueue.
+        /// Number of the mqueue; 0 for command rings.
         mqueue: u32,
         /// Slots; a power of two in [1, DEPTH_MAX].
         depth: u32,
@@ -422,8 +469,26 @@ shared_structs! {
         arena_offset: u64,
         /// Size of the arena; 0 without one, else a multiple of 8.
         arena_bytes: u64,
+        /// COMMANDS: offset of the window; 0 without one.
+        window_offset: u64,
+        /// COMMANDS: size of the window; 0 without one.
+        window_bytes: u64,
         /// Zero.
-        reserved: [u64; 4],
+        reserved: [u64; 2],
+    }
+
+    /// Payload of a COPY command. Every number is checked by the runtime. Offsets and bytes are multiples of 8.
+    struct CopyCommand as "serval_copy_command", size 32 {
+        /// Offset in the window.
+        window_offset: u64,
+        /// Offset in the buffer.
+        buffer_offset: u64,
+        /// How many bytes, at least 8.
+        bytes: u64,
+        /// Number of the buffer among those that the runtime has registered.
+        buffer: u32,
+        /// TO_BUFFER or FROM_BUFFER.
+        direction: u32,
     }
 
     /// Header of every message in a ring.

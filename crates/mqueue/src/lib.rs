@@ -8,10 +8,12 @@
 //! * [`memory`]: shared memory as atomic words.
 //! * [`ring`]: producer and consumer (`granule.rs` has the protocol of that name).
 //! * [`region`]: format, join, take rings, status words.
+//! * [`command`]: commands of the engine to an accelerator runtime.
 //! * [`Doorbells`], [`ParkWord`]: which mqueues have new messages, and which threads sleep.
 //! * [`count`]: counters that other threads read.
 
 pub mod abi;
+pub mod command;
 pub mod count;
 mod doorbell;
 mod granule;

@@ -19,6 +19,7 @@ pub use plan::{MqueuePlan, PlanError, RegionPlan, RingPlan, RingSpec};
 pub use words::Words;
 
 use crate::abi::*;
+use crate::command::{CommandReceiver, CommandSender};
 use crate::memory::{Memory, Ordering};
 use crate::ring::{Consumer, Counts, Producer, format_slots};
 use directory::{Directory, Problem, Refusal, fixed_parts, is_inside};
@@ -92,6 +93,26 @@ fn from_words<T: Copy, const N: usize>(words: [u64; N]) -> T {
 
 fn load_struct<T: Copy, const N: usize>(memory: &impl Memory, at: u64) -> T {
     from_words::<T, N>(memory.load_words(at))
+}
+
+impl CopyCommand {
+    /// As it lies in a slot.
+    pub fn to_bytes(self) -> [u8; size_of::<Self>()] {
+        let words = words_of::<_, { size_of::<Self>() / 8 }>(&self);
+        let mut bytes = [0; size_of::<Self>()];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The same the other way round; any bytes are a command, right or wrong.
+    pub fn from_bytes(bytes: [u8; size_of::<Self>()]) -> Self {
+        let (words, _) = bytes.as_chunks::<8>();
+        from_words::<_, { size_of::<Self>() / 8 }>(std::array::from_fn(|at| {
+            u64::from_le_bytes(words[at])
+        }))
+    }
 }
 
 const ENTRY_WORDS: usize = size_of::<DirectoryEntry>() / 8;
@@ -220,7 +241,7 @@ impl<M: Memory> Region<M> {
         self.header.region_bytes
     }
 
-    /// The rings of mqueues, in the order of the directory.
+    /// The rings of known kinds, in the order of the directory.
     pub fn entries(&self) -> &[RingEntry] {
         &self.directory.entries
     }
@@ -256,6 +277,30 @@ impl<M: Memory> Region<M> {
     pub fn accelerator_ends(&mut self, mqueue: u32) -> (Consumer<M>, Producer<M>) {
         let [rx, tx] = self.directory.rings(mqueue);
         (self.consumer(rx), self.producer(tx))
+    }
+
+    /// Pairs of command rings.
+    pub fn command_rings(&self) -> u32 {
+        self.directory.commands.len() as u32
+    }
+
+    /// What copy commands of this pair may name in the region: its offset and size in bytes.
+    pub fn window(&self, pair: u32) -> (u64, u64) {
+        let [commands, _] = self.directory.commands[pair as usize];
+        let entry = &self.directory.entries[commands as usize];
+        (entry.window_offset, entry.window_bytes)
+    }
+
+    /// The engine's end of a pair of command rings. Panics when taken before.
+    pub fn command_sender(&mut self, pair: u32) -> CommandSender<M> {
+        let [commands, completions] = self.directory.commands[pair as usize];
+        CommandSender::new(self.producer(commands), self.consumer(completions))
+    }
+
+    /// The runtime's end of a pair of command rings. Panics when taken before.
+    pub fn command_receiver(&mut self, pair: u32) -> CommandReceiver<M> {
+        let [commands, completions] = self.directory.commands[pair as usize];
+        CommandReceiver::new(self.consumer(commands), self.producer(completions))
     }
 
     /// The region's control and status words.

@@ -17,6 +17,16 @@
 #define SERVAL_BACKENDS_MAX 15u
 #define SERVAL_MQUEUES_MAX 65536u
 #define SERVAL_RINGS_MAX 262144u
+#define SERVAL_COMMAND_RINGS_MAX 16u
+#define SERVAL_COMMAND_COPY 1u
+#define SERVAL_COMMAND_DONE 2u
+#define SERVAL_COMMAND_OK 0u
+#define SERVAL_COMMAND_RANGE 1u
+#define SERVAL_COMMAND_UNKNOWN 2u
+#define SERVAL_COMMAND_FAILED 3u
+#define SERVAL_COMMAND_TIMEOUT 4u
+#define SERVAL_DIRECTION_TO_BUFFER 1u
+#define SERVAL_DIRECTION_FROM_BUFFER 2u
 #define SERVAL_NO_BLOCK 4294967295ull
 #define SERVAL_PARAMS_MAX 32u
 #define SERVAL_ENGINE_WORDS_OFFSET 128u
@@ -53,7 +63,10 @@
 #define SERVAL_RING_SERVER_TX 2u
 #define SERVAL_RING_CLIENT_RX 3u
 #define SERVAL_RING_CLIENT_TX 4u
+#define SERVAL_RING_COMMANDS 5u
+#define SERVAL_RING_COMPLETIONS 6u
 #define SERVAL_RING_VERSION_MQUEUE 1u
+#define SERVAL_RING_VERSION_COMMAND 1u
 #define SERVAL_RING_REQUIRED 1u
 #define SERVAL_PROTOCOL_DOORBELL 1u
 #define SERVAL_PROTOCOL_GRANULE8 2u
@@ -124,19 +137,19 @@ struct serval_directory_entry {
   uint64_t own[12]; /* 32: The kind's own part. */
 };
 
-/* The entry of a ring of an mqueue: kind SERVER_RX, SERVER_TX, CLIENT_RX or CLIENT_TX, version 1. Constant once formatted. */
+/* The entry of a ring of messages: SERVER_RX, SERVER_TX, CLIENT_RX, CLIENT_TX, COMMANDS or COMPLETIONS, each of version 1. Constant once formatted. */
 struct serval_ring_entry {
   uint16_t kind; /* 0: As in every entry. */
   uint16_t version; /* 2: As in every entry. */
   uint32_t flags; /* 4: As in every entry. */
-  uint32_t block; /* 8: The block it belongs to. */
-  uint32_t index; /* 12: Server mqueues: 0. Client mqueues: the backend, in the order of the configuration. */
-  uint64_t offset; /* 16: Offset of the memory of slots and arena. */
+  uint32_t block; /* 8: The block it belongs to; NO_BLOCK for command rings. */
+  uint32_t index; /* 12: Server mqueues: 0. Client mqueues: the backend, in the order of the configuration. Command rings: the pair, from 0. */
+  uint64_t offset; /* 16: Offset of the memory of slots, arena and window, and of head and tail of command rings. */
   uint64_t bytes; /* 24: Bytes of that memory. */
   uint8_t protocol; /* 32: DOORBELL, GRANULE8 or GRANULE16. */
   uint8_t placement; /* 33: HOST. */
   uint16_t pad; /* 34: Zero. */
-  uint32_t mqueue; /* 36: Number of the mqueue. */
+  uint32_t mqueue; /* 36: Number of the mqueue; 0 for command rings. */
   uint32_t depth; /* 40: Slots; a power of two in [1, DEPTH_MAX]. */
   uint32_t slot_stride; /* 44: Distance between slots in bytes; a multiple of 64. */
   uint32_t inline_bytes; /* 48: Payload bytes that fit into a slot; a multiple of 8 in [8, INLINE_BYTES_MAX]. */
@@ -146,7 +159,18 @@ struct serval_ring_entry {
   uint64_t tail_offset; /* 72: Offset of the tail word: slots released. */
   uint64_t arena_offset; /* 80: Offset of the arena; 0 without one. */
   uint64_t arena_bytes; /* 88: Size of the arena; 0 without one, else a multiple of 8. */
-  uint64_t reserved[4]; /* 96: Zero. */
+  uint64_t window_offset; /* 96: COMMANDS: offset of the window; 0 without one. */
+  uint64_t window_bytes; /* 104: COMMANDS: size of the window; 0 without one. */
+  uint64_t reserved[2]; /* 112: Zero. */
+};
+
+/* Payload of a COPY command. Every number is checked by the runtime. Offsets and bytes are multiples of 8. */
+struct serval_copy_command {
+  uint64_t window_offset; /* 0: Offset in the window. */
+  uint64_t buffer_offset; /* 8: Offset in the buffer. */
+  uint64_t bytes; /* 16: How many bytes, at least 8. */
+  uint32_t buffer; /* 24: Number of the buffer among those that the runtime has registered. */
+  uint32_t direction; /* 28: TO_BUFFER or FROM_BUFFER. */
 };
 
 /* Header of every message in a ring. */
@@ -265,7 +289,15 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, head_offset) == 64);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, tail_offset) == 72);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, arena_offset) == 80);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, arena_bytes) == 88);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, reserved) == 96);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, window_offset) == 96);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, window_bytes) == 104);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, reserved) == 112);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_copy_command) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, window_offset) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, buffer_offset) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, bytes) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, buffer) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, direction) == 28);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_slot_header) == 32);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, token) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, tag) == 8);

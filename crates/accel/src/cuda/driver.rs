@@ -92,6 +92,7 @@ table! {
     unmap = "cuMemUnmap" (DeviceAddress, usize);
     set_access = "cuMemSetAccess" (DeviceAddress, usize, *const AccessDescription, usize);
     copy_in = "cuMemcpyHtoDAsync_v2" (DeviceAddress, *const c_void, usize, Stream);
+    copy_out = "cuMemcpyDtoHAsync_v2" (*mut c_void, DeviceAddress, usize, Stream);
     stream_create = "cuStreamCreate" (*mut Stream, c_uint);
     stream_destroy = "cuStreamDestroy_v2" (Stream);
     stream_query = "cuStreamQuery" (Stream);
@@ -514,6 +515,41 @@ impl Driver {
         // SAFETY: a handle from `stream`.
         let ended = self.check("copy to the GPU", unsafe { (self.table.stream_wait)(stream) });
         begun.and(ended)
+    }
+
+    /// Begins a copy to the GPU; [`Self::is_done`] tells whether it has ended.
+    ///
+    /// # Safety
+    ///
+    /// `from` must be `bytes` of registered memory, and stay so until the copy has ended; `to` must have room for them.
+    pub(super) unsafe fn begin_copy_in(
+        &self,
+        stream: Stream,
+        to: DeviceAddress,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        // SAFETY: as this function's.
+        self.check("copy to the GPU", unsafe {
+            (self.table.copy_in)(to, from.cast(), bytes, stream)
+        })
+    }
+
+    /// Begins a copy from the GPU; [`Self::is_done`] tells whether it has ended.
+    ///
+    /// # Safety
+    ///
+    /// `to` must be `bytes` of registered memory that is accessed as other processes' is, and stay so until the copy has ended.
+    pub(super) unsafe fn begin_copy_out(
+        &self,
+        stream: Stream,
+        to: *mut u8,
+        from: DeviceAddress,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        // SAFETY: as this function's.
+        let code = unsafe { (self.table.copy_out)(to.cast(), from, bytes, stream) };
+        self.check("copy from the GPU", code)
     }
 
     pub(super) fn stream(&self) -> Result<Stream, CudaError> {

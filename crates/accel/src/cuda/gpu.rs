@@ -9,6 +9,7 @@ use mqueue::memory::Ordering;
 use mqueue::{MappedMemory, Memory, Region, Words};
 
 use super::CudaError;
+use super::copier::{CopyResources, StreamCopier};
 use super::driver::{
     Context, DeviceAddress, DeviceAttribute, Driver, Function, FunctionAttribute, Grid, Module,
     Stream,
@@ -16,6 +17,7 @@ use super::driver::{
 use super::kernels::{Image, WARP_BACKENDS_MAX};
 use super::occupancy::{Crowded, Demand, all_resident};
 use super::watch::{Look, Watch};
+use crate::copy::{BUFFER_BYTES, CopyAgent, CopyThread};
 use crate::{AccelError, params, reason_name};
 
 /// Minimum compute capability for atomic 16-byte accesses, as major × 10 + minor.
@@ -208,8 +210,13 @@ impl Gpu {
         let mut order: Vec<usize> = (0..prepared.len()).collect();
         order.sort_by_key(|&at| std::cmp::Reverse(prepared[at].local_bytes));
         let now = Instant::now();
-        let mut accelerator =
-            CudaAccelerator { launches: Vec::new(), sink: Some(sink), gpu: Some(self), options };
+        let mut accelerator = CudaAccelerator {
+            copies: None,
+            launches: Vec::new(),
+            sink: Some(sink),
+            gpu: Some(self),
+            options,
+        };
         let mut failed = None;
         for at in order {
             failed = prepared[at].launch().err();
@@ -222,6 +229,7 @@ impl Gpu {
             return Err(error.into());
         }
         accelerator.await_first_receives()?;
+        accelerator.start_copies()?;
         Ok(accelerator)
     }
 }
@@ -270,12 +278,15 @@ struct Held {
     allocations: Vec<DeviceAddress>,
     /// Copies go through the stream on which the kernel is launched.
     stream: Option<Stream>,
+    /// What the copy agent uses while the kernel runs.
+    copies: Option<CopyResources>,
 }
 
 impl Drop for Held {
     /// Only when none of it is in use: the driver would wait.
     fn drop(&mut self) {
-        if let Some(stream) = self.stream {
+        let copies = self.copies.map(|copies| copies.stream);
+        for stream in [self.stream, copies].into_iter().flatten() {
             self.driver.destroy_stream(stream);
         }
         for &address in &self.allocations {
@@ -304,6 +315,13 @@ impl Held {
         let stream = self.stream()?;
         self.driver.copy_in(stream, address, what)?;
         Ok(address)
+    }
+
+    /// Makes what the copy agent needs.
+    fn prepare_copies(&mut self) -> Result<(), CudaError> {
+        let buffer = self.allocate(BUFFER_BYTES as u64)?;
+        self.copies = Some(CopyResources { stream: self.driver.stream()?, buffer });
+        Ok(())
     }
 
     /// The service's stream.
@@ -346,7 +364,11 @@ impl Prepared {
             module: None,
             allocations: Vec::new(),
             stream: None,
+            copies: None,
         };
+        if region.command_rings() > 0 {
+            held.prepare_copies()?;
+        }
         // SAFETY: created by the build, or its headers were checked against its length.
         let module = unsafe { driver.load_module(&image.bytes) }?;
         held.module = Some(module);
@@ -606,6 +628,8 @@ impl RingWords {
 /// Services on a GPU. Dropping it releases the GPU if their blocks have ended; otherwise everything is left
 /// to the end of the process.
 pub struct CudaAccelerator {
+    /// Ends before anything that it uses is given back.
+    copies: Option<CopyThread>,
     launches: Vec<Launch>,
     /// Until it is released, before the GPU.
     sink: Option<Sink>,
@@ -615,6 +639,21 @@ pub struct CudaAccelerator {
 }
 
 impl CudaAccelerator {
+    /// Starts the copy agents of the services whose regions have command rings.
+    fn start_copies(&mut self) -> Result<(), AccelError> {
+        let gpu = self.gpu.as_ref().expect("given back by drop only");
+        let mut agents = Vec::new();
+        for Launch { held, .. } in &self.launches {
+            let Some(copies) = held.copies else { continue };
+            let copier = StreamCopier::new(gpu.driver, gpu.context, copies, held.region.clone());
+            agents.extend(CopyAgent::join(&held.region, Box::new(copier))?);
+        }
+        if !agents.is_empty() {
+            self.copies = Some(CopyThread::start(agents)?);
+        }
+        Ok(())
+    }
+
     fn await_first_receives(&mut self) -> Result<(), AccelError> {
         let deadline = Instant::now() + self.options.start_within;
         loop {
@@ -714,6 +753,7 @@ impl CudaAccelerator {
 
 impl Drop for CudaAccelerator {
     fn drop(&mut self) {
+        self.copies = None;
         if self.query().is_ok() && self.running() == 0 {
             return;
         }

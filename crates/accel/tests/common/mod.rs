@@ -4,12 +4,16 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use accel::Kernel;
 use accel::compile::{BuildOptions, build_kernel};
+use engine::commands::{COMMANDS_IN_FLIGHT, Command, CommandRings, Commands, Outcome};
 use mqueue::abi::{kind, protocol};
+use mqueue::command::{Copy, Direction};
 use mqueue::{
-    Consumer, HeapMapping, MappedMemory, MqueuePlan, Producer, Region, RegionPlan, RingPlan, Words,
+    Consumer, HeapMapping, MappedMemory, Memory, MqueuePlan, Producer, Region, RegionPlan,
+    RingPlan, Words,
 };
 use mqueue::{Head, LoanError};
 
@@ -20,6 +24,8 @@ pub(crate) struct Shape {
     pub(crate) depth: u32,
     pub(crate) bytes_max: u32,
     pub(crate) start: u64,
+    /// 0: no command rings.
+    pub(crate) window_bytes: u64,
 }
 
 impl Default for Shape {
@@ -31,6 +37,7 @@ impl Default for Shape {
             depth: 8,
             bytes_max: 256,
             start: 0,
+            window_bytes: 0,
         }
     }
 }
@@ -50,6 +57,9 @@ pub(crate) struct Engine {
     pub(crate) words: Words<MappedMemory>,
     /// By mqueue: the producer of RX, the consumer of TX.
     pub(crate) ends: Vec<(Producer<MappedMemory>, Consumer<MappedMemory>)>,
+    pub(crate) commands: CommandRings,
+    /// Where the window of the command rings begins.
+    pub(crate) window: u64,
 }
 
 impl Engine {
@@ -60,17 +70,79 @@ impl Engine {
         };
         let mqueue = MqueuePlan { depth: shape.depth, rx: ring, tx: ring };
         let mqueues = vec![mqueue; 1 + shape.backends as usize];
-        let plan = RegionPlan::of_blocks(shape.blocks, &mqueues, 1).starting_at(shape.start);
+        let mut plan = RegionPlan::of_blocks(shape.blocks, &mqueues, 1).starting_at(shape.start);
+        if shape.window_bytes > 0 {
+            plan = plan.with_commands(COMMANDS_IN_FLIGHT, shape.window_bytes);
+        }
         let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
         let mut region = Region::format(memory.clone(), &plan).unwrap();
         let words = region.words();
         let count = shape.blocks * (1 + shape.backends);
         let ends = (0..count).map(|mqueue| region.engine_ends(mqueue)).collect();
-        Self { memory, words, ends }
+        let window = if shape.window_bytes > 0 { region.window(0).0 } else { 0 };
+        Self { memory, words, ends, commands: CommandRings::take(&mut region), window }
     }
 
     pub(crate) fn all_blocks(&self) -> Vec<u32> {
         (0..Region::join(self.memory.clone()).unwrap().block_count()).collect()
+    }
+
+    /// Has bytes copied, and waits until that has ended, as the engine never would.
+    pub(crate) fn copy(&mut self, copy: Copy) -> Outcome {
+        let begin = Instant::now();
+        let now_ns = || begin.elapsed().as_nanos() as u64;
+        let number = self.commands.submit(0, &Command::Copy(copy), 60_000_000_000).unwrap();
+        let mut done = Vec::new();
+        while done.is_empty() {
+            self.commands.poll(now_ns(), &mut done, 1);
+            // Blocks that see no beat for seconds take the engine for lost.
+            self.words.set_engine_heartbeat(self.words.engine_heartbeat() + 1);
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        assert_eq!((done.len(), done[0].number), (1, number));
+        done[0].outcome
+    }
+
+    /// Copies to the accelerator's buffer and back, and what is outside of it.
+    pub(crate) fn copies_work(&mut self, buffer_bytes: u64) {
+        let (to, from) = (Direction::ToBuffer, Direction::FromBuffer);
+        let copy = |direction, window_offset, buffer_offset, bytes| Copy {
+            direction,
+            window_offset,
+            buffer: 0,
+            buffer_offset,
+            bytes,
+        };
+        for n in 0..5u64 {
+            let sent = payload(1, n, 512);
+            self.memory.copy_in(self.window, &sent);
+            self.memory.copy_in(self.window + 512, &[0; 512]);
+            let at = (buffer_bytes - 512) / 4 / 8 * 8 * n.min(4);
+            assert_eq!(self.copy(copy(to, 0, at, 512)), Outcome::Done);
+            assert_eq!(self.copy(copy(from, 512, at, 512)), Outcome::Done);
+            let mut back = vec![0; 512];
+            self.memory.copy_out(self.window + 512, &mut back);
+            assert!(back == sent, "copy {n}");
+        }
+        let sound = copy(to, 0, 0, 512);
+        for bad in [
+            Copy { buffer: 1, ..sound },
+            Copy { buffer: u32::MAX, ..sound },
+            Copy { bytes: 0, ..sound },
+            Copy { bytes: 12, ..sound },
+            Copy { bytes: 1032, ..sound },
+            Copy { bytes: !7, ..sound },
+            Copy { window_offset: 520, ..sound },
+            Copy { window_offset: 4, ..sound },
+            Copy { window_offset: !7, ..sound },
+            Copy { buffer_offset: buffer_bytes - 504, ..sound },
+            Copy { buffer_offset: !511, ..sound },
+        ] {
+            for direction in [to, from] {
+                assert_eq!(self.copy(Copy { direction, ..bad }), Outcome::Range, "{bad:?}");
+            }
+        }
+        assert_eq!(self.copy(sound), Outcome::Done);
     }
 
     pub(crate) fn push(

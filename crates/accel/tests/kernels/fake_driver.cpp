@@ -62,11 +62,25 @@ bool asked_for(const char* what) {
 }
 
 struct Copy {
-    uint64_t to;
+    void* to;
     const void* from;
     size_t bytes;
     Copy* next;
 };
+
+// Host memory that is registered: copies from and to it are DMA, which no kernel holds up.
+struct Registered {
+    const char* base;
+    size_t bytes;
+    Registered* next;
+};
+Registered* registered = nullptr;
+
+bool is_registered(const void* at, size_t bytes) {
+    for (const Registered* r = registered; r; r = r->next)
+        if (at >= r->base && static_cast<const char*>(at) + bytes <= r->base + r->bytes) return true;
+    return false;
+}
 
 struct Stream {
     int running = 0;   // blocks
@@ -112,10 +126,13 @@ struct Block {
     Stream* stream;
 };
 
+// A fault lasts: every later query, of any stream, finds it.
 bool after_a_while(Stream* stream) {
+    static bool faulted = false;
     const char* asked = getenv("FAKE_GPU");
     const char* file = asked ? strstr(asked, " when ") : nullptr;
-    return file ? unlink(file + strlen(" when ")) == 0 : stream->queries++ > 200;
+    if (file ? unlink(file + strlen(" when ")) == 0 : stream->queries++ > 200) __atomic_store_n(&faulted, true, __ATOMIC_RELAXED);
+    return __atomic_load_n(&faulted, __ATOMIC_RELAXED);
 }
 
 void pause(void*, uint32_t, uint64_t) { usleep(50); }
@@ -205,11 +222,21 @@ EXPORT cuFuncSetAttribute(Function* function, int attribute, int value) {
 EXPORT cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function*, int, size_t) {
     return *blocks = asked_for("small") ? 1 : 32, SUCCESS;
 }
-EXPORT cuMemHostRegister_v2(void*, size_t, unsigned) {
+EXPORT cuMemHostRegister_v2(void* base, size_t bytes, unsigned) {
     if (asked_for("unpinned")) return OUT_OF_MEMORY;
+    registered = new Registered{static_cast<const char*>(base), bytes, registered};
     return rule("cuMemHostRegister"), allocations++, SUCCESS;
 }
-EXPORT cuMemHostUnregister(void*) { return rule("cuMemHostUnregister"), allocations--, SUCCESS; }
+EXPORT cuMemHostUnregister(void* base) {
+    for (Registered** at = &registered; *at; at = &(*at)->next) {
+        Registered* const found = *at;
+        if (found->base != base) continue;
+        *at = found->next;
+        delete found;
+        break;
+    }
+    return rule("cuMemHostUnregister"), allocations--, SUCCESS;
+}
 EXPORT cuMemHostGetDevicePointer_v2(uint64_t* address, void* base, unsigned) { return *address = reinterpret_cast<uint64_t>(base), SUCCESS; }
 EXPORT cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     rule("cuMemAlloc");
@@ -245,25 +272,33 @@ EXPORT cuMemUnmap(uint64_t, size_t) { return rule("cuMemUnmap"), SUCCESS; }
 EXPORT cuMemSetAccess(uint64_t address, size_t bytes, const void*, size_t) {
     return mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE) ? INVALID : SUCCESS;
 }
-EXPORT cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Stream* stream) {
-    rule("cuMemcpyHtoDAsync");
+static int begin_copy(Stream* stream, void* to, const void* from, size_t bytes) {
     stream->copies = new Copy{to, from, bytes, stream->copies};
-    return copying++, SUCCESS;
+    return __atomic_fetch_add(&copying, 1, __ATOMIC_RELAXED), SUCCESS;
 }
-EXPORT cuStreamSynchronize(Stream* stream) {
-    rule("cuStreamSynchronize");
-    for (; Copy* copy = stream->copies; copying--) {
-        memcpy(reinterpret_cast<void*>(copy->to), copy->from, copy->bytes);
+static void end_copies(Stream* stream) {
+    while (Copy* copy = stream->copies) {
+        memcpy(copy->to, copy->from, copy->bytes);
         stream->copies = copy->next;
         delete copy;
+        __atomic_fetch_sub(&copying, 1, __ATOMIC_RELAXED);
     }
-    return SUCCESS;
 }
+EXPORT cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Stream* stream) {
+    if (!is_registered(from, bytes) || stream->running) rule("cuMemcpyHtoDAsync");
+    return begin_copy(stream, reinterpret_cast<void*>(to), from, bytes);
+}
+EXPORT cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, Stream* stream) {
+    if (!is_registered(to, bytes) || stream->running) rule("cuMemcpyDtoHAsync");
+    return begin_copy(stream, to, reinterpret_cast<void*>(from), bytes);
+}
+EXPORT cuStreamSynchronize(Stream* stream) { return rule("cuStreamSynchronize"), end_copies(stream), SUCCESS; }
 EXPORT cuStreamCreate(Stream** stream, unsigned) { return allocations++, *stream = new Stream, SUCCESS; }
 EXPORT cuStreamDestroy_v2(Stream* stream) { return rule("cuStreamDestroy"), delete stream, allocations--, SUCCESS; }
 EXPORT cuStreamQuery(Stream* stream) {
     if (asked_for("faulty") && after_a_while(stream)) return ILLEGAL_ADDRESS;
     if (asked_for("ecc") && after_a_while(stream)) return ECC_UNCORRECTABLE;
+    if (stream->copies) return asked_for("stuck") ? NOT_READY : (end_copies(stream), NOT_READY);
     return __atomic_load_n(&stream->running, __ATOMIC_ACQUIRE) ? NOT_READY : SUCCESS;
 }
 EXPORT cuLaunchKernel(Function* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned rows, unsigned, unsigned, Stream* stream,

@@ -1,5 +1,5 @@
-//! What a worker gets of a region: the ends of its blocks' mqueues, and the table that says which mqueue of the region is which of
-//! the worker's. The table is made once, when the rings are installed; messages only look it up.
+//! A worker's part of a region: the ends of its blocks' mqueues, and the table from mqueues of the region to those of
+//! the service share. The table is built once, when the rings are installed; the message path only looks it up.
 
 use mqueue::{Consumer, MappedMemory, Producer, Region};
 

@@ -25,6 +25,16 @@ pub fn c_header() -> String {
     define("BACKENDS_MAX", BACKENDS_MAX.into());
     define("MQUEUES_MAX", MQUEUES_MAX.into());
     define("RINGS_MAX", RINGS_MAX.into());
+    define("COMMAND_RINGS_MAX", COMMAND_RINGS_MAX.into());
+    define("COMMAND_COPY", command::COPY.into());
+    define("COMMAND_DONE", command::DONE.into());
+    define("COMMAND_OK", command_status::OK.into());
+    define("COMMAND_RANGE", command_status::RANGE.into());
+    define("COMMAND_UNKNOWN", command_status::UNKNOWN.into());
+    define("COMMAND_FAILED", command_status::FAILED.into());
+    define("COMMAND_TIMEOUT", command_status::TIMEOUT.into());
+    define("DIRECTION_TO_BUFFER", direction::TO_BUFFER.into());
+    define("DIRECTION_FROM_BUFFER", direction::FROM_BUFFER.into());
     define("NO_BLOCK", NO_BLOCK.into());
     define("PARAMS_MAX", PARAMS_MAX.into());
     define("ENGINE_WORDS_OFFSET", ENGINE_WORDS_OFFSET);
@@ -61,7 +71,10 @@ pub fn c_header() -> String {
     define("RING_SERVER_TX", ring_kind::SERVER_TX.into());
     define("RING_CLIENT_RX", ring_kind::CLIENT_RX.into());
     define("RING_CLIENT_TX", ring_kind::CLIENT_TX.into());
+    define("RING_COMMANDS", ring_kind::COMMANDS.into());
+    define("RING_COMPLETIONS", ring_kind::COMPLETIONS.into());
     define("RING_VERSION_MQUEUE", ring_version::MQUEUE.into());
+    define("RING_VERSION_COMMAND", ring_version::COMMAND.into());
     define("RING_REQUIRED", ring_flags::REQUIRED.into());
     define("PROTOCOL_DOORBELL", protocol::DOORBELL.into());
     define("PROTOCOL_GRANULE8", protocol::GRANULE8.into());

@@ -60,6 +60,11 @@ pub(super) fn mqueue_kind(kind: u16) -> Option<(bool, bool)> {
     }
 }
 
+/// Whether it is a kind of ring that commands go through.
+pub(super) fn is_command_kind(kind: u16) -> bool {
+    matches!(kind, ring_kind::COMMANDS | ring_kind::COMPLETIONS)
+}
+
 /// Offsets of the arrays of heads and of tails for rings of this kind of an mqueue.
 pub(super) fn words_of_mqueues(kind: u16, header: &RegionHeader) -> (u64, u64) {
     match mqueue_kind(kind) {
@@ -92,7 +97,7 @@ pub(super) fn fixed_parts(header: &RegionHeader) -> [(u64, u64, &'static str); 6
 
 /// A checked directory.
 pub(super) struct Directory {
-    /// The rings of mqueues, in the order of their entries.
+    /// The rings of known kinds, in the order of their entries.
     pub(super) entries: Vec<RingEntry>,
     /// Of each of them: its index in the directory.
     pub(super) numbers: Vec<u32>,
@@ -103,6 +108,8 @@ pub(super) struct Directory {
     starts: Vec<u32>,
     /// By block: its entries in the directory.
     spans: Vec<Range<u32>>,
+    /// By pair of command rings: places of COMMANDS and COMPLETIONS in `entries`.
+    pub(super) commands: Vec<[u32; 2]>,
 }
 
 /// One mqueue of a checked directory.
@@ -160,6 +167,8 @@ struct Reader<'a> {
     spans: Vec<Range<u32>>,
     /// By mqueue: indices in `entries`.
     rings: Vec<[Option<u32>; 2]>,
+    /// By pair of command rings: the same.
+    commands: Vec<[Option<u32>; 2]>,
     /// Memory of all entries: offset, end and index in the directory.
     memory: Vec<(u64, u64, u32)>,
 }
@@ -174,6 +183,7 @@ impl<'a> Reader<'a> {
             numbers: Vec::with_capacity(capacity),
             spans: vec![0..0; header.block_count as usize],
             rings: vec![[None; 2]; header.mqueue_count as usize],
+            commands: Vec::new(),
             memory: Vec::with_capacity(capacity),
         }
     }
@@ -181,12 +191,14 @@ impl<'a> Reader<'a> {
     fn read(&mut self, ring: u32, entry: DirectoryEntry) -> Result<(), Refusal> {
         let wrong = |what| Refusal::Ring(Problem { ring, what });
         self.read_common(ring, &entry).map_err(wrong)?;
-        let known = mqueue_kind(entry.kind).is_some() && entry.version == ring_version::MQUEUE;
-        if !known && entry.flags & ring_flags::REQUIRED != 0 {
-            return Err(Refusal::Required { ring, kind: entry.kind, version: entry.version });
+        if mqueue_kind(entry.kind).is_some() && entry.version == ring_version::MQUEUE {
+            return self.read_mqueue_ring(ring, entry.into()).map_err(wrong);
         }
-        if known {
-            self.read_mqueue_ring(ring, RingEntry::from(entry)).map_err(wrong)?;
+        if is_command_kind(entry.kind) && entry.version == ring_version::COMMAND {
+            return self.read_command_ring(ring, entry.into()).map_err(wrong);
+        }
+        if entry.flags & ring_flags::REQUIRED != 0 {
+            return Err(Refusal::Required { ring, kind: entry.kind, version: entry.version });
         }
         Ok(())
     }
@@ -231,12 +243,27 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    fn read_command_ring(&mut self, ring: u32, entry: RingEntry) -> Result<(), &'static str> {
+        check_command_ring(&entry, self.header)?;
+        let pair = entry.index as usize;
+        self.commands.resize(self.commands.len().max(pair + 1), [None; 2]);
+        let completions = usize::from(entry.kind == ring_kind::COMPLETIONS);
+        if self.commands[pair][completions].is_some() {
+            return Err("command ring described twice");
+        }
+        self.commands[pair][completions] = Some(self.entries.len() as u32);
+        self.entries.push(entry);
+        self.numbers.push(ring);
+        Ok(())
+    }
+
     fn finish(mut self) -> Result<Directory, Refusal> {
         self.check_overlaps()?;
         let mqueues = self.whole_mqueues()?;
         let (of_blocks, starts) = self.by_block(&mqueues)?;
+        let commands = self.whole_command_rings()?;
         let Self { entries, numbers, spans, .. } = self;
-        Ok(Directory { entries, numbers, mqueues, of_blocks, starts, spans })
+        Ok(Directory { entries, numbers, mqueues, of_blocks, starts, spans, commands })
     }
 
     /// No two parts of a region share memory.
@@ -276,6 +303,20 @@ impl<'a> Reader<'a> {
         self.rings.iter().map(whole).collect()
     }
 
+    /// Every pair of command rings has both.
+    fn whole_command_rings(&self) -> Result<Vec<[u32; 2]>, Refusal> {
+        let whole = |rings: &[Option<u32>; 2]| match *rings {
+            [Some(commands), Some(completions)] => Ok([commands, completions]),
+            [None, None] => Err(Refusal::Header("a gap between command rings")),
+            [one, other] => {
+                let place = one.or(other).expect("one of them is there");
+                let ring = self.numbers[place as usize];
+                Err(Refusal::Ring(Problem { ring, what: "command ring without its other ring" }))
+            }
+        };
+        self.commands.iter().map(whole).collect()
+    }
+
     /// Every block has one server mqueue, and client mqueues without a gap.
     fn by_block(&self, mqueues: &[Mqueue]) -> Result<(Vec<u32>, Vec<u32>), Refusal> {
         let mut order: Vec<u32> = (0..mqueues.len() as u32).collect();
@@ -310,24 +351,30 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Checks the kind's own part of an entry whose memory was checked.
-fn check_mqueue_ring(entry: &RingEntry, header: &RegionHeader) -> Result<(), &'static str> {
-    let mqueue = u64::from(entry.mqueue);
-    let (heads, tails) = words_of_mqueues(entry.kind, header);
-    let memory = entry.offset..entry.offset + entry.bytes;
-    let inside = |offset: u64, bytes: u64| {
-        is_inside(offset, bytes, header) && memory.start <= offset && offset + bytes <= memory.end
-    };
+/// The first check that fails.
+fn all(checks: &[(bool, &'static str)]) -> Result<(), &'static str> {
+    match checks.iter().find(|(good, _)| !good) {
+        Some((_, what)) => Err(what),
+        None => Ok(()),
+    }
+}
+
+/// Whether [offset, offset + bytes) is aligned and lies in the memory of an entry, which was checked.
+fn is_within(offset: u64, bytes: u64, entry: &RingEntry, header: &RegionHeader) -> bool {
+    is_inside(offset, bytes, header)
+        && entry.offset <= offset
+        && offset + bytes <= entry.offset + entry.bytes
+}
+
+/// Checks the geometry of slots and arena, which is common to all kinds.
+fn check_messages(entry: &RingEntry, header: &RegionHeader) -> Result<(), &'static str> {
     let slot = slot_bytes(entry.protocol, entry.inline_bytes.into()).ok_or("protocol")?;
     let needs_arena = entry.message_bytes_max > entry.inline_bytes;
     let granule = entry.protocol != protocol::DOORBELL;
     let arena_need = u64::from(entry.message_bytes_max).next_multiple_of(8);
-    let slots_bytes = u64::from(entry.depth) * u64::from(entry.slot_stride);
-    let checks = [
+    let inside = |offset, bytes| is_within(offset, bytes, entry, header);
+    all(&[
         (entry.flags & !ring_flags::REQUIRED == 0, "flags"),
-        (entry.block < header.block_count, "owner block"),
-        (Role::of(entry).is_some(), "index"),
-        (entry.mqueue < header.mqueue_count, "mqueue index"),
         (entry.placement == placement::HOST, "placement"),
         (entry.depth.is_power_of_two() && entry.depth <= DEPTH_MAX, "depth"),
         (entry.inline_bytes % 8 == 0, "inline bytes"),
@@ -336,9 +383,7 @@ fn check_mqueue_ring(entry: &RingEntry, header: &RegionHeader) -> Result<(), &'s
         // Block code fetches inline payloads before it checks their length.
         (u64::from(entry.inline_bytes) <= arena_need, "inline bytes"),
         (u64::from(entry.slot_stride) >= slot && entry.slot_stride % 64 == 0, "slot stride"),
-        (inside(entry.slots_offset, slots_bytes), "slots"),
-        (entry.head_offset == heads + 8 * mqueue, "head word"),
-        (entry.tail_offset == tails + 8 * mqueue, "tail word"),
+        (inside(entry.slots_offset, slots_bytes(entry)), "slots"),
         (!(granule && (needs_arena || entry.arena_bytes > 0)), "arena of a granule ring"),
         (!needs_arena || entry.arena_bytes >= arena_need, "arena size"),
         (
@@ -349,9 +394,61 @@ fn check_mqueue_ring(entry: &RingEntry, header: &RegionHeader) -> Result<(), &'s
             "arena",
         ),
         (entry.arena_bytes % 8 == 0, "arena size"),
+    ])
+}
+
+fn slots_bytes(entry: &RingEntry) -> u64 {
+    u64::from(entry.depth) * u64::from(entry.slot_stride)
+}
+
+/// Checks the entry of a ring of an mqueue. Its memory was checked.
+fn check_mqueue_ring(entry: &RingEntry, header: &RegionHeader) -> Result<(), &'static str> {
+    let (heads, tails) = words_of_mqueues(entry.kind, header);
+    let mqueue = u64::from(entry.mqueue);
+    all(&[
+        (entry.block < header.block_count, "owner block"),
+        (Role::of(entry).is_some(), "index"),
+        (entry.mqueue < header.mqueue_count, "mqueue index"),
+    ])?;
+    check_messages(entry, header)?;
+    all(&[
+        (entry.head_offset == heads + 8 * mqueue, "head word"),
+        (entry.tail_offset == tails + 8 * mqueue, "tail word"),
+        ((entry.window_offset, entry.window_bytes) == (0, 0), "window"),
+    ])
+}
+
+/// Checks the entry of a command ring, whose memory was checked. Words, slots and window must not overlap, because
+/// commands write into the window.
+fn check_command_ring(entry: &RingEntry, header: &RegionHeader) -> Result<(), &'static str> {
+    let commands = entry.kind == ring_kind::COMMANDS;
+    all(&[
+        (entry.block == NO_BLOCK, "owner block"),
+        (entry.index < COMMAND_RINGS_MAX, "index"),
+        (entry.mqueue == 0, "mqueue index"),
+        (entry.protocol == protocol::DOORBELL, "protocol"),
+    ])?;
+    check_messages(entry, header)?;
+    let inside = |offset, bytes| is_within(offset, bytes, entry, header);
+    all(&[
+        (entry.arena_bytes == 0, "arena"),
+        (inside(entry.head_offset, LINE_BYTES), "head word"),
+        (inside(entry.tail_offset, LINE_BYTES), "tail word"),
+        (
+            match entry.window_bytes {
+                0 => entry.window_offset == 0,
+                bytes => commands && inside(entry.window_offset, bytes),
+            },
+            "window",
+        ),
+    ])?;
+    let mut parts = [
+        (entry.head_offset, LINE_BYTES),
+        (entry.tail_offset, LINE_BYTES),
+        (entry.slots_offset, slots_bytes(entry)),
+        (entry.window_offset, entry.window_bytes),
     ];
-    match checks.iter().find(|(good, _)| !good) {
-        Some((_, what)) => Err(what),
-        None => Ok(()),
-    }
+    parts.sort_unstable();
+    let apart = parts.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0);
+    all(&[(apart, "parts that share memory")])
 }

@@ -72,9 +72,9 @@ impl RingPlan {
 pub struct RingSpec {
     /// One of [`crate::abi::ring_kind`].
     pub kind: u16,
-    /// The block it belongs to.
+    /// The block it belongs to; [`NO_BLOCK`] for command rings.
     pub block: u32,
-    /// Its number among the rings of this kind and block: for a client mqueue, the backend.
+    /// Its number among the rings of this kind and block: for a client mqueue, the backend; for command rings, the pair.
     pub index: u32,
     /// One of [`crate::abi::placement`].
     pub placement: u8,
@@ -82,6 +82,8 @@ pub struct RingSpec {
     pub depth: u32,
     /// The message format of its slots.
     pub messages: RingPlan,
+    /// Of COMMANDS: bytes of the window, at most ARENA_BYTES_MAX; else 0.
+    pub window_bytes: u64,
 }
 
 /// The plan of a region.
@@ -181,12 +183,30 @@ impl RegionPlan {
                     placement: placement::HOST,
                     depth: mqueue.depth,
                     messages,
+                    window_bytes: 0,
                 })
             })
         };
         // Too many blocks are refused together with the plan, which needs no rings for that.
         let listed = block_count.min(BLOCKS_MAX);
         Self { block_count, rings: (0..listed).flat_map(rings_of).collect(), generation, start: 0 }
+    }
+
+    /// The same with one more pair of command rings, for `depth` commands in flight, and a window of `window_bytes`.
+    pub fn with_commands(mut self, depth: u32, window_bytes: u64) -> Self {
+        let pairs = self.rings.iter().filter(|ring| ring.kind == ring_kind::COMMANDS).count();
+        let commands = RingSpec {
+            kind: ring_kind::COMMANDS,
+            block: NO_BLOCK,
+            index: pairs as u32,
+            placement: placement::HOST,
+            depth,
+            messages: RingPlan::doorbell(size_of::<CopyCommand>() as u32, 0),
+            window_bytes,
+        };
+        let completions = RingSpec { kind: ring_kind::COMPLETIONS, window_bytes: 0, ..commands };
+        self.rings.extend([commands, completions]);
+        self
     }
 
     /// The same with this initial value of every head and tail.
@@ -215,6 +235,7 @@ impl RegionPlan {
                 placement::HOST.into(),
                 placement::HOST.into(),
             )?;
+            in_range("window_bytes", ring.window_bytes, 0, ARENA_BYTES_MAX)?;
             ring.messages.check()?;
         }
         Ok(())
@@ -223,7 +244,7 @@ impl RegionPlan {
     pub(super) fn arrange(&self) -> Result<Arrangement, PlanError> {
         self.check()?;
         let numbers = self.number_mqueues()?;
-        let mqueue_count = numbers.iter().max().map_or(0, |last| last + 1);
+        let mqueue_count = numbers.iter().flatten().max().map_or(0, |last| last + 1);
         let words_bytes = 8 * u64::from(mqueue_count);
         let mut cursor = Cursor(BLOCKS_OFFSET);
         let blocks_offset =
@@ -265,15 +286,17 @@ impl RegionPlan {
         Ok(Arrangement { header, directory })
     }
 
-    /// The mqueue of each ring: numbered in the order in which the plan lists them.
-    fn number_mqueues(&self) -> Result<Vec<u32>, PlanError> {
+    /// The mqueue of each ring that belongs to one: numbered in the order in which the plan lists them.
+    fn number_mqueues(&self) -> Result<Vec<Option<u32>>, PlanError> {
         let mut numbers = std::collections::BTreeMap::new();
         let mqueue_of = |(ring, spec): (u32, &RingSpec)| {
-            let Some((server, _)) = directory::mqueue_kind(spec.kind) else {
-                return Err(PlanError::Ring { ring, what: "kind" });
+            let server = match directory::mqueue_kind(spec.kind) {
+                Some((server, _)) => server,
+                None if directory::is_command_kind(spec.kind) => return Ok(None),
+                None => return Err(PlanError::Ring { ring, what: "kind" }),
             };
             let next = numbers.len() as u32;
-            Ok(*numbers.entry((spec.block, !server, spec.index)).or_insert(next))
+            Ok(Some(*numbers.entry((spec.block, !server, spec.index)).or_insert(next)))
         };
         (0..).zip(&self.rings).map(mqueue_of).collect()
     }
@@ -281,37 +304,46 @@ impl RegionPlan {
 
 impl RingSpec {
     /// Its entry; its memory is allocated next.
-    fn entry(&self, mqueue: u32, header: &RegionHeader, cursor: &mut Cursor) -> RingEntry {
+    fn entry(&self, mqueue: Option<u32>, header: &RegionHeader, cursor: &mut Cursor) -> RingEntry {
         let messages = &self.messages;
         let slot_stride = messages.slot_stride().expect("protocol was checked");
-        let (heads, tails) = directory::words_of_mqueues(self.kind, header);
-        let slots_offset = cursor.place(u64::from(self.depth) * slot_stride);
-        let arena_offset = match messages.arena_bytes {
-            0 => 0,
-            bytes => cursor.place(bytes),
+        let offset = cursor.0;
+        let (head_offset, tail_offset) = match mqueue {
+            Some(mqueue) => {
+                let (heads, tails) = directory::words_of_mqueues(self.kind, header);
+                (heads + 8 * u64::from(mqueue), tails + 8 * u64::from(mqueue))
+            }
+            None => (cursor.place(8), cursor.place(8)),
         };
+        let slots_offset = cursor.place(u64::from(self.depth) * slot_stride);
+        let mut place_if_any = |bytes| if bytes == 0 { 0 } else { cursor.place(bytes) };
+        let arena_offset = place_if_any(messages.arena_bytes);
+        let window_offset = place_if_any(self.window_bytes);
         RingEntry {
             kind: self.kind,
-            version: ring_version::MQUEUE,
-            flags: ring_flags::REQUIRED,
+            version: if mqueue.is_some() { ring_version::MQUEUE } else { ring_version::COMMAND },
+            // A runtime that takes no commands can still serve.
+            flags: if mqueue.is_some() { ring_flags::REQUIRED } else { 0 },
             block: self.block,
             index: self.index,
-            offset: slots_offset,
-            bytes: cursor.0 - slots_offset,
+            offset,
+            bytes: cursor.0 - offset,
             protocol: messages.protocol,
             placement: self.placement,
             pad: 0,
-            mqueue,
+            mqueue: mqueue.unwrap_or(0),
             depth: self.depth,
             slot_stride: slot_stride as u32,
             inline_bytes: messages.inline_bytes(),
             message_bytes_max: messages.message_bytes_max,
             slots_offset,
-            head_offset: heads + 8 * u64::from(mqueue),
-            tail_offset: tails + 8 * u64::from(mqueue),
+            head_offset,
+            tail_offset,
             arena_offset,
             arena_bytes: messages.arena_bytes,
-            reserved: [0; 4],
+            window_offset,
+            window_bytes: self.window_bytes,
+            reserved: [0; 2],
         }
     }
 }

@@ -4,6 +4,7 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use accel::copy::{BUFFER_BYTES, CopyAgent, CopyThread, HostCopier};
 use accel::process::{HostBlocks, HostOptions};
 use accel::{AccelError, Kernel};
 use engine::topology::{DeviceSpec, STACK_KIB};
@@ -43,12 +44,20 @@ pub struct HostDevice {
     hung_after: Duration,
     stack_kib: usize,
     blocks: Option<HostBlocks>,
+    copies: Option<CopyThread>,
 }
 
 impl HostDevice {
     /// At most `threads` threads, each on one of `cores` if there are any.
     pub fn new(threads: usize, cores: Vec<usize>) -> Self {
-        Self { threads, cores, hung_after: HUNG_AFTER, stack_kib: STACK_KIB, blocks: None }
+        Self {
+            threads,
+            cores,
+            hung_after: HUNG_AFTER,
+            stack_kib: STACK_KIB,
+            blocks: None,
+            copies: None,
+        }
     }
 
     /// A block that works on one message for longer hangs: the life ends.
@@ -89,6 +98,10 @@ impl Device for HostDevice {
         let memory = MappedMemory::new(job.memory.clone());
         let started = HostBlocks::start(&memory, &kernel, &job.params, options);
         self.blocks = Some(started.map_err(|e| refused(&e))?);
+        let copier = Box::new(HostCopier::new(memory.clone(), BUFFER_BYTES));
+        let agent = CopyAgent::join(&memory, copier).map_err(|e| refused(&e))?;
+        let started = agent.map(|agent| CopyThread::start(vec![agent])).transpose();
+        self.copies = started.map_err(|e| refused(&e))?;
         Ok(())
     }
 
@@ -102,6 +115,7 @@ impl Device for HostDevice {
     }
 
     fn stop(&mut self, timeout: Duration) -> Result<(), Failure> {
+        self.copies = None;
         let Some(blocks) = self.blocks.take() else { return Ok(()) };
         let hung = blocks.stop(timeout);
         if hung.is_empty() {

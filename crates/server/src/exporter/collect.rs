@@ -78,6 +78,12 @@ type RuntimeMetric = (&'static str, &'static str, MetricType, fn(&RuntimeMetrics
 
 const LIVES: &[RuntimeMetric] = &[
     ("up", "1 while a runtime serves", MetricType::Gauge, |l| l.is_up().into()),
+    (
+        "copy_agent",
+        "1 while a runtime serves that has copied bytes to its accelerator's memory and back",
+        MetricType::Gauge,
+        |l| l.has_copy_agent().into(),
+    ),
     ("generation", "The life that serves, or served last", MetricType::Gauge, |l| l.generation()),
     ("restarts", "Runtimes that ended and made room for the next", MetricType::Counter, |l| {
         l.ended()

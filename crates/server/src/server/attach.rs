@@ -119,8 +119,8 @@ impl Server {
         };
         let kernel = kernel.map_err(|e| accelerator_error(e.into()))?;
         let workers = self.topology.engine.workers;
-        let made = make_region(service, (position, accelerator), 1, workers);
-        let MadeRegion { memory, words, ends } =
+        let made = make_region(service, (position, accelerator), 1, workers, 0);
+        let MadeRegion { memory, words, ends, commands: _ } =
             made.map_err(|source| ServerError::Memory { service: service.name.clone(), source })?;
         let heartbeat = self.heartbeat_writer.add(words.clone());
         let (blocks, memory_held) = (service.mqueues_on(position), memory.clone());

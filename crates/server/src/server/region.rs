@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use engine::BlockEnds;
+use engine::commands::{COMMANDS_IN_FLIGHT, CommandRings};
 use engine::topology::Service;
 use mqueue::{MappedMemory, Region, Words};
 use sys::{RegionOptions, SharedMemory};
@@ -13,17 +14,23 @@ pub(super) struct MadeRegion {
     pub(super) words: Words<MappedMemory>,
     /// Per worker: the ends of its blocks' mqueues.
     pub(super) ends: Vec<Vec<BlockEnds>>,
+    /// The engine's ends of its command rings, and where the first window begins.
+    pub(super) commands: Option<(CommandRings, u64)>,
 }
 
 /// Creates and formats the region of one (service, accelerator, generation); `position` is the accelerator's in
-/// the service's list.
+/// the service's list. With a window of `window_bytes`, unless that is 0, there are command rings.
 pub(super) fn make_region(
     service: &Service,
     (position, accelerator): (usize, &str),
     generation: u64,
     workers: usize,
+    window_bytes: u64,
 ) -> Result<MadeRegion, sys::MemoryError> {
-    let plan = service.region_plan(position, generation);
+    let mut plan = service.region_plan(position, generation);
+    if window_bytes > 0 {
+        plan = plan.with_commands(COMMANDS_IN_FLIGHT, window_bytes);
+    }
     let bytes = plan.bytes().expect("the topology was checked") as usize;
     let name = format!("serval:{}:{accelerator}:{generation}", service.name);
     let memory = Arc::new(SharedMemory::create(&name, bytes, &RegionOptions::default())?);
@@ -33,5 +40,7 @@ pub(super) fn make_region(
     for block in 0..plan.block_count {
         ends[block as usize % workers].push(BlockEnds::take(&mut region, block));
     }
-    Ok(MadeRegion { memory, words: region.words(), ends })
+    let commands =
+        (window_bytes > 0).then(|| (CommandRings::take(&mut region), region.window(0).0));
+    Ok(MadeRegion { memory, words: region.words(), ends, commands })
 }

@@ -29,6 +29,7 @@
 //! *Seats come and go with services* ([`Supervisor::runtime`], [`Supervisor::set_listeners`], [`Supervisor::leave`]). One whose service is about to leave
 //! serves on until everything is answered, and has no next life; then its runtime is asked to end.
 
+mod copy_probe;
 mod handshake;
 mod sharing;
 mod slot;

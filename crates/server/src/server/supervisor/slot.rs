@@ -24,6 +24,7 @@ use sys::process::signal_name;
 use wire::DropReason;
 use wire::attach::FromEngine;
 
+use super::copy_probe::{CopyProbe, WINDOW_BYTES};
 use super::{POLL_INTERVAL, STOP_TIMEOUT};
 use crate::server::heartbeat::{HeartbeatGuard, HeartbeatWriter};
 use crate::server::region::{MadeRegion, make_region};
@@ -52,6 +53,7 @@ pub(in crate::server) struct RuntimeRegion {
     pub(super) link: Arc<RemoteLink>,
     /// Goes with the offer.
     pub(super) wake_fd: WakeFd,
+    pub(super) probe: Option<CopyProbe>,
     /// Goes before the region does.
     _heartbeat: HeartbeatGuard,
 }
@@ -130,8 +132,11 @@ impl RuntimeRegion {
         heartbeat_writer: &HeartbeatWriter,
     ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
         let RuntimeSpec { service, position, accelerator, workers, .. } = spec;
-        let MadeRegion { memory, words, ends } =
-            make_region(service, (*position, &accelerator.name), generation, *workers)?;
+        let position = (*position, &*accelerator.name);
+        let MadeRegion { memory, words, ends, commands } =
+            make_region(service, position, generation, *workers, WINDOW_BYTES)?;
+        let mapped = MappedMemory::new(memory.clone());
+        let probe = commands.map(|(rings, window)| CopyProbe::new(rings, mapped, window));
         let (pull, wake_fd) = WakeSender::new().map_err(|source| sys::MemoryError::Host {
             call: "socketpair for the region",
             len_bytes: memory.len_bytes(),
@@ -145,7 +150,10 @@ impl RuntimeRegion {
         };
         let shares = ends.into_iter().map(share).collect();
         let heartbeat = heartbeat_writer.add(words.clone());
-        Ok((Self { generation, memory, words, link, wake_fd, _heartbeat: heartbeat }, shares))
+        Ok((
+            Self { generation, memory, words, link, wake_fd, probe, _heartbeat: heartbeat },
+            shares,
+        ))
     }
 }
 

@@ -227,7 +227,10 @@ impl SupervisorState {
                 EndCause::lost("silent", format!("its blocks were not ready within {seconds} s"))
             }
             State::Serving { monitor, .. } => {
-                let Some(region) = &runtime.region else { return };
+                let Some(region) = &mut runtime.region else { return };
+                if let Some(probe) = &mut region.probe {
+                    probe.check(&runtime.spec.metrics, region.generation);
+                }
                 if region.link.condemned() {
                     EndCause::lost("ring_corrupt", "it wrote impossible words into its region")
                 } else if monitor.lost(region.words.accelerator_heartbeat()) {
@@ -317,13 +320,16 @@ impl SupervisorState {
     pub(super) fn mark_serving(&mut self, id: u64) {
         let fabric = self.fabric.clone();
         let runtime = self.runtime(id);
-        let (State::Starting { socket, .. }, Some(region)) = (&runtime.state, &runtime.region)
+        let (State::Starting { socket, .. }, Some(region)) = (&runtime.state, &mut runtime.region)
         else {
             unreachable!("all that go together are as far")
         };
+        if let Some(probe) = &mut region.probe {
+            probe.begin();
+        }
         let socket = socket.clone();
-        let monitor =
-            HeartbeatMonitor::new(runtime.heartbeat(), region.words.accelerator_heartbeat());
+        let heartbeat = region.words.accelerator_heartbeat();
+        let monitor = HeartbeatMonitor::new(runtime.heartbeat(), heartbeat);
         runtime.state = State::Serving { socket, since: Instant::now(), monitor };
         runtime.spec.metrics.begin(runtime.generation);
         let (service, accelerator) = (runtime.spec.slot, runtime.spec.position as u16);
