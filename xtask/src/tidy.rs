@@ -1,7 +1,7 @@
 //! House rules that a tool can check: `cargo xtask tidy`.
 
 use crate::files::{self, File};
-use crate::{Findings, claims, links, mutants, words};
+use crate::{Findings, claims, cycles, links, mutants, words};
 
 /// Lines of a source file without its tests.
 const LINES_MAX: usize = 800;
@@ -25,7 +25,7 @@ const DATA_PATH: &[&str] = &[
 ];
 /// The locks in these files, with their number and purpose; no message takes one.
 const LOCKS: &[(&str, usize, &str)] = &[
-    ("crates/engine/src/fabric.rs", 2, "the machine's addresses, at a change"),
+    ("crates/engine/src/shared.rs", 2, "the machine's addresses, at a change"),
     (
         "crates/engine/src/control/mailbox.rs",
         5,
@@ -37,7 +37,9 @@ const LOCKS: &[(&str, usize, &str)] = &[
 
 pub(crate) fn check() -> Findings {
     let mut findings = mutants::check();
-    for file in files::all() {
+    let all = files::all();
+    cycles::check(&all, &mut findings);
+    for file in all {
         locks(&file, &mut findings);
         machine_paths(&file, &mut findings);
         if file.path == "SECURITY.md" {
@@ -71,7 +73,7 @@ fn is_test(file: &File) -> bool {
 }
 
 /// Lines before the file's test module.
-fn lines_without_tests(text: &str) -> usize {
+pub(crate) fn lines_without_tests(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().collect();
     let starts_tests =
         |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod tests");

@@ -31,8 +31,9 @@ impl Endpoints {
             let shown = turn.services[service].shown(mqueue);
             self.gather_replies(turn, service, mqueue, shown);
         }
-        for index in 0..turn.services[service].retried_clients.len() {
-            take_backend_requests(turn, service, turn.services[service].retried_clients[index]);
+        for index in 0..turn.services[service].backends.retried().len() {
+            let client = turn.services[service].backends.retried()[index];
+            take_backend_requests(turn, service, client);
         }
         for drive in 0..turn.services[service].accelerators.len() {
             let count = turn.services[service].accelerators[drive].tx_pending.len();
@@ -311,5 +312,5 @@ fn may_be_silent(origin: &Origin) -> bool {
 
 fn take_backend_requests<N: Nic>(turn: &mut Turn<N>, service: usize, client: u32) {
     let Turn { services, nic, now_ns, scratch, .. } = turn;
-    services[service].take_backend_requests(nic, client, *now_ns, scratch);
+    services[service].backends.take_backend_requests(nic, client, *now_ns, scratch);
 }

@@ -3,9 +3,9 @@
 use wire::DropReason;
 use wire::nic::Nic;
 
+use crate::endpoint::set::Endpoints;
 use crate::service::share::ServiceShare;
 use crate::turn::Turn;
-use crate::worker::Worker;
 
 /// Housekeeping happens once in this time.
 const TICK_NS: u64 = 1_000_000;
@@ -39,6 +39,41 @@ impl Housekeeping {
         self.hung
     }
 
+    /// What is about requests, backends, mqueues and the other workers.
+    pub(crate) fn run<N: Nic>(&mut self, turn: &mut Turn<N>, endpoints: &mut Endpoints) {
+        turn.outbound.retry_losses();
+        for service in 0..turn.services.len() {
+            endpoints.expire_requests(turn, service);
+            let Turn { services, nic, now_ns, .. } = turn;
+            let share = &mut services[service];
+            share.backends.expire_backends(nic, *now_ns);
+            share.look_for_late(*now_ns);
+            share.unsample_ended();
+            if share.leaving.is_none() {
+                share.observe_depth();
+            }
+            if self.mark_dead_mqueues(turn, service) {
+                endpoints.end_requests_of_dead_mqueues(turn, service, DropReason::MqueueDead);
+            }
+        }
+        if turn.shared.workers() > 1 {
+            turn.publish_credit();
+            turn.read_credit();
+        }
+    }
+
+    /// What is about connections, and the gauges.
+    pub(crate) fn look_at_clients<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        endpoints: &mut Endpoints,
+    ) {
+        endpoints.tcp.sweep(turn);
+        let connections = endpoints.tcp.open_count() + endpoints.shm.len();
+        turn.counters.connections.set(connections as u64);
+        self.count_below(turn);
+    }
+
     /// Marks the mqueues of blocks that ended or hang, and of those that wrote impossible words, as dead. Whether there are any.
     fn mark_dead_mqueues<N: Nic>(&mut self, turn: &mut Turn<N>, service: usize) -> bool {
         let mut died = false;
@@ -60,6 +95,7 @@ impl Housekeeping {
             turn.count_hung_blocks();
         }
         let share = &mut turn.services[service];
+        share.note_corrupt_clients();
         for mqueue in 0..share.mqueues.len() {
             let entry = &share.mqueues[mqueue];
             if share.loads[mqueue].alive && entry.tx_corrupt {
@@ -117,42 +153,4 @@ fn end_block(
         );
     }
     share.mark_dead(mqueue as u32)
-}
-
-impl<N: Nic> Worker<N> {
-    /// See the module's text.
-    pub(crate) fn run_housekeeping(&mut self) {
-        let Self { turn, endpoints, housekeeping, .. } = self;
-        turn.outbound.retry_losses();
-        for service in 0..turn.services.len() {
-            endpoints.expire_requests(turn, service);
-            let Turn { services, nic, now_ns, .. } = turn;
-            let share = &mut services[service];
-            share.expire_backends(nic, *now_ns);
-            share.look_for_late(*now_ns);
-            share.unsample_ended();
-            if share.leaving.is_none() {
-                share.observe_depth();
-            }
-            if housekeeping.mark_dead_mqueues(turn, service) {
-                endpoints.end_requests_of_dead_mqueues(turn, service, DropReason::MqueueDead);
-            }
-        }
-        if turn.fabric.workers() > 1 {
-            turn.publish_credit();
-            turn.read_credit();
-        }
-        self.check_leaving();
-        (0..self.turn.services.len()).for_each(|slot| self.check_paused(slot));
-        let Self { turn, endpoints, housekeeping, .. } = self;
-        endpoints.tcp.sweep(turn);
-        let connections = endpoints.tcp.open_count() + endpoints.shm.len();
-        turn.counters.connections.set(connections as u64);
-        housekeeping.count_below(turn);
-        let outstanding = self.outstanding();
-        self.turn.counters.outstanding.set(outstanding);
-        if self.turn.draining {
-            self.report_settled();
-        }
-    }
 }

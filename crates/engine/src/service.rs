@@ -7,4 +7,6 @@ pub(crate) mod dispatch;
 pub(crate) mod ends;
 pub(crate) mod mqueues;
 pub(crate) mod requests;
+mod sampler;
 pub(crate) mod share;
+mod stages;

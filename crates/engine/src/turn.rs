@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use wire::nic::{Event, Nic};
 
-use crate::control::message::MessageOf;
 use crate::endpoint::peer::links::Outbound;
-use crate::fabric::Fabric;
+use crate::fabric::Accepted;
 use crate::metrics::WorkerCounters;
 use crate::service::chain::{Attached, Chain};
 use crate::service::share::ServiceShare;
+use crate::shared::Shared;
+
+/// Hands a connection that was accepted here to another worker.
+pub(crate) type HandConnection<N> = Box<dyn Fn(u16, Accepted<<N as Nic>::Socket>) + Send>;
 
 /// See the module's text.
 pub(crate) struct Turn<N: Nic> {
@@ -24,7 +27,9 @@ pub(crate) struct Turn<N: Nic> {
     /// By slot.
     pub(crate) services: Vec<ServiceShare>,
     pub(crate) outbound: Outbound,
-    pub(crate) fabric: Arc<Fabric<MessageOf<N>>>,
+    pub(crate) shared: Arc<Shared>,
+    /// Hands a connection to another worker.
+    pub(crate) hand_connection: HandConnection<N>,
     pub(crate) counters: Arc<WorkerCounters>,
     /// Room for one read, one datagram, one message of any ring.
     pub(crate) scratch: Vec<u8>,
@@ -40,7 +45,8 @@ impl<N: Nic> Turn<N> {
     pub(crate) fn new(
         index: u16,
         nic: N,
-        fabric: Arc<Fabric<MessageOf<N>>>,
+        shared: Arc<Shared>,
+        hand_connection: HandConnection<N>,
         counters: Arc<WorkerCounters>,
         scratch_bytes: usize,
     ) -> Self {
@@ -50,8 +56,9 @@ impl<N: Nic> Turn<N> {
             now_ns: 0,
             clock: None,
             services: Vec::new(),
-            outbound: Outbound::new(fabric.workers(), scratch_bytes),
-            fabric,
+            outbound: Outbound::new(shared.workers(), scratch_bytes),
+            shared,
+            hand_connection,
             counters,
             scratch: vec![0; scratch_bytes],
             draining: false,
@@ -79,7 +86,7 @@ impl<N: Nic> Turn<N> {
     /// them is unsettled at any time.
     pub(crate) fn set_settled(&mut self, settled: bool) {
         if std::mem::replace(&mut self.settled, settled) != settled {
-            self.fabric.settle(settled);
+            self.shared.settle(settled);
         }
     }
 
@@ -87,6 +94,9 @@ impl<N: Nic> Turn<N> {
     pub(crate) fn drive(&mut self) {
         let Self { services, clock, now_ns, worked, .. } = self;
         for share in services {
+            if share.backends.has_rung() {
+                share.ring_clients();
+            }
             *worked |= share.accelerators.iter().any(|d| !d.rx_pending.is_empty());
             // A clock is read only while a message is sampled, see `stages.rs`.
             let clock_ns = || clock.as_ref().map_or(*now_ns, |clock| clock());
@@ -103,7 +113,7 @@ impl<N: Nic> Turn<N> {
     /// Tells the other workers how many requests this one still takes for a service.
     pub(crate) fn publish_credit_of(&self, service: usize) {
         let credit = self.services[service].free_credit();
-        self.fabric.publish_credit(self.index, service as u16, credit);
+        self.shared.publish_credit(self.index, service as u16, credit);
     }
 
     /// The same for all services.
@@ -114,8 +124,8 @@ impl<N: Nic> Turn<N> {
     /// Notes how many requests the others still take.
     pub(crate) fn read_credit(&mut self) {
         for (number, share) in self.services.iter_mut().enumerate() {
-            for worker in (0..self.fabric.workers()).filter(|w| *w != self.index as usize) {
-                share.other_credit[worker] = self.fabric.credit_of(worker, number);
+            for worker in (0..self.shared.workers()).filter(|w| *w != self.index as usize) {
+                share.other_credit[worker] = self.shared.credit_of(worker, number);
             }
         }
     }
@@ -149,11 +159,13 @@ impl<N: Nic> Turn<N> {
         let share = &mut services[service];
         match event {
             Event::Readable(_) => {
-                share.read_backend(nic, pool, number, *now_ns, scratch);
+                share.backends.read_backend(nic, pool, number, *now_ns, scratch);
                 *worked = true;
             }
-            Event::Writable(_) => share.backend_writable(pool, number),
-            _ => share.fail_backend(nic, pool, number, mqueue::abi::status::CLOSED, *now_ns),
+            Event::Writable(_) => share.backends.backend_writable(pool, number),
+            _ => {
+                share.backends.fail_backend(nic, pool, number, mqueue::abi::status::CLOSED, *now_ns)
+            }
         }
     }
 
@@ -163,11 +175,11 @@ impl<N: Nic> Turn<N> {
         let share = &mut services[service];
         match event {
             Event::Readable(_) => {
-                share.read_datagram_backend(nic, client, scratch);
+                share.backends.read_datagram_backend(nic, client, scratch);
                 *worked = true;
             }
             Event::Writable(_) => {}
-            _ => share.fail_datagram_backend(nic, client),
+            _ => share.backends.fail_datagram_backend(nic, client),
         }
     }
 
@@ -175,7 +187,7 @@ impl<N: Nic> Turn<N> {
     pub(crate) fn flush_backends(&mut self) {
         let Self { services, nic, now_ns, .. } = self;
         for share in services {
-            share.flush_backends(nic, *now_ns);
+            share.backends.flush_backends(nic, *now_ns);
         }
     }
 }

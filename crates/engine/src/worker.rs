@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use wire::nic::{Close, Event, Nic};
 
-use crate::control::install::scratch_bytes;
-use crate::control::message::MessageOf;
+use crate::control::message::{ControlMessage, MessageOf};
+use crate::control::service_install::scratch_bytes;
 use crate::endpoint::set::Endpoints;
 use crate::endpoint::stream_keys::{StreamKeys, StreamOwner};
 use crate::fabric::Fabric;
@@ -37,6 +37,8 @@ const LOOK_AGAIN_NS: u64 = 1_000_000;
 
 /// See the module's text.
 pub struct Worker<N: Nic> {
+    /// For its mailbox.
+    pub(crate) fabric: Arc<Fabric<MessageOf<N>>>,
     pub(crate) turn: Turn<N>,
     pub(crate) endpoints: Endpoints,
     pub(crate) schedule: Schedule,
@@ -61,8 +63,21 @@ impl<N: Nic> Worker<N> {
     ) -> Self {
         let endpoints = Endpoints::new(nic.rx_batch(), fabric.workers(), limits);
         let counters = metrics.of_worker(index).0;
+        let others = fabric.clone();
+        let hand_connection = Box::new(move |worker, accepted| {
+            others.post_from_worker(worker, ControlMessage::Connection(accepted));
+        });
+        let shared = fabric.shared().clone();
         Self {
-            turn: Turn::new(index as u16, nic, fabric, counters, scratch_bytes([])),
+            turn: Turn::new(
+                index as u16,
+                nic,
+                shared,
+                hand_connection,
+                counters,
+                scratch_bytes([]),
+            ),
+            fabric,
             endpoints,
             schedule: Schedule::new(),
             stream_keys: StreamKeys::new(limits.connections),
@@ -81,20 +96,20 @@ impl<N: Nic> Worker<N> {
 
     /// The turn's one readiness call; sleeps at most `sleep_ns`.
     pub fn wait(&mut self, sleep_ns: u64) {
-        let Self { turn, endpoints, events, .. } = self;
+        let Self { fabric, turn, endpoints, events, .. } = self;
         if sleep_ns == 0 {
             return turn.nic.poll(0, events);
         }
-        let alone = turn.fabric.workers() == 1 && endpoints.shm.is_empty();
+        let alone = turn.shared.workers() == 1 && endpoints.shm.is_empty();
         if !alone {
             // What the others know must not be older than the sleep, nor what this worker knows of them.
             turn.publish_credit();
-            turn.fabric.fall_asleep(turn.index);
+            turn.shared.fall_asleep(turn.index);
             endpoints.shm.set_parked(true);
         }
         let mail = !alone
             && !mutants::on("sleep_on_mail")
-            && (turn.fabric.mailbox(turn.index).len() > 0
+            && (fabric.mailbox(turn.index).len() > 0
                 || endpoints.peers.is_hinted()
                 || endpoints.shm.hinted(|of| turn.services[usize::from(of)].is_paused()));
         if !mail {
@@ -104,7 +119,7 @@ impl<N: Nic> Worker<N> {
         turn.nic.poll(if mail { 0 } else { sleep_ns }, events);
         if !alone {
             endpoints.shm.set_parked(false);
-            turn.fabric.awake(turn.index);
+            turn.shared.awake(turn.index);
             turn.read_credit();
         }
     }
@@ -165,6 +180,21 @@ impl<N: Nic> Worker<N> {
             counters.busy_turns.one();
         }
         *worked
+    }
+
+    /// Once a millisecond.
+    fn run_housekeeping(&mut self) {
+        let Self { turn, endpoints, housekeeping, .. } = self;
+        housekeeping.run(turn, endpoints);
+        self.check_leaving();
+        (0..self.turn.services.len()).for_each(|slot| self.check_paused(slot));
+        let Self { turn, endpoints, housekeeping, .. } = self;
+        housekeeping.look_at_clients(turn, endpoints);
+        let outstanding = self.outstanding();
+        self.turn.counters.outstanding.set(outstanding);
+        if self.turn.draining {
+            self.report_settled();
+        }
     }
 
     fn sort_events(&mut self) {

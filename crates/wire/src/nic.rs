@@ -348,9 +348,9 @@ pub struct NicCounters {
 /// One worker's network. See the module's text.
 pub trait Nic {
     /// An accepted connection on its way to the worker that will own it.
-    type Socket: Send;
+    type Socket: Send + 'static;
     /// An open port on its way to its worker.
-    type Port: Send;
+    type Port: Send + 'static;
 
     /// Collects events into `events` (cleared first). Sleeps at most `sleep_ns` when there are none
     /// (0: does not sleep). What wakes it early besides the network is the implementation's business.

@@ -1,60 +1,16 @@
 //! How a service leaves a worker, and how a worker ends: what was accepted is answered, within a time limit.
 //!
 //! A service that [leaves](crate::Leave) takes nothing new. When nothing of it is outstanding on a worker, that worker votes; when
-//! all have voted ([`DrainBarrier`]), the control side posts `Release`. What is outstanding at the end of the drain time
+//! all have voted ([`DrainBarrier`](crate::DrainBarrier)), the control side posts `Release`. What is outstanding at the end of the drain time
 //! expires with `Expire`. A worker that shuts down does the same for all its services.
-
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use wire::DropReason;
 use wire::nic::{Close, Nic};
 
+use crate::control::message::Detached;
 use crate::endpoint::peer::links::ServiceLinks;
-use crate::endpoint::udp::UdpPort;
 use crate::service::share::ServiceShare;
 use crate::worker::Worker;
-
-/// How many workers have nothing left of a service that leaves or is paused.
-#[derive(Clone, Debug, Default)]
-pub struct DrainBarrier(Arc<AtomicUsize>);
-
-impl DrainBarrier {
-    /// Whether all of `workers` have nothing left. A worker that takes something over from another one revokes its vote
-    /// first, so this stays true once it is true.
-    pub fn is_complete(&self, workers: usize) -> bool {
-        self.0.load(Ordering::Acquire) == workers
-    }
-}
-
-/// A worker's vote that it has nothing left, which it may revoke.
-pub(crate) struct DrainVote {
-    barrier: DrainBarrier,
-    given: bool,
-}
-
-impl DrainVote {
-    /// Not given yet.
-    pub(crate) fn new(barrier: DrainBarrier) -> Self {
-        Self { barrier, given: false }
-    }
-
-    pub(crate) fn set(&mut self, given: bool) {
-        if std::mem::replace(&mut self.given, given) != given {
-            match given {
-                true => self.barrier.0.fetch_add(1, Ordering::Release),
-                false => self.barrier.0.fetch_sub(1, Ordering::Release),
-            };
-        }
-    }
-}
-
-/// The state of a service share that leaves.
-pub(crate) struct Leaving {
-    pub(crate) vote: DrainVote,
-    /// Its drain time is over.
-    pub(crate) expired: bool,
-}
 
 impl ServiceShare {
     /// Whether the slot is free.
@@ -64,7 +20,7 @@ impl ServiceShare {
 
     /// Whether it leaves and has not voted, so that it is checked once a millisecond.
     pub(crate) fn is_leaving_busy(&self) -> bool {
-        self.leaving.as_ref().is_some_and(|leaving| !leaving.vote.given)
+        self.leaving.as_ref().is_some_and(|leaving| !leaving.vote.is_given())
     }
 
     /// Revokes its votes, because it took something over from another worker.
@@ -74,13 +30,6 @@ impl ServiceShare {
             vote.set(false);
         }
     }
-}
-
-/// What a worker gave up. It is dropped on another thread, because freeing the memory takes long.
-pub struct Detached {
-    _share: Option<ServiceShare>,
-    _links: ServiceLinks,
-    _ports: Vec<UdpPort>,
 }
 
 impl<N: Nic> Worker<N> {
@@ -145,17 +94,17 @@ impl<N: Nic> Worker<N> {
         let number = usize::from(slot);
         if number >= self.turn.services.len() {
             // The change failed elsewhere before this worker got its share.
-            return Detached { _share: None, _links: ServiceLinks(Vec::new()), _ports: Vec::new() };
+            return Detached::default();
         }
         self.drop_outstanding(number);
         let Self { turn, endpoints, schedule, stream_keys, .. } = self;
-        turn.fabric.publish_credit(turn.index, slot, 0);
+        turn.shared.publish_credit(turn.index, slot, 0);
         schedule.remove(number);
-        let workers = turn.fabric.workers();
+        let workers = turn.shared.workers();
         let vacant = ServiceShare::vacant(workers);
         let mut share = std::mem::replace(&mut turn.services[number], vacant);
         turn.count_hung_blocks();
-        for key in share.backend_keys() {
+        for key in share.backends.keys() {
             turn.nic.close(key, Close::Reset);
             stream_keys.free(key);
         }
@@ -168,7 +117,7 @@ impl<N: Nic> Worker<N> {
             link_in.zip(link_out)
         });
         let links = ServiceLinks(links.collect());
-        Detached { _share: Some(share), _links: links, _ports: ports }
+        Detached { _share: Some(share), _links: Some(links), _ports: ports }
     }
 
     /// Accepts nothing new; what was accepted is answered.

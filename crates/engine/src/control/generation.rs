@@ -21,59 +21,10 @@
 use wire::DropReason;
 use wire::nic::Nic;
 
-use crate::control::drain::DrainBarrier;
-use crate::service::ends::Attachment;
+use crate::control::message::RuntimeEvent;
 use crate::topology::Replies;
 use crate::turn::Turn;
 use crate::worker::Worker;
-
-/// What happened to one accelerator of one service: `service` is its slot, `accelerator` the index in the service's list.
-pub enum RuntimeEvent {
-    /// The blocks run: requests may come.
-    Started {
-        /// The service.
-        service: u16,
-        /// The accelerator.
-        accelerator: u16,
-    },
-    /// The blocks do not run any more.
-    Ended {
-        /// The service.
-        service: u16,
-        /// The accelerator.
-        accelerator: u16,
-        /// Why its requests in flight are lost.
-        reason: DropReason,
-    },
-    /// The rings of the next generation, of the same blocks.
-    RingsReplaced {
-        /// The service.
-        service: u16,
-        /// The accelerator.
-        accelerator: u16,
-        /// This worker's share; [`crate::accelerator::Blocks::present`] is not asked.
-        attachment: Attachment,
-    },
-    /// A planned change is about to end this generation: the service is paused until the next one starts, see
-    /// `control/pause.rs`.
-    Paused {
-        /// The service.
-        service: u16,
-        /// The accelerator.
-        accelerator: u16,
-        /// How long accepted requests may take, in nanoseconds; the generation ends by then.
-        drain_ns: u64,
-        /// Where the workers vote that all of them are answered.
-        barrier: DrainBarrier,
-    },
-    /// This generation continues: the pause ends.
-    Resumed {
-        /// The service.
-        service: u16,
-        /// The accelerator.
-        accelerator: u16,
-    },
-}
 
 impl<N: Nic> Worker<N> {
     pub(crate) fn apply_runtime_event(&mut self, event: RuntimeEvent) {

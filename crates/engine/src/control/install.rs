@@ -16,123 +16,16 @@
 //! ([`DrainBarrier`]), nothing of the leaving service is in flight on any of them. A changed service is a new one in another
 //! slot that takes over ports, and connections if framing, order and replies are the same; its counters stay.
 
-use std::net::SocketAddr;
-
-use wire::DropReason;
-use wire::nic::{Nic, PortIndex, Transport};
+use wire::nic::Nic;
 
 use crate::accelerator::StartError;
-use crate::control::drain::{DrainBarrier, DrainVote, Leaving};
-use crate::endpoint::peer::links::{ENVELOPE_BYTES, ServiceLinks, links};
-use crate::endpoint::port::Port;
-use crate::endpoint::set::NewPort;
+use crate::control::message::{Leave, Switch};
+use crate::control::service_install::ServiceInstall;
+use crate::control::vote::{DrainVote, Leaving};
+use crate::endpoint::peer::links::ServiceLinks;
 use crate::endpoint::stream_keys::StreamOwner;
-use crate::metrics::ServiceMetrics;
-use crate::service::ends::Attachment;
 use crate::service::share::ServiceShare;
-use crate::topology::{Limits, Polling, Service};
 use crate::worker::Worker;
-
-/// One worker's share of a service that comes; see the module's text.
-pub struct ServiceInstall<P> {
-    slot: u16,
-    share: ServiceShare,
-    links: ServiceLinks,
-    ports: Vec<(PortIndex, NewPort, P)>,
-    scratch: Vec<u8>,
-    /// Accelerators for which the service is paused, and the drain time of their last generation, in nanoseconds.
-    awaited: Vec<(u16, u64)>,
-}
-
-impl<P> ServiceInstall<P> {
-    /// The shares of all workers, in order, in `slot`. `attachments` are theirs; their blocks start when
-    /// the worker installs the share. Ports follow with [`Self::add_port`].
-    pub fn for_workers(
-        slot: u16,
-        service: &Service,
-        metrics: &ServiceMetrics,
-        attachments: Vec<Vec<Attachment>>,
-    ) -> Vec<Self> {
-        let workers = attachments.len();
-        let parts = attachments.into_iter().zip(links(workers, service)).enumerate();
-        let install = |(worker, (attachments, links))| Self {
-            slot,
-            share: ServiceShare::new(
-                service,
-                worker as u32,
-                workers as u32,
-                attachments,
-                metrics.of_worker(worker),
-            ),
-            links,
-            ports: Vec::new(),
-            scratch: vec![0; scratch_bytes([service])],
-            awaited: Vec::new(),
-        };
-        parts.map(install).collect()
-    }
-
-    /// Its accelerators start when those of the service's former version have ended: requests that arrive before that are
-    /// dropped as `reconfiguring`.
-    pub fn set_reconfiguring(&mut self) {
-        self.share.dispatcher.set_absent_reason(DropReason::Reconfiguring);
-    }
-
-    /// The service is paused from the switch until this accelerator's first generation starts. The last generation of the
-    /// former version ends within `drain_ns`. See `control/pause.rs`.
-    pub fn pause(&mut self, accelerator: u16, drain_ns: u64) {
-        self.awaited.push((accelerator, drain_ns));
-    }
-
-    /// Adds an open port under an index that no other port has. `address` is where it listens.
-    pub fn add_port(
-        &mut self,
-        index: PortIndex,
-        (transport, address): (Transport, SocketAddr),
-        limits: &Limits,
-        port: P,
-    ) {
-        let entry = NewPort::new(Port::new_paused(self.slot, transport, address), limits);
-        self.ports.push((index, entry, port));
-    }
-}
-
-/// What [`ControlMessage::Switch`](crate::ControlMessage::Switch) changes.
-#[derive(Clone, Debug)]
-pub struct Switch {
-    /// Services that leave.
-    pub leave: Vec<Leave>,
-    /// Ports that stay and lead to the service in this slot from now on.
-    pub lead: Vec<(PortIndex, u16)>,
-    /// Ports that are no longer read; they are closed when their service is released.
-    pub stop: Vec<PortIndex>,
-    /// The new limits. Open connections keep their window; `connections` does not change.
-    pub limits: Limits,
-    /// What an idle worker does.
-    pub polling: Polling,
-}
-
-impl Switch {
-    /// Nothing leaves and no port leads elsewhere.
-    pub fn new(limits: Limits, polling: Polling) -> Self {
-        Self { leave: Vec::new(), lead: Vec::new(), stop: Vec::new(), limits, polling }
-    }
-}
-
-/// A service that leaves.
-#[derive(Clone, Debug)]
-pub struct Leave {
-    /// Its slot.
-    pub slot: u16,
-    /// The slot whose service takes over its connections. Without one they are closed after their replies.
-    pub successor: Option<u16>,
-    /// The slot whose service takes over its shared-memory clients; the regions must have the same layout.
-    pub shm_successor: Option<u16>,
-    /// Shared-memory clients, by id, that the successor does not take over, because their port is removed.
-    pub departing: Vec<u64>,
-    /// Where the workers vote that they have nothing left.
-    pub barrier: DrainBarrier,
-}
 
 impl<N: Nic> Worker<N> {
     /// Takes a service share; see the module's text. With an error nothing has changed.
@@ -171,11 +64,11 @@ impl<N: Nic> Worker<N> {
     fn place(&mut self, slot: usize, mut share: ServiceShare, links: ServiceLinks) {
         let Self { turn, endpoints, schedule, stream_keys, .. } = self;
         let service = slot as u16;
-        for (client, entry) in share.clients.iter_mut().enumerate() {
+        for (client, entry) in share.backends.clients.iter_mut().enumerate() {
             let client = client as u32;
             entry.key = stream_keys.issue(StreamOwner::Mqueue { service, client });
         }
-        for (pool, entry) in share.backends.iter_mut().enumerate() {
+        for (pool, entry) in share.backends.pools.iter_mut().enumerate() {
             for (number, connection) in entry.connections.iter_mut().enumerate() {
                 let (pool, number) = (pool as u16, number as u16);
                 connection.key = stream_keys.issue(StreamOwner::Backend { service, pool, number });
@@ -189,7 +82,7 @@ impl<N: Nic> Worker<N> {
         endpoints.tcp.make_room_for_service(slot);
         schedule.place(slot, &share.tenant);
         while turn.services.len() <= slot {
-            turn.services.push(ServiceShare::vacant(turn.fabric.workers()));
+            turn.services.push(ServiceShare::vacant(turn.shared.workers()));
         }
         turn.services[slot] = share;
     }
@@ -231,14 +124,4 @@ impl<N: Nic> Worker<N> {
         (0..self.turn.services.len()).for_each(|slot| self.begin_pauses(slot));
         self.turn.busy();
     }
-}
-
-/// Scratch space: one read, one datagram, one message of any ring.
-pub(crate) fn scratch_bytes<'a>(services: impl IntoIterator<Item = &'a Service>) -> usize {
-    let of_service = |s: &Service| {
-        let backends = s.backends.iter().map(|b| b.max_message_bytes).max().unwrap_or(0);
-        s.max_message_bytes.max(s.max_reply_bytes).max(backends)
-    };
-    let longest = services.into_iter().map(of_service).max().unwrap_or(0) as usize;
-    (longest + ENVELOPE_BYTES).max(wire::nic::UDP_PAYLOAD_MAX).max(256 << 10)
 }

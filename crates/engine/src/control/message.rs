@@ -1,21 +1,22 @@
 //! What the messages in a worker's [mailbox](super::mailbox) ask for.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use wire::DropReason;
 use wire::nic::{Nic, PortIndex};
 
 use crate::accelerator::StartError;
-use crate::control::drain::Detached;
-use crate::control::generation::RuntimeEvent;
-use crate::control::install::{ServiceInstall, Switch};
+use crate::control::service_install::ServiceInstall;
+use crate::control::vote::DrainBarrier;
+use crate::endpoint::peer::links::ServiceLinks;
 use crate::endpoint::shm::ShmClient;
+use crate::endpoint::udp::UdpPort;
+use crate::fabric::Accepted;
 use crate::service::chain::Chain;
-use crate::worker::Worker;
-
-/// Messages that a worker takes in one turn.
-const MESSAGES_PER_TURN: usize = 32;
+use crate::service::ends::Attachment;
+use crate::service::share::ServiceShare;
+use crate::topology::{Limits, Polling};
 
 /// What a worker is asked to do. `S` is the [`Nic::Socket`] and `P` the [`Nic::Port`] of its network.
 pub enum ControlMessage<S, P> {
@@ -46,65 +47,95 @@ pub enum ControlMessage<S, P> {
 /// The messages of a worker over the network `N`.
 pub type MessageOf<N> = ControlMessage<<N as Nic>::Socket, <N as Nic>::Port>;
 
-/// An accepted connection on its way to its worker.
-pub struct Accepted<S> {
-    pub(crate) port: PortIndex,
-    pub(crate) socket: S,
-    pub(crate) peer: SocketAddr,
+/// What happened to one accelerator of one service: `service` is its slot, `accelerator` the index in the service's list.
+pub enum RuntimeEvent {
+    /// The blocks run: requests may come.
+    Started {
+        /// The service.
+        service: u16,
+        /// The accelerator.
+        accelerator: u16,
+    },
+    /// The blocks do not run any more.
+    Ended {
+        /// The service.
+        service: u16,
+        /// The accelerator.
+        accelerator: u16,
+        /// Why its requests in flight are lost.
+        reason: DropReason,
+    },
+    /// The rings of the next generation, of the same blocks.
+    RingsReplaced {
+        /// The service.
+        service: u16,
+        /// The accelerator.
+        accelerator: u16,
+        /// This worker's share; [`crate::accelerator::Blocks::present`] is not asked.
+        attachment: Attachment,
+    },
+    /// A planned change is about to end this generation: the service is paused until the next one starts, see
+    /// `control/pause.rs`.
+    Paused {
+        /// The service.
+        service: u16,
+        /// The accelerator.
+        accelerator: u16,
+        /// How long accepted requests may take, in nanoseconds; the generation ends by then.
+        drain_ns: u64,
+        /// Where the workers vote that all of them are answered.
+        barrier: DrainBarrier,
+    },
+    /// This generation continues: the pause ends.
+    Resumed {
+        /// The service.
+        service: u16,
+        /// The accelerator.
+        accelerator: u16,
+    },
 }
 
-impl<N: Nic> Worker<N> {
-    /// Does what messages ask for.
-    #[inline]
-    pub(crate) fn drain_mailbox(&mut self) {
-        if self.turn.fabric.mailbox(self.turn.index).len() > 0 {
-            self.apply_messages();
-        }
-    }
+/// What [`ControlMessage::Switch`](crate::ControlMessage::Switch) changes.
+#[derive(Clone, Debug)]
+pub struct Switch {
+    /// Services that leave.
+    pub leave: Vec<Leave>,
+    /// Ports that stay and lead to the service in this slot from now on.
+    pub lead: Vec<(PortIndex, u16)>,
+    /// Ports that are no longer read; they are closed when their service is released.
+    pub stop: Vec<PortIndex>,
+    /// The new limits. Open connections keep their window; `connections` does not change.
+    pub limits: Limits,
+    /// What an idle worker does.
+    pub polling: Polling,
+}
 
-    #[cold]
-    fn apply_messages(&mut self) {
-        // The next turn takes the rest, and comes at once.
-        self.turn.busy();
-        for _ in 0..MESSAGES_PER_TURN {
-            let Some(message) = self.turn.fabric.mailbox(self.turn.index).take() else { return };
-            self.apply(message);
-        }
-    }
-
-    fn apply(&mut self, message: MessageOf<N>) {
-        // The sender of a message may have stopped waiting for the reply.
-        match message {
-            ControlMessage::Install(install, reply) => {
-                let _ = reply.send(self.install(*install));
-            }
-            ControlMessage::Switch(switch, reply) => {
-                self.switch(&switch);
-                let _ = reply.send(());
-            }
-            ControlMessage::Expire(slot) => self.expire(slot),
-            ControlMessage::Release(slot, reply) => {
-                let _ = reply.send(self.release(slot));
-            }
-            ControlMessage::Chain(slot, chain, reply) => {
-                let _ = reply.send(self.turn.replace_chain(slot, chain));
-            }
-            ControlMessage::Runtime(event) => self.apply_runtime_event(event),
-            ControlMessage::ShmAttached(client) => {
-                self.endpoints.shm.adopt(&mut self.turn, *client);
-            }
-            ControlMessage::ShmGone(id) => self.endpoints.shm.remove_client(&mut self.turn, id),
-            ControlMessage::Connection(accepted) => {
-                self.endpoints.tcp.adopt(&mut self.turn, accepted);
-            }
-            ControlMessage::Drain => self.begin_drain(),
-            ControlMessage::Stop => self.stopped = true,
-        }
+impl Switch {
+    /// Nothing leaves and no port leads elsewhere.
+    pub fn new(limits: Limits, polling: Polling) -> Self {
+        Self { leave: Vec::new(), lead: Vec::new(), stop: Vec::new(), limits, polling }
     }
 }
 
-impl<N: Nic> Drop for Worker<N> {
-    fn drop(&mut self) {
-        self.turn.fabric.mailbox(self.turn.index).close();
-    }
+/// A service that leaves.
+#[derive(Clone, Debug)]
+pub struct Leave {
+    /// Its slot.
+    pub slot: u16,
+    /// The slot whose service takes over its connections. Without one they are closed after their replies.
+    pub successor: Option<u16>,
+    /// The slot whose service takes over its shared-memory clients; the regions must have the same layout.
+    pub shm_successor: Option<u16>,
+    /// Shared-memory clients, by id, that the successor does not take over, because their port is removed.
+    pub departing: Vec<u64>,
+    /// Where the workers vote that they have nothing left.
+    pub barrier: DrainBarrier,
+}
+
+/// What a worker gave up. It is dropped on another thread, because freeing the memory takes long.
+#[derive(Default)]
+pub struct Detached {
+    pub(super) _share: Option<ServiceShare>,
+    pub(super) _links: Option<ServiceLinks>,
+    pub(super) _ports: Vec<UdpPort>,
 }

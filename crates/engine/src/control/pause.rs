@@ -20,28 +20,12 @@
 
 use wire::nic::Nic;
 
-use crate::control::drain::{DrainBarrier, DrainVote};
+use crate::control::vote::{DrainBarrier, DrainVote, Pause};
 use crate::service::share::ServiceShare;
 use crate::worker::Worker;
 
 /// How long clients of a paused service wait for the next generation, from the end of the last one.
 pub const PAUSE_NS: u64 = 10_000_000_000;
-
-/// One reason why a service share takes nothing in.
-pub(crate) struct Pause {
-    accelerator: u16,
-    /// How long accepted requests may take.
-    drain_ns: u64,
-    /// It ends by then. `None` before the switch, because it is unknown how long the other services of the change take.
-    until_ns: Option<u64>,
-    pub(crate) vote: DrainVote,
-}
-
-impl Pause {
-    fn has_begun(&self) -> bool {
-        self.until_ns.is_some()
-    }
-}
 
 impl ServiceShare {
     /// Whether nothing is taken in.

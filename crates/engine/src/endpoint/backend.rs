@@ -23,6 +23,7 @@ mod stream;
 
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::Arc;
 
 use mqueue::abi::{self, status};
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, RingError};
@@ -33,8 +34,8 @@ use wire::nic::{Nic, StreamKey, Transport};
 
 use self::datagram::DatagramSocket;
 use self::stream::BackendConnection;
+use crate::metrics::ServiceCounters;
 use crate::service::ends::MqueueEnds;
-use crate::service::share::ServiceShare;
 use crate::topology::{Backend, Sockets};
 
 /// Streams are named when their service is seated.
@@ -152,7 +153,90 @@ impl BackendPool {
     }
 }
 
-impl ServiceShare {
+/// The client mqueues of one service on one worker, and what is behind them.
+pub(crate) struct Backends {
+    counters: Arc<ServiceCounters>,
+    pub(crate) clients: Vec<ClientMqueue>,
+    pub(crate) pools: Vec<BackendPool>,
+    /// Client mqueues whose TX ring could not be emptied, and those of the last turn.
+    blocked: Vec<u32>,
+    retried: Vec<u32>,
+    /// Client mqueues whose RX ring got answers: their blocks must hear of it.
+    rung: Vec<u32>,
+    /// Client mqueues into whose rings their block wrote impossible words.
+    corrupt: Vec<u32>,
+}
+
+impl Backends {
+    pub(crate) fn new(
+        backends: &[Backend],
+        clients: Vec<ClientMqueue>,
+        counters: Arc<ServiceCounters>,
+    ) -> Self {
+        Self {
+            counters,
+            pools: backends.iter().map(BackendPool::new).collect(),
+            blocked: Vec::with_capacity(clients.len()),
+            retried: Vec::with_capacity(clients.len()),
+            rung: Vec::with_capacity(clients.len()),
+            corrupt: Vec::new(),
+            clients,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pools.is_empty()
+    }
+
+    /// The blocked client mqueues become the retried ones; what blocks again finds an empty list.
+    pub(crate) fn take_blocked(&mut self) {
+        std::mem::swap(&mut self.blocked, &mut self.retried);
+        self.blocked.clear();
+        // Another one is first each turn, which may take every place that is free.
+        if !self.retried.is_empty() {
+            self.retried.rotate_left(1);
+        }
+        for client in &self.retried {
+            self.clients[*client as usize].is_listed = false;
+        }
+    }
+
+    /// Those of last turn, see [`Self::take_blocked`].
+    pub(crate) fn retried(&self) -> &[u32] {
+        &self.retried
+    }
+
+    /// Whether a client mqueue could not be emptied, or its block must hear of an answer.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.blocked.is_empty() || !self.rung.is_empty()
+    }
+
+    /// Whether blocks must hear of answers.
+    #[inline]
+    pub(crate) fn has_rung(&self) -> bool {
+        !self.rung.is_empty()
+    }
+
+    /// Lets `ring` tell the blocks of the client mqueues that got answers.
+    pub(crate) fn ring(&mut self, mut ring: impl FnMut(&ClientMqueue)) {
+        for client in self.rung.drain(..) {
+            ring(&self.clients[client as usize]);
+        }
+    }
+
+    /// The server mqueues of blocks that wrote impossible words into the rings of a client mqueue.
+    pub(crate) fn take_corrupt(&mut self) -> impl Iterator<Item = u32> + '_ {
+        let Self { corrupt, clients, .. } = self;
+        corrupt.drain(..).map(|client| clients[client as usize].server)
+    }
+
+    /// The keys of all sockets.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = StreamKey> + '_ {
+        let connections = self.pools.iter().flat_map(|pool| &pool.connections);
+        let connections = connections.map(|connection| connection.key);
+        self.clients.iter().map(|client| client.key).chain(connections)
+    }
+
     /// Takes the requests that a block wrote into a client mqueue's TX ring.
     pub(crate) fn take_backend_requests<N: Nic>(
         &mut self,
@@ -182,7 +266,7 @@ impl ServiceShare {
                 continue;
             }
             let Ok(room) = entry.rx.room() else { return self.corrupt_client(client) };
-            let pool = &self.backends[entry.backend as usize];
+            let pool = &self.pools[entry.backend as usize];
             let overdue = entry.is_overdue(now_ns, pool.timeout_ns);
             // Those who wait for a place look at it every turn: nothing is copied for that.
             let waits = (pool.is_full_for(&entry.datagram) || pool.is_full()) && !overdue;
@@ -215,9 +299,8 @@ impl ServiceShare {
     /// The block wrote impossible ring words. Its server mqueue shares its fate: worker housekeeping
     /// ends the requests there.
     fn corrupt_client(&mut self, client: u32) {
-        let entry = &mut self.clients[client as usize];
-        entry.alive = false;
-        self.mqueues[entry.server as usize].tx_corrupt = true;
+        self.clients[client as usize].alive = false;
+        self.corrupt.push(client);
     }
 
     fn block_client(&mut self, client: u32, now_ns: u64) {
@@ -227,7 +310,7 @@ impl ServiceShare {
         }
         entry.tx.release();
         if !std::mem::replace(&mut entry.is_listed, true) {
-            self.blocked_clients.push(client);
+            self.blocked.push(client);
         }
     }
 
@@ -240,7 +323,7 @@ impl ServiceShare {
         now_ns: u64,
     ) -> Sending {
         let entry = &mut self.clients[client as usize];
-        let pool = &mut self.backends[entry.backend as usize];
+        let pool = &mut self.pools[entry.backend as usize];
         let Some(id) = pool.id_of(payload) else { return Sending::Failed(status::PROTOCOL) };
         let sent = match pool.transport {
             Transport::Udp => pool.send_datagram(nic, entry, (tag, id), payload, now_ns),
@@ -271,18 +354,22 @@ impl ServiceShare {
             return self.corrupt_client(client);
         }
         self.counters.backend_answered.one();
-        self.ring_client(client);
+        if !self.clients[client as usize].rx_pending() {
+            self.rung.push(client);
+        }
     }
 
     /// The blocks behind these client mqueues are gone: answers to what they asked keep their places
     /// and find nobody.
     pub(crate) fn drop_backend_requests<N: Nic>(&mut self, nic: &mut N, clients: Range<u32>) {
+        self.rung.retain(|client| !clients.contains(client));
+        self.corrupt.retain(|client| !clients.contains(client));
         for entry in &mut self.clients[clients.start as usize..clients.end as usize] {
             entry.alive = false;
             entry.in_flight = 0;
-            self.backends[entry.backend as usize].close_datagrams(nic, entry);
+            self.pools[entry.backend as usize].close_datagrams(nic, entry);
         }
-        let connections = self.backends.iter_mut().flat_map(|pool| &mut pool.connections);
+        let connections = self.pools.iter_mut().flat_map(|pool| &mut pool.connections);
         connections.for_each(|connection| connection.drop_outstanding(&clients));
     }
 
@@ -294,9 +381,9 @@ impl ServiceShare {
 
     /// Whether something that blocks asked of backends is not answered, or not even taken. For blocks that are gone nobody
     /// waits.
-    pub(crate) fn waits_for_backends(&self) -> bool {
+    pub(crate) fn waits_for_backends(&self, is_alive: impl Fn(u32) -> bool) -> bool {
         let waits = |c: &ClientMqueue| c.in_flight > 0 || c.is_listed;
-        self.clients.iter().any(|c| waits(c) && self.loads[c.server as usize].alive)
+        self.clients.iter().any(|c| waits(c) && is_alive(c.server))
     }
 
     /// Requests to backends without an answer.

@@ -284,8 +284,8 @@ impl<N: Nic> Endpoint<N> for Peers {
     }
 
     fn flush(&mut self, turn: &mut Turn<N>, _: bool) {
-        let Turn { outbound, fabric, .. } = turn;
-        outbound.publish(|worker| fabric.wake(worker));
+        let Turn { outbound, shared, .. } = turn;
+        outbound.publish(|worker| shared.wake(worker));
     }
 
     /// What the others hand over was accepted, and is served.

@@ -312,7 +312,7 @@ impl ShmClients {
         let share = turn.services.get(usize::from(client.service));
         let Some(share) = share.filter(|share| !share.is_vacant()) else {
             // The service has left. Dropping the client ends its connection.
-            return turn.fabric.release_connection(turn.index);
+            return turn.shared.release_connection(turn.index);
         };
         let goes = turn.draining || share.leaving.is_some();
         share.counters.connections_accepted.one();
@@ -350,7 +350,7 @@ impl ShmClients {
     fn close<N: Nic>(&mut self, turn: &mut Turn<N>, index: u32) {
         self.publish();
         let Some(active) = self.remove(index) else { return };
-        turn.fabric.release_connection(turn.index);
+        turn.shared.release_connection(turn.index);
         turn.services[active.client.service as usize].counters.connections_closed.one();
     }
 

@@ -264,7 +264,7 @@ impl UdpPorts {
     pub(crate) fn refresh_sources<N: Nic>(&mut self, turn: &Turn<N>) {
         let udp = self.ports.iter().map(|udp| &udp.port).filter(|port| !port.is_vacant());
         let own = udp.map(|port| port.address).collect();
-        self.sources = Sources::new(own, turn.fabric.local_addresses());
+        self.sources = Sources::new(own, turn.shared.local_addresses());
     }
 
     /// Closes the ports of a service, which are returned: giving back their memory takes long.

@@ -6,20 +6,20 @@ use std::sync::Arc;
 use mqueue::{Head, LoanError, abi};
 use wire::DropReason;
 use wire::framing::Framing;
-use wire::nic::{Nic, StreamKey};
+use wire::nic::Nic;
 use wire::session::{Pass, Request, Sessions, Token};
 
 use crate::accelerator::Blocks;
-use crate::control::drain::Leaving;
-use crate::control::pause::Pause;
-use crate::endpoint::backend::{BackendPool, ClientMqueue};
+use crate::control::vote::{Leaving, Pause};
+use crate::endpoint::backend::{Backends, ClientMqueue};
 use crate::metrics::ServiceCounters;
 use crate::service::arrival::{Arrival, Message, Refusal};
 use crate::service::chain::Attached;
 use crate::service::dispatch::{Dispatcher, Owner};
 use crate::service::ends::{Attachment, ShareMqueue, share_mqueues};
 use crate::service::mqueues::{Load, NOT_FULL, ServerMqueue, alive, write_ahead};
-use crate::stages::{NO_TOKEN, Observations, Sampler};
+use crate::service::sampler::{NO_TOKEN, Sampler};
+use crate::stages::Observations;
 use crate::topology::{Replies, Service};
 
 /// Heads of TX rings that are read one behind the other.
@@ -71,17 +71,13 @@ pub(crate) struct ServiceShare {
     /// Services without replies: messages that no kernel has released, over all mqueues.
     pub(super) unread: u32,
     pub(crate) accelerators: Vec<AcceleratorShare>,
-    pub(crate) clients: Vec<ClientMqueue>,
-    pub(crate) backends: Vec<BackendPool>,
+    pub(crate) backends: Backends,
     /// Server mqueues that are full this turn.
     full: Vec<u32>,
     /// Server mqueues whose TX ring could not be emptied: no room where its messages go.
     pub(crate) blocked: Vec<u32>,
-    /// Client mqueues whose TX ring could not be emptied.
-    pub(crate) blocked_clients: Vec<u32>,
     /// Those of last turn, see [`Self::take_blocked`].
     pub(crate) retried: Vec<u32>,
-    pub(crate) retried_clients: Vec<u32>,
     /// Credit that the other workers told of, less what was handed to them since; hints.
     pub(crate) other_credit: Vec<u32>,
     /// The service is about to leave: it gets no new requests.
@@ -152,7 +148,7 @@ impl ServiceShare {
                 .collect(),
         };
         let capacity = mqueues.len() as u32 * service.slots;
-        let backends = service.backends.iter().map(BackendPool::new).collect();
+        let backends = Backends::new(&service.backends, clients, counters.clone());
         let kernels = (0..service.accelerators.len()).map(|place| service.kernel_on(place).into());
         Self {
             name: service.name.as_str().into(),
@@ -176,12 +172,9 @@ impl ServiceShare {
             loads,
             full: Vec::with_capacity(mqueues.len()),
             blocked: Vec::with_capacity(mqueues.len()),
-            blocked_clients: Vec::with_capacity(clients.len()),
             retried: Vec::with_capacity(mqueues.len()),
-            retried_clients: Vec::with_capacity(clients.len()),
             mqueues,
             accelerators,
-            clients,
             backends,
             other_credit: vec![0; workers as usize],
             leaving: None,
@@ -193,18 +186,10 @@ impl ServiceShare {
     /// The blocked mqueues become the retried ones; what blocks again finds an empty list.
     pub(crate) fn take_blocked(&mut self) {
         std::mem::swap(&mut self.blocked, &mut self.retried);
-        std::mem::swap(&mut self.blocked_clients, &mut self.retried_clients);
         self.blocked.clear();
-        self.blocked_clients.clear();
-        // Another one is first each turn, which may take every place that is free.
-        if !self.retried_clients.is_empty() {
-            self.retried_clients.rotate_left(1);
-        }
+        self.backends.take_blocked();
         for mqueue in &self.retried {
             self.mqueues[*mqueue as usize].is_blocked = false;
-        }
-        for client in &self.retried_clients {
-            self.clients[*client as usize].is_listed = false;
         }
     }
 
@@ -353,7 +338,7 @@ impl ServiceShare {
                         self.mqueues[mqueue as usize].rx.publish();
                         self.loads[mqueue as usize].rx_pending = false;
                     }
-                    ShareMqueue::Client(client) => self.clients[client as usize].publish(),
+                    ShareMqueue::Client(client) => self.backends.clients[client as usize].publish(),
                     ShareMqueue::Foreign => {}
                 }
             }
@@ -363,14 +348,27 @@ impl ServiceShare {
         }
     }
 
-    /// An answer was committed to a client mqueue's RX ring: its block must hear of it.
-    pub(crate) fn ring_client(&mut self, client: u32) {
-        let entry = &mut self.clients[client as usize];
-        if entry.rx_pending() {
-            return;
+    /// Answers were committed to client mqueues' RX rings: their blocks must hear of it.
+    pub(crate) fn ring_clients(&mut self) {
+        let Self { backends, mqueues, accelerators, .. } = self;
+        backends.ring(|client| {
+            let attachment = mqueues[client.server as usize].attachment;
+            accelerators[usize::from(attachment)].rx_pending.push(client.region_mqueue);
+        });
+    }
+
+    /// Server mqueues whose block wrote impossible words into the rings of a client mqueue share its fate.
+    pub(crate) fn note_corrupt_clients(&mut self) {
+        let Self { backends, mqueues, .. } = self;
+        for server in backends.take_corrupt() {
+            mqueues[server as usize].tx_corrupt = true;
         }
-        let attachment = self.mqueues[entry.server as usize].attachment;
-        self.accelerators[attachment as usize].rx_pending.push(entry.region_mqueue);
+    }
+
+    /// Whether something that blocks asked of backends is not answered, or not even taken. For blocks that are gone nobody
+    /// waits.
+    pub(crate) fn waits_for_backends(&self) -> bool {
+        self.backends.waits_for_backends(|server| self.loads[server as usize].alive)
     }
 
     /// How many messages the head of a server mqueue's TX ring shows, as a hostile accelerator tells it, too.
@@ -514,14 +512,14 @@ impl ServiceShare {
 
     /// What the blocks of these mqueues ask of backends finds nobody, and what they still want to ask nobody takes.
     pub(crate) fn drop_backend_requests_of<N: Nic>(&mut self, mqueues: Range<u32>, nic: &mut N) {
-        let backends = self.backends.len() as u32;
-        self.drop_backend_requests(nic, mqueues.start * backends..mqueues.end * backends);
+        let backends = self.backends.pools.len() as u32;
+        self.backends.drop_backend_requests(nic, mqueues.start * backends..mqueues.end * backends);
     }
 
     /// The rings of an accelerator's next generation take the place of those of the last one.
     pub(crate) fn replace_rings(&mut self, accelerator: usize, attachment: Attachment) {
         let mqueues = self.mqueues_of(accelerator);
-        let backends = self.backends.len() as u32;
+        let backends = self.backends.pools.len() as u32;
         let Attachment { blocks, ends } = attachment;
         assert_eq!(ends.len(), mqueues.len(), "every life has the same blocks");
         let table = share_mqueues(&ends, mqueues.start);
@@ -535,7 +533,7 @@ impl ServiceShare {
             (entry.rx, entry.tx) = (ends.server.rx, ends.server.tx);
             entry.left = 0;
             for (client, ends) in (mqueue * backends..).zip(ends.clients) {
-                self.clients[client as usize].replace_rings(ends);
+                self.backends.clients[client as usize].replace_rings(ends);
             }
         }
         let drive = &mut self.accelerators[accelerator];
@@ -560,13 +558,6 @@ impl ServiceShare {
         }
     }
 
-    /// The keys of all sockets to its backends.
-    pub(crate) fn backend_keys(&self) -> impl Iterator<Item = StreamKey> + '_ {
-        let connections = self.backends.iter().flat_map(|pool| &pool.connections);
-        let connections = connections.map(|connection| connection.key);
-        self.clients.iter().map(|client| client.key).chain(connections)
-    }
-
     /// Whether its time to leave is over.
     pub(crate) fn is_expired(&self) -> bool {
         self.leaving.as_ref().is_some_and(|leaving| leaving.expired)
@@ -585,15 +576,17 @@ impl ServiceShare {
     /// When the worker must look again without an event, `look_again_ns` for what does not wake it; 0 at once.
     pub(crate) fn wake_at(&self, now_ns: u64, look_again_ns: u64) -> u64 {
         let under_way = self.under_way() > 0 && !mutants::on("sleep_on_requests");
-        let blocked = !self.blocked.is_empty() || !self.blocked_clients.is_empty();
+        let blocked = !self.blocked.is_empty() || self.backends.has_work();
         if under_way || blocked || self.accelerators.iter().any(|d| !d.rx_pending.is_empty()) {
             return 0;
         }
         // A block elsewhere may ask a backend when no request is under way.
         let may_ask = !self.backends.is_empty()
             && self.accelerators.iter().any(|drive| drive.blocks.elsewhere());
-        let looks_again =
-            self.is_leaving_busy() || self.is_paused() || self.backend_in_flight() || may_ask;
+        let looks_again = self.is_leaving_busy()
+            || self.is_paused()
+            || self.backends.backend_in_flight()
+            || may_ask;
         let again_ns = if looks_again { now_ns + look_again_ns } else { u64::MAX };
         let blocks = self.accelerators.iter().map(|drive| drive.blocks.wake_at());
         blocks.fold(again_ns, u64::min)

@@ -17,8 +17,7 @@ use wire::DropReason;
 use wire::framing::{Assembly, Framing, ParseState, Parsed, Piece, UDP_HEADER_BYTES, UdpHeader};
 use wire::nic::{Close, Nic, Read, Transport, UDP_PAYLOAD_MAX, Written};
 
-use super::{BackendPool, ClientMqueue, Sending, refusal};
-use crate::service::share::ServiceShare;
+use super::{BackendPool, Backends, ClientMqueue, Sending, refusal};
 
 /// Datagrams that answer nothing, read from one socket at a time. Where late answers are recognised, all that
 /// timed out together may come together.
@@ -188,7 +187,7 @@ impl BackendPool {
     }
 }
 
-impl ServiceShare {
+impl Backends {
     /// A client mqueue's own datagram socket can be read, or failed.
     pub(crate) fn read_datagram_backend<N: Nic>(
         &mut self,
@@ -199,7 +198,7 @@ impl ServiceShare {
         let mut useless = 0;
         loop {
             let entry = &mut self.clients[client as usize];
-            let pool = &self.backends[entry.backend as usize];
+            let pool = &self.pools[entry.backend as usize];
             let late = if pool.knows_late_answers() { pool.in_flight_max.min(LATE_MAX) } else { 0 };
             if !entry.datagram.open {
                 return;
@@ -231,7 +230,7 @@ impl ServiceShare {
         count: usize,
     ) -> Option<DropReason> {
         let entry = &mut self.clients[client as usize];
-        let pool = &mut self.backends[entry.backend as usize];
+        let pool = &mut self.pools[entry.backend as usize];
         let mut assembly = Assembly::default();
         let (place, payload) = match pool.understand(&mut entry.datagram, &scratch[..count]) {
             Answer::Useless(reason) => return Some(reason),
@@ -275,7 +274,7 @@ impl ServiceShare {
             return;
         }
         let asked = std::mem::take(&mut entry.datagram.asked);
-        self.backends[entry.backend as usize].close_datagrams(nic, entry);
+        self.pools[entry.backend as usize].close_datagrams(nic, entry);
         self.counters.backend_failures.one();
         for asked in &asked {
             self.answer(client, asked.tag, status::REFUSED, &[]);
@@ -294,7 +293,7 @@ impl ServiceShare {
                 let due = |asked: &&Asked| asked.deadline_ns <= now_ns;
                 let Some(asked) = entry.datagram.asked.front().filter(due).copied() else { break };
                 entry.datagram.asked.pop_front();
-                let pool = &mut self.backends[entry.backend as usize];
+                let pool = &mut self.pools[entry.backend as usize];
                 if pool.per_request || !pool.knows_late_answers() {
                     pool.close_datagrams(nic, entry);
                 }

@@ -22,9 +22,8 @@ use wire::DropReason;
 use wire::framing::{Framing, ParseState, Parsed};
 use wire::nic::{Close, Nic, Read, StreamKey, Transport, Written};
 
-use super::{BackendPool, NO_KEY, Sending, refusal};
+use super::{BackendPool, Backends, NO_KEY, Sending, refusal};
 use crate::endpoint::tcp::connection::forget_written;
-use crate::service::share::ServiceShare;
 
 const BACK_OFF_NS_MIN: u64 = 10_000_000;
 const BACK_OFF_NS_MAX: u64 = 1_000_000_000;
@@ -233,7 +232,7 @@ impl BackendConnection {
     }
 }
 
-impl ServiceShare {
+impl Backends {
     /// A backend connection can be read.
     pub(crate) fn read_backend<N: Nic>(
         &mut self,
@@ -244,7 +243,7 @@ impl ServiceShare {
         scratch: &mut [u8],
     ) {
         loop {
-            let connection = &mut self.backends[pool].connections[number];
+            let connection = &mut self.pools[pool].connections[number];
             match nic.read(connection.key, scratch) {
                 Read::Bytes(count) => {
                     // What ends in this read is parsed where it was read.
@@ -255,15 +254,15 @@ impl ServiceShare {
                     }
                     let whole = if fresh { read } else { &input };
                     let taken = self.take_backend_answers(pool, number, whole);
-                    let served = self.backends[pool].connections[number].served;
+                    let served = self.pools[pool].connections[number].served;
                     if let Ok(taken) = taken
-                        && self.backends[pool].per_request
+                        && self.pools[pool].per_request
                         && served
                     {
                         if taken < whole.len() {
                             self.counters.drop_one(DropReason::BackendUnasked);
                         }
-                        return self.backends[pool].end_request(nic, number, now_ns);
+                        return self.pools[pool].end_request(nic, number, now_ns);
                     }
                     match taken {
                         Ok(taken) if fresh => input.extend_from_slice(&read[taken..]),
@@ -273,7 +272,7 @@ impl ServiceShare {
                             return self.fail_backend(nic, pool, number, status, now_ns);
                         }
                     }
-                    self.backends[pool].connections[number].input = input;
+                    self.pools[pool].connections[number].input = input;
                     if count < scratch.len() {
                         return;
                     }
@@ -296,7 +295,7 @@ impl ServiceShare {
     ) -> Result<usize, (u8, DropReason)> {
         let mut taken = 0;
         loop {
-            let entry = &mut self.backends[pool];
+            let entry = &mut self.pools[pool];
             let (framing, max, matching) = (entry.framing, entry.max_message_bytes, entry.matching);
             let connection = &mut entry.connections[number];
             let rest = &input[taken..];
@@ -334,7 +333,7 @@ impl ServiceShare {
             } else {
                 self.answer(place.client, place.tag, status::OK, payload);
             }
-            let connection = &mut self.backends[pool].connections[number];
+            let connection = &mut self.pools[pool].connections[number];
             (connection.served, connection.back_off_ns) = (true, BACK_OFF_NS_MIN);
         }
     }
@@ -350,7 +349,7 @@ impl ServiceShare {
         first: u8,
         now_ns: u64,
     ) {
-        let connection = &mut self.backends[pool].connections[number];
+        let connection = &mut self.pools[pool].connections[number];
         if let ConnectionState::Down { .. } = connection.state {
             return;
         }
@@ -369,7 +368,7 @@ impl ServiceShare {
             (true, status::PROTOCOL) => (status::PROTOCOL, status::PROTOCOL),
             (true, first) => (first, status::CLOSED),
         };
-        while let Some(place) = self.backends[pool].connections[number].pop_place() {
+        while let Some(place) = self.pools[pool].connections[number].pop_place() {
             if !place.given_up {
                 self.answer(place.client, place.tag, status, &[]);
             }
@@ -379,7 +378,7 @@ impl ServiceShare {
 
     /// A backend connection can be written: an attempt succeeded, or there is room again.
     pub(crate) fn backend_writable(&mut self, pool: usize, number: usize) {
-        let entry = &mut self.backends[pool];
+        let entry = &mut self.pools[pool];
         let connection = &mut entry.connections[number];
         if matches!(connection.state, ConnectionState::Connecting { .. }) {
             connection.state = ConnectionState::Up;
@@ -392,9 +391,9 @@ impl ServiceShare {
 
     /// Writes what requests left in the output of each connection: one write each.
     pub(crate) fn flush_backends<N: Nic>(&mut self, nic: &mut N, now_ns: u64) {
-        for pool in 0..self.backends.len() {
-            while let Some(number) = self.backends[pool].dirty.pop() {
-                let connection = &mut self.backends[pool].connections[number as usize];
+        for pool in 0..self.pools.len() {
+            while let Some(number) = self.pools[pool].dirty.pop() {
+                let connection = &mut self.pools[pool].connections[number as usize];
                 connection.dirty = false;
                 if connection.state != ConnectionState::Up {
                     // Written when the attempt succeeds; dropped with its requests when it fails.
@@ -421,11 +420,11 @@ impl ServiceShare {
 
     /// Gives up what takes too long.
     pub(super) fn expire_streams<N: Nic>(&mut self, nic: &mut N, now_ns: u64) {
-        for pool in 0..self.backends.len() {
-            let patience_ns = self.backends[pool].patience_ns();
-            for number in 0..self.backends[pool].connections.len() {
-                let connection = &self.backends[pool].connections[number];
-                if self.backends[pool].per_request {
+        for pool in 0..self.pools.len() {
+            let patience_ns = self.pools[pool].patience_ns();
+            for number in 0..self.pools[pool].connections.len() {
+                let connection = &self.pools[pool].connections[number];
+                if self.pools[pool].per_request {
                     self.expire_request(nic, pool, number, now_ns);
                     continue;
                 }
@@ -442,8 +441,8 @@ impl ServiceShare {
                     continue;
                 }
                 // Deadlines grow along the line, so the first one in time ends the search.
-                for index in 0..self.backends[pool].connections[number].places.len() {
-                    let connection = &mut self.backends[pool].connections[number];
+                for index in 0..self.pools[pool].connections[number].places.len() {
+                    let connection = &mut self.pools[pool].connections[number];
                     let place = &mut connection.places[index];
                     if place.deadline_ns > now_ns {
                         break;
@@ -467,10 +466,10 @@ impl ServiceShare {
     }
     /// The same for a connection of one request: its time-out ends both.
     fn expire_request<N: Nic>(&mut self, nic: &mut N, pool: usize, number: usize, now_ns: u64) {
-        let connection = &mut self.backends[pool].connections[number];
+        let connection = &mut self.pools[pool].connections[number];
         let due = connection.places.front().is_some_and(|place| place.deadline_ns <= now_ns);
         let Some(place) = due.then(|| connection.pop_place()).flatten() else { return };
-        self.backends[pool].end_request(nic, number, now_ns);
+        self.pools[pool].end_request(nic, number, now_ns);
         if !place.given_up {
             self.counters.backend_timeouts.one();
             self.answer(place.client, place.tag, status::TIMEOUT, &[]);

@@ -5,8 +5,8 @@ use wire::admission::flow_hash;
 use wire::nic::{Nic, PortIndex, Transport};
 
 use super::TcpConnections;
-use crate::control::message::{Accepted, ControlMessage};
 use crate::endpoint::port::Port;
+use crate::fabric::Accepted;
 use crate::turn::Turn;
 
 /// Connections accepted from one listener in a turn.
@@ -66,17 +66,17 @@ impl TcpConnections {
             }
             let Some((socket, peer)) = turn.nic.accept(index as PortIndex) else { return };
             turn.busy();
-            if turn.fabric.connections() >= self.limits.connections as usize {
+            if turn.shared.connections() >= self.limits.connections as usize {
                 // Dropping the socket closes it.
                 turn.services[service].count_lost(DropReason::ConnectionLimit, 1);
                 continue;
             }
-            let worker = turn.fabric.assign_connection(turn.index);
+            let worker = turn.shared.assign_connection(turn.index);
             let accepted = Accepted { port: index as PortIndex, socket, peer };
             if worker == turn.index {
                 self.adopt(turn, accepted);
             } else {
-                turn.fabric.post_from_worker(worker, ControlMessage::Connection(accepted));
+                (turn.hand_connection)(worker, accepted);
             }
         }
         self.listeners[index].ready = true;
@@ -91,7 +91,7 @@ impl TcpConnections {
         let share = turn.services.get(usize::from(service));
         let Some(share) = share.filter(|share| share.leaving.is_none() && !turn.draining) else {
             // Its service goes or has gone meanwhile, which no limit is to blame for; dropping the socket closes it.
-            return turn.fabric.release_connection(turn.index);
+            return turn.shared.release_connection(turn.index);
         };
         // Workers that accept at the same moment may pass the engine's limit by a few; no worker may,
         // for the keys behind its connections belong to its backends.
@@ -117,7 +117,7 @@ impl TcpConnections {
 
     /// A connection that was assigned to this worker is not adopted.
     fn refuse<N: Nic>(turn: &Turn<N>, service: u16) {
-        turn.fabric.release_connection(turn.index);
+        turn.shared.release_connection(turn.index);
         turn.services[usize::from(service)].count_lost(DropReason::ConnectionLimit, 1);
     }
 }

@@ -173,7 +173,7 @@ impl TcpConnections {
         let how = if connection.unsent().is_empty() { how } else { Close::Reset };
         let lost = self.table.close(key, &mut self.pool);
         turn.nic.close(key, how);
-        turn.fabric.release_connection(turn.index);
+        turn.shared.release_connection(turn.index);
         let share = &turn.services[service];
         share.counters.connections_closed.one();
         share.count_lost(reason, lost);

@@ -1,0 +1,88 @@
+//! What a worker gets for a service that comes: made elsewhere, and before.
+
+use std::net::SocketAddr;
+
+use wire::DropReason;
+use wire::nic::{PortIndex, Transport};
+
+use crate::endpoint::peer::links::{ENVELOPE_BYTES, ServiceLinks, links};
+use crate::endpoint::port::Port;
+use crate::endpoint::set::NewPort;
+use crate::metrics::ServiceMetrics;
+use crate::service::ends::Attachment;
+use crate::service::share::ServiceShare;
+use crate::topology::{Limits, Service};
+
+/// One worker's share of a service that comes; see `control/install.rs`.
+pub struct ServiceInstall<P> {
+    pub(super) slot: u16,
+    pub(super) share: ServiceShare,
+    pub(super) links: ServiceLinks,
+    pub(super) ports: Vec<(PortIndex, NewPort, P)>,
+    pub(super) scratch: Vec<u8>,
+    /// Accelerators for which the service is paused, and the drain time of their last generation, in nanoseconds.
+    pub(super) awaited: Vec<(u16, u64)>,
+}
+
+impl<P> ServiceInstall<P> {
+    /// The shares of all workers, in order, in `slot`. `attachments` are theirs; their blocks start when
+    /// the worker installs the share. Ports follow with [`Self::add_port`].
+    pub fn for_workers(
+        slot: u16,
+        service: &Service,
+        metrics: &ServiceMetrics,
+        attachments: Vec<Vec<Attachment>>,
+    ) -> Vec<Self> {
+        let workers = attachments.len();
+        let parts = attachments.into_iter().zip(links(workers, service)).enumerate();
+        let install = |(worker, (attachments, links))| Self {
+            slot,
+            share: ServiceShare::new(
+                service,
+                worker as u32,
+                workers as u32,
+                attachments,
+                metrics.of_worker(worker),
+            ),
+            links,
+            ports: Vec::new(),
+            scratch: vec![0; scratch_bytes([service])],
+            awaited: Vec::new(),
+        };
+        parts.map(install).collect()
+    }
+
+    /// Its accelerators start when those of the service's former version have ended: requests that arrive before that are
+    /// dropped as `reconfiguring`.
+    pub fn set_reconfiguring(&mut self) {
+        self.share.dispatcher.set_absent_reason(DropReason::Reconfiguring);
+    }
+
+    /// The service is paused from the switch until this accelerator's first generation starts. The last generation of the
+    /// former version ends within `drain_ns`. See `control/pause.rs`.
+    pub fn pause(&mut self, accelerator: u16, drain_ns: u64) {
+        self.awaited.push((accelerator, drain_ns));
+    }
+
+    /// Adds an open port under an index that no other port has. `address` is where it listens.
+    pub fn add_port(
+        &mut self,
+        index: PortIndex,
+        (transport, address): (Transport, SocketAddr),
+        limits: &Limits,
+        port: P,
+    ) {
+        let entry = NewPort::new(Port::new_paused(self.slot, transport, address), limits);
+        self.ports.push((index, entry, port));
+    }
+}
+
+/// Scratch space: one read, one datagram, one message of any ring.
+pub(crate) fn scratch_bytes<'a>(services: impl IntoIterator<Item = &'a Service>) -> usize {
+    let of_service = |s: &Service| {
+        let backends = s.backends.iter().map(|b| b.max_message_bytes).max().unwrap_or(0);
+        s.max_message_bytes.max(s.max_reply_bytes).max(backends)
+    };
+    let longest = services.into_iter().map(of_service).max().unwrap_or(0) as usize;
+    (longest + ENVELOPE_BYTES).max(wire::nic::UDP_PAYLOAD_MAX).max(256 << 10)
+}

@@ -1,0 +1,144 @@
+//! The stages of sampled messages of one service share, see [`crate::stages`].
+
+use wire::session::{Origin, Token};
+
+use crate::service::sampler::{FOLLOWED_MAX, Followed, NO_TOKEN, Sampler, WITHOUT_TOKEN};
+use crate::service::share::ServiceShare;
+use crate::topology::Replies;
+
+impl ServiceShare {
+    /// Follows the message that was just committed to an mqueue, if there is room for one more.
+    #[cold]
+    pub(crate) fn sample(&mut self, mqueue: u32, token: Option<Token>, received_ns: u64) {
+        let sampler = &mut self.sampler;
+        sampler.draw_gap(received_ns);
+        let entry = &mut self.mqueues[mqueue as usize];
+        if entry.sampled != NO_TOKEN || sampler.sampled.len() == FOLLOWED_MAX {
+            return;
+        }
+        let token = token.unwrap_or(WITHOUT_TOKEN);
+        entry.sampled = token;
+        sampler.sampled.push(Followed {
+            mqueue,
+            token,
+            position: entry.rx.committed() - 1,
+            received_ns,
+            published_ns: 0,
+            waiting_ns: 0,
+            taken_ns: 0,
+            seen_ns: 0,
+            origin: None,
+        });
+    }
+
+    /// Once in a while: how deep the queues are.
+    pub(crate) fn observe_depth(&self) {
+        let observed = &self.sampler.observed;
+        observed.mqueues.set(self.mqueues.len() as u64);
+        observed.depth.set(self.outstanding_by_mqueue().map(u64::from).sum());
+        observed.depth_max.set(self.outstanding_by_mqueue().max().unwrap_or(0).into());
+    }
+
+    pub(crate) fn observe_pause(&self) {
+        self.sampler.observed.held.set(self.is_paused().into());
+    }
+
+    /// Whether [`Self::look`] has anything to look for.
+    #[inline]
+    pub(crate) fn awaits_release(&self) -> bool {
+        self.sampler.sampled.iter().any(|f| f.taken_ns == 0)
+    }
+
+    /// Looks whether the slots of sampled messages are released. The first look at a message comes
+    /// just before it is published.
+    pub(crate) fn look(&mut self, now_ns: u64) {
+        let Self { sampler, mqueues, replies, .. } = self;
+        let Sampler { sampled, observed, .. } = sampler;
+        sampled.retain_mut(|message| {
+            if message.taken_ns != 0 {
+                return true;
+            }
+            let mqueue = &mut mqueues[message.mqueue as usize];
+            if message.published_ns == 0 {
+                message.published_ns = now_ns;
+                message.waiting_ns = now_ns;
+                return true;
+            }
+            // A word that is impossible is found, and judged, where the ring is used.
+            if mqueue.rx.credit().is_err() || mqueue.rx.released() <= message.position {
+                message.waiting_ns = now_ns;
+                return true;
+            }
+            message.taken_ns = message.waiting_ns.max(1);
+            if *replies == Replies::None {
+                message.record(observed, None);
+                mqueue.sampled = NO_TOKEN;
+                return false;
+            }
+            true
+        });
+    }
+
+    /// The reply of a sampled message is in the TX ring, and about to be forwarded.
+    #[cold]
+    pub(crate) fn note_reply(&mut self, mqueue: u32, token: Token, now_ns: u64) {
+        let Some(request) = self.sessions.find(token, mqueue) else { return };
+        let origin = (request.origin, request.number);
+        let mut sampled = self.sampler.sampled.iter_mut();
+        let Some(message) = sampled.find(|f| f.mqueue == mqueue) else { return };
+        if message.seen_ns == 0 {
+            message.seen_ns = now_ns.max(1);
+            message.origin = Some(origin);
+        }
+        if message.taken_ns == 0 {
+            message.taken_ns = message.waiting_ns.max(1);
+        }
+    }
+
+    /// Nobody of an mqueue is sampled any longer.
+    pub(crate) fn unfollow(&mut self, mqueue: u32) {
+        self.mqueues[mqueue as usize].sampled = NO_TOKEN;
+        self.sampler.sampled.retain(|f| f.mqueue != mqueue);
+    }
+
+    /// Messages that are sampled now.
+    #[inline]
+    pub(crate) fn sampled_count(&self) -> usize {
+        self.sampler.sampled.len()
+    }
+
+    /// Whose reply a sampled message had, once that is forwarded.
+    pub(crate) fn sampled_origin(&self, index: usize) -> Option<(Origin, u64)> {
+        let Followed { mqueue, token, origin, .. } = self.sampler.sampled[index];
+        // A token that lives belongs to a reply that found no room and is still in its ring.
+        origin.filter(|_| self.sessions.find(token, mqueue).is_none())
+    }
+
+    /// Whether the reply of a sampled message has left; `None`: its client is gone.
+    #[cold]
+    pub(crate) fn note_sent(&mut self, index: usize, sent: Option<bool>, now_ns: u64) {
+        let message = &self.sampler.sampled[index];
+        if sent == Some(true) {
+            message.record(&self.sampler.observed, Some(now_ns));
+        }
+        if sent != Some(false) {
+            self.unfollow(message.mqueue);
+        }
+    }
+
+    /// Gives up sampled messages that have ended without a reply.
+    pub(crate) fn unsample_ended(&mut self) {
+        let Self { sampler, mqueues, loads, sessions, replies, .. } = self;
+        sampler.sampled.retain(|&Followed { mqueue, token, seen_ns, .. }| {
+            let under_way = match replies {
+                Replies::One => seen_ns != 0 || sessions.find(token, mqueue).is_some(),
+                Replies::None => true,
+            };
+            let stays = under_way && loads[mqueue as usize].alive;
+            if !stays {
+                mqueues[mqueue as usize].sampled = NO_TOKEN;
+            }
+            stays
+        });
+    }
+}

@@ -1,0 +1,153 @@
+//! What all workers of an engine know of each other: who sleeps, who has credit, who has how many connections.
+//!
+//! Only the credit hints and the wake-up of a sleeping worker are on the way of a message, and only with several workers.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use mqueue::ParkWord;
+
+/// See the module's text.
+pub struct Shared {
+    workers: Box<[WorkerCell]>,
+    /// Requests each worker still takes, by service: hints for hand-over.
+    credit: Box<[AtomicU32]>,
+    services: usize,
+    /// Draining workers that have nothing outstanding.
+    settled: AtomicUsize,
+    /// Of this machine.
+    addresses: Mutex<Arc<[IpAddr]>>,
+}
+
+struct WorkerCell {
+    parked: ParkWord,
+    wake: Box<dyn Fn() + Send + Sync>,
+    connections: AtomicUsize,
+}
+
+impl Shared {
+    /// `wakers[w]` ends the sleep of worker `w`. There are never more than `services` slots of services.
+    pub(crate) fn new(wakers: Vec<Box<dyn Fn() + Send + Sync>>, services: usize) -> Self {
+        let credit = (0..wakers.len() * services).map(|_| AtomicU32::new(0)).collect();
+        let cell = |wake| WorkerCell {
+            parked: ParkWord::default(),
+            wake,
+            connections: AtomicUsize::new(0),
+        };
+        Self {
+            workers: wakers.into_iter().map(cell).collect(),
+            credit,
+            services,
+            settled: AtomicUsize::new(0),
+            addresses: Mutex::default(),
+        }
+    }
+
+    /// Ends a worker's sleep, if it sleeps or not.
+    pub(crate) fn rouse(&self, worker: u16) {
+        (self.workers[usize::from(worker)].wake)();
+    }
+
+    /// Number of workers.
+    pub fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// How many slots of services there can be.
+    pub fn services_max(&self) -> usize {
+        self.services
+    }
+
+    /// A worker is about to sleep: from here on others wake it. It must look for work once more
+    /// before it sleeps.
+    pub(crate) fn fall_asleep(&self, worker: u16) {
+        self.workers[worker as usize].parked.set(true);
+    }
+
+    pub(crate) fn awake(&self, worker: u16) {
+        self.workers[worker as usize].parked.set(false);
+    }
+
+    /// After publishing something for a worker: ends its sleep if it sleeps.
+    pub(crate) fn wake(&self, worker: u16) {
+        let cell = &self.workers[worker as usize];
+        if cell.parked.sleeps() && !mutants::on("miss_wakeup") {
+            (cell.wake)();
+        }
+    }
+
+    /// Ends every worker's sleep.
+    pub fn wake_all(&self) {
+        for cell in &self.workers {
+            (cell.wake)();
+        }
+    }
+
+    /// Shows the other workers how many requests a worker still takes for a service.
+    pub(crate) fn publish_credit(&self, worker: u16, service: u16, credit: u32) {
+        let cell = &self.credit[worker as usize * self.services + service as usize];
+        if cell.load(Ordering::Relaxed) != credit {
+            cell.store(credit, Ordering::Relaxed);
+        }
+    }
+
+    /// What a worker last [published](Self::publish_credit).
+    pub(crate) fn credit_of(&self, worker: usize, service: usize) -> u32 {
+        self.credit[worker * self.services + service].load(Ordering::Relaxed)
+    }
+
+    /// Open connections of the whole engine, shared-memory clients among them.
+    pub fn connections(&self) -> usize {
+        self.workers.iter().map(|s| s.connections.load(Ordering::Relaxed)).sum()
+    }
+
+    /// The worker with the fewest connections, `own` if it is among them; the connection is counted.
+    pub(crate) fn assign_connection(&self, own: u16) -> u16 {
+        let count = |w: usize| self.workers[w].connections.load(Ordering::Relaxed);
+        let least = (0..self.workers()).min_by_key(|w| (count(*w), *w != own as usize));
+        let worker = least.unwrap_or(own as usize);
+        self.workers[worker].connections.fetch_add(1, Ordering::Relaxed);
+        worker as u16
+    }
+
+    /// A connection of `worker` ended.
+    pub(crate) fn release_connection(&self, worker: u16) {
+        self.workers[worker as usize].connections.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The worker that gets a new shared-memory client: the one with the fewest connections. The client is counted as
+    /// one. It is posted as [`ShmAttached`](crate::ControlMessage::ShmAttached), or [released](Self::release_shm_client).
+    pub fn assign_shm_client(&self) -> u16 {
+        self.assign_connection(0)
+    }
+
+    /// A shared-memory client that was assigned to a worker does not come.
+    pub fn release_shm_client(&self, worker: u16) {
+        self.release_connection(worker);
+    }
+
+    /// Sets the addresses of this machine. Workers read them at each [`Switch`](crate::Switch).
+    pub fn set_local_addresses(&self, addresses: Vec<IpAddr>) {
+        *self.addresses.lock().expect("no code panics while it holds this lock") = addresses.into();
+    }
+
+    /// What was last set with [`Self::set_local_addresses`].
+    pub(crate) fn local_addresses(&self) -> Arc<[IpAddr]> {
+        self.addresses.lock().expect("no code panics while it holds this lock").clone()
+    }
+
+    /// A draining worker has (`true`) or no longer has nothing left to answer.
+    pub(crate) fn settle(&self, settled: bool) {
+        if settled {
+            self.settled.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.settled.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether every draining worker has nothing left to answer.
+    pub fn all_settled(&self) -> bool {
+        self.settled.load(Ordering::Relaxed) == self.workers()
+    }
+}
