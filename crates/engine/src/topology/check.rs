@@ -1,0 +1,247 @@
+//! What cannot work, and which field says so.
+
+use super::*;
+
+/// A topology that cannot work: which field, and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{place}.{field}: {message}")]
+pub struct TopologyError {
+    /// The part, for people: `service "digits"`.
+    pub place: String,
+    /// Index path for whoever has a file: (table, index, sub-index).
+    pub path: (&'static str, usize, Option<usize>),
+    /// The field's name in the configuration.
+    pub field: &'static str,
+    /// What is wrong and what would be right.
+    pub message: String,
+}
+
+/// What is wrong with a value that must be in [`min`, `max`].
+fn outside(value: u64, min: u64, max: u64) -> Option<String> {
+    let inside = (min..=max).contains(&value);
+    (!inside).then(|| format!("is {value}, must be in [{min}, {max}]"))
+}
+
+fn service_error(
+    index: usize,
+    service: &Service,
+    field: &'static str,
+    message: String,
+) -> TopologyError {
+    let place = format!("service {:?}", service.name);
+    TopologyError { place, path: ("service", index, None), field, message }
+}
+
+impl Topology {
+    /// Refuses what cannot work. The first problem found is returned.
+    pub fn check(&self) -> Result<(), TopologyError> {
+        self.problems().into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Everything that cannot work, but for what only follows from another problem of the same service.
+    pub fn problems(&self) -> Vec<TopologyError> {
+        let mut problems: Vec<TopologyError> = self.check_engine().err().into_iter().collect();
+        for (index, service) in self.services.iter().enumerate() {
+            let before = problems.len();
+            if let Err(error) = self.check_service(index, service, &mut problems) {
+                problems.push(error);
+            }
+            if problems.len() == before {
+                problems.extend(self.check_regions(index, service).err());
+            }
+        }
+        self.check_ports(&mut problems);
+        problems
+    }
+
+    fn check_engine(&self) -> Result<(), TopologyError> {
+        let wrong = |field, message: String| TopologyError {
+            place: "engine".into(),
+            path: ("engine", 0, None),
+            field,
+            message,
+        };
+        let engine = &self.engine;
+        if engine.workers == 0 || engine.workers > WORKERS_MAX {
+            return Err(wrong("workers", format!("must be in [1, {WORKERS_MAX}]")));
+        }
+        if !engine.cores.is_empty() && engine.cores.len() < engine.workers {
+            let (cores, workers) = (engine.cores.len(), engine.workers);
+            let message = format!("lists {cores} cores for {workers} workers; name one core each");
+            return Err(wrong("cores", message));
+        }
+        Ok(())
+    }
+
+    /// A request that may take longer than a block may.
+    fn too_late(&self, service: &Service) -> Option<String> {
+        let timeout = service.request_timeout_ms;
+        let hangs = service.accelerators.iter().zip(&service.hang_ms);
+        let (accelerator, hang_ms) = hangs.into_iter().find(|(_, hang)| **hang < timeout)?;
+        let name = &self.accelerators[*accelerator].name;
+        Some(format!(
+            "is {timeout}, but accelerator {name:?} has hang_ms = {hang_ms}: a kernel that may still answer would be taken for \
+             hung; set hang_ms to {timeout} or more, or request_timeout_ms to {hang_ms} or less"
+        ))
+    }
+
+    /// The error is one without which the others cannot be looked for.
+    fn check_service(
+        &self,
+        index: usize,
+        service: &Service,
+        problems: &mut Vec<TopologyError>,
+    ) -> Result<(), TopologyError> {
+        let wrong = |field, message| service_error(index, service, field, message);
+        if service.accelerators.is_empty() {
+            return Err(wrong("accelerator", "names none; give at least one".into()));
+        }
+        if service.accelerators.iter().any(|a| *a >= self.accelerators.len()) {
+            return Err(wrong("accelerator", "names an accelerator that is not defined".into()));
+        }
+        if !service.shares.is_empty() && service.shares.len() != service.accelerators.len() {
+            return Err(wrong("accelerator", "needs a share for each accelerator".into()));
+        }
+        let mut found = |field, message: Option<String>| {
+            problems.extend(message.map(|message| wrong(field, message)));
+        };
+        if service.listen.is_empty() && service.memory_ports.is_empty() {
+            found("listen", Some("names no address; give at least one".into()));
+        }
+        let places = 0..service.accelerators.len();
+        let mqueues = places.map(|place| u64::from(service.mqueues_on(place)));
+        found("mqueues", mqueues.into_iter().find_map(|n| outside(n, 1, BLOCKS_MAX.into())));
+        found(
+            "slots",
+            outside(service.slots.into(), 1, DEPTH_MAX.into()).or_else(|| {
+                let next = service.slots.checked_next_power_of_two().unwrap_or(DEPTH_MAX);
+                let message = format!("is {}, must be a power of two: {next}", service.slots);
+                (!service.slots.is_power_of_two()).then_some(message)
+            }),
+        );
+        let most = u64::from(MESSAGE_BYTES_MAX);
+        let (request, reply) = (service.max_message_bytes, service.max_reply_bytes);
+        let udp = service.listen.iter().any(|l| l.transport == Transport::Udp);
+        found("max_message_bytes", outside(request.into(), 1, most));
+        found(
+            "max_reply_bytes",
+            outside(reply.into(), 1, most).or_else(|| {
+                let message = format!(
+                    "is {reply}, but a UDP datagram carries at most {UDP_PAYLOAD_MAX} bytes"
+                );
+                (udp && reply as usize > UDP_PAYLOAD_MAX).then_some(message)
+            }),
+        );
+        let framed = service.framing.check(request as usize, reply as usize);
+        found("framing", framed.err().map(|error| error.to_string()));
+        let timeout = outside(service.request_timeout_ms, 1, 3_600_000);
+        found("request_timeout_ms", timeout.or_else(|| self.too_late(service)));
+        found("backend", outside(service.backends.len() as u64, 0, BACKENDS_MAX.into()));
+        for (sub, backend) in service.backends.iter().enumerate() {
+            let mut found = |field, message: Option<String>| {
+                problems.extend(message.map(|message| TopologyError {
+                    place: format!("service {:?}, backend {:?}", service.name, backend.name),
+                    path: ("backend", index, Some(sub)),
+                    field,
+                    message,
+                }));
+            };
+            found("connections", outside(backend.connections.into(), 1, 64));
+            found("timeout_ms", outside(backend.timeout_ms, 1, 3_600_000));
+            found("in_flight", outside(backend.in_flight.into(), 1, 65_536));
+            found("max_message_bytes", outside(backend.max_message_bytes.into(), 1, most));
+            let max = backend.max_message_bytes as usize;
+            let framed = backend.framing.check_backend(max, max);
+            found("framing", framed.err().map(|error| error.to_string()));
+            if let Err((field, message)) = backend.check_matching() {
+                found(field, Some(message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the regions of a service can be laid out and are not larger than allowed.
+    fn check_regions(&self, index: usize, service: &Service) -> Result<(), TopologyError> {
+        let wrong = |field, message| service_error(index, service, field, message);
+        for place in 0..service.accelerators.len() {
+            let plan = service.region_plan(place, 1);
+            let bytes = plan.bytes().map_err(|e| wrong("slots", e.to_string()))?;
+            if bytes > self.limits.region_mib << 20 {
+                let sum = service.region_arithmetic(place, bytes, self.limits.region_mib);
+                return Err(wrong("mqueues", sum));
+            }
+        }
+        Ok(())
+    }
+
+    /// No two listens may claim the same address (port 0 never collides).
+    fn check_ports(&self, problems: &mut Vec<TopologyError>) {
+        let mut seen: Vec<(&str, Listen)> = Vec::new();
+        let mut paths: Vec<(&str, &Path)> = Vec::new();
+        for (index, service) in self.services.iter().enumerate() {
+            let taken_by = |what: String, by: &str| TopologyError {
+                place: format!("service {:?}", service.name),
+                path: ("service", index, None),
+                field: "listen",
+                message: format!("{what} is taken by service {by:?}"),
+            };
+            for path in &service.memory_ports {
+                if let Some((by, _)) = paths.iter().find(|(_, other)| other == path) {
+                    problems.push(taken_by(path.display().to_string(), by));
+                }
+                paths.push((&service.name, path));
+            }
+            for listen in &service.listen {
+                if let Some((by, other)) = seen.iter().find(|(_, other)| other.collides(listen)) {
+                    let mut error = taken_by(listen.address.to_string(), by);
+                    if other != listen {
+                        error.message += &format!(", which listens on {}", other.address);
+                    }
+                    problems.push(error);
+                }
+                seen.push((&service.name, *listen));
+            }
+        }
+    }
+}
+
+impl Backend {
+    /// Refuses ways to match that this transport and framing do not have.
+    fn check_matching(&self) -> Result<(), (&'static str, String)> {
+        let max = self.max_message_bytes as usize;
+        if let Some(id) = self.matching {
+            let (key, most) = match self.framing {
+                Framing::Memcached => {
+                    let why = "match has no meaning with framing = \"memcached\", whose answers are matched by \
+                               key; remove it";
+                    return Err(("match", why.into()));
+                }
+                Framing::Raw if self.transport == Transport::Tcp => {
+                    let why = "match needs messages, and over TCP framing = \"raw\" has none; choose another \
+                               framing, or remove it";
+                    return Err(("match", why.into()));
+                }
+                Framing::Fixed(size) if self.transport == Transport::Tcp => {
+                    ("framing", size as usize)
+                }
+                _ => ("max_message_bytes", max),
+            };
+            id.check(key, most).map_err(|error| ("match", error.to_string()))?;
+        }
+        if self.sockets == Sockets::PerRequest {
+            if self.connections != 1 {
+                let why = "connections has no meaning with sockets = \"per-request\"; remove it, in_flight limits the \
+                           sockets";
+                return Err(("connections", why.into()));
+            }
+            if self.in_flight > SOCKETS_MAX {
+                let why = format!(
+                    "is {}, must be in [1, {SOCKETS_MAX}] with sockets = \"per-request\"",
+                    self.in_flight
+                );
+                return Err(("in_flight", why));
+            }
+        }
+        Ok(())
+    }
+}
