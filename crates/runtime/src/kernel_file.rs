@@ -7,8 +7,8 @@
 //! The process of a trial is `serval` itself, started again. A program that uses this crate as a library names an
 //! executable of `serval` with [`set_trial_program`]; without one, libraries are loaded untried.
 //!
-//! A file that is opened again while somebody still has it is the same [`KernelFile`] as long as its content is the
-//! same: services share a library, as they would if they were linked with it, and a reload sees what was rebuilt.
+//! A file that is opened again while it is still open elsewhere is the same [`KernelFile`] as long as its content is
+//! the same: services share a library, as if they were linked with it, and a reload detects a rebuild.
 
 mod trial;
 
@@ -46,7 +46,7 @@ pub struct KernelFile {
     loaded: Mutex<Weak<KernelLibrary>>,
 }
 
-/// All that somebody has.
+/// All open files.
 static OPEN: Mutex<Vec<Weak<KernelFile>>> = Mutex::new(Vec::new());
 
 /// The file that a configured kernel names, if it is not a built-in one, and the name of the kernel in it.
@@ -87,7 +87,7 @@ impl KernelFile {
         Ok(file)
     }
 
-    /// Where it was.
+    /// Its path when it was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -97,9 +97,9 @@ impl KernelFile {
         &self.copy
     }
 
-    /// Loads a library in a process of its own, once, and holds it to having the kernel `name`, or only one. A file for
-    /// GPUs, and one that cannot be tried because no program is known, passes. `cancelled` is asked many times a second
-    /// whether to give up.
+    /// Loads a library in a process of its own, once, and checks that it has the kernel `name`, or only one. A file
+    /// for GPUs passes, and so does a library if no program is known to try it. `cancelled` is called many times a
+    /// second and ends the check when it returns true.
     pub fn check(
         &self,
         name: Option<&str>,

@@ -1,18 +1,18 @@
-//! Being an accelerator runtime: a process that attaches to an engine and runs a service's kernels.
+//! For programs with an accelerator: attach to an engine and run a service's kernels.
 //!
-//! [`attach`] connects to the path of an accelerator with `launch = "external"`, lives through one life
-//! after the other and comes back when the engine does. [`serve`] is one life on a connection that
-//! is there already. Both speak [`wire::attach`], check everything the engine passes, beat in the
-//! region, watch the engine's beat, and end the blocks whatever happens: when the engine asks for it, when the
-//! engine is gone, when a block ends, and on `cancel`.
+//! [`attach`] connects to the path of an accelerator with `launch = "external"`, serves one generation after the
+//! other, and reconnects when the engine restarts. [`serve`] serves one generation on an existing connection. Both
+//! speak [`wire::attach`], check everything that the engine sends, write a heartbeat into the region, monitor the
+//! engine's, and end the blocks in every case: when the engine asks for it, when the engine is lost, when a block
+//! ends, and on `cancel`.
 //!
-//! How blocks run is a [`Device`]: [`HostDevice`] runs `cpu` kernels on threads of this process, [`GpuDevice`] runs CUDA
-//! kernels on a GPU. A program with an accelerator of its own implements the trait and needs nothing else of Serval's:
-//! `examples/own_accelerator.rs` of this crate. (Programs in C++ have the library in `attach/`.)
+//! A [`Device`] says how blocks run: [`HostDevice`] runs `cpu` kernels on threads of this process, [`GpuDevice`] runs
+//! CUDA kernels on a GPU; [`kinds`] has all kinds of a configuration. A program with an accelerator of its own
+//! implements the trait and needs no other crate but `mqueue`: see `examples/own_accelerator.rs` of this crate. (For
+//! C++ there is the library in `attach/`.)
 //!
-//! The process maps its region, and reaches no other memory of the engine: whatever its kernels do
-//! hurts this service on this accelerator alone. The services of a GPU share a process, where the GPU would otherwise
-//! give them turns: one life for all of them.
+//! The process maps its region and no other memory of the engine, so its kernels can damage only this service on this
+//! accelerator. Services that use the same exclusive device share a process and its generation.
 
 #![forbid(unsafe_code)]
 
@@ -41,48 +41,48 @@ use kernel_file::FILE_BYTES_MAX;
 
 /// How long the engine may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// The engine is lost when its beat stands still for this long, as the kernels see it too.
+/// The engine is lost after this time without a heartbeat; kernels use the same limit.
 const ENGINE_LOST: Duration = Duration::from_secs(5);
-/// A block that does not come back from its turn for this long hangs, unless a device is told otherwise.
+/// A block that does not return from its turn for this long hangs, unless a device says otherwise.
 const HUNG_AFTER: Duration = Duration::from_secs(10);
-/// Longest time between two looks at everything.
+/// Maximum time between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// A runtime whose engine is not there tries again after this long, and twice as long each time …
+/// Back-off before the first retry of a runtime whose engine is not there; it doubles …
 const RETRY_MIN: Duration = Duration::from_millis(100);
 /// … up to this.
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
-/// Why a runtime did not come to serve, or cannot go on. The message is one sentence for the operator.
+/// Why a runtime does not serve. The message is one sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// There is no engine.
+    /// No engine listens.
     #[error("no engine listens at {path:?}: {source}")]
     Connect {
-        /// Where it should be.
+        /// The path.
         path: std::path::PathBuf,
         /// What the host kernel said.
         source: io::Error,
     },
-    /// Somebody else's engine.
+    /// The engine belongs to another user.
     #[error(
         "the engine at {path:?} is of user {theirs}: a runtime of user {own} loads the kernels that an engine of \
          its own user or of root names"
     )]
     ForeignEngine {
-        /// Where it is.
+        /// The path.
         path: std::path::PathBuf,
         /// The engine's user.
         theirs: u32,
         /// This process's.
         own: u32,
     },
-    /// The engine said no.
+    /// The engine refused.
     #[error("the engine refuses: {0}")]
     Refused(String),
-    /// The engine ended the connection, or was silent for too long.
+    /// The engine closed the connection, or was silent for too long.
     #[error("the engine is gone: {0}")]
     Gone(String),
-    /// What the engine says makes no sense.
+    /// A message of the engine is invalid.
     #[error("the engine's offer cannot be used: {0}")]
     Offer(String),
     /// The blocks did not start, or ended.
@@ -100,17 +100,17 @@ pub struct Failure {
     pub text: String,
 }
 
-/// What a device is to run of one service.
+/// One service that a device is to run.
 pub struct Job {
-    /// The region, mapped; it stays mapped for as long as somebody holds this.
+    /// The region; it stays mapped as long as this is held.
     pub memory: Arc<SharedMemory>,
-    /// The region's words. The device never stores [`Words::set_accelerator_heartbeat`] or
-    /// [`Words::set_accelerator_state`]: they are kept for it.
+    /// The region's words. [`Words::set_accelerator_heartbeat`] and [`Words::set_accelerator_state`] are called for
+    /// the device; it must not call them.
     pub words: Words<MappedMemory>,
-    /// Rung by the engine when it published something and [`Words::accelerator_parked`] says that the
-    /// runtime sleeps, and when it wants the blocks to end.
+    /// Signalled by the engine after it published something while [`Words::accelerator_parked`] says that the runtime
+    /// sleeps, and when the blocks are to end.
     pub wake_fd: Arc<WakeFd>,
-    /// Blocks of the region; all of them are to run.
+    /// The number of blocks of the region; all of them are to run.
     pub blocks: u32,
     /// The service.
     pub service: String,
@@ -118,23 +118,23 @@ pub struct Job {
     pub accelerator: String,
     /// The kernel as the configuration names it: a built-in name, or a path.
     pub kernel: String,
-    /// What was in the file when the engine checked it, if the kernel is a path and the engine started this process.
-    /// The file itself may have changed since then.
+    /// The content of the file when the engine checked it, if the kernel is a path and the engine started this
+    /// process. The file itself may have changed since.
     pub file: Option<Arc<PrivateFile>>,
-    /// What the kernel is given.
+    /// The kernel's parameters.
     pub params: Vec<(String, f64)>,
-    /// The life.
+    /// The generation of the region.
     pub generation: u64,
 }
 
 /// How blocks run. Every call comes from the same thread.
 pub trait Device {
-    /// What the blocks run on, in one word.
+    /// What the blocks run on, one word.
     fn kind(&self) -> &str;
 
-    /// Starts the blocks of all regions; each has got to its first receive when this returns. Called once for
-    /// each life, and not again before [`Self::stop`]. There is one job; only where the kind
-    /// has an [exclusive key](kinds::Kind::exclusive_key), the engine starts one runtime for those of several services.
+    /// Starts the blocks of all regions; each has reached its first receive when this returns. Called once for each
+    /// generation, and not again before [`Self::stop`]. There is one job, except for kinds with an [exclusive
+    /// key](kinds::Kind::exclusive_key): there the engine starts one runtime for several services.
     fn start(&mut self, jobs: &[Job]) -> Result<(), Failure>;
 
     /// Whether all blocks serve. Called several times a second; must not wait.
@@ -143,34 +143,34 @@ pub trait Device {
     /// Whether every block has ended, because the stop word asked for it. Must not wait.
     fn ended(&mut self) -> bool;
 
-    /// Ends the blocks, within `timeout` in order, else at once, and lets go of the regions. The stop
-    /// word tells them already unless something failed. `Err`: not all of them could be ended, so that
-    /// this process must not serve again.
+    /// Ends the blocks, within `timeout` if they end by themselves, else at once, and releases the regions. The stop
+    /// word has been set before, unless something failed. `Err`: not all of them could be ended, and this process
+    /// must not serve again.
     fn stop(&mut self, timeout: Duration) -> Result<(), Failure>;
 }
 
-/// Who a runtime wants to be.
+/// Which services a runtime accepts.
 #[derive(Clone, Debug, Default)]
 pub struct Wish {
     /// The service whose kernels to run; empty: any that needs a runtime.
     pub service: String,
-    /// The only kernel this runtime has; empty: whichever it is asked for.
+    /// The only kernel that this runtime has; empty: any.
     pub kernel: String,
 }
 
-/// How a life ended that had begun.
+/// How a generation ended that had started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// The engine, or `cancel`, asked for it.
     Stopped,
-    /// The engine is gone.
+    /// The engine is lost.
     EngineLost,
     /// The blocks could not go on.
     Failed(Failure),
 }
 
-/// Attaches at `path` and serves, again and again, until `cancel` is set or `once` a life has ended. An
-/// engine that is not there, or goes, is waited for; with `once` it is an error.
+/// Attaches at `path` and serves, again and again, until `cancel` is set or `once` a generation has ended. Waits for
+/// an engine that is not there, or ends; with `once` that is an error.
 pub fn attach(
     path: &Path,
     wish: &Wish,
@@ -196,7 +196,7 @@ pub fn attach(
                 tracing::info!(?end, "a life ended; attaching again");
                 retry = RETRY_MIN;
             }
-            // What a person must change is not tried for ever.
+            // Errors that need the operator are not retried.
             Err(
                 error @ (RuntimeError::Blocks(_)
                 | RuntimeError::Offer(_)
@@ -215,8 +215,8 @@ pub fn attach(
     }
 }
 
-/// Tries that failed since the last life. The first one is told, then those whose number is a power of two, and any with
-/// another reason.
+/// Failed tries since the last generation. The first one is logged, then those whose number is a power of two, and
+/// any with another reason.
 #[derive(Default)]
 struct Failures {
     count: u64,
@@ -224,7 +224,7 @@ struct Failures {
 }
 
 impl Failures {
-    /// Whether this failure is to be told.
+    /// Whether to log this failure.
     fn count(&mut self, error: &str) -> bool {
         if self.last != error {
             *self = Self { count: 0, last: error.to_owned() };
@@ -243,8 +243,8 @@ impl Failures {
     }
 }
 
-/// The connection to the engine at `path`. A kernel is a path that this process loads code from, so whoever
-/// names it must have this process's rights already.
+/// Connects to the engine at `path`. This process loads code from paths that the engine names, so the engine must
+/// have this process's rights already.
 fn connect(path: &Path) -> Result<LocalSocket, RuntimeError> {
     let failed = |source| RuntimeError::Connect { path: path.to_owned(), source };
     let socket = LocalSocket::connect(path).map_err(failed)?;
@@ -255,7 +255,7 @@ fn connect(path: &Path) -> Result<LocalSocket, RuntimeError> {
     Err(RuntimeError::ForeignEngine { path: path.to_owned(), theirs, own })
 }
 
-/// One life on a connection to an engine that is trusted to name the kernel.
+/// Serves one generation on a connection to an engine that may name kernels.
 pub fn serve(
     socket: &LocalSocket,
     wish: &Wish,
@@ -276,7 +276,7 @@ pub fn serve(
     };
     if let Err(failure) = device.start(&jobs) {
         let Failure { reason, text } = failure.clone();
-        // The engine may be gone: then nobody needs to know.
+        // The engine may be gone already.
         let _ = say(socket, &FromRuntime::Bye(Bye { reason, text }));
         let _ = device.stop(Duration::ZERO);
         return Err(RuntimeError::Blocks(failure));
@@ -293,8 +293,8 @@ fn say(socket: &LocalSocket, message: &FromRuntime) -> Result<(), RuntimeError> 
     socket.send(&message.encode(), &[]).map_err(|error| RuntimeError::Gone(error.to_string()))
 }
 
-/// Waits for the engine's offers, at least one; their regions are mapped and checked when this returns, with the
-/// time after which a runtime that does not beat is lost. An error soon after `cancel` is set.
+/// Waits for the engine's offers, at least one; their regions are mapped and checked when this returns, with the time
+/// after which a runtime without a heartbeat is lost. Fails soon after `cancel` is set.
 fn receive_offers(
     socket: &LocalSocket,
     cancel: &AtomicBool,
@@ -323,7 +323,7 @@ fn receive_offers(
     Ok((jobs, heartbeat))
 }
 
-/// The engine's next message, with what came along.
+/// The engine's next message, with its descriptors.
 fn receive_answer(
     socket: &LocalSocket,
     deadline: Instant,
@@ -353,7 +353,7 @@ fn receive_answer(
     Ok((message, descriptors))
 }
 
-/// Maps the region of an offer and holds it against what was said about it.
+/// Maps the region of an offer and checks that it matches the offer.
 fn open(offer: Offer, descriptors: Vec<OwnedFd>) -> Result<(Job, Duration), RuntimeError> {
     let wrong = |error: &dyn std::fmt::Display| RuntimeError::Offer(error.to_string());
     let mut descriptors = descriptors.into_iter();
@@ -384,7 +384,7 @@ fn open(offer: Offer, descriptors: Vec<OwnedFd>) -> Result<(Job, Duration), Runt
     Ok((job, heartbeat))
 }
 
-/// A life that has begun.
+/// A generation that has started.
 struct Running<'a> {
     socket: &'a LocalSocket,
     /// At least one.
@@ -453,19 +453,19 @@ impl Running<'_> {
         }
     }
 
-    /// Ends the blocks and says goodbye; the status page says why.
+    /// Ends the blocks and sends a bye; the status page has the reason.
     fn close(self, end: &End) -> Result<(), RuntimeError> {
         let (reason, text) = match end {
             End::Stopped => (reason::STOPPED, String::new()),
             End::EngineLost => (reason::ENGINE_LOST, String::new()),
             End::Failed(failure) => (failure.reason, failure.text.clone()),
         };
-        // What is said next is that nothing of this life counts any more; a drain that is still under way had its time.
+        // The bye that follows discards everything of this generation; a drain in progress has had its time.
         self.jobs.iter().for_each(|job| job.words.set_stop(stop::NOW));
         let bye = FromRuntime::Bye(Bye { reason, text });
         let failed = matches!(end, End::Failed(_));
         if failed {
-            // Before the blocks are waited for: requests that are with them are lost anyway.
+            // Before the blocks are waited for: requests in flight with them are lost in any case.
             let _ = say(self.socket, &bye);
         }
         let stopped = self.device.stop(Duration::from_secs(1));

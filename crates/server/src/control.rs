@@ -1,15 +1,16 @@
-//! The control side of `serval serve`: one thread that owns the server and changes what it runs, and one
-//! for the control socket.
+//! The control side of `serval serve`: one thread owns the server and changes what it runs, another one serves the
+//! control socket.
 //!
-//! `engine.control = "PATH"` is a Unix socket of type seqpacket with mode 0600: a message is a request,
-//! and one message comes back. Without the key it is where [`socket`] says. Requests ([`protocol`]) are JSON objects on
-//! one line of at most [`REQUEST_BYTES_MAX`] bytes: `{"command": "status"}`, `"reload"` and `"metrics"`. Whoever is not of
-//! the engine's user or root is told so and closed; at most `CONNECTIONS_MAX` connections are open, each for
-//! `FIRST_REQUEST_TIMEOUT` without a first request and `IDLE_TIMEOUT` without another one. One more makes the oldest go that has not
-//! asked for anything, or else the one that has been idle for longest: who says nothing keeps nobody out.
+//! `engine.control = "PATH"` is a Unix socket of type seqpacket with mode 0600: a message is a request and gets one
+//! message as its answer. The default path is that of [`discovery`]. Requests ([`protocol`]) are JSON objects on one
+//! line of at most [`REQUEST_BYTES_MAX`] bytes: `{"command": "status"}`, `"reload"` and `"metrics"`. A peer whose
+//! user is neither the engine's nor root is refused. At most `CONNECTIONS_MAX` connections are open, each for
+//! `FIRST_REQUEST_TIMEOUT` without a first request and `IDLE_TIMEOUT` without another one. One more closes the oldest
+//! connection without a request, or else the one that has been idle for longest, so that silent peers keep nobody
+//! out.
 //!
-//! While one reload is under way another one may wait, and no more: it reads the file when its turn comes,
-//! so whatever was written before it was asked for is in it, and all who asked meanwhile get its outcome.
+//! While a reload runs, at most one other is queued. It reads the file when it starts, so it sees everything written
+//! before it was requested, and all peers that requested it meanwhile get its outcome.
 
 pub mod discovery;
 pub mod protocol;
@@ -35,27 +36,27 @@ use crate::{ChangeError, Server, ServiceAction, ServiceChange, ShutdownReport};
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 16;
-/// How long a connection may say nothing before its first request, …
+/// How long a connection may take until its first request, …
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// … and after it.
+/// … and until each further one.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often to look whether a reload that somebody waits for is done.
+/// How often to check whether a requested reload is done.
 const RELOAD_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// How long to wait when the process has no descriptor left for whoever wants in.
+/// How long to wait before accepting again when the process has no free descriptor.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 
-/// What the owner of the server is asked for.
+/// Requests to the thread that owns the server.
 enum Task {
     Reload,
     End,
-    /// As `End`, without a word.
+    /// As `End`, without finishing.
     Abandon,
 }
 
-/// What a reload came to, for all who asked for it.
+/// The outcome of a reload, for all that requested it.
 type Outcome = Arc<OnceLock<Json>>;
 
-/// The way to the owner of the server; at most one reload waits on it, whoever asks however often.
+/// The queue of the thread that owns the server; at most one reload waits in it.
 struct Tasks {
     sender: Sender<Task>,
     waiting: Mutex<Option<Outcome>>,
@@ -71,18 +72,18 @@ impl Tasks {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for a reload, or joins the one that waits.
+    /// Queues a reload, or joins the one that is queued.
     fn reload(&self) -> Outcome {
         let mut waiting = self.waiting();
         let outcome = waiting.get_or_insert_with(|| {
-            // The owner is gone only when all ends.
+            // The owner is gone only when everything ends.
             let _ = self.sender.send(Task::Reload);
             Outcome::default()
         });
         outcome.clone()
     }
 
-    /// The reload that waits begins: who asks from here on is not served by what it reads.
+    /// The queued reload begins: later requests need another one.
     fn begin(&self) -> Outcome {
         self.waiting().take().unwrap_or_default()
     }
@@ -98,10 +99,10 @@ struct ShownServices {
     services: Vec<Json>,
 }
 
-/// What the owner of the server does with it at the end.
+/// What the owner does with the server at the end.
 type Finish = Box<dyn FnOnce(Server) -> ShutdownReport + Send>;
 
-/// Why there is no control side, or a server does not do what it was asked for.
+/// Why the control side does not run, or a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// The configuration cannot be used.
@@ -141,7 +142,7 @@ impl ConfigSource {
     }
 }
 
-/// Both threads.
+/// Handle of both threads.
 pub struct Control {
     tasks: Arc<Tasks>,
     ending: Arc<AtomicBool>,
@@ -150,8 +151,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Takes the server over. `file` is read again for every reload; `finish` stops the server at the end, on the thread
-    /// that owns it.
+    /// Takes over the server. `source` is read again for every reload; `finish` stops the server at the end, on the
+    /// thread that owns it.
     pub fn start(
         server: Server,
         config: Config,
@@ -191,7 +192,7 @@ impl Control {
             Ok(control_server) => control.control_server = Some(control_server),
             Err(why) if explicit => {
                 let _ = control.tasks.sender.send(Task::Abandon);
-                // There is nothing to tell beside this failure.
+                // This failure is reported; an error of the end would add nothing.
                 let _ = control.end();
                 return Err(ControlError::Failed(why));
             }
@@ -228,12 +229,12 @@ impl Control {
         Ok((wake_fd, thread))
     }
 
-    /// Reads the configuration again, soon. One that waits already is enough.
+    /// Requests a reload, unless one is queued already.
     pub fn reload(&self) {
         self.tasks.reload();
     }
 
-    /// The owner finishes with the server; a reload that is in progress waits for nothing any more.
+    /// The owner finishes with the server; a reload in progress stops waiting.
     pub fn begin_end(&self) {
         self.ending.store(true, Ordering::Relaxed);
         self.tasks.end();
@@ -248,7 +249,7 @@ impl Control {
         self.owner.is_finished() && control_server.is_none_or(|(_, thread)| thread.is_finished())
     }
 
-    /// Waits for both threads, after [`Self::begin_end`]; what finishing came to.
+    /// Waits for both threads, after [`Self::begin_end`]; returns what `finish` returned.
     pub fn end(self) -> Result<ShutdownReport, ControlError> {
         if let Some((_, thread)) = self.control_server {
             // It does not panic; if it did, there is nothing left to do for it.
@@ -288,7 +289,7 @@ impl Owner {
         }
     }
 
-    /// Reads the file again and goes over to what it says, or says why not.
+    /// Reads the file again and changes to it, or returns why not.
     fn reload(&mut self) -> Json {
         let outcome = match self.load() {
             Ok(config) => self.change(config),
@@ -299,7 +300,7 @@ impl Owner {
         let generation = self.health.generation();
         if let Some(message) = outcome["message"].as_str() {
             let problems = outcome["problems"].as_array().map_or(&[][..], Vec::as_slice);
-            // The text for people has many lines; whoever asked gets it.
+            // The full text has many lines and is in the outcome.
             let problems: Vec<String> = problems.iter().map(problem_line).collect();
             let why = if problems.is_empty() { message.to_owned() } else { problems.join("; ") };
             tracing::error!("the configuration is {result}, nothing has changed: {why}");
@@ -367,7 +368,7 @@ impl Owner {
         json!({ "result": result, "services": services, "settings": report.settings })
     }
 
-    /// Tells [`ShownServices`] what runs now.
+    /// Updates [`ShownServices`].
     fn show(&self) {
         let topology = self.server.topology();
         let mut listens: Vec<Vec<String>> = vec![Vec::new(); topology.services.len()];
@@ -383,8 +384,8 @@ impl Owner {
     }
 }
 
-/// What is not as it should be with a service after a change. One that was left as it was may have begun anew for a change
-/// of others, so its fate does not tell.
+/// What is wrong with a service after a change. Also an unchanged service may have restarted for a change of others,
+/// so its action does not tell.
 fn problems_of(service: &ServiceChange) -> Vec<String> {
     let left_behind = service.left_behind.then(|| "its former version hangs".to_owned());
     let not_started = service.not_started.as_ref();
@@ -392,7 +393,7 @@ fn problems_of(service: &ServiceChange) -> Vec<String> {
     left_behind.into_iter().chain(not_started).collect()
 }
 
-/// How a fate is called.
+/// The name of an action.
 fn action_name(action: ServiceAction) -> &'static str {
     match action {
         ServiceAction::Unchanged => "unchanged",
@@ -411,20 +412,20 @@ fn action_name(action: ServiceAction) -> &'static str {
     }
 }
 
-/// A problem of a configuration, as [`ConfigError::json`] tells it, in one line.
+/// A problem of a configuration ([`ConfigError::json`]) in one line.
 fn problem_line(problem: &Json) -> String {
     let text = |key: &str| problem[key].as_str().unwrap_or_default();
     let (source, what, right) = (text("source"), text("what"), text("right"));
-    let socket = match problem["line"].as_u64() {
+    let place_in_file = match problem["line"].as_u64() {
         Some(line) if line > 0 => format!("{source}:{line}: "),
         _ if source.is_empty() => String::new(),
         _ => format!("{source}: "),
     };
     let right = if right.is_empty() { String::new() } else { format!(" ({right})") };
-    format!("{socket}{what}{right}")
+    format!("{place_in_file}{what}{right}")
 }
 
-/// A configuration that cannot be used.
+/// The answer for a configuration that cannot be used.
 fn refusal(error: &ControlError) -> Json {
     let mut value = match error {
         ControlError::Config(error) => error.json(),
@@ -435,7 +436,7 @@ fn refusal(error: &ControlError) -> Json {
     value
 }
 
-/// What is known of the server.
+/// What `status` reports.
 struct Status {
     metrics: Metrics,
     health: Arc<Health>,
@@ -448,9 +449,9 @@ struct Status {
 struct Connection {
     socket: LocalSocket,
     until: Instant,
-    /// It has asked for something.
+    /// It has sent a request.
     has_asked: bool,
-    /// It waits for the outcome of a reload.
+    /// The outcome of a reload that it waits for.
     awaits: Option<Outcome>,
 }
 
@@ -484,7 +485,7 @@ impl ControlServer {
         if ready[0] {
             self.wake_fd.clear();
         }
-        // From the back, so that who goes moves nobody who is still to be looked at.
+        // Backwards, so that a removal does not move entries that are still to be checked.
         for index in (0..self.connections.len()).rev() {
             let stays = self.serve_connection(index, ready[2 + index]);
             if !stays {
@@ -501,7 +502,7 @@ impl ControlServer {
             Ok(Some(socket)) => socket,
             Ok(None) => return,
             Err(_) => {
-                // Whoever knocks stays in the backlog, and the listener stays ready.
+                // The peer stays in the backlog, and the listener stays ready.
                 std::thread::sleep(EXHAUSTED_PAUSE);
                 return;
             }
@@ -509,7 +510,7 @@ impl ControlServer {
         let own = sys::process::user();
         let refused = match socket.peer() {
             Ok(peer) if peer.user != own && peer.user != 0 => Some(format!(
-                "the engine obeys processes of user {own} and root, not of user {}",
+                "the engine takes commands from processes of user {own} and root, not of user {}",
                 peer.user
             )),
             Ok(_) if !self.has_room() => Some(format!(
@@ -526,7 +527,7 @@ impl ControlServer {
         self.connections.push(Connection { socket, until, has_asked: false, awaits: None });
     }
 
-    /// Whether there is a place for one more, if need be that of somebody who waits for nothing.
+    /// Whether there is room for one more connection; closes an idle one if necessary.
     fn has_room(&mut self) -> bool {
         if self.connections.len() < CONNECTIONS_MAX {
             return true;
@@ -542,11 +543,14 @@ impl ControlServer {
             return false;
         };
         let gone = self.connections.swap_remove(oldest);
-        answer(&gone.socket, &json!({ "error": "closed without a request: others wait" }));
+        answer(
+            &gone.socket,
+            &json!({ "error": "closed without a request: other connections need its place" }),
+        );
         true
     }
 
-    /// Whether the connection stays.
+    /// Whether the connection stays open.
     fn serve_connection(&mut self, index: usize, readable: bool) -> bool {
         let connection = &mut self.connections[index];
         if let Some(outcome) = connection.awaits.as_ref().and_then(|outcome| outcome.get()) {
@@ -616,7 +620,7 @@ impl Status {
     }
 }
 
-/// One line back; whether it was taken.
+/// Sends one line; whether it was sent.
 fn answer(socket: &LocalSocket, value: &Json) -> bool {
     socket.send(format!("{value}\n").as_bytes(), &[]).is_ok()
 }

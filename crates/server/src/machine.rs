@@ -7,8 +7,8 @@ use wire::nic::Transport;
 
 use crate::config::{Config, Origin, Setting};
 
-/// Descriptors for everything that does not grow: the metrics endpoint with its clients, the control
-/// side of shared memory, the log, kernel libraries while they are opened.
+/// Descriptors that do not depend on the load: the metrics endpoint with its clients, the control side of shared
+/// memory, the log, kernel libraries while they are opened.
 const OTHER_DESCRIPTORS: u64 = 128;
 /// Descriptors of a shared-memory client: its socket, its region and a wake-up descriptor for each side.
 const MEMORY_CLIENT_DESCRIPTORS: u64 = 4;
@@ -18,13 +18,13 @@ const MEMORY_CLIENT_DESCRIPTORS: u64 = 4;
 #[error("{0}")]
 pub struct MachineError(String);
 
-/// Refuses cores that are not there: a worker without its core would serve, and be slow for no visible reason.
+/// Refuses cores that do not exist: a worker without its core would serve, and be slow for no visible reason.
 pub fn use_cores(config: &mut Config) -> Result<(), MachineError> {
     let Ok(allowed) = sys::affinity::allowed_cores() else { return Ok(()) };
     config.use_cores(&allowed, sys::affinity::is_usable).map_err(MachineError)
 }
 
-/// Sockets in folders that are not there, with the key that names them.
+/// Sockets in folders that do not exist, with the key that names them.
 pub fn missing_folders(config: &Config) -> Vec<String> {
     let missing = |(key, path): (String, &Path)| {
         let folder = path.parent().unwrap_or(Path::new("/"));
@@ -37,9 +37,9 @@ pub fn missing_folders(config: &Config) -> Vec<String> {
     config.sockets().filter_map(missing).collect()
 }
 
-/// Raises the limit of open descriptors and holds `limits.connections` to it: a number that was asked
-/// for and cannot be had is refused, the default gives way. What is `running` by default stays: another
-/// number would only be refused, and nobody asked for it.
+/// Raises the limit of open descriptors and applies it to `limits.connections`: a configured number that exceeds it
+/// is refused, the default is lowered. A default that is `running` stays: another number would be refused as a
+/// change.
 pub fn fit_connections(config: &mut Config, running: Option<&Config>) -> Result<(), MachineError> {
     let asked = asks_for_connections(config);
     if let Some(running) = running
@@ -72,7 +72,7 @@ pub fn fit_connections(config: &mut Config, running: Option<&Config>) -> Result<
             own + each * u64::from(wanted)
         )));
     }
-    // Nobody asked for the default.
+    // The default is lowered without an error.
     tracing::info!(
         connections = room,
         descriptors = limit,
@@ -84,14 +84,14 @@ pub fn fit_connections(config: &mut Config, running: Option<&Config>) -> Result<
     Ok(())
 }
 
-/// Whether somebody set `limits.connections`.
+/// Whether `limits.connections` was configured.
 fn asks_for_connections(config: &Config) -> bool {
     let key = |s: &&Setting| (s.section.as_str(), s.key.as_str()) == ("limits", "connections");
     config.settings.iter().find(key).is_some_and(|s| s.origin != Origin::Default)
 }
 
-/// The most descriptors that a client's connection takes: any of them may be one in shared memory where
-/// there is a port for it.
+/// The most descriptors that a client's connection takes: any of them may use shared memory where there is a port for
+/// it.
 fn connection_descriptors(topology: &Topology) -> u64 {
     if topology.memory_ports().next().is_some() { MEMORY_CLIENT_DESCRIPTORS } else { 1 }
 }

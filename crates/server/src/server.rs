@@ -73,7 +73,7 @@ pub struct Server {
     supervisor: Option<Supervisor>,
     /// By worker.
     wakers: Vec<sys::Waker>,
-    /// Lets shared-memory clients in; goes before the fabric's workers do.
+    /// Accepts shared-memory clients; dropped before the fabric's workers.
     shm_acceptor: Option<ShmAcceptor>,
 }
 

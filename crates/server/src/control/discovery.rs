@@ -1,11 +1,11 @@
-//! Where control sockets are that no configuration names, and which servers are there.
+//! Where control sockets are that no configuration names, and which servers run.
 //!
 //! A server has `PID.sock` in `$XDG_RUNTIME_DIR/serval`, or in `/run/serval` where that variable is not set, so that
-//! several servers of one user run at once. What a killed server left is removed by the next one.
+//! several servers of one user run at once. The next server removes what a killed one left.
 //!
-//! `serval top` and `serval reload` look in the first of these folders, and if no server answers there in the other one: a
-//! service of systemd does not have the variable. They ask the servers of their own user, and as root those of all users:
-//! every server admits root.
+//! `serval top` and `serval reload` look in the first of these folders, and if no server answers there in the other
+//! one, because a service of systemd does not have the variable. They ask the servers of their own user, and as root
+//! those of all users: every server accepts root.
 
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
@@ -20,11 +20,11 @@ use sys::{CopyError, PrivateFile};
 use super::ControlError;
 use super::protocol::{ANSWER_BYTES_MAX, Request, read_answer};
 
-/// How long a server may take to answer what it can answer at once.
+/// How long a server may take to answer a request that needs no waiting.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between two tries to connect to a socket whose backlog is full.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
-/// Most sockets of one folder that are looked at.
+/// Maximum number of sockets of one folder that are tried.
 const SOCKETS_MAX: usize = 256;
 /// Longest page of metrics that is read.
 const PAGE_BYTES_MAX: u64 = 64 << 20;
@@ -55,14 +55,14 @@ pub(super) fn own_path() -> Result<PathBuf, String> {
             connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
         };
         if dead && refuses() {
-            // If it cannot be removed, it stays in nobody's way.
+            // If it cannot be removed, it does no harm.
             let _ = fs::remove_file(&path);
         }
     }
     Ok(folder.join(format!("{}.sock", std::process::id())))
 }
 
-/// The sockets of a folder, and the processes that they are called after.
+/// The sockets of a folder, and the processes that they are named after.
 fn sockets(folder: &Path) -> Vec<(u32, PathBuf)> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let socket = |entry: std::io::Result<fs::DirEntry>| {
@@ -82,7 +82,7 @@ pub struct FoundServer {
 }
 
 impl FoundServer {
-    /// For a list to choose from.
+    /// One line of a list to choose from.
     fn line(&self) -> String {
         let names = self.status["services"].as_array().map_or(&[][..], Vec::as_slice);
         let names = names.iter().filter_map(|service| service["name"].as_str());
@@ -167,7 +167,7 @@ pub fn connect(path: &Path, deadline: Instant) -> std::io::Result<LocalSocket> {
     }
 }
 
-/// One request that is answered at once, and its answer.
+/// One request and its immediate answer.
 pub fn ask(path: &Path, request: Request) -> Result<Json, ControlError> {
     ask_for_file(path, request).map(|(answer, _)| answer)
 }

@@ -37,20 +37,20 @@ pub(super) struct OpenRegion {
 pub(super) struct Attached {
     /// By worker: its share of each accelerator's region.
     pub(super) of_workers: Vec<Vec<Attachment>>,
-    /// Of accelerators whose blocks run elsewhere.
+    /// Of accelerators whose blocks run in runtime processes.
     pub(super) runtimes: Vec<PreparedRuntime>,
 }
 
 impl Attached {
-    /// What is told of the accelerators whose blocks run elsewhere.
+    /// The metrics of its runtimes.
     pub(super) fn runtime_metrics(&self) -> Vec<Arc<RuntimeMetrics>> {
         self.runtimes.iter().map(|runtime| runtime.spec.metrics.clone()).collect()
     }
 }
 
 impl Server {
-    /// Makes the regions of a service in `slot`, one for each of its accelerators, and starts their threads, if
-    /// any. `files` are its kernel files; `runtime_metrics` is of the lives of its former version.
+    /// Creates the regions of a service in `slot`, one for each of its accelerators, and starts their threads, if
+    /// any. `files` are its kernel files; `runtime_metrics` are those of its former version.
     pub(super) fn attach(
         &mut self,
         slot: u16,
@@ -100,8 +100,8 @@ impl Server {
         Ok(attached)
     }
 
-    /// Makes the region of a service in `slot` on one `cpu` accelerator, and what runs its blocks. Blocks on
-    /// the workers' cores are ready to be started there. Returns each worker's share.
+    /// Creates the region of a service in `slot` on one `cpu` accelerator, and what runs its blocks. Blocks on the
+    /// workers' cores are started later by their workers. Returns each worker's share.
     fn attach_cpu(
         &mut self,
         slot: u16,

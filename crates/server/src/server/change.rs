@@ -86,12 +86,10 @@ pub enum ChangeError {
         most: usize,
     },
     /// Who lets shared-memory clients in does not come back.
-    #[error(
-        "the shared-memory ports did not hold still: a region takes long to be made, reload again"
-    )]
+    #[error("timed out pausing shared-memory ports: a region is still being created; reload again")]
     ShmPortsBusy,
     /// A worker does not come back from a kernel.
-    #[error("a worker did not answer within {} s: a kernel holds it up", .0.as_secs_f32())]
+    #[error("a worker did not answer within {} s: it is inside a kernel", .0.as_secs_f32())]
     Stuck(Duration),
 }
 

@@ -35,7 +35,7 @@ pub enum ServerError {
         /// Why.
         source: accel::AccelError,
     },
-    /// A runtime that the engine starts did not come to serve.
+    /// A runtime that the engine starts does not serve.
     #[error("service {service:?}: its runtime did not start: {why}")]
     Runtime {
         /// The service.
@@ -43,18 +43,18 @@ pub enum ServerError {
         /// Why.
         why: String,
     },
-    /// The start was not wanted any more.
+    /// The start was cancelled.
     #[error("stopped before it was ready")]
     Cancelled,
-    /// A worker cannot take a service in.
-    #[error("service {service:?}: a worker cannot take it in: {why}")]
+    /// A worker cannot install a service.
+    #[error("service {service:?}: a worker cannot install it: {why}")]
     Install {
         /// The service.
         service: String,
         /// Why, and what to do.
         why: String,
     },
-    /// A thread, a worker's or one beside them, cannot be started.
+    /// A thread cannot be started.
     #[error(
         "thread {name} cannot be started: {source}: raise `ulimit -u` and the control group's \
          `pids.max` if threads are short, `ulimit -n` if descriptors are"
@@ -66,9 +66,11 @@ pub enum ServerError {
         source: std::io::Error,
     },
     /// A worker ended before it was ready.
-    #[error("a worker thread ended while it started: it panicked, report what it said before this")]
+    #[error(
+        "a worker thread ended while it started: it panicked, report the message before this one"
+    )]
     Panicked,
-    /// Who lets shared-memory clients in does not answer.
+    /// The acceptor of shared-memory clients does not answer.
     #[error("the shared-memory ports did not open in time: the host is overloaded, start again")]
     MemoryPortsLate,
 }
@@ -106,9 +108,11 @@ impl ServerError {
 
 fn install_error_text(error: &StartError) -> String {
     match error.downcast_ref::<NicError>() {
-        // What is left when descriptors are not short.
+        // The remaining cause when descriptors are not exhausted.
         Some(NicError::Refused(text)) => {
-            format!("the host kernel does not watch its port ({text}): free memory, then reload")
+            format!(
+                "the host kernel cannot add its port to epoll ({text}): free memory, then reload"
+            )
         }
         _ => error.to_string(),
     }

@@ -1,8 +1,8 @@
-//! The lobby: local connections on the control side that have not said who they are.
+//! Local connections on the control side that have not identified themselves yet.
 //!
-//! Whoever connects to a door says one thing, its hello, within a time, and is then somebody's: the
-//! lobby hands it over with what it said. Who says nothing is shown out; when too many wait, whoever is silent
-//! longest makes room, because closing the door would keep out those who speak.
+//! A peer that connects to a listener must send one message, its hello, before a deadline. The queue then passes the
+//! connection and the hello to its owner. A peer that sends nothing is rejected. If too many are pending, the oldest
+//! one is rejected: closing the listener instead would keep out peers that do send.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -12,21 +12,20 @@ use sys::local::{LocalListener, LocalSocket};
 
 /// Connections that have not said hello yet.
 const PENDING_MAX: usize = 64;
-/// How long a connection may take to say hello: also one of a process that has no core for a while. A full lobby
-/// waits for nobody.
+/// How long a peer may take to send its hello, also one that gets no core for a while. A full queue rejects earlier.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to wait when the process has no descriptor left for whoever wants in.
+/// How long to wait before accepting again when the process has no free descriptor.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 
-/// Between two log lines about it.
+/// Minimum time between two log lines about that.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Doors, and who came in by which; `K` names a door.
+/// Listeners, and the pending peers of each; `K` identifies a listener.
 pub(super) struct HandshakeQueue<K> {
     listeners: Vec<(K, LocalListener)>,
     pending: Vec<PendingPeer<K>>,
     hello_bytes_max: usize,
-    /// Before this it says no more about whom it cannot let in.
+    /// No log line about failed accepts before this.
     next_report: Instant,
 }
 
@@ -36,28 +35,29 @@ struct PendingPeer<K> {
     deadline: Instant,
 }
 
-/// Somebody who said hello, or left.
+/// A peer that sent its hello, or closed its connection.
 pub(super) struct HandshakePeer<K> {
     pub(super) listener_key: K,
     pub(super) socket: LocalSocket,
-    /// What it said; a byte longer than any hello if it said more, empty if it left without a word.
+    /// The hello: one byte longer than the longest valid one if it was too long, empty if the peer closed the
+    /// connection.
     pub(super) hello: Vec<u8>,
 }
 
 impl<K: Clone> HandshakeQueue<K> {
-    /// Without a door.
+    /// Without listeners.
     pub(super) fn new(hello_bytes_max: usize) -> Self {
         let (listeners, pending) = (Vec::new(), Vec::new());
         Self { listeners, pending, hello_bytes_max, next_report: Instant::now() }
     }
 
-    /// Nobody comes in any more, and the sockets' files go.
+    /// Closes all listeners, removes their files and drops pending peers.
     pub(super) fn close(&mut self) {
         self.listeners.clear();
         self.pending.clear();
     }
 
-    /// From now on these are the doors: `new` ones, and of those that are open whichever `name` names anew.
+    /// Replaces the listeners: adds `new`, and keeps those for which `name` returns a key.
     pub(super) fn set_listeners(
         &mut self,
         name: impl Fn(&Path) -> Option<K>,
@@ -68,28 +68,29 @@ impl<K: Clone> HandshakeQueue<K> {
         self.listeners = kept.chain(new).collect();
     }
 
-    /// Lets somebody in who did not come by a listener, and may take until then for its hello.
+    /// Adds a peer that did not come through a listener, with its own deadline for the hello.
     pub(super) fn add(&mut self, listener_key: K, socket: LocalSocket, deadline: Instant) {
         self.pending.push(PendingPeer { listener_key, socket, deadline });
     }
 
-    /// What to wait for; [`Self::poll`] takes the answers in this order.
+    /// Descriptors to wait for; [`Self::poll`] takes the results in this order.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let pending = self.pending.iter().map(|s| s.socket.as_fd());
         pending.chain(self.listeners.iter().map(|(_, listener)| listener.as_fd()))
     }
 
-    /// When somebody's patience ends at the latest.
+    /// The earliest deadline of a pending peer.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.pending.iter().map(|s| s.deadline).min()
     }
 
-    /// Looks at who is `ready`, see [`Self::descriptors`]: returns those who said hello or left, and lets in those who came.
+    /// Handles the descriptors that are `ready` (see [`Self::descriptors`]): returns peers that sent a hello or
+    /// closed, and accepts new ones.
     pub(super) fn poll(&mut self, ready: &[bool]) -> Vec<HandshakePeer<K>> {
         let (readable, accepting) = ready.split_at(self.pending.len());
         let mut arrived = Vec::new();
         let now = Instant::now();
-        // From the back, so that what is removed moves nobody who is still to be looked at.
+        // Backwards, so that a removal does not move entries that are still to be checked.
         for index in (0..readable.len()).rev() {
             if now >= self.pending[index].deadline {
                 arrived.extend(self.read_hello_or_reject(index));
@@ -103,7 +104,7 @@ impl<K: Clone> HandshakeQueue<K> {
         arrived
     }
 
-    /// `None`: it has said nothing, and stays.
+    /// `None`: the peer has sent nothing yet and stays pending.
     fn read_hello(&mut self, index: usize) -> Option<HandshakePeer<K>> {
         let mut hello = vec![0; self.hello_bytes_max + 1];
         let len = match self.pending[index].socket.receive(&mut hello) {
@@ -116,18 +117,18 @@ impl<K: Clone> HandshakeQueue<K> {
         Some(HandshakePeer { listener_key, socket, hello })
     }
 
-    /// Somebody has to leave who may have said hello since it was last looked at, and then is met: this thread
-    /// may have stood still meanwhile.
+    /// Rejects a peer, unless its hello has arrived since the last check: this thread may have been suspended
+    /// meanwhile.
     fn read_hello_or_reject(&mut self, index: usize) -> Option<HandshakePeer<K>> {
         let arrived = self.read_hello(index);
         if arrived.is_none() {
             self.pending.swap_remove(index);
-            tracing::debug!("who said nothing is shown out");
+            tracing::debug!("a peer that sent no hello is rejected");
         }
         arrived
     }
 
-    /// Lets somebody in; returns whoever had to make room and had said hello.
+    /// Accepts one connection; returns the peer that was removed to make room, if its hello had arrived.
     fn accept(&mut self, index: usize) -> Option<HandshakePeer<K>> {
         let (listener_key, listener) = &self.listeners[index];
         let mut arrived = None;
@@ -145,7 +146,7 @@ impl<K: Clone> HandshakeQueue<K> {
                 if Instant::now() >= self.next_report {
                     self.next_report = Instant::now() + REPORT_INTERVAL;
                     let path = listener.path().display();
-                    tracing::warn!(%error, %path, "nobody can be let in; raise `ulimit -n`");
+                    tracing::warn!(%error, %path, "a connection cannot be accepted; raise `ulimit -n`");
                 }
                 std::thread::sleep(EXHAUSTED_PAUSE);
             }
@@ -154,7 +155,7 @@ impl<K: Clone> HandshakeQueue<K> {
     }
 }
 
-/// The engine serves processes of its own user and of root, as the host kernel vouches for them.
+/// Accepts processes of the engine's user and of root, according to the credentials that the host kernel reports.
 pub(super) fn check_user(socket: &LocalSocket) -> Result<(), String> {
     let peer = socket.peer().map_err(|error| error.to_string())?;
     let own = sys::process::user();
@@ -170,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_spoke_while_the_lobby_stood_still_is_heard_and_who_did_not_is_shown_out() {
+    fn a_hello_that_came_while_the_thread_was_suspended_is_read_and_a_silent_peer_rejected() {
         let mut queue: HandshakeQueue<()> = HandshakeQueue::new(10);
         let [spoke, silent] = [(); 2].map(|()| {
             let (ours, theirs) = LocalSocket::pair().unwrap();
@@ -178,7 +179,7 @@ mod tests {
             theirs
         });
         spoke.send(b"hello", &[]).unwrap();
-        // What was ready is of before.
+        // Both were reported as not ready before.
         let arrived = queue.poll(&[false, false]);
         assert_eq!(arrived.iter().map(|a| &a.hello[..]).collect::<Vec<_>>(), [b"hello"]);
         assert_eq!(queue.descriptors().count(), 0);
@@ -186,8 +187,8 @@ mod tests {
     }
 
     #[test]
-    fn a_full_lobby_loses_nobody_who_spoke() {
-        let path = std::env::temp_dir().join(format!("serval-lobby-{}", std::process::id()));
+    fn a_full_queue_loses_no_hello() {
+        let path = std::env::temp_dir().join(format!("serval-handshakes-{}", std::process::id()));
         let mut queue: HandshakeQueue<()> = HandshakeQueue::new(10);
         queue.set_listeners(|_| None, vec![((), LocalListener::bind(&path).unwrap())]);
         let mut others = Vec::new();

@@ -1,9 +1,8 @@
 //! The heartbeat of an engine: one thread that advances a word in every region.
 //!
-//! Blocks outside the workers end by themselves when it stands still for seconds (reason
-//! `ENGINE_LOST`): nothing may spin on an accelerator for a process that is gone. The beat has a
-//! thread of its own, because a worker may be inside a long kernel, and because blocks can already
-//! run while other services are still being started.
+//! Blocks outside the workers end by themselves when it stands still for seconds (reason `ENGINE_LOST`), so that
+//! nothing spins on an accelerator for a process that is gone. It has a thread of its own, because a worker may be
+//! inside a long kernel, and because blocks may already run while other services are still being started.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -11,7 +10,7 @@ use std::time::Duration;
 
 use mqueue::{MappedMemory, Words};
 
-/// Time between two beats; an engine counts as lost after seconds of silence.
+/// Time between two heartbeats; an engine counts as lost after seconds without one.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
@@ -35,7 +34,7 @@ struct State {
     stop: bool,
 }
 
-/// Beats until it is dropped.
+/// Writes heartbeats until it is dropped.
 pub(super) struct HeartbeatWriter {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -50,7 +49,7 @@ impl HeartbeatWriter {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// From now on this region's heartbeat advances too, until what is returned is dropped.
+    /// Adds a region; its heartbeat stops when the returned guard is dropped.
     pub(super) fn add(&self, words: Words<MappedMemory>) -> HeartbeatGuard {
         let mut state = self.shared.lock();
         state.added += 1;
@@ -61,7 +60,7 @@ impl HeartbeatWriter {
     }
 }
 
-/// A region's heartbeat; it stands still once this is dropped.
+/// Keeps the heartbeat of one region running; dropping it stops it.
 pub(super) struct HeartbeatGuard {
     shared: Arc<Shared>,
     number: u64,

@@ -1,4 +1,4 @@
-//! The kernel files of services: opened before anything changes, and held for as long as the service runs.
+//! The kernel files of services: opened before anything changes, and kept open as long as the service runs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use super::{Server, ServerError};
 use runtime::kernel_file::{self, KernelFile, Target};
 use runtime::kinds::target;
 
-/// Of one service, by the accelerator's place in its list.
+/// Of one service, by the accelerator's position in its list.
 pub(super) type KernelFiles = Vec<Option<Arc<KernelFile>>>;
 
-/// The kernel file of a service on each of its accelerators, checked, unless `cancelled`; `None` where the kernel is built in, or belongs to
-/// a program of somebody's own.
+/// The kernel file of a service on each of its accelerators, checked, unless `cancelled`; `None` for built-in kernels
+/// and kernels of external programs.
 pub(super) fn kernel_files(
     topology: &Topology,
     service: &Service,
@@ -35,7 +35,8 @@ pub(super) fn kernel_files(
         };
         let opened = KernelFile::open(path, target);
         if matches!(kind, AcceleratorKind::Process { launch: Launch::External { .. }, .. }) {
-            // What the path means is up to the runtime that attaches. If it is this file, a rebuild can be seen.
+            // Only the runtime that attaches knows what the path means. If it is this file, a rebuild can be
+            // detected.
             return Ok(opened.ok());
         }
         let file = opened.map_err(error)?;
@@ -46,7 +47,7 @@ pub(super) fn kernel_files(
 }
 
 impl Server {
-    /// The kernel files of every service of a topology that is wanted.
+    /// The kernel files of every service of a wanted topology.
     pub(super) fn open_files(
         &self,
         wanted: &Topology,
@@ -55,7 +56,7 @@ impl Server {
         wanted.services.iter().map(|service| kernel_files(wanted, service, cancelled)).collect()
     }
 
-    /// Services that run with the content that a kernel file had before, and the file; `files` are those of `wanted`.
+    /// Services that run with a former content of a kernel file, and the file; `files` are those of `wanted`.
     pub(super) fn rebuilt(
         &self,
         wanted: &Topology,

@@ -1,8 +1,8 @@
-//! What it takes to get from the topology that runs to another one, or why it cannot be done.
+//! How to change from the running topology to another one, or why that is not possible.
 //!
-//! Services are known by their names. One that is the same in both, down to the accelerators it runs on and the content
-//! of its kernel files, is not touched. One that differs is replaced: its successor takes over the ports that both listen on,
-//! and the connections if both delimit, order and answer messages alike. A plan is made before
+//! Services are identified by their names. One that is equal in both, including its accelerators and the content of
+//! its kernel files, is not touched. One that differs is replaced: its successor takes over the ports that both
+//! listen on, and the connections if both delimit, order and answer messages in the same way. A plan is made before
 //! anything is done, and refused as a whole.
 
 use std::fmt;
@@ -11,21 +11,21 @@ use engine::topology::{Accelerator, Listen, Service, Topology};
 
 use crate::config::differences;
 
-/// What becomes of one service.
+/// What a change does with one service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServiceAction {
-    /// It is not touched.
+    /// Nothing.
     Unchanged,
-    /// It comes.
+    /// It starts.
     Added,
-    /// Another version takes its place.
+    /// Another version replaces it.
     Changed {
         /// Its TCP connections stay open; otherwise they are closed after their replies.
         keeps_connections: bool,
-        /// Its shared-memory clients stay where their ports do; otherwise they are told to leave.
+        /// Its shared-memory clients stay connected where their ports stay; otherwise they are told to leave.
         keeps_memory_clients: bool,
     },
-    /// It leaves.
+    /// It is removed.
     Removed,
 }
 
@@ -47,15 +47,15 @@ impl fmt::Display for Refusal {
 /// See the module's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// Every service by name: those of the new topology in its order, then those that leave.
+    /// Every service by name: those of the new topology in its order, then those that are removed.
     pub(super) services: Vec<(String, ServiceAction)>,
-    /// Keys of `[engine]` and `[limits]` that get another value, and `accelerator` if there are others.
+    /// Keys of `[engine]` and `[limits]` whose values change, and `accelerator` if the list changes.
     pub(super) settings: Vec<&'static str>,
 }
 
 impl Plan {
-    /// The way from `running` to `wanted`; both pass [`Topology::check`]. Services whose kernel file has another content
-    /// are `rebuilt` and change, though their configuration may be the same.
+    /// The plan from `running` to `wanted`; both pass [`Topology::check`]. Services in `rebuilt` have a kernel file
+    /// with new content and change even if their configuration is equal.
     pub(super) fn new(
         running: &Topology,
         wanted: &Topology,
@@ -107,7 +107,7 @@ fn action(
     rebuilt: bool,
 ) -> ServiceAction {
     let Some(before) = before else { return ServiceAction::Added };
-    // Accelerators are compared by what they are; their numbers may differ.
+    // Accelerators are compared by value; their indices may differ.
     let renumbered = Service { accelerators: service.accelerators.clone(), ..before.clone() };
     let same =
         renumbered == *service && accelerators(running, before).eq(accelerators(wanted, service));
@@ -115,7 +115,7 @@ fn action(
         return ServiceAction::Unchanged;
     }
     let alike = |s: &Service| (s.framing, s.ordered, s.replies);
-    // What a client's region is made for.
+    // What the layout of a client's region depends on.
     let shape = |s: &Service| (s.max_message_bytes, s.max_reply_bytes, s.replies);
     ServiceAction::Changed {
         keeps_connections: alike(before) == alike(service),
@@ -136,10 +136,14 @@ fn settings(
         }
     };
     let (old, new) = (&running.engine, &wanted.engine);
-    refuse(old.workers == new.workers, "engine.workers", "every worker is a thread with sockets");
+    refuse(
+        old.workers == new.workers,
+        "engine.workers",
+        "every worker is a thread with sockets of its own",
+    );
     refuse(old.cores == new.cores, "engine.cores", "workers are pinned when they start");
     let (from, to) = (&running.limits, &wanted.limits);
-    let why = "tables of connections are laid out at the start";
+    let why = "connection tables are allocated at the start";
     refuse(from.connections == to.connections, "limits.connections", why);
     // Those with a place of their own above are refused.
     let refused = ["engine.workers", "limits.connections"];
@@ -157,8 +161,8 @@ fn settings(
     live.filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }
 
-/// Whether an address or a path the service wants is another's now. The other one needs it until its last reply
-/// has left.
+/// Whether another service has an address or a path that this one wants. The other one needs it until its last reply
+/// has been sent.
 fn taken(running: &Topology, service: &Service) -> Option<Refusal> {
     let others = || running.services.iter().filter(|other| other.name != service.name);
     let sockets = service.listen.iter().filter(|listen| listen.address.port() != 0);
@@ -181,7 +185,8 @@ fn taken(running: &Topology, service: &Service) -> Option<Refusal> {
     })
 }
 
-/// Whether an address the service wants cannot be bound beside one that is listened on now, also by its own former version.
+/// Whether an address that the service wants cannot be bound beside one that is in use, also by its own former
+/// version.
 fn overlaps(running: &Topology, service: &Service) -> Option<Refusal> {
     let before = named(running, &service.name).map_or(&[][..], |before| &before.listen);
     let new = service.listen.iter().filter(|listen| !before.contains(listen));

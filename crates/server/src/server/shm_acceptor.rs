@@ -1,16 +1,15 @@
-//! The control side of shared-memory ports: one thread that listens, shakes hands and notices who is
-//! gone. Requests never pass here; see `engine/src/endpoint/shm.rs`.
+//! The control side of shared-memory ports: one thread that listens, performs handshakes and detects clients that
+//! have gone. Requests do not pass through it; see `engine/src/endpoint/shm.rs`.
 //!
-//! A client is let in if it is a process of the same user (or of root), speaks the same versions, and
-//! there is room for its connection and its region. What it maps is a region of its own, so it can
-//! reach nobody else's messages; its wake-up descriptor is only in its worker's epoll set. A
-//! client says one thing, its hello, and then nothing: whatever arrives later on its socket ends the
-//! connection, as does its end. When the worker lets go of a client the connection is shut down, which
-//! this thread sees like any other end.
+//! A client is accepted if its process has the same user as the engine (or root), it speaks the same versions, and
+//! there is room for its connection and its region. It maps a region of its own, so it cannot reach messages of
+//! others; its wake-up descriptor is only in its worker's epoll set. A client sends one message, its hello. Anything
+//! it sends later ends the connection, as does closing it. When the worker detaches a client it shuts the connection
+//! down, which this thread sees like any other end.
 //!
-//! *Ports come and go with services.* The thread holds still while the workers switch ([`ShmAcceptor::pause`]), so that
-//! everybody who was let in is known to be one who stays or one who goes. Whoever goes reads in its region that
-//! nothing more is taken from it, gets its outcomes, and is told why.
+//! *Ports change with services.* The thread pauses while the workers switch ([`ShmAcceptor::pause`]), so that every
+//! accepted client is known either to stay or to depart. A departing client reads in its region that no more requests
+//! are taken, gets its outcomes, and is told the reason.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -31,17 +30,17 @@ use wire::handshake::{Answer, DEPTH_DEFAULT, HELLO_BYTES, Hello, Terms};
 use super::ServerFabric;
 use super::handshake_queue::{HandshakePeer, HandshakeQueue, check_user};
 
-/// How often to look whether a worker has let go of a region.
+/// How often to check whether a worker has released a region.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// How long the thread may take until it holds still: it may be making a region.
+/// How long the thread may take to pause: it may be creating a region.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Ports that come, open; nobody is let in before [`PausedAcceptor::resume`].
+/// New ports, listening; no client is accepted before [`PausedAcceptor::resume`].
 #[derive(Default)]
 pub(super) struct NewPorts(Vec<(Arc<Path>, LocalListener)>);
 
 impl NewPorts {
-    /// Those of `wanted` that `running` does not have.
+    /// The ports of `wanted` that `running` does not have.
     pub(super) fn open(wanted: &Topology, running: Option<&Topology>) -> Result<Self, LocalError> {
         let known = |path: &Path| running.is_some_and(|r| r.memory_ports().any(|p| p.1 == path));
         let new = wanted.memory_ports().map(|(_, path)| path).filter(|path| !known(path));
@@ -54,7 +53,7 @@ impl NewPorts {
     }
 }
 
-/// What a port leads to.
+/// A port and its service.
 pub(super) struct MemoryPort {
     pub(super) path: Arc<Path>,
     /// Slot of its service.
@@ -62,61 +61,61 @@ pub(super) struct MemoryPort {
     pub(super) service: Arc<Service>,
 }
 
-/// Clients that must go.
+/// Clients that must depart.
 pub(super) struct Eviction {
-    /// Those of the service in this slot …
+    /// Clients of the service in this slot …
     pub(super) slot: u16,
-    /// … that came by this port; `None`: all of them.
+    /// … that connected to this port; `None`: all of them.
     pub(super) path: Option<PathBuf>,
-    /// What they are told when they have all their outcomes.
+    /// The reason that they get after all their outcomes.
     pub(super) why: String,
 }
 
-/// How ports change.
+/// The new set of ports.
 struct Change {
     ports: Vec<MemoryPort>,
     new: NewPorts,
     limits: Limits,
 }
 
-/// The thread is to hold still, and to go on with a change if one comes.
+/// Asks the thread to pause until a change comes or is given up.
 struct PauseRequest {
     evictions: Vec<Eviction>,
-    /// Takes the clients that go.
+    /// Receives the clients that will depart.
     paused: Sender<Vec<DepartingClient>>,
     change: Receiver<Change>,
 }
 
-/// A client that goes if the change comes.
+/// A client that departs if the change comes.
 struct DepartingClient {
     slot: u16,
     id: u64,
-    /// Where its worker finds …
+    /// Where its worker reads the reason.
     why: Arc<OnceLock<String>>,
-    /// … this.
+    /// The reason.
     text: String,
 }
 
-/// While this is there nobody comes in or is seen off.
+/// While this exists, no client is accepted or disconnected.
 pub(super) struct PausedAcceptor {
     departing: Vec<(u16, u64)>,
     change: Sender<Change>,
 }
 
 impl PausedAcceptor {
-    /// The clients of a slot that go, by id.
+    /// The departing clients of a slot, by id.
     pub(super) fn departing(&self, slot: u16) -> Vec<u64> {
         self.departing.iter().filter(|(of, _)| *of == slot).map(|(_, id)| *id).collect()
     }
 
-    /// These are all ports from now on; `new` ones open, and those that are not named close.
+    /// Sets the ports: `new` ones open, those that are not listed close.
     pub(super) fn resume(self, ports: Vec<MemoryPort>, new: NewPorts, limits: Limits) {
-        // It is there for as long as its doorman.
+        // The receiver exists as long as the thread does.
         let _ = self.change.send(Change { ports, new, limits });
     }
 }
 
-/// What the thread is told.
+/// Shared by the server and the thread.
 struct Shared {
     wake_fd: WakeFd,
     draining: AtomicBool,
@@ -124,7 +123,7 @@ struct Shared {
     pause_requests: Mutex<Vec<PauseRequest>>,
 }
 
-/// Runs until it is dropped; then the workers' clients must be closed.
+/// Runs until it is dropped; after that the workers' clients must be closed.
 pub(super) struct ShmAcceptor {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -159,8 +158,8 @@ impl ShmAcceptor {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Makes the thread hold still until what is returned is used or dropped; whoever is `departing` will be told why
-    /// by its worker. `None`: it did not come to that in time.
+    /// Pauses the thread until the returned value is used or dropped; the workers tell evicted clients the reason.
+    /// `None`: the thread did not pause in time.
     pub(super) fn pause(&self, evictions: Vec<Eviction>) -> Option<PausedAcceptor> {
         let (paused, pause_requests) = mpsc::channel();
         let (tell, change) = mpsc::channel();
@@ -168,9 +167,9 @@ impl ShmAcceptor {
         self.shared.pause_requests.lock().unwrap_or_else(PoisonError::into_inner).push(request);
         self.shared.wake_fd.wake();
         let departing = pause_requests.recv_timeout(PAUSE_TIMEOUT).ok()?;
-        // Told here and not by the thread: it may come to this when nobody waits for it any more.
+        // Set here and not by the thread: the thread may get here when the caller has given up.
         let tell_why = |client: DepartingClient| {
-            // Whoever was told something before goes for that.
+            // A client that already has a reason departs for that one.
             let _ = client.why.set(client.text);
             (client.slot, client.id)
         };
@@ -180,7 +179,7 @@ impl ShmAcceptor {
         })
     }
 
-    /// Nobody is let in any more, and the sockets' files go.
+    /// Stops accepting clients and removes the files of the sockets.
     pub(super) fn stop_listening(&self) {
         self.shared.draining.store(true, Ordering::Relaxed);
         self.shared.wake_fd.wake();
@@ -198,23 +197,23 @@ impl Drop for ShmAcceptor {
     }
 }
 
-/// A client that was let in.
+/// A client that was accepted.
 struct AcceptedClient {
     id: u64,
     slot: u16,
-    /// The port by which it came.
+    /// The port it connected to.
     path: Arc<Path>,
-    /// What it is told at its end, if the engine goes on.
+    /// The reason it is given at its end, if the engine keeps running.
     why: Arc<OnceLock<String>>,
     worker: u16,
     socket: Arc<LocalSocket>,
-    /// Ends the worker's sleeps.
+    /// Wakes the worker.
     engine_wake_fd: WakeFd,
     /// Held here so that the worker never drops the last reference: unmapping takes long.
     memory: Arc<SharedMemory>,
 }
 
-/// The worker's way to a client.
+/// The worker's connection to a client.
 struct Peer {
     why: Arc<OnceLock<String>>,
     socket: Arc<LocalSocket>,
@@ -230,7 +229,7 @@ impl ShmPeer for Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         if let Some(why) = self.why.get() {
-            // If it does not listen it has gone already.
+            // If it does not read the answer it has gone already.
             let _ = self.socket.send(&Answer::Refused(why.clone()).encode(), &[]);
         }
         self.socket.shut_down();
@@ -239,7 +238,7 @@ impl Drop for Peer {
 
 /// The thread's state.
 struct AcceptorState {
-    /// Doors are ports.
+    /// Listeners are identified by their ports.
     handshakes: HandshakeQueue<Arc<Path>>,
     ports: Vec<MemoryPort>,
     limits: Limits,
@@ -247,7 +246,7 @@ struct AcceptorState {
     wakers: Vec<Waker>,
     shared: Arc<Shared>,
     clients: Vec<AcceptedClient>,
-    /// Regions of clients that were seen off, until their workers have let go of them.
+    /// Regions of disconnected clients, until their workers have released them.
     retired: Vec<Arc<SharedMemory>>,
     ids: u64,
 }
@@ -263,7 +262,7 @@ impl AcceptorState {
         }
     }
 
-    /// While somebody wants it: nobody comes in, nobody is seen off. Then the ports may be others.
+    /// Pauses as long as a request asks for it, then takes over the new set of ports, if one comes.
     fn serve_pauses(&mut self) {
         let pause_requests = std::mem::take(
             &mut *self.shared.pause_requests.lock().unwrap_or_else(PoisonError::into_inner),
@@ -283,7 +282,7 @@ impl AcceptorState {
                     }
                 }));
             }
-            // It may have lost its patience; then no change comes.
+            // The caller may have given up; then no change comes.
             let _ = paused.send(departing);
             let Ok(Change { ports, new, limits }) = change.recv() else { continue };
             let name = |path: &Path| Some(ports.iter().find(|p| *p.path == *path)?.path.clone());
@@ -300,7 +299,7 @@ impl AcceptorState {
     }
 
     fn wait_and_dispatch(&mut self) {
-        // Unmaps those that nobody else holds any more.
+        // Unmaps the regions that no worker holds any more.
         self.retired.retain(|memory| Arc::strong_count(memory) > 1);
         let mut descriptors: Vec<BorrowedFd<'_>> = vec![self.shared.wake_fd.as_fd()];
         descriptors.extend(self.clients.iter().map(|g| g.socket.as_fd()));
@@ -315,7 +314,7 @@ impl AcceptorState {
         if wake_fd[0] {
             self.shared.wake_fd.clear();
         }
-        // From the back, so that what is removed moves nobody who is still to be looked at.
+        // Backwards, so that a removal does not move entries that are still to be checked.
         for index in (0..clients.len()).rev().filter(|i| clients[*i]) {
             self.disconnect(index);
         }
@@ -326,13 +325,13 @@ impl AcceptorState {
             let socket = Arc::new(socket);
             if let Err(why) = self.accept(&listener_key, &socket, &hello) {
                 tracing::warn!(why, "a shared-memory client is refused");
-                // If it does not listen to the answer it has gone already.
+                // If it does not read the answer it has gone already.
                 let _ = socket.send(&Answer::Refused(why).encode(), &[]);
             }
         }
     }
 
-    /// Lets a client in, or says why not.
+    /// Accepts a client, or returns why not.
     fn accept(
         &mut self,
         path: &Arc<Path>,
@@ -395,7 +394,7 @@ impl AcceptorState {
         let (replies, requests) = region.engine_ends(0);
         let words = region.words();
         let why = Arc::new(OnceLock::new());
-        // The worker first: it serves whatever the client does as soon as it has its answer.
+        // The worker first: a client may send as soon as it has its answer.
         let client = ShmClient {
             id: self.ids,
             service: slot,
@@ -426,7 +425,7 @@ impl AcceptorState {
         Ok(())
     }
 
-    /// A client has gone, said something it must not, or was closed by its worker.
+    /// Disconnects a client that has gone, broke the protocol, or was closed by its worker.
     fn disconnect(&mut self, index: usize) {
         let client = self.clients.swap_remove(index);
         self.wakers[usize::from(client.worker)].forget(&client.engine_wake_fd);

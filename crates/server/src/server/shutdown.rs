@@ -1,4 +1,4 @@
-//! How a server stops: it drains, then it stops what runs, and waits for nothing without a limit.
+//! How a server stops: it drains, then stops everything; every wait has a limit.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,19 +10,20 @@ use wire::DropReason;
 
 use super::Server;
 
-/// How long workers may take to stop after a drain. None needs it but one whose kernel does not return.
+/// How long workers may take to stop after a drain. Only one whose kernel does not return needs it.
 const WORKERS_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a stop takes in all after a drain, at most.
+/// How long a stop may take in total after a drain.
 const STOP_TIMEOUT: Duration = Duration::from_millis(4000);
-/// How long accelerator threads may take to end: none needs it but on a machine that gives it no core, or whose block hangs.
+/// How long accelerator threads may take to end: only one without a core, or with a block that hangs, needs it.
 pub(super) const BLOCKS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What [`Server::shutdown`] found.
+/// The result of [`Server::shutdown`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShutdownReport {
-    /// Requests that were accepted and not answered within `drain_ms`, or given up by `request_timeout_ms` during the drain.
+    /// Requests that were accepted and not answered within `drain_ms`, or that timed out (`request_timeout_ms`)
+    /// during the drain.
     pub unanswered: u64,
-    /// A block did not come back, or ended badly and could not be stopped.
+    /// A block did not return, or ended badly and could not be stopped.
     pub hung: bool,
 }
 
@@ -55,11 +56,11 @@ impl Server {
         ShutdownReport { unanswered: self.unanswered() - before, hung }
     }
 
-    /// Requests of services on the workers that were given up: by a drain, or because their time was over.
+    /// Requests of all services that were dropped by a drain or a time-out.
     fn unanswered(&self) -> u64 {
         let leaked = self.leaked.iter().map(|leaked| &leaked.metrics);
         let mut all: Vec<_> = self.service_slots.iter().map(|p| &p.metrics).chain(leaked).collect();
-        // A version that is leaving may share its counters with its successor.
+        // A version that is being removed may share its counters with its successor.
         all.sort_by_key(|metrics| Arc::as_ptr(metrics));
         all.dedup_by_key(|metrics| Arc::as_ptr(metrics));
         let given_up = [DropReason::DrainTimeout, DropReason::RequestTimeout];
@@ -75,7 +76,7 @@ impl Server {
         self.watchdog.expect_the_end();
         self.fabric.post_to_all(|_| ControlMessage::Stop);
         let mut hung = self.join_workers(drained + WORKERS_TIMEOUT);
-        // Asks the runtimes to end, then makes them.
+        // Asks the runtimes to end, then kills them.
         self.supervisor = None;
         for (_, accelerator) in &self.accelerators {
             accelerator.stop(stop::NOW);
@@ -92,7 +93,8 @@ impl Server {
         hung
     }
 
-    /// Waits for the workers to end, in vain for those whose kernels do not return. Returns whether something hangs.
+    /// Waits for the workers to end; those whose kernels do not return are left behind. Returns whether something
+    /// hangs.
     fn join_workers(&mut self, deadline: Instant) -> bool {
         let mut hung = false;
         for (index, worker) in self.workers.drain(..).enumerate() {
@@ -105,7 +107,7 @@ impl Server {
             }
             let stall = self.watchdog.stalls().list().into_iter().find(|s| s.worker == index);
             let why =
-                stall.map_or("a kernel or the host kernel holds it up".into(), |s| s.reason());
+                stall.map_or("it is inside a kernel or the host kernel".into(), |s| s.reason());
             tracing::error!("worker {index} does not stop, its thread is left behind: {why}");
             hung = true;
         }

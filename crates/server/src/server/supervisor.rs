@@ -1,33 +1,34 @@
-//! The control side of accelerators whose blocks run in processes of their own: one thread that starts
-//! runtimes or lets them attach, watches them, and gives their place to the next one when they end.
+//! Supervises accelerators whose blocks run in runtime processes: one thread starts runtimes or lets them attach,
+//! monitors them, and replaces them when they end.
 //!
-//! A *seat* is the place of one runtime: one accelerator of one service. It always has the region of
-//! the life that runs or comes next; what workers have to know of it they are told as [`RuntimeEvent`].
-//! Messages of the conversation are [`wire::attach`]'s.
+//! A *runtime slot* ([`RuntimeSlot`](slot::RuntimeSlot)) is for one runtime: one accelerator of one service. It
+//! always has the region of the current or the next generation. Workers learn what concerns them as
+//! [`RuntimeEvent`](engine::RuntimeEvent). The messages are those of [`wire::attach`].
 //!
 //! ```text
-//!   vacant ── hello, offer ──▶ starting ── ready ──▶ serving
-//!     ▲                           │                     │   goodbye, end of the connection, no beat,
-//!     └── new region, next generation ◀─────────────────┘   impossible words, a message out of order
+//!   vacant ── hello, offer ──> starting ── ready ──> serving
+//!     ^                           |                     |   bye, connection closed, no heartbeat,
+//!     └── new region, next generation <─────────────────┘   impossible ring words, unexpected message
 //! ```
 //!
-//! *Everything a runtime does is hostile.* Whatever it says at the wrong time ends its life; each step
-//! has a deadline; what it writes into its region is the workers' to check. A life that ends takes nothing
-//! with it but the requests that were with it. A runtime that the engine started is killed when its
-//! life ends, and started again after a pause that doubles until a life has lasted. Where runtimes attach
-//! by themselves, the next life's region is made after such a pause: whoever takes offers and leaves, over and over,
-//! costs no more than that.
+//! *Everything a runtime does is hostile.* An unexpected message ends its generation; each step has a deadline;
+//! workers check what it writes into its region. A generation that ends takes only its in-flight requests with it. A
+//! runtime that the engine started is killed when its generation ends, and started again after a back-off that
+//! doubles until a generation has lasted. Where runtimes attach by themselves, the next region is created after such
+//! a back-off, which bounds the cost of a peer that takes offers and leaves, over and over.
 //!
-//! *Seats on one device, such as a GPU, share a process*, which the engine starts for those that wait for one at that time. They have one
-//! connection, begin together and end together, whichever of them gave the reason. One whose service leaves ends the
-//! life of those that stay, once all that leave have answered. One that comes begins in a process of its own, which
-//! costs nobody anything should the change be undone; when it is certain, all of them begin anew together, no more than
-//! [`TOGETHER_MAX`]. Should that be refused, or their process be lost twice before it serves, they go on alone until
-//! one of them comes, changes or leaves. Before a life ends for a change of others its service is *held*
-//! (`engine/src/control/pause.rs`): it ends when all that was accepted has been answered, or the drain time is over.
+//! *Runtime slots on one exclusive device, such as a GPU, share a process*, which the engine starts for all that wait
+//! for one at that time. They have one connection, start together and end together, whichever caused it. When the
+//! service of one is removed, the others restart once all removed ones have drained. A new one first starts in a
+//! process of its own, so that undoing the change affects no other service; when the change is committed, all of them
+//! restart together, at most [`TOGETHER_MAX`](wire::attach::TOGETHER_MAX). If that is refused, or their process is
+//! lost twice before it serves, they run separately until one of them is added, changed or removed. Before a
+//! generation ends for a change of others its service is *paused* (`engine/src/control/pause.rs`): the generation
+//! ends when everything accepted has been answered, or the drain time is over.
 //!
-//! *Seats come and go with services* ([`Supervisor::runtime`], [`Supervisor::set_listeners`], [`Supervisor::leave`]). One whose service is about to leave
-//! serves on until everything is answered, and has no next life; then its runtime is asked to end.
+//! *Runtime slots come and go with services* ([`Supervisor::add`], [`Supervisor::set_listeners`],
+//! [`Supervisor::leave`]). If its service is being removed, a runtime serves until everything is answered, has no
+//! next generation, and is then asked to end.
 
 mod copy_probe;
 mod handshake;
@@ -56,16 +57,16 @@ use starts::CANCEL_POLL_INTERVAL;
 pub(super) use starts::{NO_SIGN_OF_LIFE, PendingStarts, StartFailure};
 use state::SupervisorState;
 
-/// How long a runtime that the engine started may take to say hello, and any runtime to get its blocks ready.
+/// How long a runtime that the engine started may take to send its hello, and any runtime to get its blocks ready.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long to wait until memory is tried for again.
+/// How long to wait before another try to allocate a region.
 const MEMORY_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// How often to look at what has no descriptor: processes that end, regions that workers let go of.
+/// How often to check what has no descriptor: processes that end, regions that workers release.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// How long runtimes may take to end when the engine does.
+/// How long runtimes may take to end when the engine ends.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the thread is told.
+/// Shared by the server and the thread.
 struct Shared {
     wake_fd: WakeFd,
     draining: AtomicBool,
@@ -73,12 +74,12 @@ struct Shared {
     commands: Mutex<Vec<Command>>,
 }
 
-/// How seats and doors change.
+/// A change of runtime slots or listeners.
 enum Command {
-    /// These come, each with who hears of its first start. Whether it is certain that they stay.
+    /// Adds runtime slots, each with the channel for the result of its first start; whether the change that brings
+    /// them is committed.
     Add(Vec<(PreparedRuntime, Sender<FirstStart>)>, bool),
-    /// These doors are open from now on, and the seats in these slots have no next life;
-    /// all others stay.
+    /// Sets the listeners; runtime slots of the services in `leaving` have no next generation, the others stay.
     SetListeners {
         names: Vec<(PathBuf, Arc<str>)>,
         new: AttachListeners,
@@ -86,9 +87,9 @@ enum Command {
         leaving: Vec<u16>,
         drain: Duration,
     },
-    /// The seats in this slot are given up; what comes along is dropped when they are gone.
+    /// Removes the runtime slots of the service in this slot; the sender is dropped when they are gone.
     Remove(u16, Sender<()>),
-    /// Who hears of the next start of those that change processes.
+    /// Reports the next start of runtimes that change processes.
     NotifyRegrouped(Sender<FirstStart>),
 }
 
@@ -98,7 +99,7 @@ pub(super) struct Supervisor {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The paths where runtimes attach, open, with the names of their accelerators.
+/// The listeners where runtimes attach, with the names of their accelerators.
 #[derive(Default)]
 pub(super) struct AttachListeners(Vec<(PeerOrigin, LocalListener)>);
 
@@ -107,7 +108,7 @@ impl AttachListeners {
         self.0.is_empty()
     }
 
-    /// Those of `wanted` that `running` does not have.
+    /// The listeners of `wanted` that `running` does not have.
     pub(super) fn open(wanted: &Topology, running: Option<&Topology>) -> Result<Self, LocalError> {
         let mut listeners = Vec::new();
         for (path, name) in attach_paths(wanted) {
@@ -119,7 +120,7 @@ impl AttachListeners {
     }
 }
 
-/// Where runtimes attach, and the accelerators they are for.
+/// The paths where runtimes attach, and their accelerators.
 fn attach_paths(topology: &Topology) -> impl Iterator<Item = (&Path, &str)> {
     topology.accelerators.iter().filter_map(|accelerator| match &accelerator.kind {
         AcceleratorKind::Process { launch: Launch::External { attach }, .. } => {
@@ -129,7 +130,7 @@ fn attach_paths(topology: &Topology) -> impl Iterator<Item = (&Path, &str)> {
     })
 }
 
-/// Accelerators, each with a service that it is for, by name.
+/// Each accelerator with each service that uses it, by name.
 fn service_accelerators(topology: &Topology) -> Vec<(String, String)> {
     let of = |service: &Service| {
         let names = service.accelerators.iter().map(|index| &topology.accelerators[*index].name);
@@ -139,7 +140,7 @@ fn service_accelerators(topology: &Topology) -> Vec<(String, String)> {
 }
 
 impl Supervisor {
-    /// Starts the thread; it has neither seats nor doors.
+    /// Starts the thread, without runtime slots and listeners.
     pub(super) fn start(
         fabric: Arc<ServerFabric>,
         heartbeat_writer: Arc<HeartbeatWriter>,
@@ -161,8 +162,8 @@ impl Supervisor {
         self.shared.wake_fd.wake();
     }
 
-    /// Seats come; the workers have their lanes. Those whose runtimes the engine starts are to be waited for.
-    /// Seats that are not `committed` may yet be undone: they touch nobody else's process until the doors change.
+    /// Adds runtime slots; the workers have their rings already. The result waits for those that the engine starts.
+    /// As long as they are not `committed` they do not affect processes of other services.
     pub(super) fn add(&self, runtimes: Vec<PreparedRuntime>, committed: bool) -> PendingStarts {
         let (tell, first) = mpsc::channel();
         let runtimes = runtimes.into_iter().map(|runtime| (runtime, tell.clone())).collect();
@@ -170,8 +171,8 @@ impl Supervisor {
         PendingStarts { first, timeout: 2 * START_TIMEOUT }
     }
 
-    /// Seats of several services come at once, so that those that can share a process begin in one. Whose process
-    /// they are to share may be held for `drain` before.
+    /// Adds the runtime slots of several services at once, so that those that can share a process start in one. A
+    /// running process that they are to join may be paused for `drain` before.
     pub(super) fn add_each(
         &self,
         services: Vec<Vec<PreparedRuntime>>,
@@ -187,15 +188,15 @@ impl Supervisor {
         awaited
     }
 
-    /// Those that change processes, until they serve again. They may be held for `drain` before.
+    /// Waits for runtimes that change processes, until they serve again. They may be paused for `drain` before.
     pub(super) fn regrouping(&self, drain: Duration) -> PendingStarts {
         let (tell, first) = mpsc::channel();
         self.command(Command::NotifyRegrouped(tell));
         PendingStarts { first, timeout: 2 * START_TIMEOUT + drain }
     }
 
-    /// From now on runtimes attach where `wanted` says: `new` doors open, those it does not name close. The seats
-    /// in the slots `leaving` have no next life.
+    /// Sets where runtimes attach to what `wanted` says: `new` listeners open, those it does not name close. Runtime
+    /// slots of the services in the slots `leaving` have no next generation.
     pub(super) fn set_listeners(&self, wanted: &Topology, new: AttachListeners, leaving: Vec<u16>) {
         let names = attach_paths(wanted).map(|(path, name)| (path.to_owned(), name.into()));
         let (names, service_accelerators) = (names.collect(), service_accelerators(wanted));
@@ -203,8 +204,8 @@ impl Supervisor {
         self.command(Command::SetListeners { names, new, service_accelerators, leaving, drain });
     }
 
-    /// Ends the runtimes of the service in a slot, which has nothing left for them. Returns whether all of
-    /// them are gone; who shares their process may be held for `drain` before.
+    /// Ends the runtimes of the service in a slot, which has nothing left for them. Returns whether all of them are
+    /// gone; services that share their process may be paused for `drain` before.
     pub(super) fn leave(&self, slot: u16, drain: Duration, give_up: &dyn Fn() -> bool) -> bool {
         let (tell, gone) = mpsc::channel();
         self.command(Command::Remove(slot, tell));
@@ -219,7 +220,7 @@ impl Supervisor {
         false
     }
 
-    /// No runtime is let in or started any more; those that serve go on.
+    /// No runtime is accepted or started any more; those that serve go on.
     pub(super) fn drain(&self) {
         self.shared.draining.store(true, Ordering::Relaxed);
         self.shared.wake_fd.wake();
@@ -237,11 +238,11 @@ impl Drop for Supervisor {
     }
 }
 
-/// How somebody came in.
+/// How a peer connected.
 #[derive(Clone)]
 enum PeerOrigin {
-    /// By the path of the accelerator of this name.
+    /// Through the attach path of the accelerator of this name.
     AttachPath(Arc<str>),
-    /// As the process of this number, which was started for a seat.
+    /// As the process of this number, which was started for this runtime slot.
     Launched(u64, u64),
 }

@@ -60,7 +60,7 @@ fn what_a_worker_cannot_take_in_is_told_with_the_service_the_cause_and_the_fix()
     let service = Service::new("digits", Vec::new(), "echo");
     let said = |error: StartError| ServerError::of_blocks(&service, error).to_string();
     let text = said(NicError::Exhausted.into());
-    assert!(text.starts_with("service \"digits\": a worker cannot take it in: no free"), "{text}");
+    assert!(text.starts_with("service \"digits\": a worker cannot install it: no free"), "{text}");
     assert!(text.contains("ulimit -n"), "{text}");
     let text = said(NicError::Refused("Cannot allocate memory".into()).into());
     assert!(

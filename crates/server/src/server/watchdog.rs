@@ -1,9 +1,10 @@
-//! Notices workers that serve nothing although they compute: a kernel on a worker's core (`placement = "worker"`) that does
-//! not return stops every service of that worker.
+//! Detects workers that compute but serve nothing: a kernel on a worker's core (`placement = "worker"`) that does not
+//! return stops every service of that worker.
 //!
 //! A thread compares two things ten times a second: the processor time of each worker's thread, and what the worker
-//! publishes as it goes on, its count of turns and the block that it resumes. A worker that computed for [`STALLED_AFTER`]
-//! without a change of either is stalled. Wall-clock time counts for nothing, so a worker without a core is not blamed.
+//! publishes as it makes progress, its count of turns and the block that it resumes. A worker that computed for
+//! [`STALLED_AFTER`] without a change of either is stalled. Wall-clock time does not count, so a worker without a
+//! core is not reported.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,10 +18,10 @@ use sys::time::ThreadClock;
 
 /// Processor time that a worker spends in one resume of a block, or in one turn without any, before it is stalled.
 const STALLED_AFTER: Duration = Duration::from_millis(700);
-/// How often to look.
+/// How often to check.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A worker that serves nothing, or blocks of it that hang elsewhere.
+/// A worker that serves nothing, or has blocks that hang on accelerator threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stall {
     /// Its index.
@@ -33,7 +34,7 @@ pub struct Stall {
     pub accelerator: String,
     /// The block.
     pub block: u32,
-    /// Blocks on accelerator threads that hang; the worker itself goes on if there are any.
+    /// Blocks on accelerator threads that hang; if there are any, the worker itself makes progress.
     pub hung_blocks: u64,
 }
 
@@ -59,7 +60,7 @@ impl Stall {
     }
 }
 
-/// The workers that are stalled at the moment; see [`super::Server::stalls`].
+/// The workers that are stalled now; see [`super::Server::stalls`].
 #[derive(Debug, Default)]
 pub struct Stalls(Mutex<Vec<Stall>>);
 
@@ -117,12 +118,12 @@ impl Shared {
 
     /// The calling thread is this worker.
     pub(super) fn enter(&self, worker: usize) {
-        // Without a clock nobody is blamed.
+        // Without a clock this worker is never reported.
         self.lock().clocks[worker] = ThreadClock::of_this_thread().ok();
     }
 }
 
-/// The thread that watches; ends when dropped.
+/// The watchdog's thread; ends when dropped.
 pub(super) struct Watchdog {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -153,7 +154,7 @@ impl Watchdog {
         self.shared.stalls.clone()
     }
 
-    /// Where blocks of this service on the workers' cores tell that they are resumed, by worker.
+    /// Where blocks of this service on the workers' cores publish that they are resumed, by worker.
     pub(super) fn name(
         &self,
         slot: u16,
@@ -173,7 +174,7 @@ impl Watchdog {
         self.shared.lock().named.retain(|named| named.slot != slot);
     }
 
-    /// From now on threads of workers may end.
+    /// Threads of workers may end from now on.
     pub(super) fn expect_the_end(&self) {
         self.shared.ending.store(true, Ordering::Relaxed);
     }
@@ -190,7 +191,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// What was seen of a worker when it last went on.
+/// What was seen of a worker when it last made progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
     turns: u64,
@@ -199,7 +200,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Takes the next look; whether the worker has computed for long and not gone on.
+    /// Takes the current values; returns whether the worker has computed for long without progress.
     fn look(&mut self, now: Self) -> bool {
         if (now.turns, now.resuming) != (self.turns, self.resuming) {
             *self = now;
@@ -264,12 +265,12 @@ fn report(known: &mut Vec<Stall>, found: Vec<Stall>) {
         tracing::error!("{}", stall.reason());
     }
     for worker in recovered(known, &found) {
-        tracing::warn!("worker {worker} goes on");
+        tracing::warn!("worker {worker} is no longer stalled");
     }
     *known = found;
 }
 
-/// Workers of which nothing is wrong any more. One with another number of hung blocks is not among them.
+/// Workers that are no longer stalled. One with another number of hung blocks is not among them.
 fn recovered(known: &[Stall], found: &[Stall]) -> BTreeSet<usize> {
     let is_found = |worker: &usize| found.iter().any(|stall| stall.worker == *worker);
     known.iter().map(|stall| stall.worker).filter(|worker| !is_found(worker)).collect()

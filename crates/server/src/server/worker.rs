@@ -84,7 +84,7 @@ struct WorkerThread<N> {
 struct Turning(Arc<()>);
 
 impl Turning {
-    /// Waits until no worker takes another turn, but not for one that is held up in a kernel.
+    /// Waits until no worker takes another turn, with a limit for those that are inside a kernel.
     fn end(self) {
         let others = Arc::downgrade(&self.0);
         drop(self);

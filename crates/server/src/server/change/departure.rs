@@ -214,7 +214,7 @@ impl Server {
             };
             if gone {
                 let service = metrics.name();
-                tracing::info!(service, "what a former version had kept is given back");
+                tracing::info!(service, "what a former version had left behind has been released");
             }
         }
         if self.leaked.len() != before {

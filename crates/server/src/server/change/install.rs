@@ -91,7 +91,7 @@ impl Server {
     }
 }
 
-/// The next worker's answer. A kernel on its core may take long to come to its first receive, or never do.
+/// The next worker's answer. A kernel on its core may take long to reach its first receive, or never do.
 fn next_at_start(
     replies: &Receiver<Result<(), StartError>>,
     cancelled: &mut dyn FnMut() -> bool,

@@ -1,38 +1,38 @@
-//! What a change came to.
+//! The result of a change.
 
 use std::path::PathBuf;
 
 use super::DepartureOutcome;
 use crate::server::plan::{Plan, ServiceAction};
 
-/// What a change came to.
+/// The result of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangeReport {
-    /// Every service of the new topology in its order, then those that left.
+    /// Every service of the new topology in its order, then the removed ones.
     pub services: Vec<ServiceChange>,
     /// Keys of `[engine]` and `[limits]` with another value, and `accelerator` if there are others.
     pub settings: Vec<&'static str>,
 }
 
-/// What became of one service.
+/// The result for one service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceChange {
     /// Its name.
     pub name: String,
     /// What was done.
     pub action: ServiceAction,
-    /// Requests of the version that left which were not answered within `drain_ms`.
+    /// Requests of the removed version that were not answered within `drain_ms`.
     pub unanswered: u64,
-    /// Something of the version that left did not end and is left behind, or is still ending.
+    /// Something of the removed version did not end and is left behind, or is still ending.
     pub left_behind: bool,
-    /// Why a runtime that could only start after the change does not serve. It is tried again.
+    /// Why a runtime that could start only after the change does not serve. It is tried again.
     pub not_started: Option<String>,
-    /// The kernel file whose content is another one than that with which it ran.
+    /// The kernel file, if its content differs from that with which the service ran.
     pub rebuilt: Option<PathBuf>,
 }
 
 impl ChangeReport {
-    /// Whether nothing had to be done.
+    /// Whether nothing had to be changed.
     pub fn is_empty(&self) -> bool {
         self.settings.is_empty()
             && self.services.iter().all(|s| s.action == ServiceAction::Unchanged)

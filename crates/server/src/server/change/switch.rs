@@ -46,7 +46,7 @@ impl Server {
             let why = match action {
                 Some(ServiceAction::Removed) => format!("service {name:?} has been removed"),
                 Some(ServiceAction::Changed { keeps_memory_clients: false, .. }) => {
-                    format!("service {name:?} takes other messages now: connect again")
+                    format!("service {name:?} now takes other messages: connect again")
                 }
                 Some(ServiceAction::Changed { .. }) => {
                     let stays = |path: &PathBuf| wanted.memory_ports().any(|(_, p)| p == path);

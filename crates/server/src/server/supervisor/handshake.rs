@@ -1,5 +1,5 @@
-//! What is said with runtimes: whoever comes in is offered a seat or told why not, and what it says then moves the seat on. Messages are
-//! [`wire::attach`]'s.
+//! The conversation with runtimes: a peer that connects is offered a runtime slot or refused, and its messages change
+//! the slot's state. Messages are [`wire::attach`]'s.
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use super::{PeerOrigin, START_TIMEOUT};
 use crate::server::handshake_queue::{HandshakePeer, check_user};
 
 impl SupervisorState {
-    /// Somebody said hello.
+    /// A peer sent its hello, or closed its connection.
     pub(super) fn on_hello(&mut self, arrived: HandshakePeer<PeerOrigin>) {
         let HandshakePeer { listener_key: origin, socket, hello } = arrived;
         if let PeerOrigin::Launched(id, process) = origin {
             let Some(runtime) = self.runtimes.get(&id) else { return };
             if process != runtime.process || !matches!(runtime.state, State::Expected { .. }) {
-                // Of a process that was given up.
+                // From a process that was given up.
                 return;
             }
             if hello.is_empty() {
@@ -34,7 +34,7 @@ impl SupervisorState {
         let offered = check_user(&socket).and_then(|()| {
             let hello = match FromRuntime::decode(&hello) {
                 Ok(FromRuntime::Hello(hello)) => hello,
-                Ok(_) => return Err("a runtime says hello first".to_owned()),
+                Ok(_) => return Err("the first message of a runtime must be a hello".to_owned()),
                 Err(error) => return Err(error.to_string()),
             };
             if hello.abi_version != ABI_VERSION {
@@ -46,9 +46,9 @@ impl SupervisorState {
             let id = match &origin {
                 PeerOrigin::Launched(id, _) => *id,
                 PeerOrigin::AttachPath(name) => self.choose_slot(name, &hello).map_err(|why| {
-                    // Its seat has left, and the next version's is still to come.
+                    // Its runtime slot is gone, and that of the next version is still to come.
                     if self.changes(name, &hello) {
-                        format!("a service of accelerator {name:?} changes: there is a place soon")
+                        format!("a service of accelerator {name:?} is being changed: try again soon")
                     } else {
                         why
                     }
@@ -60,7 +60,7 @@ impl SupervisorState {
             Ok((id, hello)) => self.offer(id, socket, &hello),
             Err(why) => {
                 tracing::warn!(why, "a runtime is refused");
-                // If it does not listen to the answer it has gone already.
+                // If it does not read the answer it has gone already.
                 let _ = socket.send(&FromEngine::Refuse(why.clone()).encode(), &[]);
                 if let PeerOrigin::Launched(id, _) = origin {
                     self.end_group(id, EndCause::lost("refused", why));
@@ -69,7 +69,7 @@ impl SupervisorState {
         }
     }
 
-    /// Whether a service that a runtime may be for has no seat at the moment.
+    /// Whether a service that a runtime may be for has no runtime slot at the moment.
     pub(super) fn changes(&self, name: &str, hello: &Hello) -> bool {
         let created = |service: &str| {
             let stays = self
@@ -85,9 +85,9 @@ impl SupervisorState {
         })
     }
 
-    /// The seat for a runtime that came by the path of an accelerator; why there is none.
+    /// The runtime slot for a peer that connected to an accelerator's path, or why there is none.
     pub(super) fn choose_slot(&self, name: &str, hello: &Hello) -> Result<u64, String> {
-        // Those of a service's version that leaves take nobody in any more.
+        // Those of a version that is being removed accept no runtime any more.
         let runtimes =
             self.runtimes.iter().map(|(id, runtime)| (*id, runtime)).filter(|(_, s)| !s.retiring);
         let of_it: Vec<(u64, &RuntimeSlot)> =
@@ -125,9 +125,7 @@ impl SupervisorState {
         let soon = fitting.iter().any(|(_, runtime)| matches!(runtime.state, State::Vacant));
         found.ok_or_else(|| match services() {
             _ if soon => {
-                format!(
-                    "a runtime of accelerator {name:?} has just ended: its place is free again soon"
-                )
+                format!("a runtime of accelerator {name:?} has just ended: try again soon")
             }
             services => {
                 format!("accelerator {name:?} has a runtime for each of its services: {services}")
@@ -135,7 +133,7 @@ impl SupervisorState {
         })
     }
 
-    /// Offers a runtime the seat, and those that go with it.
+    /// Offers a peer the runtime slot, and those that share its process.
     fn offer(&mut self, id: u64, socket: LocalSocket, hello: &Hello) {
         let (socket, group) = (Arc::new(socket), self.group(id));
         let mut sent = Ok(());
@@ -182,16 +180,16 @@ impl SupervisorState {
         socket.send(&FromEngine::Offer(offer).encode(), &descriptors)
     }
 
-    /// How a seat's process ended that closed its connection without a word.
+    /// How the process of a runtime ended that closed its connection without a message.
     fn exit_text(&mut self, id: u64) -> String {
         let group = self.group(id);
         let own = group.into_iter().find(|at| self.runtimes[at].child.is_some());
         self.runtime(own.unwrap_or(id)).exit_text()
     }
 
-    /// A runtime said something, or its connection has ended.
+    /// A runtime sent a message, or closed its connection.
     pub(super) fn on_message(&mut self, id: u64) {
-        // What another one said may have ended it.
+        // The message of another one may have ended it.
         let Some(runtime) = self.runtimes.get_mut(&id) else { return };
         let Some(socket) = runtime.socket() else { return };
         let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
@@ -201,7 +199,7 @@ impl SupervisorState {
             Err(_) => 0,
         };
         if let State::Stopping { socket, .. } = &mut runtime.state {
-            // A goodbye, most likely; whatever it is, it is the last word.
+            // A bye, most likely; it is the last message in any case.
             *socket = None;
             return;
         }
@@ -219,7 +217,7 @@ impl SupervisorState {
                 let text = if bye.text.is_empty() { word.to_owned() } else { bye.text };
                 EndCause::reported(word, text)
             }
-            Ok(FromRuntime::Hello(_)) => EndCause::lost("protocol", "it said hello twice"),
+            Ok(FromRuntime::Hello(_)) => EndCause::lost("protocol", "it sent a second hello"),
             Err(error) => EndCause::lost("protocol", error.to_string()),
         };
         self.end_group(id, cause);

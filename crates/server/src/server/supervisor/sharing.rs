@@ -1,4 +1,5 @@
-//! Who shares a process: seats on one device come together and part; see the text of [`super`].
+//! Which runtime slots share a process: those on one exclusive device are joined and separated here; see the text of
+//! [`super`].
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
@@ -11,24 +12,24 @@ use super::STOP_TIMEOUT;
 use super::slot::{EndCause, FirstStart, Pause, RuntimeSlot, State, warn_of_shared_devices};
 use super::state::{KilledProcess, SupervisorState};
 
-/// A planned change of who shares a process. Lives of services that stay end for it, when all that they accepted has
-/// been answered.
+/// A planned change of which runtimes share a process. Generations of services that stay end for it, when everything
+/// that they accepted has been answered.
 pub(super) enum Regroup {
-    /// The seats in this slot leave; what comes along is dropped when they have.
+    /// The runtimes of this service slot are removed; the sender is dropped when they are gone.
     Leave(u16, Sender<()>),
-    /// This one shares a process with those that should be with it.
+    /// This runtime is to share a process with those it belongs to.
     Join(u64),
 }
 
 impl SupervisorState {
-    /// Carries out what was planned and need not wait any more. Services that need not wait for a new life after all
-    /// are held no longer.
+    /// Carries out the planned changes that need not wait any more. Services whose restart is no longer needed are
+    /// resumed.
     pub(super) fn run_regroups(&mut self) {
         self.runtimes.values_mut().filter_map(|s| s.pause.as_mut()).for_each(|h| h.wanted = false);
         for next in std::mem::take(&mut self.regroups) {
             let ends = self.ends_for(&next);
             if self.draining() && !ends.is_empty() {
-                // The engine is about to end all of them, and what was accepted is answered before.
+                // The engine is about to end all of them; what was accepted is answered before.
                 continue;
             }
             if !self.pause_and_check_drained(&ends) {
@@ -38,7 +39,7 @@ impl SupervisorState {
             match next {
                 Regroup::Leave(slot, gone) => self.stop_slot(slot, &gone),
                 Regroup::Join(_) => {
-                    let text = "it is to share its process with a service that came";
+                    let text = "it restarts to share its process with a new service";
                     for at in ends {
                         // Those of one process end together.
                         if matches!(self.runtimes[&at].state, State::Serving { .. }) {
@@ -54,7 +55,7 @@ impl SupervisorState {
         free.collect::<Vec<_>>().into_iter().for_each(|id| self.resume(id));
     }
 
-    /// The lives that serve, stay and end for a change.
+    /// The serving generations of services that stay which end for a change.
     fn ends_for(&self, planned: &Regroup) -> Vec<u64> {
         let serves = |at: &u64| matches!(self.runtimes[at].state, State::Serving { .. });
         match planned {
@@ -68,7 +69,8 @@ impl SupervisorState {
         }
     }
 
-    /// Holds the services of these seats; whether all that they accepted has been answered, or its time is over.
+    /// Pauses the services of these runtimes; whether everything that they accepted has been answered, or the drain
+    /// time is over.
     fn pause_and_check_drained(&mut self, runtimes: &[u64]) -> bool {
         let (workers, now) = (self.fabric.workers(), Instant::now());
         let mut quiet = true;
@@ -100,10 +102,10 @@ impl SupervisorState {
         });
         runtime.pause = Some(Pause { barrier, until: Instant::now() + drain, wanted: true });
         let service = &runtime.spec.service.name;
-        tracing::info!(service, "held: its runtime begins anew for a change of others");
+        tracing::info!(service, "paused: its runtime restarts for a change of other services");
     }
 
-    /// A life that was about to end goes on.
+    /// A generation that was about to end goes on.
     fn resume(&mut self, id: u64) {
         let fabric = self.fabric.clone();
         let runtime = self.runtime(id);
@@ -112,14 +114,14 @@ impl SupervisorState {
         let resumed = || RuntimeEvent::Resumed { service, accelerator };
         fabric.post_to_all(|_| ControlMessage::Runtime(resumed()));
         let service = &runtime.spec.service.name;
-        tracing::info!(service, "no longer held: its runtime goes on");
+        tracing::info!(service, "resumed: its runtime need not restart");
         if let Some(first) = runtime.first.take() {
             // The server may have given up already.
             let _ = first.send(FirstStart::Result(runtime.spec.service.name.clone(), Ok(())));
         }
     }
 
-    /// Whether a seat that waits for a process gets company when others have ended their lives.
+    /// Whether others will join a runtime slot that waits for a process, once their generations have ended.
     pub(super) fn join_is_pending(&self, id: u64) -> bool {
         let with = |other: &u64| {
             self.runtimes.get(other).is_some_and(|s| s.can_share_process(&self.runtimes[&id]))
@@ -127,7 +129,7 @@ impl SupervisorState {
         self.regroups.iter().any(|planned| matches!(planned, Regroup::Join(other) if with(other)))
     }
 
-    /// The change is certain: seats that came with it may share processes with those that stay.
+    /// The change is committed: runtime slots that came with it may share processes with those that stay.
     pub(super) fn commit(&mut self) {
         let came = self.runtimes.iter_mut().filter(|(_, runtime)| !runtime.committed);
         let came = came.map(|(id, runtime)| {
@@ -136,7 +138,7 @@ impl SupervisorState {
         });
         for id in came.collect::<Vec<_>>() {
             self.retry_sharing(id);
-            // What the one before set going may have ended it.
+            // The previous one may have ended it.
             let serves = |runtime: &RuntimeSlot| matches!(runtime.state, State::Serving { .. });
             if self.runtimes.get(&id).is_some_and(serves) {
                 self.plan_join(id);
@@ -144,9 +146,9 @@ impl SupervisorState {
         }
     }
 
-    /// The seats in a slot leave; `gone` is dropped when they have.
+    /// Removes the runtimes of a service slot; `gone` is dropped when they have ended.
     pub(super) fn leave(&mut self, slot: u16, gone: Sender<()>) {
-        // Seats that never settled leave all of them, and none is to start again meanwhile.
+        // Runtime slots that were not committed are all being removed; none of them may start again.
         for runtime in self.runtimes.values_mut().filter(|s| !s.committed) {
             (runtime.retiring, runtime.next_try) = (true, None);
         }
@@ -154,8 +156,8 @@ impl SupervisorState {
         self.run_regroups();
     }
 
-    /// Seats that were to begin together did not. If that was refused, each begins alone from now on. If their process
-    /// was lost, that may have had any reason, and they are tried together once more.
+    /// A start together failed. If it was refused, each starts separately from now on. If the process was lost, the
+    /// cause is unknown, and they are tried together once more.
     pub(super) fn on_group_start_failed(&mut self, group: &[u64], cause: &EndCause) {
         let mut apart = false;
         for at in group {
@@ -169,8 +171,8 @@ impl SupervisorState {
         }
     }
 
-    /// A seat comes, changes or leaves: those beside it that did not start together are tried together again. Returns
-    /// one of them that serves.
+    /// A runtime slot is added, changed or removed: those on its device that did not start together are tried
+    /// together again. Returns one of them that serves.
     pub(super) fn retry_sharing(&mut self, id: u64) -> Option<u64> {
         let changed = &self.runtimes[&id];
         let again = |(_, runtime): &(&u64, &RuntimeSlot)| {
@@ -184,7 +186,7 @@ impl SupervisorState {
         again.into_iter().find(|at| matches!(self.runtimes[at].state, State::Serving { .. }))
     }
 
-    /// One that serves, leaves and stays for longer than a seat that leaves too, in the same process.
+    /// A serving runtime in the same process that is being removed as well, but later.
     fn process_successor(&self, id: u64) -> Option<u64> {
         let serves = |at: &u64| matches!(self.runtimes[at].state, State::Serving { .. });
         let others = self.group(id).into_iter().filter(|at| *at != id);
@@ -198,29 +200,29 @@ impl SupervisorState {
                 self.hand_over_process(id, successor);
                 continue;
             }
-            // One that never settled has changed nothing for those that stay.
+            // One that was not committed has changed nothing for those that stay.
             let committed = self.runtimes[&id].committed;
             let again = if committed { self.retry_sharing(id) } else { None };
             let mut others = self.group(id);
             others.retain(|at| *at != id);
-            // It is gone when the process is, whoever's child that was.
+            // It is gone when the process is; any of the group may own the child.
             let child = others.iter().find_map(|at| self.runtime(*at).child.take());
             let runtime = self.runtime(id);
             runtime.child = runtime.child.take().or(child);
             runtime.process = 0;
             runtime.begin_stop(Some(gone.clone()));
             for at in &others {
-                let text = "a service that shares its process leaves";
+                let text = "a service that shares its process is being removed";
                 self.end_generation(*at, EndCause::reconfigured(text));
             }
-            // Those that came meanwhile did not disturb the process.
+            // Those that were added meanwhile have processes of their own.
             let stays = others.into_iter().find(|at| !self.runtimes[at].retiring);
             self.regroups.extend(stays.or(again).map(Regroup::Join));
         }
     }
 
-    /// A seat is given up whose process still answers for others that leave. It ends with the last of
-    /// them, which takes over what the process must not lose before.
+    /// Removes a runtime slot whose process still answers for others that are being removed. The process ends with
+    /// the last of them, which keeps what the process still uses.
     fn hand_over_process(&mut self, id: u64, successor: u64) {
         let Some(mut runtime) = self.runtimes.remove(&id) else { return };
         runtime.spec.metrics.end(runtime.generation, "changed");
@@ -230,7 +232,7 @@ impl SupervisorState {
         successor.inherited.extend(runtime.region.take());
     }
 
-    /// The seats that live and end with this one, itself among them.
+    /// The runtime slots that share a process with this one, itself included.
     pub(super) fn group(&self, id: u64) -> Vec<u64> {
         let process = self.runtimes[&id].process;
         let with = |(at, runtime): (&u64, &RuntimeSlot)| {
@@ -239,14 +241,14 @@ impl SupervisorState {
         self.runtimes.iter().filter_map(with).collect()
     }
 
-    /// Whether a runtime that was told to end, or killed, may still have the device of a seat that waits.
+    /// Whether a runtime that was asked to end, or killed, may still hold the device that a runtime slot waits for.
     pub(super) fn device_is_held(&self, id: u64) -> bool {
         let runtime = &self.runtimes[&id];
         let Some(device) = runtime.exclusive_key().filter(|_| runtime.is_launched()) else {
             return false;
         };
         let now = Instant::now();
-        // One that cannot even be killed is not waited for.
+        // A process that cannot be killed is waited for with a limit.
         let leaves = |runtime: &RuntimeSlot| match &runtime.state {
             State::Stopping { until, .. } => {
                 runtime.child.is_some()
@@ -260,16 +262,16 @@ impl SupervisorState {
         self.runtimes.values().any(leaves) || self.killed.iter().any(dies)
     }
 
-    /// A seat serves or is about to: if others do that should share its process, all of them begin a new
-    /// life in one.
+    /// A runtime serves or is about to: if others that serve should share its process, all of them restart in one
+    /// process.
     pub(super) fn plan_join(&mut self, id: u64) {
         self.regroups.push(Regroup::Join(id));
         self.run_regroups();
     }
 
-    /// The lives that end so that a seat shares a process with those that should be with it; none if it does.
-    /// Processes in which somebody leaves are let be until it has, and so are those that came with a change that may
-    /// be undone.
+    /// The generations that end so that a runtime can share a process with those it belongs to; none if it does
+    /// already. Processes with runtimes that are being removed, or that came with a change that is not committed, are
+    /// left alone.
     fn ends_for_join(&self, id: u64) -> Vec<u64> {
         let Some(runtime) = self.runtimes.get(&id) else { return Vec::new() };
         let fits =
@@ -278,7 +280,7 @@ impl SupervisorState {
             return Vec::new();
         }
         let mut apart: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-        // Those that wait come along.
+        // Those that wait are included in the restart.
         let mut room = TOGETHER_MAX as usize;
         for (at, other) in self.runtimes.iter().filter(|(at, _)| fits(at)) {
             if other.process == runtime.process || matches!(other.state, State::Vacant) {

@@ -1,4 +1,4 @@
-//! Seats: the places of runtimes, their lives' regions, and the processes that the engine starts for them.
+//! Runtime slots, the regions of their generations, and the processes that the engine starts for them.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -32,48 +32,47 @@ use runtime::HeartbeatMonitor;
 use runtime::kernel_file::KernelFile;
 use runtime::kinds::{self, Kind};
 
-/// The pause before a runtime is started again; it doubles …
+/// The back-off before a runtime is started again; it doubles …
 const BACK_OFF_MIN: Duration = Duration::from_millis(100);
 /// … up to this …
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
-/// … or this, where nobody has to start a process for it …
+/// … or this, if the engine does not start the process …
 const BACK_OFF_EXTERNAL_MAX: Duration = Duration::from_secs(1);
-/// … and begins anew after a life that lasted this long.
+/// … and is reset after a generation that lasted this long.
 const BACK_OFF_RESET_AFTER: Duration = Duration::from_secs(10);
-/// Most time between two looks at a life's words.
+/// Maximum time between two checks of a region's words.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// How long an exit status is waited for.
+/// How long to wait for an exit status.
 const EXIT_STATUS_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// One life's region and what belongs to it.
+/// The region of one generation and what belongs to it.
 pub(in crate::server) struct RuntimeRegion {
     pub(super) generation: u64,
     pub(super) memory: Arc<SharedMemory>,
     pub(super) words: Words<MappedMemory>,
     pub(super) link: Arc<RemoteLink>,
-    /// Goes with the offer.
+    /// Sent with the offer.
     pub(super) wake_fd: WakeFd,
-    pub(super) probe: Option<CopyProbe>,
-    /// Goes before the region does.
+    /// Dropped before the region.
     _heartbeat: HeartbeatGuard,
 }
 
-/// What a seat is for: one accelerator of one version of a service. All lives of the seat have it.
+/// What a runtime slot is for: one accelerator of one version of a service.
 pub(in crate::server) struct RuntimeSpec {
     /// Slot of the service on the workers.
     pub(in crate::server) slot: u16,
-    /// The accelerator's place in the service's list.
+    /// The accelerator's position in the service's list.
     pub(in crate::server) position: usize,
     pub(in crate::server) service: Service,
     pub(in crate::server) accelerator: Accelerator,
     pub(in crate::server) workers: usize,
-    /// Its kernel file, if it has one and that is on this machine.
+    /// Its kernel file, if it has one on this machine.
     pub(in crate::server) file: Option<Arc<KernelFile>>,
     pub(in crate::server) metrics: Arc<RuntimeMetrics>,
 }
 
 impl RuntimeSpec {
-    /// Who starts its runtimes, when one is lost that does not beat, and what it runs on.
+    /// Who starts its runtimes, after how long without a heartbeat one is lost, and what it runs on.
     pub(in crate::server) fn launch(&self) -> (&Launch, Duration, &DeviceSpec) {
         let AcceleratorKind::Process { launch, heartbeat_ms, device } = &self.accelerator.kind
         else {
@@ -82,7 +81,7 @@ impl RuntimeSpec {
         (launch, Duration::from_millis(*heartbeat_ms), device)
     }
 
-    /// The device that its runtimes must not share unasked; see [`kinds::Kind::exclusive_key`].
+    /// The device that its runtimes use exclusively; see [`kinds::Kind::exclusive_key`].
     pub(in crate::server) fn exclusive_key(&self) -> Option<String> {
         kinds::exclusive_key(self.launch().2)
     }
@@ -95,15 +94,15 @@ impl RuntimeSpec {
         self.service.kernel_on(self.position)
     }
 
-    /// The copy that goes with an offer: a runtime that the engine starts runs what the engine has checked, also if the
-    /// file was rebuilt or damaged between two lives.
+    /// The copy that is sent with an offer: a runtime that the engine starts runs what the engine has checked, even
+    /// if the file was rebuilt or damaged since.
     pub(super) fn copy(&self) -> Option<BorrowedFd<'_>> {
         let launched = matches!(self.launch().0, Launch::Engine { .. });
         self.file.as_ref().filter(|_| launched).map(|file| file.copy().as_fd())
     }
 
-    /// Whether its runtime can only come when that of the service's version that runs is gone: both need
-    /// one device, or one that somebody else starts changes over.
+    /// Whether its runtime can start only after that of the running version has ended: both need the same device, or
+    /// an external runtime moves from one to the other.
     pub(in crate::server) fn replaces(&self, running: &Topology, service: usize) -> bool {
         let (launch, key) = (self.launch().0, self.exclusive_key());
         let running_on = running.services[service].accelerators.iter();
@@ -125,7 +124,7 @@ impl RuntimeSpec {
 }
 
 impl RuntimeRegion {
-    /// Makes the region of a life. The second part has each worker's share.
+    /// Creates the region of a generation; also returns each worker's share.
     pub(in crate::server) fn make(
         spec: &RuntimeSpec,
         generation: u64,
@@ -157,29 +156,29 @@ impl RuntimeRegion {
     }
 }
 
-/// A seat as the server prepared it.
+/// A runtime slot with the region of its first generation, as the server prepared it.
 pub(in crate::server) struct PreparedRuntime {
     pub(in crate::server) spec: RuntimeSpec,
     pub(in crate::server) region: RuntimeRegion,
 }
 
 impl PreparedRuntime {
-    /// Makes the first life. The second part has each worker's share.
+    /// Creates the first region; also returns each worker's share.
     pub(in crate::server) fn make(
         spec: RuntimeSpec,
         heartbeat_writer: &HeartbeatWriter,
     ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
-        // Lives of the service's former version count as well.
+        // Generations of the service's former version count as well.
         let (region, shares) =
             RuntimeRegion::make(&spec, spec.metrics.next_generation(), heartbeat_writer)?;
         Ok((Self { spec, region }, shares))
     }
 }
 
-/// Where a seat stands; see the text of [`super`].
+/// The state of a runtime slot; see the text of [`super`].
 pub(super) enum State {
     Vacant,
-    /// Its process was started and has not said hello.
+    /// Its process was started and has not sent its hello.
     Expected {
         until: Instant,
     },
@@ -192,7 +191,7 @@ pub(super) enum State {
         since: Instant,
         monitor: HeartbeatMonitor,
     },
-    /// It is given up: its runtime is asked to end, then made to, and `_stopped` is dropped.
+    /// Its runtime is asked to end, then killed; then `_stopped` is dropped.
     Stopping {
         socket: Option<Arc<LocalSocket>>,
         until: Instant,
@@ -200,58 +199,58 @@ pub(super) enum State {
     },
 }
 
-/// What is known of the first runtime of a seat, with the name of its service.
+/// The first start of a runtime, with the name of its service.
 pub(super) enum FirstStart {
-    /// It is waited for.
+    /// It is awaited.
     Pending(String),
-    /// What became of it.
+    /// It serves, or why not.
     Result(String, Result<(), String>),
 }
 
-/// A life that is about to end as planned: its service takes nothing in, see `engine/src/control/pause.rs`.
+/// A planned end of a generation: its service accepts nothing meanwhile, see `engine/src/control/pause.rs`.
 pub(super) struct Pause {
-    /// Where the workers tell that all that was accepted has been answered.
+    /// Complete when everything that was accepted has been answered.
     pub(super) barrier: DrainBarrier,
-    /// It ends by then whatever is under way.
+    /// The generation ends at this time in any case.
     pub(super) until: Instant,
-    /// Somebody still wants it to end.
+    /// Whether the planned end is still needed.
     pub(super) wanted: bool,
 }
 
-/// The place of one runtime; see the text of [`super`].
+/// One runtime; see the text of [`super`].
 pub(super) struct RuntimeSlot {
     pub(super) spec: RuntimeSpec,
     pub(super) generation: u64,
-    /// Of `generation`; `None` while there is no memory for it.
+    /// The region of `generation`; `None` while there is no memory for it.
     pub(super) region: Option<RuntimeRegion>,
     pub(super) state: State,
     pub(super) child: Option<Child>,
     /// The number of the process that was started for it; 0: none was.
     pub(super) process: u64,
-    /// It did not start together with others, and is not tried with them again before one of them comes, changes or
-    /// leaves.
+    /// Starting it together with others failed; it is not tried again before one of them is added, changed or
+    /// removed.
     pub(super) unshared: bool,
-    /// The last time that it was started, its process was lost before it served.
+    /// At the last start its process was lost before it served.
     pub(super) lost_at_start: bool,
-    /// When to start a process, or to make the next life's region.
+    /// When to start a process, or to create the next region.
     pub(super) next_try: Option<Instant>,
     pub(super) back_off: Duration,
-    /// Where the first start is waited for.
+    /// Where the result of the first start is reported.
     pub(super) first: Option<Sender<FirstStart>>,
-    /// Its service leaves: this life has no next one.
+    /// Its service is being removed: there is no next generation.
     pub(super) retiring: bool,
-    /// It is certain that it stays: the change that brought it can no longer be undone.
+    /// The change that brought it can no longer be undone.
     pub(super) committed: bool,
-    /// Its life is about to end as planned.
+    /// Its generation is about to end as planned.
     pub(super) pause: Option<Pause>,
-    /// It ended to begin in another process, and has not begun yet.
+    /// It ended to start in another process, and has not started yet.
     pub(super) regrouping: bool,
-    /// Lives of seats that have left, which its process keeps until it ends.
+    /// Regions of runtime slots that were removed; its process uses them until it ends.
     pub(super) inherited: Vec<RuntimeRegion>,
 }
 
 impl RuntimeSlot {
-    /// `first` hears of the first start if the engine starts its runtimes.
+    /// `first` gets the result of the first start if the engine starts its runtimes.
     pub(super) fn new(start: PreparedRuntime, first: &Sender<FirstStart>, committed: bool) -> Self {
         let PreparedRuntime { spec, region } = start;
         let launched = matches!(spec.launch().0, Launch::Engine { .. });
@@ -279,7 +278,7 @@ impl RuntimeSlot {
         runtime
     }
 
-    /// `first` hears of its next start.
+    /// `first` gets the result of its next start.
     pub(super) fn report_start_to(&mut self, first: &Sender<FirstStart>) {
         // The server may have given up already.
         let _ = first.send(FirstStart::Pending(self.spec.service.name.clone()));
@@ -306,7 +305,7 @@ impl RuntimeSlot {
         }
     }
 
-    /// When something is due.
+    /// When the next check is due.
     pub(super) fn due(&self) -> Option<Instant> {
         let step = match &self.state {
             State::Vacant => None,
@@ -319,14 +318,14 @@ impl RuntimeSlot {
         step.into_iter().chain(self.next_try).min()
     }
 
-    /// Whether one process can run it and the other seat: a GPU, say, gives processes turns of milliseconds, and
-    /// blocks of one process run side by side. Tenants never share one.
+    /// Whether one process can run both: a device such as a GPU gives processes turns of milliseconds, while blocks
+    /// of one process run side by side. Tenants never share a process.
     pub(super) fn can_share_process(&self, other: &Self) -> bool {
         let may = |runtime: &Self| !runtime.unshared && !runtime.retiring;
         may(self) && may(other) && self.shares_device(other)
     }
 
-    /// Whether it is on the same device as the other seat and of the same tenant, so that one process could run both.
+    /// Whether both use the same device for the same tenant, so that one process could run them.
     pub(super) fn shares_device(&self, other: &Self) -> bool {
         let spec = |runtime: &Self| {
             (runtime.spec.accelerator.clone(), runtime.spec.service.tenant.clone())
@@ -339,14 +338,14 @@ impl RuntimeSlot {
         self.spec.service.hang_ms_on(self.spec.position)
     }
 
-    /// Starts a process for it, in which a block hangs after `hang_ms`; returns the way to it.
+    /// Starts a process for it, in which a block hangs after `hang_ms`; returns the connection to it.
     pub(super) fn launch(&mut self, hang_ms: u64) -> std::io::Result<LocalSocket> {
         let (Launch::Engine { program, threads, cores, stack_kib }, _, device) = self.spec.launch()
         else {
             unreachable!("only these are started by the engine")
         };
         let (ours, theirs) = LocalSocket::pair()?;
-        // Through the link even a program that was replaced meanwhile starts as itself.
+        // Through this link even a program that has been replaced starts as itself.
         let own = Path::new("/proc/self/exe");
         let mut command = Command::new(program.as_deref().unwrap_or(own));
         command.args(["attach", "--inherited", "--hang-ms", &hang_ms.to_string()]);
@@ -369,7 +368,7 @@ impl RuntimeSlot {
         Ok(ours)
     }
 
-    /// Gives the seat up: its runtime is asked to end. `gone` is dropped when it has.
+    /// Asks the runtime to end; `gone` is dropped when it has.
     pub(super) fn begin_stop(&mut self, gone: Option<Sender<()>>) {
         let socket = match std::mem::replace(&mut self.state, State::Vacant) {
             State::Serving { socket, .. } => {
@@ -394,14 +393,14 @@ impl RuntimeSlot {
             State::Stopping { socket, until: Instant::now() + STOP_TIMEOUT, _stopped: gone };
     }
 
-    /// A seat that is given up: whether its runtime has ended. It is made to once its time is over, or if
-    /// nobody can be asked.
+    /// Whether its runtime has ended after [`Self::begin_stop`]. It is killed when its time is over, or if it has no
+    /// connection.
     pub(super) fn has_stopped(&mut self) -> bool {
         let State::Stopping { socket, until, .. } = &mut self.state else { return false };
         if socket.is_some() && Instant::now() >= *until {
             let RuntimeMetrics { service, accelerator, .. } = &*self.spec.metrics;
-            tracing::warn!(service, accelerator, "a runtime did not end when it was told to");
-            // Blocks that still run somewhere hear of it in the region, their process by the connection's end.
+            tracing::warn!(service, accelerator, "a runtime did not end when it was asked to");
+            // Blocks that still run read it in the region; their process sees the end of the connection.
             if let Some(region) = &self.region {
                 region.words.set_stop(stop::NOW);
                 region.link.wake();
@@ -420,8 +419,7 @@ impl RuntimeSlot {
         }
     }
 
-    /// The life that was served, if one was, is over: how long to wait until the next one. A life that ended as
-    /// `planned` says nothing against the next one.
+    /// The generation has ended: how long to wait until the next one. A `planned` end does not increase the back-off.
     pub(super) fn next_back_off(&mut self, lasted: Duration, planned: bool) -> Duration {
         if planned {
             return BACK_OFF_MIN;
@@ -435,7 +433,7 @@ impl RuntimeSlot {
         pause
     }
 
-    /// How a process that closed its connection without a word ended.
+    /// How a process ended that closed its connection without a message.
     pub(super) fn exit_text(&mut self) -> String {
         let deadline = Instant::now() + EXIT_STATUS_TIMEOUT;
         let Some(child) = &mut self.child else {
@@ -453,7 +451,7 @@ impl RuntimeSlot {
     }
 }
 
-/// Processes that share a device such as a GPU wait for each other's turns on it, which last for milliseconds.
+/// Processes that share a device such as a GPU wait for each other's turns on it, which last milliseconds.
 pub(super) fn warn_of_shared_devices(runtimes: &BTreeMap<u64, RuntimeSlot>) {
     let mut by_device: BTreeMap<String, Vec<&RuntimeSlot>> = BTreeMap::new();
     for runtime in runtimes.values().filter(|runtime| runtime.is_launched() && !runtime.retiring) {
@@ -480,16 +478,16 @@ pub(super) fn warn_of_shared_devices(runtimes: &BTreeMap<u64, RuntimeSlot>) {
     }
 }
 
-/// Why a life ended.
+/// Why a generation ended.
 #[derive(Clone)]
 pub(super) struct EndCause {
-    /// In a word, for metrics.
+    /// One word, for metrics.
     pub(super) label: &'static str,
-    /// For requests that were with it.
+    /// For requests that were in flight.
     pub(super) reason: DropReason,
-    /// For people.
+    /// One sentence for the log.
     pub(super) text: String,
-    /// The runtime said so itself.
+    /// Whether the runtime reported it.
     pub(super) reported: bool,
 }
 
@@ -503,19 +501,19 @@ impl EndCause {
         }
     }
 
-    /// It ended with a word.
+    /// The runtime reported why it ends.
     pub(super) fn reported(word: &'static str, text: String) -> Self {
         Self { reported: true, ..Self::lost(word, text) }
     }
 
-    /// Who runs in its process changes.
+    /// Which services share its process changes.
     pub(super) fn reconfigured(text: &str) -> Self {
         let reason = DropReason::Reconfiguring;
         Self { label: "reconfigured", reason, text: text.to_owned(), reported: false }
     }
 }
 
-/// A kernel as a process with another working directory finds it.
+/// A kernel's path as a process with another working directory needs it.
 pub(super) fn absolute(kernel: &str) -> String {
     if !kernel.contains('/') {
         return kernel.to_owned();
@@ -524,7 +522,7 @@ pub(super) fn absolute(kernel: &str) -> String {
     path.map_or_else(|_| kernel.to_owned(), |path| path.to_string_lossy().into_owned())
 }
 
-/// A reason of the region ABI in a word, for metrics.
+/// A reason of the region ABI as one word, for metrics.
 pub(super) fn reason_label(reason: u64) -> &'static str {
     match reason {
         reason::STOPPED => "stopped",

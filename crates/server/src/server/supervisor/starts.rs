@@ -5,27 +5,27 @@ use std::time::{Duration, Instant};
 
 use super::slot::FirstStart;
 
-/// How often to ask whether the start is still wanted.
+/// How often to check whether the start has been cancelled.
 pub(super) const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How long the others are waited for when one has failed: those of one process have told by then.
+/// How long to wait for the others when one has failed: those of the same process have reported by then.
 const OTHERS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why a runtime of which nothing was heard does not serve.
+/// The reason of a runtime that reported nothing.
 pub(in crate::server) const NO_SIGN_OF_LIFE: &str = "its runtime gives no sign of life";
-/// Why one does not that others' failure let nobody wait for.
+/// The reason of a runtime that was not waited for because another one failed.
 pub(super) const STILL_STARTING: &str = "its runtime was still starting when another's had failed";
 
-/// Why runtimes are not waited for any more.
+/// Why the wait ended without success.
 pub(in crate::server) enum StartFailure {
-    /// Those of these services do not serve, and why; in the order in which they told, one at least.
+    /// These services' runtimes do not serve, and why; in the order of their reports, at least one.
     Failed(Vec<(String, String)>),
-    /// Those of these services have not told in time what became of them.
+    /// These services' runtimes have not reported in time.
     Silent(Vec<String>),
     Cancelled,
 }
 
 impl StartFailure {
-    /// By service why its runtime does not serve; of nobody if they are not wanted any more.
+    /// By service why its runtime does not serve; empty if the start was cancelled.
     pub(in crate::server) fn reasons(self) -> Vec<(String, String)> {
         match self {
             Self::Failed(reasons) => reasons,
@@ -39,16 +39,16 @@ fn with_reason(services: Vec<String>, why: &str) -> impl Iterator<Item = (String
     services.into_iter().map(move |service| (service, why.to_owned()))
 }
 
-/// Runtimes that the engine starts, on their way.
+/// Runtimes that the engine is starting.
 pub(in crate::server) struct PendingStarts {
     pub(super) first: Receiver<FirstStart>,
-    /// Most time between two signs of life.
+    /// Maximum time between two reports.
     pub(super) timeout: Duration,
 }
 
 impl PendingStarts {
-    /// Waits until each of them serves, or until `cancelled` says so. When one has failed, the others are given a moment
-    /// to tell their own reasons.
+    /// Waits until all of them serve, or `cancelled` returns true. When one has failed, the others get a moment to
+    /// report their own reasons.
     pub(in crate::server) fn wait(
         self,
         cancelled: &mut dyn FnMut() -> bool,
@@ -70,7 +70,7 @@ impl PendingStarts {
                         }
                     }
                 }
-                // Each has told.
+                // All have reported.
                 Err(RecvTimeoutError::Disconnected) if failed.is_empty() => return Ok(()),
                 Err(RecvTimeoutError::Disconnected) => return Err(StartFailure::Failed(failed)),
                 Err(RecvTimeoutError::Timeout) if cancelled() => {

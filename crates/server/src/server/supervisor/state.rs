@@ -1,4 +1,4 @@
-//! The thread of the supervisor: what it knows, what it waits for, and how generations of runtimes begin and end.
+//! The supervisor's thread: its state, its loop, and how generations of runtimes start and end.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -31,33 +31,33 @@ use crate::server::heartbeat::HeartbeatWriter;
 /// A process that was killed.
 pub(super) struct KilledProcess {
     pub(super) child: Child,
-    /// What it has until it is gone …
+    /// The device that it holds until it is gone …
     pub(super) device: Option<String>,
-    /// … or until it is not waited for any more.
+    /// … or until this time.
     pub(super) until: Instant,
 }
 
 /// The thread's state.
 pub(super) struct SupervisorState {
     pub(super) handshakes: HandshakeQueue<PeerOrigin>,
-    /// By number, in the order in which they came.
+    /// By number, in the order in which they were added.
     pub(super) runtimes: BTreeMap<u64, RuntimeSlot>,
-    /// How many there have been.
+    /// Runtime slots added so far.
     pub(super) created: u64,
-    /// See [`service_accelerators`]; of the topology that runs.
+    /// See [`service_accelerators`](super::service_accelerators); of the running topology.
     pub(super) service_accelerators: Vec<(String, String)>,
     pub(super) fabric: Arc<ServerFabric>,
     pub(super) heartbeat_writer: Arc<HeartbeatWriter>,
     pub(super) shared: Arc<Shared>,
-    /// Regions of lives that ended, until the workers have let go of them.
+    /// Regions of ended generations, until the workers have released them.
     pub(super) retired: Vec<Arc<SharedMemory>>,
     /// Processes that were killed, until they are gone.
     pub(super) killed: Vec<KilledProcess>,
-    /// Processes that were started.
+    /// Processes started so far.
     pub(super) processes: u64,
-    /// Planned ends of lives that wait until what was accepted has been answered …
+    /// Planned changes that wait until everything accepted has been answered …
     pub(super) regroups: Vec<Regroup>,
-    /// … and for no longer than this.
+    /// … for at most this time.
     pub(super) drain: Duration,
 }
 
@@ -96,7 +96,7 @@ impl SupervisorState {
         self.shutdown();
     }
 
-    /// Does what was ordered, in order.
+    /// Runs the commands, in order.
     pub(super) fn run_commands(&mut self) {
         let commands = std::mem::take(
             &mut *self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner),
@@ -151,12 +151,12 @@ impl SupervisorState {
         self.shared.draining.load(Ordering::Relaxed)
     }
 
-    /// What is due by time.
+    /// Does what is due by time.
     pub(super) fn check_all(&mut self) {
-        // Unmaps those that nobody else holds any more.
+        // Unmaps the regions that no worker holds any more.
         self.retired.retain(|memory| Arc::strong_count(memory) > 1);
         self.killed.retain_mut(|killed| matches!(killed.child.try_wait(), Ok(None)));
-        // First who leaves: it is waited for, and making the regions of others takes its time.
+        // First those that stop: the server waits for them, and creating regions takes time.
         for id in self.runtimes.keys().copied().collect::<Vec<_>>() {
             if self.runtime(id).has_stopped() {
                 self.remove(id);
@@ -199,7 +199,7 @@ impl SupervisorState {
         }
     }
 
-    /// What is due for a seat by time.
+    /// Does what is due by time for one runtime slot.
     pub(super) fn check(&mut self, id: u64) {
         let now = Instant::now();
         let draining = self.draining();
@@ -221,7 +221,7 @@ impl SupervisorState {
         let seconds = START_TIMEOUT.as_secs();
         let cause = match &mut runtime.state {
             State::Expected { until } if now >= *until => {
-                EndCause::lost("silent", format!("it did not say hello within {seconds} s"))
+                EndCause::lost("silent", format!("it sent no hello within {seconds} s"))
             }
             State::Starting { until, .. } if now >= *until => {
                 EndCause::lost("silent", format!("its blocks were not ready within {seconds} s"))
@@ -236,7 +236,7 @@ impl SupervisorState {
                 } else if monitor.lost(region.words.accelerator_heartbeat()) {
                     let ms = runtime.spec.launch().1.as_millis();
                     let reason = DropReason::AcceleratorStalled;
-                    let text = format!("it stood still for {ms} ms");
+                    let text = format!("it sent no heartbeat for {ms} ms");
                     EndCause { label: "stalled", reason, text, reported: false }
                 } else if let Some(block) = (0..runtime.spec.blocks())
                     .find(|b| region.words.block_state(*b) == state::ENDED)
@@ -252,14 +252,14 @@ impl SupervisorState {
         self.end_group(id, cause);
     }
 
-    /// A seat that was given up is empty.
+    /// Removes a runtime slot that has stopped.
     pub(super) fn remove(&mut self, id: u64) {
         self.retire_region(id);
-        // Dropping it tells who waits for that.
+        // Dropping it closes the channel that the server waits on.
         self.runtimes.remove(&id);
     }
 
-    /// Starts a process for a seat and for those that wait for one and go with it.
+    /// Starts a process for a runtime slot and for those that wait for one and can share it.
     pub(super) fn launch(&mut self, id: u64) {
         self.processes += 1;
         let (process, until) = (self.processes, Instant::now() + START_TIMEOUT);
@@ -293,21 +293,21 @@ impl SupervisorState {
         }
     }
 
-    /// The blocks of a seat run, and of those that go with it.
+    /// The blocks of a runtime run, and those of its group.
     pub(super) fn on_ready(&mut self, id: u64, ready: Ready) -> Result<(), String> {
         let group = self.group(id);
         let starting = matches!(self.runtimes[&id].state, State::Starting { .. });
         let first = self.runtimes[&group[0]].generation;
         let blocks: u32 = group.iter().map(|at| self.runtimes[at].spec.blocks()).sum();
         if !starting || (ready.generation, ready.blocks) != (first, blocks) {
-            return Err("it was ready for something else".into());
+            return Err("its ready message does not match its offer".into());
         }
         group.iter().for_each(|at| self.mark_serving(*at));
         self.plan_join(id);
         for at in group {
-            // One that leaves may have been given up meanwhile.
+            // One that is being removed may be gone by now.
             let Some(runtime) = self.runtimes.get_mut(&at) else { continue };
-            // One that is to share a process serves when that runs.
+            // One that is to join another process serves when that runs.
             let serves = matches!(runtime.state, State::Serving { .. }) && runtime.pause.is_none();
             if let Some(first) = runtime.first.take_if(|_| serves) {
                 // The server may have given up already.
@@ -340,7 +340,7 @@ impl SupervisorState {
         (runtime.regrouping, runtime.lost_at_start) = (false, false);
     }
 
-    /// A life ends, or does not come to begin, and with it those that go with it.
+    /// Ends the generation of a runtime, or its start, and those of its group.
     pub(super) fn end_group(&mut self, id: u64, cause: EndCause) {
         let group = self.group(id);
         if group.len() > 1 && matches!(self.runtimes[&id].state, State::Starting { .. }) {
@@ -351,7 +351,7 @@ impl SupervisorState {
         }
     }
 
-    /// Requests get their reason, the process goes, the seat gets the next life's region.
+    /// In-flight requests are dropped with the reason, the process is killed, the next region is created.
     pub(super) fn end_generation(&mut self, id: u64, cause: EndCause) {
         let fabric = self.fabric.clone();
         let runtime = self.runtime(id);
@@ -367,7 +367,7 @@ impl SupervisorState {
         runtime.spec.metrics.end(runtime.generation, cause.label);
         runtime.process = 0;
         if let State::Serving { socket, .. } | State::Starting { socket, .. } = &before {
-            // Blocks that still run somewhere hear of it in the region, their process by the connection's end.
+            // Blocks that still run read it in the region; their process sees the end of the connection.
             if let Some(region) = &runtime.region {
                 region.words.set_stop(stop::NOW);
                 region.link.wake();
@@ -394,17 +394,18 @@ impl SupervisorState {
             let _ = child.kill();
             self.killed.push(KilledProcess { child, device, until: Instant::now() + STOP_TIMEOUT });
         }
-        // Whoever was offered the region may have written into it; before that it is as good as new.
+        // A runtime that was offered the region may have written into it; before the offer it is unused.
         if !matches!(before, State::Vacant | State::Expected { .. }) {
             self.retire_region(id);
-            // Who changes processes gets its region when it is its turn: somebody may wait for one that leaves.
+            // One that changes processes gets its region when it is its turn: the server may be waiting for another
+            // one that stops.
             if launched && !retiring && !regrouping {
                 self.prepare_region(id);
             }
         }
     }
 
-    /// Lets go of the region of a life that ended.
+    /// Releases the region of an ended generation.
     pub(super) fn retire_region(&mut self, id: u64) {
         let runtime = self.runtime(id);
         let inherited = std::mem::take(&mut runtime.inherited);
@@ -412,7 +413,7 @@ impl SupervisorState {
         self.retired.extend(inherited.into_iter().chain([region]).map(|region| region.memory));
     }
 
-    /// Makes the region of a seat's next life and gives it to the workers.
+    /// Creates the region of the next generation and gives it to the workers.
     pub(super) fn prepare_region(&mut self, id: u64) {
         let (fabric, heartbeat_writer) = (self.fabric.clone(), self.heartbeat_writer.clone());
         let runtime = self.runtime(id);
@@ -431,16 +432,20 @@ impl SupervisorState {
             }
             Err(error) => {
                 let RuntimeMetrics { service, accelerator, .. } = &*runtime.spec.metrics;
-                tracing::error!(service, accelerator, "the next runtime's region: {error}");
+                tracing::error!(
+                    service,
+                    accelerator,
+                    "the region of the next runtime cannot be created: {error}"
+                );
                 runtime.next_try = Some(Instant::now() + MEMORY_RETRY_INTERVAL);
             }
         }
     }
 
-    /// The engine ends: every runtime is asked to, then made to.
+    /// The engine ends: every runtime is asked to end, then killed.
     pub(super) fn shutdown(&mut self) {
         self.handshakes.close();
-        // Whoever was to begin anew or to leave ends with all others, and once.
+        // What was planned does not matter any more: all of them end.
         self.regroups.clear();
         for runtime in self.runtimes.values_mut() {
             runtime.begin_stop(None);
@@ -469,8 +474,8 @@ impl SupervisorState {
     }
 }
 
-/// Waits until all of these processes have ended, at most for `limit`; those that have not are left in the list. One
-/// that was killed ends when the host kernel lets it, which a driver may put off for as long as it likes.
+/// Waits until these processes have ended, at most for `limit`; those that have not remain in the list. When a killed
+/// process ends is up to the host kernel, and a driver may delay it without limit.
 pub(super) fn wait_for_exits(children: &mut Vec<Child>, limit: Duration) {
     let deadline = Instant::now() + limit;
     loop {

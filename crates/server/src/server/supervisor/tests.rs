@@ -311,7 +311,7 @@ fn a_gpu_is_not_free_before_the_process_that_was_killed_is_gone() {
     state.runtime(1).child = Some(sleeper());
     state.end_group(
         1,
-        EndCause::reconfigured("it is to share its process with a service that came"),
+        EndCause::reconfigured("it restarts to share its process with a new service"),
     );
     // Whether it has ended already nobody has looked yet.
     assert_eq!(held(&state), [true, false, false]);
