@@ -107,7 +107,7 @@ fn clients_whose_regions_do_not_fit_are_told_and_come_again() {
                 ServiceAction::Changed { keeps_memory_clients: false, .. }
             ));
             let why = talking.join().unwrap().expect("it is sent away");
-            assert!(why.contains("takes other messages now"), "{why}");
+            assert!(why.contains("now takes other messages"), "{why}");
             assert_eq!(connect(&path).request_bytes_max(), 100 + round as usize);
         });
         stop.store(false, Ordering::Relaxed);

@@ -396,7 +396,7 @@ fn whoever_breaks_the_conversation_is_shown_out_and_the_next_one_serves() {
     refused(&hello(|h| h.abi_version += 1), "use matching builds");
     refused(&hello(|h| h.service = "digits".into()), "no service \"digits\": it has echo");
     refused(&hello(|h| h.kernel = "lenet".into()), "kernel \"lenet\": they run echo");
-    refused(&FromRuntime::Ready(Ready { generation: 1, blocks: 4 }).encode(), "hello first");
+    refused(&FromRuntime::Ready(Ready { generation: 1, blocks: 4 }).encode(), "must be a hello");
     refused(&[&hello(|_| {})[..], b"x"].concat(), "after its end");
     refused(&vec![b'x'; MESSAGE_BYTES_MAX], "attach protocol");
 

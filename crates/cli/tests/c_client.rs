@@ -200,7 +200,7 @@ fn who_must_go_is_told_the_engines_reason() {
         let mut line = String::new();
         said.read_line(&mut line).unwrap();
         let reason = line.strip_prefix("closed: the engine has ended the connection: ");
-        assert!(reason.is_some_and(|reason| reason.contains("takes other messages now")), "{line}");
+        assert!(reason.is_some_and(|reason| reason.contains("now takes other messages")), "{line}");
         assert!(client.0.wait().unwrap().success());
         assert!(server.shutdown().is_clean());
     }

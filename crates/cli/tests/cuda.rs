@@ -221,7 +221,7 @@ fn who_shares_a_process_with_a_service_that_comes_changes_and_goes_loses_nothing
         eventually("each is counted once", || both() >= (answered, answered));
         assert_eq!(both(), (answered, answered), "each once");
         assert_eq!(served.dropped("a", DropReason::Reconfiguring), 0);
-        assert!(served.log().matches("held: its runtime begins anew").count() >= 3);
+        assert!(served.log().matches("paused: its runtime restarts").count() >= 3);
         assert_eq!(served.drain(), 0);
     }
 }

@@ -131,7 +131,7 @@ fn a_process_never_says_hello() {
     let kind = AcceleratorKind::Process { launch, heartbeat_ms: 1000, device: DeviceSpec::host() };
     topology.accelerators = vec![Accelerator { name: "mute".into(), kind }];
     let error = Server::start(topology).err().expect("nobody serves").to_string();
-    assert!(error.contains("did not say hello within"), "{error}");
+    assert!(error.contains("sent no hello within"), "{error}");
     let left = children(std::process::id()).into_iter().filter(|process| {
         let line = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
         line.starts_with("sleep")

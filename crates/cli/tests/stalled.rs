@@ -93,7 +93,7 @@ fn a_kernel_that_does_not_return_is_named_and_readiness_fails_until_it_does() {
     eventually("it is ready again", || held.readiness().0);
     answers_again(held.served.services[0][0], 1);
     assert!(!common::page(held.served.metrics).contains(stalled));
-    eventually("the log says so", || held.served.log().contains("worker 0 goes on"));
+    eventually("the log says so", || held.served.log().contains("worker 0 is no longer stalled"));
     let log = held.served.log();
     assert_eq!(log.matches(sentence).count(), 1, "{log}");
 }

@@ -53,6 +53,7 @@ pub(in crate::server) struct RuntimeRegion {
     pub(super) link: Arc<RemoteLink>,
     /// Sent with the offer.
     pub(super) wake_fd: WakeFd,
+    pub(super) probe: Option<CopyProbe>,
     /// Dropped before the region.
     _heartbeat: HeartbeatGuard,
 }
