@@ -123,6 +123,8 @@ impl Streams {
             self.table.resize_with((index + 1).next_power_of_two(), || None);
         }
         self.open += 1;
+        // Each stream may be listed: listing allocates nothing.
+        self.owed.reserve(self.open.saturating_sub(self.owed.len()));
         let stream = Stream {
             socket,
             transport,
