@@ -30,6 +30,7 @@ use driver::REGISTER;
 pub use gpu::{CudaAccelerator, Ended, FoundGpu, Gpu, Options, Service, survey};
 use kernels::WARP_BACKENDS_MAX;
 pub use kernels::{built_in, built_in_for, check_image};
+use mqueue::abi::ABI_VERSION;
 
 /// The driver's error code for a GPU that another process uses exclusively.
 const UNAVAILABLE: i32 = 46;
@@ -115,6 +116,17 @@ pub enum CudaError {
         /// The name asked for.
         name: String,
         /// The file searched.
+        image: String,
+    },
+    /// The kernel reads its arguments and the region in another layout.
+    #[error(
+        "kernel `{name}` of {image} was built for another region ABI than version {ABI_VERSION} of this program: run \
+         `serval kernel build` again"
+    )]
+    OtherAbi {
+        /// The kernel's name.
+        name: String,
+        /// Its file.
         image: String,
     },
     /// The service has more backends than a block that is a warp can serve.

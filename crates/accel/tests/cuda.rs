@@ -245,6 +245,19 @@ fn a_kernel_of_warps_is_refused_more_backends_than_a_warp_serves() {
     }
 }
 
+/// Its code would read the arguments of a launch in another layout.
+#[test]
+fn a_kernel_of_another_region_abi_is_refused_before_it_is_launched() {
+    let engine = Engine::new(&Shape::default());
+    for kernel in ["echo", "scale"] {
+        let sentence = refusal("alien", &engine, kernel);
+        for part in [kernel, "k.fatbin", "another region ABI", "run `serval kernel build` again"] {
+            assert!(sentence.contains(part), "{part} in: {sentence}");
+        }
+    }
+    assert_eq!(engine.words.block(0).state, state::ABSENT, "nothing was started");
+}
+
 /// A driver without `cuFuncLoad`: kernels are then loaded at their first launch.
 #[test]
 fn a_driver_that_loads_lazily_is_recognised() {

@@ -77,6 +77,7 @@
 #define SERVAL_WAIT_BACKEND 2u
 #define SERVAL_WAIT_TIME 3u
 #define SERVAL_WAIT_BUDGET 4u
+#define SERVAL_ABI_NUMBER 5 /* ABI_VERSION as a part of symbol names */
 
 /* First bytes of a region. Written by format() before the region is shared; magic last. */
 struct serval_region_header {

@@ -5,7 +5,9 @@
 // serval_kernel_abi_version() and serval_kernel_list(). CUDA: `extern "C" __global__ serval_kernel_NAME(blocks)`, launched
 // with one CUDA block for each serval_block_args in the array, of 32 to SERVAL_BLOCK_THREADS_MAX threads, a multiple of 32. Staging
 // is in shared memory if the launch provides enough of it (the arguments' staging_bytes of dynamic memory per block), else
-// at the address in the arguments. A kernel of SERVAL_WARP_KERNEL has an empty function `serval_warps_NAME` beside it, and is launched with
+// at the address in the arguments. Beside each kernel is an empty function `serval_abi_V_NAME`, V being the region ABI version
+// of its library: the layout of the arguments depends on it, so a runtime launches no kernel without the mark of its own version.
+// A kernel of SERVAL_WARP_KERNEL has an empty function `serval_warps_NAME` beside it, and is launched with
 // CUDA blocks of 32 threads by 1 to SERVAL_WARPS_MAX: each warp is a block, in the order of the array. Surplus warps get
 // a block number outside the region, and do nothing.
 #ifndef SERVAL_ENTRY_H
@@ -128,8 +130,14 @@ struct Registration {
 
 #if SERVAL_CUDA
 
+// VERSION passes through two macros so that it is expanded, and _NAME comes with its underscore so that it is not.
+#define SERVAL_ABI_MARK(VERSION, _NAME) SERVAL_ABI_MARK_OF(VERSION, _NAME)
+#define SERVAL_ABI_MARK_OF(VERSION, _NAME) \
+    extern "C" __global__ void serval_abi_##VERSION##_NAME() {}
+
 #define SERVAL_KERNEL(NAME)                                                                                    \
     static __device__ void serval_user_##NAME(serval::Block&, serval::Mqueue&);                                \
+    SERVAL_ABI_MARK(SERVAL_ABI_NUMBER, _##NAME)                                                                \
     extern "C" __global__ void __launch_bounds__(SERVAL_BLOCK_THREADS_MAX, SERVAL_BLOCKS_MIN)                  \
         serval_kernel_##NAME(const serval_block_args* blocks) {                                                \
         serval::detail::run_sized<serval_user_##NAME>(blocks + blockIdx.x);                                    \
@@ -138,6 +146,7 @@ struct Registration {
 
 #define SERVAL_WARP_KERNEL(NAME)                                                                               \
     static __device__ void serval_user_##NAME(serval::Block&, serval::Mqueue&);                                \
+    SERVAL_ABI_MARK(SERVAL_ABI_NUMBER, _##NAME)                                                                \
     extern "C" __global__ void serval_warps_##NAME() {}                                                        \
     extern "C" __global__ void __launch_bounds__(32 * SERVAL_WARPS_MAX, 3)                                     \
         serval_kernel_##NAME(const serval_block_args* blocks) {                                                \

@@ -374,6 +374,10 @@ impl Prepared {
         held.module = Some(module);
         let function =
             driver.function(module, &image.symbol()?)?.ok_or_else(|| image.no_kernel())?;
+        // Code of another ABI reads its arguments in another layout, and would fault before it checks their version.
+        if driver.function(module, &image.mark_of_abi()?)?.is_none() {
+            return Err(image.other_abi().into());
+        }
         if beside {
             driver.prefer_shared_memory(function)?;
         }

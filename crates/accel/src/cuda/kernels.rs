@@ -9,6 +9,8 @@ use std::borrow::Cow;
 use std::ffi::CString;
 use std::path::Path;
 
+use mqueue::abi::ABI_VERSION;
+
 use super::CudaError;
 use crate::Kernel;
 use crate::elf::{is_cubin, is_elf, number};
@@ -110,6 +112,16 @@ impl Image {
     /// The symbol that marks a kernel whose warps are blocks.
     pub(super) fn mark_of_warps(&self) -> Result<CString, CudaError> {
         CString::new(format!("serval_warps_{}", self.name)).map_err(|_| self.no_kernel())
+    }
+
+    /// The symbol that marks a kernel built for this program's region ABI.
+    pub(super) fn mark_of_abi(&self) -> Result<CString, CudaError> {
+        CString::new(format!("serval_abi_{ABI_VERSION}_{}", self.name))
+            .map_err(|_| self.no_kernel())
+    }
+
+    pub(super) fn other_abi(&self) -> CudaError {
+        CudaError::OtherAbi { name: self.name.clone(), image: self.called.clone() }
     }
 
     pub(super) fn no_kernel(&self) -> CudaError {
@@ -229,13 +241,17 @@ mod tests {
             assert!(has_code_for(&fatbin, capability), "{capability:?}");
         }
         assert!(!has_code_for(&fatbin, (7, 5)) && !has(&fatbin, "kernel_echo"));
-        for function in ["kernel_scale", "warps_scale"] {
+        let mark = format!("abi_{ABI_VERSION}_scale");
+        for function in ["kernel_scale", "warps_scale", &mark] {
             assert!(has(&fatbin, function), "{function}");
         }
         // All built-in kernels, and the headers of C and C++ that they use.
         let (kernels, cubin) = build("device/kernels/builtin.cpp", "all.cubin", &["sm_90"]);
         assert_eq!(kernels, Kernel::builtins());
-        assert!(kernels.iter().all(|kernel| has(&cubin, &format!("kernel_{kernel}"))));
+        let mark = format!("abi_{ABI_VERSION}");
+        for kernel in &kernels {
+            assert!(["kernel", &mark].iter().all(|of| has(&cubin, &format!("{of}_{kernel}"))));
+        }
         let everything = "crates/accel/tests/kernels/every_header.cpp";
         assert_eq!(build(everything, "headers.cubin", &["sm_90"]).0, ["headers"]);
     }

@@ -15,6 +15,7 @@
 //   prohibited, exclusive   the GPU is in that compute mode
 //   display    the GPU drives one
 //   aged       of compute capability 7.0
+//   alien      kernels have no mark of this region ABI
 //   unmapped   the driver maps no memory: a sink is as long as its memory
 //
 // It enforces the rules of callers, and ends a process that breaks one with a sentence. No call may wait for a running
@@ -205,7 +206,10 @@ EXPORT cuModuleUnload(Module* module) {
 }
 EXPORT cuModuleGetFunction(Function** function, Module* module, const char* name) {
     auto found = [&](uintptr_t entry) { return *function = module->functions = new Function{entry, module->functions}, SUCCESS; };
-    // What kernels of warps have beside them.
+    // What all kernels of this region ABI have beside them, and those of warps.
+    char mark[32];
+    snprintf(mark, sizeof mark, "serval_abi_%u_", SERVAL_ABI_VERSION);
+    if (!strncmp(name, mark, strlen(mark))) return asked_for("alien") ? NOT_FOUND : found(0);
     if (!strncmp(name, "serval_warps_", 13)) return strcmp(name + 13, "scale") ? NOT_FOUND : found(0);
     for (const serval_kernel_entry* e = serval_kernel_list(); e; e = reinterpret_cast<const serval_kernel_entry*>(e->next))
         if (!strcmp(reinterpret_cast<const char*>(e->name), name + strlen("serval_kernel_"))) return found(e->entry);

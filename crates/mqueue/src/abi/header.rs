@@ -85,6 +85,10 @@ pub fn c_header() -> String {
     define("WAIT_BACKEND", wait::BACKEND.into());
     define("WAIT_TIME", wait::TIME.into());
     define("WAIT_BUDGET", wait::BUDGET.into());
+    let _ = writeln!(
+        h,
+        "#define SERVAL_ABI_NUMBER {ABI_VERSION} /* ABI_VERSION as a part of symbol names */"
+    );
     for s in STRUCTS {
         let _ = writeln!(h, "\n/*{} */\nstruct {} {{", s.doc, s.c_name);
         for f in s.fields {
