@@ -196,6 +196,16 @@ pub struct CopyThread {
 }
 
 impl CopyThread {
+    /// Starts it for those of the agents that exist. Services are served without an agent that cannot start.
+    pub fn serve(
+        agents: impl IntoIterator<Item = Result<Option<CopyAgent>, AccelError>>,
+    ) -> Option<Self> {
+        let warn = |error: &AccelError| tracing::warn!("there is no copy agent: {error}");
+        let agents = agents.into_iter().filter_map(|agent| agent.inspect_err(warn).ok().flatten());
+        let agents: Vec<CopyAgent> = agents.collect();
+        if agents.is_empty() { None } else { Self::start(agents).inspect_err(warn).ok() }
+    }
+
     /// Starts it.
     pub fn start(mut agents: Vec<CopyAgent>) -> Result<Self, AccelError> {
         let stop = Arc::new(AtomicBool::new(false));

@@ -129,6 +129,16 @@ fn a_copy_that_does_not_end_has_failed() {
 }
 
 #[test]
+fn a_copy_agent_that_cannot_start_does_not_stop_its_service() {
+    let mut engine = Engine::new(&Shape { window_bytes: 1024, ..Shape::default() });
+    let accelerator = start("agentless", &engine, "echo").unwrap();
+    engine.push(0, 1, b"without").unwrap();
+    assert_eq!(pop(&mut engine, 0).payload, b"without");
+    engine.words.set_stop(stop::NOW);
+    join(accelerator, 1);
+}
+
+#[test]
 fn every_message_is_echoed_through_every_protocol() {
     for protocol in [protocol::DOORBELL, protocol::GRANULE8, protocol::GRANULE16] {
         // Small messages: the staging of all blocks is in shared memory.

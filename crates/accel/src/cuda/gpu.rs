@@ -229,7 +229,7 @@ impl Gpu {
             return Err(error.into());
         }
         accelerator.await_first_receives()?;
-        accelerator.start_copies()?;
+        accelerator.start_copies();
         Ok(accelerator)
     }
 }
@@ -366,8 +366,10 @@ impl Prepared {
             stream: None,
             copies: None,
         };
-        if region.command_rings() > 0 {
-            held.prepare_copies()?;
+        if region.command_rings() > 0
+            && let Err(error) = held.prepare_copies()
+        {
+            tracing::warn!(service = service.name, "there is no copy agent: {error}");
         }
         // SAFETY: created by the build, or its headers were checked against its length.
         let module = unsafe { driver.load_module(&image.bytes) }?;
@@ -644,18 +646,15 @@ pub struct CudaAccelerator {
 
 impl CudaAccelerator {
     /// Starts the copy agents of the services whose regions have command rings.
-    fn start_copies(&mut self) -> Result<(), AccelError> {
+    fn start_copies(&mut self) {
         let gpu = self.gpu.as_ref().expect("given back by drop only");
-        let mut agents = Vec::new();
-        for Launch { held, .. } in &self.launches {
-            let Some(copies) = held.copies else { continue };
-            let copier = StreamCopier::new(gpu.driver, gpu.context, copies, held.region.clone());
-            agents.extend(CopyAgent::join(&held.region, Box::new(copier))?);
-        }
-        if !agents.is_empty() {
-            self.copies = Some(CopyThread::start(agents)?);
-        }
-        Ok(())
+        self.copies =
+            CopyThread::serve(self.launches.iter().filter_map(|Launch { held, .. }| {
+                let region = &held.region;
+                let copier =
+                    StreamCopier::new(gpu.driver, gpu.context, held.copies?, region.clone());
+                Some(CopyAgent::join(region, Box::new(copier)))
+            }));
     }
 
     fn await_first_receives(&mut self) -> Result<(), AccelError> {

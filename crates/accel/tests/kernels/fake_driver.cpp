@@ -14,6 +14,7 @@
 //   ecc        the GPU's memory fails after a while
 //   prohibited, exclusive   the GPU is in that compute mode
 //   display    the GPU drives one
+//   agentless  the first stream, which is the copy agent's, cannot be created
 //   aged       of compute capability 7.0
 //   alien      kernels have no mark of this region ABI
 //   unmapped   the driver maps no memory: a sink is as long as its memory
@@ -297,7 +298,13 @@ EXPORT cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, Stream* strea
     return begin_copy(stream, to, reinterpret_cast<void*>(from), bytes);
 }
 EXPORT cuStreamSynchronize(Stream* stream) { return rule("cuStreamSynchronize"), end_copies(stream), SUCCESS; }
-EXPORT cuStreamCreate(Stream** stream, unsigned) { return allocations++, *stream = new Stream, SUCCESS; }
+EXPORT cuStreamCreate(Stream** stream, unsigned) {
+    static bool first = true;
+    const bool fails = first && asked_for("agentless");
+    first = false;
+    if (fails) return OUT_OF_MEMORY;
+    return allocations++, *stream = new Stream, SUCCESS;
+}
 EXPORT cuStreamDestroy_v2(Stream* stream) { return rule("cuStreamDestroy"), delete stream, allocations--, SUCCESS; }
 EXPORT cuStreamQuery(Stream* stream) {
     if (asked_for("faulty") && after_a_while(stream)) return ILLEGAL_ADDRESS;

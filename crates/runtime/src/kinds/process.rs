@@ -99,9 +99,7 @@ impl Device for HostDevice {
         let started = HostBlocks::start(&memory, &kernel, &job.params, options);
         self.blocks = Some(started.map_err(|e| refused(&e))?);
         let copier = Box::new(HostCopier::new(memory.clone(), BUFFER_BYTES));
-        let agent = CopyAgent::join(&memory, copier).map_err(|e| refused(&e))?;
-        let started = agent.map(|agent| CopyThread::start(vec![agent])).transpose();
-        self.copies = started.map_err(|e| refused(&e))?;
+        self.copies = CopyThread::serve([CopyAgent::join(&memory, copier)]);
         Ok(())
     }
 
