@@ -108,7 +108,7 @@ fn copies_go_on_while_blocks_run() {
     join(accelerator, 4);
 }
 
-/// A copy that never ends holds nothing up but the copies behind it.
+/// A copy that never ends holds nothing up but the copies behind it. What it uses is not released: the driver would end this process.
 #[test]
 fn a_copy_that_does_not_end_has_failed() {
     let mut engine = Engine::new(&Shape { window_bytes: 1024, ..Shape::default() });
@@ -518,6 +518,9 @@ fn the_driver_ends_a_process_that_breaks_a_rule() {
         ("running", "cuMemCreate would wait for a kernel that is running"),
         ("carveout", "cuLaunchKernel came beside a kernel before both preferred"),
         ("copy", "cuLaunchKernel came while a copy was in flight"),
+        ("cuMemFree", "cuMemFree came while a copy was in flight"),
+        ("cuStreamDestroy", "cuStreamDestroy came while a copy was in flight"),
+        ("cuMemHostUnregister", "cuMemHostUnregister came while a copy was in flight"),
     ];
     for (rule, sentence) in rules {
         let (code, said) = ended_by_the_driver(rule);
@@ -553,6 +556,12 @@ fn launch_by_hand(left_out: &str) {
     let given = [0u8; 64];
     call!("cuMemcpyHtoDAsync_v2"(
         arguments => Address, given.as_ptr() => *const u8, given.len() => usize, stream => usize));
+    match left_out {
+        "cuMemFree" => call!("cuMemFree_v2"(arguments => Address)),
+        "cuStreamDestroy" => call!("cuStreamDestroy_v2"(stream => usize)),
+        "cuMemHostUnregister" => call!("cuMemHostUnregister"(arguments => Address)),
+        _ => {}
+    }
     let mut first = (&raw mut arguments).cast::<c_void>();
     if left_out == "carveout" {
         call!("cuStreamSynchronize"(stream => usize));

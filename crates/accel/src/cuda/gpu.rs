@@ -631,7 +631,7 @@ impl RingWords {
     }
 }
 
-/// Services on a GPU. Dropping it releases the GPU if their blocks have ended; otherwise everything is left
+/// Services on a GPU. Dropping it releases the GPU if their blocks and copies have ended; otherwise everything is left
 /// to the end of the process.
 pub struct CudaAccelerator {
     /// Ends before anything that it uses is given back.
@@ -737,6 +737,13 @@ impl CudaAccelerator {
         self.launches.iter().filter(|launch| !launch.done).count()
     }
 
+    /// Whether no copy is in flight. The copy engines use the region and the buffer of a service until then.
+    fn copies_have_ended(&self) -> bool {
+        let gpu = self.gpu.as_ref().expect("released by drop only");
+        let mut copies = self.launches.iter().filter_map(|launch| launch.held.copies);
+        copies.all(|copies| matches!(gpu.driver.is_done(copies.stream), Ok(true)))
+    }
+
     /// Waits until all blocks have left the GPU, at most for `limit`; their stop words must have been set.
     /// Returns whether they have.
     pub fn join(&mut self, limit: Duration) -> Result<bool, CudaError> {
@@ -757,10 +764,10 @@ impl CudaAccelerator {
 impl Drop for CudaAccelerator {
     fn drop(&mut self) {
         self.copies = None;
-        if self.query().is_ok() && self.running() == 0 {
+        if self.query().is_ok() && self.running() == 0 && self.copies_have_ended() {
             return;
         }
-        // Freeing anything would wait for the blocks, and they may write to the region as long as they run.
+        // Freeing anything would wait for the blocks and copies, and they may write to the region as long as they run.
         for launch in self.launches.drain(..) {
             std::mem::forget(launch.held);
         }

@@ -14,6 +14,7 @@
 //   ecc        the GPU's memory fails after a while
 //   prohibited, exclusive   the GPU is in that compute mode
 //   display    the GPU drives one
+//   stuck      copies never end
 //   agentless  the first stream, which is the copy agent's, cannot be created
 //   aged       of compute capability 7.0
 //   alien      kernels have no mark of this region ABI
@@ -22,6 +23,7 @@
 // It enforces the rules of callers, and ends a process that breaks one with a sentence. No call may wait for a running
 // kernel. A kernel must get the most shared memory (cuda/occupancy.rs) before any query about its blocks and any launch.
 // Copies to the GPU must be complete before a kernel starts: here they complete when they are waited for, no earlier.
+// Memory and streams must not be released while a copy is in flight.
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
@@ -102,6 +104,12 @@ int allocations = 0;  // with regions, modules and streams
 
 void rule(const char* function) {
     if (__atomic_load_n(&running, __ATOMIC_ACQUIRE) != 0) broken(function, "would wait for a kernel that is running");
+}
+
+// The same for calls that release what a copy in flight may use.
+void rule_of_release(const char* function) {
+    rule(function);
+    if (__atomic_load_n(&copying, __ATOMIC_ACQUIRE) != 0) broken(function, "came while a copy was in flight");
 }
 
 struct Function {
@@ -240,7 +248,7 @@ EXPORT cuMemHostUnregister(void* base) {
         delete found;
         break;
     }
-    return rule("cuMemHostUnregister"), allocations--, SUCCESS;
+    return rule_of_release("cuMemHostUnregister"), allocations--, SUCCESS;
 }
 EXPORT cuMemHostGetDevicePointer_v2(uint64_t* address, void* base, unsigned) { return *address = reinterpret_cast<uint64_t>(base), SUCCESS; }
 EXPORT cuMemAlloc_v2(uint64_t* address, size_t bytes) {
@@ -250,7 +258,7 @@ EXPORT cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     allocations++;
     return *address = reinterpret_cast<uint64_t>(memory), SUCCESS;
 }
-EXPORT cuMemFree_v2(uint64_t address) { return rule("cuMemFree"), free(reinterpret_cast<void*>(address)), allocations--, SUCCESS; }
+EXPORT cuMemFree_v2(uint64_t address) { return rule_of_release("cuMemFree"), free(reinterpret_cast<void*>(address)), allocations--, SUCCESS; }
 // Memory that is mapped, at as many addresses as the caller likes.
 EXPORT cuMemGetAllocationGranularity(size_t* bytes, const void*, int) { return *bytes = size_t{2} << 20, SUCCESS; }
 EXPORT cuMemCreate(uint64_t* handle, size_t bytes, const void*, unsigned long long) {
@@ -305,7 +313,7 @@ EXPORT cuStreamCreate(Stream** stream, unsigned) {
     if (fails) return OUT_OF_MEMORY;
     return allocations++, *stream = new Stream, SUCCESS;
 }
-EXPORT cuStreamDestroy_v2(Stream* stream) { return rule("cuStreamDestroy"), delete stream, allocations--, SUCCESS; }
+EXPORT cuStreamDestroy_v2(Stream* stream) { return rule_of_release("cuStreamDestroy"), delete stream, allocations--, SUCCESS; }
 EXPORT cuStreamQuery(Stream* stream) {
     if (asked_for("faulty") && after_a_while(stream)) return ILLEGAL_ADDRESS;
     if (asked_for("ecc") && after_a_while(stream)) return ECC_UNCORRECTABLE;
