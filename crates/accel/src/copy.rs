@@ -144,10 +144,7 @@ impl CopyAgent {
                 }
                 Err(status) => self.complete(number, status),
             },
-            Err(_) => {
-                self.unusable = true;
-                false
-            }
+            Err(_) => self.give_up(),
         }
     }
 
@@ -161,7 +158,16 @@ impl CopyAgent {
         if self.failed {
             return Err(command_status::FAILED);
         }
-        begin(&mut *self.copier, &copy, self.window)
+        let begun = begin(&mut *self.copier, &copy, self.window);
+        self.failed = begun == Err(command_status::FAILED);
+        begun
+    }
+
+    /// The engine wrote impossible words: its rings are not read again.
+    fn give_up(&mut self) -> bool {
+        tracing::warn!("the copy agent ends: its command rings contain impossible words");
+        self.unusable = true;
+        false
     }
 
     fn complete(&mut self, number: u64, status: u8) -> bool {
@@ -172,10 +178,7 @@ impl CopyAgent {
                 self.pending = Some((number, status));
                 false
             }
-            Err(LoanError::TooLong | LoanError::Corrupt) => {
-                self.unusable = true;
-                false
-            }
+            Err(LoanError::TooLong | LoanError::Corrupt) => self.give_up(),
         }
     }
 }

@@ -84,9 +84,17 @@ fn an_accelerator_in_this_process_is_commanded_directly() {
     assert_eq!(commands.submit(0, &Command::Copy(COPY), 0), Err(SubmitError::Full));
 }
 
-/// Fails, or never ends a copy.
+/// How a copier fails; it must not be asked for a second copy.
+#[derive(PartialEq, Eq)]
+enum Fails {
+    ToBegin,
+    Later,
+    ToEnd,
+}
+
 struct Broken {
-    fails: bool,
+    fails: Fails,
+    begun: u32,
 }
 
 impl Copier for Broken {
@@ -94,30 +102,45 @@ impl Copier for Broken {
         BUFFER_BYTES as u64
     }
     fn begin(&mut self, _: &Copy, _: u64) -> Result<(), CopyFailed> {
-        Ok(())
+        self.begun += 1;
+        assert_eq!(self.begun, 1, "it has failed");
+        if self.fails == Fails::ToBegin { Err(CopyFailed) } else { Ok(()) }
     }
     fn is_done(&mut self) -> Result<bool, CopyFailed> {
-        if self.fails { Err(CopyFailed) } else { Ok(false) }
+        if self.fails == Fails::Later { Err(CopyFailed) } else { Ok(false) }
     }
 }
 
 /// A copy that does not end, or fails, produces a status, and later copies are not started.
 #[test]
 fn a_copier_that_fails_or_stands_still_costs_a_status() {
-    for fails in [true, false] {
+    for (fails, ends) in [(Fails::Later, true), (Fails::ToEnd, false)] {
         let mut engine = engine();
-        let mut agent = agent(&engine.memory, Broken { fails });
+        let mut agent = agent(&engine.memory, Broken { fails, begun: 0 });
         for _ in 0..2 {
             engine.commands.submit(0, &Command::Copy(COPY), u64::MAX).unwrap();
         }
         assert!(agent.step(0));
         let minute = 60_000_000_000;
-        if !fails {
+        if !ends {
             assert!(!agent.step(1_000_000), "it is in progress");
         }
         assert!(agent.step(minute) && agent.step(minute) && !agent.step(minute));
         assert_eq!(polled(&mut engine.commands, 0), [Outcome::Failed; 2]);
     }
+}
+
+/// A command with wrong numbers is refused, which is no failure of the copier; one that it cannot begin is.
+#[test]
+fn a_copier_that_cannot_begin_a_copy_gets_no_other() {
+    let mut engine = engine();
+    let mut agent = agent(&engine.memory, Broken { fails: Fails::ToBegin, begun: 0 });
+    for copy in [Copy { buffer_offset: u64::MAX, ..COPY }, COPY, COPY] {
+        engine.commands.submit(0, &Command::Copy(copy), u64::MAX).unwrap();
+        assert!(agent.step(0));
+    }
+    let outcomes = [Outcome::Range, Outcome::Failed, Outcome::Failed];
+    assert_eq!(polled(&mut engine.commands, 0), outcomes);
 }
 
 /// The agent never waits for an engine that ignores its limits or writes garbage, and touches only its rings, the window and the buffer.
