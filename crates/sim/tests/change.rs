@@ -348,6 +348,30 @@ fn workers_sleep_beside_a_service_that_is_expired_and_kept() {
     stage.change_in_steps(|_| {});
 }
 
+/// A datagram or a connection that arrives at a port between its install and the switch wakes no worker; it is served after
+/// the switch.
+#[test]
+fn what_arrives_before_the_switch_ends_no_sleep() {
+    let mut stage = Stage::new(1, 4, false);
+    stage.world.remove(CHANGES, 0);
+    stage.change_in_steps(|_| {});
+    let spec = stage.world.topology().services[CHANGES].clone();
+    stage.world.put(spec, CHANGES, Keeps::all(true), 0);
+    stage.world.follow(0);
+    stage.world.run(50, 100_000);
+    assert!(!stage.world.is_switched(), "it is installed");
+    stage.ask(CHANGES);
+    stage.call(CHANGES);
+    for _ in 0..20 {
+        stage.world.advance(50_000);
+        assert!(!lock(&stage.world.net).has_events(0));
+    }
+    stage.change_in_steps(|_| {});
+    stage.world.run(60, 100_000);
+    assert_eq!(stage.world.metrics.service(CHANGES).replied, 2);
+    stage.world.check_quiet().unwrap();
+}
+
 /// An accelerator generation ends as planned, at any step: requests that arrive meanwhile are answered, by this generation or
 /// by the next one, and the workers sleep while they wait.
 #[test]

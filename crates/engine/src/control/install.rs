@@ -44,6 +44,8 @@ impl<N: Nic> Worker<N> {
             taken.push((index, entry));
         }
         for (index, entry) in taken {
+            // What arrives before the switch is not read, so it must not end the worker's sleep either.
+            turn.nic.pause_port(index, true);
             endpoints.place_port(index, entry);
         }
         endpoints.udp.refresh_sources(turn);
@@ -97,8 +99,8 @@ impl<N: Nic> Worker<N> {
         turn.read_credit();
         idle.set_polling(switch.polling);
         endpoints.set_limits(&switch.limits);
-        for (_, port) in endpoints.ports_mut() {
-            port.switch_on(turn);
+        for (index, port) in endpoints.ports_mut() {
+            port.switch_on(turn, index);
         }
         for index in &switch.stop {
             if let Some(port) = endpoints.port_mut(*index) {

@@ -20,11 +20,13 @@ pub(crate) struct Port {
     pub(crate) ready: bool,
     /// Not read: its service is not switched on yet, is paused, or leaves.
     paused: bool,
+    /// It is not read again.
+    stopped: bool,
 }
 
 impl Port {
     pub(crate) fn new(service: u16, transport: Transport, address: SocketAddr) -> Self {
-        Self { service, transport, address, ready: false, paused: false }
+        Self { service, transport, address, ready: false, paused: false, stopped: false }
     }
 
     /// It is read once its service is switched on.
@@ -55,8 +57,11 @@ impl Port {
         self.ready && !self.paused
     }
 
-    /// Reads it or lets it be.
+    /// Pauses or resumes reading it.
     pub(crate) fn pause<N: Nic>(&mut self, turn: &mut Turn<N>, index: usize, paused: bool) {
+        if self.stopped {
+            return;
+        }
         self.paused = paused;
         // What came meanwhile was not reported.
         self.ready |= !paused;
@@ -64,14 +69,16 @@ impl Port {
     }
 
     /// It is read from now on unless its service is paused.
-    pub(crate) fn switch_on<N: Nic>(&mut self, turn: &Turn<N>) {
+    pub(crate) fn switch_on<N: Nic>(&mut self, turn: &mut Turn<N>, index: usize) {
         let share = turn.services.get(usize::from(self.service));
-        self.paused = share.is_none_or(|share| share.is_paused());
+        if self.paused && share.is_some_and(|share| !share.is_paused()) {
+            self.pause(turn, index, false);
+        }
     }
 
     /// It is not read any more.
     pub(crate) fn stop<N: Nic>(&mut self, turn: &mut Turn<N>, index: usize) {
         turn.nic.stop_port(index as PortIndex);
-        (self.paused, self.ready) = (true, false);
+        (self.paused, self.stopped, self.ready) = (true, true, false);
     }
 }
