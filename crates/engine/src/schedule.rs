@@ -2,11 +2,13 @@
 //!
 //! Each tenant, each service and each endpoint of a service has a *deficit*: what it may still cost in this round (deficit round
 //! robin, Shreedhar and Varghese 1995). What a receive call brought and what was gathered is charged to all three. Who has used
-//! its deficit up is passed over in the turn; its requests wait in their sockets and rings. When all that asked are used up, a new
-//! round begins. So as long as one of two tenants asks for little it gets all of it, and what it leaves is the other's.
+//! its deficit up is passed over in the turn; its requests wait in their sockets and rings. A new round begins when all that have
+//! a *backlog* have used theirs up. Backlogged in a turn is one that was passed over, or that took at least a full batch: one that
+//! took less had no more, one that took nothing may be idle or wait for credit. So a tenant with little load gets all of it at
+//! once and holds nobody up; what it leaves is the other's.
 //!
-//! A receive call takes a whole batch, so a deficit may become negative: the tenant pays for that in later rounds. Who asks
-//! for nothing keeps the deficit of one round and collects no more.
+//! A receive call takes a whole batch, so a deficit may become negative: the tenant pays for that in later rounds. An idle one
+//! keeps the deficit of one round and collects no more.
 //!
 //! With one tenant nothing is charged and everything is allowed: [`Schedule::allows`] is one branch.
 
@@ -25,15 +27,27 @@ impl Kind {
 
 /// What a message costs, in bytes that would cost as much.
 const MESSAGE_COST: i64 = 64;
-/// What one round is worth: two full batches of short datagrams.
+/// The least that a full batch costs: an endpoint that stops at its limit has taken as many messages.
+const FULL_BATCH: i64 = 64 * MESSAGE_COST;
+/// What one round is worth: many full batches of short messages, a few of long ones.
 const QUANTUM: i64 = 256 << 10;
 
 /// One that gets a share.
 #[derive(Clone, Copy, Debug)]
 struct Deficit {
     left: i64,
-    /// It asked since the last turn began.
-    asked: bool,
+    /// What it cost since the last turn began.
+    taken: i64,
+    /// It was passed over since the last turn began.
+    passed_over: bool,
+}
+
+impl Deficit {
+    const FRESH: Self = Self { left: QUANTUM, taken: 0, passed_over: false };
+
+    fn is_backlogged(&self) -> bool {
+        self.passed_over || self.taken >= FULL_BATCH
+    }
 }
 
 /// Those that share something.
@@ -43,34 +57,35 @@ struct Sharers(Vec<Deficit>);
 impl Sharers {
     /// From now on there is one with this number.
     fn make_room_for(&mut self, number: usize) {
-        let fresh = Deficit { left: QUANTUM, asked: false };
-        self.0.resize(self.0.len().max(number + 1), fresh);
+        self.0.resize(self.0.len().max(number + 1), Deficit::FRESH);
     }
 
     fn reset(&mut self, number: usize) {
-        self.0[number] = Deficit { left: QUANTUM, asked: false };
+        self.0[number] = Deficit::FRESH;
     }
 
-    /// Whether this one, which asks, has something left.
+    /// Whether this one has something left; otherwise it is passed over.
     fn ask(&mut self, number: usize) -> bool {
         let sharer = &mut self.0[number];
-        sharer.asked = true;
+        sharer.passed_over |= sharer.left <= 0;
         sharer.left > 0
     }
 
     fn charge(&mut self, number: usize, cost: i64) {
-        let left = &mut self.0[number].left;
-        *left = left.saturating_sub(cost);
+        let sharer = &mut self.0[number];
+        sharer.left = sharer.left.saturating_sub(cost);
+        sharer.taken = sharer.taken.saturating_add(cost);
     }
 
-    /// A turn begins: as many rounds as it takes until one of those that asked has something left.
+    /// A turn begins: as many rounds as it takes until one of those with a backlog has something left; one round if none has a
+    /// backlog, since all got what they asked for.
     fn begin_turn(&mut self) {
-        let asked = self.0.iter().filter(|sharer| sharer.asked);
-        let most = asked.map(|sharer| sharer.left).max().unwrap_or(1);
+        let backlogged = self.0.iter().filter(|sharer| sharer.is_backlogged());
+        let most = backlogged.map(|sharer| sharer.left).max().unwrap_or(0);
         let rounds = if most > 0 { 0 } else { 1 - most / QUANTUM };
         for sharer in &mut self.0 {
-            sharer.left = sharer.left.saturating_add(rounds * QUANTUM).min(QUANTUM);
-            sharer.asked = false;
+            let left = sharer.left.saturating_add(rounds * QUANTUM).min(QUANTUM);
+            *sharer = Deficit { left, ..Deficit::FRESH };
         }
     }
 }
@@ -181,7 +196,7 @@ impl Schedule {
     #[cold]
     fn has_left(&mut self, service: usize, from: Kind) -> bool {
         let Some(Some(entry)) = self.entries.get_mut(service) else { return true };
-        // All three note that it asked.
+        // Every level that has used up its deficit notes it, so that all of them refill in the same turn.
         let endpoint = entry.endpoints.ask(from as usize);
         let of_tenant = self.services[entry.tenant].ask(service);
         self.tenants.ask(entry.tenant) && of_tenant && endpoint
@@ -224,7 +239,7 @@ mod tests {
 
     use super::*;
 
-    /// A service that always has batches of this many messages, of this many bytes each, at some endpoints.
+    /// A service that always has full batches of this many messages, of this many bytes each, at some endpoints.
     #[derive(Clone, Copy, Debug)]
     struct Flood {
         messages: u64,
@@ -234,7 +249,7 @@ mod tests {
 
     fn flood() -> impl Strategy<Value = Flood> {
         let from = prop_oneof![Just(Kind::Udp), Just(Kind::Tcp), Just(Kind::Shm), Just(Kind::Peer)];
-        (1u64..1024, 0u64..1500, from).prop_map(|(messages, bytes, from)| Flood {
+        (64u64..1024, 0u64..1500, from).prop_map(|(messages, bytes, from)| Flood {
             messages,
             bytes: messages * bytes,
             from,
@@ -287,6 +302,29 @@ mod tests {
             prop_assert!(many - charged[0] <= 2 * QUANTUM + batches, "{charged:?}");
         }
 
+        /// Idle sockets are reported as ready by a worker that does not sleep: their tenant asks in every turn. It may also ask
+        /// for what finds no credit.
+        #[test]
+        fn a_tenant_with_little_load_holds_nobody_up(noisy in flood(), little in 0u64..64) {
+            let mut schedule = Schedule::new();
+            schedule.place(0, "noisy");
+            schedule.place(1, "little");
+            schedule.place(2, "idle");
+            let mut passed_over = 0;
+            for turn in 0..2000 {
+                schedule.begin_turn();
+                let allowed = schedule.allows(0, noisy.from);
+                if allowed {
+                    schedule.charge(0, noisy.from, noisy.messages, noisy.bytes);
+                }
+                prop_assert!(schedule.allows(1, Kind::Udp), "in turn {}", turn);
+                schedule.charge(1, Kind::Udp, little, 0);
+                prop_assert!(schedule.allows(2, Kind::Udp), "in turn {}", turn);
+                passed_over = if allowed { 0 } else { passed_over + 1 };
+                prop_assert!(passed_over <= 1, "in turn {}", turn);
+            }
+        }
+
         #[test]
         fn a_quiet_tenant_is_served_at_once(noisy in flood(), every in 1usize..50) {
             let mut schedule = Schedule::new();
@@ -323,12 +361,18 @@ mod tests {
         schedule.place(2, "other");
         flood(&mut schedule);
         assert!(schedule.allows(2, Kind::Udp));
+        schedule.charge(2, Kind::Udp, 64, 0);
         schedule.begin_turn();
         assert!(schedule.allows(2, Kind::Udp));
         assert!(
             !schedule.allows(0, Kind::Udp),
             "it has used up what it has, and the other has not"
         );
+        // The other one asks again and takes nothing: it has no backlog.
+        schedule.begin_turn();
+        assert!(schedule.allows(2, Kind::Udp));
+        schedule.begin_turn();
+        assert!(schedule.allows(0, Kind::Udp), "an idle tenant holds nobody up");
         schedule.remove(2);
         for _ in 0..10 {
             assert_eq!(flood(&mut schedule), [true, true]);

@@ -8,7 +8,7 @@ use std::net::{Shutdown, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use common::*;
-use engine::topology::{CpuPlacement, Dispatch, Listen, Rings, Service};
+use engine::topology::{CpuPlacement, Dispatch, Listen, Polling, Rings, Service};
 use wire::DropReason;
 use wire::framing::{Delimits, Framing};
 use wire::nic::{Transport, UDP_PAYLOAD_MAX};
@@ -452,4 +452,27 @@ fn draining_answers_everything_accepted() {
     for _ in 0..100 {
         client.recv(&mut reply).unwrap();
     }
+}
+
+/// A worker that does not sleep looks at all its sockets in every turn, also at those of a tenant without clients.
+#[test]
+fn an_idle_tenant_holds_nobody_up() {
+    let service = |name: &str, tenant: &str| Service {
+        tenant: tenant.to_owned(),
+        max_message_bytes: 1000,
+        max_reply_bytes: 1000,
+        ..Service::new(name, vec![udp(), tcp()], "echo")
+    };
+    let mut topology = topology(vec![service("busy", "one"), service("idle", "other")]);
+    topology.engine.polling = Polling::Spin;
+    let server = start(topology);
+    let client = udp_client(address(&server, 0));
+    // Several times what a tenant may take of one round.
+    for n in 0..1500 {
+        let message = pattern(1000, n);
+        assert_eq!(ask(&client, &message), message);
+    }
+    let message = pattern(1000, 1);
+    assert_eq!(ask(&udp_client(address(&server, 2)), &message), message);
+    assert_accounts(&server);
 }
