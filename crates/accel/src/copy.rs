@@ -9,8 +9,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle, Thread};
-use std::time::Duration;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use engine::commands::{Command, Commands, Completion, Outcome, SubmitError};
 use mqueue::abi::command_status;
@@ -29,6 +29,8 @@ const SPIN_NS: u64 = 50_000;
 /// ... then with pauses that double from the minimum to the maximum.
 const PAUSE_MIN: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(10);
+/// A thread that has not ended this long after it was stopped hangs in its copier.
+pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The accelerator or its driver failed; copies are no longer possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,10 +193,9 @@ fn begin(copier: &mut dyn Copier, copy: &Copy, (offset, bytes): (u64, u64)) -> R
     copier.begin(copy, offset).map_err(|CopyFailed| command_status::FAILED)
 }
 
-/// The thread that runs the copy agents of a runtime. It ends when this is dropped.
+/// The thread that runs the copy agents of a runtime. It is stopped when this is dropped.
 pub struct CopyThread {
     stop: Arc<AtomicBool>,
-    thread: Thread,
     join: Option<JoinHandle<()>>,
 }
 
@@ -217,18 +218,37 @@ impl CopyThread {
             .name("copy-agent".into())
             .spawn(move || run(&mut agents, &stopped))
             .map_err(|error| AccelError::Os { what: "start the copy agent", error })?;
-        Ok(Self { stop, thread: join.thread().clone(), join: Some(join) })
+        Ok(Self { stop, join: Some(join) })
+    }
+
+    /// Stops it. Returns whether it has ended within `timeout`. Otherwise it is abandoned, with the agents: what their copiers use but do
+    /// not own must not be released.
+    #[must_use]
+    pub fn stop(mut self, timeout: Duration) -> bool {
+        self.end(timeout)
+    }
+
+    fn end(&mut self, timeout: Duration) -> bool {
+        let Some(join) = self.join.take() else { return true };
+        self.stop.store(true, Ordering::Relaxed);
+        join.thread().unpark();
+        let deadline = Instant::now() + timeout;
+        while !join.is_finished() {
+            if Instant::now() >= deadline {
+                tracing::warn!("the copy agent hangs in a copy and is abandoned");
+                return false;
+            }
+            thread::sleep(PAUSE_MIN);
+        }
+        // A panic of the agent affects only the agent; the blocks continue.
+        let _ = join.join();
+        true
     }
 }
 
 impl Drop for CopyThread {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.unpark();
-        if let Some(join) = self.join.take() {
-            // A panic of the agent affects only the agent; the blocks continue.
-            let _ = join.join();
-        }
+        self.end(STOP_TIMEOUT);
     }
 }
 

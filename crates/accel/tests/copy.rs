@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::sync::mpsc;
+use std::time::Duration;
+
 use accel::copy::{Copier, CopyAgent, CopyFailed, CopyThread, DirectCommands, HostCopier};
 use common::{Engine, Shape};
 use engine::commands::{COMMANDS_IN_FLIGHT, Command, Commands, Completion, Outcome, SubmitError};
@@ -141,6 +144,38 @@ fn a_copier_that_cannot_begin_a_copy_gets_no_other() {
     }
     let outcomes = [Outcome::Range, Outcome::Failed, Outcome::Failed];
     assert_eq!(polled(&mut engine.commands, 0), outcomes);
+}
+
+/// Hangs in `begin` until the other end of the channel is dropped.
+struct Hangs(mpsc::Sender<()>, mpsc::Receiver<()>);
+
+impl Copier for Hangs {
+    fn buffer_bytes(&self, _: u32) -> u64 {
+        BUFFER_BYTES as u64
+    }
+    fn begin(&mut self, _: &Copy, _: u64) -> Result<(), CopyFailed> {
+        self.0.send(()).unwrap();
+        self.1.recv().map_err(|_| CopyFailed)
+    }
+    fn is_done(&mut self) -> Result<bool, CopyFailed> {
+        Ok(true)
+    }
+}
+
+#[test]
+fn a_thread_that_hangs_in_a_copy_is_abandoned() {
+    let mut engine = engine();
+    let ((begun, begins), (release, released)) = (mpsc::channel(), mpsc::channel());
+    let hangs = agent(&engine.memory, Hangs(begun, released));
+    let thread = CopyThread::start(vec![hangs]).unwrap();
+    engine.commands.submit(0, &Command::Copy(COPY), u64::MAX).unwrap();
+    begins.recv().unwrap();
+    assert!(!thread.stop(Duration::from_millis(20)));
+    // It ends after all when its copy does: then its copier is dropped.
+    drop(release);
+    assert!(begins.recv().is_err());
+    let idle = CopyThread::start(vec![agent(&engine.memory, host(&engine.memory))]).unwrap();
+    assert!(idle.stop(Duration::from_secs(60)));
 }
 
 /// The agent never waits for an engine that ignores its limits or writes garbage, and touches only its rings, the window and the buffer.

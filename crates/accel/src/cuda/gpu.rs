@@ -17,7 +17,7 @@ use super::driver::{
 use super::kernels::{Image, WARP_BACKENDS_MAX};
 use super::occupancy::{Crowded, Demand, all_resident};
 use super::watch::{Look, Watch};
-use crate::copy::{BUFFER_BYTES, CopyAgent, CopyThread};
+use crate::copy::{BUFFER_BYTES, CopyAgent, CopyThread, STOP_TIMEOUT};
 use crate::{AccelError, params, reason_name};
 
 /// Minimum compute capability for atomic 16-byte accesses, as major × 10 + minor.
@@ -634,7 +634,7 @@ impl RingWords {
 /// Services on a GPU. Dropping it releases the GPU if their blocks and copies have ended; otherwise everything is left
 /// to the end of the process.
 pub struct CudaAccelerator {
-    /// Ends before anything that it uses is given back.
+    /// Ends before anything that it uses is released; if it hangs, nothing is.
     copies: Option<CopyThread>,
     launches: Vec<Launch>,
     /// Until it is released, before the GPU.
@@ -763,8 +763,8 @@ impl CudaAccelerator {
 
 impl Drop for CudaAccelerator {
     fn drop(&mut self) {
-        self.copies = None;
-        if self.query().is_ok() && self.running() == 0 && self.copies_have_ended() {
+        let stopped = self.copies.take().is_none_or(|copies| copies.stop(STOP_TIMEOUT));
+        if stopped && self.query().is_ok() && self.running() == 0 && self.copies_have_ended() {
             return;
         }
         // Freeing anything would wait for the blocks and copies, and they may write to the region as long as they run.
