@@ -146,6 +146,8 @@ impl<H: Hooks> Batch<H> {
             Verdict::Reply => {
                 self.messages += 1;
                 self.bytes += len as u64;
+                // The endpoint counts the reply before the batch ends.
+                self.count_now(turn);
                 return Admitted::Answered;
             }
         };
@@ -173,14 +175,18 @@ impl<H: Hooks> Batch<H> {
     pub(crate) fn refuse<N: Nic>(&mut self, turn: &Turn<N>, bytes: u64, reason: DropReason) {
         self.messages += 1;
         self.bytes += bytes;
-        let share = &turn.services[self.service];
-        // Nobody may see more drops than requests.
+        self.count_now(turn);
+        turn.services[self.service].count_lost(reason, 1);
+    }
+
+    /// Counts the messages so far before the end of one is counted: no snapshot may show more ends than requests.
+    #[inline(always)]
+    fn count_now<N: Nic>(&mut self, turn: &Turn<N>) {
         if !mutants::on("count_received_last") {
             let messages = std::mem::take(&mut self.messages);
-            Self::count(share, self.handed_over, messages);
+            Self::count(&turn.services[self.service], self.handed_over, messages);
             self.counted += messages;
         }
-        share.count_lost(reason, 1);
     }
 
     #[inline(always)]

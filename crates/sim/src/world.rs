@@ -17,7 +17,7 @@ use engine::metrics::{Metrics, ServiceMetrics, ServiceSnapshot};
 use engine::stages::ObservationSnapshot;
 use engine::topology::{Replies, Topology};
 use engine::{
-    Attachment, BlockEnds, Chain, ControlMessage, Fabric, ServiceInstall, Switch, Worker,
+    Attachment, BlockEnds, Chain, ControlMessage, Fabric, ServiceInstall, ShmClient, Switch, Worker,
 };
 use mqueue::abi::RingEntry;
 use mqueue::{HeapMapping, MappedMemory, Region, Words};
@@ -531,6 +531,12 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         let slot = *self.slots[service].last().expect("every service has a slot");
         let (former, _) = mpsc::channel();
         self.fabric.post(worker as u16, ControlMessage::Chain(slot, chain, former));
+    }
+
+    /// A worker gets a shared-memory client at its next turn.
+    pub fn attach_shm_client(&self, client: ShmClient) {
+        let worker = self.fabric.assign_shm_client();
+        self.fabric.post(worker, ControlMessage::ShmAttached(Box::new(client)));
     }
 
     /// A worker stops accepting, from its next turn on.

@@ -5,11 +5,15 @@ mod scene;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use engine::topology::Dispatch;
-use engine::{Chain, Verdict};
+use engine::metrics::ServiceMetrics;
+use engine::topology::{Dispatch, Replies};
+use engine::{Chain, ShmClient, ShmPeer, Verdict};
+use mqueue::abi::kind;
+use mqueue::memory::Ordering as Order;
+use mqueue::{Head, HeapMapping, MappedMemory, Memory, Region};
 use scene::{Scene, request, script};
 use sim::accelerator::Behaviour;
-use sim::message::{Body, decode_request, reply_payload};
+use sim::message::{Body, Flavor, decode_request, reply_payload, request_payload};
 use wire::DropReason;
 use wire::framing::Framing;
 
@@ -149,4 +153,108 @@ fn a_request_that_waits_for_credit_is_seen_once() {
     }
     scene.wait_ms(60);
     assert_eq!((scene.replied(), chain.seen()), (12, (12, 12)));
+}
+
+/// Answers every request, and compares the counters when it sees one.
+struct Audits {
+    metrics: Arc<ServiceMetrics>,
+    seen: Arc<AtomicU64>,
+    /// Times that more requests had ended than were received.
+    wrong: Arc<AtomicU64>,
+}
+
+impl Chain for Audits {
+    fn request(&mut self, _: &[u8], _: &mut Vec<u8>) -> Verdict {
+        let counted = self.metrics.snapshot();
+        let ended = counted.replied + counted.consumed + counted.dropped_requests();
+        self.seen.fetch_add(1, Ordering::Relaxed);
+        self.wrong.fetch_add(u64::from(ended > counted.received), Ordering::Relaxed);
+        Verdict::Reply
+    }
+
+    fn reply(&mut self, _: &[u8], _: &mut Vec<u8>) -> Verdict {
+        Verdict::Pass
+    }
+}
+
+#[test]
+fn what_a_chain_answers_is_received_before_it_ends() {
+    let mut script = script(FRAMING);
+    script.service().replies = Replies::None;
+    let mut scene = script.play();
+    let (seen, wrong) = (Arc::default(), Arc::default());
+    let metrics = scene.world.metrics.services()[0].clone();
+    let audits = Audits { metrics, seen: Arc::clone(&seen), wrong: Arc::clone(&wrong) };
+    scene.world.set_chain(0, 0, Some(Box::new(audits)));
+    scene.run(1);
+    scene.ask_often(16, request(0));
+    let caller = scene.connect();
+    for sequence in 0..16 {
+        scene.call(caller, request(sequence));
+    }
+    scene.run(50);
+    assert_eq!(seen.load(Ordering::Relaxed), 32);
+    assert_eq!(wrong.load(Ordering::Relaxed), 0, "ended before they were received");
+}
+
+/// The engine's handle to a client that polls.
+struct Polls;
+
+impl ShmPeer for Polls {
+    fn wake(&self) {}
+}
+
+/// Replaces bytes wherever they stand in a region.
+fn rewrite(memory: &MappedMemory, old: &[u8], new: &[u8]) {
+    let words = (0..memory.len_bytes()).step_by(8);
+    let load = |at| memory.load(at, Order::Relaxed).to_le_bytes();
+    let mut bytes: Vec<u8> = words.clone().flat_map(load).collect();
+    let found = bytes.windows(old.len()).position(|window| window == old);
+    let at = found.expect("the request is in the region");
+    bytes[at..at + new.len()].copy_from_slice(new);
+    for (at, word) in words.zip(bytes.chunks(8)) {
+        let word = u64::from_le_bytes(word.try_into().unwrap());
+        if memory.load(at, Order::Relaxed) != word {
+            memory.store(at, word, Order::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn a_shared_memory_client_cannot_rewrite_what_the_chain_has_passed() {
+    let mut script = script(FRAMING);
+    script.service().memory_ports.push("/run/memory".into());
+    let late = (2 * scene::MS, 2 * scene::MS);
+    *script.behaviour() = Behaviour { remote: true, delay_ns: late, ..Behaviour::default() };
+    let mut scene = script.play();
+    let chain = Decides { passes: 100, drops: 200, ..Decides::default() };
+    chain.attach(&mut scene);
+    let plan = scene.world.topology().services[0].client_region_plan(4);
+    let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
+    let mut near = Region::format(memory.clone(), &plan).unwrap();
+    let (replies, requests) = near.engine_ends(0);
+    let (_, mut ring) = Region::join(memory.clone()).unwrap().accelerator_ends(0);
+    let (words, peer) = (near.words(), Box::new(Polls));
+    scene.world.attach_shm_client(ShmClient {
+        id: 7,
+        service: 0,
+        depth: 4,
+        replies,
+        requests,
+        words,
+        peer,
+    });
+    // These take the four slots.
+    scene.ask_times(4, request(0));
+    scene.run(3);
+    assert_eq!(scene.world.under_way(0), 4);
+    let payload = |sequence| request_payload(FRAMING, &request(sequence), Flavor::Plain);
+    let head = Head { tag: 1, kind: kind::MESSAGE, ..Head::default() };
+    ring.push(head, &payload(1)).unwrap();
+    ring.publish();
+    scene.run(3);
+    assert_eq!((scene.world.under_way(0), chain.seen().0 > 4), (4, true), "it passed, and waits");
+    rewrite(&memory, &payload(1), &payload(150));
+    scene.wait_ms(10);
+    assert_eq!((scene.replied(), scene.dropped(DropReason::BadLength)), (4, 1));
 }

@@ -1,12 +1,13 @@
 //! Functions on the path of a service's messages: the seam that a chain of them is attached to.
 //!
 //! Each worker has a chain of its own for a service, or none. A chain sees a request once, on the worker that received it, before it is
-//! dispatched; and a reply once, on the worker that owns the mqueue, before it is delivered. A request that waits for credit after the
-//! chain has let it pass is not shown again. Without a chain the cost is one branch a batch: admission is compiled twice.
+//! dispatched; and a reply once, on the worker that owns the mqueue, before it is delivered. A request on a stream that waits for credit
+//! after the chain has let it pass is not shown again. One that waits in a shared-memory ring is: its client may have rewritten it
+//! meanwhile. Without a chain the cost is one branch a batch: admission is compiled twice.
 
 use std::collections::HashMap;
 
-use wire::session::{Origin, ReplyTo};
+use wire::session::{EndpointKind, Origin, ReplyTo};
 use wire::{DropReason, DropScope};
 
 use crate::service::arrival::Arrival;
@@ -38,14 +39,15 @@ impl Verdict {
 
 /// Functions on the path, for one service on one worker.
 pub trait Chain: Send {
-    /// A request was received. `reply` is empty.
+    /// A request was received. `reply` is empty. A request of a shared-memory client that finds no credit is shown again when it is
+    /// retried.
     fn request(&mut self, request: &[u8], reply: &mut Vec<u8>) -> Verdict;
 
     /// A reply is about to be delivered. `other` is empty.
     fn reply(&mut self, reply: &[u8], other: &mut Vec<u8>) -> Verdict;
 }
 
-/// Requests that wait for credit after the chain has let them pass.
+/// Requests on streams that wait for credit after the chain has let them pass.
 const HELD_MAX: usize = 1 << 16;
 
 /// A chain that is attached.
@@ -53,7 +55,7 @@ pub(crate) struct Attached {
     chain: Box<dyn Chain>,
     /// What it has written.
     written: Vec<u8>,
-    /// Requests that wait, and where they were steered.
+    /// Requests on streams that wait, and where they were steered.
     held: HashMap<(ReplyTo, u64), Option<u32>>,
 }
 
@@ -84,7 +86,7 @@ pub(crate) trait Hooks: Sized {
     /// The reply that was written.
     fn written(&self) -> &[u8];
 
-    /// A request that passed, or was steered, waits where it is and comes again.
+    /// A request that passed, or was steered, waits where it is and is retried.
     fn hold(&mut self, arrival: &Arrival, steered: Option<u32>);
 
     /// The batch ends.
@@ -137,7 +139,10 @@ impl Hooks for Box<Attached> {
             // Of clients that have gone, nearly all: one that is left is looked at twice.
             self.held.clear();
         }
-        if let Origin::Client(to) = arrival.origin {
+        // A shared-memory client can rewrite a request that waits in its ring.
+        if let Origin::Client(to) = arrival.origin
+            && to.endpoint != EndpointKind::Shm
+        {
             self.held.insert((to, arrival.number), steered);
         }
     }
