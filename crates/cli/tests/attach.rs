@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::lives::*;
 use common::offers::{Offers, arrival, at_a_false_engine};
 use common::*;
-use mqueue::abi::{ABI_VERSION, kind, reason, stop};
+use mqueue::abi::{ABI_VERSION, kind, reason, ring_kind, stop};
 use mqueue::{Head, MappedMemory, Memory as _, Region, Words};
 use runtime::{self, Device, End, Failure, HostDevice, Job, RuntimeError, Wish};
 use sys::local::LocalListener;
@@ -480,6 +480,27 @@ fn garbage_in_a_region_ends_that_life_only() {
     answers_again(address(&server, 0), 9);
     runtime.stop();
     eventually("it is gone", || !is_up(&server));
+    assert_accounts(&server);
+}
+
+/// Only the supervisor reads these rings, in its probe of the copy agent.
+#[test]
+fn impossible_words_in_a_command_ring_end_that_generation() {
+    let at = path("command-ring");
+    let server = engine_at(&at, 60_000, |_| {});
+    let (fake, place, _) = Fake::come(&at);
+    let memory = &place.region.memory;
+    let region = Region::join(memory.clone()).unwrap();
+    let rings = region.entries().iter().filter(|ring| ring.kind == ring_kind::COMPLETIONS);
+    for ring in rings {
+        for at in (ring.offset..ring.offset + ring.bytes).step_by(8) {
+            memory.store(at, u64::MAX, mqueue::memory::Ordering::Relaxed);
+        }
+    }
+    fake.ready(&place);
+    eventually("its generation ends", || server.metrics().runtimes()[0].ended() == 1);
+    assert_eq!(server.metrics().runtimes()[0].last_end(), "ring_corrupt");
+    assert!(fake.is_closed());
     assert_accounts(&server);
 }
 

@@ -1,10 +1,11 @@
 //! Checks whether a runtime's copy agent answers: once per generation, a few bytes are copied to the accelerator's buffer and back.
 //!
-//! A runtime without a copy agent (a program that attaches with an accelerator of its own) can still serve.
+//! A runtime without a copy agent (a program that attaches with an accelerator of its own) can still serve. One that writes
+//! impossible words into its command rings cannot: its generation ends.
 
 use std::time::{Duration, Instant};
 
-use engine::commands::{Command, CommandRings, Commands, Completion, Outcome};
+use engine::commands::{Command, CommandRings, Commands, Completion, Outcome, SubmitError};
 use engine::metrics::RuntimeMetrics;
 use mqueue::command::{Copy, Direction};
 use mqueue::{MappedMemory, Memory};
@@ -33,6 +34,16 @@ enum Step {
     Idle,
     ToBuffer,
     FromBuffer,
+    /// The ring did not take a copy.
+    NotSubmitted(SubmitError),
+}
+
+/// Why no copy was made there and back.
+enum Failed {
+    /// The command rings contain impossible words.
+    Corrupt,
+    /// Another cause, which costs only the copy agent.
+    NoAgent(&'static str),
 }
 
 impl CopyProbe {
@@ -48,22 +59,34 @@ impl CopyProbe {
         self.submit(Step::ToBuffer, Direction::ToBuffer, 0);
     }
 
-    /// Polls for completions, and reports the result when the probe has ended.
-    pub(super) fn check(&mut self, metrics: &RuntimeMetrics, generation: u64) {
-        let Some(result) = self.poll() else { return };
+    /// Polls for completions, and reports the result when the probe has ended. Returns false if the command rings contain
+    /// impossible words.
+    pub(super) fn check(&mut self, metrics: &RuntimeMetrics, generation: u64) -> bool {
+        let Some(result) = self.poll() else { return true };
         let RuntimeMetrics { service, accelerator, .. } = metrics;
         match result {
             Ok(()) => metrics.copy_agent_answers(generation),
-            Err(why) => {
+            Err(Failed::Corrupt) => return false,
+            Err(Failed::NoAgent(why)) => {
                 tracing::info!(service, accelerator, generation, "no copy agent answers: {why}");
             }
         }
+        true
     }
 
     /// Polls for completions. Returns the result once, when the probe has ended.
-    fn poll(&mut self) -> Option<Result<(), &'static str>> {
-        if self.step == Step::Idle {
-            return None;
+    fn poll(&mut self) -> Option<Result<(), Failed>> {
+        let no_agent = |why| Err(Failed::NoAgent(why));
+        match self.step {
+            Step::Idle => return None,
+            Step::NotSubmitted(error) => {
+                self.step = Step::Idle;
+                return Some(match error {
+                    SubmitError::Unusable => Err(Failed::Corrupt),
+                    SubmitError::Full => no_agent("its command ring is full"),
+                });
+            }
+            Step::ToBuffer | Step::FromBuffer => {}
         }
         let mut done = Vec::new();
         self.rings.poll(self.now_ns(), &mut done, 1);
@@ -74,11 +97,12 @@ impl CopyProbe {
         }
         self.step = Step::Idle;
         Some(match outcome {
-            Outcome::Done => self.compare(),
-            Outcome::Timeout => Err("it did not complete a copy in time"),
-            Outcome::Lost => Err("it wrote impossible words into its command ring"),
-            Outcome::Range | Outcome::Unknown => Err("it refused a copy"),
-            Outcome::Failed => Err("a copy failed"),
+            Outcome::Done if self.came_back() => Ok(()),
+            Outcome::Done => no_agent("a copy came back changed"),
+            Outcome::Timeout => no_agent("it did not complete a copy in time"),
+            Outcome::Lost => Err(Failed::Corrupt),
+            Outcome::Range | Outcome::Unknown => no_agent("it refused a copy"),
+            Outcome::Failed => no_agent("a copy failed"),
         })
     }
 
@@ -86,15 +110,14 @@ impl CopyProbe {
         let bytes = PROBE_BYTES as u64;
         let copy = Copy { direction, window_offset, buffer: 0, buffer_offset: 0, bytes };
         let deadline_ns = self.now_ns() + TIMEOUT.as_nanos() as u64;
-        // If the ring cannot be used, only the probe ends.
         let submitted = self.rings.submit(0, &Command::Copy(copy), deadline_ns);
-        self.step = if submitted.is_ok() { step } else { Step::Idle };
+        self.step = submitted.map_or_else(Step::NotSubmitted, |_| step);
     }
 
-    fn compare(&self) -> Result<(), &'static str> {
+    fn came_back(&self) -> bool {
         let mut back = [0; PROBE_BYTES];
         self.memory.copy_out(self.window + PROBE_BYTES as u64, &mut back);
-        if back == pattern() { Ok(()) } else { Err("a copy came back changed") }
+        back == pattern()
     }
 
     fn now_ns(&self) -> u64 {

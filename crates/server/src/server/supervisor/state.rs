@@ -228,10 +228,10 @@ impl SupervisorState {
             }
             State::Serving { monitor, .. } => {
                 let Some(region) = &mut runtime.region else { return };
-                if let Some(probe) = &mut region.probe {
-                    probe.check(&runtime.spec.metrics, region.generation);
-                }
-                if region.link.condemned() {
+                let metrics = &runtime.spec.metrics;
+                let probe = region.probe.as_mut();
+                let intact = probe.is_none_or(|probe| probe.check(metrics, region.generation));
+                if !intact || region.link.condemned() {
                     EndCause::lost("ring_corrupt", "it wrote impossible words into its region")
                 } else if monitor.lost(region.words.accelerator_heartbeat()) {
                     let ms = runtime.spec.launch().1.as_millis();
