@@ -144,7 +144,7 @@ impl<N: Nic> Turn<N> {
     ) -> Option<Box<dyn Chain>> {
         let share = self.services.get_mut(usize::from(slot));
         let Some(share) = share.filter(|share| !share.is_vacant()) else { return chain };
-        let chain = chain.map(|chain| Box::new(Attached::new(chain)));
+        let chain = chain.map(|chain| Box::new(Attached::new(chain, share.max_reply_bytes)));
         std::mem::replace(&mut share.chain, chain).map(|former| former.detach())
     }
 

@@ -38,7 +38,7 @@ use crate::metrics::ServiceCounters;
 use crate::service::ends::MqueueEnds;
 use crate::topology::{Backend, Sockets};
 
-/// Streams are named when their service is seated.
+/// Streams get their keys when their service is installed.
 const NO_KEY: StreamKey = StreamKey::MAX;
 
 /// One client mqueue of this worker.

@@ -72,7 +72,7 @@ impl Message for Shown<'_> {
         let bytes = &mut self.scratch[..self.header.len as usize];
         if !self.copied {
             let arrived = self.ring.copy_out(&self.header, bytes);
-            debug_assert!(arrived, "doorbell rings pause whole messages");
+            debug_assert!(arrived, "doorbell rings hold whole messages");
             self.copied = true;
         }
         bytes

@@ -60,8 +60,11 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
-    pub(crate) fn new(chain: Box<dyn Chain>) -> Self {
-        Self { chain, written: Vec::new(), held: HashMap::new() }
+    /// Replies have at most `reply_bytes`.
+    pub(crate) fn new(chain: Box<dyn Chain>, reply_bytes: usize) -> Self {
+        // Nothing grows later: a map that is at most half full reuses the places of removed entries.
+        let held = HashMap::with_capacity(2 * HELD_MAX);
+        Self { chain, written: Vec::with_capacity(reply_bytes), held }
     }
 
     pub(crate) fn detach(self) -> Box<dyn Chain> {

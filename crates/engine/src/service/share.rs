@@ -377,7 +377,7 @@ impl ServiceShare {
         self.mqueues[mqueue as usize].tx.hint()
     }
 
-    /// The same of the next [`LOOKS`] that [`Self::drive`] found touched. Heads lie densely, and an accelerator that
+    /// The same of the next [`HEADS_READ`] that [`Self::drive`] found touched. Heads lie densely, and an accelerator that
     /// writes one of a line takes the line away: read one by one between messages, each would be a miss.
     #[inline]
     pub(crate) fn read_heads(&self, drive: usize, first: usize) -> [u64; HEADS_READ] {
