@@ -3,7 +3,7 @@
 //! Only the credit hints and the wake-up of a sleeping worker are on the way of a message, and only with several workers.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use mqueue::ParkWord;
@@ -24,6 +24,18 @@ struct WorkerCell {
     parked: ParkWord,
     wake: Box<dyn Fn() + Send + Sync>,
     connections: AtomicUsize,
+    /// Its thread has ended, perhaps in a panic: it gets no more work.
+    ended: AtomicBool,
+}
+
+impl WorkerCell {
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
 }
 
 impl Shared {
@@ -34,6 +46,7 @@ impl Shared {
             parked: ParkWord::default(),
             wake,
             connections: AtomicUsize::new(0),
+            ended: AtomicBool::new(false),
         };
         Self {
             workers: wakers.into_iter().map(cell).collect(),
@@ -97,15 +110,21 @@ impl Shared {
         self.credit[worker * self.services + service].load(Ordering::Relaxed)
     }
 
+    /// A worker has ended: it shows no credit, and gets no connections. Those that it had no longer count.
+    pub(crate) fn end_worker(&self, worker: u16) {
+        self.workers[usize::from(worker)].ended.store(true, Ordering::Relaxed);
+        (0..self.services).for_each(|service| self.publish_credit(worker, service as u16, 0));
+    }
+
     /// Open connections of the whole engine, shared-memory clients among them.
     pub fn connections(&self) -> usize {
-        self.workers.iter().map(|s| s.connections.load(Ordering::Relaxed)).sum()
+        self.workers.iter().filter(|w| !w.has_ended()).map(WorkerCell::connections).sum()
     }
 
     /// The worker with the fewest connections, `own` if it is among them; the connection is counted.
     pub(crate) fn assign_connection(&self, own: u16) -> u16 {
-        let count = |w: usize| self.workers[w].connections.load(Ordering::Relaxed);
-        let least = (0..self.workers()).min_by_key(|w| (count(*w), *w != own as usize));
+        let serving = (0..self.workers()).filter(|w| !self.workers[*w].has_ended());
+        let least = serving.min_by_key(|w| (self.workers[*w].connections(), *w != own as usize));
         let worker = least.unwrap_or(own as usize);
         self.workers[worker].connections.fetch_add(1, Ordering::Relaxed);
         worker as u16
@@ -149,5 +168,22 @@ impl Shared {
     /// Whether every draining worker has nothing left to answer.
     pub fn all_settled(&self) -> bool {
         self.settled.load(Ordering::Relaxed) == self.workers()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ended_worker_attracts_no_work() {
+        let wakers = (0..2).map(|_| Box::new(|| ()) as Box<dyn Fn() + Send + Sync>).collect();
+        let shared = Shared::new(wakers, 2);
+        assert_eq!([shared.assign_connection(0), shared.assign_connection(0)], [0, 1]);
+        (0..2).for_each(|service| shared.publish_credit(1, service, 9));
+        shared.end_worker(1);
+        assert_eq!((0..2).map(|service| shared.credit_of(1, service)).sum::<u32>(), 0);
+        assert_eq!(shared.connections(), 1, "those of the ended worker are closed");
+        assert_eq!([shared.assign_connection(0), shared.assign_shm_client()], [0, 0]);
     }
 }

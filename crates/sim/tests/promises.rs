@@ -560,3 +560,34 @@ fn a_sleeping_worker_has_published_its_credit() {
     live(&mut scene, 8);
     assert_eq!((scene.replied(), scene.dropped(DropReason::NoCredit)), (2, 1));
 }
+
+/// As after a panic of its thread: the others take what it would have got.
+#[test]
+fn a_worker_that_ended_attracts_no_work() {
+    let mut script = script(Framing::LengthU16);
+    script.setup.topology.engine.workers = 2;
+    script.service().mqueues = 2;
+    let never = (3_600_000 * MS, 3_600_000 * MS);
+    *script.behaviour() = Behaviour { remote: true, delay_ns: never, ..Behaviour::default() };
+    let mut scene = script.play();
+    live(&mut scene, 3);
+    let left = scene.connect_to(0);
+    scene.call(left, request(0));
+    live(&mut scene, 3);
+    drop(scene.world.workers.pop());
+    live(&mut scene, 3);
+    // The connections are not given to it, though it had fewest.
+    for _ in 0..2 {
+        let caller = scene.connect_to(0);
+        scene.call(caller, request(0));
+    }
+    live(&mut scene, 3);
+    let counted = scene.world.metrics.service(0);
+    assert_eq!((counted.received, counted.accepted, counted.handed_out), (3, 3, 0));
+    // Nor is what finds no credit.
+    scene.ask_times(4, request(0));
+    live(&mut scene, 3);
+    let counted = scene.world.metrics.service(0);
+    assert_eq!((counted.accepted, counted.handed_out), (4, 0));
+    assert_eq!(scene.dropped(DropReason::NoCredit), 3);
+}

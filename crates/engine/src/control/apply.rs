@@ -60,6 +60,8 @@ impl<N: Nic> Worker<N> {
 
 impl<N: Nic> Drop for Worker<N> {
     fn drop(&mut self) {
+        // Also in a panic: the other workers go on without it.
+        self.fabric.end_worker(self.turn.index);
         self.fabric.mailbox(self.turn.index).close();
     }
 }
