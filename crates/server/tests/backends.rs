@@ -304,7 +304,7 @@ fn an_answer_under_another_key_reaches_nobody() {
             let mut refused = 0;
             for (n, client) in clients.iter().enumerate() {
                 let mut reply = [0; 4096];
-                let len = client.recv(&mut reply).expect("an answer in time");
+                let len = receive(client, &mut reply).expect("an answer in time");
                 match reply[0] {
                     status::PROTOCOL => refused += 1,
                     _ => assert_eq!(&reply[..len], [&[status::OK], &*value_of(&key(n))].concat()),
@@ -338,7 +338,7 @@ fn a_connection_for_each_request_has_nobody_elses_answers() {
         }
         for (n, client) in clients.iter().enumerate() {
             let mut reply = [0; 4096];
-            let len = client.recv(&mut reply).expect("an answer in time");
+            let len = receive(client, &mut reply).expect("an answer in time");
             let expected = value_of(&format!("key-{round}-{n}"));
             assert_eq!((reply[0], &reply[1..len]), (status::OK, &expected[..]));
         }
@@ -418,7 +418,7 @@ fn many_blocks_share_few_places_and_every_answer_finds_its_own() {
             }
             for (i, client) in clients.iter().enumerate() {
                 let mut reply = [0; 4096];
-                let len = client.recv(&mut reply).expect("an answer in time");
+                let len = receive(client, &mut reply).expect("an answer in time");
                 let expected = value_of(&format!("key-{round}-{i}"));
                 assert_eq!((reply[0], &reply[1..len]), (status::OK, &expected[..]));
             }
@@ -506,7 +506,7 @@ fn a_service_can_be_the_backend_of_another() {
             }
             for (i, client) in clients.iter().enumerate() {
                 let mut reply = [0; 100];
-                let len = client.recv(&mut reply).expect("an answer in time");
+                let len = receive(client, &mut reply).expect("an answer in time");
                 assert_eq!((reply[0], &reply[1..len]), (status::OK, &message(i)[..]), "{framing}");
             }
         }

@@ -303,7 +303,8 @@ fn late_answers_of_a_stopped_memcached_are_nobody_elses() {
         bystander_is_well(&server);
         let mut reply = [0; 9];
         for client in &clients {
-            let len = client.recv(&mut reply).expect("a verdict although the database is silent");
+            let len =
+                receive(client, &mut reply).expect("a verdict although the database is silent");
             assert_eq!(verdict(&reply[..len]).0, UNAVAILABLE);
         }
         let timeouts = server.metrics().service(0).backend_timeouts;

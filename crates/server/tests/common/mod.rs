@@ -4,6 +4,7 @@
 pub(crate) mod change;
 pub(crate) mod crowd;
 pub(crate) mod faces;
+mod receive;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -17,6 +18,7 @@ use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, STACK_KIB, Service,
     Topology,
 };
+pub(crate) use receive::receive;
 use server::Server;
 use wire::DropReason;
 use wire::framing::Framing;
@@ -77,7 +79,7 @@ pub(crate) fn udp_client(server: SocketAddr) -> UdpSocket {
 pub(crate) fn ask(socket: &UdpSocket, message: &[u8]) -> Vec<u8> {
     socket.send(message).unwrap();
     let mut reply = vec![0; 65_536];
-    let len = socket.recv(&mut reply).expect("a reply in time");
+    let len = receive(socket, &mut reply).expect("a reply in time");
     reply.truncate(len);
     reply
 }

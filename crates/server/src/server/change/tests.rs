@@ -8,7 +8,11 @@ use engine::topology::{
 };
 use wire::nic::Transport;
 
+use self::receive::{ask_again, receive};
 use super::*;
+
+#[path = "../../../tests/common/receive.rs"]
+mod receive;
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -25,9 +29,11 @@ fn client(server: &Server, service: usize) -> UdpSocket {
 }
 
 fn ask(server: &Server, service: usize) {
-    let client = client(server, service);
-    client.send(b"are you there?").unwrap();
-    assert_eq!(client.recv(&mut [0; 64]).expect("it is answered"), 14);
+    let reply = ask_again(&client(server, service), b"are you there?", LONG);
+    let reply = reply.unwrap_or_else(|error| {
+        panic!("no reply ({error}): {:?}", server.metrics().service(service))
+    });
+    assert_eq!(reply.len(), 14);
 }
 
 /// A server of one worker that is inside the kernel of its second service for a while, and does not wait for it.
@@ -113,7 +119,7 @@ fn what_a_held_up_worker_was_to_seat_is_told_and_given_to_nobody_else() {
     assert!(matches!(error, ChangeError::Stuck(_)), "{error}");
     assert_eq!(server.topology().services.len(), 2, "nothing has changed");
     assert_eq!(*server.metrics().left_behind(), ["b".to_owned()]);
-    assert_eq!(slow.recv(&mut [0; 64]).expect("the kernel comes back"), 10);
+    assert_eq!(receive(&slow, &mut [0; 64]).expect("the kernel comes back"), 10);
     let leaked = &server.leaked[0];
     assert_eq!((server.leaked.len(), leaked.ports.len()), (1, 1));
     next_one_comes(&mut server);
