@@ -73,7 +73,7 @@ pub struct ServiceSample {
     pub outstanding: f64,
     /// Requests under way on an mqueue: on average, and on the deepest.
     pub depth: (f64, f64),
-    /// Its requests wait until its runtime has begun anew.
+    /// Its requests wait until its runtime has restarted.
     pub held: bool,
     /// The stages of a request's way, and the total.
     pub stages: Vec<StageTimes>,

@@ -31,7 +31,7 @@ pub trait Blocks: Send {
         false
     }
 
-    /// Whether somebody runs the blocks. If not, requests find no accelerator until the worker is told
+    /// Whether the blocks run. If not, requests find no accelerator until the worker is notified
     /// that their generation began; see [`crate::RuntimeEvent`].
     fn present(&self) -> bool {
         true

@@ -1,4 +1,4 @@
-//! Counters: one writer each (a worker), read by whoever exports them.
+//! Counters: one writer each (a worker), read by the exporter.
 //!
 //! A counter is an atomic that its worker loads, adds to and stores: no read-modify-write, no shared line on the data path
 //! (`mqueue::count`). A snapshot sums the workers. It is not one instant, but it can be relied on: each counter only grows,

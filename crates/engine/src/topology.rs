@@ -1,7 +1,7 @@
 //! What is to run: services, their ports, accelerators and backends, as typed values.
 //!
-//! The `serval` crate makes a [`Topology`] from a configuration file; tests and the simulator write
-//! one directly. [`Topology::check`] refuses what cannot work, naming the field, so that whoever has
+//! The crate `server` makes a [`Topology`] from a configuration file; tests and the simulator write
+//! one directly. [`Topology::check`] refuses what cannot work, naming the field, so that a caller that has
 //! a file can point at the line. Everything later (regions, workers, ports) follows from it.
 
 mod check;

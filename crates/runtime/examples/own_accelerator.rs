@@ -111,7 +111,7 @@ fn serve(
 #[allow(dead_code, reason = "the test of this example has a main of its own")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).ok_or("usage: own_accelerator PATH")?;
-    // Never set: whoever starts this program ends it with a signal.
+    // Never set: a signal ends this program.
     let cancel = AtomicBool::new(false);
     runtime::attach(path.as_ref(), &Wish::default(), &mut Reverser::default(), false, &cancel)?;
     Ok(())

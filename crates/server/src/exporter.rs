@@ -299,7 +299,7 @@ impl Endpoint {
         }
     }
 
-    /// A free place; if there is none, that of whoever has been asking (or reading) for longest.
+    /// A free place; if there is none, that of the connection that has been asking (or reading) for longest.
     fn free_key(&mut self) -> usize {
         if let Some(free) = self.connections.iter().position(Option::is_none) {
             return free;

@@ -105,7 +105,7 @@ impl Hello {
 
     /// Reads one of this version.
     pub fn decode(bytes: &[u8]) -> Result<Self, HandshakeError> {
-        // A later version may be longer; it is told its version is not this one.
+        // A later version may be longer; it is refused by its version.
         if !begins(bytes, HELLO_BYTES) {
             return Err(HandshakeError::Foreign);
         }

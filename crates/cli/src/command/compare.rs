@@ -20,7 +20,7 @@ use bench::compare::{Cores, Schedule, SideError, measure, measure_suite};
 
 pub(super) const HELP: &str = "\
 Measures two servers side by side: interleaved pairs, who is first alternates, each server pinned to
-the same core and started anew for every measurement, the client on the other core. The result is
+the same core and restarted for every measurement, the client on the other core. The result is
 the median of the pairs' ratios and the interval in which it lies (95 % or more, exact). A ratio
 above 1 means that A is better, for rates and for latencies alike. Pairs during which the machine
 itself got faster or slower, or its cores moved apart, are discarded and repeated.

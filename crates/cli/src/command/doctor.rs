@@ -116,7 +116,7 @@ fn text(screen: &Screen, found: &[Capability], paths: &[ServicePath]) -> String 
         (count(State::Available), count(State::Degraded), count(State::Off));
     let _ = writeln!(
         out,
-        "\n  {available} available, {degraded} degraded, {off} off. Serval runs with what there is."
+        "\n  {available} available, {degraded} degraded, {off} off. Serval uses what is available."
     );
     for path in paths {
         let _ = writeln!(out, "\n{}\n  {}", screen.paint(Tone::Bold, &path.service), path.line());

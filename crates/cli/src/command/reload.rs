@@ -16,7 +16,7 @@ use server::control::protocol::{ANSWER_BYTES_MAX, Request, read_answer};
 
 pub(super) const HELP: &str = "\
 Services are added, removed and changed without losing a message of the others, but for those of the
-same tenant on the same GPU: they begin anew together. A file with a mistake, or with a key that
+same tenant on the same GPU: they restart together. A file with a mistake, or with a key that
 cannot change while the engine runs, changes nothing and says why. Without an argument the one
 server that this user runs is asked through its control socket (as root: the one of any user); with
 several, name one. With --pid a server gets SIGHUP, and its log tells the outcome.

@@ -346,7 +346,7 @@ impl Backends {
         let mut pushed = entry.rx.push(head, payload);
         if pushed == Err(LoanError::TooLong) {
             self.counters.drop_one(DropReason::BackendTooLong);
-            // The block is told all the same: it waits for exactly one answer.
+            // The block is notified as well: it waits for exactly one answer.
             pushed = entry.rx.push(Head { status: status::TOO_LONG, ..head }, &[]);
         }
         // There is room for every answer, unless the block has broken the ring.

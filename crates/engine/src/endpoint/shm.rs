@@ -162,7 +162,7 @@ impl ShmClients {
         index as u32
     }
 
-    /// Frees an entry; whoever still names it by its generation finds nobody.
+    /// Frees an entry; a reply that names the old generation finds no client.
     fn remove(&mut self, index: u32) -> Option<Box<ActiveClient>> {
         let entry = &mut self.entries[index as usize];
         entry.generation = entry.generation.wrapping_add(1);

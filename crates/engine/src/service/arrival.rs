@@ -22,11 +22,11 @@ pub(crate) struct Arrival {
     pub(crate) target: Option<u32>,
 }
 
-/// The bytes of a message on its way in, wherever they are: whoever takes it copies them once.
+/// The bytes of an incoming message, in any memory: they are copied once.
 pub(crate) trait Message {
     fn len(&self) -> usize;
 
-    /// For whoever looks at them; what is taken afterwards is what was looked at.
+    /// For inspection; the bytes taken afterwards are those inspected.
     fn bytes(&mut self) -> &[u8];
 
     /// Copies them into a ring.

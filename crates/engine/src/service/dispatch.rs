@@ -5,7 +5,7 @@
 //! block's mqueue; within one worker a service's mqueues are numbered again, densely, in global order
 //! ([`Owner`]).
 //!
-//! A worker prefers its own mqueues. The hash policies name one mqueue, whoever owns it: a key always
+//! A worker prefers its own mqueues. The hash policies name one mqueue, of any worker: a key always
 //! meets the same one. The others hand a request over only when every mqueue of their own is out of
 //! credit.
 

@@ -200,7 +200,7 @@ impl ServiceShare {
     }
 
     /// Writes a request into an mqueue's RX ring. The caller counts what becomes of it.
-    // Always inline: what an arrival says then goes to where it stays, not through memory to whoever puts it there.
+    // Always inline: what an arrival says then goes to where it stays, not through memory.
     #[inline(always)]
     pub(crate) fn accept(
         &mut self,

@@ -8,7 +8,7 @@ use super::*;
 pub struct TopologyError {
     /// The part, for people: `service "digits"`.
     pub place: String,
-    /// Index path for whoever has a file: (table, index, sub-index).
+    /// Index path for callers that have a file: (table, index, sub-index).
     pub path: (&'static str, usize, Option<usize>),
     /// The field's name in the configuration.
     pub field: &'static str,

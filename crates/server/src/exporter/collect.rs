@@ -73,7 +73,7 @@ const WORKER_STATES: &[WorkerState] = &[
     ("idle", |w| w.idle_ns.value()),
     ("asleep", |w| w.sleep_ns.value()),
 ];
-/// What is told of an accelerator whose blocks run elsewhere: name, help, kind, value.
+/// What is exported about an accelerator whose blocks run elsewhere: name, help, kind, value.
 type RuntimeMetric = (&'static str, &'static str, MetricType, fn(&RuntimeMetrics) -> u64);
 
 const LIVES: &[RuntimeMetric] = &[

@@ -9,7 +9,7 @@
 //!
 //! *Ports change with services.* The thread pauses while the workers switch ([`ShmAcceptor::pause`]), so that every
 //! accepted client is known either to stay or to depart. A departing client reads in its region that no more requests
-//! are taken, gets its outcomes, and is told the reason.
+//! are taken, gets its outcomes, and reads the reason.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};

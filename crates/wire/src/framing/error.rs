@@ -1,4 +1,4 @@
-//! What can be wrong with bytes, payloads, sizes and names, and what a client is told.
+//! What can be wrong with bytes, payloads, sizes and names, and what a client gets.
 
 use super::Framing;
 use crate::drop_reason::DropReason;

@@ -338,7 +338,7 @@ impl Backends {
         }
     }
 
-    /// A backend connection ended: everybody who waits on it is told. The first request in line gets
+    /// A backend connection ended: every block that waits on it is notified. The first request in line gets
     /// `first`, those behind it `CLOSED`; all of them `PROTOCOL` if that is `first`, and `REFUSED` if the
     /// connection never was up.
     pub(crate) fn fail_backend<N: Nic>(
@@ -354,7 +354,7 @@ impl Backends {
             return;
         }
         let was_up = connection.state == ConnectionState::Up;
-        // Whoever serves may end a connection that idles, or that nobody can read on: the next request opens another.
+        // A server may end a connection that idles or is not read: the next request opens another.
         let serves = was_up && (connection.served || first == status::TOO_LONG);
         nic.close(connection.key, Close::Reset);
         connection.reset_buffers();

@@ -282,7 +282,7 @@ impl Outbound {
         pushed
     }
 
-    /// A request that another worker's client sent was lost, and counted: that worker is told, now or when there is room.
+    /// A request that another worker's client sent was lost, and counted: that worker is notified, now or when there is room.
     pub(crate) fn report_loss(&mut self, worker: u16, envelope: Envelope, reason: DropReason) {
         if self.reply(worker, &envelope, Err(reason)).is_err() {
             self.losses.push((worker, envelope, reason));
@@ -314,7 +314,7 @@ impl Outbound {
             || self.links.iter_mut().any(|links| links.iter_mut().enumerate().any(waits))
     }
 
-    /// Shows the others what there is for them.
+    /// Publishes what was written for the other workers.
     #[inline]
     pub(crate) fn publish(&mut self, wake: impl Fn(u16)) {
         if self.links.len() == 1 {

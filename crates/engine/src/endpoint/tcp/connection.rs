@@ -660,7 +660,7 @@ mod tests {
         for _ in 0..4096 {
             let sequence = c.take();
             c.settle(sequence, reply(), &mut pool);
-            // The client reads all but a byte of what there is, so the output never runs empty.
+            // The client reads all available bytes but one, so the output never runs empty.
             let most = c.unsent().len() - 1;
             assert!(c.unsent()[..most].iter().all(|byte| *byte == 7));
             replied += c.sent(most, &mut pool).replies;
